@@ -1,0 +1,45 @@
+/* base.h - the few things every file needs: assertions, failing with a sentence, and memory that a test can refuse. */
+#ifndef KL_BASE_H
+#define KL_BASE_H
+
+#include <stdalign.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "keyline/bytes.h"
+#include "keyline/error.h"
+
+#define KL_CACHE_LINE 64
+
+#define KL_LIKELY(condition)   __builtin_expect(!!(condition), 1)
+#define KL_UNLIKELY(condition) __builtin_expect(!!(condition), 0)
+
+/* The struct of `type` whose member `member` is at `pointer`. */
+#define KL_CONTAINER(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
+
+/* Bad state inside is a bug, and going on would damage data: assertions stay on in release. */
+#define KL_ASSERT(condition)                                                                                           \
+    do {                                                                                                               \
+        if (KL_UNLIKELY(!(condition)))                                                                                 \
+            kl__assert_failed(#condition, __FILE__, __LINE__);                                                         \
+    } while (0)
+
+_Noreturn void kl__assert_failed(const char *condition, const char *file, int line);
+
+/* Records the sentence that kl_error_text() returns to this thread, and returns rc. */
+kl_rc kl__fail(kl_rc rc, const char *format, ...) KL_PRINTF(2, 3);
+
+/* Memory. Each may return NULL, and then has recorded nothing: the caller says kl__fail_memory(). Sizes are checked for
+ * overflow. kl__free(NULL) is fine. */
+void *kl__alloc(size_t size);
+void *kl__alloc_zeroed(size_t count, size_t size);
+void *kl__alloc_aligned(size_t alignment, size_t count, size_t size);
+void kl__free(void *memory);
+kl_rc kl__fail_memory(void);
+
+/* For tests: the n-th allocation from now on, in any thread, fails (1 = the next); 0 lets all succeed again. The number
+ * of allocations since the last call is returned. */
+uint64_t kl__alloc_fail_at(uint64_t n);
+
+#endif

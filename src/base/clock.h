@@ -1,0 +1,31 @@
+/* clock.h - the one way to ask for the time, so that a test can give its own.
+ *
+ * Time is passed in below the executor; only the layers that own threads hold a kl_clock. */
+#ifndef KL_CLOCK_H
+#define KL_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+#define KL_NEVER INT64_MAX
+
+typedef struct kl_clock {
+    int64_t (*now_ns)(void *ctx);
+    void *ctx;
+} kl_clock;
+
+static inline int64_t kl__monotonic_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static inline int64_t kl__wall_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
+#endif

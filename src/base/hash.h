@@ -1,0 +1,22 @@
+/* hash.h - XXH64 with a seed per level, so that partition, shard and lane of a key are independent of one another. */
+#ifndef KL_HASH_H
+#define KL_HASH_H
+
+#include <stdint.h>
+
+#include "keyline/bytes.h"
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+enum { KL_SEED_PARTITION = 1, KL_SEED_SHARD = 2, KL_SEED_LANE = 3 };
+
+static inline uint64_t kl__hash(kl_bytes key, uint64_t seed) { return XXH64(key.data, key.len, seed); }
+
+/* Maps a hash evenly onto [0, count): the high 64 bits of hash * count. Uses the hash's high bits. */
+static inline uint32_t kl__hash_scale(uint64_t hash, uint32_t count)
+{
+    return (uint32_t)(((unsigned __int128)hash * count) >> 64);
+}
+
+#endif
