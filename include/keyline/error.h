@@ -12,10 +12,9 @@ extern "C" {
 #endif
 
 #if defined(__GNUC__)
-#define KL_API      __attribute__((visibility("default")))
-#define KL_MUST_USE __attribute__((warn_unused_result))
-#define KL_PRINTF(format_index, first_argument)                                                                        \
-    __attribute__((format(printf, format_index, first_argument)))
+#define KL_API                                  __attribute__((visibility("default")))
+#define KL_MUST_USE                             __attribute__((warn_unused_result))
+#define KL_PRINTF(format_index, first_argument) __attribute__((format(printf, format_index, first_argument)))
 #else
 #define KL_API
 #define KL_MUST_USE

@@ -34,8 +34,8 @@ extern "C" {
 
 /* Priorities work like nice values: lower runs first, 0 is normal. Between keys of one shard they are strict: while a
  * key with a lower value is ready, keys with higher ones wait. */
-#define KL_PRIORITY_MIN (-16)
-#define KL_PRIORITY_MAX 15
+#define KL_PRIORITY_MIN            (-16)
+#define KL_PRIORITY_MAX            15
 
 #define KL_EXEC_SHARDS_MAX         256
 #define KL_EXEC_THREADS_MAX        1024
@@ -117,10 +117,10 @@ KL_API KL_MUST_USE kl_rc kl_exec_open(const kl_exec_opts *opts, kl_exec **ret_ex
 /* Settings of one task. NULL or zero: defaults. */
 typedef struct kl_exec_task_opts {
     size_t size;
-    int64_t priority;          /* KL_PRIORITY_MIN..KL_PRIORITY_MAX, 0 */
-    int64_t attempts_max;      /* the executor's */
-    int64_t delay_ms;          /* not before this long from now: it joins its key's line when it is due */
-    int64_t deadline_ms;       /* this long from now it is over: a waiting task ends as timed out, a running one is asked
+    int64_t priority;     /* KL_PRIORITY_MIN..KL_PRIORITY_MAX, 0 */
+    int64_t attempts_max; /* the executor's */
+    int64_t delay_ms;     /* not before this long from now: it joins its key's line when it is due */
+    int64_t deadline_ms;  /* this long from now it is over: a waiting task ends as timed out, a running one is asked
                                 * to stop (kl_run_cancelled) and not retried */
     int64_t submit_timeout_ms; /* the executor's */
     kl_end_fn *end;            /* this task's own report, whatever the outcome; called before on_failure */
@@ -159,7 +159,7 @@ KL_API kl_exec_full kl_exec_last_full(void);
 
 /* Waits until everything submitted for the key before this call has ended. KL_ETIMEDOUT: not within wait_ms (0 looks
  * once). KL_EBUSY: called inside a task, which would wait for itself. KL_EFULL: no room for the barrier within wait_ms
- * (it takes a place of the shard's capacity). KL_ECLOSED, KL_EINVAL, KL_ENOMEM: as for submit. */
+ * (it takes a place of the shard's capacity). KL_EINVAL: no key, or too long a one. KL_ECLOSED, KL_ENOMEM: as for submit. */
 KL_API KL_MUST_USE kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms);
 
 /* Cancels a task. KL_OK: it will not run (again); it has been reported as cancelled. KL_EBUSY: it is running; it has been
@@ -175,9 +175,9 @@ typedef enum kl_exec_state {
 
 typedef struct kl_exec_status {
     kl_exec_state state;
-    uint32_t attempts;  /* started so far */
-    int64_t due_in_ms;  /* delayed or retrying: until it may start */
-    bool stop_asked;    /* running: cancelled or past its deadline */
+    uint32_t attempts; /* started so far */
+    int64_t due_in_ms; /* delayed or retrying: until it may start */
+    bool stop_asked;   /* running: cancelled or past its deadline */
 } kl_exec_status;
 
 /* KL_ENOTFOUND: the task has ended, or there never was one. */
@@ -213,9 +213,9 @@ KL_API KL_MUST_USE kl_rc kl_exec_key_drain(kl_exec *exec, kl_bytes key, uint64_t
 
 /* Inside a task's function. */
 KL_API kl_exec_id kl_run_id(const kl_run *run);
-KL_API kl_bytes kl_run_key(const kl_run *run); /* lasts as long as the run */
+KL_API kl_bytes kl_run_key(const kl_run *run);     /* lasts as long as the run */
 KL_API uint32_t kl_run_attempt(const kl_run *run); /* 1 for the first */
-KL_API bool kl_run_cancelled(const kl_run *run);   /* somebody cancelled the task or its deadline passed: better return */
+KL_API bool kl_run_cancelled(const kl_run *run); /* somebody cancelled the task or its deadline passed: better return */
 KL_API void kl_run_error(kl_run *run, const char *format, ...) KL_PRINTF(2, 3); /* why it fails, for the report */
 KL_API void kl_run_retry_after(kl_run *run, int64_t delay_ms); /* instead of the back-off, if KL_RETRY is returned */
 

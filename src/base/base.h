@@ -10,7 +10,7 @@
 #include "keyline/bytes.h"
 #include "keyline/error.h"
 
-#define KL_CACHE_LINE 64
+#define KL_CACHE_LINE          64
 
 #define KL_LIKELY(condition)   __builtin_expect(!!(condition), 1)
 #define KL_UNLIKELY(condition) __builtin_expect(!!(condition), 0)

@@ -1,0 +1,71 @@
+/* keytable.c - splitting and joining buckets. */
+#include "lanes/keytable.h"
+
+_Static_assert(KL_KEYTABLE_FIRST == 64, "kl__keytable_at counts segments from 2^6");
+
+void kl__keytable_init(kl__keytable *table)
+{
+    *table = (kl__keytable){.buckets = KL_KEYTABLE_FIRST, .mask = KL_KEYTABLE_FIRST - 1};
+    table->segments[0] = table->first;
+}
+
+void kl__keytable_close(kl__keytable *table)
+{
+    for (int i = 1; i < KL_KEYTABLE_SEGMENTS; i++)
+        kl__free(table->segments[i]);
+}
+
+/* Brings one more bucket into use. Without memory for its segment the table stays as it is: chains get longer. */
+void kl__keytable_grow(kl__keytable *table)
+{
+    uint32_t index = table->buckets;
+    if ((index & (index - 1)) == 0) { /* the first bucket of a new segment */
+        uint32_t segment = 31 - (uint32_t)__builtin_clz(index) - 5;
+        if (segment >= KL_KEYTABLE_SEGMENTS)
+            return;
+        if (!table->segments[segment])
+            table->segments[segment] = kl__alloc_zeroed(index, sizeof(kl__keytable_entry *));
+        if (!table->segments[segment])
+            return;
+        table->mask = 2 * index - 1;
+    }
+    kl__keytable_entry **from = kl__keytable_at(table, index & (table->mask >> 1));
+    kl__keytable_entry **to = kl__keytable_at(table, index);
+    table->buckets++;
+    while (*from) {
+        kl__keytable_entry *entry = *from;
+        if ((entry->hash & table->mask) == index) {
+            *from = entry->next;
+            *to = entry;
+            to = &entry->next;
+        } else {
+            from = &entry->next;
+        }
+    }
+    *to = NULL;
+}
+
+/* Joins the last bucket to the one it was split from, and frees its segment if it was the segment's first. */
+static void join(kl__keytable *table)
+{
+    uint32_t index = --table->buckets;
+    kl__keytable_entry **from = kl__keytable_at(table, index);
+    kl__keytable_entry **to = kl__keytable_at(table, index & (table->mask >> 1));
+    while (*to)
+        to = &(*to)->next;
+    *to = *from;
+    *from = NULL;
+    if ((index & (index - 1)) == 0) {
+        uint32_t segment = 31 - (uint32_t)__builtin_clz(index) - 5;
+        kl__free(table->segments[segment]);
+        table->segments[segment] = NULL;
+        table->mask = index - 1;
+    }
+}
+
+/* Several at a time, so that buckets leave as fast as the entries that they were made for. */
+void kl__keytable_shrink(kl__keytable *table)
+{
+    for (int i = 0; i < 4 && table->buckets > KL_KEYTABLE_FIRST; i++)
+        join(table);
+}

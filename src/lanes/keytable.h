@@ -1,0 +1,67 @@
+/* keytable.h - from a key to its lane: a hash table that grows and shrinks one bucket at a time.
+ *
+ * Linear hashing: with b buckets in use, the bucket of a hash is its low bits, one bit fewer when that bucket is not in
+ * use yet. Growing splits one bucket in two and shrinking joins two, so no call ever rehashes the whole. Buckets live in
+ * segments that never move: the first holds 64, each further one as many as all before it. Chains run through the
+ * lanes themselves. */
+#ifndef KL_KEYTABLE_H
+#define KL_KEYTABLE_H
+
+#include "base/base.h"
+
+enum { KL_KEYTABLE_FIRST = 64, KL_KEYTABLE_SEGMENTS = 26 };
+
+typedef struct kl__keytable_entry {
+    struct kl__keytable_entry *next;
+    uint32_t hash;
+} kl__keytable_entry;
+
+typedef struct kl__keytable {
+    kl__keytable_entry **segments[KL_KEYTABLE_SEGMENTS];
+    uint32_t buckets; /* in use */
+    uint32_t mask;    /* the smallest 2^n - 1 that reaches all of them */
+    uint32_t entries;
+    kl__keytable_entry *first[KL_KEYTABLE_FIRST];
+} kl__keytable;
+
+void kl__keytable_init(kl__keytable *table);
+void kl__keytable_close(kl__keytable *table); /* the entries are the caller's */
+void kl__keytable_grow(kl__keytable *table);
+void kl__keytable_shrink(kl__keytable *table);
+
+static inline kl__keytable_entry **kl__keytable_at(const kl__keytable *table, uint32_t index)
+{
+    if (KL_LIKELY(index < KL_KEYTABLE_FIRST))
+        return &table->segments[0][index];
+    uint32_t top = 31 - (uint32_t)__builtin_clz(index); /* segment n starts at bucket 64 << (n - 1) */
+    return &table->segments[top - 5][index - (1u << top)];
+}
+
+/* The head of the chain on which entries of this hash are. */
+static inline kl__keytable_entry **kl__keytable_chain(const kl__keytable *table, uint32_t hash)
+{
+    uint32_t index = hash & table->mask;
+    return kl__keytable_at(table, index < table->buckets ? index : index & (table->mask >> 1));
+}
+
+static inline void kl__keytable_insert(kl__keytable *table, kl__keytable_entry *entry)
+{
+    if (KL_UNLIKELY(++table->entries > table->buckets))
+        kl__keytable_grow(table);
+    kl__keytable_entry **chain = kl__keytable_chain(table, entry->hash);
+    entry->next = *chain;
+    *chain = entry;
+}
+
+/* The entry must be in the table. */
+static inline void kl__keytable_remove(kl__keytable *table, kl__keytable_entry *entry)
+{
+    kl__keytable_entry **link = kl__keytable_chain(table, entry->hash);
+    while (*link != entry)
+        link = &(*link)->next;
+    *link = entry->next;
+    if (KL_UNLIKELY(--table->entries < table->buckets / 4))
+        kl__keytable_shrink(table);
+}
+
+#endif

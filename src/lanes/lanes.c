@@ -1,0 +1,725 @@
+/* lanes.c - choose the next task that may run.
+ *
+ * From: exec/inbox.c (tasks that were submitted).  To: exec/executor.c, which runs them.
+ *
+ * A key is on a ready list exactly while it has a due task and none of its tasks is running. Taking it off to run and
+ * putting it back when the task is settled is the whole of per-key order.
+ *
+ *                  add                take                 end
+ *      (no lane) ------> READY | DELAYED ------> RUNNING -------> READY | DELAYED | (lane freed)
+ *                          ^                       |  retry
+ *                          +---- due ---- RETRYING <--+
+ *
+ * Inside a lane, tasks that are due stand in line in the order (priority, due, position). Nearly all arrive in that
+ * order and are appended to a list; one that belongs before the list's last goes to a tree instead (`early`), and the
+ * first in line is the better of the two heads. Tasks that are not due stand in a second tree (`later`) and join the line
+ * when they are. Keys that become ready by themselves are in one tree by time.
+ *
+ * Tasks without a key share one lane, the crowd: it works like any other but running holds nobody.
+ *
+ * L1  At most one task of a key is running.
+ * L2  The task taken is the first of its key by (priority, due, position) among those due, but a task that has started
+ *     stays first until it ends.
+ * L3  A retrying, delayed, paused or halted key is on no list that others wait behind.
+ * L4  A key is on the ready list of its first task's priority exactly while its state is READY, and ready keys of one
+ *     priority are taken in turn.
+ * L5  A key without tasks has no lane, unless it is paused.
+ * L6  A lane is in the timer tree exactly while its wake time is not KL_NEVER, and next_due is the least of them.
+ * L7  Time does not run backwards: a call with an earlier now sees the latest one. */
+#include "lanes/lanes.h"
+
+#include <string.h>
+
+#include "lanes/keytable.h"
+
+enum { KEY_INLINE_BYTES = 40, SPARE_LANES_MAX = 256 };
+
+struct kl__lane {
+    kl__keytable_entry entry; /* first: the table's entries are lanes */
+    uint16_t key_len;
+    uint8_t state; /* kl__lane_state */
+    bool paused : 1;
+    bool halted : 1;
+    bool crowd : 1;
+    int8_t ready_priority;        /* READY: whose list it is on */
+    struct kl__lane *prev, *next; /* READY: that list; a spare lane: the spares */
+    kl__lane_task *first, *last;  /* the line */
+    kl__tree_node *early;
+    kl__tree_node *later;
+    kl__lane_task *head;     /* running or held; never of the crowd */
+    kl__lane_task *barriers; /* by position */
+    kl__tree_node timer;
+    int64_t wake_ms;
+    uint64_t tasks;
+    union {
+        char key[KEY_INLINE_BYTES];
+        char *key_far; /* longer ones */
+    };
+};
+
+struct ready_list {
+    kl__lane *first, *last;
+};
+
+struct kl__lanes {
+    int64_t now_ms;
+    int64_t next_due;
+    uint32_t ready_bits; /* bit n: list n is not empty */
+    uint32_t spare_count;
+    kl__tree_node *timers;
+    kl__lane *spares;
+    kl__lane_counts counts;
+    struct ready_list ready[KL_LANE_PRIORITIES];
+    kl__lane crowd;
+    kl__keytable table;
+};
+
+static kl_bytes key_of(const kl__lane *lane)
+{
+    return (kl_bytes){lane->key_len > KEY_INLINE_BYTES ? lane->key_far : lane->key, lane->key_len};
+}
+
+static kl__lane_task *task_of(kl__tree_node *node) { return KL_CONTAINER(node, kl__lane_task, node); }
+static const kl__lane_task *task_at(const kl__tree_node *node) { return KL_CONTAINER(node, kl__lane_task, node); }
+static kl__lane *lane_of(kl__tree_node *node) { return KL_CONTAINER(node, kl__lane, timer); }
+
+/* --- Orders --- */
+
+static inline bool runs_before(const kl__lane_task *a, const kl__lane_task *b)
+{
+    if (a->priority != b->priority)
+        return a->priority < b->priority;
+    if (a->due_ms != b->due_ms)
+        return a->due_ms < b->due_ms;
+    return a->position < b->position;
+}
+
+static bool early_less(const kl__tree_node *a, const kl__tree_node *b) { return runs_before(task_at(a), task_at(b)); }
+
+static bool later_less(const kl__tree_node *a, const kl__tree_node *b)
+{
+    const kl__lane_task *x = task_at(a), *y = task_at(b);
+    return x->due_ms != y->due_ms ? x->due_ms < y->due_ms : x->position < y->position;
+}
+
+static bool timer_less(const kl__tree_node *a, const kl__tree_node *b)
+{
+    const kl__lane *x = KL_CONTAINER(a, kl__lane, timer), *y = KL_CONTAINER(b, kl__lane, timer);
+    return x->wake_ms != y->wake_ms ? x->wake_ms < y->wake_ms : x < y;
+}
+
+/* --- A lane's own tasks --- */
+
+static kl__lane_task *first_in_line(const kl__lane *lane)
+{
+    kl__lane_task *first = lane->first;
+    if (KL_LIKELY(!lane->early))
+        return first;
+    kl__lane_task *early = task_of(kl__tree_first(lane->early));
+    return !first || runs_before(early, first) ? early : first;
+}
+
+static void join_line(kl__lane *lane, kl__lane_task *task)
+{
+    if (KL_UNLIKELY(lane->last && runs_before(task, lane->last))) {
+        task->place = KL_PLACE_EARLY;
+        kl__tree_insert(&lane->early, &task->node, early_less);
+        return;
+    }
+    task->place = KL_PLACE_LINE;
+    task->next = NULL;
+    task->prev = lane->last;
+    *(lane->last ? &lane->last->next : &lane->first) = task;
+    lane->last = task;
+}
+
+static void leave_line(kl__lane *lane, kl__lane_task *task)
+{
+    if (KL_UNLIKELY(task->place == KL_PLACE_EARLY)) {
+        kl__tree_remove(&lane->early, &task->node, early_less);
+        return;
+    }
+    *(task->prev ? &task->prev->next : &lane->first) = task->next;
+    *(task->next ? &task->next->prev : &lane->last) = task->prev;
+}
+
+static void insert(kl__lane *lane, kl__lane_task *task, int64_t now_ms)
+{
+    if (KL_LIKELY(task->due_ms <= now_ms)) {
+        join_line(lane, task);
+    } else {
+        task->place = KL_PLACE_LATER;
+        kl__tree_insert(&lane->later, &task->node, later_less);
+    }
+}
+
+/* Tasks that have become due join the line. */
+static void promote(kl__lane *lane, int64_t now_ms)
+{
+    kl__tree_node *node;
+    while (KL_UNLIKELY((node = kl__tree_first(lane->later)) && task_of(node)->due_ms <= now_ms)) {
+        kl__tree_remove(&lane->later, node, later_less);
+        join_line(lane, task_of(node));
+    }
+}
+
+/* --- Where a lane stands --- */
+
+static void leave_ready(kl__lanes *lanes, kl__lane *lane)
+{
+    int index = lane->ready_priority - KL_LANE_PRIORITY_MIN;
+    struct ready_list *list = &lanes->ready[index];
+    *(lane->prev ? &lane->prev->next : &list->first) = lane->next;
+    *(lane->next ? &lane->next->prev : &list->last) = lane->prev;
+    if (!list->first)
+        lanes->ready_bits &= ~(1u << index);
+}
+
+static void join_ready(kl__lanes *lanes, kl__lane *lane, int8_t priority)
+{
+    int index = priority - KL_LANE_PRIORITY_MIN;
+    struct ready_list *list = &lanes->ready[index];
+    lane->ready_priority = priority;
+    lane->next = NULL;
+    lane->prev = list->last;
+    *(list->last ? &list->last->next : &list->first) = lane;
+    list->last = lane;
+    lanes->ready_bits |= 1u << index;
+}
+
+static void set_state(kl__lanes *lanes, kl__lane *lane, kl__lane_state state)
+{
+    lanes->counts.keys[lane->state]--;
+    lanes->counts.keys[state]++;
+    lane->state = (uint8_t)state;
+}
+
+static void set_wake(kl__lanes *lanes, kl__lane *lane, int64_t wake_ms)
+{
+    if (KL_LIKELY(lane->wake_ms == wake_ms))
+        return;
+    if (lane->wake_ms != KL_NEVER)
+        kl__tree_remove(&lanes->timers, &lane->timer, timer_less);
+    lane->wake_ms = wake_ms;
+    if (wake_ms != KL_NEVER)
+        kl__tree_insert(&lanes->timers, &lane->timer, timer_less);
+    lanes->next_due = lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER;
+}
+
+static int64_t later_due(const kl__lane *lane)
+{
+    return KL_LIKELY(!lane->later) ? KL_NEVER : task_of(kl__tree_first(lane->later))->due_ms;
+}
+
+/* What state the lane's tasks and marks put it in; *ret_first is the task that would run, if READY. */
+static kl__lane_state judge(const kl__lane *lane, int64_t now_ms, kl__lane_task **ret_first)
+{
+    if (lane->head && lane->head->place == KL_PLACE_RUNNING)
+        return KL_LANE_RUNNING;
+    if (KL_UNLIKELY(lane->halted))
+        return KL_LANE_HALTED;
+    if (KL_UNLIKELY(lane->paused))
+        return KL_LANE_PAUSED;
+    if (KL_UNLIKELY(lane->head != NULL)) {
+        *ret_first = lane->head;
+        return lane->head->due_ms <= now_ms ? KL_LANE_READY : KL_LANE_RETRYING;
+    }
+    if ((*ret_first = first_in_line(lane)) != NULL)
+        return KL_LANE_READY;
+    return lane->later ? KL_LANE_DELAYED : KL_LANE_IDLE;
+}
+
+static int64_t wake_time(const kl__lane *lane, kl__lane_state state)
+{
+    switch (state) {
+    case KL_LANE_RETRYING:
+        return lane->head->due_ms;
+    case KL_LANE_READY:
+    case KL_LANE_DELAYED:
+        return later_due(lane);
+    default:
+        return KL_NEVER;
+    }
+}
+
+static void free_lane(kl__lanes *lanes, kl__lane *lane)
+{
+    if (lane->key_len > KEY_INLINE_BYTES)
+        kl__free(lane->key_far);
+    if (lanes->spare_count == SPARE_LANES_MAX) {
+        kl__free(lane);
+        return;
+    }
+    lane->next = lanes->spares;
+    lanes->spares = lane;
+    lanes->spare_count++;
+}
+
+/* Puts a lane where it now belongs: every change of a lane ends here. */
+static void settle_lane(kl__lanes *lanes, kl__lane *lane)
+{
+    kl__lane_task *first = NULL;
+    promote(lane, lanes->now_ms);
+    kl__lane_state state = judge(lane, lanes->now_ms, &first);
+    if (lane->state == KL_LANE_READY && (state != KL_LANE_READY || lane->ready_priority != first->priority)) {
+        leave_ready(lanes, lane);
+        set_state(lanes, lane, KL_LANE_IDLE);
+    }
+    if (state == KL_LANE_READY && lane->state != KL_LANE_READY)
+        join_ready(lanes, lane, first->priority);
+    set_state(lanes, lane, state);
+    set_wake(lanes, lane, wake_time(lane, state));
+    if (state == KL_LANE_IDLE && lane->tasks == 0 && !lane->crowd) {
+        lanes->counts.keys[KL_LANE_IDLE]--;
+        kl__keytable_remove(&lanes->table, &lane->entry);
+        free_lane(lanes, lane);
+    }
+}
+
+/* --- Finding and making lanes --- */
+
+static kl__lane *find_lane(const kl__lanes *lanes, kl__lane_key key)
+{
+    if (key.bytes.len == 0)
+        return (kl__lane *)&lanes->crowd;
+    for (kl__keytable_entry *entry = *kl__keytable_chain(&lanes->table, key.hash); entry; entry = entry->next) {
+        kl__lane *lane = (kl__lane *)entry;
+        if (entry->hash == key.hash && lane->key_len == key.bytes.len &&
+            memcmp(key_of(lane).data, key.bytes.data, key.bytes.len) == 0)
+            return lane;
+    }
+    return NULL;
+}
+
+static kl__lane *make_lane(kl__lanes *lanes, kl__lane_key key)
+{
+    KL_ASSERT(key.bytes.len <= KL_KEY_BYTES_MAX);
+    char *far = NULL;
+    if (key.bytes.len > KEY_INLINE_BYTES && !(far = kl__alloc(key.bytes.len)))
+        return NULL;
+    kl__lane *lane = lanes->spares;
+    if (lane) {
+        lanes->spares = lane->next;
+        lanes->spare_count--;
+    } else if (!(lane = kl__alloc(sizeof *lane))) {
+        kl__free(far);
+        return NULL;
+    }
+    *lane = (kl__lane){.entry.hash = key.hash, .key_len = (uint16_t)key.bytes.len, .wake_ms = KL_NEVER};
+    if (far)
+        lane->key_far = far;
+    memcpy(far ? far : lane->key, key.bytes.data, key.bytes.len);
+    kl__keytable_insert(&lanes->table, &lane->entry);
+    lanes->counts.keys[KL_LANE_IDLE]++;
+    return lane;
+}
+
+static void advance(kl__lanes *lanes, int64_t now_ms)
+{
+    if (now_ms > lanes->now_ms)
+        lanes->now_ms = now_ms;
+}
+
+kl__lanes *kl__lanes_open(void)
+{
+    kl__lanes *lanes = kl__alloc_zeroed(1, sizeof *lanes);
+    if (!lanes)
+        return NULL;
+    lanes->now_ms = INT64_MIN;
+    lanes->next_due = KL_NEVER;
+    lanes->crowd.crowd = true;
+    lanes->crowd.wake_ms = KL_NEVER;
+    lanes->counts.keys[KL_LANE_IDLE] = 1;
+    kl__keytable_init(&lanes->table);
+    return lanes;
+}
+
+void kl__lanes_close(kl__lanes *lanes)
+{
+    if (!lanes)
+        return;
+    for (uint32_t i = 0; i < lanes->table.buckets; i++) {
+        kl__keytable_entry **chain = kl__keytable_at(&lanes->table, i);
+        while (*chain) {
+            kl__lane *lane = (kl__lane *)*chain;
+            *chain = lane->entry.next;
+            free_lane(lanes, lane);
+        }
+    }
+    while (lanes->spares) {
+        kl__lane *lane = lanes->spares;
+        lanes->spares = lane->next;
+        kl__free(lane);
+    }
+    kl__keytable_close(&lanes->table);
+    kl__free(lanes);
+}
+
+/* --- The life of a task --- */
+
+kl_rc kl__lanes_add(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms)
+{
+    KL_ASSERT(task->priority >= KL_LANE_PRIORITY_MIN && task->priority <= KL_LANE_PRIORITY_MAX);
+    kl__lane *lane = find_lane(lanes, key);
+    if (!lane && !(lane = make_lane(lanes, key)))
+        return KL_ENOMEM;
+    advance(lanes, now_ms);
+    task->lane = lane;
+    lane->tasks++;
+    lanes->counts.tasks++;
+    lanes->counts.prioritized += task->priority != 0;
+    insert(lane, task, lanes->now_ms);
+    /* The common case is over here: behind a running task, or at the end of a line that is ready already. */
+    if (lane->state == KL_LANE_RUNNING ||
+        (lane->state == KL_LANE_READY && task->place == KL_PLACE_LINE && task->prev != NULL))
+        return KL_OK;
+    settle_lane(lanes, lane);
+    return KL_OK;
+}
+
+static void wake_lanes(kl__lanes *lanes)
+{
+    while (lanes->next_due <= lanes->now_ms)
+        settle_lane(lanes, lane_of(kl__tree_first(lanes->timers)));
+}
+
+kl__lane_task *kl__lanes_take(kl__lanes *lanes, int64_t now_ms)
+{
+    advance(lanes, now_ms);
+    if (KL_UNLIKELY(lanes->next_due <= lanes->now_ms))
+        wake_lanes(lanes);
+    if (lanes->ready_bits == 0)
+        return NULL;
+    kl__lane *lane = lanes->ready[__builtin_ctz(lanes->ready_bits)].first;
+    kl__lane_task *task = lane->head;
+    if (KL_LIKELY(!task)) {
+        task = first_in_line(lane);
+        leave_line(lane, task);
+    }
+    task->place = KL_PLACE_RUNNING;
+    lanes->counts.running++;
+    leave_ready(lanes, lane);
+    set_state(lanes, lane, KL_LANE_IDLE);
+    if (lane->crowd) {
+        settle_lane(lanes, lane);
+    } else {
+        lane->head = task;
+        set_state(lanes, lane, KL_LANE_RUNNING);
+        set_wake(lanes, lane, KL_NEVER);
+    }
+    return task;
+}
+
+/* A task of the lane has ended: barriers behind it wait for one task less, and those that wait for none are ready. */
+static void count_down_barriers(kl__lanes *lanes, kl__lane *lane, uint64_t position)
+{
+    kl__lane_task **link = &lane->barriers, *barrier;
+    while ((barrier = *link)) {
+        if (barrier->position < position || --barrier->due_ms > 0) {
+            link = &barrier->next;
+            continue;
+        }
+        *link = barrier->next;
+        barrier->lane = &lanes->crowd;
+        barrier->due_ms = lanes->now_ms;
+        lanes->crowd.tasks++;
+        insert(&lanes->crowd, barrier, lanes->now_ms);
+        settle_lane(lanes, &lanes->crowd);
+    }
+}
+
+void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
+{
+    kl__lane *lane = task->lane;
+    advance(lanes, now_ms);
+    if (task->place == KL_PLACE_RUNNING) {
+        lanes->counts.running--;
+        if (lane->head == task)
+            lane->head = NULL;
+    } else {
+        KL_ASSERT(task->place == KL_PLACE_OUT);
+    }
+    lane->tasks--;
+    lanes->counts.tasks--;
+    lanes->counts.prioritized -= task->priority != 0;
+    if (KL_UNLIKELY(lane->barriers != NULL))
+        count_down_barriers(lanes, lane, task->position);
+    settle_lane(lanes, lane);
+}
+
+void kl__lanes_retry(kl__lanes *lanes, kl__lane_task *task, int64_t due_ms, int64_t now_ms)
+{
+    KL_ASSERT(task->place == KL_PLACE_RUNNING);
+    kl__lane *lane = task->lane;
+    advance(lanes, now_ms);
+    lanes->counts.running--;
+    task->due_ms = due_ms;
+    if (lane->crowd)
+        insert(lane, task, lanes->now_ms);
+    else
+        task->place = KL_PLACE_HELD;
+    settle_lane(lanes, lane);
+}
+
+void kl__lanes_halt(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
+{
+    KL_ASSERT(task->place == KL_PLACE_RUNNING && !task->lane->crowd);
+    advance(lanes, now_ms);
+    lanes->counts.running--;
+    task->due_ms = lanes->now_ms;
+    task->place = KL_PLACE_HELD;
+    task->lane->halted = true;
+    settle_lane(lanes, task->lane);
+}
+
+static void take_out(kl__lane *lane, kl__lane_task *task)
+{
+    switch ((kl__lane_place)task->place) {
+    case KL_PLACE_LINE:
+    case KL_PLACE_EARLY:
+        leave_line(lane, task);
+        break;
+    case KL_PLACE_LATER:
+        kl__tree_remove(&lane->later, &task->node, later_less);
+        break;
+    case KL_PLACE_HELD:
+        lane->head = NULL;
+        lane->halted = false;
+        break;
+    default:
+        KL_ASSERT(!"only a task that waits can be taken out");
+    }
+    task->place = KL_PLACE_OUT;
+    task->next = NULL;
+}
+
+void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
+{
+    advance(lanes, now_ms);
+    take_out(task->lane, task);
+    settle_lane(lanes, task->lane);
+}
+
+void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms)
+{
+    KL_ASSERT(key.bytes.len > 0);
+    advance(lanes, now_ms);
+    kl__lane *lane = find_lane(lanes, key);
+    lanes->counts.tasks++;
+    task->priority = 0;
+    if (!lane || lane->tasks == 0) {
+        task->lane = &lanes->crowd;
+        task->due_ms = lanes->now_ms;
+        lanes->crowd.tasks++;
+        insert(&lanes->crowd, task, lanes->now_ms);
+        settle_lane(lanes, &lanes->crowd);
+        return;
+    }
+    task->lane = lane;
+    task->place = KL_PLACE_BARRIER;
+    task->due_ms = (int64_t)lane->tasks;
+    task->next = lane->barriers;
+    lane->barriers = task;
+}
+
+/* --- One key --- */
+
+kl_rc kl__lanes_pause(kl__lanes *lanes, kl__lane_key key, int64_t now_ms)
+{
+    kl__lane *lane = find_lane(lanes, key);
+    if (!lane && !(lane = make_lane(lanes, key)))
+        return KL_ENOMEM;
+    advance(lanes, now_ms);
+    lane->paused = true;
+    settle_lane(lanes, lane);
+    return KL_OK;
+}
+
+static void resume_lane(kl__lanes *lanes, kl__lane *lane)
+{
+    lane->paused = lane->halted = false;
+    if (lane->head && lane->head->place == KL_PLACE_HELD && lane->head->due_ms > lanes->now_ms)
+        lane->head->due_ms = lanes->now_ms;
+    settle_lane(lanes, lane);
+}
+
+void kl__lanes_resume(kl__lanes *lanes, kl__lane_key key, int64_t now_ms)
+{
+    kl__lane *lane = find_lane(lanes, key);
+    advance(lanes, now_ms);
+    if (lane)
+        resume_lane(lanes, lane);
+}
+
+kl__lane_task *kl__lanes_skip(kl__lanes *lanes, kl__lane_key key, int64_t now_ms, bool *ret_running)
+{
+    kl__lane *lane = find_lane(lanes, key);
+    *ret_running = false;
+    if (!lane)
+        return NULL;
+    advance(lanes, now_ms);
+    promote(lane, lanes->now_ms);
+    kl__lane_task *task = lane->head ? lane->head : first_in_line(lane);
+    if (!task && lane->later)
+        task = task_of(kl__tree_first(lane->later));
+    if (task && task->place == KL_PLACE_RUNNING) {
+        *ret_running = true;
+        return NULL;
+    }
+    if (task)
+        take_out(lane, task);
+    settle_lane(lanes, lane);
+    return task;
+}
+
+/* Withdraws everything that waits in the lane, appends it to the chain that ends at *end, and returns its new end. The
+ * lane stays, because withdrawn tasks still count. */
+static kl__lane_task **drain_lane(kl__lanes *lanes, kl__lane *lane, kl__lane_task **end)
+{
+    for (;;) {
+        kl__lane_task *task = lane->head && lane->head->place == KL_PLACE_HELD ? lane->head : first_in_line(lane);
+        if (!task && lane->later)
+            task = task_of(kl__tree_first(lane->later));
+        if (!task)
+            break;
+        take_out(lane, task);
+        *end = task;
+        end = &task->next;
+    }
+    settle_lane(lanes, lane);
+    return end;
+}
+
+kl__lane_task *kl__lanes_drain(kl__lanes *lanes, kl__lane_key key, int64_t now_ms)
+{
+    kl__lane_task *chain = NULL;
+    kl__lane *lane = find_lane(lanes, key);
+    advance(lanes, now_ms);
+    if (lane)
+        drain_lane(lanes, lane, &chain);
+    return chain;
+}
+
+kl__lane_task *kl__lanes_drain_all(kl__lanes *lanes, int64_t now_ms)
+{
+    kl__lane_task *chain = NULL, **end = &chain;
+    advance(lanes, now_ms);
+    end = drain_lane(lanes, &lanes->crowd, end);
+    for (uint32_t i = 0; i < lanes->table.buckets; i++) {
+        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i), *next; entry; entry = next) {
+            next = entry->next; /* a lane without tasks that was paused stays, so no entry leaves here */
+            end = drain_lane(lanes, (kl__lane *)entry, end);
+        }
+    }
+    return chain;
+}
+
+void kl__lanes_resume_all(kl__lanes *lanes, int64_t now_ms)
+{
+    advance(lanes, now_ms);
+    resume_lane(lanes, &lanes->crowd);
+    /* Backwards, because a lane that is freed can make the table join its last bucket to an earlier one. */
+    for (uint32_t i = lanes->table.buckets; i-- > 0;) {
+        if (i >= lanes->table.buckets)
+            continue;
+        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i), *next; entry; entry = next) {
+            next = entry->next;
+            kl__lane *lane = (kl__lane *)entry;
+            if (lane->paused || lane->halted)
+                resume_lane(lanes, lane);
+        }
+    }
+}
+
+/* --- Telling --- */
+
+static kl__lane_info info_of(const kl__lane *lane)
+{
+    kl__lane_task *head = lane->head ? lane->head : first_in_line(lane);
+    int64_t until = lane->state == KL_LANE_RETRYING || lane->state == KL_LANE_DELAYED ? lane->wake_ms : KL_NEVER;
+    return (kl__lane_info){key_of(lane), (kl__lane_state)lane->state, lane->tasks, until, head};
+}
+
+kl__lane_info kl__lanes_show(const kl__lanes *lanes, kl__lane_key key)
+{
+    const kl__lane *lane = find_lane(lanes, key);
+    return lane ? info_of(lane) : (kl__lane_info){key.bytes, KL_LANE_IDLE, 0, KL_NEVER, NULL};
+}
+
+void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__lane_info *info), void *ctx)
+{
+    for (uint32_t i = 0; i < lanes->table.buckets; i++) {
+        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
+            kl__lane_info info = info_of((kl__lane *)entry);
+            visit(ctx, &info);
+        }
+    }
+}
+
+int64_t kl__lanes_next_due(const kl__lanes *lanes) { return lanes->next_due; }
+bool kl__lanes_ready(const kl__lanes *lanes) { return lanes->ready_bits != 0; }
+const kl__lane_counts *kl__lanes_counts(const kl__lanes *lanes) { return &lanes->counts; }
+kl_bytes kl__lane_task_key(const kl__lane_task *task) { return key_of(task->lane); }
+
+/* --- Checking --- */
+
+static uint64_t tree_size(const kl__tree_node *root, kl__tree_less *less, bool *ok)
+{
+    if (!root)
+        return 0;
+    if ((root->left && !less(root->left, root)) || (root->right && !less(root, root->right)))
+        *ok = false;
+    return 1 + tree_size(root->left, less, ok) + tree_size(root->right, less, ok);
+}
+
+static bool on_list(const kl__lanes *lanes, const kl__lane *lane)
+{
+    for (int i = 0; i < KL_LANE_PRIORITIES; i++)
+        for (const kl__lane *at = lanes->ready[i].first; at; at = at->next)
+            if (at == lane)
+                return i == lane->ready_priority - KL_LANE_PRIORITY_MIN;
+    return false;
+}
+
+static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
+{
+    bool ok = true;
+    uint64_t waiting = tree_size(lane->early, early_less, &ok) + tree_size(lane->later, later_less, &ok);
+    for (const kl__lane_task *task = lane->first; task; task = task->next, waiting++)
+        ok &= task->place == KL_PLACE_LINE && task->lane == lane &&
+              (task->next ? task->next->prev == task && runs_before(task, task->next) : task == lane->last);
+    kl__lane_task *first = NULL;
+    kl__lane_state state = judge(lane, lanes->now_ms, &first);
+    ok &= waiting + (lane->head != NULL) <= lane->tasks; /* the rest is withdrawn or, in the crowd, running */
+    ok &= state == lane->state ||                        /* else only time has passed since */
+          (lane->wake_ms <= lanes->now_ms && lane->state == KL_LANE_RETRYING);
+    ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                  /* L3, L4 */
+    ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->priority; /* L4 */
+    ok &= lane->tasks > 0 || lane->paused || lane->crowd;                          /* L5 */
+    ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);           /* L6 */
+    ok &= !lane->head || (lane->head->lane == lane && !lane->crowd);               /* L1 */
+    return ok && (lane->wake_ms == KL_NEVER || lane->wake_ms >= lanes->next_due);
+}
+
+bool kl__lanes_valid(const kl__lanes *lanes)
+{
+    bool ok = lane_valid(lanes, &lanes->crowd);
+    uint64_t keys[KL_LANE_STATES] = {0}, entries = 0, timers = lanes->crowd.wake_ms != KL_NEVER, all = 0;
+    keys[lanes->crowd.state]++;
+    for (uint32_t i = 0; i < lanes->table.buckets; i++) {
+        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next, entries++) {
+            const kl__lane *lane = (const kl__lane *)entry;
+            ok &= kl__keytable_chain(&lanes->table, entry->hash) == kl__keytable_at(&lanes->table, i);
+            ok &= lane_valid(lanes, lane);
+            timers += lane->wake_ms != KL_NEVER;
+            all += lane->tasks;
+            keys[lane->state]++;
+        }
+    }
+    ok &= entries == lanes->table.entries && all + lanes->crowd.tasks <= lanes->counts.tasks; /* the rest: barriers */
+    ok &= timers == tree_size(lanes->timers, timer_less, &ok);
+    ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
+    for (int i = 0; i < KL_LANE_PRIORITIES; i++)
+        ok &= ((lanes->ready_bits >> i) & 1) == (lanes->ready[i].first != NULL);
+    return ok && memcmp(keys, lanes->counts.keys, sizeof keys) == 0;
+}

@@ -1,0 +1,134 @@
+/* lanes.h - the per-key scheduler: which task may run next. No threads, no clock, no I/O; lanes.c tells how it works.
+ *
+ * The caller owns the tasks and embeds a kl__lane_task in each. A kl__lanes is used by one thread at a time. */
+#ifndef KL_LANES_H
+#define KL_LANES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/base.h"
+#include "base/clock.h"
+#include "base/tree.h"
+
+enum { KL_LANE_PRIORITY_MIN = -16, KL_LANE_PRIORITY_MAX = 15, KL_LANE_PRIORITIES = 32 };
+
+typedef struct kl__lane kl__lane;
+typedef struct kl__lanes kl__lanes;
+
+/* Where a task is. */
+typedef enum kl__lane_place {
+    KL_PLACE_NONE,    /* not added */
+    KL_PLACE_LINE,    /* in its key's line, in order of arrival */
+    KL_PLACE_EARLY,   /* in its key's line, ahead of somebody who came before */
+    KL_PLACE_LATER,   /* not due */
+    KL_PLACE_RUNNING, /* taken */
+    KL_PLACE_HELD,    /* ran and is to run again: its key waits for it */
+    KL_PLACE_OUT,     /* withdrawn, still counted until it is ended */
+    KL_PLACE_BARRIER, /* waits for the end of all tasks that stood before it */
+} kl__lane_place;
+
+typedef struct kl__lane_task {
+    union {
+        kl__tree_node node; /* EARLY, LATER */
+        struct {
+            struct kl__lane_task *prev, *next; /* LINE; next also chains barriers and what a drain returns */
+        };
+    };
+    kl__lane *lane;
+    int64_t due_ms;    /* not before; for a barrier the number of tasks it still waits for */
+    uint64_t position; /* ties are broken by it; unique in one kl__lanes */
+    int8_t priority;
+    uint8_t place; /* kl__lane_place */
+    /* The rest is kept here for whoever runs the task; lanes do not look at it. */
+    uint8_t kind;
+    _Atomic(uint8_t) stop_asked;
+    uint16_t attempts;
+    uint16_t attempts_max;
+} kl__lane_task;
+
+_Static_assert(sizeof(kl__lane_task) == 48, "every waiting task pays for this");
+
+/* What a key is doing, and so why its next task is not running. */
+typedef enum kl__lane_state {
+    KL_LANE_IDLE,
+    KL_LANE_READY,
+    KL_LANE_RUNNING,
+    KL_LANE_RETRYING,
+    KL_LANE_DELAYED,
+    KL_LANE_PAUSED,
+    KL_LANE_HALTED,
+    KL_LANE_STATES,
+} kl__lane_state;
+
+/* A key with the hash of its bytes, any 32 good bits, always the same for the same key. Length 0: no key. */
+typedef struct kl__lane_key {
+    kl_bytes bytes;
+    uint32_t hash;
+} kl__lane_key;
+
+typedef struct kl__lane_info {
+    kl_bytes key;
+    kl__lane_state state;
+    uint64_t tasks;            /* live, the running one included */
+    int64_t until_ms;          /* RETRYING, DELAYED: when it is ready; else KL_NEVER */
+    const kl__lane_task *head; /* running, held or next in line; NULL when none is due */
+} kl__lane_info;
+
+typedef struct kl__lane_counts {
+    uint64_t tasks;                /* all that were added and not ended */
+    uint64_t running;              /* taken and not settled */
+    uint64_t prioritized;          /* live tasks whose priority is not 0 */
+    uint64_t keys[KL_LANE_STATES]; /* live keys by state; the crowd without a key counts as one key */
+} kl__lane_counts;
+
+kl__lanes *kl__lanes_open(void);        /* NULL: no memory */
+void kl__lanes_close(kl__lanes *lanes); /* tasks are the caller's; NULL is fine */
+
+/* Adds a task; due_ms, position and priority are set by the caller. KL_ENOMEM: nothing happened. */
+KL_MUST_USE kl_rc kl__lanes_add(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms);
+
+/* Adds a task without a key that is ready once all tasks now in the key's lane have ended. Its position must be higher
+ * than theirs. Never fails. */
+void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms);
+
+/* The next task to run, or NULL. It is followed by exactly one of end, retry and halt. */
+kl__lane_task *kl__lanes_take(kl__lanes *lanes, int64_t now_ms);
+
+void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* also after withdraw */
+void kl__lanes_retry(kl__lanes *lanes, kl__lane_task *task, int64_t due_ms,
+                     int64_t now_ms);                                       /* holds the key until due */
+void kl__lanes_halt(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* holds the key until somebody acts */
+
+/* Takes a task that is not running out of its line; its key and its count stay until kl__lanes_end. */
+void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms);
+
+/* One key. Pause keeps it from starting tasks (KL_ENOMEM); resume undoes pause and halt and ends the wait for a retry.
+ * Skip withdraws its first task: NULL with *ret_running set tells that the first is running, else that there is none.
+ * Drain withdraws all that are not running, in order, chained by `next`. */
+KL_MUST_USE kl_rc kl__lanes_pause(kl__lanes *lanes, kl__lane_key key, int64_t now_ms);
+void kl__lanes_resume(kl__lanes *lanes, kl__lane_key key, int64_t now_ms);
+kl__lane_task *kl__lanes_skip(kl__lanes *lanes, kl__lane_key key, int64_t now_ms, bool *ret_running);
+kl__lane_task *kl__lanes_drain(kl__lanes *lanes, kl__lane_key key, int64_t now_ms);
+
+/* The same for every key at once. */
+void kl__lanes_resume_all(kl__lanes *lanes, int64_t now_ms);
+kl__lane_task *kl__lanes_drain_all(kl__lanes *lanes, int64_t now_ms);
+
+/* Why is this key waiting? And for every key that is not idle; `visit` must change nothing. */
+kl__lane_info kl__lanes_show(const kl__lanes *lanes, kl__lane_key key);
+void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__lane_info *info), void *ctx);
+
+/* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, and the counts, which
+ * stay true as the lanes change. */
+int64_t kl__lanes_next_due(const kl__lanes *lanes);
+bool kl__lanes_ready(const kl__lanes *lanes);
+const kl__lane_counts *kl__lanes_counts(const kl__lanes *lanes);
+
+/* The key of a live task; lasts until the task is ended. */
+kl_bytes kl__lane_task_key(const kl__lane_task *task);
+
+/* Checks every invariant, at a cost of everything there is: for tests. */
+bool kl__lanes_valid(const kl__lanes *lanes);
+
+#endif

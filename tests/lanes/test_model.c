@@ -1,0 +1,362 @@
+/* test_model.c - lanes against a naive model, by random operations.
+ *
+ * The model keeps every task in one array and answers each question by looking at all of them. It shares no idea with
+ * lanes.c but the rules. Few keys, few priorities and a clock that jumps make collisions of all kinds frequent; key
+ * hashes are cut to two bits so that chains of the key table are walked. */
+#include <stdlib.h>
+
+#include "base/random.h"
+#include "harness.h"
+#include "lanes/lanes.h"
+
+enum { KEYS = 9, TASKS = 160 }; /* key 0 is no key */
+
+struct task {
+    kl__lane_task lane;
+    int key;
+    int64_t due_ms;
+    enum { FREE, WAITING, RUNNING, HELD, OUT, BARRIER } is;
+    uint64_t after[TASKS]; /* BARRIER: positions that must end before */
+    int after_count;
+};
+
+struct key {
+    bool paused, halted;
+    bool ready; /* and since when, for the turns */
+    int8_t priority;
+    uint64_t turn;
+};
+
+struct model {
+    uint64_t random;
+    int64_t now_ms;
+    uint64_t position, turn;
+    kl__lanes *lanes;
+    struct task tasks[TASKS];
+    struct key keys[KEYS];
+    uint64_t taken, ended;
+};
+
+static uint64_t below(struct model *m, uint64_t bound) { return kl__random_below(&m->random, bound); }
+
+static kl__lane_key key_named(int key)
+{
+    static const char *names[KEYS] = {"",
+                                      "a",
+                                      "b",
+                                      "customer-17",
+                                      "0123456789012345678901234567890123456789",
+                                      "f",
+                                      "g",
+                                      "h",
+                                      "a key that is too long to be kept inside of its lane itself"};
+    return (kl__lane_key){kl_str(names[key]), (uint32_t)key & 3};
+}
+
+static bool before(const struct task *a, const struct task *b)
+{
+    if (a->lane.priority != b->lane.priority)
+        return a->lane.priority < b->lane.priority;
+    if (a->due_ms != b->due_ms)
+        return a->due_ms < b->due_ms;
+    return a->lane.position < b->lane.position;
+}
+
+/* The task of the key that should start next, or NULL with the reason. */
+static struct task *next_of(struct model *m, int key, kl__lane_state *ret_state)
+{
+    struct task *first = NULL;
+    bool later = false;
+    *ret_state = KL_LANE_IDLE;
+    for (int i = 0; key && i < TASKS; i++) {
+        struct task *task = &m->tasks[i];
+        if (task->key != key || (task->is != RUNNING && task->is != HELD))
+            continue;
+        *ret_state = task->is == RUNNING        ? KL_LANE_RUNNING
+                     : m->keys[key].halted      ? KL_LANE_HALTED
+                     : m->keys[key].paused      ? KL_LANE_PAUSED
+                     : task->due_ms > m->now_ms ? KL_LANE_RETRYING
+                                                : KL_LANE_READY;
+        return *ret_state == KL_LANE_READY ? task : NULL;
+    }
+    for (int i = 0; i < TASKS; i++) {
+        struct task *task = &m->tasks[i];
+        if (task->key != key || task->is != WAITING)
+            continue;
+        if (task->due_ms > m->now_ms)
+            later = true;
+        else if (!first || before(task, first))
+            first = task;
+    }
+    *ret_state = m->keys[key].paused ? KL_LANE_PAUSED : first ? KL_LANE_READY : later ? KL_LANE_DELAYED : KL_LANE_IDLE;
+    return *ret_state == KL_LANE_READY ? first : NULL;
+}
+
+/* Turns: a key that becomes ready, or whose first task's priority changes, goes to the end of that priority's round. */
+static void stamp_turn(struct model *m, int key, uint64_t turn)
+{
+    kl__lane_state state;
+    struct task *first = next_of(m, key, &state);
+    struct key *k = &m->keys[key];
+    if (first && (!k->ready || k->priority != first->lane.priority)) {
+        k->turn = turn;
+        k->priority = first->lane.priority;
+    }
+    k->ready = first != NULL;
+}
+
+static void update_turn(struct model *m, int key) { stamp_turn(m, key, ++m->turn); }
+
+static int free_slot(struct model *m)
+{
+    for (int i = 0; i < TASKS; i++)
+        if (m->tasks[i].is == FREE)
+            return i;
+    return -1;
+}
+
+static struct task *pick(struct model *m, int is)
+{
+    int start = (int)below(m, TASKS);
+    for (int i = 0; i < TASKS; i++) {
+        struct task *task = &m->tasks[(start + i) % TASKS];
+        if ((int)task->is == is)
+            return task;
+    }
+    return NULL;
+}
+
+static void fire_barriers(struct model *m, uint64_t position)
+{
+    for (int i = 0; i < TASKS; i++) {
+        struct task *barrier = &m->tasks[i];
+        if (barrier->is != BARRIER)
+            continue;
+        for (int j = 0; j < barrier->after_count; j++)
+            if (barrier->after[j] == position)
+                barrier->after[j] = barrier->after[--barrier->after_count];
+        if (barrier->after_count == 0) { /* it joins those without a key, due now */
+            barrier->is = WAITING;
+            barrier->key = 0;
+            barrier->due_ms = m->now_ms;
+        }
+    }
+}
+
+static void model_end(struct model *m, struct task *task)
+{
+    task->is = FREE;
+    m->ended++;
+    fire_barriers(m, task->lane.position);
+    kl__lanes_end(m->lanes, &task->lane, m->now_ms);
+    update_turn(m, 0); /* barriers first */
+    update_turn(m, task->key);
+}
+
+static void do_add(struct model *m)
+{
+    int slot = free_slot(m);
+    if (slot < 0)
+        return;
+    struct task *task = &m->tasks[slot];
+    *task = (struct task){.key = (int)below(m, KEYS), .is = WAITING};
+    task->due_ms = m->now_ms - 3 + (int64_t)below(m, below(m, 3) ? 4 : 40);
+    task->lane = (kl__lane_task){.due_ms = task->due_ms, .position = ++m->position};
+    task->lane.priority = (int8_t)(below(m, 3) ? 0 : (int)below(m, 5) - 2);
+    CHECK(kl__lanes_add(m->lanes, &task->lane, key_named(task->key), m->now_ms) == KL_OK);
+    update_turn(m, task->key);
+}
+
+static void do_barrier(struct model *m)
+{
+    int slot = free_slot(m), key = 1 + (int)below(m, KEYS - 1);
+    if (slot < 0)
+        return;
+    struct task *barrier = &m->tasks[slot];
+    *barrier = (struct task){.key = -1, .is = BARRIER, .lane = {.position = ++m->position}};
+    for (int i = 0; i < TASKS; i++)
+        if (m->tasks[i].is != FREE && m->tasks[i].key == key)
+            barrier->after[barrier->after_count++] = m->tasks[i].lane.position;
+    if (barrier->after_count == 0)
+        fire_barriers(m, 0);
+    kl__lanes_add_barrier(m->lanes, &barrier->lane, key_named(key), m->now_ms);
+    update_turn(m, 0);
+}
+
+/* Whether key a must have its turn before key b. */
+static bool goes_before(const struct key *a, const struct key *b)
+{
+    return a->priority != b->priority ? a->priority < b->priority : a->turn < b->turn;
+}
+
+static void do_take(struct model *m)
+{
+    kl__lane_state state;
+    kl__lane_task *got = kl__lanes_take(m->lanes, m->now_ms);
+    struct task *task = got ? KL_CONTAINER(got, struct task, lane) : NULL;
+    if (task)
+        CHECK(next_of(m, task->key, &state) == task);
+    for (int key = 0; key < KEYS; key++)
+        if (next_of(m, key, &state))
+            CHECK(task && !goes_before(&m->keys[key], &m->keys[task->key]));
+    if (!task)
+        return;
+    task->is = RUNNING;
+    m->keys[task->key].ready = false;
+    update_turn(m, task->key);
+    m->taken++;
+}
+
+static void do_settle(struct model *m)
+{
+    struct task *task = pick(m, RUNNING);
+    if (!task)
+        return;
+    switch (below(m, 15)) {
+    case 0:
+    case 1:
+    case 3:
+        task->due_ms = m->now_ms - 1 + (int64_t)below(m, 20);
+        task->is = task->key ? HELD : WAITING;
+        kl__lanes_retry(m->lanes, &task->lane, task->due_ms, m->now_ms);
+        update_turn(m, task->key);
+        break;
+    case 2:
+        if (task->key) {
+            task->is = HELD;
+            m->keys[task->key].halted = true;
+            task->due_ms = m->now_ms;
+            kl__lanes_halt(m->lanes, &task->lane, m->now_ms);
+            update_turn(m, task->key);
+            break;
+        } /* fall through */
+    default:
+        model_end(m, task);
+    }
+}
+
+static void model_withdrawn(struct model *m, struct task *task)
+{
+    if (task->is == HELD)
+        m->keys[task->key].halted = false;
+    task->is = OUT;
+}
+
+static void do_withdraw(struct model *m)
+{
+    struct task *task = pick(m, below(m, 2) ? WAITING : HELD);
+    if (!task)
+        return;
+    kl__lanes_withdraw(m->lanes, &task->lane, m->now_ms);
+    CHECK_INT(kl__lane_task_key(&task->lane).len, key_named(task->key).bytes.len);
+    model_withdrawn(m, task);
+    update_turn(m, task->key);
+}
+
+static void do_key(struct model *m)
+{
+    int key = (int)below(m, KEYS);
+    struct key *k = &m->keys[key];
+    switch (below(m, 12)) {
+    case 0:
+        CHECK(kl__lanes_pause(m->lanes, key_named(key), m->now_ms) == KL_OK);
+        k->paused = true;
+        break;
+    case 1: {
+        bool running;
+        kl__lane_task *got = kl__lanes_skip(m->lanes, key_named(key), m->now_ms, &running);
+        for (int i = 0; i < TASKS; i++) {
+            struct task *other = &m->tasks[i];
+            if (got && other->key == key && &other->lane != got && other->is == WAITING && other->due_ms <= m->now_ms)
+                CHECK(KL_CONTAINER(got, struct task, lane)->is == HELD ||
+                      before(KL_CONTAINER(got, struct task, lane), other));
+            if (key && other->key == key && other->is == RUNNING)
+                CHECK(running && !got);
+        }
+        if (got)
+            model_withdrawn(m, KL_CONTAINER(got, struct task, lane));
+        break;
+    }
+    case 2: {
+        uint64_t waiting = 0;
+        for (int i = 0; i < TASKS; i++)
+            waiting += m->tasks[i].key == key && (m->tasks[i].is == WAITING || m->tasks[i].is == HELD);
+        for (kl__lane_task *got = kl__lanes_drain(m->lanes, key_named(key), m->now_ms); got; got = got->next, waiting--)
+            model_withdrawn(m, KL_CONTAINER(got, struct task, lane));
+        CHECK_INT(waiting, 0);
+        break;
+    }
+    default:
+        kl__lanes_resume(m->lanes, key_named(key), m->now_ms);
+        k->paused = k->halted = false;
+        for (int i = 0; key && i < TASKS; i++)
+            if (m->tasks[i].key == key && m->tasks[i].is == HELD && m->tasks[i].due_ms > m->now_ms)
+                m->tasks[i].due_ms = m->now_ms;
+    }
+    update_turn(m, key);
+}
+
+/* Keys that wake at one moment may take their turns in any order, so they share a turn here. Lanes notice the time when
+ * they are asked for a task. */
+static void do_time(struct model *m)
+{
+    m->now_ms += 1 + (int64_t)below(m, 3);
+    m->turn++;
+    for (int key = 0; key < KEYS; key++)
+        stamp_turn(m, key, m->turn);
+    if (kl__lanes_next_due(m->lanes) <= m->now_ms)
+        do_take(m);
+}
+
+static void check_keys(struct model *m)
+{
+    uint64_t live = 0, running = 0;
+    for (int i = 0; i < TASKS; i++) {
+        live += m->tasks[i].is != FREE;
+        running += m->tasks[i].is == RUNNING;
+    }
+    CHECK_INT(kl__lanes_counts(m->lanes)->tasks, live);
+    CHECK_INT(kl__lanes_counts(m->lanes)->running, running);
+    for (int key = 0; key < KEYS; key++) {
+        kl__lane_state state;
+        next_of(m, key, &state);
+        CHECK_INT(kl__lanes_show(m->lanes, key_named(key)).state, state);
+    }
+    CHECK(kl__lanes_valid(m->lanes));
+}
+
+TEST(lanes_agree_with_a_naive_model)
+{
+    struct model *m = calloc(1, sizeof *m);
+    uint64_t operations = test_ops(1000000);
+    m->random = test_seed();
+    m->now_ms = 1000;
+    m->lanes = kl__lanes_open();
+    REQUIRE(m->lanes != NULL);
+    for (uint64_t i = 0; i < operations && !test_failed(); i++) {
+        uint64_t dice = below(m, 100);
+        struct task *out;
+        if (dice < 27)
+            do_add(m);
+        else if (dice < 54)
+            do_take(m);
+        else if (dice < 81)
+            do_settle(m);
+        else if (dice < 83)
+            do_withdraw(m);
+        else if (dice < 86)
+            do_key(m);
+        else if (dice < 88)
+            do_barrier(m);
+        else if (dice < 96)
+            do_time(m);
+        else if ((out = pick(m, OUT)))
+            model_end(m, out);
+        if (i % 64 == 0 || operations < 10000)
+            check_keys(m);
+    }
+    printf("# %" PRIu64 " operations, %" PRIu64 " taken, %" PRIu64 " ended\n", operations, m->taken, m->ended);
+    CHECK(m->taken > operations / 20 && m->ended > operations / 20);
+    kl__lanes_close(m->lanes);
+    free(m);
+}
