@@ -21,6 +21,13 @@ static inline int64_t kl__monotonic_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* The moment `wait_ms` from now; KL_NEVER when that is KL_FOREVER or beyond all clocks. */
+static inline int64_t kl__deadline_ns(int64_t wait_ms)
+{
+    int64_t now = kl__monotonic_ns();
+    return wait_ms < (KL_NEVER - now) / 1000000 ? now + wait_ms * 1000000 : KL_NEVER;
+}
+
 static inline int64_t kl__wall_ms(void)
 {
     struct timespec now;

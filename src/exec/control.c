@@ -1,0 +1,287 @@
+/* control.c - looking at tasks and keys, and steering them: status, cancel, pause, skip, drain, barrier.
+ *
+ * None of this is on the hot path: each call takes the shard's mutex and empties its inbox first, so that it sees every
+ * task whose submit has returned. */
+#include "exec/internal.h"
+
+#include <sched.h>
+
+#include "base/wait.h"
+
+/* --- One task --- */
+
+static kl_rc fail_gone(void)
+{
+    return kl__fail(KL_ENOTFOUND, "there is no such task: it has ended, or the id is not from this executor");
+}
+
+/* Finds a live task and returns with its shard's mutex held. A task is briefly out of sight while the submit of another
+ * one, before it in the inbox, is under way. */
+static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__exec_task **ret_task)
+{
+    uint64_t index = id & ((UINT64_C(1) << exec->index_bits) - 1);
+    uint64_t shard_index = (id >> exec->index_bits) & ((UINT64_C(1) << exec->shard_bits) - 1);
+    uint64_t generation = id >> exec->index_bits >> exec->shard_bits;
+    if (shard_index >= exec->shard_count || index >= exec->shards[shard_index].inbox.capacity || generation % 2 == 0)
+        return fail_gone();
+    kl__shard *shard = &exec->shards[shard_index];
+    kl__exec_task *task = &shard->tasks[index];
+    for (;;) {
+        pthread_mutex_lock(&shard->mutex);
+        kl_rc rc = kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec));
+        if (atomic_load(&task->generation) != generation)
+            rc = fail_gone();
+        if (rc == KL_OK && task->lane.place != KL_PLACE_NONE) {
+            *ret_shard = shard;
+            *ret_task = task;
+            return KL_OK;
+        }
+        kl__shard_publish_hints(shard);
+        pthread_mutex_unlock(&shard->mutex);
+        if (rc != KL_OK)
+            return rc == KL_ENOMEM ? kl__fail_memory() : rc;
+        sched_yield();
+    }
+}
+
+/* Ends a visit of this file: what has become ready needs a thread. */
+static void leave(kl__shard *shard)
+{
+    kl__shard_publish_hints(shard);
+    bool ready = kl__lanes_ready(shard->lanes);
+    pthread_mutex_unlock(&shard->mutex);
+    if (ready)
+        kl__exec_wake_one(shard->exec);
+}
+
+kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
+{
+    kl__shard *shard;
+    kl__exec_task *task;
+    kl_rc rc = find_task(exec, id, &shard, &task);
+    if (rc != KL_OK)
+        return rc;
+    if (task->lane.place == KL_PLACE_RUNNING) {
+        atomic_store(&task->lane.stop_asked, KL_STOP_CANCEL);
+        rc = kl__fail(KL_EBUSY, "the task is running: it has been asked to stop and will not be retried");
+    } else if (task->lane.place == KL_PLACE_OUT) {
+        rc = fail_gone(); /* somebody else is just reporting it */
+    } else {
+        kl__lanes_withdraw(shard->lanes, &task->lane, kl__exec_now_ms(exec));
+        kl__shard_end_chain(shard, &task->lane, KL_CANCELLED, KL_ECANCELLED);
+    }
+    leave(shard);
+    return rc;
+}
+
+static kl_exec_state state_of(const kl__exec_task *task)
+{
+    switch ((kl__lane_place)task->lane.place) {
+    case KL_PLACE_RUNNING:
+        return KL_EXEC_RUNNING;
+    case KL_PLACE_HELD:
+        return KL_EXEC_RETRYING;
+    case KL_PLACE_LATER: /* where a failed task without a key waits, too */
+        return task->lane.attempts > 0 ? KL_EXEC_RETRYING : KL_EXEC_DELAYED;
+    default:
+        return KL_EXEC_WAITING;
+    }
+}
+
+static int64_t due_in(const kl_exec *exec, int64_t due_ms)
+{
+    int64_t now_ms = kl__exec_now_ms(exec);
+    return due_ms > now_ms && due_ms != KL_NEVER ? due_ms - now_ms : 0;
+}
+
+kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status)
+{
+    kl__shard *shard;
+    kl__exec_task *task;
+    kl_rc rc = find_task(exec, id, &shard, &task);
+    if (rc != KL_OK)
+        return rc;
+    kl_exec_state state = state_of(task);
+    *ret_status = (kl_exec_status){
+        .state = state,
+        .attempts = task->lane.attempts,
+        .due_in_ms = state == KL_EXEC_DELAYED || state == KL_EXEC_RETRYING ? due_in(exec, task->lane.due_ms) : 0,
+        .stop_asked = atomic_load(&task->lane.stop_asked) != KL_STOP_NONE,
+    };
+    leave(shard);
+    return KL_OK;
+}
+
+/* --- One key --- */
+
+/* Returns with the mutex of the key's shard held and its inbox empty. */
+static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
+{
+    kl_rc rc = kl__exec_check_key(key);
+    if (rc != KL_OK)
+        return rc;
+    if (key.len == 0)
+        return kl__fail(KL_EINVAL, "this call needs a key; tasks without one have no line to act on");
+    ret_key->bytes = key;
+    kl__shard *shard = kl__exec_shard_of(exec, key, &ret_key->hash);
+    pthread_mutex_lock(&shard->mutex);
+    if (kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec)) != KL_OK) {
+        pthread_mutex_unlock(&shard->mutex);
+        return kl__fail_memory();
+    }
+    *ret_shard = shard;
+    return KL_OK;
+}
+
+kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
+{
+    static const kl_key_state states[KL_LANE_STATES] = {
+        [KL_LANE_IDLE] = KL_KEY_IDLE,         [KL_LANE_READY] = KL_KEY_READY,     [KL_LANE_RUNNING] = KL_KEY_RUNNING,
+        [KL_LANE_RETRYING] = KL_KEY_RETRYING, [KL_LANE_DELAYED] = KL_KEY_DELAYED, [KL_LANE_PAUSED] = KL_KEY_PAUSED,
+        [KL_LANE_HALTED] = KL_KEY_HALTED,
+    };
+    kl__shard *shard;
+    kl__lane_key lane_key;
+    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    if (rc != KL_OK)
+        return rc;
+    kl__lane_info info = kl__lanes_show(shard->lanes, lane_key);
+    *ret_info = (kl_key_info){states[info.state], info.tasks, due_in(exec, info.until_ms)};
+    leave(shard);
+    return KL_OK;
+}
+
+kl_rc kl_exec_key_pause(kl_exec *exec, kl_bytes key)
+{
+    kl__shard *shard;
+    kl__lane_key lane_key;
+    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    if (rc != KL_OK)
+        return rc;
+    if (atomic_load(&exec->phase) != KL_EXEC_OPEN)
+        rc = kl__fail(KL_ECLOSED, "the executor is stopping; a paused key would keep it from ending");
+    else if (kl__lanes_pause(shard->lanes, lane_key, kl__exec_now_ms(exec)) != KL_OK)
+        rc = kl__fail_memory();
+    leave(shard);
+    return rc;
+}
+
+kl_rc kl_exec_key_resume(kl_exec *exec, kl_bytes key)
+{
+    kl__shard *shard;
+    kl__lane_key lane_key;
+    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    if (rc != KL_OK)
+        return rc;
+    kl__lanes_resume(shard->lanes, lane_key, kl__exec_now_ms(exec));
+    leave(shard);
+    return KL_OK;
+}
+
+kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key)
+{
+    kl__shard *shard;
+    kl__lane_key lane_key;
+    bool running;
+    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    if (rc != KL_OK)
+        return rc;
+    kl__lane_task *task = kl__lanes_skip(shard->lanes, lane_key, kl__exec_now_ms(exec), &running);
+    if (task)
+        kl__shard_end_chain(shard, task, KL_CANCELLED, KL_ECANCELLED);
+    else if (running)
+        rc = kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or skip it once it has failed");
+    else
+        rc = kl__fail(KL_ENOTFOUND, "the key has no task to skip");
+    leave(shard);
+    return rc;
+}
+
+kl_rc kl_exec_key_drain(kl_exec *exec, kl_bytes key, uint64_t *ret_count)
+{
+    kl__shard *shard;
+    kl__lane_key lane_key;
+    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    if (rc != KL_OK)
+        return rc;
+    uint64_t count = 0;
+    kl__lane_task *chain = kl__lanes_drain(shard->lanes, lane_key, kl__exec_now_ms(exec));
+    for (kl__lane_task *task = chain; task; task = task->next)
+        count++;
+    kl__shard_end_chain(shard, chain, KL_CANCELLED, KL_ECANCELLED);
+    leave(shard);
+    if (ret_count)
+        *ret_count = count;
+    return KL_OK;
+}
+
+/* --- Barrier --- */
+
+/* Shared by the one who waits and the barrier's report; whoever is last frees it. */
+struct barrier {
+    pthread_mutex_t mutex;
+    pthread_cond_t ended;
+    bool over;  /* everything before it has ended */
+    bool alone; /* the other side has left */
+};
+
+static kl_outcome do_nothing(kl_run *run, void *ctx)
+{
+    (void)run, (void)ctx;
+    return KL_DONE;
+}
+
+static void free_barrier(struct barrier *barrier)
+{
+    pthread_cond_destroy(&barrier->ended);
+    pthread_mutex_destroy(&barrier->mutex);
+    kl__free(barrier);
+}
+
+static void leave_barrier(struct barrier *barrier)
+{
+    bool last = barrier->alone;
+    barrier->alone = true;
+    pthread_mutex_unlock(&barrier->mutex);
+    if (last)
+        free_barrier(barrier);
+}
+
+static void barrier_reached(void *ctx, const kl_exec_end *end)
+{
+    struct barrier *barrier = ctx;
+    (void)end;
+    pthread_mutex_lock(&barrier->mutex);
+    barrier->over = true;
+    pthread_cond_signal(&barrier->ended);
+    leave_barrier(barrier);
+}
+
+kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
+{
+    if (key.len == 0)
+        return kl__fail(KL_EINVAL, "a barrier needs a key; tasks without one are in no order");
+    if (kl__current_run && kl__current_run->exec == exec)
+        return kl__fail(KL_EBUSY,
+                        "a barrier inside a task would wait for the task itself; submit what comes after instead");
+    int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
+    struct barrier *barrier = kl__alloc_zeroed(1, sizeof *barrier);
+    if (!barrier)
+        return kl__fail_memory();
+    pthread_mutex_init(&barrier->mutex, NULL);
+    kl__cond_init(&barrier->ended);
+    kl_exec_task_opts opts = {.size = sizeof opts, .end = barrier_reached, .end_ctx = barrier};
+    kl_exec_task task = {key, do_nothing, NULL, &opts};
+    kl_rc rc = kl__exec_submit_barrier(exec, &task, wait_ms);
+    if (rc != KL_OK) {
+        free_barrier(barrier);
+        return rc;
+    }
+    pthread_mutex_lock(&barrier->mutex);
+    while (!barrier->over && kl__cond_wait(&barrier->ended, &barrier->mutex, until_ns))
+        ;
+    if (!barrier->over)
+        rc = kl__fail(KL_ETIMEDOUT, "not everything before the barrier ended within %lld ms", (long long)wait_ms);
+    leave_barrier(barrier);
+    return rc;
+}

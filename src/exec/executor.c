@@ -1,0 +1,484 @@
+/* executor.c - opening an executor and submitting tasks to it: the start of the data path.
+ *
+ *      submit:  check -> hash the key -> shard -> claim a place -> fill in the task -> publish -> wake a thread
+ *
+ * A submit takes no mutex unless it must wait for room, and allocates nothing unless the key is long or the task has a
+ * delay, a deadline or a report of its own. What it may need is allocated before a place is claimed, so that a claimed
+ * place is always published. */
+#include "exec/internal.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/random.h"
+#include "base/wait.h"
+
+enum { BATCH_CHUNK = 64, LOG_LINE_BYTES = 512 };
+
+_Thread_local kl_run *kl__current_run;
+static _Thread_local kl_exec_full last_full;
+
+/* A task that is ready to be written into a place. */
+struct order {
+    const kl_exec_task *task;
+    kl__shard *shard;
+    uint32_t hash;
+    int8_t priority;
+    uint8_t kind;
+    uint16_t attempts_max;
+    kl__task_extra *extra; /* ours until the place is claimed */
+    char *far_key;         /* likewise */
+};
+
+void kl__exec_log(const kl_exec *exec, kl_log_level level, const char *format, ...)
+{
+    if (!exec->opts.log)
+        return;
+    char line[LOG_LINE_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(line, sizeof line, format, arguments);
+    va_end(arguments);
+    exec->opts.log(exec->opts.log_ctx, level, line);
+}
+
+/* --- Opening --- */
+
+static uint32_t bits_for(uint32_t count)
+{
+    uint32_t bits = 0;
+    while ((UINT64_C(1) << bits) < count)
+        bits++;
+    return bits;
+}
+
+static kl_rc start_threads(kl_exec *exec)
+{
+    for (uint32_t i = 0; i < exec->thread_count; i++) {
+        kl__exec_thread *thread = &exec->threads[i];
+        thread->exec = exec;
+        thread->home = (uint32_t)((uint64_t)i * exec->shard_count / exec->thread_count);
+        kl__cond_init(&thread->wake);
+        int error = pthread_create(&thread->id, NULL, kl__thread_main, thread);
+        if (error) {
+            pthread_cond_destroy(&thread->wake);
+            exec->thread_count = i; /* close joins those that run */
+            return kl__fail(KL_ESYSTEM, "thread %u of %lld could not be started (%s); ask for fewer threads", i + 1,
+                            (long long)exec->opts.threads, strerror(error));
+        }
+    }
+    return KL_OK;
+}
+
+static kl_rc build(kl_exec *exec, const kl_clock *clock)
+{
+    exec->clock = clock ? *clock : (kl_clock){NULL, NULL};
+    exec->index_bits = bits_for((uint32_t)exec->opts.shard_capacity);
+    exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
+    atomic_init(&exec->random, kl__random_seed());
+    pthread_mutex_init(&exec->park_mutex, NULL);
+    kl__cond_init(&exec->all_ended);
+    exec->shards = kl__alloc_aligned(KL_CACHE_LINE, (size_t)exec->opts.shards, sizeof *exec->shards);
+    exec->threads = kl__alloc_zeroed((size_t)exec->opts.threads, sizeof *exec->threads);
+    if (!exec->shards || !exec->threads)
+        return kl__fail_memory();
+    for (; exec->shard_count < (uint32_t)exec->opts.shards; exec->shard_count++) {
+        kl_rc rc = kl__shard_open(&exec->shards[exec->shard_count], exec, exec->shard_count);
+        if (rc != KL_OK)
+            return rc;
+    }
+    exec->thread_count = (uint32_t)exec->opts.threads;
+    return start_threads(exec);
+}
+
+kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl_clock *clock, kl_exec **ret_exec)
+{
+    kl_exec_opts complete;
+    kl_rc rc = kl__exec_opts_complete(opts, &complete);
+    if (rc != KL_OK)
+        return rc;
+    kl_exec *exec = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *exec);
+    if (!exec)
+        return kl__fail_memory();
+    exec->opts = complete;
+    rc = build(exec, clock);
+    if (rc != KL_OK) {
+        kl_exec_close(exec);
+        return rc;
+    }
+    *ret_exec = exec;
+    return KL_OK;
+}
+
+kl_rc kl_exec_open(const kl_exec_opts *opts, kl_exec **ret_exec)
+{
+    if (!ret_exec)
+        return kl__fail(KL_EINVAL, "kl_exec_open: ret_exec is NULL; pass where the executor is to be stored");
+    return kl__exec_open_with(opts, NULL, ret_exec);
+}
+
+void kl_exec_close(kl_exec *exec)
+{
+    if (!exec)
+        return;
+    KL_ASSERT(!kl__current_run || kl__current_run->exec != exec);
+    if (exec->thread_count > 0)
+        kl_exec_abort(exec);
+    for (uint32_t i = 0; i < exec->thread_count; i++) {
+        /* A thread that a task has ended is being replaced under this mutex. */
+        pthread_mutex_lock(&exec->park_mutex);
+        pthread_t id = exec->threads[i].id;
+        pthread_mutex_unlock(&exec->park_mutex);
+        pthread_join(id, NULL);
+        pthread_cond_destroy(&exec->threads[i].wake);
+    }
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        kl__shard_close(&exec->shards[i]);
+    pthread_cond_destroy(&exec->all_ended);
+    pthread_mutex_destroy(&exec->park_mutex);
+    kl__free(exec->threads);
+    kl__free(exec->shards);
+    kl__free(exec);
+}
+
+/* --- Checking and routing --- */
+
+kl_rc kl__exec_check_key(kl_bytes key)
+{
+    if (KL_LIKELY(key.len <= KL_KEY_BYTES_MAX))
+        return KL_OK;
+    return kl__fail(KL_EINVAL, "the key has %zu bytes and may have %d; use a hash of it, or a shorter name", key.len,
+                    KL_KEY_BYTES_MAX);
+}
+
+kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash)
+{
+    uint64_t hash = kl__hash(key, KL_SEED_SHARD);
+    *ret_hash = (uint32_t)hash;
+    return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
+}
+
+kl_exec_id kl__exec_id_of(const kl_exec *exec, const kl__shard *shard, const kl__exec_task *task)
+{
+    uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
+    return ((generation << exec->shard_bits | shard->index) << exec->index_bits) | (uint64_t)(task - shard->tasks);
+}
+
+kl_exec_full kl_exec_last_full(void) { return last_full; }
+
+static void route(kl_exec *exec, struct order *order)
+{
+    if (KL_LIKELY(order->task->key.len > 0)) {
+        order->shard = kl__exec_shard_of(exec, order->task->key, &order->hash);
+    } else {
+        uint32_t turn = atomic_fetch_add_explicit(&exec->next_shard, 1, memory_order_relaxed);
+        order->shard = &exec->shards[turn % exec->shard_count];
+        order->hash = 0;
+    }
+}
+
+static kl_rc add_extra(kl_exec *exec, struct order *order, const kl_exec_task_opts *opts)
+{
+    kl__task_extra *extra = kl__alloc_zeroed(1, sizeof *extra);
+    if (!extra)
+        return kl__fail_memory();
+    int64_t now = opts->delay_ms || opts->deadline_ms ? kl__exec_now_ms(exec) : 0;
+    extra->due_ms = opts->delay_ms ? now + opts->delay_ms : 0;
+    extra->deadline_ms = opts->deadline_ms ? now + opts->deadline_ms : KL_NEVER;
+    extra->end = opts->end;
+    extra->end_ctx = opts->end_ctx;
+    order->extra = extra;
+    return KL_OK;
+}
+
+static void drop_order(struct order *order)
+{
+    kl__free(order->extra);
+    kl__free(order->far_key);
+}
+
+static kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct order *ret_order)
+{
+    if (KL_UNLIKELY(!task->fn))
+        return kl__fail(KL_EINVAL, "the task has no function; pass the function that does its work");
+    kl_rc rc = kl__exec_check_key(task->key);
+    if (rc != KL_OK)
+        return rc;
+    *ret_order = (struct order){.task = task, .attempts_max = (uint16_t)exec->opts.attempts_max};
+    if (task->opts) {
+        kl_exec_task_opts opts;
+        if ((rc = kl__exec_task_opts_check(task->opts, &opts)) != KL_OK)
+            return rc;
+        ret_order->priority = (int8_t)opts.priority;
+        if (opts.attempts_max)
+            ret_order->attempts_max = (uint16_t)opts.attempts_max;
+        if ((opts.delay_ms || opts.deadline_ms || opts.end) && (rc = add_extra(exec, ret_order, &opts)) != KL_OK)
+            return rc;
+    }
+    if (KL_UNLIKELY(task->key.len > KL_TASK_KEY_INLINE)) {
+        if (!(ret_order->far_key = kl__alloc(task->key.len))) {
+            drop_order(ret_order);
+            return kl__fail_memory();
+        }
+        memcpy(ret_order->far_key, task->key.data, task->key.len);
+    }
+    route(exec, ret_order);
+    return KL_OK;
+}
+
+/* --- Handing over --- */
+
+static kl_exec_id fill(const struct order *order, uint64_t number)
+{
+    kl__shard *shard = order->shard;
+    uint32_t index = kl__inbox_free_task(&shard->inbox, number);
+    kl__exec_task *task = &shard->tasks[index];
+    task->fn = order->task->fn;
+    task->ctx = order->task->ctx;
+    task->extra = order->extra;
+    if (KL_UNLIKELY(order->extra != NULL))
+        order->extra->task = task;
+    task->lane.priority = order->priority;
+    task->lane.place = KL_PLACE_NONE;
+    task->lane.kind = order->kind;
+    task->lane.attempts = 0;
+    task->lane.attempts_max = order->attempts_max;
+    atomic_store_explicit(&task->lane.stop_asked, KL_STOP_NONE, memory_order_relaxed);
+    task->key.len = (uint16_t)order->task->key.len;
+    if (KL_UNLIKELY(order->far_key != NULL))
+        task->key.far = order->far_key;
+    else
+        memcpy(task->key.near, order->task->key.data, order->task->key.len);
+    uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
+    atomic_store_explicit(&task->generation, generation + 1, memory_order_relaxed);
+    kl_exec_id id = kl__exec_id_of(shard->exec, shard, task);
+    kl__inbox_publish(&shard->inbox, number, index, order->hash);
+    return id;
+}
+
+/* Whether the task must not wait in the inbox while others are taken: it may belong before them, or has a time to keep. */
+static bool is_urgent(const struct order *order) { return order->priority != 0 || order->extra != NULL; }
+
+/* After publishing: a thread that went to sleep before it could see the task must be woken. The fence orders our publish
+ * before our look at the sleepers; a thread going to sleep does the two in the opposite order. */
+static void announce(kl__shard *shard, bool urgent)
+{
+    if (KL_UNLIKELY(urgent))
+        atomic_store(&shard->urgent, true);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (KL_UNLIKELY(atomic_load_explicit(&shard->exec->idle_count, memory_order_relaxed) > 0))
+        kl__exec_wake_one(shard->exec);
+}
+
+static kl_rc fail_full(kl__shard *shard)
+{
+    uint64_t length = kl__inbox_length(&shard->inbox), capacity = shard->inbox.capacity;
+    last_full = (kl_exec_full){shard->index, (uint32_t)(length < capacity ? length : capacity), (uint32_t)capacity};
+    atomic_fetch_add_explicit(&shard->full, 1, memory_order_relaxed);
+    return kl__fail(KL_EFULL, "shard %u is full (%u of %u tasks); submit again later, or raise shard_capacity",
+                    last_full.shard, last_full.length, last_full.capacity);
+}
+
+static kl_rc fail_closed(void)
+{
+    return kl__fail(KL_ECLOSED, "the executor has been stopped and takes no more tasks; open a new one");
+}
+
+/* Claims at least one place, waiting for room until `until_ns`. */
+static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, uint64_t *ret_first,
+                           uint64_t *ret_count)
+{
+    kl_rc rc;
+    pthread_mutex_lock(&shard->mutex);
+    shard->waiting++;
+    while ((rc = kl__inbox_claim(&shard->inbox, wanted, ret_first, ret_count)) == KL_EFULL) {
+        if (!kl__cond_wait(&shard->room, &shard->mutex, until_ns))
+            break;
+    }
+    shard->waiting--;
+    pthread_mutex_unlock(&shard->mutex);
+    return rc;
+}
+
+/* When to give up waiting for room, in real time (a test's clock does not end waits); 0: do not wait. */
+static int64_t wait_until(const kl_exec *exec, int64_t timeout_ms)
+{
+    if (timeout_ms <= 0 || (kl__current_run && kl__current_run->exec == exec))
+        return 0;
+    return kl__deadline_ns(timeout_ms);
+}
+
+/* A task without a key may go to any shard that has room. */
+static kl_rc claim_anywhere(kl_exec *exec, struct order *order, uint64_t *ret_number)
+{
+    uint64_t count;
+    kl_rc rc = KL_EFULL;
+    for (uint32_t i = 0; i < exec->shard_count && rc == KL_EFULL; i++) {
+        order->shard = &exec->shards[(order->shard->index + 1) % exec->shard_count];
+        rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
+    }
+    return rc;
+}
+
+static kl_rc submit_order(kl_exec *exec, struct order *order, int64_t timeout_ms, kl_exec_id *ret_id)
+{
+    uint64_t number, count;
+    kl_rc rc = kl__inbox_claim(&order->shard->inbox, 1, &number, &count);
+    if (KL_UNLIKELY(rc == KL_EFULL) && order->task->key.len == 0)
+        rc = claim_anywhere(exec, order, &number);
+    if (KL_UNLIKELY(rc == KL_EFULL)) {
+        int64_t until_ns = wait_until(exec, timeout_ms);
+        if (until_ns)
+            rc = claim_waiting(order->shard, 1, until_ns, &number, &count);
+    }
+    if (KL_UNLIKELY(rc != KL_OK)) {
+        drop_order(order);
+        return rc == KL_EFULL ? fail_full(order->shard) : fail_closed();
+    }
+    bool urgent = is_urgent(order);
+    kl_exec_id id = fill(order, number);
+    if (ret_id)
+        *ret_id = id;
+    announce(order->shard, urgent);
+    return KL_OK;
+}
+
+static int64_t timeout_of(const kl_exec *exec, const kl_exec_task_opts *opts)
+{
+    if (opts && opts->size > offsetof(kl_exec_task_opts, submit_timeout_ms) && opts->submit_timeout_ms)
+        return opts->submit_timeout_ms;
+    return exec->opts.submit_timeout_ms;
+}
+
+kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, const kl_exec_task_opts *opts,
+                     kl_exec_id *ret_id)
+{
+    struct order order;
+    kl_exec_task task = {key, fn, ctx, opts};
+    kl_rc rc = prepare(exec, &task, &order);
+    if (KL_UNLIKELY(rc != KL_OK))
+        return rc;
+    return submit_order(exec, &order, timeout_of(exec, opts), ret_id);
+}
+
+kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t timeout_ms)
+{
+    struct order order;
+    kl_rc rc = prepare(exec, task, &order);
+    if (rc != KL_OK)
+        return rc;
+    order.kind = KL_KIND_BARRIER;
+    return submit_order(exec, &order, timeout_ms, NULL);
+}
+
+/* --- Batches: the same, but one claim and one wake-up per shard of each chunk --- */
+
+/* Submits the orders of one shard, given as indices into `orders`. What is not taken gets id 0. */
+static kl_rc submit_group(kl_exec *exec, struct order *orders, const uint8_t *members, size_t count, kl_exec_id *ids,
+                          size_t *taken)
+{
+    kl__shard *shard = orders[members[0]].shard;
+    size_t done = 0;
+    bool urgent = false;
+    kl_rc rc = KL_OK;
+    while (done < count) {
+        uint64_t first, places;
+        rc = kl__inbox_claim(&shard->inbox, count - done, &first, &places);
+        struct order *next = &orders[members[done]];
+        if (KL_UNLIKELY(rc == KL_EFULL) && next->task->key.len == 0 && claim_anywhere(exec, next, &first) == KL_OK) {
+            ids[members[done++]] = fill(next, first);
+            announce(next->shard, is_urgent(next));
+            continue;
+        }
+        if (KL_UNLIKELY(rc == KL_EFULL)) {
+            int64_t until_ns = wait_until(exec, timeout_of(exec, next->task->opts));
+            if (until_ns)
+                rc = claim_waiting(shard, count - done, until_ns, &first, &places);
+        }
+        if (rc != KL_OK)
+            break;
+        for (uint64_t i = 0; i < places; i++, done++) {
+            ids[members[done]] = fill(&orders[members[done]], first + i);
+            urgent |= is_urgent(&orders[members[done]]);
+        }
+        announce(shard, urgent);
+    }
+    *taken += done;
+    for (size_t i = done; i < count; i++) {
+        ids[members[i]] = 0;
+        drop_order(&orders[members[i]]);
+    }
+    return rc == KL_OK ? KL_OK : rc == KL_EFULL ? fail_full(shard) : fail_closed();
+}
+
+/* Submits up to BATCH_CHUNK prepared orders, grouped by shard, each group in order. */
+static kl_rc submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl_exec_id *ids, size_t *taken)
+{
+    uint8_t starts[KL_EXEC_SHARDS_MAX + 1] = {0}, members[BATCH_CHUNK];
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; i < count; i++)
+        starts[orders[i].shard->index]++;
+    for (uint32_t i = 0, sum = 0; i <= exec->shard_count; i++) {
+        uint32_t size = i < exec->shard_count ? starts[i] : 0;
+        starts[i] = (uint8_t)sum;
+        sum += size;
+    }
+    uint8_t ends[KL_EXEC_SHARDS_MAX];
+    memcpy(ends, starts, exec->shard_count);
+    for (size_t i = 0; i < count; i++)
+        members[ends[orders[i].shard->index]++] = (uint8_t)i;
+    for (uint32_t i = 0; i < exec->shard_count; i++) {
+        if (ends[i] == starts[i])
+            continue;
+        kl_rc group = submit_group(exec, orders, members + starts[i], (size_t)(ends[i] - starts[i]), ids, taken);
+        if (group != KL_OK)
+            rc = group;
+    }
+    return rc;
+}
+
+static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        kl_exec_task_opts opts;
+        kl_rc rc = tasks[i].fn ? kl__exec_check_key(tasks[i].key)
+                               : kl__fail(KL_EINVAL, "task %zu of the batch has no function", i);
+        if (rc == KL_OK && tasks[i].opts)
+            rc = kl__exec_task_opts_check(tasks[i].opts, &opts);
+        if (rc != KL_OK)
+            return rc;
+    }
+    return KL_OK;
+}
+
+kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t count, kl_exec_id *ret_ids,
+                           size_t *ret_taken)
+{
+    size_t taken = 0, at = 0;
+    kl_rc rc = check_batch(tasks, count);
+    while (at < count && rc == KL_OK) {
+        struct order orders[BATCH_CHUNK];
+        kl_exec_id ids[BATCH_CHUNK];
+        size_t size = 0;
+        while (size < BATCH_CHUNK && at + size < count && rc == KL_OK) {
+            if ((rc = prepare(exec, &tasks[at + size], &orders[size])) == KL_OK)
+                size++;
+        }
+        if (size > 0) {
+            kl_rc chunk = submit_chunk(exec, orders, size, ids, &taken);
+            rc = chunk == KL_OK ? rc : chunk;
+        }
+        if (ret_ids)
+            memcpy(ret_ids + at, ids, size * sizeof ids[0]);
+        at += size;
+    }
+    if (ret_ids && at < count)
+        memset(ret_ids + at, 0, (count - at) * sizeof ret_ids[0]);
+    if (ret_taken)
+        *ret_taken = taken;
+    return rc;
+}

@@ -1,0 +1,117 @@
+/* inbox.h - how a submitted task reaches its shard, and how its memory comes back.
+ *
+ * A ring of slots, one per place of the shard's capacity (rounded up to a power of two), and a fixed set of tasks. Two
+ * counters run forever: `tail` numbers the tasks that were claimed, `ended` those that have ended. A producer may claim
+ * number n while n < ended + capacity: that one comparison is the capacity limit, and it also promises that slot n holds
+ * a free task, because
+ *
+ *        slot n:   free task  --fill, publish-->  published  --drain-->  empty  --somebody's n-th recycle-->  free task
+ *                  producer n                     the shard's owner             the shard's owner
+ *
+ * the c-th task to end, whichever it is, is put into slot c + capacity for the producer with that number. So a submit is
+ * one compare-and-swap and no allocation, and producers meet the owner nowhere else.
+ *
+ * Producers touch `tail` and `limit`, which is what they last saw of ended + capacity; the owner touches the rest. The
+ * owner is whoever holds the shard's mutex. A claimed slot is published at once; until then, later ones wait behind it. */
+#ifndef KL_INBOX_H
+#define KL_INBOX_H
+
+#include <stdatomic.h>
+
+#include "base/base.h"
+
+enum { KL_INBOX_INDEX_BITS = 24 };
+
+/* A slot: bit 63 = published, bits 24..55 = the key's hash, bits 0..23 = which task. */
+#define KL_INBOX_PUBLISHED  (UINT64_C(1) << 63)
+#define KL_INBOX_INDEX_MASK ((UINT64_C(1) << KL_INBOX_INDEX_BITS) - 1)
+#define KL_INBOX_CLOSED     (UINT64_C(1) << 63) /* in tail */
+#define KL_INBOX_COUNT_MASK (~KL_INBOX_CLOSED)
+
+typedef struct kl__inbox {
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) tail;
+    _Atomic(uint64_t) limit;
+    _Atomic(uint64_t) *slots;
+    uint64_t mask;
+    uint64_t capacity;
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) ended;
+    _Atomic(uint64_t) drained; /* written by the owner only */
+} kl__inbox;
+
+KL_MUST_USE kl_rc kl__inbox_open(kl__inbox *inbox, uint32_t capacity);
+void kl__inbox_close(kl__inbox *inbox);
+
+static inline uint64_t kl__inbox_claimed(kl__inbox *inbox)
+{
+    return atomic_load_explicit(&inbox->tail, memory_order_acquire) & KL_INBOX_COUNT_MASK;
+}
+
+static inline uint64_t kl__inbox_length(kl__inbox *inbox)
+{
+    uint64_t ended = atomic_load_explicit(&inbox->ended, memory_order_acquire); /* first: it never passes tail */
+    return kl__inbox_claimed(inbox) - ended;
+}
+
+/* No claim succeeds from now on. */
+static inline void kl__inbox_shut(kl__inbox *inbox) { atomic_fetch_or(&inbox->tail, KL_INBOX_CLOSED); }
+
+/* Claims up to `wanted` numbers, the first of which is *ret_first; *ret_count says how many. KL_EFULL: none is free.
+ * KL_ECLOSED. Neither records a sentence: the caller may want to wait. */
+static inline kl_rc kl__inbox_claim(kl__inbox *inbox, uint64_t wanted, uint64_t *ret_first, uint64_t *ret_count)
+{
+    uint64_t tail = atomic_load_explicit(&inbox->tail, memory_order_relaxed), limit, count;
+    do {
+        if (KL_UNLIKELY(tail & KL_INBOX_CLOSED))
+            return KL_ECLOSED;
+        limit = atomic_load_explicit(&inbox->limit, memory_order_acquire);
+        if (KL_UNLIKELY(tail >= limit)) {
+            limit = atomic_load_explicit(&inbox->ended, memory_order_acquire) + inbox->capacity;
+            if (tail >= limit)
+                return KL_EFULL;
+            atomic_store_explicit(&inbox->limit, limit, memory_order_release);
+        }
+        count = limit - tail < wanted ? limit - tail : wanted;
+    } while (!atomic_compare_exchange_weak_explicit(&inbox->tail, &tail, tail + count, memory_order_relaxed,
+                                                    memory_order_relaxed));
+    *ret_first = tail;
+    *ret_count = count;
+    return KL_OK;
+}
+
+/* The free task that comes with a claimed number. */
+static inline uint32_t kl__inbox_free_task(kl__inbox *inbox, uint64_t number)
+{
+    return (uint32_t)atomic_load_explicit(&inbox->slots[number & inbox->mask], memory_order_relaxed);
+}
+
+static inline void kl__inbox_publish(kl__inbox *inbox, uint64_t number, uint32_t task, uint32_t hash)
+{
+    atomic_store_explicit(&inbox->slots[number & inbox->mask],
+                          KL_INBOX_PUBLISHED | (uint64_t)hash << KL_INBOX_INDEX_BITS | task, memory_order_release);
+}
+
+/* The next slot to drain, or 0 when it is not published. From any thread; only the owner can rely on it. */
+static inline uint64_t kl__inbox_peek(kl__inbox *inbox)
+{
+    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
+    uint64_t slot = atomic_load_explicit(&inbox->slots[number & inbox->mask], memory_order_acquire);
+    return slot & KL_INBOX_PUBLISHED ? slot : 0;
+}
+
+/* Takes the peeked slot out. */
+static inline void kl__inbox_pop(kl__inbox *inbox)
+{
+    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
+    atomic_store_explicit(&inbox->slots[number & inbox->mask], 0, memory_order_relaxed);
+    atomic_store_explicit(&inbox->drained, number + 1, memory_order_relaxed);
+}
+
+/* A task has ended: its memory is free for another. */
+static inline void kl__inbox_recycle(kl__inbox *inbox, uint32_t task)
+{
+    uint64_t ended = atomic_load_explicit(&inbox->ended, memory_order_relaxed);
+    atomic_store_explicit(&inbox->slots[(ended + inbox->capacity) & inbox->mask], task, memory_order_relaxed);
+    atomic_store_explicit(&inbox->ended, ended + 1, memory_order_release);
+}
+
+#endif

@@ -1,0 +1,169 @@
+/* internal.h - what the files of the executor share: task, shard, thread, executor.
+ *
+ * Reading order: executor.c (submit) -> inbox.h -> shard.c (drain, take, settle) -> thread.c (run). stop.c ends it,
+ * control.c looks at it and steers it. */
+#ifndef KL_EXEC_INTERNAL_H
+#define KL_EXEC_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "base/clock.h"
+#include "base/tree.h"
+#include "exec/inbox.h"
+#include "keyline/exec.h"
+#include "lanes/lanes.h"
+
+enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12 };
+
+/* What few tasks have: allocated only for them. */
+typedef struct kl__task_extra {
+    kl__tree_node by_deadline; /* in the shard's deadlines, if it has one */
+    int64_t deadline_ms;       /* KL_NEVER: none */
+    int64_t due_ms;            /* 0: at once */
+    kl_end_fn *end;
+    void *end_ctx;
+    struct kl__exec_task *task;
+    char *error; /* of the last attempt, or NULL */
+} kl__task_extra;
+
+/* On the way through the inbox the key stands where the lane's links will be. */
+typedef union kl__task_key {
+    struct {
+        char near[KL_TASK_KEY_INLINE];
+        uint16_t len;
+    };
+    char *far; /* the bytes of a longer one, allocated */
+} kl__task_key;
+
+typedef struct kl__exec_task {
+    union {
+        kl__lane_task lane;
+        kl__task_key key;
+    };
+    _Atomic(uint64_t) generation; /* odd while the task lives; part of its id */
+    kl_task_fn *fn;
+    void *ctx;
+    kl__task_extra *extra;
+} kl__exec_task;
+
+_Static_assert(sizeof(kl__exec_task) + sizeof(uint64_t) <= 96, "a queued task and its slot: at most 96 bytes");
+_Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, priority), "the key must leave the other fields alone");
+
+enum { KL_KIND_TASK, KL_KIND_BARRIER }; /* kl__lane_task.kind */
+
+enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE }; /* kl__lane_task.stop_asked, written under the shard's mutex */
+
+typedef struct kl__run_histogram {
+    uint64_t count[KL_RUN_BUCKETS + 1];
+    int64_t sum_ns;
+} kl__run_histogram;
+
+typedef struct kl__shard {
+    kl__inbox inbox;
+    alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards the rest, and makes its holder the inbox's owner */
+    kl__lanes *lanes;
+    kl__exec_task *tasks; /* `capacity` of them */
+    kl__tree_node *deadlines;
+    struct kl_exec *exec;
+    uint32_t index;
+    uint32_t waiting; /* producers waiting for room */
+    pthread_cond_t room;
+    int64_t looked_ns; /* when the inbox was last drained */
+    uint64_t barriers, retries, dead, cancelled;
+    kl__run_histogram runs;
+    /* Hints for threads that look for work without the mutex. */
+    alignas(KL_CACHE_LINE) _Atomic(bool) ready;
+    _Atomic(bool) urgent; /* a task with a priority waits in the inbox: drain before the next take */
+    _Atomic(int64_t) next_due;
+    _Atomic(uint64_t) full;
+} kl__shard;
+
+struct kl_run {
+    struct kl_exec *exec;
+    kl__shard *shard;
+    kl__exec_task *task; /* NULL: nothing runs */
+    int64_t retry_after_ms;
+    char error[KL_EXEC_ERROR_BYTES];
+};
+
+typedef struct kl__exec_thread {
+    struct kl_exec *exec;
+    pthread_t id;
+    uint32_t home; /* the shard it looks at first */
+    kl_run run;
+    /* Sleeping, under exec->park_mutex. */
+    pthread_cond_t wake;
+    struct kl__exec_thread *next_idle;
+    bool idle;
+} kl__exec_thread;
+
+typedef enum kl__exec_phase { KL_EXEC_OPEN, KL_EXEC_DRAINING, KL_EXEC_ABORTING } kl__exec_phase;
+
+struct kl_exec {
+    kl_exec_opts opts; /* complete */
+    kl__shard *shards;
+    kl__exec_thread *threads;
+    uint32_t shard_count, thread_count;
+    uint32_t index_bits, shard_bits; /* of an id */
+    kl_clock clock;
+    _Atomic(uint64_t) random;
+    _Atomic(uint32_t) next_shard; /* for tasks without a key */
+    _Atomic(int) phase;
+    alignas(KL_CACHE_LINE) _Atomic(uint32_t) idle_count; /* a hint; exact under park_mutex */
+    alignas(KL_CACHE_LINE) pthread_mutex_t park_mutex;
+    kl__exec_thread *idle;
+    pthread_cond_t all_ended;
+};
+
+/* The run under way in this thread, or NULL. */
+extern _Thread_local kl_run *kl__current_run;
+
+static inline int64_t kl__exec_now_ns(const kl_exec *exec)
+{
+    return KL_LIKELY(!exec->clock.now_ns) ? kl__monotonic_ns() : exec->clock.now_ns(exec->clock.ctx);
+}
+
+static inline int64_t kl__ns_to_ms(int64_t ns) { return ns / 1000000; }
+static inline int64_t kl__exec_now_ms(const kl_exec *exec) { return kl__ns_to_ms(kl__exec_now_ns(exec)); }
+
+/* executor.c. With a test's clock, time passes when the test says so and then calls kl__exec_wake_all. */
+KL_MUST_USE kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl_clock *clock, kl_exec **ret_exec);
+KL_MUST_USE kl_rc kl__exec_check_key(kl_bytes key);
+KL_MUST_USE kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t timeout_ms);
+kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash);
+kl_exec_id kl__exec_id_of(const kl_exec *exec, const kl__shard *shard, const kl__exec_task *task);
+
+/* options.c */
+KL_MUST_USE kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts);
+KL_MUST_USE kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_exec_task_opts *ret_opts);
+
+/* shard.c. All but open, close, lock and report are called with the shard's mutex held. */
+KL_MUST_USE kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index);
+void kl__shard_close(kl__shard *shard);
+kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns);
+kl__exec_task *kl__shard_take(kl__shard *shard, int64_t now_ns);
+void kl__shard_publish_hints(kl__shard *shard);
+void kl__shard_end(kl__shard *shard, kl__exec_task *task, int64_t now_ns);
+void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome,
+                         kl_rc rc); /* leaves the mutex meanwhile */
+void kl__shard_give_up(kl__shard *shard);
+void kl__shard_expire(kl__shard *shard, int64_t now_ns);
+void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
+bool kl__shard_has_work(kl__shard *shard, int64_t now_ms);
+
+/* thread.c */
+void *kl__thread_main(void *thread);
+void kl__exec_wake_one(kl_exec *exec);
+void kl__exec_wake_all(kl_exec *exec);
+
+int64_t kl__run_bucket_ns(int bucket); /* the upper bound of a bucket of the run histogram */
+
+/* stop.c */
+bool kl__exec_all_ended(kl_exec *exec);
+void kl__exec_note_end(kl_exec *exec); /* after a task has ended while the executor is stopping */
+
+void kl__exec_log(const kl_exec *exec, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
+
+#endif

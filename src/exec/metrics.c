@@ -1,0 +1,117 @@
+/* metrics.c - the executor's metrics in Prometheus text, one line per shard. */
+#include "exec/internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+struct text {
+    char *buffer;
+    size_t size;
+    size_t length;
+};
+
+static void put(struct text *text, const char *format, ...) KL_PRINTF(2, 3);
+
+static void put(struct text *text, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    bool room = text->length < text->size;
+    int written =
+        vsnprintf(room ? text->buffer + text->length : NULL, room ? text->size - text->length : 0, format, arguments);
+    va_end(arguments);
+    KL_ASSERT(written >= 0);
+    text->length += (size_t)written;
+}
+
+/* What one shard shows, copied out under its mutex. */
+struct sample {
+    uint64_t submitted, full, depth, retries, dead, cancelled;
+    kl__run_histogram runs;
+    uint64_t keys[KL_LANE_STATES];
+};
+
+static void take_sample(kl__shard *shard, struct sample *ret_sample)
+{
+    pthread_mutex_lock(&shard->mutex);
+    uint64_t ended = atomic_load(&shard->inbox.ended), claimed = kl__inbox_claimed(&shard->inbox);
+    const kl__lane_counts *counts = kl__lanes_counts(shard->lanes);
+    *ret_sample = (struct sample){.submitted = claimed - shard->barriers,
+                                  .full = atomic_load(&shard->full),
+                                  .depth = claimed - ended,
+                                  .retries = shard->retries,
+                                  .dead = shard->dead,
+                                  .cancelled = shard->cancelled,
+                                  .runs = shard->runs};
+    for (int i = 0; i < KL_LANE_STATES; i++)
+        ret_sample->keys[i] = counts->keys[i];
+    pthread_mutex_unlock(&shard->mutex);
+}
+
+static void put_histogram(struct text *text, uint32_t shard, const kl__run_histogram *runs)
+{
+    uint64_t below = 0;
+    for (int i = 0; i < KL_RUN_BUCKETS; i++) {
+        below += runs->count[i];
+        put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"%g\"} %llu\n", shard,
+            (double)kl__run_bucket_ns(i) / 1e9, (unsigned long long)below);
+    }
+    below += runs->count[KL_RUN_BUCKETS];
+    put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"+Inf\"} %llu\n", shard,
+        (unsigned long long)below);
+    put(text, "keyline_exec_run_duration_seconds_sum{shard=\"%u\"} %.9f\n", shard, (double)runs->sum_ns / 1e9);
+    put(text, "keyline_exec_run_duration_seconds_count{shard=\"%u\"} %llu\n", shard, (unsigned long long)below);
+}
+
+struct family {
+    const char *name, *type, *help;
+    size_t offset; /* of its value in a sample */
+};
+
+static const struct family families[] = {
+    {"keyline_exec_submitted_total", "counter", "Tasks taken.", offsetof(struct sample, submitted)},
+    {"keyline_exec_full_total", "counter", "Submits refused because the shard was full.",
+     offsetof(struct sample, full)},
+    {"keyline_exec_depth", "gauge", "Tasks taken and not ended.", offsetof(struct sample, depth)},
+    {"keyline_exec_retries_total", "counter", "Attempts that failed and were followed by another.",
+     offsetof(struct sample, retries)},
+    {"keyline_exec_dead_total", "counter", "Tasks that failed for good or timed out.", offsetof(struct sample, dead)},
+    {"keyline_exec_cancelled_total", "counter", "Tasks that were cancelled or given up.",
+     offsetof(struct sample, cancelled)},
+};
+
+static void put_keys(struct text *text, uint32_t shard, const uint64_t *keys)
+{
+    static const char *const names[KL_LANE_STATES] = {"idle",    "ready",  "running", "retrying",
+                                                      "delayed", "paused", "halted"};
+    for (int i = KL_LANE_READY; i < KL_LANE_STATES; i++)
+        put(text, "keyline_exec_keys{shard=\"%u\",state=\"%s\"} %llu\n", shard, names[i], (unsigned long long)keys[i]);
+}
+
+kl_rc kl_exec_metrics(kl_exec *exec, char *buffer, size_t size, size_t *ret_length)
+{
+    struct text text = {buffer, size, 0};
+    struct sample *samples = kl__alloc_zeroed(exec->shard_count, sizeof *samples);
+    if (!samples)
+        return kl__fail_memory();
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        take_sample(&exec->shards[i], &samples[i]);
+    for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
+        const struct family *family = &families[f];
+        put(&text, "# HELP %s %s\n# TYPE %s %s\n", family->name, family->help, family->name, family->type);
+        for (uint32_t i = 0; i < exec->shard_count; i++) {
+            uint64_t value = *(const uint64_t *)(const void *)((const char *)&samples[i] + family->offset);
+            put(&text, "%s{shard=\"%u\"} %llu\n", family->name, i, (unsigned long long)value);
+        }
+    }
+    put(&text, "# HELP keyline_exec_keys Keys with tasks, by what they are doing.\n# TYPE keyline_exec_keys gauge\n");
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        put_keys(&text, i, samples[i].keys);
+    put(&text, "# HELP keyline_exec_run_duration_seconds How long attempts ran.\n"
+               "# TYPE keyline_exec_run_duration_seconds histogram\n");
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        put_histogram(&text, i, &samples[i].runs);
+    kl__free(samples);
+    *ret_length = text.length;
+    return KL_OK;
+}

@@ -1,0 +1,258 @@
+/* shard.c - one shard: the inbox is drained into the lanes, tasks are taken from them and ended.
+ *
+ * From: executor.c (published tasks).  To: thread.c (which runs what is taken).
+ *
+ * Everything here happens under the shard's mutex, except the reports to the caller's functions: a task that is to be
+ * reported is first withdrawn from its line, then reported without the mutex, then ended. Until it is ended it counts, so
+ * that a drain or a barrier returns after the report and not before.
+ *
+ * The inbox is drained in small helpings, when nothing is ready or a millisecond has passed: what waits in the ring is in
+ * order and compact, what is in the lanes stays in the cache. Only priorities can tell the difference, so while any task
+ * with a priority is about, everything is drained before each take. */
+#include "exec/internal.h"
+
+#include <string.h>
+
+#include "base/wait.h"
+
+enum { HELPING = 256, LOOK_EVERY_NS = 1000000 };
+
+kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
+{
+    uint32_t capacity = (uint32_t)exec->opts.shard_capacity;
+    shard->exec = exec;
+    shard->index = index;
+    kl_rc rc = kl__inbox_open(&shard->inbox, capacity);
+    if (rc != KL_OK)
+        return rc;
+    shard->tasks = kl__alloc_zeroed(capacity, sizeof *shard->tasks);
+    shard->lanes = kl__lanes_open();
+    if (!shard->tasks || !shard->lanes) {
+        kl__inbox_close(&shard->inbox);
+        kl__free(shard->tasks);
+        kl__lanes_close(shard->lanes);
+        return kl__fail_memory();
+    }
+    pthread_mutex_init(&shard->mutex, NULL);
+    kl__cond_init(&shard->room);
+    atomic_init(&shard->next_due, KL_NEVER);
+    return KL_OK;
+}
+
+void kl__shard_close(kl__shard *shard)
+{
+    KL_ASSERT(kl__inbox_length(&shard->inbox) == 0);
+    pthread_cond_destroy(&shard->room);
+    pthread_mutex_destroy(&shard->mutex);
+    kl__lanes_close(shard->lanes);
+    kl__free(shard->tasks);
+    kl__inbox_close(&shard->inbox);
+}
+
+/* --- Deadlines --- */
+
+static bool deadline_less(const kl__tree_node *a, const kl__tree_node *b)
+{
+    const kl__task_extra *x = KL_CONTAINER(a, kl__task_extra, by_deadline);
+    const kl__task_extra *y = KL_CONTAINER(b, kl__task_extra, by_deadline);
+    return x->deadline_ms != y->deadline_ms ? x->deadline_ms < y->deadline_ms : x < y;
+}
+
+static kl__task_extra *first_deadline(const kl__shard *shard)
+{
+    kl__tree_node *node = kl__tree_first(shard->deadlines);
+    return node ? KL_CONTAINER(node, kl__task_extra, by_deadline) : NULL;
+}
+
+static void drop_deadline(kl__shard *shard, kl__task_extra *extra)
+{
+    if (extra->deadline_ms == KL_NEVER)
+        return;
+    kl__tree_remove(&shard->deadlines, &extra->by_deadline, deadline_less);
+    extra->deadline_ms = KL_NEVER;
+}
+
+static bool is_waiting(const kl__exec_task *task)
+{
+    return task->lane.place != KL_PLACE_RUNNING && task->lane.place != KL_PLACE_OUT;
+}
+
+void kl__shard_expire(kl__shard *shard, int64_t now_ns)
+{
+    kl__task_extra *extra;
+    kl__lane_task *chain = NULL, **end = &chain;
+    while ((extra = first_deadline(shard)) && extra->deadline_ms <= kl__ns_to_ms(now_ns)) {
+        kl__exec_task *task = extra->task;
+        drop_deadline(shard, extra);
+        if (!is_waiting(task)) {
+            if (atomic_load(&task->lane.stop_asked) == KL_STOP_NONE)
+                atomic_store(&task->lane.stop_asked, KL_STOP_DEADLINE);
+            continue;
+        }
+        kl__lanes_withdraw(shard->lanes, &task->lane, kl__ns_to_ms(now_ns));
+        *end = &task->lane;
+        end = &task->lane.next;
+    }
+    kl__shard_end_chain(shard, chain, KL_DEAD, KL_ETIMEDOUT);
+}
+
+/* --- In --- */
+
+/* Moves one published task into the lanes. KL_ENOMEM: it stays where it is. */
+static kl_rc enter(kl__shard *shard, uint64_t slot, int64_t now_ms)
+{
+    kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
+    uint32_t hash = (uint32_t)(slot >> KL_INBOX_INDEX_BITS);
+    kl__task_key copy = task->key; /* its bytes lie where the lane's links go */
+    kl__lane_key key = {{copy.len > KL_TASK_KEY_INLINE ? copy.far : copy.near, copy.len}, hash};
+    kl__task_extra *extra = task->extra;
+    task->lane.due_ms = extra && extra->due_ms > now_ms ? extra->due_ms : now_ms;
+    task->lane.position = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
+    if (task->lane.kind == KL_KIND_BARRIER) {
+        kl__lanes_add_barrier(shard->lanes, &task->lane, key, now_ms);
+        shard->barriers++;
+    } else if (kl__lanes_add(shard->lanes, &task->lane, key, now_ms) != KL_OK) {
+        task->key = copy;
+        return KL_ENOMEM;
+    }
+    if (KL_UNLIKELY(extra && extra->deadline_ms != KL_NEVER))
+        kl__tree_insert(&shard->deadlines, &extra->by_deadline, deadline_less);
+    if (KL_UNLIKELY(copy.len > KL_TASK_KEY_INLINE))
+        kl__free(copy.far);
+    kl__inbox_pop(&shard->inbox);
+    return KL_OK;
+}
+
+kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns)
+{
+    uint64_t slot;
+    kl_rc rc = KL_OK;
+    int64_t now_ms = kl__ns_to_ms(now_ns);
+    shard->looked_ns = now_ns;
+    for (; most > 0 && rc == KL_OK && (slot = kl__inbox_peek(&shard->inbox)); most--)
+        rc = enter(shard, slot, now_ms);
+    return rc;
+}
+
+/* --- Out --- */
+
+/* The next task to run, or NULL. */
+kl__exec_task *kl__shard_take(kl__shard *shard, int64_t now_ns)
+{
+    int64_t now_ms = kl__ns_to_ms(now_ns);
+    if (KL_UNLIKELY(atomic_load_explicit(&shard->urgent, memory_order_relaxed)) ||
+        kl__lanes_counts(shard->lanes)->prioritized > 0) {
+        atomic_store(&shard->urgent, false);
+        if (kl__shard_drain_inbox(shard, UINT64_MAX, now_ns) != KL_OK)
+            atomic_store(&shard->urgent, true);
+    } else if (now_ns - shard->looked_ns > LOOK_EVERY_NS) {
+        kl__shard_drain_inbox(shard, HELPING, now_ns);
+    }
+    kl__lane_task *task = kl__lanes_take(shard->lanes, now_ms);
+    while (!task && kl__inbox_peek(&shard->inbox)) {
+        if (kl__shard_drain_inbox(shard, HELPING, now_ns) != KL_OK)
+            break; /* out of memory: the rest waits in the inbox until there is some */
+        task = kl__lanes_take(shard->lanes, now_ms);
+    }
+    return task ? KL_CONTAINER(task, kl__exec_task, lane) : NULL;
+}
+
+/* Tells threads that look for work what they would find. */
+void kl__shard_publish_hints(kl__shard *shard)
+{
+    kl__task_extra *deadline = first_deadline(shard);
+    int64_t next_due = kl__lanes_next_due(shard->lanes);
+    if (deadline && deadline->deadline_ms < next_due)
+        next_due = deadline->deadline_ms;
+    atomic_store_explicit(&shard->ready, kl__lanes_ready(shard->lanes), memory_order_relaxed);
+    atomic_store_explicit(&shard->next_due, next_due, memory_order_relaxed);
+}
+
+bool kl__shard_has_work(kl__shard *shard, int64_t now_ms)
+{
+    return atomic_load_explicit(&shard->ready, memory_order_relaxed) || kl__inbox_peek(&shard->inbox) ||
+           atomic_load_explicit(&shard->next_due, memory_order_relaxed) <= now_ms;
+}
+
+/* The task is over: it leaves the lanes and its memory goes back to the inbox. */
+void kl__shard_end(kl__shard *shard, kl__exec_task *task, int64_t now_ns)
+{
+    kl__inbox *inbox = &shard->inbox;
+    kl__lanes_end(shard->lanes, &task->lane, kl__ns_to_ms(now_ns));
+    if (KL_UNLIKELY(task->extra != NULL)) {
+        drop_deadline(shard, task->extra);
+        kl__free(task->extra->error);
+        kl__free(task->extra);
+    }
+    uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
+    atomic_store_explicit(&task->generation, generation + 1, memory_order_relaxed);
+    kl__inbox_recycle(inbox, (uint32_t)(task - shard->tasks));
+    /* Waiting producers are let in when half of the shard is free, so that they come in bulk; but when nothing is left to
+     * run, there is no reason to let them wait. */
+    if (KL_UNLIKELY(shard->waiting > 0) &&
+        (kl__inbox_length(inbox) <= inbox->capacity / 2 || !kl__lanes_ready(shard->lanes)))
+        pthread_cond_broadcast(&shard->room);
+    if (KL_UNLIKELY(atomic_load_explicit(&shard->exec->phase, memory_order_relaxed) != KL_EXEC_OPEN))
+        kl__exec_note_end(shard->exec);
+}
+
+/* --- Reports --- */
+
+/* Tells the task's owner how it ended. Not under the mutex: the owner may call anything. A thread that is cancelled ends
+ * in its next task, not here, where it would leave the task neither reported nor ended. */
+void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error)
+{
+    const kl_exec_opts *opts = &shard->exec->opts;
+    const kl__task_extra *extra = task->extra;
+    if (!(extra && extra->end) && (outcome == KL_DONE || task->lane.kind == KL_KIND_BARRIER))
+        return;
+    kl_exec_end end = {.id = kl__exec_id_of(shard->exec, shard, task),
+                       .key = kl__lane_task_key(&task->lane),
+                       .fn = task->fn,
+                       .ctx = task->ctx,
+                       .outcome = outcome,
+                       .rc = rc,
+                       .attempts = task->lane.attempts,
+                       .shard = shard->index,
+                       .error = error                   ? error
+                                : extra && extra->error ? extra->error
+                                                        : ""};
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    if (extra && extra->end)
+        extra->end(extra->end_ctx, &end);
+    if (outcome != KL_DONE && task->lane.kind != KL_KIND_BARRIER) {
+        if (opts->on_failure)
+            opts->on_failure(opts->on_failure_ctx, &end);
+        kl__exec_log(shard->exec, KL_LOG_WARN, "a task of key '%.*s' ended as %s after %u attempts: %s",
+                     (int)end.key.len, (const char *)end.key.data, kl_rc_text(rc), end.attempts,
+                     *end.error ? end.error : "no error text");
+    }
+    pthread_setcancelstate(state, NULL);
+}
+
+/* Reports and ends withdrawn tasks, in order. Leaves the mutex for the reports and holds it again on return. */
+void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome, kl_rc rc)
+{
+    if (KL_LIKELY(!chain))
+        return;
+    kl__shard_publish_hints(shard);
+    while (chain) {
+        kl__exec_task *task = KL_CONTAINER(chain, kl__exec_task, lane);
+        chain = chain->next;
+        pthread_mutex_unlock(&shard->mutex);
+        kl__exec_report(shard, task, outcome, rc, NULL);
+        pthread_mutex_lock(&shard->mutex);
+        shard->dead += outcome == KL_DEAD;
+        shard->cancelled += outcome == KL_CANCELLED && task->lane.kind != KL_KIND_BARRIER;
+        kl__shard_end(shard, task, kl__exec_now_ns(shard->exec));
+    }
+}
+
+/* Ends everything that is not running: the executor is being aborted. */
+void kl__shard_give_up(kl__shard *shard)
+{
+    int64_t now_ns = kl__exec_now_ns(shard->exec);
+    kl__shard_drain_inbox(shard, UINT64_MAX, now_ns); /* what memory does not allow yet comes in later */
+    kl__shard_end_chain(shard, kl__lanes_drain_all(shard->lanes, kl__ns_to_ms(now_ns)), KL_CANCELLED, KL_ECLOSED);
+}

@@ -1,0 +1,99 @@
+/* stop.c - ending an executor: drain, drain with a deadline, abort.
+ *
+ *      OPEN --> DRAINING --> ABORTING        and never back
+ *
+ * Stopping shuts every inbox, which is atomic against claims: a submit has either claimed its place before, and then the
+ * task is run or reported, or it gets KL_ECLOSED. The executor is over when every shard is shut and has ended as many
+ * tasks as it has claimed. */
+#include "exec/internal.h"
+
+#include "base/wait.h"
+
+bool kl__exec_all_ended(kl_exec *exec)
+{
+    for (uint32_t i = 0; i < exec->shard_count; i++) {
+        kl__inbox *inbox = &exec->shards[i].inbox;
+        uint64_t tail = atomic_load(&inbox->tail);
+        if (!(tail & KL_INBOX_CLOSED) || (tail & KL_INBOX_COUNT_MASK) != atomic_load(&inbox->ended))
+            return false;
+    }
+    return true;
+}
+
+void kl__exec_note_end(kl_exec *exec)
+{
+    if (!kl__exec_all_ended(exec))
+        return;
+    pthread_mutex_lock(&exec->park_mutex);
+    pthread_cond_broadcast(&exec->all_ended);
+    pthread_mutex_unlock(&exec->park_mutex);
+    kl__exec_wake_all(exec);
+}
+
+static void raise_phase(kl_exec *exec, kl__exec_phase phase)
+{
+    int old = atomic_load(&exec->phase);
+    while (old < (int)phase && !atomic_compare_exchange_weak(&exec->phase, &old, phase))
+        ;
+}
+
+static void begin_stop(kl_exec *exec, kl__exec_phase phase)
+{
+    raise_phase(exec, phase);
+    for (uint32_t i = 0; i < exec->shard_count; i++) {
+        kl__shard *shard = &exec->shards[i];
+        kl__inbox_shut(&shard->inbox);
+        pthread_mutex_lock(&shard->mutex);
+        pthread_cond_broadcast(&shard->room); /* those who wait for room wait in vain */
+        if (atomic_load(&exec->phase) == KL_EXEC_ABORTING)
+            kl__shard_give_up(shard);
+        else
+            kl__lanes_resume_all(shard->lanes, kl__exec_now_ms(exec));
+        kl__shard_publish_hints(shard);
+        pthread_mutex_unlock(&shard->mutex);
+    }
+    kl__exec_wake_all(exec);
+}
+
+/* False: until_ns came first. */
+static bool wait_for_end(kl_exec *exec, int64_t until_ns)
+{
+    bool ended;
+    pthread_mutex_lock(&exec->park_mutex);
+    while (!(ended = kl__exec_all_ended(exec)) && kl__cond_wait(&exec->all_ended, &exec->park_mutex, until_ns))
+        ;
+    pthread_mutex_unlock(&exec->park_mutex);
+    return ended;
+}
+
+static kl_rc fail_inside(const char *call)
+{
+    return kl__fail(KL_EBUSY, "%s was called inside a task: the stop has begun, but a task cannot wait for itself",
+                    call);
+}
+
+static bool inside_task(const kl_exec *exec) { return kl__current_run && kl__current_run->exec == exec; }
+
+kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
+{
+    int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
+    kl__exec_log(exec, KL_LOG_INFO, "draining %u shards", exec->shard_count);
+    begin_stop(exec, KL_EXEC_DRAINING);
+    if (inside_task(exec))
+        return fail_inside("kl_exec_drain");
+    if (wait_for_end(exec, until_ns))
+        return KL_OK;
+    kl__exec_log(exec, KL_LOG_WARN, "the drain took too long; giving up what is left");
+    (void)kl_exec_abort(exec);
+    return kl__fail(KL_ETIMEDOUT, "not everything ended within %lld ms; the rest was given up and reported",
+                    (long long)wait_ms);
+}
+
+kl_rc kl_exec_abort(kl_exec *exec)
+{
+    begin_stop(exec, KL_EXEC_ABORTING);
+    if (inside_task(exec))
+        return fail_inside("kl_exec_abort");
+    wait_for_end(exec, KL_NEVER);
+    return KL_OK;
+}

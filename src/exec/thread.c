@@ -1,0 +1,353 @@
+/* thread.c - the executor's threads: find a shard with work, run its tasks, settle them, sleep when there is none.
+ *
+ * From: shard.c (take).  To: shard.c (end) or the lanes (retry).
+ *
+ * A thread visits the shards in turn and stays with one for a bounded number of tasks or a millisecond, so that no shard
+ * starves whatever the others hold. It holds the shard's mutex only between tasks; while it runs one, any other thread
+ * may take the next ready key of the same shard. A task is taken when it starts and not before: a task that blocks keeps
+ * its own key and one thread, nothing else.
+ *
+ * Sleeping. A thread that finds no work registers as idle, looks once more, and sleeps until it is woken or something is
+ * due. Whoever makes work visible does so before looking at the idle threads; so one of the two sees the other. Whoever
+ * takes a task and leaves ready keys behind wakes one more. */
+#include "exec/internal.h"
+
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/random.h"
+#include "base/wait.h"
+
+enum { VISIT_TASKS = 256, VISIT_NS = 1000000, YIELDS = 16, REPLACE_WAIT_NS = 10000000 };
+
+/* --- Waking and sleeping --- */
+
+static void pop_idle(kl_exec *exec)
+{
+    kl__exec_thread *thread = exec->idle;
+    exec->idle = thread->next_idle;
+    thread->idle = false;
+    atomic_fetch_sub(&exec->idle_count, 1);
+    pthread_cond_signal(&thread->wake);
+}
+
+void kl__exec_wake_one(kl_exec *exec)
+{
+    pthread_mutex_lock(&exec->park_mutex);
+    if (exec->idle)
+        pop_idle(exec);
+    pthread_mutex_unlock(&exec->park_mutex);
+}
+
+void kl__exec_wake_all(kl_exec *exec)
+{
+    pthread_mutex_lock(&exec->park_mutex);
+    while (exec->idle)
+        pop_idle(exec);
+    pthread_mutex_unlock(&exec->park_mutex);
+}
+
+static void remove_idle(kl_exec *exec, kl__exec_thread *thread)
+{
+    kl__exec_thread **link = &exec->idle;
+    while (*link != thread)
+        link = &(*link)->next_idle;
+    *link = thread->next_idle;
+    thread->idle = false;
+    atomic_fetch_sub(&exec->idle_count, 1);
+}
+
+static bool any_work(kl_exec *exec)
+{
+    int64_t now_ms = kl__exec_now_ms(exec);
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        if (kl__shard_has_work(&exec->shards[i], now_ms))
+            return true;
+    return false;
+}
+
+static bool finished(kl_exec *exec) { return atomic_load(&exec->phase) != KL_EXEC_OPEN && kl__exec_all_ended(exec); }
+
+/* When the next key or deadline comes up, on the monotonic clock. A test's clock says nothing about that: the test wakes
+ * the threads itself. */
+static int64_t next_due_ns(kl_exec *exec)
+{
+    int64_t due_ms = KL_NEVER;
+    for (uint32_t i = 0; i < exec->shard_count; i++) {
+        int64_t shard_due = atomic_load_explicit(&exec->shards[i].next_due, memory_order_relaxed);
+        if (shard_due < due_ms)
+            due_ms = shard_due;
+    }
+    return due_ms == KL_NEVER || exec->clock.now_ns ? KL_NEVER : due_ms * 1000000;
+}
+
+static void sleep_until_work(kl__exec_thread *thread)
+{
+    kl_exec *exec = thread->exec;
+    pthread_mutex_lock(&exec->park_mutex);
+    thread->idle = true;
+    thread->next_idle = exec->idle;
+    exec->idle = thread;
+    atomic_fetch_add(&exec->idle_count, 1);
+    atomic_thread_fence(memory_order_seq_cst); /* the counterpart of announce() in executor.c */
+    if (!any_work(exec) && !finished(exec)) {
+        while (thread->idle && kl__cond_wait(&thread->wake, &exec->park_mutex, next_due_ns(exec)))
+            ;
+    }
+    if (thread->idle)
+        remove_idle(exec, thread);
+    pthread_mutex_unlock(&exec->park_mutex);
+}
+
+/* --- Settling --- */
+
+static const int64_t bucket_bounds_ns[KL_RUN_BUCKETS] = {1000,      10000,      100000,      1000000,
+                                                         5000000,   10000000,   50000000,    100000000,
+                                                         500000000, 1000000000, 10000000000, 60000000000};
+
+static void record_run(kl__shard *shard, int64_t ns)
+{
+    int bucket = 0;
+    while (bucket < KL_RUN_BUCKETS && ns > bucket_bounds_ns[bucket])
+        bucket++;
+    shard->runs.count[bucket]++;
+    shard->runs.sum_ns += ns;
+}
+
+int64_t kl__run_bucket_ns(int bucket) { return bucket_bounds_ns[bucket]; }
+
+/* Doubles from the base, up to the maximum, and then picks between half of it and all of it, so that keys that failed
+ * together do not come back together. */
+static int64_t back_off(const kl_exec_opts *opts, uint32_t attempt, uint64_t random)
+{
+    int64_t delay = opts->backoff_base_ms;
+    for (uint32_t i = 1; i < attempt && delay < opts->backoff_max_ms; i++)
+        delay *= 2;
+    if (delay > opts->backoff_max_ms)
+        delay = opts->backoff_max_ms;
+    return delay - (int64_t)kl__random_below(&random, (uint64_t)(delay / 2 + 1));
+}
+
+static int64_t retry_delay(kl_run *run)
+{
+    kl_exec *exec = run->exec;
+    if (run->retry_after_ms >= 0)
+        return run->retry_after_ms;
+    uint64_t state = atomic_fetch_add_explicit(&exec->random, 0x9e3779b97f4a7c15u, memory_order_relaxed);
+    uint64_t random = kl__random_next(&state);
+    uint32_t attempt = run->task->lane.attempts;
+    if (exec->opts.retry)
+        return exec->opts.retry(exec->opts.retry_ctx, attempt, random);
+    return back_off(&exec->opts, attempt, random);
+}
+
+/* What follows a failed attempt: KL_OK when the task is to run again, else why it is over. */
+static kl_rc judge_failure(kl_run *run, kl_outcome outcome, int64_t due_ms)
+{
+    const kl__exec_task *task = run->task;
+    uint8_t stop = atomic_load(&task->lane.stop_asked);
+    if (stop != KL_STOP_NONE)
+        return stop == KL_STOP_CANCEL ? KL_ECANCELLED : KL_ETIMEDOUT;
+    if (outcome != KL_RETRY || task->lane.attempts >= task->lane.attempts_max || due_ms == KL_NEVER)
+        return KL_EDEAD;
+    if (atomic_load(&run->exec->phase) == KL_EXEC_ABORTING)
+        return KL_ECLOSED;
+    return task->extra && task->extra->deadline_ms <= due_ms ? KL_ETIMEDOUT : KL_OK;
+}
+
+/* Keeps the attempt's error text for a report that may come from elsewhere. Without memory the text is lost, the task is
+ * not. */
+static void keep_error(kl_run *run)
+{
+    kl__exec_task *task = run->task;
+    if (!run->error[0])
+        return;
+    if (!task->extra) {
+        if (!(task->extra = kl__alloc_zeroed(1, sizeof *task->extra)))
+            return;
+        task->extra->deadline_ms = KL_NEVER;
+        task->extra->task = task;
+    }
+    size_t size = strlen(run->error) + 1;
+    kl__free(task->extra->error);
+    task->extra->error = kl__alloc(size);
+    if (task->extra->error)
+        memcpy(task->extra->error, run->error, size);
+}
+
+/* Settles an attempt that was not done. Returns with the shard's mutex held. */
+static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
+{
+    kl__shard *shard = run->shard;
+    kl__exec_task *task = run->task;
+    int64_t delay_ms = outcome == KL_RETRY && task->lane.attempts < task->lane.attempts_max ? retry_delay(run) : -1;
+    if (delay_ms > KL_EXEC_WAIT_MS_MAX)
+        delay_ms = KL_EXEC_WAIT_MS_MAX;
+    int64_t due_ms = delay_ms < 0 ? KL_NEVER : kl__ns_to_ms(now_ns) + delay_ms;
+    pthread_mutex_lock(&shard->mutex);
+    kl_rc rc = judge_failure(run, outcome, due_ms);
+    if (rc == KL_OK) {
+        keep_error(run);
+        shard->retries++;
+        kl__lanes_retry(shard->lanes, &task->lane, due_ms, kl__ns_to_ms(now_ns));
+        kl__shard_publish_hints(shard);
+        if (atomic_load_explicit(&run->exec->idle_count, memory_order_relaxed) > 0)
+            kl__exec_wake_one(run->exec); /* whoever sleeps may have to get up earlier now */
+        return;
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    bool cancelled = rc == KL_ECANCELLED || rc == KL_ECLOSED;
+    kl__exec_report(shard, task, cancelled ? KL_CANCELLED : KL_DEAD, rc, run->error);
+    pthread_mutex_lock(&shard->mutex);
+    shard->dead += !cancelled;
+    shard->cancelled += cancelled;
+    kl__shard_end(shard, task, now_ns);
+}
+
+/* Settles the attempt and returns with the shard's mutex held. */
+static void settle(kl_run *run, kl_outcome outcome, int64_t now_ns, int64_t ran_ns)
+{
+    kl__shard *shard = run->shard;
+    kl__exec_task *task = run->task;
+    run->task = NULL;
+    if (KL_LIKELY(outcome == KL_DONE)) {
+        if (KL_UNLIKELY(task->extra != NULL))
+            kl__exec_report(shard, task, KL_DONE, KL_OK, run->error);
+        pthread_mutex_lock(&shard->mutex);
+        kl__shard_end(shard, task, now_ns);
+    } else {
+        run->task = task;
+        settle_failure(run, outcome, now_ns);
+        run->task = NULL;
+    }
+    record_run(shard, ran_ns);
+}
+
+/* --- Running --- */
+
+/* Runs tasks of one shard until it has no more for us, or others deserve a visit. False: somebody else was there. */
+static bool visit(kl__exec_thread *thread, kl__shard *shard)
+{
+    kl_exec *exec = thread->exec;
+    kl_run *run = &thread->run;
+    if (pthread_mutex_trylock(&shard->mutex) != 0)
+        return false;
+    int64_t start_ns = kl__exec_now_ns(exec), now_ns = start_ns;
+    if (KL_UNLIKELY(atomic_load(&exec->phase) == KL_EXEC_ABORTING))
+        kl__shard_give_up(shard);
+    if (KL_UNLIKELY(shard->deadlines != NULL))
+        kl__shard_expire(shard, now_ns);
+    for (int i = 0; i < VISIT_TASKS && now_ns - start_ns < VISIT_NS; i++) {
+        kl__exec_task *task = kl__shard_take(shard, now_ns);
+        if (!task)
+            break;
+        kl__shard_publish_hints(shard);
+        bool more = kl__lanes_ready(shard->lanes);
+        task->lane.attempts++;
+        run->shard = shard;
+        run->task = task;
+        run->retry_after_ms = -1;
+        run->error[0] = '\0';
+        pthread_mutex_unlock(&shard->mutex);
+        if (KL_UNLIKELY(more && atomic_load_explicit(&exec->idle_count, memory_order_relaxed) > 0))
+            kl__exec_wake_one(exec);
+        kl_outcome outcome = task->fn(run, task->ctx);
+        int64_t end_ns = kl__exec_now_ns(exec);
+        settle(run, outcome, end_ns, end_ns - now_ns);
+        now_ns = end_ns;
+    }
+    kl__shard_publish_hints(shard);
+    pthread_mutex_unlock(&shard->mutex);
+    return true;
+}
+
+/* One round over all shards. False: none had work. */
+static bool visit_all(kl__exec_thread *thread)
+{
+    kl_exec *exec = thread->exec;
+    bool worked = false;
+    for (uint32_t i = 0; i < exec->shard_count; i++) {
+        kl__shard *shard = &exec->shards[(thread->home + i) % exec->shard_count];
+        if (kl__shard_has_work(shard, kl__exec_now_ms(exec))) {
+            visit(thread, shard);
+            worked = true;
+        }
+    }
+    return worked;
+}
+
+static void work(kl__exec_thread *thread)
+{
+    kl_exec *exec = thread->exec;
+    int quiet = 0; /* rounds without work: yield a few times first, producers may just be getting at it */
+    while (!finished(exec)) {
+        if (visit_all(thread)) {
+            quiet = 0;
+        } else if (++quiet < YIELDS) {
+            sched_yield();
+        } else {
+            sleep_until_work(thread);
+            quiet = 0;
+        }
+    }
+    kl__exec_wake_all(exec);
+}
+
+/* A task has ended its thread. The attempt counts as failed, and another thread takes this one's place; it starts by
+ * taking park_mutex, so that it finds its own id in place. */
+static void thread_ended(void *argument)
+{
+    kl__exec_thread *thread = argument;
+    kl_exec *exec = thread->exec;
+    if (thread->run.task) {
+        kl_run_error(&thread->run, "the task ended its thread");
+        settle(&thread->run, KL_RETRY, kl__exec_now_ns(exec), 0);
+        kl__shard_publish_hints(thread->run.shard);
+        pthread_mutex_unlock(&thread->run.shard->mutex);
+    }
+    kl__exec_log(exec, KL_LOG_ERROR, "a task ended its thread; starting another");
+    pthread_detach(pthread_self());
+    pthread_mutex_lock(&exec->park_mutex);
+    pthread_t id;
+    while (pthread_create(&id, NULL, kl__thread_main, thread) != 0) /* nothing but waiting can help */
+        kl__cond_wait(&thread->wake, &exec->park_mutex, kl__monotonic_ns() + REPLACE_WAIT_NS);
+    thread->id = id;
+    pthread_mutex_unlock(&exec->park_mutex);
+}
+
+void *kl__thread_main(void *argument)
+{
+    kl__exec_thread *thread = argument;
+    pthread_mutex_lock(&thread->exec->park_mutex);
+    pthread_mutex_unlock(&thread->exec->park_mutex);
+    thread->run = (kl_run){.exec = thread->exec};
+    kl__current_run = &thread->run;
+    pthread_cleanup_push(thread_ended, thread);
+    work(thread);
+    pthread_cleanup_pop(0);
+    return NULL;
+}
+
+/* --- What a task can ask and say --- */
+
+kl_exec_id kl_run_id(const kl_run *run) { return kl__exec_id_of(run->exec, run->shard, run->task); }
+kl_bytes kl_run_key(const kl_run *run) { return kl__lane_task_key(&run->task->lane); }
+uint32_t kl_run_attempt(const kl_run *run) { return run->task->lane.attempts; }
+
+bool kl_run_cancelled(const kl_run *run)
+{
+    return atomic_load(&run->task->lane.stop_asked) != KL_STOP_NONE ||
+           atomic_load(&run->exec->phase) == KL_EXEC_ABORTING;
+}
+
+void kl_run_error(kl_run *run, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(run->error, sizeof run->error, format, arguments);
+    va_end(arguments);
+}
+
+void kl_run_retry_after(kl_run *run, int64_t delay_ms) { run->retry_after_ms = delay_ms < 0 ? 0 : delay_ms; }
