@@ -23,7 +23,8 @@
  * L3  A retrying, delayed, paused or halted key is on no list that others wait behind.
  * L4  A key is on the ready list of its first task's priority exactly while its state is READY, and ready keys of one
  *     priority are taken in turn.
- * L5  A key without tasks has no lane, unless it is paused.
+ * L5  A key without tasks costs nothing: its lane is freed, unless it is paused or among the RESTING_MAX that fell idle
+ *     last. Those rest, because a key that was busy a moment ago often is again.
  * L6  A lane is in the timer tree exactly while its wake time is not KL_NEVER, and next_due is the least of them.
  * L7  Time does not run backwards: a call with an earlier now sees the latest one. */
 #include "lanes/lanes.h"
@@ -32,7 +33,7 @@
 
 #include "lanes/keytable.h"
 
-enum { KEY_INLINE_BYTES = 40, SPARE_LANES_MAX = 256 };
+enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024 };
 
 struct kl__lane {
     kl__keytable_entry entry; /* first: the table's entries are lanes */
@@ -41,8 +42,9 @@ struct kl__lane {
     bool paused : 1;
     bool halted : 1;
     bool crowd : 1;
+    bool resting : 1;
     int8_t ready_priority;        /* READY: whose list it is on */
-    struct kl__lane *prev, *next; /* READY: that list; a spare lane: the spares */
+    struct kl__lane *prev, *next; /* READY: that list; IDLE: those that rest */
     kl__lane_task *first, *last;  /* the line */
     kl__tree_node *early;
     kl__tree_node *later;
@@ -57,7 +59,7 @@ struct kl__lane {
     };
 };
 
-struct ready_list {
+struct lane_list {
     kl__lane *first, *last;
 };
 
@@ -65,11 +67,11 @@ struct kl__lanes {
     int64_t now_ms;
     int64_t next_due;
     uint32_t ready_bits; /* bit n: list n is not empty */
-    uint32_t spare_count;
+    uint32_t resting_count;
     kl__tree_node *timers;
-    kl__lane *spares;
     kl__lane_counts counts;
-    struct ready_list ready[KL_LANE_PRIORITIES];
+    struct lane_list resting; /* idle keys, the longest idle first */
+    struct lane_list ready[KL_LANE_PRIORITIES];
     kl__lane crowd;
     kl__keytable table;
 };
@@ -165,25 +167,33 @@ static void promote(kl__lane *lane, int64_t now_ms)
 
 /* --- Where a lane stands --- */
 
+static inline void append(struct lane_list *list, kl__lane *lane)
+{
+    lane->next = NULL;
+    lane->prev = list->last;
+    *(list->last ? &list->last->next : &list->first) = lane;
+    list->last = lane;
+}
+
+static inline void unlink_lane(struct lane_list *list, kl__lane *lane)
+{
+    *(lane->prev ? &lane->prev->next : &list->first) = lane->next;
+    *(lane->next ? &lane->next->prev : &list->last) = lane->prev;
+}
+
 static void leave_ready(kl__lanes *lanes, kl__lane *lane)
 {
     int index = lane->ready_priority - KL_LANE_PRIORITY_MIN;
-    struct ready_list *list = &lanes->ready[index];
-    *(lane->prev ? &lane->prev->next : &list->first) = lane->next;
-    *(lane->next ? &lane->next->prev : &list->last) = lane->prev;
-    if (!list->first)
+    unlink_lane(&lanes->ready[index], lane);
+    if (!lanes->ready[index].first)
         lanes->ready_bits &= ~(1u << index);
 }
 
 static void join_ready(kl__lanes *lanes, kl__lane *lane, int8_t priority)
 {
     int index = priority - KL_LANE_PRIORITY_MIN;
-    struct ready_list *list = &lanes->ready[index];
     lane->ready_priority = priority;
-    lane->next = NULL;
-    lane->prev = list->last;
-    *(list->last ? &list->last->next : &list->first) = lane;
-    list->last = lane;
+    append(&lanes->ready[index], lane);
     lanes->ready_bits |= 1u << index;
 }
 
@@ -242,23 +252,40 @@ static int64_t wake_time(const kl__lane *lane, kl__lane_state state)
     }
 }
 
-static void free_lane(kl__lanes *lanes, kl__lane *lane)
+static void free_lane(kl__lane *lane)
 {
     if (lane->key_len > KEY_INLINE_BYTES)
         kl__free(lane->key_far);
-    if (lanes->spare_count == SPARE_LANES_MAX) {
-        kl__free(lane);
+    kl__free(lane);
+}
+
+static void wake_up(kl__lanes *lanes, kl__lane *lane)
+{
+    unlink_lane(&lanes->resting, lane);
+    lanes->resting_count--;
+    lane->resting = false;
+}
+
+/* The lane has no tasks: it rests, and if too many do, the one that has rested longest is freed. */
+static void rest(kl__lanes *lanes, kl__lane *lane)
+{
+    lane->resting = true;
+    append(&lanes->resting, lane);
+    if (++lanes->resting_count <= RESTING_MAX)
         return;
-    }
-    lane->next = lanes->spares;
-    lanes->spares = lane;
-    lanes->spare_count++;
+    lane = lanes->resting.first;
+    wake_up(lanes, lane);
+    lanes->counts.keys[KL_LANE_IDLE]--;
+    kl__keytable_remove(&lanes->table, &lane->entry);
+    free_lane(lane);
 }
 
 /* Puts a lane where it now belongs: every change of a lane ends here. */
 static void settle_lane(kl__lanes *lanes, kl__lane *lane)
 {
     kl__lane_task *first = NULL;
+    if (lane->resting)
+        wake_up(lanes, lane);
     promote(lane, lanes->now_ms);
     kl__lane_state state = judge(lane, lanes->now_ms, &first);
     if (lane->state == KL_LANE_READY && (state != KL_LANE_READY || lane->ready_priority != first->priority)) {
@@ -269,11 +296,8 @@ static void settle_lane(kl__lanes *lanes, kl__lane *lane)
         join_ready(lanes, lane, first->priority);
     set_state(lanes, lane, state);
     set_wake(lanes, lane, wake_time(lane, state));
-    if (state == KL_LANE_IDLE && lane->tasks == 0 && !lane->crowd) {
-        lanes->counts.keys[KL_LANE_IDLE]--;
-        kl__keytable_remove(&lanes->table, &lane->entry);
-        free_lane(lanes, lane);
-    }
+    if (state == KL_LANE_IDLE && lane->tasks == 0 && !lane->crowd)
+        rest(lanes, lane);
 }
 
 /* --- Finding and making lanes --- */
@@ -297,11 +321,8 @@ static kl__lane *make_lane(kl__lanes *lanes, kl__lane_key key)
     char *far = NULL;
     if (key.bytes.len > KEY_INLINE_BYTES && !(far = kl__alloc(key.bytes.len)))
         return NULL;
-    kl__lane *lane = lanes->spares;
-    if (lane) {
-        lanes->spares = lane->next;
-        lanes->spare_count--;
-    } else if (!(lane = kl__alloc(sizeof *lane))) {
+    kl__lane *lane = kl__alloc(sizeof *lane);
+    if (!lane) {
         kl__free(far);
         return NULL;
     }
@@ -343,13 +364,8 @@ void kl__lanes_close(kl__lanes *lanes)
         while (*chain) {
             kl__lane *lane = (kl__lane *)*chain;
             *chain = lane->entry.next;
-            free_lane(lanes, lane);
+            free_lane(lane);
         }
-    }
-    while (lanes->spares) {
-        kl__lane *lane = lanes->spares;
-        lanes->spares = lane->next;
-        kl__free(lane);
     }
     kl__keytable_close(&lanes->table);
     kl__free(lanes);
@@ -444,6 +460,22 @@ void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
     lanes->counts.prioritized -= task->priority != 0;
     if (KL_UNLIKELY(lane->barriers != NULL))
         count_down_barriers(lanes, lane, task->position);
+    settle_lane(lanes, lane);
+}
+
+void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64_t now_ms)
+{
+    KL_ASSERT(task->place == KL_PLACE_RUNNING);
+    kl__lane *lane = task->lane;
+    advance(lanes, now_ms);
+    lanes->counts.running--;
+    if (started && !lane->crowd) {
+        task->place = KL_PLACE_HELD;
+    } else {
+        if (!lane->crowd)
+            lane->head = NULL;
+        insert(lane, task, lanes->now_ms);
+    }
     settle_lane(lanes, lane);
 }
 
@@ -651,7 +683,8 @@ void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__l
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
         for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
             kl__lane_info info = info_of((kl__lane *)entry);
-            visit(ctx, &info);
+            if (!((kl__lane *)entry)->resting)
+                visit(ctx, &info);
         }
     }
 }
@@ -695,7 +728,7 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
           (lane->wake_ms <= lanes->now_ms && lane->state == KL_LANE_RETRYING);
     ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                  /* L3, L4 */
     ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->priority; /* L4 */
-    ok &= lane->tasks > 0 || lane->paused || lane->crowd;                          /* L5 */
+    ok &= lane->resting == (lane->tasks == 0 && !lane->paused && !lane->crowd);    /* L5 */
     ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);           /* L6 */
     ok &= !lane->head || (lane->head->lane == lane && !lane->crowd);               /* L1 */
     return ok && (lane->wake_ms == KL_NEVER || lane->wake_ms >= lanes->next_due);

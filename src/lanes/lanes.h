@@ -92,13 +92,16 @@ KL_MUST_USE kl_rc kl__lanes_add(kl__lanes *lanes, kl__lane_task *task, kl__lane_
  * than theirs. Never fails. */
 void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms);
 
-/* The next task to run, or NULL. It is followed by exactly one of end, retry and halt. */
+/* The next task to run, or NULL. It is followed by exactly one of end, retry, halt and untake. */
 kl__lane_task *kl__lanes_take(kl__lanes *lanes, int64_t now_ms);
 
 void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* also after withdraw */
 void kl__lanes_retry(kl__lanes *lanes, kl__lane_task *task, int64_t due_ms,
                      int64_t now_ms);                                       /* holds the key until due */
 void kl__lanes_halt(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* holds the key until somebody acts */
+
+/* The task was taken and not run after all. If it has started before, it still holds its key. */
+void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64_t now_ms);
 
 /* Takes a task that is not running out of its line; its key and its count stay until kl__lanes_end. */
 void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms);

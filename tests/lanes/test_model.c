@@ -221,6 +221,14 @@ static void do_settle(struct model *m)
         kl__lanes_retry(m->lanes, &task->lane, task->due_ms, m->now_ms);
         update_turn(m, task->key);
         break;
+    case 4:
+    case 5: {
+        bool started = below(m, 2);
+        task->is = started && task->key ? HELD : WAITING;
+        kl__lanes_untake(m->lanes, &task->lane, started, m->now_ms);
+        update_turn(m, task->key);
+        break;
+    }
     case 2:
         if (task->key) {
             task->is = HELD;
