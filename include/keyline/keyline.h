@@ -7,5 +7,6 @@
 #include "keyline/exec.h"
 #include "keyline/id.h"
 #include "keyline/layout.h"
+#include "keyline/shards.h"
 
 #endif

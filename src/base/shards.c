@@ -2,7 +2,7 @@
  *
  * S1  No bit at or above the layout's number of shards is ever set.
  *
- * Reading works on pieces: a piece knows its text and its column, so that whoever refuses it can say where it stands. */
+ * Reading works on pieces: a piece knows its text and its column, so that a refusal can say where it stands. */
 #include "keyline/shards.h"
 
 #include "base/base.h"

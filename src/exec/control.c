@@ -1,12 +1,13 @@
 /* control.c - looking at tasks and keys, and steering them: status, cancel, pause, skip, drain, barrier.
  *
- * None of this is on the hot path: each call takes the shard's mutex and empties its inbox first, so that it sees every
- * task whose submit has returned. */
+ * None of this is on the hot path: each call takes the shard's mutex, recalls the hands that hold its tasks and empties
+ * its inbox, so that it sees every task whose submit has returned and every one that is not in fact running. */
 #include "exec/internal.h"
 
 #include <sched.h>
 
 #include "base/wait.h"
+#include "exec/hand.h"
 
 /* --- One task --- */
 
@@ -28,6 +29,7 @@ static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__
     kl__exec_task *task = &shard->tasks[index];
     for (;;) {
         pthread_mutex_lock(&shard->mutex);
+        kl__hand_recall_all(shard, kl__exec_now_ns(exec));
         kl_rc rc = kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec));
         if (atomic_load(&task->generation) != generation)
             rc = fail_gone();
@@ -56,8 +58,8 @@ static void leave(kl__shard *shard)
 
 kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
 {
-    kl__shard *shard;
-    kl__exec_task *task;
+    kl__shard *shard = NULL;
+    kl__exec_task *task = NULL;
     kl_rc rc = find_task(exec, id, &shard, &task);
     if (rc != KL_OK)
         return rc;
@@ -96,8 +98,8 @@ static int64_t due_in(const kl_exec *exec, int64_t due_ms)
 
 kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status)
 {
-    kl__shard *shard;
-    kl__exec_task *task;
+    kl__shard *shard = NULL;
+    kl__exec_task *task = NULL;
     kl_rc rc = find_task(exec, id, &shard, &task);
     if (rc != KL_OK)
         return rc;
@@ -125,6 +127,7 @@ static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_
     ret_key->bytes = key;
     kl__shard *shard = kl__exec_shard_of(exec, key, &ret_key->hash);
     pthread_mutex_lock(&shard->mutex);
+    kl__hand_recall_all(shard, kl__exec_now_ns(exec));
     if (kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec)) != KL_OK) {
         pthread_mutex_unlock(&shard->mutex);
         return kl__fail_memory();
@@ -140,7 +143,7 @@ kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
         [KL_LANE_RETRYING] = KL_KEY_RETRYING, [KL_LANE_DELAYED] = KL_KEY_DELAYED, [KL_LANE_PAUSED] = KL_KEY_PAUSED,
         [KL_LANE_HALTED] = KL_KEY_HALTED,
     };
-    kl__shard *shard;
+    kl__shard *shard = NULL;
     kl__lane_key lane_key;
     kl_rc rc = enter(exec, key, &shard, &lane_key);
     if (rc != KL_OK)
@@ -153,7 +156,7 @@ kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
 
 kl_rc kl_exec_key_pause(kl_exec *exec, kl_bytes key)
 {
-    kl__shard *shard;
+    kl__shard *shard = NULL;
     kl__lane_key lane_key;
     kl_rc rc = enter(exec, key, &shard, &lane_key);
     if (rc != KL_OK)
@@ -168,7 +171,7 @@ kl_rc kl_exec_key_pause(kl_exec *exec, kl_bytes key)
 
 kl_rc kl_exec_key_resume(kl_exec *exec, kl_bytes key)
 {
-    kl__shard *shard;
+    kl__shard *shard = NULL;
     kl__lane_key lane_key;
     kl_rc rc = enter(exec, key, &shard, &lane_key);
     if (rc != KL_OK)
@@ -180,7 +183,7 @@ kl_rc kl_exec_key_resume(kl_exec *exec, kl_bytes key)
 
 kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key)
 {
-    kl__shard *shard;
+    kl__shard *shard = NULL;
     kl__lane_key lane_key;
     bool running;
     kl_rc rc = enter(exec, key, &shard, &lane_key);
@@ -199,7 +202,7 @@ kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key)
 
 kl_rc kl_exec_key_drain(kl_exec *exec, kl_bytes key, uint64_t *ret_count)
 {
-    kl__shard *shard;
+    kl__shard *shard = NULL;
     kl__lane_key lane_key;
     kl_rc rc = enter(exec, key, &shard, &lane_key);
     if (rc != KL_OK)

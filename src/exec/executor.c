@@ -61,6 +61,7 @@ static kl_rc start_threads(kl_exec *exec)
     for (uint32_t i = 0; i < exec->thread_count; i++) {
         kl__exec_thread *thread = &exec->threads[i];
         thread->exec = exec;
+        thread->hand_size = 1;
         thread->home = (uint32_t)((uint64_t)i * exec->shard_count / exec->thread_count);
         kl__cond_init(&thread->wake);
         int error = pthread_create(&thread->id, NULL, kl__thread_main, thread);
@@ -83,7 +84,7 @@ static kl_rc build(kl_exec *exec, const kl_clock *clock)
     pthread_mutex_init(&exec->park_mutex, NULL);
     kl__cond_init(&exec->all_ended);
     exec->shards = kl__alloc_aligned(KL_CACHE_LINE, (size_t)exec->opts.shards, sizeof *exec->shards);
-    exec->threads = kl__alloc_zeroed((size_t)exec->opts.threads, sizeof *exec->threads);
+    exec->threads = kl__alloc_aligned(KL_CACHE_LINE, (size_t)exec->opts.threads, sizeof *exec->threads);
     if (!exec->shards || !exec->threads)
         return kl__fail_memory();
     for (; exec->shard_count < (uint32_t)exec->opts.shards; exec->shard_count++) {
@@ -237,6 +238,7 @@ static kl_exec_id fill(const struct order *order, uint64_t number)
     kl__shard *shard = order->shard;
     uint32_t index = kl__inbox_free_task(&shard->inbox, number);
     kl__exec_task *task = &shard->tasks[index];
+    __builtin_prefetch(&shard->tasks[kl__inbox_free_task(&shard->inbox, number + KL_INBOX_AHEAD)], 1);
     task->fn = order->task->fn;
     task->ctx = order->task->ctx;
     task->extra = order->extra;
@@ -263,14 +265,14 @@ static kl_exec_id fill(const struct order *order, uint64_t number)
 /* Whether the task must not wait in the inbox while others are taken: it may belong before them, or has a time to keep. */
 static bool is_urgent(const struct order *order) { return order->priority != 0 || order->extra != NULL; }
 
-/* After publishing: a thread that went to sleep before it could see the task must be woken. The fence orders our publish
- * before our look at the sleepers; a thread going to sleep does the two in the opposite order. */
+/* After publishing: a thread that went to sleep before it could see the task must be woken. Claiming the place was an
+ * atomic exchange, and so is registering as idle; a thread that goes to sleep looks for claimed places after it has
+ * registered. So either we see it here or it has seen our claim. */
 static void announce(kl__shard *shard, bool urgent)
 {
     if (KL_UNLIKELY(urgent))
-        atomic_store(&shard->urgent, true);
-    atomic_thread_fence(memory_order_seq_cst);
-    if (KL_UNLIKELY(atomic_load_explicit(&shard->exec->idle_count, memory_order_relaxed) > 0))
+        atomic_fetch_add(&shard->urgent, 1);
+    if (KL_UNLIKELY(atomic_load(&shard->exec->idle_count) > 0))
         kl__exec_wake_one(shard->exec);
 }
 

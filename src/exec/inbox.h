@@ -20,7 +20,7 @@
 
 #include "base/base.h"
 
-enum { KL_INBOX_INDEX_BITS = 24 };
+enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 4 };
 
 /* A slot: bit 63 = published, bits 24..55 = the key's hash, bits 0..23 = which task. */
 #define KL_INBOX_PUBLISHED  (UINT64_C(1) << 63)
@@ -41,10 +41,7 @@ typedef struct kl__inbox {
 KL_MUST_USE kl_rc kl__inbox_open(kl__inbox *inbox, uint32_t capacity);
 void kl__inbox_close(kl__inbox *inbox);
 
-static inline uint64_t kl__inbox_claimed(kl__inbox *inbox)
-{
-    return atomic_load_explicit(&inbox->tail, memory_order_acquire) & KL_INBOX_COUNT_MASK;
-}
+static inline uint64_t kl__inbox_claimed(kl__inbox *inbox) { return atomic_load(&inbox->tail) & KL_INBOX_COUNT_MASK; }
 
 static inline uint64_t kl__inbox_length(kl__inbox *inbox)
 {
@@ -71,17 +68,17 @@ static inline kl_rc kl__inbox_claim(kl__inbox *inbox, uint64_t wanted, uint64_t 
             atomic_store_explicit(&inbox->limit, limit, memory_order_release);
         }
         count = limit - tail < wanted ? limit - tail : wanted;
-    } while (!atomic_compare_exchange_weak_explicit(&inbox->tail, &tail, tail + count, memory_order_relaxed,
-                                                    memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak(&inbox->tail, &tail, tail + count));
     *ret_first = tail;
     *ret_count = count;
     return KL_OK;
 }
 
-/* The free task that comes with a claimed number. */
+/* The free task that comes with a claimed number; for a number not claimed, a task that it may come with. */
 static inline uint32_t kl__inbox_free_task(kl__inbox *inbox, uint64_t number)
 {
-    return (uint32_t)atomic_load_explicit(&inbox->slots[number & inbox->mask], memory_order_relaxed);
+    return (uint32_t)(atomic_load_explicit(&inbox->slots[number & inbox->mask], memory_order_relaxed) &
+                      KL_INBOX_INDEX_MASK);
 }
 
 static inline void kl__inbox_publish(kl__inbox *inbox, uint64_t number, uint32_t task, uint32_t hash)
@@ -96,6 +93,19 @@ static inline uint64_t kl__inbox_peek(kl__inbox *inbox)
     uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
     uint64_t slot = atomic_load_explicit(&inbox->slots[number & inbox->mask], memory_order_acquire);
     return slot & KL_INBOX_PUBLISHED ? slot : 0;
+}
+
+/* A task that the owner will soon drain, to be fetched into the cache. */
+static inline uint32_t kl__inbox_ahead(kl__inbox *inbox)
+{
+    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed) + KL_INBOX_AHEAD;
+    return kl__inbox_free_task(inbox, number);
+}
+
+/* Whether places were claimed that are not drained yet. */
+static inline bool kl__inbox_waiting(kl__inbox *inbox)
+{
+    return kl__inbox_claimed(inbox) != atomic_load_explicit(&inbox->drained, memory_order_relaxed);
 }
 
 /* Takes the peeked slot out. */

@@ -15,7 +15,7 @@
 #include "keyline/exec.h"
 #include "lanes/lanes.h"
 
-enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12 };
+enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 32 };
 
 /* What few tasks have: allocated only for them. */
 typedef struct kl__task_extra {
@@ -71,11 +71,12 @@ typedef struct kl__shard {
     uint32_t waiting; /* producers waiting for room */
     pthread_cond_t room;
     int64_t looked_ns; /* when the inbox was last drained */
+    uint32_t seen_urgent;
     uint64_t barriers, retries, dead, cancelled;
     kl__run_histogram runs;
     /* Hints for threads that look for work without the mutex. */
     alignas(KL_CACHE_LINE) _Atomic(bool) ready;
-    _Atomic(bool) urgent; /* a task with a priority waits in the inbox: drain before the next take */
+    _Atomic(uint32_t) urgent; /* counts tasks that may belong before those that wait: look into the inbox */
     _Atomic(int64_t) next_due;
     _Atomic(uint64_t) full;
 } kl__shard;
@@ -88,10 +89,21 @@ struct kl_run {
     char error[KL_EXEC_ERROR_BYTES];
 };
 
+/* The tasks that a thread has taken: hand.h. */
+typedef struct kl__hand {
+    _Atomic(uint32_t) next;
+    uint32_t count;
+    _Atomic(kl__shard *) shard; /* whose tasks they are, or NULL; written under its mutex */
+    kl__exec_task *tasks[KL_HAND_MAX];
+} kl__hand;
+
 typedef struct kl__exec_thread {
+    alignas(KL_CACHE_LINE) kl__hand hand;
     struct kl_exec *exec;
     pthread_t id;
-    uint32_t home; /* the shard it looks at first */
+    uint32_t home;      /* the shard it looks at first */
+    uint32_t hand_size; /* how many tasks to take at once */
+    int64_t mean_ns;    /* of a task in the last hand */
     kl_run run;
     /* Sleeping, under exec->park_mutex. */
     pthread_cond_t wake;

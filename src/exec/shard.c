@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/wait.h"
+#include "exec/hand.h"
 
 enum { HELPING = 256, LOOK_EVERY_NS = 1000000 };
 
@@ -98,27 +99,31 @@ void kl__shard_expire(kl__shard *shard, int64_t now_ns)
 
 /* --- In --- */
 
-/* Moves one published task into the lanes. KL_ENOMEM: it stays where it is. */
+/* Moves one published task into the lanes. KL_ENOMEM: it stays where it is. The key's bytes lie where the lane's links
+ * will be, so the lane is found first. */
 static kl_rc enter(kl__shard *shard, uint64_t slot, int64_t now_ms)
 {
     kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
-    uint32_t hash = (uint32_t)(slot >> KL_INBOX_INDEX_BITS);
-    kl__task_key copy = task->key; /* its bytes lie where the lane's links go */
-    kl__lane_key key = {{copy.len > KL_TASK_KEY_INLINE ? copy.far : copy.near, copy.len}, hash};
+    char *far = KL_UNLIKELY(task->key.len > KL_TASK_KEY_INLINE) ? task->key.far : NULL;
+    kl__lane_key key = {{far ? far : task->key.near, task->key.len}, (uint32_t)(slot >> KL_INBOX_INDEX_BITS)};
     kl__task_extra *extra = task->extra;
+    kl__lane *lane = NULL;
+    if (KL_UNLIKELY(task->lane.kind == KL_KIND_BARRIER))
+        lane = kl__lanes_find(shard->lanes, key);
+    else if (KL_UNLIKELY(!(lane = kl__lanes_lane(shard->lanes, key))))
+        return KL_ENOMEM;
     task->lane.due_ms = extra && extra->due_ms > now_ms ? extra->due_ms : now_ms;
     task->lane.position = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
-    if (task->lane.kind == KL_KIND_BARRIER) {
-        kl__lanes_add_barrier(shard->lanes, &task->lane, key, now_ms);
+    if (KL_UNLIKELY(task->lane.kind == KL_KIND_BARRIER)) {
+        kl__lanes_add_barrier(shard->lanes, lane, &task->lane, now_ms);
         shard->barriers++;
-    } else if (kl__lanes_add(shard->lanes, &task->lane, key, now_ms) != KL_OK) {
-        task->key = copy;
-        return KL_ENOMEM;
+    } else {
+        kl__lanes_add(shard->lanes, lane, &task->lane, now_ms);
     }
     if (KL_UNLIKELY(extra && extra->deadline_ms != KL_NEVER))
         kl__tree_insert(&shard->deadlines, &extra->by_deadline, deadline_less);
-    if (KL_UNLIKELY(copy.len > KL_TASK_KEY_INLINE))
-        kl__free(copy.far);
+    if (KL_UNLIKELY(far != NULL))
+        kl__free(far);
     kl__inbox_pop(&shard->inbox);
     return KL_OK;
 }
@@ -129,22 +134,30 @@ kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns)
     kl_rc rc = KL_OK;
     int64_t now_ms = kl__ns_to_ms(now_ns);
     shard->looked_ns = now_ns;
-    for (; most > 0 && rc == KL_OK && (slot = kl__inbox_peek(&shard->inbox)); most--)
+    for (; most > 0 && rc == KL_OK && (slot = kl__inbox_peek(&shard->inbox)); most--) {
+        __builtin_prefetch(&shard->tasks[kl__inbox_ahead(&shard->inbox)], 1);
         rc = enter(shard, slot, now_ms);
+    }
     return rc;
 }
 
 /* --- Out --- */
 
+/* Whether everything in the inbox must be seen before the next take. */
+static bool must_look(kl__shard *shard)
+{
+    return atomic_load_explicit(&shard->urgent, memory_order_relaxed) != shard->seen_urgent ||
+           kl__lanes_counts(shard->lanes)->prioritized > 0;
+}
+
 /* The next task to run, or NULL. */
 kl__exec_task *kl__shard_take(kl__shard *shard, int64_t now_ns)
 {
     int64_t now_ms = kl__ns_to_ms(now_ns);
-    if (KL_UNLIKELY(atomic_load_explicit(&shard->urgent, memory_order_relaxed)) ||
-        kl__lanes_counts(shard->lanes)->prioritized > 0) {
-        atomic_store(&shard->urgent, false);
-        if (kl__shard_drain_inbox(shard, UINT64_MAX, now_ns) != KL_OK)
-            atomic_store(&shard->urgent, true);
+    if (KL_UNLIKELY(must_look(shard))) {
+        uint32_t urgent = atomic_load(&shard->urgent);
+        if (kl__shard_drain_inbox(shard, UINT64_MAX, now_ns) == KL_OK)
+            shard->seen_urgent = urgent;
     } else if (now_ns - shard->looked_ns > LOOK_EVERY_NS) {
         kl__shard_drain_inbox(shard, HELPING, now_ns);
     }
@@ -168,9 +181,10 @@ void kl__shard_publish_hints(kl__shard *shard)
     atomic_store_explicit(&shard->next_due, next_due, memory_order_relaxed);
 }
 
+/* A claimed place counts although its task may not be published yet: see announce() in executor.c. */
 bool kl__shard_has_work(kl__shard *shard, int64_t now_ms)
 {
-    return atomic_load_explicit(&shard->ready, memory_order_relaxed) || kl__inbox_peek(&shard->inbox) ||
+    return atomic_load_explicit(&shard->ready, memory_order_relaxed) || kl__inbox_waiting(&shard->inbox) ||
            atomic_load_explicit(&shard->next_due, memory_order_relaxed) <= now_ms;
 }
 
@@ -253,6 +267,7 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
 void kl__shard_give_up(kl__shard *shard)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);
+    kl__hand_recall_all(shard, now_ns);
     kl__shard_drain_inbox(shard, UINT64_MAX, now_ns); /* what memory does not allow yet comes in later */
     kl__shard_end_chain(shard, kl__lanes_drain_all(shard->lanes, kl__ns_to_ms(now_ns)), KL_CANCELLED, KL_ECLOSED);
 }

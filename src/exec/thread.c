@@ -3,9 +3,10 @@
  * From: shard.c (take).  To: shard.c (end) or the lanes (retry).
  *
  * A thread visits the shards in turn and stays with one for a bounded number of tasks or a millisecond, so that no shard
- * starves whatever the others hold. It holds the shard's mutex only between tasks; while it runs one, any other thread
- * may take the next ready key of the same shard. A task is taken when it starts and not before: a task that blocks keeps
- * its own key and one thread, nothing else.
+ * starves whatever the others hold. It holds the shard's mutex only to settle a hand of tasks and to take the next; while
+ * it runs them, any other thread may take the next ready keys of the same shard. Hands are of one task unless tasks have
+ * proved to be short and no thread is idle, and a thread that finds nothing else to do recalls them: a task that blocks
+ * keeps its own key and one thread, nothing else.
  *
  * Sleeping. A thread that finds no work registers as idle, looks once more, and sleeps until it is woken or something is
  * due. Whoever makes work visible does so before looking at the idle threads; so one of the two sees the other. Whoever
@@ -19,8 +20,9 @@
 
 #include "base/random.h"
 #include "base/wait.h"
+#include "exec/hand.h"
 
-enum { VISIT_TASKS = 256, VISIT_NS = 1000000, YIELDS = 16, REPLACE_WAIT_NS = 10000000 };
+enum { VISIT_TASKS = 512, VISIT_NS = 1000000, SHORT_HAND_NS = 10000, YIELDS = 16, REPLACE_WAIT_NS = 10000000 };
 
 /* --- Waking and sleeping --- */
 
@@ -65,6 +67,9 @@ static bool any_work(kl_exec *exec)
     for (uint32_t i = 0; i < exec->shard_count; i++)
         if (kl__shard_has_work(&exec->shards[i], now_ms))
             return true;
+    for (uint32_t i = 0; i < exec->thread_count; i++)
+        if (kl__hand_recallable(&exec->threads[i].hand))
+            return true;
     return false;
 }
 
@@ -90,8 +95,7 @@ static void sleep_until_work(kl__exec_thread *thread)
     thread->idle = true;
     thread->next_idle = exec->idle;
     exec->idle = thread;
-    atomic_fetch_add(&exec->idle_count, 1);
-    atomic_thread_fence(memory_order_seq_cst); /* the counterpart of announce() in executor.c */
+    atomic_fetch_add(&exec->idle_count, 1); /* before looking: the counterpart of announce() in executor.c */
     if (!any_work(exec) && !finished(exec)) {
         while (thread->idle && kl__cond_wait(&thread->wake, &exec->park_mutex, next_due_ns(exec)))
             ;
@@ -103,9 +107,9 @@ static void sleep_until_work(kl__exec_thread *thread)
 
 /* --- Settling --- */
 
-static const int64_t bucket_bounds_ns[KL_RUN_BUCKETS] = {1000,      10000,      100000,      1000000,
-                                                         5000000,   10000000,   50000000,    100000000,
-                                                         500000000, 1000000000, 10000000000, 60000000000};
+static const int64_t bucket_bounds_ns[KL_RUN_BUCKETS] = {SHORT_HAND_NS, 100000,     1000000,     5000000,
+                                                         10000000,      50000000,   100000000,   500000000,
+                                                         1000000000,    5000000000, 10000000000, 60000000000};
 
 static void record_run(kl__shard *shard, int64_t ns)
 {
@@ -114,6 +118,25 @@ static void record_run(kl__shard *shard, int64_t ns)
         bucket++;
     shard->runs.count[bucket]++;
     shard->runs.sum_ns += ns;
+}
+
+/* A hand is timed as a whole. When that is short, so was every task in it. Otherwise all but one are taken to have run
+ * for as long as those of the hand before, which was short, and the rest of the time is put down to the one. */
+static void record_hand(kl__exec_thread *thread, kl__shard *shard, uint32_t count, int64_t ns)
+{
+    if (KL_LIKELY(ns <= SHORT_HAND_NS)) {
+        shard->runs.count[0] += count;
+        shard->runs.sum_ns += ns;
+        thread->mean_ns = ns / count;
+        if (thread->hand_size < KL_HAND_MAX)
+            thread->hand_size *= 2;
+        return;
+    }
+    int64_t usual_ns = thread->mean_ns < ns / count ? thread->mean_ns : ns / count;
+    for (uint32_t i = 1; i < count; i++)
+        record_run(shard, usual_ns);
+    record_run(shard, ns - usual_ns * (count - 1));
+    thread->hand_size = 1;
 }
 
 int64_t kl__run_bucket_ns(int bucket) { return bucket_bounds_ns[bucket]; }
@@ -206,61 +229,97 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
     kl__shard_end(shard, task, now_ns);
 }
 
-/* Settles the attempt and returns with the shard's mutex held. */
-static void settle(kl_run *run, kl_outcome outcome, int64_t now_ns, int64_t ran_ns)
-{
-    kl__shard *shard = run->shard;
-    kl__exec_task *task = run->task;
-    run->task = NULL;
-    if (KL_LIKELY(outcome == KL_DONE)) {
-        if (KL_UNLIKELY(task->extra != NULL))
-            kl__exec_report(shard, task, KL_DONE, KL_OK, run->error);
-        pthread_mutex_lock(&shard->mutex);
-        kl__shard_end(shard, task, now_ns);
-    } else {
-        run->task = task;
-        settle_failure(run, outcome, now_ns);
-        run->task = NULL;
-    }
-    record_run(shard, ran_ns);
-}
-
 /* --- Running --- */
 
-/* Runs tasks of one shard until it has no more for us, or others deserve a visit. False: somebody else was there. */
-static bool visit(kl__exec_thread *thread, kl__shard *shard)
+/* Runs one attempt. True: it is done and only has to be ended; else it has been settled. */
+static bool run_task(kl_run *run, kl__exec_task *task)
+{
+    task->lane.attempts++;
+    run->task = task;
+    kl_outcome outcome = task->fn(run, task->ctx);
+    if (KL_LIKELY(outcome == KL_DONE && !task->extra)) {
+        run->task = NULL;
+        return true;
+    }
+    if (outcome == KL_DONE) {
+        kl__exec_report(run->shard, task, KL_DONE, KL_OK, run->error);
+        pthread_mutex_lock(&run->shard->mutex);
+        kl__shard_end(run->shard, task, kl__exec_now_ns(run->exec));
+    } else {
+        settle_failure(run, outcome, kl__exec_now_ns(run->exec));
+    }
+    pthread_mutex_unlock(&run->shard->mutex);
+    run->task = NULL;
+    run->retry_after_ms = -1;
+    run->error[0] = '\0';
+    return false;
+}
+
+/* Runs the hand's tasks until none is left or it is recalled. Returns how many were run. */
+static uint32_t run_hand(kl__exec_thread *thread)
+{
+    kl_run *run = &thread->run;
+    kl__hand *hand = &thread->hand;
+    if (hand->count == 1) {
+        if (!run_task(run, hand->tasks[0]))
+            hand->tasks[0] = NULL;
+        return 1;
+    }
+    kl__exec_task *task;
+    uint32_t index, urgent = run->shard->seen_urgent, ran = 0;
+    while ((task = kl__hand_next(hand, &index))) {
+        if (!run_task(run, task))
+            hand->tasks[index] = NULL;
+        ran++;
+        if (KL_UNLIKELY(index == 0 && atomic_load(&thread->exec->idle_count) > 0))
+            kl__exec_wake_one(thread->exec); /* somebody fell asleep before this hand could be seen */
+        if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != urgent))
+            break; /* somebody may belong before the rest */
+    }
+    return ran;
+}
+
+/* How many tasks to take: several only while tasks are short, nobody is idle and no priorities are about. */
+static uint32_t choose_size(const kl__exec_thread *thread, const kl__shard *shard)
+{
+    if (atomic_load_explicit(&thread->exec->idle_count, memory_order_relaxed) > 0 ||
+        kl__lanes_counts(shard->lanes)->prioritized > 0)
+        return 1;
+    return thread->hand_size;
+}
+
+/* Runs tasks of one shard until it has no more for us, or others deserve a visit. */
+static void visit(kl__exec_thread *thread, kl__shard *shard)
 {
     kl_exec *exec = thread->exec;
-    kl_run *run = &thread->run;
     if (pthread_mutex_trylock(&shard->mutex) != 0)
-        return false;
+        return; /* somebody else is there */
     int64_t start_ns = kl__exec_now_ns(exec), now_ns = start_ns;
     if (KL_UNLIKELY(atomic_load(&exec->phase) == KL_EXEC_ABORTING))
         kl__shard_give_up(shard);
     if (KL_UNLIKELY(shard->deadlines != NULL))
         kl__shard_expire(shard, now_ns);
-    for (int i = 0; i < VISIT_TASKS && now_ns - start_ns < VISIT_NS; i++) {
-        kl__exec_task *task = kl__shard_take(shard, now_ns);
-        if (!task)
+    thread->run.shard = shard;
+    for (uint32_t ran = 0; ran < VISIT_TASKS && now_ns - start_ns < VISIT_NS;) {
+        if (kl__hand_fill(&thread->hand, shard, choose_size(thread, shard), now_ns) == 0)
             break;
         kl__shard_publish_hints(shard);
         bool more = kl__lanes_ready(shard->lanes);
-        task->lane.attempts++;
-        run->shard = shard;
-        run->task = task;
-        run->retry_after_ms = -1;
-        run->error[0] = '\0';
         pthread_mutex_unlock(&shard->mutex);
-        if (KL_UNLIKELY(more && atomic_load_explicit(&exec->idle_count, memory_order_relaxed) > 0))
+        if (KL_UNLIKELY(more && atomic_load(&exec->idle_count) > 0))
             kl__exec_wake_one(exec);
-        kl_outcome outcome = task->fn(run, task->ctx);
+        uint32_t count = run_hand(thread);
         int64_t end_ns = kl__exec_now_ns(exec);
-        settle(run, outcome, end_ns, end_ns - now_ns);
+        pthread_mutex_lock(&shard->mutex);
+        kl__hand_recall(&thread->hand, shard, end_ns); /* what an urgent task kept us from starting */
+        kl__hand_settle(&thread->hand, shard, end_ns);
+        if (count > 0)
+            record_hand(thread, shard, count, end_ns - now_ns);
+        ran += count;
         now_ns = end_ns;
     }
     kl__shard_publish_hints(shard);
     pthread_mutex_unlock(&shard->mutex);
-    return true;
 }
 
 /* One round over all shards. False: none had work. */
@@ -278,6 +337,24 @@ static bool visit_all(kl__exec_thread *thread)
     return worked;
 }
 
+/* Takes back what other threads have in hand: they may be stuck. False: there was nothing. */
+static bool recall_others(kl_exec *exec)
+{
+    bool recalled = false;
+    for (uint32_t i = 0; i < exec->thread_count; i++) {
+        kl__hand *hand = &exec->threads[i].hand;
+        kl__shard *shard = atomic_load_explicit(&hand->shard, memory_order_relaxed);
+        if (!shard || !kl__hand_recallable(hand))
+            continue;
+        pthread_mutex_lock(&shard->mutex);
+        kl__hand_recall(hand, shard, kl__exec_now_ns(exec));
+        kl__shard_publish_hints(shard);
+        pthread_mutex_unlock(&shard->mutex);
+        recalled = true;
+    }
+    return recalled;
+}
+
 static void work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
@@ -288,11 +365,19 @@ static void work(kl__exec_thread *thread)
         } else if (++quiet < YIELDS) {
             sched_yield();
         } else {
-            sleep_until_work(thread);
+            if (!recall_others(exec))
+                sleep_until_work(thread);
             quiet = 0;
         }
     }
     kl__exec_wake_all(exec);
+}
+
+static void drop_from_hand(kl__hand *hand, const kl__exec_task *task)
+{
+    for (uint32_t i = 0; i < hand->count; i++)
+        if (hand->tasks[i] == task)
+            hand->tasks[i] = NULL;
 }
 
 /* A task has ended its thread. The attempt counts as failed, and another thread takes this one's place; it starts by
@@ -302,10 +387,15 @@ static void thread_ended(void *argument)
     kl__exec_thread *thread = argument;
     kl_exec *exec = thread->exec;
     if (thread->run.task) {
+        kl__shard *shard = thread->run.shard;
+        int64_t now_ns = kl__exec_now_ns(exec);
         kl_run_error(&thread->run, "the task ended its thread");
-        settle(&thread->run, KL_RETRY, kl__exec_now_ns(exec), 0);
-        kl__shard_publish_hints(thread->run.shard);
-        pthread_mutex_unlock(&thread->run.shard->mutex);
+        drop_from_hand(&thread->hand, thread->run.task);
+        settle_failure(&thread->run, KL_RETRY, now_ns);
+        kl__hand_recall(&thread->hand, shard, now_ns);
+        kl__hand_settle(&thread->hand, shard, now_ns);
+        kl__shard_publish_hints(shard);
+        pthread_mutex_unlock(&shard->mutex);
     }
     kl__exec_log(exec, KL_LOG_ERROR, "a task ended its thread; starting another");
     pthread_detach(pthread_self());
@@ -322,7 +412,7 @@ void *kl__thread_main(void *argument)
     kl__exec_thread *thread = argument;
     pthread_mutex_lock(&thread->exec->park_mutex);
     pthread_mutex_unlock(&thread->exec->park_mutex);
-    thread->run = (kl_run){.exec = thread->exec};
+    thread->run = (kl_run){.exec = thread->exec, .retry_after_ms = -1};
     kl__current_run = &thread->run;
     pthread_cleanup_push(thread_ended, thread);
     work(thread);

@@ -302,6 +302,19 @@ static void settle_lane(kl__lanes *lanes, kl__lane *lane)
 
 /* --- Finding and making lanes --- */
 
+/* memcmp for the lengths that most keys have, without the call. */
+static inline bool same_bytes(const char *a, const char *b, size_t len)
+{
+    uint64_t x, y, z, w;
+    if (len < 8 || len > 16)
+        return memcmp(a, b, len) == 0;
+    memcpy(&x, a, 8);
+    memcpy(&y, b, 8);
+    memcpy(&z, a + len - 8, 8);
+    memcpy(&w, b + len - 8, 8);
+    return x == y && z == w;
+}
+
 static kl__lane *find_lane(const kl__lanes *lanes, kl__lane_key key)
 {
     if (key.bytes.len == 0)
@@ -309,7 +322,7 @@ static kl__lane *find_lane(const kl__lanes *lanes, kl__lane_key key)
     for (kl__keytable_entry *entry = *kl__keytable_chain(&lanes->table, key.hash); entry; entry = entry->next) {
         kl__lane *lane = (kl__lane *)entry;
         if (entry->hash == key.hash && lane->key_len == key.bytes.len &&
-            memcmp(key_of(lane).data, key.bytes.data, key.bytes.len) == 0)
+            same_bytes(key_of(lane).data, key.bytes.data, key.bytes.len))
             return lane;
     }
     return NULL;
@@ -373,24 +386,26 @@ void kl__lanes_close(kl__lanes *lanes)
 
 /* --- The life of a task --- */
 
-kl_rc kl__lanes_add(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms)
+kl__lane *kl__lanes_lane(kl__lanes *lanes, kl__lane_key key)
+{
+    kl__lane *lane = find_lane(lanes, key);
+    return KL_LIKELY(lane != NULL) ? lane : make_lane(lanes, key);
+}
+
+void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms)
 {
     KL_ASSERT(task->priority >= KL_LANE_PRIORITY_MIN && task->priority <= KL_LANE_PRIORITY_MAX);
-    kl__lane *lane = find_lane(lanes, key);
-    if (!lane && !(lane = make_lane(lanes, key)))
-        return KL_ENOMEM;
     advance(lanes, now_ms);
     task->lane = lane;
     lane->tasks++;
     lanes->counts.tasks++;
     lanes->counts.prioritized += task->priority != 0;
     insert(lane, task, lanes->now_ms);
-    /* The common case is over here: behind a running task, or at the end of a line that is ready already. */
+    /* The common case is over here: behind a running task, or behind another in a line that is ready already. */
     if (lane->state == KL_LANE_RUNNING ||
         (lane->state == KL_LANE_READY && task->place == KL_PLACE_LINE && task->prev != NULL))
-        return KL_OK;
+        return;
     settle_lane(lanes, lane);
-    return KL_OK;
 }
 
 static void wake_lanes(kl__lanes *lanes)
@@ -532,11 +547,12 @@ void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
     settle_lane(lanes, task->lane);
 }
 
-void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms)
+kl__lane *kl__lanes_find(kl__lanes *lanes, kl__lane_key key) { return find_lane(lanes, key); }
+
+void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms)
 {
-    KL_ASSERT(key.bytes.len > 0);
+    KL_ASSERT(lane != &lanes->crowd);
     advance(lanes, now_ms);
-    kl__lane *lane = find_lane(lanes, key);
     lanes->counts.tasks++;
     task->priority = 0;
     if (!lane || lane->tasks == 0) {

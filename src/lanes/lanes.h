@@ -85,12 +85,15 @@ typedef struct kl__lane_counts {
 kl__lanes *kl__lanes_open(void);        /* NULL: no memory */
 void kl__lanes_close(kl__lanes *lanes); /* tasks are the caller's; NULL is fine */
 
-/* Adds a task; due_ms, position and priority are set by the caller. KL_ENOMEM: nothing happened. */
-KL_MUST_USE kl_rc kl__lanes_add(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms);
+/* Adds a task, in two steps, so that the key may lie where the task will be: first the key's lane, which is made if there
+ * is none (NULL: no memory), then at once the task. The caller has set its due_ms, position and priority. */
+kl__lane *kl__lanes_lane(kl__lanes *lanes, kl__lane_key key);
+void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
 
-/* Adds a task without a key that is ready once all tasks now in the key's lane have ended. Its position must be higher
- * than theirs. Never fails. */
-void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane_task *task, kl__lane_key key, int64_t now_ms);
+/* Adds a task without a key that is ready once all tasks now in the lane have ended. Its position must be higher than
+ * theirs. No lane, as kl__lanes_find tells for a key without one: it is ready at once. */
+kl__lane *kl__lanes_find(kl__lanes *lanes, kl__lane_key key);
+void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
 
 /* The next task to run, or NULL. It is followed by exactly one of end, retry, halt and untake. */
 kl__lane_task *kl__lanes_take(kl__lanes *lanes, int64_t now_ms);

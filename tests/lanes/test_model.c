@@ -163,7 +163,9 @@ static void do_add(struct model *m)
     task->due_ms = m->now_ms - 3 + (int64_t)below(m, below(m, 3) ? 4 : 40);
     task->lane = (kl__lane_task){.due_ms = task->due_ms, .position = ++m->position};
     task->lane.priority = (int8_t)(below(m, 3) ? 0 : (int)below(m, 5) - 2);
-    CHECK(kl__lanes_add(m->lanes, &task->lane, key_named(task->key), m->now_ms) == KL_OK);
+    kl__lane *lane = kl__lanes_lane(m->lanes, key_named(task->key));
+    REQUIRE(lane != NULL);
+    kl__lanes_add(m->lanes, lane, &task->lane, m->now_ms);
     update_turn(m, task->key);
 }
 
@@ -179,7 +181,7 @@ static void do_barrier(struct model *m)
             barrier->after[barrier->after_count++] = m->tasks[i].lane.position;
     if (barrier->after_count == 0)
         fire_barriers(m, 0);
-    kl__lanes_add_barrier(m->lanes, &barrier->lane, key_named(key), m->now_ms);
+    kl__lanes_add_barrier(m->lanes, kl__lanes_find(m->lanes, key_named(key)), &barrier->lane, m->now_ms);
     update_turn(m, 0);
 }
 

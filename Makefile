@@ -1,0 +1,59 @@
+# Keyline: Meson does the building, this file names what people do. `make help` lists it.
+
+PREFIX = /usr/local
+OPS    = 10000000
+
+.PHONY: help run test bench lint fmt asan tsan model install clean
+
+help: ## this list
+	@echo 'Keyline runs tasks in order per key, in parallel across keys.'
+	@echo
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | \
+		while IFS='	' read -r target text; do printf '  make %-9s %s\n' "$$target" "$$text"; done
+	@echo
+	@echo 'Start with `make run`.'
+
+run: ## install what is missing, build, and run the demo
+	@tools/setup build
+	@tools/build plain
+	@build/keyline demo
+	@echo 'next: `make test` checks that it works here; README.md has a program of your own'
+
+test: ## install what is missing, build, and run every test and check
+	@tools/setup test
+	@tools/suite
+
+asan: ## run the tests under the address and undefined-behaviour sanitizers
+	@tools/setup test
+	@tools/suite asan
+
+tsan: ## run the tests under the thread sanitizer
+	@tools/setup test
+	@tools/suite tsan
+
+model: ## compare the lanes with their model for OPS random steps (make model OPS=1000000000)
+	@tools/setup build
+	@tools/build release
+	@KL_TEST_OPS=$(OPS) build-release/tests/test-lanes
+
+bench: ## measure the executor beside its peers, and the id generator
+	@tools/setup build
+	@tools/build release
+	@bench/exec/run
+	@ninja -C build-release --quiet bench/bench-id && build-release/bench/bench-id
+
+lint: ## static analysis of the sources and scripts
+	@tools/setup test
+	@tools/build plain
+	@tools/lint
+
+fmt: ## format the sources
+	@tools/setup test
+	@tools/format
+
+install: ## install library, headers, program and manual (PREFIX=/usr/local, DESTDIR=)
+	@tools/setup build
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install
+
+clean: ## remove what was built
+	rm -rf build build-asan build-tsan build-release build-install
