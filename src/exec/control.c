@@ -33,7 +33,7 @@ static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__
         kl_rc rc = kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec));
         if (atomic_load(&task->generation) != generation)
             rc = fail_gone();
-        if (rc == KL_OK && task->lane.place != KL_PLACE_NONE) {
+        if (rc == KL_OK && task->lane.mark.place != KL_PLACE_NONE) {
             *ret_shard = shard;
             *ret_task = task;
             return KL_OK;
@@ -63,10 +63,10 @@ kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
     kl_rc rc = find_task(exec, id, &shard, &task);
     if (rc != KL_OK)
         return rc;
-    if (task->lane.place == KL_PLACE_RUNNING) {
-        atomic_store(&task->lane.stop_asked, KL_STOP_CANCEL);
+    if (task->lane.mark.place == KL_PLACE_RUNNING) {
+        kl__ask_stop(task, KL_STOP_CANCEL);
         rc = kl__fail(KL_EBUSY, "the task is running: it has been asked to stop and will not be retried");
-    } else if (task->lane.place == KL_PLACE_OUT) {
+    } else if (task->lane.mark.place == KL_PLACE_OUT) {
         rc = fail_gone(); /* somebody else is just reporting it */
     } else {
         kl__lanes_withdraw(shard->lanes, &task->lane, kl__exec_now_ms(exec));
@@ -78,13 +78,13 @@ kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
 
 static kl_exec_state state_of(const kl__exec_task *task)
 {
-    switch ((kl__lane_place)task->lane.place) {
+    switch ((kl__lane_place)task->lane.mark.place) {
     case KL_PLACE_RUNNING:
         return KL_EXEC_RUNNING;
     case KL_PLACE_HELD:
         return KL_EXEC_RETRYING;
     case KL_PLACE_LATER: /* where a failed task without a key waits, too */
-        return task->lane.attempts > 0 ? KL_EXEC_RETRYING : KL_EXEC_DELAYED;
+        return task->lane.mark.attempts > 0 ? KL_EXEC_RETRYING : KL_EXEC_DELAYED;
     default:
         return KL_EXEC_WAITING;
     }
@@ -106,9 +106,9 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
     kl_exec_state state = state_of(task);
     *ret_status = (kl_exec_status){
         .state = state,
-        .attempts = task->lane.attempts,
+        .attempts = task->lane.mark.attempts,
         .due_in_ms = state == KL_EXEC_DELAYED || state == KL_EXEC_RETRYING ? due_in(exec, task->lane.due_ms) : 0,
-        .stop_asked = atomic_load(&task->lane.stop_asked) != KL_STOP_NONE,
+        .stop_asked = kl__stop_asked(task) != KL_STOP_NONE,
     };
     leave(shard);
     return KL_OK;
@@ -148,7 +148,7 @@ kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
     kl_rc rc = enter(exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
-    kl__lane_info info = kl__lanes_show(shard->lanes, lane_key);
+    kl__lane_info info = kl__lanes_show(shard->lanes, &lane_key);
     *ret_info = (kl_key_info){states[info.state], info.tasks, due_in(exec, info.until_ms)};
     leave(shard);
     return KL_OK;
@@ -163,7 +163,7 @@ kl_rc kl_exec_key_pause(kl_exec *exec, kl_bytes key)
         return rc;
     if (atomic_load(&exec->phase) != KL_EXEC_OPEN)
         rc = kl__fail(KL_ECLOSED, "the executor is stopping; a paused key would keep it from ending");
-    else if (kl__lanes_pause(shard->lanes, lane_key, kl__exec_now_ms(exec)) != KL_OK)
+    else if (kl__lanes_pause(shard->lanes, &lane_key, kl__exec_now_ms(exec)) != KL_OK)
         rc = kl__fail_memory();
     leave(shard);
     return rc;
@@ -176,7 +176,7 @@ kl_rc kl_exec_key_resume(kl_exec *exec, kl_bytes key)
     kl_rc rc = enter(exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
-    kl__lanes_resume(shard->lanes, lane_key, kl__exec_now_ms(exec));
+    kl__lanes_resume(shard->lanes, &lane_key, kl__exec_now_ms(exec));
     leave(shard);
     return KL_OK;
 }
@@ -189,7 +189,7 @@ kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key)
     kl_rc rc = enter(exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
-    kl__lane_task *task = kl__lanes_skip(shard->lanes, lane_key, kl__exec_now_ms(exec), &running);
+    kl__lane_task *task = kl__lanes_skip(shard->lanes, &lane_key, kl__exec_now_ms(exec), &running);
     if (task)
         kl__shard_end_chain(shard, task, KL_CANCELLED, KL_ECANCELLED);
     else if (running)
@@ -208,7 +208,7 @@ kl_rc kl_exec_key_drain(kl_exec *exec, kl_bytes key, uint64_t *ret_count)
     if (rc != KL_OK)
         return rc;
     uint64_t count = 0;
-    kl__lane_task *chain = kl__lanes_drain(shard->lanes, lane_key, kl__exec_now_ms(exec));
+    kl__lane_task *chain = kl__lanes_drain(shard->lanes, &lane_key, kl__exec_now_ms(exec));
     for (kl__lane_task *task = chain; task; task = task->next)
         count++;
     kl__shard_end_chain(shard, chain, KL_CANCELLED, KL_ECANCELLED);

@@ -13,7 +13,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/random.h"
 #include "base/wait.h"
 
@@ -27,9 +26,7 @@ struct order {
     const kl_exec_task *task;
     kl__shard *shard;
     uint32_t hash;
-    int8_t priority;
-    uint8_t kind;
-    uint16_t attempts_max;
+    kl__lane_mark mark;
     kl__task_extra *extra; /* ours until the place is claimed */
     char *far_key;         /* likewise */
 };
@@ -62,7 +59,9 @@ static kl_rc start_threads(kl_exec *exec)
         kl__exec_thread *thread = &exec->threads[i];
         thread->exec = exec;
         thread->hand_size = 1;
-        thread->home = (uint32_t)((uint64_t)i * exec->shard_count / exec->thread_count);
+        uint64_t shards = exec->shard_count, threads = exec->thread_count;
+        thread->home = (uint32_t)(i * shards / threads);
+        thread->homes = (uint32_t)((i + 1) * shards / threads) - thread->home;
         kl__cond_init(&thread->wake);
         int error = pthread_create(&thread->id, NULL, kl__thread_main, thread);
         if (error) {
@@ -156,13 +155,6 @@ kl_rc kl__exec_check_key(kl_bytes key)
                     KL_KEY_BYTES_MAX);
 }
 
-kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash)
-{
-    uint64_t hash = kl__hash(key, KL_SEED_SHARD);
-    *ret_hash = (uint32_t)hash;
-    return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
-}
-
 kl_exec_id kl__exec_id_of(const kl_exec *exec, const kl__shard *shard, const kl__exec_task *task)
 {
     uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
@@ -209,14 +201,14 @@ static kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct order *ret_
     kl_rc rc = kl__exec_check_key(task->key);
     if (rc != KL_OK)
         return rc;
-    *ret_order = (struct order){.task = task, .attempts_max = (uint16_t)exec->opts.attempts_max};
+    *ret_order = (struct order){.task = task, .mark.attempts_max = (uint16_t)exec->opts.attempts_max};
     if (task->opts) {
         kl_exec_task_opts opts;
         if ((rc = kl__exec_task_opts_check(task->opts, &opts)) != KL_OK)
             return rc;
-        ret_order->priority = (int8_t)opts.priority;
+        ret_order->mark.priority = (int8_t)opts.priority;
         if (opts.attempts_max)
-            ret_order->attempts_max = (uint16_t)opts.attempts_max;
+            ret_order->mark.attempts_max = (uint16_t)opts.attempts_max;
         if ((opts.delay_ms || opts.deadline_ms || opts.end) && (rc = add_extra(exec, ret_order, &opts)) != KL_OK)
             return rc;
     }
@@ -233,7 +225,21 @@ static kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct order *ret_
 
 /* --- Handing over --- */
 
-static kl_exec_id fill(const struct order *order, uint64_t number)
+/* memcpy for the lengths that most keys have, without the call. */
+static inline void copy_key(char *to, kl_bytes key)
+{
+    if (KL_UNLIKELY(key.len < 8 || key.len > 16)) {
+        memcpy(to, key.data, key.len);
+        return;
+    }
+    uint64_t start, end;
+    memcpy(&start, key.data, 8);
+    memcpy(&end, (const char *)key.data + key.len - 8, 8);
+    memcpy(to, &start, 8);
+    memcpy(to + key.len - 8, &end, 8);
+}
+
+static inline kl_exec_id fill(const struct order *order, uint64_t number)
 {
     kl__shard *shard = order->shard;
     uint32_t index = kl__inbox_free_task(&shard->inbox, number);
@@ -242,19 +248,14 @@ static kl_exec_id fill(const struct order *order, uint64_t number)
     task->fn = order->task->fn;
     task->ctx = order->task->ctx;
     task->extra = order->extra;
+    task->lane.mark = order->mark;
+    task->key.len = (uint16_t)order->task->key.len;
     if (KL_UNLIKELY(order->extra != NULL))
         order->extra->task = task;
-    task->lane.priority = order->priority;
-    task->lane.place = KL_PLACE_NONE;
-    task->lane.kind = order->kind;
-    task->lane.attempts = 0;
-    task->lane.attempts_max = order->attempts_max;
-    atomic_store_explicit(&task->lane.stop_asked, KL_STOP_NONE, memory_order_relaxed);
-    task->key.len = (uint16_t)order->task->key.len;
     if (KL_UNLIKELY(order->far_key != NULL))
         task->key.far = order->far_key;
     else
-        memcpy(task->key.near, order->task->key.data, order->task->key.len);
+        copy_key(task->key.near, order->task->key);
     uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
     atomic_store_explicit(&task->generation, generation + 1, memory_order_relaxed);
     kl_exec_id id = kl__exec_id_of(shard->exec, shard, task);
@@ -263,7 +264,7 @@ static kl_exec_id fill(const struct order *order, uint64_t number)
 }
 
 /* Whether the task must not wait in the inbox while others are taken: it may belong before them, or has a time to keep. */
-static bool is_urgent(const struct order *order) { return order->priority != 0 || order->extra != NULL; }
+static bool is_urgent(const struct order *order) { return order->mark.priority != 0 || order->extra != NULL; }
 
 /* After publishing: a thread that went to sleep before it could see the task must be woken. Claiming the place was an
  * atomic exchange, and so is registering as idle; a thread that goes to sleep looks for claimed places after it has
@@ -373,7 +374,7 @@ kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t t
     kl_rc rc = prepare(exec, task, &order);
     if (rc != KL_OK)
         return rc;
-    order.kind = KL_KIND_BARRIER;
+    order.mark.kind = KL_KIND_BARRIER;
     return submit_order(exec, &order, timeout_ms, NULL);
 }
 
@@ -446,6 +447,8 @@ static kl_rc submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl_
 static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
+        if (KL_LIKELY(tasks[i].fn && !tasks[i].opts && tasks[i].key.len <= KL_KEY_BYTES_MAX))
+            continue;
         kl_exec_task_opts opts;
         kl_rc rc = tasks[i].fn ? kl__exec_check_key(tasks[i].key)
                                : kl__fail(KL_EINVAL, "task %zu of the batch has no function", i);

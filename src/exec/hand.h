@@ -17,7 +17,7 @@
 #define KL_HAND_RECALLED (UINT32_C(1) << 31)
 
 /* The next task to start, or NULL: there is none, or not any more. */
-static inline kl__exec_task *kl__hand_next(kl__hand *hand, uint32_t *ret_index)
+static inline kl__lane_task *kl__hand_next(kl__hand *hand, uint32_t *ret_index)
 {
     uint32_t index = atomic_fetch_add(&hand->next, 1);
     *ret_index = index;

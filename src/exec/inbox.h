@@ -116,12 +116,11 @@ static inline void kl__inbox_pop(kl__inbox *inbox)
     atomic_store_explicit(&inbox->drained, number + 1, memory_order_relaxed);
 }
 
-/* A task has ended: its memory is free for another. */
-static inline void kl__inbox_recycle(kl__inbox *inbox, uint32_t task)
+/* A task has ended, as number `ended` of all that ever did: its memory is free for another once the owner stores the new
+ * number in `ended`. */
+static inline void kl__inbox_give_back(kl__inbox *inbox, uint64_t ended, uint32_t task)
 {
-    uint64_t ended = atomic_load_explicit(&inbox->ended, memory_order_relaxed);
     atomic_store_explicit(&inbox->slots[(ended + inbox->capacity) & inbox->mask], task, memory_order_relaxed);
-    atomic_store_explicit(&inbox->ended, ended + 1, memory_order_release);
 }
 
 #endif

@@ -10,6 +10,7 @@
 
 #include "base/base.h"
 #include "base/clock.h"
+#include "base/hash.h"
 #include "base/tree.h"
 #include "exec/inbox.h"
 #include "keyline/exec.h"
@@ -49,11 +50,24 @@ typedef struct kl__exec_task {
 } kl__exec_task;
 
 _Static_assert(sizeof(kl__exec_task) + sizeof(uint64_t) <= 96, "a queued task and its slot: at most 96 bytes");
-_Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, priority), "the key must leave the other fields alone");
+static inline kl__exec_task *kl__exec_task_of(kl__lane_task *task) { return KL_CONTAINER(task, kl__exec_task, lane); }
 
-enum { KL_KIND_TASK, KL_KIND_BARRIER }; /* kl__lane_task.kind */
+_Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, mark), "the key must leave the other fields alone");
 
-enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE }; /* kl__lane_task.stop_asked, written under the shard's mutex */
+enum { KL_KIND_TASK, KL_KIND_BARRIER }; /* kl__lane_mark.kind */
+
+/* kl__lane_mark.stop_asked: written under the shard's mutex, read by the task itself. */
+enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE };
+
+static inline uint8_t kl__stop_asked(const kl__exec_task *task)
+{
+    return __atomic_load_n(&task->lane.mark.stop_asked, __ATOMIC_SEQ_CST);
+}
+
+static inline void kl__ask_stop(kl__exec_task *task, uint8_t stop)
+{
+    __atomic_store_n(&task->lane.mark.stop_asked, stop, __ATOMIC_SEQ_CST);
+}
 
 typedef struct kl__run_histogram {
     uint64_t count[KL_RUN_BUCKETS + 1];
@@ -76,7 +90,8 @@ typedef struct kl__shard {
     kl__run_histogram runs;
     /* Hints for threads that look for work without the mutex. */
     alignas(KL_CACHE_LINE) _Atomic(bool) ready;
-    _Atomic(uint32_t) urgent; /* counts tasks that may belong before those that wait: look into the inbox */
+    _Atomic(int64_t) visited_ns; /* when a thread was last here */
+    _Atomic(uint32_t) urgent;    /* counts tasks that may belong before those that wait: look into the inbox */
     _Atomic(int64_t) next_due;
     _Atomic(uint64_t) full;
 } kl__shard;
@@ -94,16 +109,16 @@ typedef struct kl__hand {
     _Atomic(uint32_t) next;
     uint32_t count;
     _Atomic(kl__shard *) shard; /* whose tasks they are, or NULL; written under its mutex */
-    kl__exec_task *tasks[KL_HAND_MAX];
+    kl__lane_task *tasks[KL_HAND_MAX];
 } kl__hand;
 
 typedef struct kl__exec_thread {
     alignas(KL_CACHE_LINE) kl__hand hand;
     struct kl_exec *exec;
     pthread_t id;
-    uint32_t home;      /* the shard it looks at first */
-    uint32_t hand_size; /* how many tasks to take at once */
-    int64_t mean_ns;    /* of a task in the last hand */
+    uint32_t home, homes; /* the shards that it serves first: the first of them, and how many */
+    uint32_t hand_size;   /* how many tasks to take at once */
+    int64_t mean_ns;      /* of a task in the last hand */
     kl_run run;
     /* Sleeping, under exec->park_mutex. */
     pthread_cond_t wake;
@@ -144,8 +159,15 @@ static inline int64_t kl__exec_now_ms(const kl_exec *exec) { return kl__ns_to_ms
 KL_MUST_USE kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl_clock *clock, kl_exec **ret_exec);
 KL_MUST_USE kl_rc kl__exec_check_key(kl_bytes key);
 KL_MUST_USE kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t timeout_ms);
-kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash);
 kl_exec_id kl__exec_id_of(const kl_exec *exec, const kl__shard *shard, const kl__exec_task *task);
+
+/* A key's shard. Its order is nobody else's business, so this hash needs to be fast, not portable. */
+static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash)
+{
+    uint64_t hash = kl__hash_local(key);
+    *ret_hash = (uint32_t)hash;
+    return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
+}
 
 /* options.c */
 KL_MUST_USE kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts);
@@ -155,9 +177,10 @@ KL_MUST_USE kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_ex
 KL_MUST_USE kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index);
 void kl__shard_close(kl__shard *shard);
 kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns);
-kl__exec_task *kl__shard_take(kl__shard *shard, int64_t now_ns);
+uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
+uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 void kl__shard_publish_hints(kl__shard *shard);
-void kl__shard_end(kl__shard *shard, kl__exec_task *task, int64_t now_ns);
+void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns); /* NULLs are passed over */
 void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome,
                          kl_rc rc); /* leaves the mutex meanwhile */
 void kl__shard_give_up(kl__shard *shard);

@@ -35,7 +35,7 @@ static void take_sample(kl__shard *shard, struct sample *ret_sample)
 {
     pthread_mutex_lock(&shard->mutex);
     uint64_t ended = atomic_load(&shard->inbox.ended), claimed = kl__inbox_claimed(&shard->inbox);
-    const kl__lane_counts *counts = kl__lanes_counts(shard->lanes);
+    kl__lane_counts counts = kl__lanes_counts(shard->lanes);
     *ret_sample = (struct sample){.submitted = claimed - shard->barriers,
                                   .full = atomic_load(&shard->full),
                                   .depth = claimed - ended,
@@ -44,7 +44,7 @@ static void take_sample(kl__shard *shard, struct sample *ret_sample)
                                   .cancelled = shard->cancelled,
                                   .runs = shard->runs};
     for (int i = 0; i < KL_LANE_STATES; i++)
-        ret_sample->keys[i] = counts->keys[i];
+        ret_sample->keys[i] = counts.keys[i];
     pthread_mutex_unlock(&shard->mutex);
 }
 

@@ -7,11 +7,10 @@
  * that a drain or a barrier returns after the report and not before.
  *
  * The inbox is drained in small helpings, when nothing is ready or a millisecond has passed: what waits in the ring is in
- * order and compact, what is in the lanes stays in the cache. Only priorities can tell the difference, so while any task
- * with a priority is about, everything is drained before each take. */
+ * order and compact, and a task that finds its key idle and nothing ready starts at once, without standing in line. Only
+ * priorities can tell the difference, so while any task with a priority is about, everything is drained before each
+ * take. */
 #include "exec/internal.h"
-
-#include <string.h>
 
 #include "base/wait.h"
 #include "exec/hand.h"
@@ -75,7 +74,7 @@ static void drop_deadline(kl__shard *shard, kl__task_extra *extra)
 
 static bool is_waiting(const kl__exec_task *task)
 {
-    return task->lane.place != KL_PLACE_RUNNING && task->lane.place != KL_PLACE_OUT;
+    return task->lane.mark.place != KL_PLACE_RUNNING && task->lane.mark.place != KL_PLACE_OUT;
 }
 
 void kl__shard_expire(kl__shard *shard, int64_t now_ns)
@@ -86,8 +85,8 @@ void kl__shard_expire(kl__shard *shard, int64_t now_ns)
         kl__exec_task *task = extra->task;
         drop_deadline(shard, extra);
         if (!is_waiting(task)) {
-            if (atomic_load(&task->lane.stop_asked) == KL_STOP_NONE)
-                atomic_store(&task->lane.stop_asked, KL_STOP_DEADLINE);
+            if (kl__stop_asked(task) == KL_STOP_NONE)
+                kl__ask_stop(task, KL_STOP_DEADLINE);
             continue;
         }
         kl__lanes_withdraw(shard->lanes, &task->lane, kl__ns_to_ms(now_ns));
@@ -99,22 +98,12 @@ void kl__shard_expire(kl__shard *shard, int64_t now_ns)
 
 /* --- In --- */
 
-/* Moves one published task into the lanes. KL_ENOMEM: it stays where it is. The key's bytes lie where the lane's links
- * will be, so the lane is found first. */
-static kl_rc enter(kl__shard *shard, uint64_t slot, int64_t now_ms)
+static void add(kl__shard *shard, kl__exec_task *task, kl__lane *lane, int64_t now_ms)
 {
-    kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
-    char *far = KL_UNLIKELY(task->key.len > KL_TASK_KEY_INLINE) ? task->key.far : NULL;
-    kl__lane_key key = {{far ? far : task->key.near, task->key.len}, (uint32_t)(slot >> KL_INBOX_INDEX_BITS)};
     kl__task_extra *extra = task->extra;
-    kl__lane *lane = NULL;
-    if (KL_UNLIKELY(task->lane.kind == KL_KIND_BARRIER))
-        lane = kl__lanes_find(shard->lanes, key);
-    else if (KL_UNLIKELY(!(lane = kl__lanes_lane(shard->lanes, key))))
-        return KL_ENOMEM;
-    task->lane.due_ms = extra && extra->due_ms > now_ms ? extra->due_ms : now_ms;
-    task->lane.position = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
-    if (KL_UNLIKELY(task->lane.kind == KL_KIND_BARRIER)) {
+    if (KL_UNLIKELY(extra && extra->due_ms > now_ms))
+        task->lane.due_ms = extra->due_ms;
+    if (KL_UNLIKELY(task->lane.mark.kind == KL_KIND_BARRIER)) {
         kl__lanes_add_barrier(shard->lanes, lane, &task->lane, now_ms);
         shard->barriers++;
     } else {
@@ -122,23 +111,58 @@ static kl_rc enter(kl__shard *shard, uint64_t slot, int64_t now_ms)
     }
     if (KL_UNLIKELY(extra && extra->deadline_ms != KL_NEVER))
         kl__tree_insert(&shard->deadlines, &extra->by_deadline, deadline_less);
+}
+
+enum entry { WAITS, STARTED, NO_MEMORY };
+
+/* Moves one published task into the lanes, or starts it if it may and need not wait. NO_MEMORY: it stays where it is. The
+ * key's bytes lie where the lane's links will be, so the lane is found first. */
+static inline enum entry enter(kl__shard *shard, kl__exec_task *task, uint32_t hash, int64_t now_ms, bool may_start)
+{
+    char *far = KL_UNLIKELY(task->key.len > KL_TASK_KEY_INLINE) ? task->key.far : NULL;
+    kl__lane_key key = {{far ? far : task->key.near, task->key.len}, hash};
+    bool plain = task->lane.mark.kind == KL_KIND_TASK;
+    kl__lane *lane = KL_LIKELY(plain) ? kl__lanes_lane(shard->lanes, &key) : kl__lanes_find(shard->lanes, &key);
+    if (KL_UNLIKELY(!lane && plain))
+        return NO_MEMORY;
+    task->lane.due_ms = now_ms;
+    task->lane.position = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
+    bool started = may_start && plain && !task->extra && kl__lanes_start(shard->lanes, lane, &task->lane);
+    if (!started)
+        add(shard, task, lane, now_ms);
     if (KL_UNLIKELY(far != NULL))
         kl__free(far);
     kl__inbox_pop(&shard->inbox);
-    return KL_OK;
+    return started ? STARTED : WAITS;
 }
 
 kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns)
 {
     uint64_t slot;
-    kl_rc rc = KL_OK;
-    int64_t now_ms = kl__ns_to_ms(now_ns);
+    enum entry entry = WAITS;
     shard->looked_ns = now_ns;
-    for (; most > 0 && rc == KL_OK && (slot = kl__inbox_peek(&shard->inbox)); most--) {
+    for (; most > 0 && entry != NO_MEMORY && (slot = kl__inbox_peek(&shard->inbox)); most--)
+        entry = enter(shard, &shard->tasks[slot & KL_INBOX_INDEX_MASK], (uint32_t)(slot >> KL_INBOX_INDEX_BITS),
+                      kl__ns_to_ms(now_ns), false);
+    return entry == NO_MEMORY ? KL_ENOMEM : KL_OK;
+}
+
+/* A helping of the inbox of which up to `most` tasks are started and the others wait. Returns how many were started. */
+static uint32_t start_some(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+{
+    uint64_t slot;
+    uint32_t count = 0;
+    int64_t now_ms = kl__ns_to_ms(now_ns);
+    for (int i = 0; i < HELPING && count < most && (slot = kl__inbox_peek(&shard->inbox)); i++) {
+        kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
         __builtin_prefetch(&shard->tasks[kl__inbox_ahead(&shard->inbox)], 1);
-        rc = enter(shard, slot, now_ms);
+        enum entry entry = enter(shard, task, (uint32_t)(slot >> KL_INBOX_INDEX_BITS), now_ms, true);
+        if (entry == STARTED)
+            ret_tasks[count++] = &task->lane;
+        else if (KL_UNLIKELY(entry == NO_MEMORY))
+            break; /* the rest waits in the inbox until there is some */
     }
-    return rc;
+    return count;
 }
 
 /* --- Out --- */
@@ -147,13 +171,12 @@ kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns)
 static bool must_look(kl__shard *shard)
 {
     return atomic_load_explicit(&shard->urgent, memory_order_relaxed) != shard->seen_urgent ||
-           kl__lanes_counts(shard->lanes)->prioritized > 0;
+           kl__lanes_prioritized(shard->lanes);
 }
 
-/* The next task to run, or NULL. */
-kl__exec_task *kl__shard_take(kl__shard *shard, int64_t now_ns)
+/* Takes up to `most` tasks that stand ready in the lanes, each of another key. */
+uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
 {
-    int64_t now_ms = kl__ns_to_ms(now_ns);
     if (KL_UNLIKELY(must_look(shard))) {
         uint32_t urgent = atomic_load(&shard->urgent);
         if (kl__shard_drain_inbox(shard, UINT64_MAX, now_ns) == KL_OK)
@@ -161,13 +184,22 @@ kl__exec_task *kl__shard_take(kl__shard *shard, int64_t now_ns)
     } else if (now_ns - shard->looked_ns > LOOK_EVERY_NS) {
         kl__shard_drain_inbox(shard, HELPING, now_ns);
     }
-    kl__lane_task *task = kl__lanes_take(shard->lanes, now_ms);
-    while (!task && kl__inbox_peek(&shard->inbox)) {
-        if (kl__shard_drain_inbox(shard, HELPING, now_ns) != KL_OK)
-            break; /* out of memory: the rest waits in the inbox until there is some */
-        task = kl__lanes_take(shard->lanes, now_ms);
+    return kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(now_ns));
+}
+
+/* Takes up to `most` tasks straight from the inbox, when nothing is ready in the lanes. */
+uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+{
+    uint32_t count = 0;
+    while (count == 0 && kl__inbox_peek(&shard->inbox)) {
+        uint64_t before = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
+        count = start_some(shard, ret_tasks, most, now_ns);
+        if (count == 0) /* what came in may have made something ready, unless nothing could come in */
+            count = kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(now_ns));
+        if (atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed) == before)
+            break;
     }
-    return task ? KL_CONTAINER(task, kl__exec_task, lane) : NULL;
+    return count;
 }
 
 /* Tells threads that look for work what they would find. */
@@ -188,24 +220,41 @@ bool kl__shard_has_work(kl__shard *shard, int64_t now_ms)
            atomic_load_explicit(&shard->next_due, memory_order_relaxed) <= now_ms;
 }
 
-/* The task is over: it leaves the lanes and its memory goes back to the inbox. */
-void kl__shard_end(kl__shard *shard, kl__exec_task *task, int64_t now_ns)
+static void drop_extra(kl__shard *shard, kl__task_extra *extra)
 {
-    kl__inbox *inbox = &shard->inbox;
-    kl__lanes_end(shard->lanes, &task->lane, kl__ns_to_ms(now_ns));
-    if (KL_UNLIKELY(task->extra != NULL)) {
-        drop_deadline(shard, task->extra);
-        kl__free(task->extra->error);
-        kl__free(task->extra);
-    }
-    uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
-    atomic_store_explicit(&task->generation, generation + 1, memory_order_relaxed);
-    kl__inbox_recycle(inbox, (uint32_t)(task - shard->tasks));
-    /* Waiting producers are let in when half of the shard is free, so that they come in bulk; but when nothing is left to
-     * run, there is no reason to let them wait. */
-    if (KL_UNLIKELY(shard->waiting > 0) &&
-        (kl__inbox_length(inbox) <= inbox->capacity / 2 || !kl__lanes_ready(shard->lanes)))
+    drop_deadline(shard, extra);
+    kl__free(extra->error);
+    kl__free(extra);
+}
+
+/* Waiting producers are let in when half of the shard is free, so that they come in bulk; but when nothing is left to
+ * run, there is no reason to let them wait. */
+static void let_in(kl__shard *shard)
+{
+    bool more = kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox);
+    if (!more || kl__inbox_length(&shard->inbox) <= shard->inbox.capacity / 2)
         pthread_cond_broadcast(&shard->room);
+}
+
+/* The tasks are over: they leave the lanes and their memory goes back to the inbox. */
+void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns)
+{
+    int64_t now_ms = kl__ns_to_ms(now_ns);
+    uint64_t ended = atomic_load_explicit(&shard->inbox.ended, memory_order_relaxed);
+    for (uint32_t i = 0; i < count; i++) {
+        if (KL_UNLIKELY(!tasks[i]))
+            continue;
+        kl__exec_task *task = kl__exec_task_of(tasks[i]);
+        kl__lanes_end(shard->lanes, &task->lane, now_ms);
+        if (KL_UNLIKELY(task->extra != NULL))
+            drop_extra(shard, task->extra);
+        uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
+        atomic_store_explicit(&task->generation, generation + 1, memory_order_relaxed);
+        kl__inbox_give_back(&shard->inbox, ended++, (uint32_t)(task - shard->tasks));
+    }
+    atomic_store_explicit(&shard->inbox.ended, ended, memory_order_release);
+    if (KL_UNLIKELY(shard->waiting > 0))
+        let_in(shard);
     if (KL_UNLIKELY(atomic_load_explicit(&shard->exec->phase, memory_order_relaxed) != KL_EXEC_OPEN))
         kl__exec_note_end(shard->exec);
 }
@@ -218,7 +267,7 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
 {
     const kl_exec_opts *opts = &shard->exec->opts;
     const kl__task_extra *extra = task->extra;
-    if (!(extra && extra->end) && (outcome == KL_DONE || task->lane.kind == KL_KIND_BARRIER))
+    if (!(extra && extra->end) && (outcome == KL_DONE || task->lane.mark.kind == KL_KIND_BARRIER))
         return;
     kl_exec_end end = {.id = kl__exec_id_of(shard->exec, shard, task),
                        .key = kl__lane_task_key(&task->lane),
@@ -226,7 +275,7 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
                        .ctx = task->ctx,
                        .outcome = outcome,
                        .rc = rc,
-                       .attempts = task->lane.attempts,
+                       .attempts = task->lane.mark.attempts,
                        .shard = shard->index,
                        .error = error                   ? error
                                 : extra && extra->error ? extra->error
@@ -235,7 +284,7 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     if (extra && extra->end)
         extra->end(extra->end_ctx, &end);
-    if (outcome != KL_DONE && task->lane.kind != KL_KIND_BARRIER) {
+    if (outcome != KL_DONE && task->lane.mark.kind != KL_KIND_BARRIER) {
         if (opts->on_failure)
             opts->on_failure(opts->on_failure_ctx, &end);
         kl__exec_log(shard->exec, KL_LOG_WARN, "a task of key '%.*s' ended as %s after %u attempts: %s",
@@ -252,14 +301,15 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
         return;
     kl__shard_publish_hints(shard);
     while (chain) {
-        kl__exec_task *task = KL_CONTAINER(chain, kl__exec_task, lane);
-        chain = chain->next;
+        kl__lane_task *next = chain->next;
+        kl__exec_task *task = kl__exec_task_of(chain);
         pthread_mutex_unlock(&shard->mutex);
         kl__exec_report(shard, task, outcome, rc, NULL);
         pthread_mutex_lock(&shard->mutex);
         shard->dead += outcome == KL_DEAD;
-        shard->cancelled += outcome == KL_CANCELLED && task->lane.kind != KL_KIND_BARRIER;
-        kl__shard_end(shard, task, kl__exec_now_ns(shard->exec));
+        shard->cancelled += outcome == KL_CANCELLED && task->lane.mark.kind != KL_KIND_BARRIER;
+        kl__shard_end(shard, &chain, 1, kl__exec_now_ns(shard->exec));
+        chain = next;
     }
 }
 

@@ -22,7 +22,14 @@
 #include "base/wait.h"
 #include "exec/hand.h"
 
-enum { VISIT_TASKS = 512, VISIT_NS = 1000000, SHORT_HAND_NS = 10000, YIELDS = 16, REPLACE_WAIT_NS = 10000000 };
+enum {
+    VISIT_TASKS = 512,
+    VISIT_NS = 1000000,
+    SHORT_HAND_NS = 10000,
+    NEGLECTED_NS = 2000000,
+    YIELDS = 16,
+    REPLACE_WAIT_NS = 10000000
+};
 
 /* --- Waking and sleeping --- */
 
@@ -160,7 +167,7 @@ static int64_t retry_delay(kl_run *run)
         return run->retry_after_ms;
     uint64_t state = atomic_fetch_add_explicit(&exec->random, 0x9e3779b97f4a7c15u, memory_order_relaxed);
     uint64_t random = kl__random_next(&state);
-    uint32_t attempt = run->task->lane.attempts;
+    uint32_t attempt = run->task->lane.mark.attempts;
     if (exec->opts.retry)
         return exec->opts.retry(exec->opts.retry_ctx, attempt, random);
     return back_off(&exec->opts, attempt, random);
@@ -170,10 +177,10 @@ static int64_t retry_delay(kl_run *run)
 static kl_rc judge_failure(kl_run *run, kl_outcome outcome, int64_t due_ms)
 {
     const kl__exec_task *task = run->task;
-    uint8_t stop = atomic_load(&task->lane.stop_asked);
+    uint8_t stop = kl__stop_asked(task);
     if (stop != KL_STOP_NONE)
         return stop == KL_STOP_CANCEL ? KL_ECANCELLED : KL_ETIMEDOUT;
-    if (outcome != KL_RETRY || task->lane.attempts >= task->lane.attempts_max || due_ms == KL_NEVER)
+    if (outcome != KL_RETRY || task->lane.mark.attempts >= task->lane.mark.attempts_max || due_ms == KL_NEVER)
         return KL_EDEAD;
     if (atomic_load(&run->exec->phase) == KL_EXEC_ABORTING)
         return KL_ECLOSED;
@@ -205,7 +212,8 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
 {
     kl__shard *shard = run->shard;
     kl__exec_task *task = run->task;
-    int64_t delay_ms = outcome == KL_RETRY && task->lane.attempts < task->lane.attempts_max ? retry_delay(run) : -1;
+    int64_t delay_ms =
+        outcome == KL_RETRY && task->lane.mark.attempts < task->lane.mark.attempts_max ? retry_delay(run) : -1;
     if (delay_ms > KL_EXEC_WAIT_MS_MAX)
         delay_ms = KL_EXEC_WAIT_MS_MAX;
     int64_t due_ms = delay_ms < 0 ? KL_NEVER : kl__ns_to_ms(now_ns) + delay_ms;
@@ -226,15 +234,17 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
     pthread_mutex_lock(&shard->mutex);
     shard->dead += !cancelled;
     shard->cancelled += cancelled;
-    kl__shard_end(shard, task, now_ns);
+    kl__lane_task *over = &task->lane;
+    kl__shard_end(shard, &over, 1, now_ns);
 }
 
 /* --- Running --- */
 
 /* Runs one attempt. True: it is done and only has to be ended; else it has been settled. */
-static bool run_task(kl_run *run, kl__exec_task *task)
+static bool run_task(kl_run *run, kl__lane_task *taken)
 {
-    task->lane.attempts++;
+    kl__exec_task *task = kl__exec_task_of(taken);
+    task->lane.mark.attempts++;
     run->task = task;
     kl_outcome outcome = task->fn(run, task->ctx);
     if (KL_LIKELY(outcome == KL_DONE && !task->extra)) {
@@ -244,7 +254,7 @@ static bool run_task(kl_run *run, kl__exec_task *task)
     if (outcome == KL_DONE) {
         kl__exec_report(run->shard, task, KL_DONE, KL_OK, run->error);
         pthread_mutex_lock(&run->shard->mutex);
-        kl__shard_end(run->shard, task, kl__exec_now_ns(run->exec));
+        kl__shard_end(run->shard, &taken, 1, kl__exec_now_ns(run->exec));
     } else {
         settle_failure(run, outcome, kl__exec_now_ns(run->exec));
     }
@@ -265,7 +275,7 @@ static uint32_t run_hand(kl__exec_thread *thread)
             hand->tasks[0] = NULL;
         return 1;
     }
-    kl__exec_task *task;
+    kl__lane_task *task;
     uint32_t index, urgent = run->shard->seen_urgent, ran = 0;
     while ((task = kl__hand_next(hand, &index))) {
         if (!run_task(run, task))
@@ -283,7 +293,7 @@ static uint32_t run_hand(kl__exec_thread *thread)
 static uint32_t choose_size(const kl__exec_thread *thread, const kl__shard *shard)
 {
     if (atomic_load_explicit(&thread->exec->idle_count, memory_order_relaxed) > 0 ||
-        kl__lanes_counts(shard->lanes)->prioritized > 0)
+        kl__lanes_prioritized(shard->lanes))
         return 1;
     return thread->hand_size;
 }
@@ -319,17 +329,26 @@ static void visit(kl__exec_thread *thread, kl__shard *shard)
         now_ns = end_ns;
     }
     kl__shard_publish_hints(shard);
+    atomic_store_explicit(&shard->visited_ns, now_ns, memory_order_relaxed);
     pthread_mutex_unlock(&shard->mutex);
 }
 
-/* One round over all shards. False: none had work. */
+/* Whether the shard should be visited: at home if it has work, elsewhere only if it is neglected or we have nothing else
+ * to do, so that its tasks and lanes stay in one core's cache. */
+static bool wants_visit(kl__shard *shard, bool home, int64_t now_ns)
+{
+    return kl__shard_has_work(shard, kl__ns_to_ms(now_ns)) &&
+           (home || now_ns - atomic_load_explicit(&shard->visited_ns, memory_order_relaxed) > NEGLECTED_NS);
+}
+
+/* One round over the shards. False: none had work. */
 static bool visit_all(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
     bool worked = false;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[(thread->home + i) % exec->shard_count];
-        if (kl__shard_has_work(shard, kl__exec_now_ms(exec))) {
+        if (wants_visit(shard, i < thread->homes || !worked, kl__exec_now_ns(exec))) {
             visit(thread, shard);
             worked = true;
         }
@@ -376,7 +395,7 @@ static void work(kl__exec_thread *thread)
 static void drop_from_hand(kl__hand *hand, const kl__exec_task *task)
 {
     for (uint32_t i = 0; i < hand->count; i++)
-        if (hand->tasks[i] == task)
+        if (hand->tasks[i] == &task->lane)
             hand->tasks[i] = NULL;
 }
 
@@ -424,12 +443,11 @@ void *kl__thread_main(void *argument)
 
 kl_exec_id kl_run_id(const kl_run *run) { return kl__exec_id_of(run->exec, run->shard, run->task); }
 kl_bytes kl_run_key(const kl_run *run) { return kl__lane_task_key(&run->task->lane); }
-uint32_t kl_run_attempt(const kl_run *run) { return run->task->lane.attempts; }
+uint32_t kl_run_attempt(const kl_run *run) { return run->task->lane.mark.attempts; }
 
 bool kl_run_cancelled(const kl_run *run)
 {
-    return atomic_load(&run->task->lane.stop_asked) != KL_STOP_NONE ||
-           atomic_load(&run->exec->phase) == KL_EXEC_ABORTING;
+    return kl__stop_asked(run->task) != KL_STOP_NONE || atomic_load(&run->exec->phase) == KL_EXEC_ABORTING;
 }
 
 void kl_run_error(kl_run *run, const char *format, ...)

@@ -1,12 +1,11 @@
 /* keytable.c - splitting and joining buckets. */
 #include "lanes/keytable.h"
 
-_Static_assert(KL_KEYTABLE_FIRST == 64, "kl__keytable_at counts segments from 2^6");
+static uint32_t segment_of(uint32_t index) { return 32 - (uint32_t)__builtin_clz(index) - KL_KEYTABLE_FIRST_BITS; }
 
 void kl__keytable_init(kl__keytable *table)
 {
     *table = (kl__keytable){.buckets = KL_KEYTABLE_FIRST, .mask = KL_KEYTABLE_FIRST - 1};
-    table->segments[0] = table->first;
 }
 
 void kl__keytable_close(kl__keytable *table)
@@ -20,7 +19,7 @@ void kl__keytable_grow(kl__keytable *table)
 {
     uint32_t index = table->buckets;
     if ((index & (index - 1)) == 0) { /* the first bucket of a new segment */
-        uint32_t segment = 31 - (uint32_t)__builtin_clz(index) - 5;
+        uint32_t segment = segment_of(index);
         if (segment >= KL_KEYTABLE_SEGMENTS)
             return;
         if (!table->segments[segment])
@@ -56,7 +55,7 @@ static void join(kl__keytable *table)
     *to = *from;
     *from = NULL;
     if ((index & (index - 1)) == 0) {
-        uint32_t segment = 31 - (uint32_t)__builtin_clz(index) - 5;
+        uint32_t segment = segment_of(index);
         kl__free(table->segments[segment]);
         table->segments[segment] = NULL;
         table->mask = index - 1;

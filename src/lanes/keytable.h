@@ -2,14 +2,14 @@
  *
  * Linear hashing: with b buckets in use, the bucket of a hash is its low bits, one bit fewer when that bucket is not in
  * use yet. Growing splits one bucket in two and shrinking joins two, so no call ever rehashes the whole. Buckets live in
- * segments that never move: the first holds 64, each further one as many as all before it. Chains run through the
+ * segments that never move: the first holds 1,024, each further one as many as all before it. Chains run through the
  * lanes themselves. */
 #ifndef KL_KEYTABLE_H
 #define KL_KEYTABLE_H
 
 #include "base/base.h"
 
-enum { KL_KEYTABLE_FIRST = 64, KL_KEYTABLE_SEGMENTS = 26 };
+enum { KL_KEYTABLE_FIRST_BITS = 10, KL_KEYTABLE_FIRST = 1 << KL_KEYTABLE_FIRST_BITS, KL_KEYTABLE_SEGMENTS = 22 };
 
 typedef struct kl__keytable_entry {
     struct kl__keytable_entry *next;
@@ -32,9 +32,9 @@ void kl__keytable_shrink(kl__keytable *table);
 static inline kl__keytable_entry **kl__keytable_at(const kl__keytable *table, uint32_t index)
 {
     if (KL_LIKELY(index < KL_KEYTABLE_FIRST))
-        return &table->segments[0][index];
-    uint32_t top = 31 - (uint32_t)__builtin_clz(index); /* segment n starts at bucket 64 << (n - 1) */
-    return &table->segments[top - 5][index - (1u << top)];
+        return (kl__keytable_entry **)&table->first[index];
+    uint32_t top = 31 - (uint32_t)__builtin_clz(index); /* segment n starts at bucket 1024 << (n - 1) */
+    return &table->segments[top + 1 - KL_KEYTABLE_FIRST_BITS][index - (1u << top)];
 }
 
 /* The head of the chain on which entries of this hash are. */

@@ -23,8 +23,8 @@
  * L3  A retrying, delayed, paused or halted key is on no list that others wait behind.
  * L4  A key is on the ready list of its first task's priority exactly while its state is READY, and ready keys of one
  *     priority are taken in turn.
- * L5  A key without tasks costs nothing: its lane is freed, unless it is paused or among the RESTING_MAX that fell idle
- *     last. Those rest, because a key that was busy a moment ago often is again.
+ * L5  A key without tasks costs nothing: its lane is freed, unless it is paused or one of the at most RESTING_MAX that
+ *     rest. They do because a key that was busy a moment ago often is again.
  * L6  A lane is in the timer tree exactly while its wake time is not KL_NEVER, and next_due is the least of them.
  * L7  Time does not run backwards: a call with an earlier now sees the latest one. */
 #include "lanes/lanes.h"
@@ -38,14 +38,14 @@ enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024 };
 struct kl__lane {
     kl__keytable_entry entry; /* first: the table's entries are lanes */
     uint16_t key_len;
-    uint8_t state; /* kl__lane_state */
-    bool paused : 1;
-    bool halted : 1;
-    bool crowd : 1;
-    bool resting : 1;
+    uint8_t state;                /* kl__lane_state */
+    uint8_t odd;                  /* bits below; 0: just a line, and nothing that a short way could forget */
     int8_t ready_priority;        /* READY: whose list it is on */
-    struct kl__lane *prev, *next; /* READY: that list; IDLE: those that rest */
-    kl__lane_task *first, *last;  /* the line */
+    bool resting;                 /* on that list */
+    uint32_t out;                 /* withdrawn tasks that are not ended yet */
+    struct kl__lane *prev, *next; /* READY: that list */
+    struct kl__lane *next_resting;
+    kl__lane_task *first, *last; /* the line */
     kl__tree_node *early;
     kl__tree_node *later;
     kl__lane_task *head;     /* running or held; never of the crowd */
@@ -59,6 +59,16 @@ struct kl__lane {
     };
 };
 
+enum {
+    ODD_PAUSED = 1,
+    ODD_HALTED = 2,
+    ODD_CROWD = 4, /* the lane of tasks without a key */
+    ODD_EARLY = 8, /* something is or was in `early`, in `later`, among the barriers */
+    ODD_LATER = 16,
+    ODD_BARRIER = 32,
+    ODD_OUT = 64, /* a task is withdrawn and not ended yet */
+};
+
 struct lane_list {
     kl__lane *first, *last;
 };
@@ -69,8 +79,11 @@ struct kl__lanes {
     uint32_t ready_bits; /* bit n: list n is not empty */
     uint32_t resting_count;
     kl__tree_node *timers;
-    kl__lane_counts counts;
-    struct lane_list resting; /* idle keys, the longest idle first */
+    uint64_t tasks, running, prioritized; /* as in kl__lane_counts */
+    uint64_t ready_keys, crowd_running;
+    uint64_t waiting_keys[KL_LANE_STATES];  /* RETRYING to HALTED; the others are not kept here */
+    kl__lane *first_resting, *last_resting; /* in the order in which they fell idle; some may be busy again */
+    bool visiting;                          /* all lanes are being visited: free none */
     struct lane_list ready[KL_LANE_PRIORITIES];
     kl__lane crowd;
     kl__keytable table;
@@ -89,8 +102,8 @@ static kl__lane *lane_of(kl__tree_node *node) { return KL_CONTAINER(node, kl__la
 
 static inline bool runs_before(const kl__lane_task *a, const kl__lane_task *b)
 {
-    if (a->priority != b->priority)
-        return a->priority < b->priority;
+    if (a->mark.priority != b->mark.priority)
+        return a->mark.priority < b->mark.priority;
     if (a->due_ms != b->due_ms)
         return a->due_ms < b->due_ms;
     return a->position < b->position;
@@ -124,11 +137,12 @@ static kl__lane_task *first_in_line(const kl__lane *lane)
 static void join_line(kl__lane *lane, kl__lane_task *task)
 {
     if (KL_UNLIKELY(lane->last && runs_before(task, lane->last))) {
-        task->place = KL_PLACE_EARLY;
+        task->mark.place = KL_PLACE_EARLY;
+        lane->odd |= ODD_EARLY;
         kl__tree_insert(&lane->early, &task->node, early_less);
         return;
     }
-    task->place = KL_PLACE_LINE;
+    task->mark.place = KL_PLACE_LINE;
     task->next = NULL;
     task->prev = lane->last;
     *(lane->last ? &lane->last->next : &lane->first) = task;
@@ -137,7 +151,7 @@ static void join_line(kl__lane *lane, kl__lane_task *task)
 
 static void leave_line(kl__lane *lane, kl__lane_task *task)
 {
-    if (KL_UNLIKELY(task->place == KL_PLACE_EARLY)) {
+    if (KL_UNLIKELY(task->mark.place == KL_PLACE_EARLY)) {
         kl__tree_remove(&lane->early, &task->node, early_less);
         return;
     }
@@ -150,7 +164,8 @@ static void insert(kl__lane *lane, kl__lane_task *task, int64_t now_ms)
     if (KL_LIKELY(task->due_ms <= now_ms)) {
         join_line(lane, task);
     } else {
-        task->place = KL_PLACE_LATER;
+        task->mark.place = KL_PLACE_LATER;
+        lane->odd |= ODD_LATER;
         kl__tree_insert(&lane->later, &task->node, later_less);
     }
 }
@@ -185,6 +200,7 @@ static void leave_ready(kl__lanes *lanes, kl__lane *lane)
 {
     int index = lane->ready_priority - KL_LANE_PRIORITY_MIN;
     unlink_lane(&lanes->ready[index], lane);
+    lanes->ready_keys--;
     if (!lanes->ready[index].first)
         lanes->ready_bits &= ~(1u << index);
 }
@@ -195,12 +211,13 @@ static void join_ready(kl__lanes *lanes, kl__lane *lane, int8_t priority)
     lane->ready_priority = priority;
     append(&lanes->ready[index], lane);
     lanes->ready_bits |= 1u << index;
+    lanes->ready_keys++;
 }
 
 static void set_state(kl__lanes *lanes, kl__lane *lane, kl__lane_state state)
 {
-    lanes->counts.keys[lane->state]--;
-    lanes->counts.keys[state]++;
+    lanes->waiting_keys[lane->state]--;
+    lanes->waiting_keys[state]++;
     lane->state = (uint8_t)state;
 }
 
@@ -224,11 +241,11 @@ static int64_t later_due(const kl__lane *lane)
 /* What state the lane's tasks and marks put it in; *ret_first is the task that would run, if READY. */
 static kl__lane_state judge(const kl__lane *lane, int64_t now_ms, kl__lane_task **ret_first)
 {
-    if (lane->head && lane->head->place == KL_PLACE_RUNNING)
+    if (lane->head && lane->head->mark.place == KL_PLACE_RUNNING)
         return KL_LANE_RUNNING;
-    if (KL_UNLIKELY(lane->halted))
+    if (KL_UNLIKELY(lane->odd & ODD_HALTED))
         return KL_LANE_HALTED;
-    if (KL_UNLIKELY(lane->paused))
+    if (KL_UNLIKELY(lane->odd & ODD_PAUSED))
         return KL_LANE_PAUSED;
     if (KL_UNLIKELY(lane->head != NULL)) {
         *ret_first = lane->head;
@@ -259,44 +276,62 @@ static void free_lane(kl__lane *lane)
     kl__free(lane);
 }
 
-static void wake_up(kl__lanes *lanes, kl__lane *lane)
+/* A lane that has no more tasks rests. It stays among the resting while it comes and goes, and only when there are too
+ * many is the first of them looked at: freed if it is idle, else left to come back when it is. */
+static void make_room(kl__lanes *lanes)
 {
-    unlink_lane(&lanes->resting, lane);
+    kl__lane *lane = lanes->first_resting;
+    lanes->first_resting = lane->next_resting;
     lanes->resting_count--;
     lane->resting = false;
+    if (lane->state == KL_LANE_IDLE && lane->tasks == 0) {
+        kl__keytable_remove(&lanes->table, &lane->entry);
+        free_lane(lane);
+    }
 }
 
-/* The lane has no tasks: it rests, and if too many do, the one that has rested longest is freed. */
-static void rest(kl__lanes *lanes, kl__lane *lane)
+static inline void rest(kl__lanes *lanes, kl__lane *lane)
 {
-    lane->resting = true;
-    append(&lanes->resting, lane);
-    if (++lanes->resting_count <= RESTING_MAX)
+    lane->state = KL_LANE_IDLE;
+    if (KL_LIKELY(lane->resting))
         return;
-    lane = lanes->resting.first;
-    wake_up(lanes, lane);
-    lanes->counts.keys[KL_LANE_IDLE]--;
-    kl__keytable_remove(&lanes->table, &lane->entry);
-    free_lane(lane);
+    lane->resting = true;
+    lane->next_resting = NULL;
+    *(lanes->first_resting ? &lanes->last_resting->next_resting : &lanes->first_resting) = lane;
+    lanes->last_resting = lane;
+    if (++lanes->resting_count > RESTING_MAX && !lanes->visiting)
+        make_room(lanes);
 }
 
-/* Puts a lane where it now belongs: every change of a lane ends here. */
+/* Forgets marks whose reason has gone. */
+static void clear_marks(kl__lane *lane)
+{
+    if (!lane->early)
+        lane->odd &= (uint8_t)~ODD_EARLY;
+    if (!lane->later)
+        lane->odd &= (uint8_t)~ODD_LATER;
+    if (!lane->barriers)
+        lane->odd &= (uint8_t)~ODD_BARRIER;
+    if (!lane->out)
+        lane->odd &= (uint8_t)~ODD_OUT;
+}
+
+/* Puts a lane where it now belongs. Every change of a lane ends here, except on the short ways of add, take and end. */
 static void settle_lane(kl__lanes *lanes, kl__lane *lane)
 {
     kl__lane_task *first = NULL;
-    if (lane->resting)
-        wake_up(lanes, lane);
     promote(lane, lanes->now_ms);
+    clear_marks(lane);
     kl__lane_state state = judge(lane, lanes->now_ms, &first);
-    if (lane->state == KL_LANE_READY && (state != KL_LANE_READY || lane->ready_priority != first->priority)) {
+    if (lane->state == KL_LANE_READY && (state != KL_LANE_READY || lane->ready_priority != first->mark.priority)) {
         leave_ready(lanes, lane);
         set_state(lanes, lane, KL_LANE_IDLE);
     }
     if (state == KL_LANE_READY && lane->state != KL_LANE_READY)
-        join_ready(lanes, lane, first->priority);
+        join_ready(lanes, lane, first->mark.priority);
     set_state(lanes, lane, state);
     set_wake(lanes, lane, wake_time(lane, state));
-    if (state == KL_LANE_IDLE && lane->tasks == 0 && !lane->crowd)
+    if (state == KL_LANE_IDLE && lane->tasks == 0 && !(lane->odd & ODD_CROWD))
         rest(lanes, lane);
 }
 
@@ -315,36 +350,36 @@ static inline bool same_bytes(const char *a, const char *b, size_t len)
     return x == y && z == w;
 }
 
-static kl__lane *find_lane(const kl__lanes *lanes, kl__lane_key key)
+static kl__lane *find_lane(const kl__lanes *lanes, const kl__lane_key *key)
 {
-    if (key.bytes.len == 0)
+    if (key->bytes.len == 0)
         return (kl__lane *)&lanes->crowd;
-    for (kl__keytable_entry *entry = *kl__keytable_chain(&lanes->table, key.hash); entry; entry = entry->next) {
+    for (kl__keytable_entry *entry = *kl__keytable_chain(&lanes->table, key->hash); entry; entry = entry->next) {
         kl__lane *lane = (kl__lane *)entry;
-        if (entry->hash == key.hash && lane->key_len == key.bytes.len &&
-            same_bytes(key_of(lane).data, key.bytes.data, key.bytes.len))
+        if (entry->hash == key->hash && lane->key_len == key->bytes.len &&
+            same_bytes(key_of(lane).data, key->bytes.data, key->bytes.len))
             return lane;
     }
     return NULL;
 }
 
-static kl__lane *make_lane(kl__lanes *lanes, kl__lane_key key)
+static kl__lane *make_lane(kl__lanes *lanes, const kl__lane_key *key)
 {
-    KL_ASSERT(key.bytes.len <= KL_KEY_BYTES_MAX);
+    KL_ASSERT(key->bytes.len <= KL_KEY_BYTES_MAX);
     char *far = NULL;
-    if (key.bytes.len > KEY_INLINE_BYTES && !(far = kl__alloc(key.bytes.len)))
+    if (key->bytes.len > KEY_INLINE_BYTES && !(far = kl__alloc(key->bytes.len)))
         return NULL;
     kl__lane *lane = kl__alloc(sizeof *lane);
     if (!lane) {
         kl__free(far);
         return NULL;
     }
-    *lane = (kl__lane){.entry.hash = key.hash, .key_len = (uint16_t)key.bytes.len, .wake_ms = KL_NEVER};
+    *lane = (kl__lane){.entry.hash = key->hash, .key_len = (uint16_t)key->bytes.len, .wake_ms = KL_NEVER};
     if (far)
         lane->key_far = far;
-    memcpy(far ? far : lane->key, key.bytes.data, key.bytes.len);
+    memcpy(far ? far : lane->key, key->bytes.data, key->bytes.len);
     kl__keytable_insert(&lanes->table, &lane->entry);
-    lanes->counts.keys[KL_LANE_IDLE]++;
+    rest(lanes, lane);
     return lane;
 }
 
@@ -361,9 +396,8 @@ kl__lanes *kl__lanes_open(void)
         return NULL;
     lanes->now_ms = INT64_MIN;
     lanes->next_due = KL_NEVER;
-    lanes->crowd.crowd = true;
+    lanes->crowd.odd = ODD_CROWD;
     lanes->crowd.wake_ms = KL_NEVER;
-    lanes->counts.keys[KL_LANE_IDLE] = 1;
     kl__keytable_init(&lanes->table);
     return lanes;
 }
@@ -386,7 +420,7 @@ void kl__lanes_close(kl__lanes *lanes)
 
 /* --- The life of a task --- */
 
-kl__lane *kl__lanes_lane(kl__lanes *lanes, kl__lane_key key)
+kl__lane *kl__lanes_lane(kl__lanes *lanes, const kl__lane_key *key)
 {
     kl__lane *lane = find_lane(lanes, key);
     return KL_LIKELY(lane != NULL) ? lane : make_lane(lanes, key);
@@ -394,18 +428,35 @@ kl__lane *kl__lanes_lane(kl__lanes *lanes, kl__lane_key key)
 
 void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms)
 {
-    KL_ASSERT(task->priority >= KL_LANE_PRIORITY_MIN && task->priority <= KL_LANE_PRIORITY_MAX);
+    KL_ASSERT(task->mark.priority >= KL_LANE_PRIORITY_MIN && task->mark.priority <= KL_LANE_PRIORITY_MAX);
     advance(lanes, now_ms);
     task->lane = lane;
     lane->tasks++;
-    lanes->counts.tasks++;
-    lanes->counts.prioritized += task->priority != 0;
+    lanes->tasks++;
+    lanes->prioritized += task->mark.priority != 0;
     insert(lane, task, lanes->now_ms);
-    /* The common case is over here: behind a running task, or behind another in a line that is ready already. */
-    if (lane->state == KL_LANE_RUNNING ||
-        (lane->state == KL_LANE_READY && task->place == KL_PLACE_LINE && task->prev != NULL))
+    if (KL_LIKELY(lane->odd == 0)) { /* the short way */
+        if (lane->state == KL_LANE_IDLE) {
+            lane->state = KL_LANE_READY;
+            join_ready(lanes, lane, task->mark.priority);
+        }
         return;
+    }
     settle_lane(lanes, lane);
+}
+
+bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task)
+{
+    if (lane->odd || lane->state != KL_LANE_IDLE || lanes->ready_bits || task->mark.priority != 0)
+        return false;
+    task->lane = lane;
+    task->mark.place = KL_PLACE_RUNNING;
+    lane->head = task;
+    lane->state = KL_LANE_RUNNING;
+    lane->tasks = 1;
+    lanes->tasks++;
+    lanes->running++;
+    return true;
 }
 
 static void wake_lanes(kl__lanes *lanes)
@@ -414,31 +465,58 @@ static void wake_lanes(kl__lanes *lanes)
         settle_lane(lanes, lane_of(kl__tree_first(lanes->timers)));
 }
 
-kl__lane_task *kl__lanes_take(kl__lanes *lanes, int64_t now_ms)
+static kl__lane_task *take_long(kl__lanes *lanes, kl__lane *lane)
 {
-    advance(lanes, now_ms);
-    if (KL_UNLIKELY(lanes->next_due <= lanes->now_ms))
-        wake_lanes(lanes);
-    if (lanes->ready_bits == 0)
-        return NULL;
-    kl__lane *lane = lanes->ready[__builtin_ctz(lanes->ready_bits)].first;
     kl__lane_task *task = lane->head;
-    if (KL_LIKELY(!task)) {
+    if (!task) {
         task = first_in_line(lane);
         leave_line(lane, task);
     }
-    task->place = KL_PLACE_RUNNING;
-    lanes->counts.running++;
+    task->mark.place = KL_PLACE_RUNNING;
     leave_ready(lanes, lane);
-    set_state(lanes, lane, KL_LANE_IDLE);
-    if (lane->crowd) {
+    lane->state = KL_LANE_RUNNING;
+    if (lane->odd & ODD_CROWD) {
+        lane->state = KL_LANE_IDLE;
+        lanes->crowd_running++;
         settle_lane(lanes, lane);
     } else {
         lane->head = task;
-        set_state(lanes, lane, KL_LANE_RUNNING);
         set_wake(lanes, lane, KL_NEVER);
     }
     return task;
+}
+
+static inline kl__lane_task *take_first(kl__lanes *lanes)
+{
+    int index = __builtin_ctz(lanes->ready_bits);
+    struct lane_list *ready = &lanes->ready[index];
+    kl__lane *lane = ready->first;
+    if (KL_UNLIKELY(lane->odd || lane->head))
+        return take_long(lanes, lane);
+    kl__lane_task *task = lane->first; /* the short way: the first of the first */
+    lane->first = task->next;
+    *(task->next ? &task->next->prev : &lane->last) = NULL;
+    task->mark.place = KL_PLACE_RUNNING;
+    lane->head = task;
+    lane->state = KL_LANE_RUNNING;
+    lanes->ready_keys--;
+    ready->first = lane->next;
+    *(lane->next ? &lane->next->prev : &ready->last) = NULL;
+    if (!ready->first)
+        lanes->ready_bits &= ~(1u << index);
+    return task;
+}
+
+uint32_t kl__lanes_take(kl__lanes *lanes, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ms)
+{
+    uint32_t count = 0;
+    advance(lanes, now_ms);
+    if (KL_UNLIKELY(lanes->next_due <= lanes->now_ms))
+        wake_lanes(lanes);
+    while (count < most && lanes->ready_bits != 0)
+        ret_tasks[count++] = take_first(lanes);
+    lanes->running += count;
+    return count;
 }
 
 /* A task of the lane has ended: barriers behind it wait for one task less, and those that wait for none are ready. */
@@ -459,36 +537,55 @@ static void count_down_barriers(kl__lanes *lanes, kl__lane *lane, uint64_t posit
     }
 }
 
-void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
+static void end_long(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task)
 {
-    kl__lane *lane = task->lane;
-    advance(lanes, now_ms);
-    if (task->place == KL_PLACE_RUNNING) {
-        lanes->counts.running--;
+    if (task->mark.place == KL_PLACE_RUNNING) {
+        lanes->running--;
+        lanes->crowd_running -= lane->odd & ODD_CROWD ? 1 : 0;
         if (lane->head == task)
             lane->head = NULL;
     } else {
-        KL_ASSERT(task->place == KL_PLACE_OUT);
+        KL_ASSERT(task->mark.place == KL_PLACE_OUT);
+        lane->out--;
     }
-    lane->tasks--;
-    lanes->counts.tasks--;
-    lanes->counts.prioritized -= task->priority != 0;
-    if (KL_UNLIKELY(lane->barriers != NULL))
+    if (lane->barriers)
         count_down_barriers(lanes, lane, task->position);
     settle_lane(lanes, lane);
 }
 
-void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64_t now_ms)
+void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
 {
-    KL_ASSERT(task->place == KL_PLACE_RUNNING);
     kl__lane *lane = task->lane;
     advance(lanes, now_ms);
-    lanes->counts.running--;
-    if (started && !lane->crowd) {
-        task->place = KL_PLACE_HELD;
+    lane->tasks--;
+    lanes->tasks--;
+    lanes->prioritized -= task->mark.priority != 0;
+    if (KL_UNLIKELY(lane->odd || lane->head != task || task->mark.place != KL_PLACE_RUNNING)) {
+        end_long(lanes, lane, task);
+        return;
+    }
+    lanes->running--;
+    lane->head = NULL;
+    if (lane->first) { /* the short way */
+        lane->state = KL_LANE_READY;
+        join_ready(lanes, lane, lane->first->mark.priority);
+    } else if (lane->tasks == 0) {
+        rest(lanes, lane);
+    }
+}
+
+void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64_t now_ms)
+{
+    KL_ASSERT(task->mark.place == KL_PLACE_RUNNING);
+    kl__lane *lane = task->lane;
+    advance(lanes, now_ms);
+    bool crowd = lane->odd & ODD_CROWD;
+    lanes->running--;
+    lanes->crowd_running -= crowd;
+    if (started && !crowd) {
+        task->mark.place = KL_PLACE_HELD;
     } else {
-        if (!lane->crowd)
-            lane->head = NULL;
+        lane->head = NULL;
         insert(lane, task, lanes->now_ms);
     }
     settle_lane(lanes, lane);
@@ -496,32 +593,34 @@ void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64
 
 void kl__lanes_retry(kl__lanes *lanes, kl__lane_task *task, int64_t due_ms, int64_t now_ms)
 {
-    KL_ASSERT(task->place == KL_PLACE_RUNNING);
+    KL_ASSERT(task->mark.place == KL_PLACE_RUNNING);
     kl__lane *lane = task->lane;
     advance(lanes, now_ms);
-    lanes->counts.running--;
+    lanes->running--;
     task->due_ms = due_ms;
-    if (lane->crowd)
+    if (lane->odd & ODD_CROWD) {
+        lanes->crowd_running--;
         insert(lane, task, lanes->now_ms);
-    else
-        task->place = KL_PLACE_HELD;
+    } else {
+        task->mark.place = KL_PLACE_HELD;
+    }
     settle_lane(lanes, lane);
 }
 
 void kl__lanes_halt(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
 {
-    KL_ASSERT(task->place == KL_PLACE_RUNNING && !task->lane->crowd);
+    KL_ASSERT(task->mark.place == KL_PLACE_RUNNING && !(task->lane->odd & ODD_CROWD));
     advance(lanes, now_ms);
-    lanes->counts.running--;
+    lanes->running--;
     task->due_ms = lanes->now_ms;
-    task->place = KL_PLACE_HELD;
-    task->lane->halted = true;
+    task->mark.place = KL_PLACE_HELD;
+    task->lane->odd |= ODD_HALTED;
     settle_lane(lanes, task->lane);
 }
 
 static void take_out(kl__lane *lane, kl__lane_task *task)
 {
-    switch ((kl__lane_place)task->place) {
+    switch ((kl__lane_place)task->mark.place) {
     case KL_PLACE_LINE:
     case KL_PLACE_EARLY:
         leave_line(lane, task);
@@ -531,13 +630,15 @@ static void take_out(kl__lane *lane, kl__lane_task *task)
         break;
     case KL_PLACE_HELD:
         lane->head = NULL;
-        lane->halted = false;
+        lane->odd &= (uint8_t)~ODD_HALTED;
         break;
     default:
         KL_ASSERT(!"only a task that waits can be taken out");
     }
-    task->place = KL_PLACE_OUT;
+    task->mark.place = KL_PLACE_OUT;
     task->next = NULL;
+    lane->out++;
+    lane->odd |= ODD_OUT;
 }
 
 void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
@@ -547,14 +648,14 @@ void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
     settle_lane(lanes, task->lane);
 }
 
-kl__lane *kl__lanes_find(kl__lanes *lanes, kl__lane_key key) { return find_lane(lanes, key); }
+kl__lane *kl__lanes_find(kl__lanes *lanes, const kl__lane_key *key) { return find_lane(lanes, key); }
 
 void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms)
 {
     KL_ASSERT(lane != &lanes->crowd);
     advance(lanes, now_ms);
-    lanes->counts.tasks++;
-    task->priority = 0;
+    lanes->tasks++;
+    task->mark.priority = 0;
     if (!lane || lane->tasks == 0) {
         task->lane = &lanes->crowd;
         task->due_ms = lanes->now_ms;
@@ -564,34 +665,35 @@ void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task
         return;
     }
     task->lane = lane;
-    task->place = KL_PLACE_BARRIER;
+    task->mark.place = KL_PLACE_BARRIER;
     task->due_ms = (int64_t)lane->tasks;
     task->next = lane->barriers;
     lane->barriers = task;
+    lane->odd |= ODD_BARRIER;
 }
 
 /* --- One key --- */
 
-kl_rc kl__lanes_pause(kl__lanes *lanes, kl__lane_key key, int64_t now_ms)
+kl_rc kl__lanes_pause(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 {
     kl__lane *lane = find_lane(lanes, key);
     if (!lane && !(lane = make_lane(lanes, key)))
         return KL_ENOMEM;
     advance(lanes, now_ms);
-    lane->paused = true;
+    lane->odd |= ODD_PAUSED;
     settle_lane(lanes, lane);
     return KL_OK;
 }
 
 static void resume_lane(kl__lanes *lanes, kl__lane *lane)
 {
-    lane->paused = lane->halted = false;
-    if (lane->head && lane->head->place == KL_PLACE_HELD && lane->head->due_ms > lanes->now_ms)
+    lane->odd &= (uint8_t) ~(ODD_PAUSED | ODD_HALTED);
+    if (lane->head && lane->head->mark.place == KL_PLACE_HELD && lane->head->due_ms > lanes->now_ms)
         lane->head->due_ms = lanes->now_ms;
     settle_lane(lanes, lane);
 }
 
-void kl__lanes_resume(kl__lanes *lanes, kl__lane_key key, int64_t now_ms)
+void kl__lanes_resume(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 {
     kl__lane *lane = find_lane(lanes, key);
     advance(lanes, now_ms);
@@ -599,7 +701,7 @@ void kl__lanes_resume(kl__lanes *lanes, kl__lane_key key, int64_t now_ms)
         resume_lane(lanes, lane);
 }
 
-kl__lane_task *kl__lanes_skip(kl__lanes *lanes, kl__lane_key key, int64_t now_ms, bool *ret_running)
+kl__lane_task *kl__lanes_skip(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms, bool *ret_running)
 {
     kl__lane *lane = find_lane(lanes, key);
     *ret_running = false;
@@ -610,7 +712,7 @@ kl__lane_task *kl__lanes_skip(kl__lanes *lanes, kl__lane_key key, int64_t now_ms
     kl__lane_task *task = lane->head ? lane->head : first_in_line(lane);
     if (!task && lane->later)
         task = task_of(kl__tree_first(lane->later));
-    if (task && task->place == KL_PLACE_RUNNING) {
+    if (task && task->mark.place == KL_PLACE_RUNNING) {
         *ret_running = true;
         return NULL;
     }
@@ -625,7 +727,7 @@ kl__lane_task *kl__lanes_skip(kl__lanes *lanes, kl__lane_key key, int64_t now_ms
 static kl__lane_task **drain_lane(kl__lanes *lanes, kl__lane *lane, kl__lane_task **end)
 {
     for (;;) {
-        kl__lane_task *task = lane->head && lane->head->place == KL_PLACE_HELD ? lane->head : first_in_line(lane);
+        kl__lane_task *task = lane->head && lane->head->mark.place == KL_PLACE_HELD ? lane->head : first_in_line(lane);
         if (!task && lane->later)
             task = task_of(kl__tree_first(lane->later));
         if (!task)
@@ -638,7 +740,7 @@ static kl__lane_task **drain_lane(kl__lanes *lanes, kl__lane *lane, kl__lane_tas
     return end;
 }
 
-kl__lane_task *kl__lanes_drain(kl__lanes *lanes, kl__lane_key key, int64_t now_ms)
+kl__lane_task *kl__lanes_drain(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 {
     kl__lane_task *chain = NULL;
     kl__lane *lane = find_lane(lanes, key);
@@ -648,35 +750,44 @@ kl__lane_task *kl__lanes_drain(kl__lanes *lanes, kl__lane_key key, int64_t now_m
     return chain;
 }
 
+/* Calls `change` for the crowd and every lane. None is freed meanwhile. */
+static void change_all(kl__lanes *lanes, void (*change)(kl__lanes *lanes, kl__lane *lane, void *ctx), void *ctx)
+{
+    lanes->visiting = true;
+    change(lanes, &lanes->crowd, ctx);
+    for (uint32_t i = 0; i < lanes->table.buckets; i++)
+        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next)
+            change(lanes, (kl__lane *)entry, ctx);
+    lanes->visiting = false;
+    while (lanes->resting_count > RESTING_MAX)
+        make_room(lanes);
+}
+
+static void drain_one(kl__lanes *lanes, kl__lane *lane, void *ctx)
+{
+    kl__lane_task ***end = ctx;
+    *end = drain_lane(lanes, lane, *end);
+}
+
 kl__lane_task *kl__lanes_drain_all(kl__lanes *lanes, int64_t now_ms)
 {
     kl__lane_task *chain = NULL, **end = &chain;
     advance(lanes, now_ms);
-    end = drain_lane(lanes, &lanes->crowd, end);
-    for (uint32_t i = 0; i < lanes->table.buckets; i++) {
-        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i), *next; entry; entry = next) {
-            next = entry->next; /* a lane without tasks that was paused stays, so no entry leaves here */
-            end = drain_lane(lanes, (kl__lane *)entry, end);
-        }
-    }
+    change_all(lanes, drain_one, &end);
     return chain;
+}
+
+static void resume_one(kl__lanes *lanes, kl__lane *lane, void *ctx)
+{
+    (void)ctx;
+    if (lane->odd & (ODD_PAUSED | ODD_HALTED))
+        resume_lane(lanes, lane);
 }
 
 void kl__lanes_resume_all(kl__lanes *lanes, int64_t now_ms)
 {
     advance(lanes, now_ms);
-    resume_lane(lanes, &lanes->crowd);
-    /* Backwards, because a lane that is freed can make the table join its last bucket to an earlier one. */
-    for (uint32_t i = lanes->table.buckets; i-- > 0;) {
-        if (i >= lanes->table.buckets)
-            continue;
-        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i), *next; entry; entry = next) {
-            next = entry->next;
-            kl__lane *lane = (kl__lane *)entry;
-            if (lane->paused || lane->halted)
-                resume_lane(lanes, lane);
-        }
-    }
+    change_all(lanes, resume_one, NULL);
 }
 
 /* --- Telling --- */
@@ -688,10 +799,10 @@ static kl__lane_info info_of(const kl__lane *lane)
     return (kl__lane_info){key_of(lane), (kl__lane_state)lane->state, lane->tasks, until, head};
 }
 
-kl__lane_info kl__lanes_show(const kl__lanes *lanes, kl__lane_key key)
+kl__lane_info kl__lanes_show(const kl__lanes *lanes, const kl__lane_key *key)
 {
     const kl__lane *lane = find_lane(lanes, key);
-    return lane ? info_of(lane) : (kl__lane_info){key.bytes, KL_LANE_IDLE, 0, KL_NEVER, NULL};
+    return lane ? info_of(lane) : (kl__lane_info){key->bytes, KL_LANE_IDLE, 0, KL_NEVER, NULL};
 }
 
 void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__lane_info *info), void *ctx)
@@ -699,7 +810,7 @@ void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__l
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
         for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
             kl__lane_info info = info_of((kl__lane *)entry);
-            if (!((kl__lane *)entry)->resting)
+            if (info.state != KL_LANE_IDLE)
                 visit(ctx, &info);
         }
     }
@@ -707,8 +818,18 @@ void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__l
 
 int64_t kl__lanes_next_due(const kl__lanes *lanes) { return lanes->next_due; }
 bool kl__lanes_ready(const kl__lanes *lanes) { return lanes->ready_bits != 0; }
-const kl__lane_counts *kl__lanes_counts(const kl__lanes *lanes) { return &lanes->counts; }
 kl_bytes kl__lane_task_key(const kl__lane_task *task) { return key_of(task->lane); }
+bool kl__lanes_prioritized(const kl__lanes *lanes) { return lanes->prioritized > 0; }
+
+kl__lane_counts kl__lanes_counts(const kl__lanes *lanes)
+{
+    kl__lane_counts counts = {.tasks = lanes->tasks, .running = lanes->running};
+    memcpy(counts.keys, lanes->waiting_keys, sizeof counts.keys);
+    counts.keys[KL_LANE_IDLE] = 0; /* an idle key is no key */
+    counts.keys[KL_LANE_READY] = lanes->ready_keys;
+    counts.keys[KL_LANE_RUNNING] = lanes->running - lanes->crowd_running;
+    return counts;
+}
 
 /* --- Checking --- */
 
@@ -732,29 +853,33 @@ static bool on_list(const kl__lanes *lanes, const kl__lane *lane)
 
 static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
 {
-    bool ok = true;
+    bool ok = true, crowd = lane->odd & ODD_CROWD;
     uint64_t waiting = tree_size(lane->early, early_less, &ok) + tree_size(lane->later, later_less, &ok);
     for (const kl__lane_task *task = lane->first; task; task = task->next, waiting++)
-        ok &= task->place == KL_PLACE_LINE && task->lane == lane &&
+        ok &= task->mark.place == KL_PLACE_LINE && task->lane == lane &&
               (task->next ? task->next->prev == task && runs_before(task, task->next) : task == lane->last);
     kl__lane_task *first = NULL;
     kl__lane_state state = judge(lane, lanes->now_ms, &first);
-    ok &= waiting + (lane->head != NULL) <= lane->tasks; /* the rest is withdrawn or, in the crowd, running */
-    ok &= state == lane->state ||                        /* else only time has passed since */
+    uint64_t accounted = waiting + lane->out + (lane->head != NULL) + (crowd ? lanes->crowd_running : 0);
+    ok &= accounted == lane->tasks;
+    ok &= state == lane->state || /* else only time has passed since */
           (lane->wake_ms <= lanes->now_ms && lane->state == KL_LANE_RETRYING);
-    ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                  /* L3, L4 */
-    ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->priority; /* L4 */
-    ok &= lane->resting == (lane->tasks == 0 && !lane->paused && !lane->crowd);    /* L5 */
-    ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);           /* L6 */
-    ok &= !lane->head || (lane->head->lane == lane && !lane->crowd);               /* L1 */
+    ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                       /* L3, L4 */
+    ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->mark.priority; /* L4 */
+    ok &= lane->resting || lane->tasks > 0 || lane->odd & ODD_PAUSED || crowd;          /* L5 */
+    ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);                /* L6 */
+    ok &= !lane->head || (lane->head->lane == lane && !crowd);                          /* L1 */
+    ok &= (!lane->early || lane->odd & ODD_EARLY) && (!lane->later || lane->odd & ODD_LATER);
+    ok &= (!lane->barriers || lane->odd & ODD_BARRIER) && (!lane->out || lane->odd & ODD_OUT);
     return ok && (lane->wake_ms == KL_NEVER || lane->wake_ms >= lanes->next_due);
 }
 
 bool kl__lanes_valid(const kl__lanes *lanes)
 {
     bool ok = lane_valid(lanes, &lanes->crowd);
+    kl__lane_counts counts = kl__lanes_counts(lanes);
     uint64_t keys[KL_LANE_STATES] = {0}, entries = 0, timers = lanes->crowd.wake_ms != KL_NEVER, all = 0;
-    keys[lanes->crowd.state]++;
+    keys[lanes->crowd.state] += lanes->crowd.state != KL_LANE_IDLE;
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
         for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next, entries++) {
             const kl__lane *lane = (const kl__lane *)entry;
@@ -765,10 +890,11 @@ bool kl__lanes_valid(const kl__lanes *lanes)
             keys[lane->state]++;
         }
     }
-    ok &= entries == lanes->table.entries && all + lanes->crowd.tasks <= lanes->counts.tasks; /* the rest: barriers */
+    keys[KL_LANE_IDLE] = 0;
+    ok &= entries == lanes->table.entries && all + lanes->crowd.tasks <= lanes->tasks; /* the rest: barriers */
     ok &= timers == tree_size(lanes->timers, timer_less, &ok);
     ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
     for (int i = 0; i < KL_LANE_PRIORITIES; i++)
         ok &= ((lanes->ready_bits >> i) & 1) == (lanes->ready[i].first != NULL);
-    return ok && memcmp(keys, lanes->counts.keys, sizeof keys) == 0;
+    return ok && memcmp(keys, counts.keys, sizeof keys) == 0;
 }

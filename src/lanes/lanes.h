@@ -28,6 +28,17 @@ typedef enum kl__lane_place {
     KL_PLACE_BARRIER, /* waits for the end of all tasks that stood before it */
 } kl__lane_place;
 
+/* The small fields of a task, in one word, so that they can be set in one go. */
+typedef struct kl__lane_mark {
+    int8_t priority;
+    uint8_t place; /* kl__lane_place */
+    /* The rest is kept here for whoever runs the task; lanes do not look at it. */
+    uint8_t kind;
+    uint8_t stop_asked;
+    uint16_t attempts;
+    uint16_t attempts_max;
+} kl__lane_mark;
+
 typedef struct kl__lane_task {
     union {
         kl__tree_node node; /* EARLY, LATER */
@@ -38,13 +49,7 @@ typedef struct kl__lane_task {
     kl__lane *lane;
     int64_t due_ms;    /* not before; for a barrier the number of tasks it still waits for */
     uint64_t position; /* ties are broken by it; unique in one kl__lanes */
-    int8_t priority;
-    uint8_t place; /* kl__lane_place */
-    /* The rest is kept here for whoever runs the task; lanes do not look at it. */
-    uint8_t kind;
-    _Atomic(uint8_t) stop_asked;
-    uint16_t attempts;
-    uint16_t attempts_max;
+    kl__lane_mark mark;
 } kl__lane_task;
 
 _Static_assert(sizeof(kl__lane_task) == 48, "every waiting task pays for this");
@@ -78,8 +83,7 @@ typedef struct kl__lane_info {
 typedef struct kl__lane_counts {
     uint64_t tasks;                /* all that were added and not ended */
     uint64_t running;              /* taken and not settled */
-    uint64_t prioritized;          /* live tasks whose priority is not 0 */
-    uint64_t keys[KL_LANE_STATES]; /* live keys by state; the crowd without a key counts as one key */
+    uint64_t keys[KL_LANE_STATES]; /* by state; tasks without a key count as one key while any waits */
 } kl__lane_counts;
 
 kl__lanes *kl__lanes_open(void);        /* NULL: no memory */
@@ -87,16 +91,21 @@ void kl__lanes_close(kl__lanes *lanes); /* tasks are the caller's; NULL is fine 
 
 /* Adds a task, in two steps, so that the key may lie where the task will be: first the key's lane, which is made if there
  * is none (NULL: no memory), then at once the task. The caller has set its due_ms, position and priority. */
-kl__lane *kl__lanes_lane(kl__lanes *lanes, kl__lane_key key);
+kl__lane *kl__lanes_lane(kl__lanes *lanes, const kl__lane_key *key);
 void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
+
+/* The same as adding and then taking the task, but shorter. False: it would not have been the one to be taken, or not at
+ * once; nothing has happened. Its priority must be 0 and it must be due. */
+bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task);
 
 /* Adds a task without a key that is ready once all tasks now in the lane have ended. Its position must be higher than
  * theirs. No lane, as kl__lanes_find tells for a key without one: it is ready at once. */
-kl__lane *kl__lanes_find(kl__lanes *lanes, kl__lane_key key);
+kl__lane *kl__lanes_find(kl__lanes *lanes, const kl__lane_key *key);
 void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
 
-/* The next task to run, or NULL. It is followed by exactly one of end, retry, halt and untake. */
-kl__lane_task *kl__lanes_take(kl__lanes *lanes, int64_t now_ms);
+/* Takes up to `most` tasks that may run now, each of another key (or of none), and says how many. Each is followed by
+ * exactly one of end, retry, halt and untake. */
+uint32_t kl__lanes_take(kl__lanes *lanes, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ms);
 
 void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* also after withdraw */
 void kl__lanes_retry(kl__lanes *lanes, kl__lane_task *task, int64_t due_ms,
@@ -112,24 +121,25 @@ void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms);
 /* One key. Pause keeps it from starting tasks (KL_ENOMEM); resume undoes pause and halt and ends the wait for a retry.
  * Skip withdraws its first task: NULL with *ret_running set tells that the first is running, else that there is none.
  * Drain withdraws all that are not running, in order, chained by `next`. */
-KL_MUST_USE kl_rc kl__lanes_pause(kl__lanes *lanes, kl__lane_key key, int64_t now_ms);
-void kl__lanes_resume(kl__lanes *lanes, kl__lane_key key, int64_t now_ms);
-kl__lane_task *kl__lanes_skip(kl__lanes *lanes, kl__lane_key key, int64_t now_ms, bool *ret_running);
-kl__lane_task *kl__lanes_drain(kl__lanes *lanes, kl__lane_key key, int64_t now_ms);
+KL_MUST_USE kl_rc kl__lanes_pause(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms);
+void kl__lanes_resume(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms);
+kl__lane_task *kl__lanes_skip(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms, bool *ret_running);
+kl__lane_task *kl__lanes_drain(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms);
 
 /* The same for every key at once. */
 void kl__lanes_resume_all(kl__lanes *lanes, int64_t now_ms);
 kl__lane_task *kl__lanes_drain_all(kl__lanes *lanes, int64_t now_ms);
 
 /* Why is this key waiting? And for every key that is not idle; `visit` must change nothing. */
-kl__lane_info kl__lanes_show(const kl__lanes *lanes, kl__lane_key key);
+kl__lane_info kl__lanes_show(const kl__lanes *lanes, const kl__lane_key *key);
 void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__lane_info *info), void *ctx);
 
-/* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, and the counts, which
- * stay true as the lanes change. */
+/* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether any live task
+ * has a priority, and how many there are of each. */
 int64_t kl__lanes_next_due(const kl__lanes *lanes);
 bool kl__lanes_ready(const kl__lanes *lanes);
-const kl__lane_counts *kl__lanes_counts(const kl__lanes *lanes);
+bool kl__lanes_prioritized(const kl__lanes *lanes);
+kl__lane_counts kl__lanes_counts(const kl__lanes *lanes);
 
 /* The key of a live task; lasts until the task is ended. */
 kl_bytes kl__lane_task_key(const kl__lane_task *task);

@@ -39,7 +39,7 @@ struct model {
 
 static uint64_t below(struct model *m, uint64_t bound) { return kl__random_below(&m->random, bound); }
 
-static kl__lane_key key_named(int key)
+static const kl__lane_key *key_named(int key)
 {
     static const char *names[KEYS] = {"",
                                       "a",
@@ -50,13 +50,15 @@ static kl__lane_key key_named(int key)
                                       "g",
                                       "h",
                                       "a key that is too long to be kept inside of its lane itself"};
-    return (kl__lane_key){kl_str(names[key]), (uint32_t)key & 3};
+    static kl__lane_key keys[KEYS];
+    keys[key] = (kl__lane_key){kl_str(names[key]), (uint32_t)key & 3};
+    return &keys[key];
 }
 
 static bool before(const struct task *a, const struct task *b)
 {
-    if (a->lane.priority != b->lane.priority)
-        return a->lane.priority < b->lane.priority;
+    if (a->lane.mark.priority != b->lane.mark.priority)
+        return a->lane.mark.priority < b->lane.mark.priority;
     if (a->due_ms != b->due_ms)
         return a->due_ms < b->due_ms;
     return a->lane.position < b->lane.position;
@@ -98,9 +100,9 @@ static void stamp_turn(struct model *m, int key, uint64_t turn)
     kl__lane_state state;
     struct task *first = next_of(m, key, &state);
     struct key *k = &m->keys[key];
-    if (first && (!k->ready || k->priority != first->lane.priority)) {
+    if (first && (!k->ready || k->priority != first->lane.mark.priority)) {
         k->turn = turn;
-        k->priority = first->lane.priority;
+        k->priority = first->lane.mark.priority;
     }
     k->ready = first != NULL;
 }
@@ -162,7 +164,7 @@ static void do_add(struct model *m)
     *task = (struct task){.key = (int)below(m, KEYS), .is = WAITING};
     task->due_ms = m->now_ms - 3 + (int64_t)below(m, below(m, 3) ? 4 : 40);
     task->lane = (kl__lane_task){.due_ms = task->due_ms, .position = ++m->position};
-    task->lane.priority = (int8_t)(below(m, 3) ? 0 : (int)below(m, 5) - 2);
+    task->lane.mark.priority = (int8_t)(below(m, 3) ? 0 : (int)below(m, 5) - 2);
     kl__lane *lane = kl__lanes_lane(m->lanes, key_named(task->key));
     REQUIRE(lane != NULL);
     kl__lanes_add(m->lanes, lane, &task->lane, m->now_ms);
@@ -194,7 +196,8 @@ static bool goes_before(const struct key *a, const struct key *b)
 static void do_take(struct model *m)
 {
     kl__lane_state state;
-    kl__lane_task *got = kl__lanes_take(m->lanes, m->now_ms);
+    kl__lane_task *got = NULL;
+    CHECK_INT(kl__lanes_take(m->lanes, &got, 1, m->now_ms), got != NULL);
     struct task *task = got ? KL_CONTAINER(got, struct task, lane) : NULL;
     if (task)
         CHECK(next_of(m, task->key, &state) == task);
@@ -258,7 +261,7 @@ static void do_withdraw(struct model *m)
     if (!task)
         return;
     kl__lanes_withdraw(m->lanes, &task->lane, m->now_ms);
-    CHECK_INT(kl__lane_task_key(&task->lane).len, key_named(task->key).bytes.len);
+    CHECK_INT(kl__lane_task_key(&task->lane).len, key_named(task->key)->bytes.len);
     model_withdrawn(m, task);
     update_turn(m, task->key);
 }
@@ -325,8 +328,8 @@ static void check_keys(struct model *m)
         live += m->tasks[i].is != FREE;
         running += m->tasks[i].is == RUNNING;
     }
-    CHECK_INT(kl__lanes_counts(m->lanes)->tasks, live);
-    CHECK_INT(kl__lanes_counts(m->lanes)->running, running);
+    CHECK_INT(kl__lanes_counts(m->lanes).tasks, live);
+    CHECK_INT(kl__lanes_counts(m->lanes).running, running);
     for (int key = 0; key < KEYS; key++) {
         kl__lane_state state;
         next_of(m, key, &state);
