@@ -1,6 +1,7 @@
 /* args.c - options by table, and suggestions for slips.
  *
- * Rejected: getopt_long. Its complaints name the mistake and not the remedy, and its table knows no ranges and no help. */
+ * Rejected: getopt_long. Its complaints name the mistake and not the remedy, and its table knows neither ranges nor
+ * help. */
 #include "cli/cli.h"
 
 #include <errno.h>

@@ -38,8 +38,8 @@ void kl__complain(const char *format, ...) KL_PRINTF(1, 2);
  * list with it to find a suggestion. */
 const char *kl__closer(const char *word, const char *best, const char *candidate);
 
-/* Fills `values` from `--name value`, `--name=value` and flags. False: it has complained, and the caller should exit with
- * KL_EXIT_USAGE. Nothing but options is accepted. */
+/* Fills `values` from `--name value`, `--name=value` and flags. False: it has complained, and the caller should exit
+ * with KL_EXIT_USAGE. Nothing but options is accepted. */
 bool kl__options_parse(const kl__option *options, int argc, char **argv, void *values);
 
 /* The commands' own functions and tables. */

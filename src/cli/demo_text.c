@@ -1,4 +1,4 @@
-/* demo_text.c - the demo in plain lines, one per event worth reading, and the summary that ends both ways of showing. */
+/* demo_text.c - the demo in plain lines, one per event worth reading, and the summary that ends both views. */
 #include "cli/demo.h"
 
 #include <stdarg.h>
@@ -63,10 +63,10 @@ static void tell_phase(const kl__demo_look *look)
 {
     unsigned left = KL_DEMO_TASKS - KL_DEMO_BAD_TASK - 1;
     if (look->phase == KL_DEMO_RELEASED)
-        line(look, "release: the gateway is back, and " BAD " is told to go on, after %u failed attempts in %.1f s",
-             look->failures, seconds(look->blocked_ms));
+        line(look, "release: the gateway is back, and " BAD " is told to go on, after %u failed attempt%s in %.1f s",
+             look->failures, look->failures == 1 ? "" : "s", seconds(look->blocked_ms));
     else if (look->phase == KL_DEMO_FLOWING && look->dead)
-        line(look, BAD " task %d failed for good after %u attempts; its other %u tasks follow in order",
+        line(look, BAD " task %d failed for good (attempt %u); its other %u tasks follow in order",
              KL_DEMO_BAD_TASK + 1, look->failures, left);
     else if (look->phase == KL_DEMO_FLOWING)
         line(look, BAD " task %d done (attempt %u); the %u tasks behind it follow in order", KL_DEMO_BAD_TASK + 1,
@@ -102,8 +102,8 @@ void kl__demo_tell(kl__demo_teller *teller, const kl__demo_look *look)
 void kl__demo_tell_stop(const kl__demo_look *look)
 {
     unsigned lost = KL_DEMO_TOTAL - look->done - look->dead - look->given_up;
-    printf("\nStopped after %.1f s: %u of %d tasks were done, %u were given up, each with a report.\n",
-           seconds(look->elapsed_ms), look->done, KL_DEMO_TOTAL, look->given_up);
+    printf("\nStopped after %.1f s: %u of %d tasks were done, %u were given up.\n", seconds(look->elapsed_ms),
+           look->done, KL_DEMO_TOTAL, look->given_up);
     if (look->dead || lost)
         printf("%u failed for good, and %u were lost without a report.\n", look->dead, lost);
     printf("Order violations: %u. Overlaps: %u. Run `keyline demo` again to see it to its end.\n",

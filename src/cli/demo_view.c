@@ -3,9 +3,9 @@
  *     c-12 ▸ ━━━╸────      a running key, with its share of tasks done
  *     c-13 ↻ #6 0.4s       a key that waits for its sixth retry, due in 0.4 s
  *
- * A frame is composed in memory, cut to the terminal's width, and written at once from the upper left corner; nothing is
- * written in the last column, where terminals disagree about wrapping. States differ by their mark and not only by their
- * colour. */
+ * A frame is composed in memory, cut to the terminal's width, and written at once from the upper left corner. Nothing
+ * is written in the last column, where terminals disagree about wrapping. States differ by their mark and not only by
+ * their colour. */
 #include "cli/demo.h"
 
 #include <stdarg.h>
@@ -217,7 +217,7 @@ static void put_figures(struct sheet *sheet, const kl__demo_look *look)
 static void put_trouble(struct sheet *sheet, const kl__demo_look *look)
 {
     put(sheet, ALARM, "c-13");
-    put(sheet, PLAIN, " task %d fails: " KL_DEMO_ERROR ". ", KL_DEMO_BAD_TASK + 1);
+    put(sheet, PLAIN, " task %d: " KL_DEMO_ERROR ". ", KL_DEMO_BAD_TASK + 1);
     if (look->cells[KL_DEMO_BAD_KEY].state == KL_DEMO_RETRYING)
         put(sheet, PLAIN, "Retry %u in %.1f s.", look->failures, (double)look->due_in_ms / 1000);
     else
@@ -242,10 +242,10 @@ static void put_story(struct sheet *sheet, const kl__demo_look *look)
     else
         put(sheet, GREEN, "Release: the gateway is back after %.1f s, and c-13 goes on.", blocked_s);
     end_line(sheet);
-    if (look->over)
+    if (look->over && !look->order_violations && !look->overlaps)
         put(sheet, PLAIN, "All tasks of all keys have run in order.");
     else if (look->phase != KL_DEMO_CALM)
-        put(sheet, PLAIN, "Its line runs in order: %u of %d tasks. Others: %.0f/s then, %.0f/s now.",
+        put(sheet, PLAIN, "It has done %u of %d tasks. Others: %.0f/s then, %.0f/s since.",
             look->cells[KL_DEMO_BAD_KEY].ended, KL_DEMO_TASKS, look->rate_then, look->rate_later);
     end_line(sheet);
 }
@@ -257,11 +257,11 @@ static void put_legend(struct sheet *sheet)
         const char *text;
     } entries[] = {{KL_DEMO_RUNNING, "running"},
                    {KL_DEMO_WAITING, "waits for a thread"},
-                   {KL_DEMO_RETRYING, "#retry, due in"},
+                   {KL_DEMO_RETRYING, "retry, due in"},
                    {KL_DEMO_DONE, "done"}};
     for (size_t i = 0; i < sizeof entries / sizeof entries[0]; i++) {
         put_mark(sheet, entries[i].state);
-        put(sheet, DIM, " %s   ", entries[i].text);
+        put(sheet, DIM, " %s  ", entries[i].text);
     }
     append_text(sheet, "\33[K");
 }

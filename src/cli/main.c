@@ -1,7 +1,7 @@
 /* main.c - the program: a table of commands, and help made from it.
  *
- * To add a command, write its function in a file of its own and add a row below. Exit statuses: 0 it worked, 1 it failed,
- * 2 it was called in a way that it does not understand, 128 + n it was ended by signal n. */
+ * To add a command, write its function in a file of its own and add a row below. Exit statuses: 0 it worked, 1 it
+ * failed, 2 it was called in a way that it does not understand, 128 + n it was ended by signal n. */
 #include "cli/cli.h"
 
 #include <errno.h>

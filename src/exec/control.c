@@ -16,34 +16,43 @@ static kl_rc fail_gone(void)
     return kl__fail(KL_ENOTFOUND, "there is no such task: it has ended, or the id is not from this executor");
 }
 
+/* Whether the task with this number has entered the lanes and not ended. Its memory may be another's by now, or free and
+ * just being filled in; only while a task lives does it have a place. */
+static bool is_alive(const kl__exec_task *task, uint64_t number)
+{
+    return __atomic_load_n(&task->lane.mark.place, __ATOMIC_RELAXED) != KL_PLACE_NONE && task->lane.position == number;
+}
+
 /* Finds a live task and returns with its shard's mutex held. A task is briefly out of sight while the submit of another
  * one, before it in the inbox, is under way. */
 static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__exec_task **ret_task)
 {
     uint64_t index = id & ((UINT64_C(1) << exec->index_bits) - 1);
     uint64_t shard_index = (id >> exec->index_bits) & ((UINT64_C(1) << exec->shard_bits) - 1);
-    uint64_t generation = id >> exec->index_bits >> exec->shard_bits;
-    if (shard_index >= exec->shard_count || index >= exec->shards[shard_index].inbox.capacity || generation % 2 == 0)
+    uint64_t number = (id >> exec->index_bits >> exec->shard_bits) - 1;
+    if (shard_index >= exec->shard_count || index >= exec->shards[shard_index].inbox.capacity)
         return fail_gone();
     kl__shard *shard = &exec->shards[shard_index];
     kl__exec_task *task = &shard->tasks[index];
-    for (;;) {
+    while (number < kl__inbox_claimed(&shard->inbox)) {
         pthread_mutex_lock(&shard->mutex);
         kl__hand_recall_all(shard, kl__exec_now_ns(exec));
         kl_rc rc = kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec));
-        if (atomic_load(&task->generation) != generation)
-            rc = fail_gone();
-        if (rc == KL_OK && task->lane.mark.place != KL_PLACE_NONE) {
+        if (is_alive(task, number)) {
             *ret_shard = shard;
             *ret_task = task;
             return KL_OK;
         }
+        bool entered = number < atomic_load(&shard->inbox.drained);
         kl__shard_publish_hints(shard);
         pthread_mutex_unlock(&shard->mutex);
+        if (entered)
+            break;
         if (rc != KL_OK)
-            return rc == KL_ENOMEM ? kl__fail_memory() : rc;
+            return kl__fail_memory();
         sched_yield();
     }
+    return fail_gone();
 }
 
 /* Ends a visit of this file: what has become ready needs a thread. */

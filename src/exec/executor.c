@@ -155,12 +155,6 @@ kl_rc kl__exec_check_key(kl_bytes key)
                     KL_KEY_BYTES_MAX);
 }
 
-kl_exec_id kl__exec_id_of(const kl_exec *exec, const kl__shard *shard, const kl__exec_task *task)
-{
-    uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
-    return ((generation << exec->shard_bits | shard->index) << exec->index_bits) | (uint64_t)(task - shard->tasks);
-}
-
 kl_exec_full kl_exec_last_full(void) { return last_full; }
 
 static void route(kl_exec *exec, struct order *order)
@@ -184,6 +178,8 @@ static kl_rc add_extra(kl_exec *exec, struct order *order, const kl_exec_task_op
     extra->deadline_ms = opts->deadline_ms ? now + opts->deadline_ms : KL_NEVER;
     extra->end = opts->end;
     extra->end_ctx = opts->end_ctx;
+    extra->ctx = order->task->ctx;
+    order->mark.kind |= KL_KIND_EXTRA;
     order->extra = extra;
     return KL_OK;
 }
@@ -247,20 +243,19 @@ static inline kl_exec_id fill(const struct order *order, uint64_t number)
     __builtin_prefetch(&shard->tasks[kl__inbox_free_task(&shard->inbox, number + KL_INBOX_AHEAD)], 1);
     task->fn = order->task->fn;
     task->ctx = order->task->ctx;
-    task->extra = order->extra;
-    task->lane.mark = order->mark;
-    task->key.len = (uint16_t)order->task->key.len;
-    if (KL_UNLIKELY(order->extra != NULL))
+    if (KL_UNLIKELY(order->extra != NULL)) {
+        task->extra = order->extra;
         order->extra->task = task;
+    }
+    /* Atomic for find_task(), which may look whether a task lives in this memory. */
+    __atomic_store(&task->lane.mark, &order->mark, __ATOMIC_RELAXED);
+    task->key.len = (uint16_t)order->task->key.len;
     if (KL_UNLIKELY(order->far_key != NULL))
         task->key.far = order->far_key;
     else
         copy_key(task->key.near, order->task->key);
-    uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
-    atomic_store_explicit(&task->generation, generation + 1, memory_order_relaxed);
-    kl_exec_id id = kl__exec_id_of(shard->exec, shard, task);
     kl__inbox_publish(&shard->inbox, number, index, order->hash);
-    return id;
+    return kl__exec_id(shard, task, number);
 }
 
 /* Whether the task must not wait in the inbox while others are taken: it may belong before them, or has a time to keep. */
@@ -374,7 +369,7 @@ kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t t
     kl_rc rc = prepare(exec, task, &order);
     if (rc != KL_OK)
         return rc;
-    order.mark.kind = KL_KIND_BARRIER;
+    order.mark.kind |= KL_KIND_BARRIER;
     return submit_order(exec, &order, timeout_ms, NULL);
 }
 

@@ -13,7 +13,7 @@ static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_
 static void part_from_special(kl__hand *hand, kl__shard *shard, int64_t now_ns)
 {
     for (uint32_t i = 0; i < hand->count; i++) {
-        if (KL_UNLIKELY(kl__exec_task_of(hand->tasks[i])->extra != NULL)) {
+        if (KL_UNLIKELY(hand->tasks[i]->mark.kind != 0)) {
             uint32_t keep = i > 0 ? i : 1;
             untake(hand, shard, keep, now_ns);
             hand->count = keep;

@@ -5,14 +5,16 @@
  * number n while n < ended + capacity: that one comparison is the capacity limit, and it also promises that slot n holds
  * a free task, because
  *
- *        slot n:   free task  --fill, publish-->  published  --drain-->  empty  --somebody's n-th recycle-->  free task
- *                  producer n                     the shard's owner             the shard's owner
+ *        slot n:   free task  --fill, publish-->  published  --drain-->  done with  --give back-->  free task
+ *                  producer n                     the shard's owner                 the shard's owner
  *
  * the c-th task to end, whichever it is, is put into slot c + capacity for the producer with that number. So a submit is
  * one compare-and-swap and no allocation, and producers meet the owner nowhere else.
  *
- * Producers touch `tail` and `limit`, which is what they last saw of ended + capacity; the owner touches the rest. The
- * owner is whoever holds the shard's mutex. A claimed slot is published at once; until then, later ones wait behind it. */
+ * Producers write `tail` and `limit`, which is what they last saw of ended + capacity; the owner writes `ended` and
+ * `drained`. The owner is whoever holds the shard's mutex. A claimed slot is published at once; until then, later ones
+ * wait behind it. One bit of a published slot tells odd from even rounds of the ring, so that the owner does not take a
+ * slot that it is done with for a new one. */
 #ifndef KL_INBOX_H
 #define KL_INBOX_H
 
@@ -22,18 +24,19 @@
 
 enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 4 };
 
-/* A slot: bit 63 = published, bits 24..55 = the key's hash, bits 0..23 = which task. */
+/* A slot: bit 63 = published, bit 62 = in an odd round, bits 24..55 = the key's hash, bits 0..23 = which task. */
 #define KL_INBOX_PUBLISHED  (UINT64_C(1) << 63)
+#define KL_INBOX_ODD_ROUND  (UINT64_C(1) << 62)
 #define KL_INBOX_INDEX_MASK ((UINT64_C(1) << KL_INBOX_INDEX_BITS) - 1)
 #define KL_INBOX_CLOSED     (UINT64_C(1) << 63) /* in tail */
 #define KL_INBOX_COUNT_MASK (~KL_INBOX_CLOSED)
 
 typedef struct kl__inbox {
-    alignas(KL_CACHE_LINE) _Atomic(uint64_t) tail;
-    _Atomic(uint64_t) limit;
-    _Atomic(uint64_t) *slots;
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) *slots; /* this line never changes */
     uint64_t mask;
     uint64_t capacity;
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) tail;
+    _Atomic(uint64_t) limit;
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) ended;
     _Atomic(uint64_t) drained; /* written by the owner only */
 } kl__inbox;
@@ -81,18 +84,25 @@ static inline uint32_t kl__inbox_free_task(kl__inbox *inbox, uint64_t number)
                       KL_INBOX_INDEX_MASK);
 }
 
+/* What the top bits of a published slot are in this number's round. */
+static inline uint64_t kl__inbox_round(const kl__inbox *inbox, uint64_t number)
+{
+    return KL_INBOX_PUBLISHED | (number & (inbox->mask + 1) ? KL_INBOX_ODD_ROUND : 0);
+}
+
 static inline void kl__inbox_publish(kl__inbox *inbox, uint64_t number, uint32_t task, uint32_t hash)
 {
     atomic_store_explicit(&inbox->slots[number & inbox->mask],
-                          KL_INBOX_PUBLISHED | (uint64_t)hash << KL_INBOX_INDEX_BITS | task, memory_order_release);
+                          kl__inbox_round(inbox, number) | (uint64_t)hash << KL_INBOX_INDEX_BITS | task,
+                          memory_order_release);
 }
 
-/* The next slot to drain, or 0 when it is not published. From any thread; only the owner can rely on it. */
+/* The next slot to drain, or 0 when it is not published. */
 static inline uint64_t kl__inbox_peek(kl__inbox *inbox)
 {
     uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
     uint64_t slot = atomic_load_explicit(&inbox->slots[number & inbox->mask], memory_order_acquire);
-    return slot & KL_INBOX_PUBLISHED ? slot : 0;
+    return (slot & (KL_INBOX_PUBLISHED | KL_INBOX_ODD_ROUND)) == kl__inbox_round(inbox, number) ? slot : 0;
 }
 
 /* A task that the owner will soon drain, to be fetched into the cache. */
@@ -108,11 +118,10 @@ static inline bool kl__inbox_waiting(kl__inbox *inbox)
     return kl__inbox_claimed(inbox) != atomic_load_explicit(&inbox->drained, memory_order_relaxed);
 }
 
-/* Takes the peeked slot out. */
+/* The peeked slot is done with. */
 static inline void kl__inbox_pop(kl__inbox *inbox)
 {
     uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
-    atomic_store_explicit(&inbox->slots[number & inbox->mask], 0, memory_order_relaxed);
     atomic_store_explicit(&inbox->drained, number + 1, memory_order_relaxed);
 }
 

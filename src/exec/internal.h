@@ -25,6 +25,7 @@ typedef struct kl__task_extra {
     int64_t due_ms;            /* 0: at once */
     kl_end_fn *end;
     void *end_ctx;
+    void *ctx; /* the task's own */
     struct kl__exec_task *task;
     char *error; /* of the last attempt, or NULL */
 } kl__task_extra;
@@ -38,23 +39,37 @@ typedef union kl__task_key {
     char *far; /* the bytes of a longer one, allocated */
 } kl__task_key;
 
+/* One cache line: it goes from the producer's core to that of the thread which runs it, and back. */
 typedef struct kl__exec_task {
     union {
         kl__lane_task lane;
         kl__task_key key;
     };
-    _Atomic(uint64_t) generation; /* odd while the task lives; part of its id */
     kl_task_fn *fn;
-    void *ctx;
-    kl__task_extra *extra;
+    union {
+        void *ctx;
+        kl__task_extra *extra; /* if the kind says so */
+    };
 } kl__exec_task;
 
+_Static_assert(sizeof(kl__exec_task) == KL_CACHE_LINE, "a task is one cache line");
 _Static_assert(sizeof(kl__exec_task) + sizeof(uint64_t) <= 96, "a queued task and its slot: at most 96 bytes");
-static inline kl__exec_task *kl__exec_task_of(kl__lane_task *task) { return KL_CONTAINER(task, kl__exec_task, lane); }
-
 _Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, mark), "the key must leave the other fields alone");
 
-enum { KL_KIND_TASK, KL_KIND_BARRIER }; /* kl__lane_mark.kind */
+/* Bits of kl__lane_mark.kind. */
+enum { KL_KIND_BARRIER = 1, KL_KIND_EXTRA = 2 };
+
+static inline kl__exec_task *kl__exec_task_of(kl__lane_task *task) { return KL_CONTAINER(task, kl__exec_task, lane); }
+
+static inline kl__task_extra *kl__extra_of(const kl__exec_task *task)
+{
+    return KL_UNLIKELY(task->lane.mark.kind & KL_KIND_EXTRA) ? task->extra : NULL;
+}
+
+static inline void *kl__ctx_of(const kl__exec_task *task)
+{
+    return KL_UNLIKELY(task->lane.mark.kind & KL_KIND_EXTRA) ? task->extra->ctx : task->ctx;
+}
 
 /* kl__lane_mark.stop_asked: written under the shard's mutex, read by the task itself. */
 enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE };
@@ -75,17 +90,18 @@ typedef struct kl__run_histogram {
 } kl__run_histogram;
 
 typedef struct kl__shard {
-    kl__inbox inbox;
-    alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards the rest, and makes its holder the inbox's owner */
+    /* This line never changes. */
+    alignas(KL_CACHE_LINE) struct kl_exec *exec;
     kl__lanes *lanes;
     kl__exec_task *tasks; /* `capacity` of them */
-    kl__tree_node *deadlines;
-    struct kl_exec *exec;
     uint32_t index;
+    kl__inbox inbox;
+    alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards what follows and the lanes; its holder owns the inbox */
+    kl__tree_node *deadlines;
     uint32_t waiting; /* producers waiting for room */
+    uint32_t seen_urgent;
     pthread_cond_t room;
     int64_t looked_ns; /* when the inbox was last drained */
-    uint32_t seen_urgent;
     uint64_t barriers, retries, dead, cancelled;
     kl__run_histogram runs;
     /* Hints for threads that look for work without the mutex. */
@@ -135,9 +151,9 @@ struct kl_exec {
     uint32_t shard_count, thread_count;
     uint32_t index_bits, shard_bits; /* of an id */
     kl_clock clock;
-    _Atomic(uint64_t) random;
-    _Atomic(uint32_t) next_shard; /* for tasks without a key */
     _Atomic(int) phase;
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) random;
+    _Atomic(uint32_t) next_shard;                        /* for tasks without a key */
     alignas(KL_CACHE_LINE) _Atomic(uint32_t) idle_count; /* a hint; exact under park_mutex */
     alignas(KL_CACHE_LINE) pthread_mutex_t park_mutex;
     kl__exec_thread *idle;
@@ -159,7 +175,6 @@ static inline int64_t kl__exec_now_ms(const kl_exec *exec) { return kl__ns_to_ms
 KL_MUST_USE kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl_clock *clock, kl_exec **ret_exec);
 KL_MUST_USE kl_rc kl__exec_check_key(kl_bytes key);
 KL_MUST_USE kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t timeout_ms);
-kl_exec_id kl__exec_id_of(const kl_exec *exec, const kl__shard *shard, const kl__exec_task *task);
 
 /* A key's shard. Its order is nobody else's business, so this hash needs to be fast, not portable. */
 static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash)
@@ -167,6 +182,15 @@ static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t
     uint64_t hash = kl__hash_local(key);
     *ret_hash = (uint32_t)hash;
     return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
+}
+
+/* An id is a task's number in its shard, the shard, and which of the shard's tasks it is. Only with a mutex on the shard
+ * can it be made from a task: before, its number is not in it. */
+static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task *task, uint64_t number)
+{
+    const struct kl_exec *exec = shard->exec;
+    uint64_t index = (uint64_t)(task - shard->tasks);
+    return (((number + 1) << exec->shard_bits | shard->index) << exec->index_bits) | index;
 }
 
 /* options.c */

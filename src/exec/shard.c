@@ -25,7 +25,7 @@ kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
     kl_rc rc = kl__inbox_open(&shard->inbox, capacity);
     if (rc != KL_OK)
         return rc;
-    shard->tasks = kl__alloc_zeroed(capacity, sizeof *shard->tasks);
+    shard->tasks = kl__alloc_aligned(KL_CACHE_LINE, capacity, sizeof *shard->tasks);
     shard->lanes = kl__lanes_open();
     if (!shard->tasks || !shard->lanes) {
         kl__inbox_close(&shard->inbox);
@@ -100,10 +100,10 @@ void kl__shard_expire(kl__shard *shard, int64_t now_ns)
 
 static void add(kl__shard *shard, kl__exec_task *task, kl__lane *lane, int64_t now_ms)
 {
-    kl__task_extra *extra = task->extra;
+    kl__task_extra *extra = kl__extra_of(task);
     if (KL_UNLIKELY(extra && extra->due_ms > now_ms))
         task->lane.due_ms = extra->due_ms;
-    if (KL_UNLIKELY(task->lane.mark.kind == KL_KIND_BARRIER)) {
+    if (KL_UNLIKELY(task->lane.mark.kind & KL_KIND_BARRIER)) {
         kl__lanes_add_barrier(shard->lanes, lane, &task->lane, now_ms);
         shard->barriers++;
     } else {
@@ -121,13 +121,13 @@ static inline enum entry enter(kl__shard *shard, kl__exec_task *task, uint32_t h
 {
     char *far = KL_UNLIKELY(task->key.len > KL_TASK_KEY_INLINE) ? task->key.far : NULL;
     kl__lane_key key = {{far ? far : task->key.near, task->key.len}, hash};
-    bool plain = task->lane.mark.kind == KL_KIND_TASK;
-    kl__lane *lane = KL_LIKELY(plain) ? kl__lanes_lane(shard->lanes, &key) : kl__lanes_find(shard->lanes, &key);
-    if (KL_UNLIKELY(!lane && plain))
+    bool barrier = task->lane.mark.kind & KL_KIND_BARRIER;
+    kl__lane *lane = KL_UNLIKELY(barrier) ? kl__lanes_find(shard->lanes, &key) : kl__lanes_lane(shard->lanes, &key);
+    if (KL_UNLIKELY(!lane && !barrier))
         return NO_MEMORY;
     task->lane.due_ms = now_ms;
     task->lane.position = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
-    bool started = may_start && plain && !task->extra && kl__lanes_start(shard->lanes, lane, &task->lane);
+    bool started = may_start && !task->lane.mark.kind && kl__lanes_start(shard->lanes, lane, &task->lane);
     if (!started)
         add(shard, task, lane, now_ms);
     if (KL_UNLIKELY(far != NULL))
@@ -246,10 +246,9 @@ void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int6
             continue;
         kl__exec_task *task = kl__exec_task_of(tasks[i]);
         kl__lanes_end(shard->lanes, &task->lane, now_ms);
-        if (KL_UNLIKELY(task->extra != NULL))
+        if (KL_UNLIKELY(task->lane.mark.kind & KL_KIND_EXTRA))
             drop_extra(shard, task->extra);
-        uint64_t generation = atomic_load_explicit(&task->generation, memory_order_relaxed);
-        atomic_store_explicit(&task->generation, generation + 1, memory_order_relaxed);
+        task->lane.mark.place = KL_PLACE_NONE;
         kl__inbox_give_back(&shard->inbox, ended++, (uint32_t)(task - shard->tasks));
     }
     atomic_store_explicit(&shard->inbox.ended, ended, memory_order_release);
@@ -266,13 +265,14 @@ void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int6
 void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error)
 {
     const kl_exec_opts *opts = &shard->exec->opts;
-    const kl__task_extra *extra = task->extra;
-    if (!(extra && extra->end) && (outcome == KL_DONE || task->lane.mark.kind == KL_KIND_BARRIER))
+    const kl__task_extra *extra = kl__extra_of(task);
+    bool barrier = task->lane.mark.kind & KL_KIND_BARRIER;
+    if (!(extra && extra->end) && (outcome == KL_DONE || barrier))
         return;
-    kl_exec_end end = {.id = kl__exec_id_of(shard->exec, shard, task),
+    kl_exec_end end = {.id = kl__exec_id(shard, task, task->lane.position),
                        .key = kl__lane_task_key(&task->lane),
                        .fn = task->fn,
-                       .ctx = task->ctx,
+                       .ctx = kl__ctx_of(task),
                        .outcome = outcome,
                        .rc = rc,
                        .attempts = task->lane.mark.attempts,
@@ -284,7 +284,7 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     if (extra && extra->end)
         extra->end(extra->end_ctx, &end);
-    if (outcome != KL_DONE && task->lane.mark.kind != KL_KIND_BARRIER) {
+    if (outcome != KL_DONE && !barrier) {
         if (opts->on_failure)
             opts->on_failure(opts->on_failure_ctx, &end);
         kl__exec_log(shard->exec, KL_LOG_WARN, "a task of key '%.*s' ended as %s after %u attempts: %s",
@@ -307,7 +307,7 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
         kl__exec_report(shard, task, outcome, rc, NULL);
         pthread_mutex_lock(&shard->mutex);
         shard->dead += outcome == KL_DEAD;
-        shard->cancelled += outcome == KL_CANCELLED && task->lane.mark.kind != KL_KIND_BARRIER;
+        shard->cancelled += outcome == KL_CANCELLED && !(task->lane.mark.kind & KL_KIND_BARRIER);
         kl__shard_end(shard, &chain, 1, kl__exec_now_ns(shard->exec));
         chain = next;
     }

@@ -184,7 +184,8 @@ static kl_rc judge_failure(kl_run *run, kl_outcome outcome, int64_t due_ms)
         return KL_EDEAD;
     if (atomic_load(&run->exec->phase) == KL_EXEC_ABORTING)
         return KL_ECLOSED;
-    return task->extra && task->extra->deadline_ms <= due_ms ? KL_ETIMEDOUT : KL_OK;
+    const kl__task_extra *extra = kl__extra_of(task);
+    return extra && extra->deadline_ms <= due_ms ? KL_ETIMEDOUT : KL_OK;
 }
 
 /* Keeps the attempt's error text for a report that may come from elsewhere. Without memory the text is lost, the task is
@@ -192,19 +193,21 @@ static kl_rc judge_failure(kl_run *run, kl_outcome outcome, int64_t due_ms)
 static void keep_error(kl_run *run)
 {
     kl__exec_task *task = run->task;
+    kl__task_extra *extra = kl__extra_of(task);
     if (!run->error[0])
         return;
-    if (!task->extra) {
-        if (!(task->extra = kl__alloc_zeroed(1, sizeof *task->extra)))
+    if (!extra) {
+        if (!(extra = kl__alloc_zeroed(1, sizeof *extra)))
             return;
-        task->extra->deadline_ms = KL_NEVER;
-        task->extra->task = task;
+        *extra = (kl__task_extra){.deadline_ms = KL_NEVER, .ctx = task->ctx, .task = task};
+        task->extra = extra;
+        task->lane.mark.kind |= KL_KIND_EXTRA;
     }
     size_t size = strlen(run->error) + 1;
-    kl__free(task->extra->error);
-    task->extra->error = kl__alloc(size);
-    if (task->extra->error)
-        memcpy(task->extra->error, run->error, size);
+    kl__free(extra->error);
+    extra->error = kl__alloc(size);
+    if (extra->error)
+        memcpy(extra->error, run->error, size);
 }
 
 /* Settles an attempt that was not done. Returns with the shard's mutex held. */
@@ -246,8 +249,8 @@ static bool run_task(kl_run *run, kl__lane_task *taken)
     kl__exec_task *task = kl__exec_task_of(taken);
     task->lane.mark.attempts++;
     run->task = task;
-    kl_outcome outcome = task->fn(run, task->ctx);
-    if (KL_LIKELY(outcome == KL_DONE && !task->extra)) {
+    kl_outcome outcome = task->fn(run, kl__ctx_of(task));
+    if (KL_LIKELY(outcome == KL_DONE && !task->lane.mark.kind)) {
         run->task = NULL;
         return true;
     }
@@ -441,7 +444,7 @@ void *kl__thread_main(void *argument)
 
 /* --- What a task can ask and say --- */
 
-kl_exec_id kl_run_id(const kl_run *run) { return kl__exec_id_of(run->exec, run->shard, run->task); }
+kl_exec_id kl_run_id(const kl_run *run) { return kl__exec_id(run->shard, run->task, run->task->lane.position); }
 kl_bytes kl_run_key(const kl_run *run) { return kl__lane_task_key(&run->task->lane); }
 uint32_t kl_run_attempt(const kl_run *run) { return run->task->lane.mark.attempts; }
 

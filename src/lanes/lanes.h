@@ -30,7 +30,7 @@ typedef enum kl__lane_place {
 
 /* The small fields of a task, in one word, so that they can be set in one go. */
 typedef struct kl__lane_mark {
-    int8_t priority;
+    alignas(8) int8_t priority;
     uint8_t place; /* kl__lane_place */
     /* The rest is kept here for whoever runs the task; lanes do not look at it. */
     uint8_t kind;
