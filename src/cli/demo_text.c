@@ -125,7 +125,7 @@ void kl__demo_tell_summary(const kl__demo_look *look)
         printf(" (afterwards %.0f per second)", look->rate_later);
     printf("\n  their longest pause    %.2f s between two tasks of a key\n", seconds(look->pause_ms));
     printf("\nNext\n"
-           "  README.md              a C program of your own, in 25 lines\n"
+           "  README.md              a C program of your own, in 23 lines\n"
            "  include/keyline/exec.h the manual: every call, its promises and its errors\n"
            "  make test              every promise above, tested\n");
 }

@@ -190,30 +190,39 @@ static void drop_order(struct order *order)
     kl__free(order->far_key);
 }
 
-static kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct order *ret_order)
+/* The rarer half of prepare: options, and a key too long to travel inside the task. */
+static kl_rc prepare_special(kl_exec *exec, struct order *order)
 {
-    if (KL_UNLIKELY(!task->fn))
-        return kl__fail(KL_EINVAL, "the task has no function; pass the function that does its work");
-    kl_rc rc = kl__exec_check_key(task->key);
-    if (rc != KL_OK)
-        return rc;
-    *ret_order = (struct order){.task = task, .mark.attempts_max = (uint16_t)exec->opts.attempts_max};
-    if (task->opts) {
+    const kl_exec_task *task = order->task;
+    kl_rc rc = task->fn ? kl__exec_check_key(task->key)
+                        : kl__fail(KL_EINVAL, "the task has no function; pass the function that does its work");
+    if (rc == KL_OK && task->opts) {
         kl_exec_task_opts opts;
         if ((rc = kl__exec_task_opts_check(task->opts, &opts)) != KL_OK)
             return rc;
-        ret_order->mark.priority = (int8_t)opts.priority;
+        order->mark.priority = (int8_t)opts.priority;
         if (opts.attempts_max)
-            ret_order->mark.attempts_max = (uint16_t)opts.attempts_max;
-        if ((opts.delay_ms || opts.deadline_ms || opts.end) && (rc = add_extra(exec, ret_order, &opts)) != KL_OK)
-            return rc;
+            order->mark.attempts_max = (uint16_t)opts.attempts_max;
+        if (opts.delay_ms || opts.deadline_ms || opts.end)
+            rc = add_extra(exec, order, &opts);
     }
-    if (KL_UNLIKELY(task->key.len > KL_TASK_KEY_INLINE)) {
-        if (!(ret_order->far_key = kl__alloc(task->key.len))) {
-            drop_order(ret_order);
+    if (rc == KL_OK && task->key.len > KL_TASK_KEY_INLINE) {
+        if (!(order->far_key = kl__alloc(task->key.len))) {
+            drop_order(order);
             return kl__fail_memory();
         }
-        memcpy(ret_order->far_key, task->key.data, task->key.len);
+        memcpy(order->far_key, task->key.data, task->key.len);
+    }
+    return rc;
+}
+
+static inline kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct order *ret_order)
+{
+    *ret_order = (struct order){.task = task, .mark.attempts_max = (uint16_t)exec->opts.attempts_max};
+    if (KL_UNLIKELY(!task->fn || task->opts || task->key.len > KL_TASK_KEY_INLINE)) {
+        kl_rc rc = prepare_special(exec, ret_order);
+        if (rc != KL_OK)
+            return rc;
     }
     route(exec, ret_order);
     return KL_OK;
@@ -375,68 +384,64 @@ kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t t
 
 /* --- Batches: the same, but one claim and one wake-up per shard of each chunk --- */
 
-/* Submits the orders of one shard, given as indices into `orders`. What is not taken gets id 0. */
-static kl_rc submit_group(kl_exec *exec, struct order *orders, const uint8_t *members, size_t count, kl_exec_id *ids,
-                          size_t *taken)
+/* The places that a chunk has in one shard. */
+struct share {
+    uint32_t wanted, taken; /* how many of the chunk's tasks go there, and how many of them have a place */
+    bool urgent;
+    uint64_t next; /* number of the next one */
+};
+
+/* Submits what found no place at once, one by one and so in order; once one fails, its shard takes no more of the chunk.
+ * Returns how many were taken, and why not all. */
+static size_t submit_rest(kl_exec *exec, struct order *orders, size_t count, kl_exec_id *ids, kl_rc *ret_rc)
 {
-    kl__shard *shard = orders[members[0]].shard;
-    size_t done = 0;
-    bool urgent = false;
-    kl_rc rc = KL_OK;
-    while (done < count) {
-        uint64_t first, places;
-        rc = kl__inbox_claim(&shard->inbox, count - done, &first, &places);
-        struct order *next = &orders[members[done]];
-        if (KL_UNLIKELY(rc == KL_EFULL) && next->task->key.len == 0 && claim_anywhere(exec, next, &first) == KL_OK) {
-            ids[members[done++]] = fill(next, first);
-            announce(next->shard, is_urgent(next));
+    size_t taken = 0;
+    bool stuck[KL_EXEC_SHARDS_MAX] = {false};
+    for (size_t i = 0; i < count; i++) {
+        uint32_t shard = orders[i].shard->index;
+        if (ids[i] != 0)
+            continue;
+        if (stuck[shard]) {
+            drop_order(&orders[i]);
             continue;
         }
-        if (KL_UNLIKELY(rc == KL_EFULL)) {
-            int64_t until_ns = wait_until(exec, timeout_of(exec, next->task->opts));
-            if (until_ns)
-                rc = claim_waiting(shard, count - done, until_ns, &first, &places);
-        }
-        if (rc != KL_OK)
-            break;
-        for (uint64_t i = 0; i < places; i++, done++) {
-            ids[members[done]] = fill(&orders[members[done]], first + i);
-            urgent |= is_urgent(&orders[members[done]]);
-        }
-        announce(shard, urgent);
+        kl_rc rc = submit_order(exec, &orders[i], timeout_of(exec, orders[i].task->opts), &ids[i]);
+        stuck[shard] = rc != KL_OK;
+        taken += rc == KL_OK;
+        *ret_rc = rc == KL_OK ? *ret_rc : rc;
     }
-    *taken += done;
-    for (size_t i = done; i < count; i++) {
-        ids[members[i]] = 0;
-        drop_order(&orders[members[i]]);
-    }
-    return rc == KL_OK ? KL_OK : rc == KL_EFULL ? fail_full(shard) : fail_closed();
+    return taken;
 }
 
-/* Submits up to BATCH_CHUNK prepared orders, grouped by shard, each group in order. */
-static kl_rc submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl_exec_id *ids, size_t *taken)
+/* Submits up to BATCH_CHUNK prepared orders. What is not taken gets id 0. Returns how many were taken. */
+static size_t submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl_exec_id *ids, kl_rc *ret_rc)
 {
-    uint8_t starts[KL_EXEC_SHARDS_MAX + 1] = {0}, members[BATCH_CHUNK];
-    kl_rc rc = KL_OK;
+    struct share shares[KL_EXEC_SHARDS_MAX];
+    size_t taken = 0;
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        shares[i] = (struct share){0};
     for (size_t i = 0; i < count; i++)
-        starts[orders[i].shard->index]++;
-    for (uint32_t i = 0, sum = 0; i <= exec->shard_count; i++) {
-        uint32_t size = i < exec->shard_count ? starts[i] : 0;
-        starts[i] = (uint8_t)sum;
-        sum += size;
-    }
-    uint8_t ends[KL_EXEC_SHARDS_MAX];
-    memcpy(ends, starts, exec->shard_count);
-    for (size_t i = 0; i < count; i++)
-        members[ends[orders[i].shard->index]++] = (uint8_t)i;
+        shares[orders[i].shard->index].wanted++;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
-        if (ends[i] == starts[i])
-            continue;
-        kl_rc group = submit_group(exec, orders, members + starts[i], (size_t)(ends[i] - starts[i]), ids, taken);
-        if (group != KL_OK)
-            rc = group;
+        uint64_t places = 0;
+        if (shares[i].wanted &&
+            kl__inbox_claim(&exec->shards[i].inbox, shares[i].wanted, &shares[i].next, &places) == KL_OK)
+            shares[i].taken = (uint32_t)places;
+        taken += places;
     }
-    return rc;
+    for (size_t i = 0; i < count; i++) {
+        struct share *share = &shares[orders[i].shard->index];
+        ids[i] = 0;
+        if (KL_UNLIKELY(share->taken == 0))
+            continue;
+        share->taken--;
+        share->urgent |= is_urgent(&orders[i]);
+        ids[i] = fill(&orders[i], share->next++);
+    }
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        if (shares[i].wanted)
+            announce(&exec->shards[i], shares[i].urgent);
+    return KL_LIKELY(taken == count) ? taken : taken + submit_rest(exec, orders, count, ids, ret_rc);
 }
 
 static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
@@ -464,14 +469,12 @@ kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t coun
         struct order orders[BATCH_CHUNK];
         kl_exec_id ids[BATCH_CHUNK];
         size_t size = 0;
-        while (size < BATCH_CHUNK && at + size < count && rc == KL_OK) {
-            if ((rc = prepare(exec, &tasks[at + size], &orders[size])) == KL_OK)
-                size++;
+        while (size < BATCH_CHUNK && at + size < count) {
+            if ((rc = prepare(exec, &tasks[at + size], &orders[size])) != KL_OK)
+                break;
+            size++;
         }
-        if (size > 0) {
-            kl_rc chunk = submit_chunk(exec, orders, size, ids, &taken);
-            rc = chunk == KL_OK ? rc : chunk;
-        }
+        taken += submit_chunk(exec, orders, size, ids, &rc);
         if (ret_ids)
             memcpy(ret_ids + at, ids, size * sizeof ids[0]);
         at += size;

@@ -22,7 +22,7 @@
 
 #include "base/base.h"
 
-enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 4 };
+enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 4, KL_INBOX_DRAIN_AHEAD = 12 };
 
 /* A slot: bit 63 = published, bit 62 = in an odd round, bits 24..55 = the key's hash, bits 0..23 = which task. */
 #define KL_INBOX_PUBLISHED  (UINT64_C(1) << 63)
@@ -108,7 +108,7 @@ static inline uint64_t kl__inbox_peek(kl__inbox *inbox)
 /* A task that the owner will soon drain, to be fetched into the cache. */
 static inline uint32_t kl__inbox_ahead(kl__inbox *inbox)
 {
-    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed) + KL_INBOX_AHEAD;
+    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed) + KL_INBOX_DRAIN_AHEAD;
     return kl__inbox_free_task(inbox, number);
 }
 

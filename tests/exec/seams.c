@@ -1,0 +1,95 @@
+/* seams.c - functions that the linker puts between the library's files and what they call (see tests/meson.build), so
+ * that a test can count memory, refuse a thread, and stop a thread at the one instruction where a race is lost. */
+#include <stdlib.h>
+
+#include "exec/support.h"
+
+void *__real_kl__alloc(size_t size);
+void *__real_kl__alloc_zeroed(size_t count, size_t size);
+void *__real_kl__alloc_aligned(size_t alignment, size_t count, size_t size);
+void __real_kl__free(void *memory);
+int __real_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
+int __real_pthread_detach(pthread_t id);
+int __real_pthread_join(pthread_t id, void **ret_value);
+kl__lane_task *__real_kl__lanes_take(kl__lanes *lanes, int64_t now_ms);
+
+void *__wrap_kl__alloc(size_t size);
+void *__wrap_kl__alloc_zeroed(size_t count, size_t size);
+void *__wrap_kl__alloc_aligned(size_t alignment, size_t count, size_t size);
+void __wrap_kl__free(void *memory);
+int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
+int __wrap_pthread_detach(pthread_t id);
+int __wrap_pthread_join(pthread_t id, void **ret_value);
+kl__lane_task *__wrap_kl__lanes_take(kl__lanes *lanes, int64_t now_ms);
+
+static _Atomic(int64_t) pieces;
+static atomic_int threads_to_spare, threads_to_fail, thread_error;
+
+_Atomic(void (*)(kl__lane_task *)) on_take;
+_Atomic(void (*)(pthread_t)) on_detach, on_join;
+
+int64_t live_pieces(void) { return atomic_load(&pieces); }
+
+static void *count_in(void *memory)
+{
+    if (memory)
+        atomic_fetch_add(&pieces, 1);
+    return memory;
+}
+
+void *__wrap_kl__alloc(size_t size) { return count_in(__real_kl__alloc(size)); }
+
+void *__wrap_kl__alloc_zeroed(size_t count, size_t size) { return count_in(__real_kl__alloc_zeroed(count, size)); }
+
+void *__wrap_kl__alloc_aligned(size_t alignment, size_t count, size_t size)
+{
+    return count_in(__real_kl__alloc_aligned(alignment, count, size));
+}
+
+void __wrap_kl__free(void *memory)
+{
+    if (memory)
+        atomic_fetch_sub(&pieces, 1);
+    __real_kl__free(memory);
+}
+
+void fail_threads(int spared, int number, int error)
+{
+    atomic_store(&threads_to_spare, spared);
+    atomic_store(&thread_error, error);
+    atomic_store(&threads_to_fail, number);
+}
+
+int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument)
+{
+    if (atomic_load(&threads_to_fail) > 0 && atomic_fetch_sub(&threads_to_spare, 1) <= 0) {
+        atomic_fetch_sub(&threads_to_fail, 1);
+        return atomic_load(&thread_error);
+    }
+    return __real_pthread_create(id, attributes, start, argument);
+}
+
+int __wrap_pthread_detach(pthread_t id)
+{
+    void (*call)(pthread_t) = atomic_load(&on_detach);
+    if (call)
+        call(id);
+    return __real_pthread_detach(id);
+}
+
+int __wrap_pthread_join(pthread_t id, void **ret_value)
+{
+    void (*call)(pthread_t) = atomic_load(&on_join);
+    if (call)
+        call(id);
+    return __real_pthread_join(id, ret_value);
+}
+
+kl__lane_task *__wrap_kl__lanes_take(kl__lanes *lanes, int64_t now_ms)
+{
+    kl__lane_task *task = __real_kl__lanes_take(lanes, now_ms);
+    void (*call)(kl__lane_task *) = atomic_load(&on_take);
+    if (call && task)
+        call(task);
+    return task;
+}

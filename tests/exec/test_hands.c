@@ -1,0 +1,314 @@
+/* test_hands.c - threads take several tasks at once, and that must not show (src/exec/hand.h).
+ *
+ * A clock that stands still makes every task look short, so hands are as large as they get. */
+#include <stdlib.h>
+
+#include "base/random.h"
+#include "exec/support.h"
+
+/* Lets every thread run enough short tasks for its hands to grow. */
+static void grow_hands(kl_exec *exec)
+{
+    for (int i = 0; i < 8; i++) {
+        struct gate gate = GATE;
+        for (uint32_t t = 0; t < exec->thread_count; t++)
+            submit(exec, "", hold, &gate, NULL);
+        gate_await(&gate, (int)exec->thread_count);
+        gate_open(&gate);
+        AWAIT(kl__inbox_length(&exec->shards[0].inbox) == 0);
+    }
+}
+
+/* Submits tasks of keys "0", "1", ... in one batch while the only thread is held, and lets it take them all. */
+struct hand_task {
+    kl_task_fn *fn;
+    void *ctx;
+};
+
+static void deal(kl_exec *exec, const struct hand_task *tasks, size_t count, kl_exec_id *ret_ids)
+{
+    struct gate gate = GATE;
+    kl_exec_task batch[KL_HAND_MAX];
+    char keys[KL_HAND_MAX][4];
+    submit(exec, "dealer", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    for (size_t i = 0; i < count; i++) {
+        snprintf(keys[i], sizeof keys[i], "%zu", i);
+        batch[i] = (kl_exec_task){kl_str(keys[i]), tasks[i].fn, tasks[i].ctx, NULL};
+    }
+    CHECK_INT(kl_exec_submit_batch(exec, batch, count, ret_ids, NULL), KL_OK);
+    gate_open(&gate);
+}
+
+TEST(what_waits_behind_a_blocked_task_in_a_hand_can_be_seen_and_steered_as_if_there_were_no_hand)
+{
+    struct gate block = GATE;
+    kl_exec_id ids[10];
+    uint64_t count = 0;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .on_failure = note_end, .on_failure_ctx = "f"));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    deal(exec,
+         (struct hand_task[]){{note, "0"},
+                              {hold, &block},
+                              {note, "2"},
+                              {note, "3"},
+                              {note, "4"},
+                              {note, "5"},
+                              {note, "6"},
+                              {note, "7"},
+                              {note, "8"},
+                              {note, "9"}},
+         10, ids);
+    gate_await(&block, 1);
+    kl_exec_status status;
+    CHECK_INT(kl_exec_status_of(exec, ids[0], &status), KL_ENOTFOUND);
+    CHECK_INT(info_of(exec, "0").state, KL_KEY_IDLE);
+    CHECK_INT(status_of(exec, ids[1]).state, KL_EXEC_RUNNING);
+    CHECK_INT(info_of(exec, "1").state, KL_KEY_RUNNING);
+    for (int i = 2; i < 10; i++) {
+        char key[] = {(char)('0' + i), '\0'};
+        CHECK_INT(status_of(exec, ids[i]).state, KL_EXEC_WAITING);
+        CHECK_INT(status_of(exec, ids[i]).attempts, 0);
+        CHECK_INT(info_of(exec, key).state, KL_KEY_READY);
+    }
+    CHECK_INT(kl_exec_cancel(exec, ids[3]), KL_OK);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("4")), KL_OK);
+    CHECK_INT(kl_exec_key_skip(exec, kl_str("5")), KL_OK);
+    CHECK_INT(kl_exec_key_drain(exec, kl_str("6"), &count), KL_OK);
+    CHECK_INT(count, 1);
+    CHECK_STR(journal_text(), "0 f=KL_ECANCELLED/0 f=KL_ECANCELLED/0 f=KL_ECANCELLED/0");
+    gate_open(&block);
+    journal_await(8);
+    submit_note(exec, "last", "last");
+    CHECK_INT(kl_exec_barrier(exec, kl_str("last"), KL_FOREVER), KL_OK);
+    for (const char *ran = "2789"; *ran; ran++)
+        CHECK_CONTAINS(journal_text(), ((char[]){' ', *ran, '\0'}));
+    CHECK(!strstr(journal_text(), " 4"));
+    CHECK_INT(info_of(exec, "4").state, KL_KEY_PAUSED);
+    kl_exec_close(exec);
+}
+
+TEST(a_hand_that_nobody_looks_at_is_cut_short_by_a_pause_of_each_of_its_keys)
+{
+    for (int paused = 1; paused < 6; paused++) {
+        struct gate block = GATE;
+        char key[] = {(char)('0' + paused), '\0'};
+        kl_exec *exec = open_frozen(OPTS(.threads = 1));
+        REQUIRE(exec != NULL);
+        grow_hands(exec);
+        deal(exec,
+             (struct hand_task[]){
+                 {hold, &block}, {note, "1"}, {note, "2"}, {note, "3"}, {note, "4"}, {note, "5"}, {note, "6"}},
+             7, NULL);
+        gate_await(&block, 1);
+        CHECK_INT(kl_exec_key_pause(exec, kl_str(key)), KL_OK);
+        gate_open(&block);
+        journal_await(5);
+        submit_note(exec, "last", "last");
+        CHECK_INT(kl_exec_barrier(exec, kl_str("last"), KL_FOREVER), KL_OK);
+        CHECK(!strstr(journal_text(), key));
+        CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+        CHECK_CONTAINS(journal_text(), key);
+        kl_exec_close(exec);
+    }
+}
+
+static kl_outcome submit_high(kl_run *run, void *exec)
+{
+    (void)run;
+    submit(exec, "high", note, "high", TASK(.priority = -1));
+    journal_add("urges");
+    return KL_DONE;
+}
+
+TEST(a_high_priority_overtakes_what_waits_in_a_hand)
+{
+    struct gate block = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    deal(exec, (struct hand_task[]){{note, "0"}, {hold, &block}, {note, "2"}, {note, "3"}, {note, "4"}}, 5, NULL);
+    gate_await(&block, 1);
+    submit(exec, "high", note, "high", TASK(.priority = -1));
+    submit(exec, "low", note, "low", TASK(.priority = 1));
+    gate_open(&block);
+    journal_await(6);
+    CHECK(strncmp(journal_text(), "0 high ", 7) == 0);
+    CHECK_CONTAINS(journal_text(), " low");
+    CHECK_STR(journal_text() + strlen(journal_text()) - 4, " low");
+    kl_exec_close(exec);
+}
+
+TEST(a_high_priority_that_a_task_of_a_hand_submits_overtakes_the_rest_of_the_hand)
+{
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    deal(exec, (struct hand_task[]){{note, "0"}, {submit_high, exec}, {note, "2"}, {note, "3"}, {note, "4"}}, 5, NULL);
+    journal_await(6);
+    CHECK(strncmp(journal_text(), "0 urges high ", 13) == 0);
+    kl_exec_close(exec);
+}
+
+TEST(tasks_of_a_hand_that_fail_or_end_their_thread_do_not_touch_the_others)
+{
+    static const char *const plans[] = {"d", "x", "rd", "ed", "kx", "d"};
+    uint64_t random = test_seed();
+    for (uint64_t round = 0; round < test_ops(300) && !test_failed(); round++) {
+        struct script scripts[KL_HAND_MAX];
+        struct hand_task tasks[KL_HAND_MAX];
+        char names[KL_HAND_MAX][8];
+        int expected = 0;
+        kl_exec *exec = open_exec(OPTS(.threads = 1 + (int64_t)(round % 2)));
+        REQUIRE(exec != NULL);
+        grow_hands(exec);
+        for (int i = 0; i < KL_HAND_MAX; i++) {
+            snprintf(names[i], sizeof names[i], "<%d>", i);
+            scripts[i] = (struct script){.name = names[i], .plan = plans[kl__random_below(&random, COUNT(plans))]};
+            if (strchr(scripts[i].plan, 'e') && kl__random_below(&random, 4))
+                scripts[i].plan = "d"; /* few of those: starting threads takes long */
+            scripts[i].after_ms = 1;
+            tasks[i] = (struct hand_task){play, &scripts[i]};
+            expected += (int)strlen(scripts[i].plan);
+        }
+        deal(exec, tasks, KL_HAND_MAX, NULL);
+        CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+        journal_await(expected);
+        for (int i = 0; i < KL_HAND_MAX; i++) {
+            size_t times = 0;
+            for (const char *at = journal_text(); (at = strstr(at, names[i])); at++)
+                times++;
+            CHECK_INT(times, strlen(scripts[i].plan));
+        }
+        kl_exec_close(exec);
+    }
+}
+
+/* --- A task that blocks, blocks nobody else --- */
+
+enum { ROUND_KEYS = 40 };
+
+struct blocked_round {
+    struct tally ran;
+    int64_t others; /* how many must have run before the blocked one may go on */
+};
+
+static kl_outcome wait_for_others(kl_run *run, void *ctx)
+{
+    struct blocked_round *round = ctx;
+    (void)run;
+    tally_await(&round->ran, round->others);
+    return KL_DONE;
+}
+
+/* Each key has several tasks, so that keys whose first task was done in the hand must go on elsewhere as well. */
+static void block_at_random(kl_exec *exec, uint64_t *random)
+{
+    struct blocked_round round = {TALLY, 0};
+    kl_exec_task batch[3 * ROUND_KEYS];
+    char keys[ROUND_KEYS][8];
+    size_t count = 1 + kl__random_below(random, ROUND_KEYS), depth = 1 + kl__random_below(random, 3), at = 0;
+    size_t blocked = kl__random_below(random, count);
+    for (size_t d = 0; d < depth; d++) {
+        for (size_t i = 0; i < count; i++) {
+            if (d > 0 && i == blocked)
+                continue;
+            snprintf(keys[i], sizeof keys[i], "%zu", i);
+            kl_bytes key = kl__random_below(random, 8) ? kl_str(keys[i]) : kl_str("");
+            batch[at++] = i == blocked ? (kl_exec_task){key, wait_for_others, &round, NULL}
+                                       : (kl_exec_task){key, add_one, &round.ran, NULL};
+        }
+    }
+    round.others = (int64_t)at - 1;
+    CHECK_INT(kl_exec_submit_batch(exec, batch, at, NULL, NULL), KL_OK);
+    tally_await(&round.ran, round.others);
+    AWAIT(kl__inbox_length(&exec->shards[0].inbox) == 0);
+}
+
+TEST(a_task_that_blocks_after_many_short_ones_blocks_nobody_else)
+{
+    uint64_t random = test_seed();
+    for (int64_t threads = 2; threads <= 4; threads++) {
+        kl_exec *exec = open_frozen(OPTS(.threads = threads));
+        REQUIRE(exec != NULL);
+        grow_hands(exec);
+        for (uint64_t i = 0; i < test_ops(1500) && !test_failed(); i++)
+            block_at_random(exec, &random);
+        kl_exec_close(exec);
+    }
+}
+
+TEST(a_task_that_blocks_after_many_short_ones_blocks_nobody_else_by_the_real_clock)
+{
+    uint64_t random = test_seed();
+    struct tally ran = TALLY;
+    kl_exec *exec = open_exec(OPTS(.threads = 2));
+    REQUIRE(exec != NULL);
+    for (uint64_t i = 0; i < test_ops(300) && !test_failed(); i++) {
+        kl_exec_task batch[256];
+        char keys[256][8];
+        for (int t = 0; t < 256; t++) {
+            snprintf(keys[t], sizeof keys[t], "n%d", t);
+            batch[t] = (kl_exec_task){kl_str(keys[t]), nothing, &ran, NULL};
+        }
+        CHECK_INT(kl_exec_submit_batch(exec, batch, COUNT(batch), NULL, NULL), KL_OK);
+        block_at_random(exec, &random);
+    }
+    kl_exec_close(exec);
+}
+
+/* The narrowest moment: the other thread goes to sleep after this one has seen that nobody is idle, and before its hand
+ * can be seen. Whoever looks last must notice. */
+static struct {
+    kl_exec *exec;
+    struct gate other; /* where the other thread waits */
+} narrow;
+
+/* Called when a thread takes a task of "first", and then of another key, into its hand. */
+static void let_the_other_fall_asleep(kl__lane_task *task)
+{
+    kl_bytes key = kl__lane_task_key(task);
+    if (key.len == strlen("first") && memcmp(key.data, "first", key.len) == 0) {
+        gate_open(&narrow.other);
+    } else if (narrow.other.open) {
+        atomic_store(&on_take, NULL);
+        AWAIT(atomic_load(&narrow.exec->idle_count) > 0);
+        pthread_mutex_lock(&narrow.exec->park_mutex); /* it has looked around and sleeps */
+        pthread_mutex_unlock(&narrow.exec->park_mutex);
+    }
+}
+
+static void find_key(kl_exec *exec, bool same_shard, char key[static 16])
+{
+    uint32_t hash;
+    kl__shard *first = kl__exec_shard_of(exec, kl_str("first"), &hash);
+    for (int i = 0;; i++) {
+        snprintf(key, 16, "%d", i);
+        if ((kl__exec_shard_of(exec, kl_str(key), &hash) == first) == same_shard)
+            return;
+    }
+}
+
+TEST(a_thread_that_falls_asleep_while_a_hand_is_filled_still_takes_it_back)
+{
+    struct blocked_round round = {TALLY, 1};
+    char elsewhere[16], second[16];
+    kl_exec *exec = open_frozen(OPTS(.threads = 2, .shards = 2));
+    REQUIRE(exec != NULL);
+    find_key(exec, false, elsewhere);
+    find_key(exec, true, second);
+    grow_hands(exec);
+    narrow.exec = exec;
+    narrow.other = (struct gate)GATE;
+    submit(exec, elsewhere, hold, &narrow.other, NULL);
+    gate_await(&narrow.other, 1);
+    AWAIT(atomic_load(&exec->idle_count) == 1);
+    atomic_store(&on_take, let_the_other_fall_asleep);
+    kl_exec_task batch[] = {{kl_str("first"), wait_for_others, &round, NULL},
+                            {kl_str(second), add_one, &round.ran, NULL}};
+    CHECK_INT(kl_exec_submit_batch(exec, batch, 2, NULL, NULL), KL_OK);
+    tally_await(&round.ran, 1);
+    atomic_store(&on_take, NULL);
+    kl_exec_close(exec);
+}

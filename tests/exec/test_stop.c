@@ -1,0 +1,419 @@
+/* test_stop.c - drain, drain with a deadline, abort, close: from everywhere, and against everything. */
+#include <stdlib.h>
+
+#include "exec/support.h"
+
+static void open_gate(void *gate) { gate_open(gate); }
+static void abort_it(void *exec) { kl_exec_abort(exec); }
+
+static void count_end(void *ctx, const kl_exec_end *end)
+{
+    (void)end;
+    tally_add(ctx, 1);
+}
+
+/* --- Drain --- */
+
+TEST(drain_runs_everything_that_was_taken_in_order)
+{
+    struct gate gate = GATE;
+    struct helper opener;
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", hold, &gate, NULL);
+    static const char *const names[] = {"1", "2", "3", "4"};
+    for (int i = 0; i < 4; i++)
+        submit_note(exec, "k", names[i]);
+    helper_start(&opener, open_gate, &gate);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "1 2 3 4");
+    helper_join(&opener);
+    kl_exec_close(exec);
+}
+
+TEST(after_a_stop_nothing_is_taken)
+{
+    for (int aborted = 0; aborted < 2; aborted++) {
+        kl_exec_id id = 3, ids[2] = {3, 3};
+        size_t taken = 3;
+        kl_exec *exec = open_exec(OPTS(.threads = 1));
+        REQUIRE(exec != NULL);
+        CHECK_INT(aborted ? kl_exec_abort(exec) : kl_exec_drain(exec, KL_FOREVER), KL_OK);
+        CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, &id), KL_ECLOSED);
+        CHECK_INT(kl_exec_submit(exec, kl_str(""), nothing, NULL, NULL, &id), KL_ECLOSED);
+        CHECK_INT(id, 3);
+        CHECK_INT(kl_rc_class(KL_ECLOSED), KL_CLASS_FATAL);
+        kl_exec_task batch[] = {{kl_str("k"), nothing, NULL, NULL}, {kl_str(""), nothing, NULL, NULL}};
+        CHECK_INT(kl_exec_submit_batch(exec, batch, 2, ids, &taken), KL_ECLOSED);
+        CHECK(taken == 0 && ids[0] == 0 && ids[1] == 0);
+        CHECK_INT(info_of(exec, "k").state, KL_KEY_IDLE);
+        kl_exec_close(exec);
+    }
+}
+
+TEST(stopping_again_is_fine_in_any_order)
+{
+    kl_exec *exec = open_exec(OPTS(.threads = 2));
+    REQUIRE(exec != NULL);
+    submit_note(exec, "k", "k");
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_INT(kl_exec_drain(exec, 0), KL_OK);
+    CHECK_INT(kl_exec_abort(exec), KL_OK);
+    CHECK_INT(kl_exec_abort(exec), KL_OK);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "k");
+    kl_exec_close(exec);
+}
+
+TEST(drain_waits_for_retries_and_delays)
+{
+    struct script again = {.name = "again", .plan = "rrd", .after_ms = 2};
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit_script(exec, "k", &again, NULL);
+    submit_note(exec, "k", "next");
+    submit(exec, "d", note, "delayed", TASK(.delay_ms = 30));
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "again again again next delayed");
+    kl_exec_close(exec);
+}
+
+TEST(drain_resumes_paused_keys_and_none_can_be_paused_then)
+{
+    struct script again = {.name = "again", .plan = "rd", .after_ms = 100000};
+    struct gate gate = GATE;
+    kl_exec *exec = open_exec(OPTS(.threads = 2));
+    REQUIRE(exec != NULL);
+    submit_script(exec, "retrying", &again, NULL);
+    await_key(exec, "retrying", KL_KEY_RETRYING);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("retrying")), KL_OK);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_OK);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("empty")), KL_OK);
+    submit_note(exec, "k", "k");
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_ECLOSED);
+    CHECK(strcmp(journal_text(), "again again k") == 0 || strcmp(journal_text(), "again k again") == 0);
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
+
+TEST(a_drain_that_takes_too_long_gives_up_and_reports_the_rest)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .on_failure = note_end, .on_failure_ctx = "failure"));
+    REQUIRE(exec != NULL);
+    submit(exec, "d", note, "never", TASK(.delay_ms = 1000000));
+    REQUIRE(kl_exec_key_pause(exec, kl_str("p")) == KL_OK);
+    CHECK_INT(kl_exec_drain(exec, 1), KL_ETIMEDOUT);
+    CHECK_STR(journal_text(), "failure=KL_ECLOSED/0");
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK); /* now everything has ended */
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
+
+static kl_outcome until_asked(kl_run *run, void *ctx)
+{
+    int64_t until = patience();
+    gate_open(ctx);
+    while (!kl_run_cancelled(run) && still(until))
+        ;
+    journal_add("%s", kl_run_cancelled(run) ? "asked" : "not asked");
+    return KL_RETRY;
+}
+
+TEST(a_drain_that_takes_too_long_returns_once_running_tasks_have)
+{
+    struct gate started = GATE;
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .on_failure = note_end, .on_failure_ctx = "failure"));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", until_asked, &started, NULL);
+    gate_pass(&started);
+    CHECK_INT(kl_exec_drain(exec, 1), KL_ETIMEDOUT);
+    CHECK_STR(journal_text(), "asked failure=KL_ECLOSED/1");
+    kl_exec_close(exec);
+}
+
+TEST(a_drain_of_no_time_gives_up_what_has_not_ended)
+{
+    struct tally failures = TALLY;
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .on_failure = count_end, .on_failure_ctx = &failures));
+    REQUIRE(exec != NULL);
+    submit(exec, "d", note, "never", TASK(.delay_ms = 1000000));
+    CHECK_INT(kl_exec_drain(exec, 0), KL_ETIMEDOUT);
+    CHECK_INT(tally_read(&failures), 1);
+    kl_exec_close(exec);
+}
+
+/* --- Abort --- */
+
+TEST(abort_reports_what_never_ran_and_asks_the_running_to_stop)
+{
+    struct gate started = GATE;
+    struct script again = {.name = "again", .plan = "r", .after_ms = 100000, .error = "no luck"};
+    kl_exec *exec = open_exec(OPTS(.threads = 2, .shards = 3, .on_failure = note_end, .on_failure_ctx = "f"));
+    REQUIRE(exec != NULL);
+    submit_script(exec, "retrying", &again, NULL);
+    await_key(exec, "retrying", KL_KEY_RETRYING);
+    REQUIRE(kl_exec_key_pause(exec, kl_str("paused")) == KL_OK);
+    submit(exec, "paused", note, "never", TASK(.end = note_end, .end_ctx = "paused"));
+    submit(exec, "delayed", note, "never", TASK(.delay_ms = 100000, .end = note_end, .end_ctx = "delayed"));
+    submit(exec, "running", until_asked, &started, TASK(.end = note_end, .end_ctx = "running"));
+    submit(exec, "running", note, "never", TASK(.end = note_end, .end_ctx = "waiting"));
+    gate_pass(&started);
+    journal_clear();
+    CHECK_INT(kl_exec_abort(exec), KL_OK);
+    const char *text = journal_text();
+    CHECK(!strstr(text, "never"));
+    CHECK_CONTAINS(text, "paused=KL_ECLOSED/0 f=KL_ECLOSED/0");
+    CHECK_CONTAINS(text, "delayed=KL_ECLOSED/0 f=KL_ECLOSED/0");
+    CHECK_CONTAINS(text, "waiting=KL_ECLOSED/0 ");
+    CHECK_CONTAINS(text, "running=KL_ECLOSED/1 ");
+    CHECK_CONTAINS(text, "f=KL_ECLOSED/1(no luck)");
+    CHECK_CONTAINS(text, "asked");
+    kl_exec_close(exec);
+}
+
+TEST(a_task_that_is_done_during_an_abort_is_done_and_one_that_is_dead_is_dead)
+{
+    struct gate gate = GATE;
+    struct script done = {.name = "d", .plan = "d", .gate = &gate}, dead = {.name = "x", .plan = "x", .gate = &gate};
+    struct helper aborter;
+    kl_exec *exec = open_exec(OPTS(.threads = 2));
+    REQUIRE(exec != NULL);
+    submit_script(exec, "d", &done, TASK(.end = note_end, .end_ctx = "done"));
+    submit_script(exec, "x", &dead, TASK(.end = note_end, .end_ctx = "dead"));
+    gate_await(&gate, 2);
+    helper_start(&aborter, abort_it, exec);
+    AWAIT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL) == KL_ECLOSED);
+    gate_open(&gate);
+    helper_join(&aborter);
+    CHECK_CONTAINS(journal_text(), "done=KL_OK/1");
+    CHECK_CONTAINS(journal_text(), "dead=KL_EDEAD/1");
+    kl_exec_close(exec);
+}
+
+TEST(close_aborts_what_was_not_stopped_with_paused_keys_and_all)
+{
+    struct tally ends = TALLY;
+    kl_exec *exec = open_exec(OPTS(.threads = 2, .shards = 2));
+    REQUIRE(exec != NULL);
+    for (int i = 0; i < 40; i++) {
+        char key[8];
+        snprintf(key, sizeof key, "%d", i);
+        REQUIRE(kl_exec_key_pause(exec, kl_str(key)) == KL_OK);
+        if (i % 2)
+            submit(exec, key, nothing, NULL, TASK(.end = count_end, .end_ctx = &ends));
+    }
+    kl_exec_close(exec);
+    CHECK_INT(tally_read(&ends), 20);
+}
+
+TEST(close_right_after_open_is_fine)
+{
+    for (int i = 0; i < 50; i++) {
+        kl_exec *exec = open_exec(OPTS(.threads = 1 + i % 4, .shards = 1 + i % 3));
+        REQUIRE(exec != NULL);
+        kl_exec_close(exec);
+    }
+}
+
+/* --- From inside tasks and reports --- */
+
+static kl_outcome drain_inside(kl_run *run, void *exec)
+{
+    (void)run;
+    journal_add("%s", kl_rc_name(kl_exec_drain(exec, KL_FOREVER)));
+    return KL_DONE;
+}
+
+static kl_outcome abort_inside(kl_run *run, void *exec)
+{
+    journal_add("%s", kl_rc_name(kl_exec_abort(exec)));
+    journal_add("%s", kl_run_cancelled(run) ? "asked" : "not asked");
+    return KL_DONE;
+}
+
+TEST(a_drain_inside_a_task_starts_the_drain_and_returns_at_once)
+{
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", drain_inside, exec, NULL);
+    (void)!kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL);
+    journal_await(1);
+    CHECK_STR(journal_text(), "KL_EBUSY");
+    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL), KL_ECLOSED);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    kl_exec_close(exec);
+}
+
+TEST(an_abort_inside_a_task_starts_the_abort_and_returns_at_once)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "first", hold, &gate, NULL);
+    submit(exec, "k", abort_inside, exec, NULL);
+    submit(exec, "k", note, "never", TASK(.end = note_end, .end_ctx = "next"));
+    gate_open(&gate);
+    journal_await(3);
+    CHECK_STR(journal_text(), "next=KL_ECLOSED/0 KL_EBUSY asked");
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    kl_exec_close(exec);
+}
+
+static void stop_in_report(void *exec, const kl_exec_end *end)
+{
+    (void)end;
+    journal_add("%s", kl_rc_name(kl_exec_drain(exec, KL_FOREVER)));
+}
+
+TEST(a_drain_inside_a_tasks_report_does_not_wait_for_that_task)
+{
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", nothing, NULL, TASK(.end = stop_in_report, .end_ctx = exec));
+    journal_await(1);
+    CHECK_STR(journal_text(), "KL_EBUSY");
+    kl_exec_close(exec);
+}
+
+/* --- Races --- */
+
+enum { SUBMITTERS = 3, STOPPERS = 3 };
+
+struct race {
+    kl_exec *exec;
+    struct gate start;
+    _Atomic(uint64_t) taken, ended;
+    atomic_int mode; /* which stops the stoppers use */
+    atomic_int stopper;
+};
+
+static void count_race_end(void *ctx, const kl_exec_end *end)
+{
+    struct race *race = ctx;
+    CHECK(end->rc == KL_OK || end->rc == KL_ECLOSED);
+    CHECK_INT(end->attempts, end->rc == KL_OK);
+    atomic_fetch_add(&race->ended, 1);
+}
+
+static void race_submits(void *ctx)
+{
+    struct race *race = ctx;
+    static const char *const keys[] = {"a", "b", "", "a key that is longer than what a task keeps inside"};
+    kl_exec_task_opts opts = {.size = sizeof opts, .end = count_race_end, .end_ctx = race};
+    kl_rc rc = KL_OK;
+    gate_pass(&race->start);
+    for (uint64_t i = 0; rc == KL_OK || rc == KL_EFULL; i++) {
+        kl_exec_task batch[3];
+        size_t taken = 0;
+        for (int j = 0; j < 3; j++)
+            batch[j] = (kl_exec_task){kl_str(keys[(i + (uint64_t)j) % COUNT(keys)]), nothing, NULL, &opts};
+        if (i % 2) {
+            rc = kl_exec_submit_batch(race->exec, batch, 3, NULL, &taken);
+            atomic_fetch_add(&race->taken, taken);
+        } else {
+            rc = kl_exec_submit(race->exec, batch[0].key, nothing, NULL, &opts, NULL);
+            atomic_fetch_add(&race->taken, rc == KL_OK);
+        }
+    }
+    CHECK_INT(rc, KL_ECLOSED);
+}
+
+static void race_stop(void *ctx)
+{
+    struct race *race = ctx;
+    int mode = (atomic_load(&race->mode) >> (2 * atomic_fetch_add(&race->stopper, 1))) & 3;
+    gate_pass(&race->start);
+    AWAIT(atomic_load(&race->taken) > 20);
+    kl_rc rc = mode == 0 ? kl_exec_abort(race->exec) : kl_exec_drain(race->exec, mode == 1 ? KL_FOREVER : mode - 2);
+    CHECK(rc == KL_OK || (mode > 1 && rc == KL_ETIMEDOUT));
+    CHECK(kl__exec_all_ended(race->exec)); /* each of them returns after the end, not before */
+}
+
+TEST(every_submit_that_returned_ok_is_run_or_reported_exactly_once_whatever_stops)
+{
+    uint64_t rounds = test_ops(300);
+    for (uint64_t round = 0; round < rounds && !test_failed(); round++) {
+        struct race race = {.start = GATE};
+        struct helper helpers[SUBMITTERS + STOPPERS];
+        atomic_store(&race.mode, (int)(round * 13 % 64));
+        race.exec = open_exec(OPTS(.threads = 2, .shards = 2, .shard_capacity = 8, .submit_timeout_ms = KL_FOREVER));
+        REQUIRE(race.exec != NULL);
+        for (int i = 0; i < SUBMITTERS + STOPPERS; i++)
+            helper_start(&helpers[i], i < SUBMITTERS ? race_submits : race_stop, &race);
+        gate_open(&race.start);
+        for (int i = 0; i < SUBMITTERS + STOPPERS; i++)
+            helper_join(&helpers[i]);
+        CHECK_INT(atomic_load(&race.ended), atomic_load(&race.taken));
+        kl_exec_close(race.exec);
+    }
+}
+
+static void submit_for_ever(void *exec)
+{
+    kl_rc rc = kl_exec_submit(exec, kl_str("w"), nothing, NULL, TASK(.submit_timeout_ms = KL_FOREVER), NULL);
+    journal_add("%s", kl_rc_name(rc));
+}
+
+TEST(a_stop_wakes_those_who_wait_for_room)
+{
+    struct gate gate = GATE;
+    struct helper waiter, stopper;
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .shard_capacity = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    helper_start(&waiter, submit_for_ever, exec);
+    helper_start(&stopper, abort_it, exec);
+    helper_join(&waiter); /* before the running task ends */
+    CHECK_STR(journal_text(), "KL_ECLOSED");
+    gate_open(&gate);
+    helper_join(&stopper);
+    kl_exec_close(exec);
+}
+
+/* --- A task that ends its thread, and close --- */
+
+static pthread_mutex_t ids_mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_t detached_id;
+static bool detached, joined_detached;
+static struct tally joins = TALLY;
+
+/* Gives whoever closes the executor the time to get at joining this very thread, which it must not do. A short limit,
+ * because usually nobody comes. */
+static void wait_for_join(pthread_t id)
+{
+    int64_t until = kl__deadline_ns(50);
+    pthread_mutex_lock(&ids_mutex);
+    detached_id = id;
+    detached = true;
+    pthread_mutex_unlock(&ids_mutex);
+    while (tally_read(&joins) == 0 && still(until))
+        ;
+}
+
+static void note_join(pthread_t id)
+{
+    pthread_mutex_lock(&ids_mutex);
+    joined_detached |= detached && pthread_equal(id, detached_id);
+    pthread_mutex_unlock(&ids_mutex);
+    tally_add(&joins, 1);
+}
+
+TEST(close_does_not_join_a_thread_that_is_being_replaced)
+{
+    struct script ends = {.name = "t", .plan = "e"};
+    detached = joined_detached = false;
+    joins = (struct tally)TALLY;
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    atomic_store(&on_detach, wait_for_join);
+    atomic_store(&on_join, note_join);
+    submit_script(exec, "k", &ends, TASK(.attempts_max = 1)); /* its end is all that the drain waits for */
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    kl_exec_close(exec);
+    atomic_store(&on_detach, NULL);
+    atomic_store(&on_join, NULL);
+    CHECK(detached && !joined_detached);
+}
