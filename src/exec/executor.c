@@ -7,7 +7,7 @@
  * place is always published. */
 #include "exec/internal.h"
 
-#include <errno.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,7 @@
 #include "base/random.h"
 #include "base/wait.h"
 
-enum { BATCH_CHUNK = 64, LOG_LINE_BYTES = 512 };
+enum { BATCH_CHUNK = 64, YIELDS = 16, LOG_LINE_BYTES = 512 };
 
 _Thread_local kl_run *kl__current_run;
 static _Thread_local kl_exec_full last_full;
@@ -257,7 +257,8 @@ static inline kl_exec_id fill(const struct order *order, uint64_t number)
         order->extra->task = task;
     }
     /* Atomic for find_task(), which may look whether a task lives in this memory. */
-    __atomic_store(&task->lane.mark, &order->mark, __ATOMIC_RELAXED);
+    kl__lane_mark mark = order->mark;
+    __atomic_store(&task->lane.mark, &mark, __ATOMIC_RELAXED);
     task->key.len = (uint16_t)order->task->key.len;
     if (KL_UNLIKELY(order->far_key != NULL))
         task->key.far = order->far_key;
@@ -270,15 +271,13 @@ static inline kl_exec_id fill(const struct order *order, uint64_t number)
 /* Whether the task must not wait in the inbox while others are taken: it may belong before them, or has a time to keep. */
 static bool is_urgent(const struct order *order) { return order->mark.priority != 0 || order->extra != NULL; }
 
-/* After publishing: a thread that went to sleep before it could see the task must be woken. Claiming the place was an
- * atomic exchange, and so is registering as idle; a thread that goes to sleep looks for claimed places after it has
- * registered. So either we see it here or it has seen our claim. */
-static void announce(kl__shard *shard, bool urgent)
+/* After publishing task `number`: see that a thread looks at it. */
+static inline void announce(kl__shard *shard, uint64_t number, bool urgent)
 {
     if (KL_UNLIKELY(urgent))
         atomic_fetch_add(&shard->urgent, 1);
     if (KL_UNLIKELY(atomic_load(&shard->exec->idle_count) > 0))
-        kl__exec_wake_one(shard->exec);
+        kl__exec_announce(shard->exec, number + 1 - atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed));
 }
 
 static kl_rc fail_full(kl__shard *shard)
@@ -300,6 +299,12 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
                            uint64_t *ret_count)
 {
     kl_rc rc;
+    /* Room is often a few microseconds away: let the threads that make it run before going to sleep for it. */
+    for (int i = 0; i < YIELDS; i++) {
+        sched_yield();
+        if ((rc = kl__inbox_claim(&shard->inbox, wanted, ret_first, ret_count)) != KL_EFULL)
+            return rc;
+    }
     pthread_mutex_lock(&shard->mutex);
     shard->waiting++;
     while ((rc = kl__inbox_claim(&shard->inbox, wanted, ret_first, ret_count)) == KL_EFULL) {
@@ -350,7 +355,7 @@ static kl_rc submit_order(kl_exec *exec, struct order *order, int64_t timeout_ms
     kl_exec_id id = fill(order, number);
     if (ret_id)
         *ret_id = id;
-    announce(order->shard, urgent);
+    announce(order->shard, number, urgent);
     return KL_OK;
 }
 
@@ -439,8 +444,8 @@ static size_t submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl
         ids[i] = fill(&orders[i], share->next++);
     }
     for (uint32_t i = 0; i < exec->shard_count; i++)
-        if (shares[i].wanted)
-            announce(&exec->shards[i], shares[i].urgent);
+        if (shares[i].next)
+            announce(&exec->shards[i], shares[i].next - 1, shares[i].urgent);
     return KL_LIKELY(taken == count) ? taken : taken + submit_rest(exec, orders, count, ids, ret_rc);
 }
 

@@ -134,6 +134,7 @@ typedef struct kl__exec_thread {
     pthread_t id;
     uint32_t home, homes; /* the shards that it serves first: the first of them, and how many */
     uint32_t hand_size;   /* how many tasks to take at once */
+    bool brisk;           /* its last hand was short: counted in brisk_count */
     int64_t mean_ns;      /* of a task in the last hand */
     kl_run run;
     /* Sleeping, under exec->park_mutex. */
@@ -154,7 +155,9 @@ struct kl_exec {
     _Atomic(int) phase;
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) random;
     _Atomic(uint32_t) next_shard;                        /* for tasks without a key */
-    alignas(KL_CACHE_LINE) _Atomic(uint32_t) idle_count; /* a hint; exact under park_mutex */
+    alignas(KL_CACHE_LINE) _Atomic(uint32_t) idle_count; /* threads asleep; written under park_mutex */
+    _Atomic(uint32_t) brisk_count;                       /* threads awake whose tasks are short */
+    _Atomic(bool) watched;                               /* one of those asleep looks up from time to time */
     alignas(KL_CACHE_LINE) pthread_mutex_t park_mutex;
     kl__exec_thread *idle;
     pthread_cond_t all_ended;
@@ -215,6 +218,7 @@ bool kl__shard_has_work(kl__shard *shard, int64_t now_ms);
 /* thread.c */
 void *kl__thread_main(void *thread);
 void kl__exec_wake_one(kl_exec *exec);
+void kl__exec_announce(kl_exec *exec, uint64_t waiting); /* so many tasks wait: wake a thread if need be */
 void kl__exec_wake_all(kl_exec *exec);
 
 int64_t kl__run_bucket_ns(int bucket); /* the upper bound of a bucket of the run histogram */

@@ -5,12 +5,17 @@
  * A thread visits the shards in turn and stays with one for a bounded number of tasks or a millisecond, so that no shard
  * starves whatever the others hold. It holds the shard's mutex only to settle a hand of tasks and to take the next; while
  * it runs them, any other thread may take the next ready keys of the same shard. Hands are of one task unless tasks have
- * proved to be short and no thread is idle, and a thread that finds nothing else to do recalls them: a task that blocks
- * keeps its own key and one thread, nothing else.
+ * proved to be short, and a thread that finds nothing else to do recalls them: a task that blocks keeps its own key and
+ * one thread, nothing else.
  *
- * Sleeping. A thread that finds no work registers as idle, looks once more, and sleeps until it is woken or something is
- * due. Whoever makes work visible does so before looking at the idle threads; so one of the two sees the other. Whoever
- * takes a task and leaves ready keys behind wakes one more. */
+ * Sleeping and waking. A thread that finds no work registers as idle, looks once more, and sleeps until it is woken or
+ * something is due. Whoever makes work visible does so by an atomic exchange (claiming a place, starting a hand) before
+ * looking at the idle threads, and registering is one too; so one of the two sees the other.
+ *
+ * Waking a thread costs as much as a hundred short tasks. A thread whose tasks are short is called brisk: while one is
+ * awake it sees new work within microseconds, and others are woken only for a backlog. Should its next task block after
+ * all, somebody must notice: as long as a thread is brisk, one of those asleep keeps watch and looks up every
+ * WATCH_NS. */
 #include "exec/internal.h"
 
 #include <sched.h>
@@ -25,10 +30,12 @@
 enum {
     VISIT_TASKS = 512,
     VISIT_NS = 1000000,
-    SHORT_HAND_NS = 10000,
     NEGLECTED_NS = 2000000,
+    SHORT_HAND_NS = 10000,
+    WATCH_NS = 2000000,
+    BACKLOG = 256,
     YIELDS = 16,
-    REPLACE_WAIT_NS = 10000000
+    REPLACE_WAIT_NS = 10000000,
 };
 
 /* --- Waking and sleeping --- */
@@ -56,6 +63,25 @@ void kl__exec_wake_all(kl_exec *exec)
     while (exec->idle)
         pop_idle(exec);
     pthread_mutex_unlock(&exec->park_mutex);
+}
+
+/* Wakes a thread for tasks that wait, unless a brisk one will see them soon anyway. */
+void kl__exec_announce(kl_exec *exec, uint64_t waiting)
+{
+    bool soon = atomic_load(&exec->brisk_count) > 0 && atomic_load(&exec->watched);
+    if (!soon || waiting >= BACKLOG)
+        kl__exec_wake_one(exec);
+}
+
+static void set_brisk(kl__exec_thread *thread, bool brisk)
+{
+    kl_exec *exec = thread->exec;
+    if (KL_LIKELY(thread->brisk == brisk))
+        return;
+    thread->brisk = brisk;
+    atomic_fetch_add(&exec->brisk_count, brisk ? 1 : -1u);
+    if (brisk && atomic_load(&exec->idle_count) > 0 && !atomic_load(&exec->watched))
+        kl__exec_wake_one(exec); /* to keep watch */
 }
 
 static void remove_idle(kl_exec *exec, kl__exec_thread *thread)
@@ -95,17 +121,41 @@ static int64_t next_due_ns(kl_exec *exec)
     return due_ms == KL_NEVER || exec->clock.now_ns ? KL_NEVER : due_ms * 1000000;
 }
 
+/* Sleeps until woken (true) or until_ns. */
+static bool doze(kl__exec_thread *thread, int64_t until_ns)
+{
+    while (thread->idle && kl__cond_wait(&thread->wake, &thread->exec->park_mutex, until_ns))
+        ;
+    return !thread->idle;
+}
+
+/* While a thread is brisk, one of the sleepers watches. It ends when there is something to do. */
+static void keep_watch(kl__exec_thread *thread)
+{
+    kl_exec *exec = thread->exec;
+    atomic_store(&exec->watched, true);
+    while (atomic_load(&exec->brisk_count) > 0) {
+        int64_t due_ns = next_due_ns(exec), look_ns = kl__monotonic_ns() + WATCH_NS;
+        if (doze(thread, due_ns < look_ns ? due_ns : look_ns) || any_work(exec))
+            break;
+    }
+    atomic_store(&exec->watched, false);
+}
+
 static void sleep_until_work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
+    set_brisk(thread, false);
     pthread_mutex_lock(&exec->park_mutex);
     thread->idle = true;
     thread->next_idle = exec->idle;
     exec->idle = thread;
-    atomic_fetch_add(&exec->idle_count, 1); /* before looking: the counterpart of announce() in executor.c */
+    atomic_fetch_add(&exec->idle_count, 1);
     if (!any_work(exec) && !finished(exec)) {
-        while (thread->idle && kl__cond_wait(&thread->wake, &exec->park_mutex, next_due_ns(exec)))
-            ;
+        if (atomic_load(&exec->brisk_count) > 0 && !atomic_load(&exec->watched))
+            keep_watch(thread);
+        else
+            doze(thread, next_due_ns(exec));
     }
     if (thread->idle)
         remove_idle(exec, thread);
@@ -135,6 +185,7 @@ static void record_hand(kl__exec_thread *thread, kl__shard *shard, uint32_t coun
         shard->runs.count[0] += count;
         shard->runs.sum_ns += ns;
         thread->mean_ns = ns / count;
+        set_brisk(thread, true);
         if (thread->hand_size < KL_HAND_MAX)
             thread->hand_size *= 2;
         return;
@@ -143,6 +194,7 @@ static void record_hand(kl__exec_thread *thread, kl__shard *shard, uint32_t coun
     for (uint32_t i = 1; i < count; i++)
         record_run(shard, usual_ns);
     record_run(shard, ns - usual_ns * (count - 1));
+    set_brisk(thread, false);
     thread->hand_size = 1;
 }
 
@@ -281,46 +333,44 @@ static uint32_t run_hand(kl__exec_thread *thread)
     kl__lane_task *task;
     uint32_t index, urgent = run->shard->seen_urgent, ran = 0;
     while ((task = kl__hand_next(hand, &index))) {
+        if (KL_UNLIKELY(index == 0 && atomic_load(&thread->exec->idle_count) > 0))
+            kl__exec_announce(thread->exec, hand->count); /* who fell asleep before this hand could be seen */
         if (!run_task(run, task))
             hand->tasks[index] = NULL;
         ran++;
-        if (KL_UNLIKELY(index == 0 && atomic_load(&thread->exec->idle_count) > 0))
-            kl__exec_wake_one(thread->exec); /* somebody fell asleep before this hand could be seen */
         if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != urgent))
             break; /* somebody may belong before the rest */
     }
     return ran;
 }
 
-/* How many tasks to take: several only while tasks are short, nobody is idle and no priorities are about. */
+/* How many tasks to take: several only while tasks are short and no priorities are about. */
 static uint32_t choose_size(const kl__exec_thread *thread, const kl__shard *shard)
 {
-    if (atomic_load_explicit(&thread->exec->idle_count, memory_order_relaxed) > 0 ||
-        kl__lanes_prioritized(shard->lanes))
-        return 1;
-    return thread->hand_size;
+    return kl__lanes_prioritized(shard->lanes) ? 1 : thread->hand_size;
 }
 
-/* Runs tasks of one shard until it has no more for us, or others deserve a visit. */
-static void visit(kl__exec_thread *thread, kl__shard *shard)
+/* Runs tasks of one shard until it has no more for us, or others deserve a visit. Returns how many. */
+static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
 {
     kl_exec *exec = thread->exec;
+    uint32_t ran = 0;
     if (pthread_mutex_trylock(&shard->mutex) != 0)
-        return; /* somebody else is there */
+        return 0; /* somebody else is there */
     int64_t start_ns = kl__exec_now_ns(exec), now_ns = start_ns;
     if (KL_UNLIKELY(atomic_load(&exec->phase) == KL_EXEC_ABORTING))
         kl__shard_give_up(shard);
     if (KL_UNLIKELY(shard->deadlines != NULL))
         kl__shard_expire(shard, now_ns);
     thread->run.shard = shard;
-    for (uint32_t ran = 0; ran < VISIT_TASKS && now_ns - start_ns < VISIT_NS;) {
+    while (ran < VISIT_TASKS && now_ns - start_ns < VISIT_NS) {
         if (kl__hand_fill(&thread->hand, shard, choose_size(thread, shard), now_ns) == 0)
             break;
         kl__shard_publish_hints(shard);
-        bool more = kl__lanes_ready(shard->lanes);
+        bool more = kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox);
         pthread_mutex_unlock(&shard->mutex);
         if (KL_UNLIKELY(more && atomic_load(&exec->idle_count) > 0))
-            kl__exec_wake_one(exec);
+            kl__exec_announce(exec, 1);
         uint32_t count = run_hand(thread);
         int64_t end_ns = kl__exec_now_ns(exec);
         pthread_mutex_lock(&shard->mutex);
@@ -334,6 +384,7 @@ static void visit(kl__exec_thread *thread, kl__shard *shard)
     kl__shard_publish_hints(shard);
     atomic_store_explicit(&shard->visited_ns, now_ns, memory_order_relaxed);
     pthread_mutex_unlock(&shard->mutex);
+    return ran;
 }
 
 /* Whether the shard should be visited: at home if it has work, elsewhere only if it is neglected or we have nothing else
@@ -344,19 +395,17 @@ static bool wants_visit(kl__shard *shard, bool home, int64_t now_ns)
            (home || now_ns - atomic_load_explicit(&shard->visited_ns, memory_order_relaxed) > NEGLECTED_NS);
 }
 
-/* One round over the shards. False: none had work. */
-static bool visit_all(kl__exec_thread *thread)
+/* One round over the shards. Returns how many tasks were run. */
+static uint32_t visit_all(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
-    bool worked = false;
+    uint32_t ran = 0;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[(thread->home + i) % exec->shard_count];
-        if (wants_visit(shard, i < thread->homes || !worked, kl__exec_now_ns(exec))) {
-            visit(thread, shard);
-            worked = true;
-        }
+        if (wants_visit(shard, i < thread->homes || ran == 0, kl__exec_now_ns(exec)))
+            ran += visit(thread, shard);
     }
-    return worked;
+    return ran;
 }
 
 /* Takes back what other threads have in hand: they may be stuck. False: there was nothing. */
@@ -380,9 +429,9 @@ static bool recall_others(kl_exec *exec)
 static void work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
-    int quiet = 0; /* rounds without work: yield a few times first, producers may just be getting at it */
+    int quiet = 0; /* rounds without a task: yield a few times first, producers may just be getting at it */
     while (!finished(exec)) {
-        if (visit_all(thread)) {
+        if (visit_all(thread) > 0) {
             quiet = 0;
         } else if (++quiet < YIELDS) {
             sched_yield();
@@ -392,6 +441,7 @@ static void work(kl__exec_thread *thread)
             quiet = 0;
         }
     }
+    set_brisk(thread, false);
     kl__exec_wake_all(exec);
 }
 
@@ -408,6 +458,7 @@ static void thread_ended(void *argument)
 {
     kl__exec_thread *thread = argument;
     kl_exec *exec = thread->exec;
+    set_brisk(thread, false);
     if (thread->run.task) {
         kl__shard *shard = thread->run.shard;
         int64_t now_ns = kl__exec_now_ns(exec);
