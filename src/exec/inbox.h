@@ -22,7 +22,7 @@
 
 #include "base/base.h"
 
-enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 4, KL_INBOX_DRAIN_AHEAD = 12 };
+enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 4, KL_INBOX_DRAIN_AHEAD = 12, KL_INBOX_SLOTS_AHEAD = 32 };
 
 /* A slot: bit 63 = published, bit 62 = in an odd round, bits 24..55 = the key's hash, bits 0..23 = which task. */
 #define KL_INBOX_PUBLISHED  (UINT64_C(1) << 63)
@@ -77,11 +77,15 @@ static inline kl_rc kl__inbox_claim(kl__inbox *inbox, uint64_t wanted, uint64_t 
     return KL_OK;
 }
 
+static inline _Atomic(uint64_t) *kl__inbox_slot(const kl__inbox *inbox, uint64_t number)
+{
+    return &inbox->slots[number & inbox->mask];
+}
+
 /* The free task that comes with a claimed number; for a number not claimed, a task that it may come with. */
 static inline uint32_t kl__inbox_free_task(kl__inbox *inbox, uint64_t number)
 {
-    return (uint32_t)(atomic_load_explicit(&inbox->slots[number & inbox->mask], memory_order_relaxed) &
-                      KL_INBOX_INDEX_MASK);
+    return (uint32_t)(atomic_load_explicit(kl__inbox_slot(inbox, number), memory_order_relaxed) & KL_INBOX_INDEX_MASK);
 }
 
 /* What the top bits of a published slot are in this number's round. */
@@ -92,7 +96,7 @@ static inline uint64_t kl__inbox_round(const kl__inbox *inbox, uint64_t number)
 
 static inline void kl__inbox_publish(kl__inbox *inbox, uint64_t number, uint32_t task, uint32_t hash)
 {
-    atomic_store_explicit(&inbox->slots[number & inbox->mask],
+    atomic_store_explicit(kl__inbox_slot(inbox, number),
                           kl__inbox_round(inbox, number) | (uint64_t)hash << KL_INBOX_INDEX_BITS | task,
                           memory_order_release);
 }
@@ -101,15 +105,16 @@ static inline void kl__inbox_publish(kl__inbox *inbox, uint64_t number, uint32_t
 static inline uint64_t kl__inbox_peek(kl__inbox *inbox)
 {
     uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
-    uint64_t slot = atomic_load_explicit(&inbox->slots[number & inbox->mask], memory_order_acquire);
+    uint64_t slot = atomic_load_explicit(kl__inbox_slot(inbox, number), memory_order_acquire);
     return (slot & (KL_INBOX_PUBLISHED | KL_INBOX_ODD_ROUND)) == kl__inbox_round(inbox, number) ? slot : 0;
 }
 
-/* A task that the owner will soon drain, to be fetched into the cache. */
+/* A task that the owner will soon drain, to be fetched into the cache; its slot has been fetched before. */
 static inline uint32_t kl__inbox_ahead(kl__inbox *inbox)
 {
-    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed) + KL_INBOX_DRAIN_AHEAD;
-    return kl__inbox_free_task(inbox, number);
+    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
+    __builtin_prefetch(kl__inbox_slot(inbox, number + KL_INBOX_SLOTS_AHEAD));
+    return kl__inbox_free_task(inbox, number + KL_INBOX_DRAIN_AHEAD);
 }
 
 /* Whether places were claimed that are not drained yet. */
@@ -129,7 +134,7 @@ static inline void kl__inbox_pop(kl__inbox *inbox)
  * number in `ended`. */
 static inline void kl__inbox_give_back(kl__inbox *inbox, uint64_t ended, uint32_t task)
 {
-    atomic_store_explicit(&inbox->slots[(ended + inbox->capacity) & inbox->mask], task, memory_order_relaxed);
+    atomic_store_explicit(kl__inbox_slot(inbox, ended + inbox->capacity), task, memory_order_relaxed);
 }
 
 #endif

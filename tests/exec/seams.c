@@ -11,7 +11,8 @@ void __real_kl__free(void *memory);
 int __real_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
 int __real_pthread_detach(pthread_t id);
 int __real_pthread_join(pthread_t id, void **ret_value);
-kl__lane_task *__real_kl__lanes_take(kl__lanes *lanes, int64_t now_ms);
+uint32_t __real_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
+uint32_t __real_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 
 void *__wrap_kl__alloc(size_t size);
 void *__wrap_kl__alloc_zeroed(size_t count, size_t size);
@@ -20,12 +21,13 @@ void __wrap_kl__free(void *memory);
 int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
 int __wrap_pthread_detach(pthread_t id);
 int __wrap_pthread_join(pthread_t id, void **ret_value);
-kl__lane_task *__wrap_kl__lanes_take(kl__lanes *lanes, int64_t now_ms);
+uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
+uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 
 static _Atomic(int64_t) pieces;
 static atomic_int threads_to_spare, threads_to_fail, thread_error;
 
-_Atomic(void (*)(kl__lane_task *)) on_take;
+_Atomic(void (*)(kl__lane_task **, uint32_t)) on_take;
 _Atomic(void (*)(pthread_t)) on_detach, on_join;
 
 int64_t live_pieces(void) { return atomic_load(&pieces); }
@@ -85,11 +87,20 @@ int __wrap_pthread_join(pthread_t id, void **ret_value)
     return __real_pthread_join(id, ret_value);
 }
 
-kl__lane_task *__wrap_kl__lanes_take(kl__lanes *lanes, int64_t now_ms)
+static uint32_t tell(kl__lane_task **tasks, uint32_t count)
 {
-    kl__lane_task *task = __real_kl__lanes_take(lanes, now_ms);
-    void (*call)(kl__lane_task *) = atomic_load(&on_take);
-    if (call && task)
-        call(task);
-    return task;
+    void (*call)(kl__lane_task **, uint32_t) = atomic_load(&on_take);
+    if (call && count > 0)
+        call(tasks, count);
+    return count;
+}
+
+uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+{
+    return tell(ret_tasks, __real_kl__shard_take(shard, ret_tasks, most, now_ns));
+}
+
+uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+{
+    return tell(ret_tasks, __real_kl__shard_start(shard, ret_tasks, most, now_ns));
 }

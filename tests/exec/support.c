@@ -305,6 +305,14 @@ kl_key_info info_of(kl_exec *exec, const char *key)
     return info;
 }
 
+uint64_t places_taken(kl_exec *exec)
+{
+    uint64_t taken = 0;
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        taken += kl__inbox_length(&exec->shards[i].inbox);
+    return taken;
+}
+
 void await_state(kl_exec *exec, kl_exec_id id, kl_exec_state state)
 {
     kl_exec_status status;

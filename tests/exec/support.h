@@ -97,6 +97,7 @@ void await_key(kl_exec *exec, const char *key, kl_key_state state);
 void await_gone(kl_exec *exec, kl_exec_id id);
 kl_exec_status status_of(kl_exec *exec, kl_exec_id id);
 kl_key_info info_of(kl_exec *exec, const char *key);
+uint64_t places_taken(kl_exec *exec); /* of all shards, barriers included */
 
 /* Another thread of the test. */
 struct helper {
@@ -130,8 +131,8 @@ int64_t live_pieces(void);
 /* After `spared` more threads have been started, the next `number` starts fail with this error. */
 void fail_threads(int spared, int number, int error);
 
-/* Called by the thread that takes tasks, with its shard's mutex held, for each task it gets; NULL: nobody. */
-extern _Atomic(void (*)(kl__lane_task *)) on_take;
+/* Called by a thread that has taken tasks, with the shard's mutex held, before others can see it; NULL: nobody. */
+extern _Atomic(void (*)(kl__lane_task **tasks, uint32_t count)) on_take;
 
 /* Called with a thread's own id before it detaches itself, and before a thread is joined; NULL: nobody. */
 extern _Atomic(void (*)(pthread_t)) on_detach, on_join;

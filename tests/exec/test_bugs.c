@@ -197,9 +197,9 @@ TEST(pg_boss_849_one_stuck_key_starves_nobody)
     kl_exec *exec = open_exec(OPTS(.threads = 2));
     REQUIRE(exec != NULL);
     submit(exec, "stuck", hold, &gate, NULL);
+    gate_await(&gate, 1);
     for (int i = 0; i < 500; i++)
         submit(exec, "stuck", nothing, NULL, TASK(.priority = -16)); /* many, and more important than all others */
-    gate_await(&gate, 1);
     for (int i = 0; i < 500; i++) {
         char key[8];
         snprintf(key, sizeof key, "%d", i);

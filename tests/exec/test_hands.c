@@ -15,7 +15,7 @@ static void grow_hands(kl_exec *exec)
             submit(exec, "", hold, &gate, NULL);
         gate_await(&gate, (int)exec->thread_count);
         gate_open(&gate);
-        AWAIT(kl__inbox_length(&exec->shards[0].inbox) == 0);
+        AWAIT(places_taken(exec) == 0);
     }
 }
 
@@ -27,9 +27,10 @@ struct hand_task {
 
 static void deal(kl_exec *exec, const struct hand_task *tasks, size_t count, kl_exec_id *ret_ids)
 {
-    struct gate gate = GATE;
+    static struct gate gate; /* the dealer may leave it after we have returned */
     kl_exec_task batch[KL_HAND_MAX];
     char keys[KL_HAND_MAX][4];
+    gate = (struct gate)GATE;
     submit(exec, "dealer", hold, &gate, NULL);
     gate_await(&gate, 1);
     for (size_t i = 0; i < count; i++) {
@@ -223,7 +224,7 @@ static void block_at_random(kl_exec *exec, uint64_t *random)
     round.others = (int64_t)at - 1;
     CHECK_INT(kl_exec_submit_batch(exec, batch, at, NULL, NULL), KL_OK);
     tally_await(&round.ran, round.others);
-    AWAIT(kl__inbox_length(&exec->shards[0].inbox) == 0);
+    AWAIT(places_taken(exec) == 0);
 }
 
 TEST(a_task_that_blocks_after_many_short_ones_blocks_nobody_else)
@@ -236,6 +237,8 @@ TEST(a_task_that_blocks_after_many_short_ones_blocks_nobody_else)
         for (uint64_t i = 0; i < test_ops(1500) && !test_failed(); i++)
             block_at_random(exec, &random);
         kl_exec_close(exec);
+        if (test_failed())
+            return;
     }
 }
 
@@ -258,6 +261,27 @@ TEST(a_task_that_blocks_after_many_short_ones_blocks_nobody_else_by_the_real_clo
     kl_exec_close(exec);
 }
 
+TEST(a_batch_that_comes_while_all_threads_sleep_wakes_as_many_as_it_needs)
+{
+    enum { THREADS = 4 };
+    kl_exec *exec = open_frozen(OPTS(.threads = THREADS));
+    REQUIRE(exec != NULL);
+    for (int i = 0; i < 20; i++) {
+        struct gate gate = GATE;
+        kl_exec_task batch[THREADS];
+        for (int t = 0; t < THREADS; t++)
+            batch[t] = (kl_exec_task){{&"abcd"[t], 1}, hold, &gate, NULL};
+        AWAIT(atomic_load(&exec->idle_count) == THREADS);
+        CHECK_INT(kl_exec_submit_batch(exec, batch, THREADS, NULL, NULL), KL_OK);
+        gate_await(&gate, THREADS); /* all at the same time */
+        gate_open(&gate);
+        AWAIT(places_taken(exec) == 0);
+        if (test_failed())
+            break;
+    }
+    kl_exec_close(exec);
+}
+
 /* The narrowest moment: the other thread goes to sleep after this one has seen that nobody is idle, and before its hand
  * can be seen. Whoever looks last must notice. */
 static struct {
@@ -265,18 +289,17 @@ static struct {
     struct gate other; /* where the other thread waits */
 } narrow;
 
-/* Called when a thread takes a task of "first", and then of another key, into its hand. */
-static void let_the_other_fall_asleep(kl__lane_task *task)
+static void let_the_other_fall_asleep(kl__lane_task **tasks, uint32_t count)
 {
-    kl_bytes key = kl__lane_task_key(task);
-    if (key.len == strlen("first") && memcmp(key.data, "first", key.len) == 0) {
-        gate_open(&narrow.other);
-    } else if (narrow.other.open) {
-        atomic_store(&on_take, NULL);
-        AWAIT(atomic_load(&narrow.exec->idle_count) > 0);
-        pthread_mutex_lock(&narrow.exec->park_mutex); /* it has looked around and sleeps */
-        pthread_mutex_unlock(&narrow.exec->park_mutex);
-    }
+    kl_bytes key = kl__lane_task_key(tasks[0]);
+    if (count < 2 || key.len != strlen("first") || memcmp(key.data, "first", key.len) != 0)
+        return;
+    atomic_store(&on_take, NULL);
+    gate_open(&narrow.other);
+    AWAIT(atomic_load(&narrow.exec->idle_count) > 0);
+    pthread_mutex_lock(&narrow.exec->park_mutex); /* it has looked around and sleeps */
+    pthread_mutex_unlock(&narrow.exec->park_mutex);
+    journal_add("asleep");
 }
 
 static void find_key(kl_exec *exec, bool same_shard, char key[static 16])
@@ -309,6 +332,7 @@ TEST(a_thread_that_falls_asleep_while_a_hand_is_filled_still_takes_it_back)
                             {kl_str(second), add_one, &round.ran, NULL}};
     CHECK_INT(kl_exec_submit_batch(exec, batch, 2, NULL, NULL), KL_OK);
     tally_await(&round.ran, 1);
+    CHECK_STR(journal_text(), "asleep"); /* else this test did not happen */
     atomic_store(&on_take, NULL);
     kl_exec_close(exec);
 }

@@ -62,17 +62,6 @@ TEST(between_keys_of_one_shard_priorities_are_strict)
     expect_journal(exec, &gate, "x-9 d-3 e-3 c0 d0 a9 b9 x15");
 }
 
-TEST(ready_keys_of_one_priority_take_turns)
-{
-    struct gate gate = GATE;
-    kl_exec *exec = open_held(&gate, false);
-    REQUIRE(exec != NULL);
-    static const char *const names[] = {"a1", "a2", "a3", "b1", "b2", "c1"};
-    for (int i = 0; i < 6; i++)
-        submit_note(exec, (char[]){names[i][0], '\0'}, names[i]);
-    expect_journal(exec, &gate, "a1 b1 c1 a2 b2 a3");
-}
-
 /* A high priority that comes while low ones wait starts next, whoever submits it. */
 static void urge(kl_exec *exec) { submit(exec, "high", note, "high", TASK(.priority = -5)); }
 

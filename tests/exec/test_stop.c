@@ -375,45 +375,53 @@ TEST(a_stop_wakes_those_who_wait_for_room)
 
 /* --- A task that ends its thread, and close --- */
 
-static pthread_mutex_t ids_mutex = PTHREAD_MUTEX_INITIALIZER;
-static pthread_t detached_id;
-static bool detached, joined_detached;
-static struct tally joins = TALLY;
+static struct {
+    pthread_mutex_t mutex;
+    pthread_t detached, joined;
+    bool has_detached, has_joined;
+} replaced = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static bool somebody_joins(void)
+{
+    pthread_mutex_lock(&replaced.mutex);
+    bool joins = replaced.has_joined;
+    pthread_mutex_unlock(&replaced.mutex);
+    return joins;
+}
 
 /* Gives whoever closes the executor the time to get at joining this very thread, which it must not do. A short limit,
  * because usually nobody comes. */
-static void wait_for_join(pthread_t id)
+static void note_detach(pthread_t id)
 {
     int64_t until = kl__deadline_ns(50);
-    pthread_mutex_lock(&ids_mutex);
-    detached_id = id;
-    detached = true;
-    pthread_mutex_unlock(&ids_mutex);
-    while (tally_read(&joins) == 0 && still(until))
+    pthread_mutex_lock(&replaced.mutex);
+    replaced.detached = id;
+    replaced.has_detached = true;
+    pthread_mutex_unlock(&replaced.mutex);
+    while (!somebody_joins() && still(until))
         ;
 }
 
 static void note_join(pthread_t id)
 {
-    pthread_mutex_lock(&ids_mutex);
-    joined_detached |= detached && pthread_equal(id, detached_id);
-    pthread_mutex_unlock(&ids_mutex);
-    tally_add(&joins, 1);
+    pthread_mutex_lock(&replaced.mutex);
+    replaced.joined = id;
+    replaced.has_joined = true;
+    pthread_mutex_unlock(&replaced.mutex);
 }
 
 TEST(close_does_not_join_a_thread_that_is_being_replaced)
 {
     struct script ends = {.name = "t", .plan = "e"};
-    detached = joined_detached = false;
-    joins = (struct tally)TALLY;
+    replaced.has_detached = replaced.has_joined = false;
     kl_exec *exec = open_exec(OPTS(.threads = 1));
     REQUIRE(exec != NULL);
-    atomic_store(&on_detach, wait_for_join);
+    atomic_store(&on_detach, note_detach);
     atomic_store(&on_join, note_join);
     submit_script(exec, "k", &ends, TASK(.attempts_max = 1)); /* its end is all that the drain waits for */
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
     kl_exec_close(exec);
     atomic_store(&on_detach, NULL);
     atomic_store(&on_join, NULL);
-    CHECK(detached && !joined_detached);
+    CHECK(replaced.has_detached && replaced.has_joined && !pthread_equal(replaced.detached, replaced.joined));
 }

@@ -164,7 +164,7 @@ TEST(the_capacity_counts_running_and_retrying_and_delayed_tasks)
     CHECK_INT(kl_exec_submit(exec, kl_str("k"), note, "n", NULL, NULL), KL_EFULL);
     CHECK_INT(kl_exec_last_full().length, 3);
     gate_open(&gate);
-    AWAIT(kl__inbox_length(&exec->shards[0].inbox) == 2);
+    AWAIT(places_taken(exec) == 2);
     submit_note(exec, "k", "n");
     kl_exec_close(exec);
 }
@@ -530,14 +530,6 @@ static void wait_at_barrier(void *ctx)
     struct barrier_call *call = ctx;
     kl_rc rc = kl_exec_barrier(call->exec, kl_str(call->key), KL_FOREVER);
     journal_add("barrier:%s", kl_rc_name(rc));
-}
-
-static uint64_t places_taken(kl_exec *exec)
-{
-    uint64_t length = 0;
-    for (uint32_t i = 0; i < exec->shard_count; i++)
-        length += kl__inbox_length(&exec->shards[i].inbox);
-    return length;
 }
 
 TEST(a_barrier_waits_for_everything_before_it_and_for_nothing_after_it)
