@@ -129,17 +129,32 @@ static bool doze(kl__exec_thread *thread, int64_t until_ns)
     return !thread->idle;
 }
 
-/* While a thread is brisk, one of the sleepers watches. It ends when there is something to do. */
+static uint64_t count_ended(kl_exec *exec)
+{
+    uint64_t ended = 0;
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        ended += atomic_load_explicit(&exec->shards[i].inbox.ended, memory_order_relaxed);
+    return ended;
+}
+
+/* While a thread is brisk, one of the sleepers watches. It gets up when there is something to do, and stops watching when
+ * nothing has ended since its last look: then nobody is brisk but in name, and whoever announces work finds it unwatched
+ * and wakes a thread. */
 static void keep_watch(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
+    uint64_t ended = count_ended(exec), before;
     atomic_store(&exec->watched, true);
-    while (atomic_load(&exec->brisk_count) > 0) {
+    do {
+        before = ended;
         int64_t due_ns = next_due_ns(exec), look_ns = kl__monotonic_ns() + WATCH_NS;
         if (doze(thread, due_ns < look_ns ? due_ns : look_ns) || any_work(exec))
             break;
-    }
+        ended = count_ended(exec);
+    } while (ended != before && atomic_load(&exec->brisk_count) > 0);
     atomic_store(&exec->watched, false);
+    if (thread->idle && !any_work(exec) && !finished(exec))
+        doze(thread, next_due_ns(exec));
 }
 
 static void sleep_until_work(kl__exec_thread *thread)

@@ -14,6 +14,7 @@ enum { KL_KEYTABLE_FIRST_BITS = 10, KL_KEYTABLE_FIRST = 1 << KL_KEYTABLE_FIRST_B
 typedef struct kl__keytable_entry {
     struct kl__keytable_entry *next;
     uint32_t hash;
+    uint32_t tasks; /* for the lane, in what would be padding */
 } kl__keytable_entry;
 
 typedef struct kl__keytable {

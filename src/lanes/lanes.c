@@ -35,29 +35,32 @@
 
 enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024 };
 
+/* The first cache line is all that a key with at most 24 bytes needs while its tasks come and go one by one. */
 struct kl__lane {
     kl__keytable_entry entry; /* first: the table's entries are lanes */
     uint16_t key_len;
-    uint8_t state;                /* kl__lane_state */
-    uint8_t odd;                  /* bits below; 0: just a line, and nothing that a short way could forget */
-    int8_t ready_priority;        /* READY: whose list it is on */
-    bool resting;                 /* on that list */
-    uint32_t out;                 /* withdrawn tasks that are not ended yet */
-    struct kl__lane *prev, *next; /* READY: that list */
-    struct kl__lane *next_resting;
-    kl__lane_task *first, *last; /* the line */
-    kl__tree_node *early;
-    kl__tree_node *later;
-    kl__lane_task *head;     /* running or held; never of the crowd */
-    kl__lane_task *barriers; /* by position */
-    kl__tree_node timer;
-    int64_t wake_ms;
-    uint64_t tasks;
+    uint8_t state;         /* kl__lane_state */
+    uint8_t odd;           /* bits below; 0: just a line, and nothing that a short way could forget */
+    int8_t ready_priority; /* READY: whose list it is on */
+    bool resting;          /* on that list */
+    kl__lane_task *head;   /* running or held; never of the crowd */
+    kl__lane_task *first;  /* the line */
     union {
         char key[KEY_INLINE_BYTES];
         char *key_far; /* longer ones */
     };
+    kl__lane_task *last;
+    struct kl__lane *prev, *next; /* READY: that list */
+    struct kl__lane *next_resting;
+    kl__tree_node *early;
+    kl__tree_node *later;
+    kl__lane_task *barriers; /* by position */
+    kl__tree_node timer;
+    int64_t wake_ms;
+    uint64_t out; /* withdrawn tasks that are not ended yet */
 };
+
+_Static_assert(offsetof(struct kl__lane, key) <= 40 && sizeof(struct kl__lane) <= 3 * KL_CACHE_LINE, "see above");
 
 enum {
     ODD_PAUSED = 1,
@@ -284,7 +287,7 @@ static void make_room(kl__lanes *lanes)
     lanes->first_resting = lane->next_resting;
     lanes->resting_count--;
     lane->resting = false;
-    if (lane->state == KL_LANE_IDLE && lane->tasks == 0) {
+    if (lane->state == KL_LANE_IDLE && lane->entry.tasks == 0) {
         kl__keytable_remove(&lanes->table, &lane->entry);
         free_lane(lane);
     }
@@ -331,7 +334,7 @@ static void settle_lane(kl__lanes *lanes, kl__lane *lane)
         join_ready(lanes, lane, first->mark.priority);
     set_state(lanes, lane, state);
     set_wake(lanes, lane, wake_time(lane, state));
-    if (state == KL_LANE_IDLE && lane->tasks == 0 && !(lane->odd & ODD_CROWD))
+    if (state == KL_LANE_IDLE && lane->entry.tasks == 0 && !(lane->odd & ODD_CROWD))
         rest(lanes, lane);
 }
 
@@ -369,7 +372,7 @@ static kl__lane *make_lane(kl__lanes *lanes, const kl__lane_key *key)
     char *far = NULL;
     if (key->bytes.len > KEY_INLINE_BYTES && !(far = kl__alloc(key->bytes.len)))
         return NULL;
-    kl__lane *lane = kl__alloc(sizeof *lane);
+    kl__lane *lane = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lane);
     if (!lane) {
         kl__free(far);
         return NULL;
@@ -431,7 +434,7 @@ void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_
     KL_ASSERT(task->mark.priority >= KL_LANE_PRIORITY_MIN && task->mark.priority <= KL_LANE_PRIORITY_MAX);
     advance(lanes, now_ms);
     task->lane = lane;
-    lane->tasks++;
+    lane->entry.tasks++;
     lanes->tasks++;
     lanes->prioritized += task->mark.priority != 0;
     insert(lane, task, lanes->now_ms);
@@ -453,7 +456,7 @@ bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task)
     task->mark.place = KL_PLACE_RUNNING;
     lane->head = task;
     lane->state = KL_LANE_RUNNING;
-    lane->tasks = 1;
+    lane->entry.tasks = 1;
     lanes->tasks++;
     lanes->running++;
     return true;
@@ -531,7 +534,7 @@ static void count_down_barriers(kl__lanes *lanes, kl__lane *lane, uint64_t posit
         *link = barrier->next;
         barrier->lane = &lanes->crowd;
         barrier->due_ms = lanes->now_ms;
-        lanes->crowd.tasks++;
+        lanes->crowd.entry.tasks++;
         insert(&lanes->crowd, barrier, lanes->now_ms);
         settle_lane(lanes, &lanes->crowd);
     }
@@ -557,7 +560,7 @@ void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
 {
     kl__lane *lane = task->lane;
     advance(lanes, now_ms);
-    lane->tasks--;
+    lane->entry.tasks--;
     lanes->tasks--;
     lanes->prioritized -= task->mark.priority != 0;
     if (KL_UNLIKELY(lane->odd || lane->head != task || task->mark.place != KL_PLACE_RUNNING)) {
@@ -569,7 +572,7 @@ void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
     if (lane->first) { /* the short way */
         lane->state = KL_LANE_READY;
         join_ready(lanes, lane, lane->first->mark.priority);
-    } else if (lane->tasks == 0) {
+    } else if (lane->entry.tasks == 0) {
         rest(lanes, lane);
     }
 }
@@ -656,17 +659,17 @@ void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task
     advance(lanes, now_ms);
     lanes->tasks++;
     task->mark.priority = 0;
-    if (!lane || lane->tasks == 0) {
+    if (!lane || lane->entry.tasks == 0) {
         task->lane = &lanes->crowd;
         task->due_ms = lanes->now_ms;
-        lanes->crowd.tasks++;
+        lanes->crowd.entry.tasks++;
         insert(&lanes->crowd, task, lanes->now_ms);
         settle_lane(lanes, &lanes->crowd);
         return;
     }
     task->lane = lane;
     task->mark.place = KL_PLACE_BARRIER;
-    task->due_ms = (int64_t)lane->tasks;
+    task->due_ms = (int64_t)lane->entry.tasks;
     task->next = lane->barriers;
     lane->barriers = task;
     lane->odd |= ODD_BARRIER;
@@ -796,7 +799,7 @@ static kl__lane_info info_of(const kl__lane *lane)
 {
     kl__lane_task *head = lane->head ? lane->head : first_in_line(lane);
     int64_t until = lane->state == KL_LANE_RETRYING || lane->state == KL_LANE_DELAYED ? lane->wake_ms : KL_NEVER;
-    return (kl__lane_info){key_of(lane), (kl__lane_state)lane->state, lane->tasks, until, head};
+    return (kl__lane_info){key_of(lane), (kl__lane_state)lane->state, lane->entry.tasks, until, head};
 }
 
 kl__lane_info kl__lanes_show(const kl__lanes *lanes, const kl__lane_key *key)
@@ -861,12 +864,12 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
     kl__lane_task *first = NULL;
     kl__lane_state state = judge(lane, lanes->now_ms, &first);
     uint64_t accounted = waiting + lane->out + (lane->head != NULL) + (crowd ? lanes->crowd_running : 0);
-    ok &= accounted == lane->tasks;
+    ok &= accounted == lane->entry.tasks;
     ok &= state == lane->state || /* else only time has passed since */
           (lane->wake_ms <= lanes->now_ms && lane->state == KL_LANE_RETRYING);
     ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                       /* L3, L4 */
     ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->mark.priority; /* L4 */
-    ok &= lane->resting || lane->tasks > 0 || lane->odd & ODD_PAUSED || crowd;          /* L5 */
+    ok &= lane->resting || lane->entry.tasks > 0 || lane->odd & ODD_PAUSED || crowd;    /* L5 */
     ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);                /* L6 */
     ok &= !lane->head || (lane->head->lane == lane && !crowd);                          /* L1 */
     ok &= (!lane->early || lane->odd & ODD_EARLY) && (!lane->later || lane->odd & ODD_LATER);
@@ -886,12 +889,12 @@ bool kl__lanes_valid(const kl__lanes *lanes)
             ok &= kl__keytable_chain(&lanes->table, entry->hash) == kl__keytable_at(&lanes->table, i);
             ok &= lane_valid(lanes, lane);
             timers += lane->wake_ms != KL_NEVER;
-            all += lane->tasks;
+            all += lane->entry.tasks;
             keys[lane->state]++;
         }
     }
     keys[KL_LANE_IDLE] = 0;
-    ok &= entries == lanes->table.entries && all + lanes->crowd.tasks <= lanes->tasks; /* the rest: barriers */
+    ok &= entries == lanes->table.entries && all + lanes->crowd.entry.tasks <= lanes->tasks; /* the rest: barriers */
     ok &= timers == tree_size(lanes->timers, timer_less, &ok);
     ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
     for (int i = 0; i < KL_LANE_PRIORITIES; i++)
