@@ -11,7 +11,7 @@
 #include "exec/internal.h"
 #include "harness.h"
 
-enum { PATIENCE_MS = 10000, MS = 1000000 };
+enum { PATIENCE_MS = 30000, MS = 1000000 };
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -23,7 +23,10 @@ struct gate {
     bool open;
 };
 
-#define GATE {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, false}
+#define GATE                                                                                                           \
+    {                                                                                                                  \
+        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0, false                                                  \
+    }
 
 bool gate_pass(struct gate *gate);              /* waits until it is open */
 void gate_open(struct gate *gate);              /* for good */
@@ -36,7 +39,10 @@ struct tally {
     int64_t value;
 };
 
-#define TALLY {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0}
+#define TALLY                                                                                                          \
+    {                                                                                                                  \
+        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0                                                         \
+    }
 
 void tally_add(struct tally *tally, int64_t number);
 bool tally_await(struct tally *tally, int64_t number); /* until it is at least that */

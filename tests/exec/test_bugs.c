@@ -256,14 +256,12 @@ TEST(graphile_worker_621_a_batch_keeps_its_keys_serial)
 TEST(activepieces_15130_the_attempts_of_a_poison_job_are_counted)
 {
     struct script poison = {.name = "poison", .plan = "e", .tell_attempts = true};
-    kl_exec *exec =
-        open_exec(OPTS(.threads = 2, .retry = at_once, .on_failure = note_end, .on_failure_ctx = "dead"));
+    kl_exec *exec = open_exec(OPTS(.threads = 2, .retry = at_once, .on_failure = note_end, .on_failure_ctx = "dead"));
     REQUIRE(exec != NULL);
     submit_script(exec, "k", &poison, TASK(.attempts_max = 4));
     submit_note(exec, "k", "next");
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
-    CHECK_STR(journal_text(),
-              "poison1 poison2 poison3 poison4 dead=KL_EDEAD/4(the task ended its thread) next");
+    CHECK_STR(journal_text(), "poison1 poison2 poison3 poison4 dead=KL_EDEAD/4(the task ended its thread) next");
     kl_exec_close(exec);
 }
 

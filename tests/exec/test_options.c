@@ -224,9 +224,14 @@ TEST(durations_take_units_and_the_submit_timeout_also_none_and_forever)
     static const struct {
         const char *text;
         int64_t ms;
-    } right[] = {{"1", 1},           {"250ms", 250},  {"5s", 5000},
-                 {"2m", 120000},     {"1h", 3600000}, {"876000h", INT64_C(876000) * 3600000},
-                 {"none", KL_NO_WAIT}, {"forever", KL_FOREVER}};
+    } right[] = {{"1", 1},
+                 {"250ms", 250},
+                 {"5s", 5000},
+                 {"2m", 120000},
+                 {"1h", 3600000},
+                 {"876000h", INT64_C(876000) * 3600000},
+                 {"none", KL_NO_WAIT},
+                 {"forever", KL_FOREVER}};
     clear_environment();
     for (size_t i = 0; i < COUNT(right); i++) {
         kl_exec_opts opts = OPTS(.shards = 1);
@@ -242,13 +247,34 @@ TEST(a_bad_value_in_the_environment_is_refused_by_name_and_nothing_is_filled_in)
     static const struct {
         const char *variable, *text;
     } wrong[] = {
-        {"SHARDS", ""},           {"SHARDS", "four"},      {"SHARDS", "4x"},           {"SHARDS", " 4"},
-        {"SHARDS", "4 "},         {"SHARDS", "-4"},        {"SHARDS", "+4"},           {"SHARDS", "0"},
-        {"SHARDS", "257"},        {"SHARDS", "4ms"},       {"SHARDS", "0x4"},          {"SHARDS", "99999999999999999999"},
-        {"THREADS", "0"},         {"THREADS", "1025"},     {"THREADS", "2.5"},         {"SHARD_CAPACITY", "0"},
-        {"SHARD_CAPACITY", "1k"}, {"ATTEMPTS_MAX", "0"},   {"ATTEMPTS_MAX", "none"},   {"SUBMIT_TIMEOUT", "0"},
-        {"SUBMIT_TIMEOUT", "-1"}, {"SUBMIT_TIMEOUT", "s"}, {"SUBMIT_TIMEOUT", "5 s"},  {"SUBMIT_TIMEOUT", "1.5s"},
-        {"BACKOFF_BASE", "none"}, {"BACKOFF_BASE", "5d"},  {"BACKOFF_BASE", "forever"}, {"BACKOFF_MAX", "0ms"},
+        {"SHARDS", ""},
+        {"SHARDS", "four"},
+        {"SHARDS", "4x"},
+        {"SHARDS", " 4"},
+        {"SHARDS", "4 "},
+        {"SHARDS", "-4"},
+        {"SHARDS", "+4"},
+        {"SHARDS", "0"},
+        {"SHARDS", "257"},
+        {"SHARDS", "4ms"},
+        {"SHARDS", "0x4"},
+        {"SHARDS", "99999999999999999999"},
+        {"THREADS", "0"},
+        {"THREADS", "1025"},
+        {"THREADS", "2.5"},
+        {"SHARD_CAPACITY", "0"},
+        {"SHARD_CAPACITY", "1k"},
+        {"ATTEMPTS_MAX", "0"},
+        {"ATTEMPTS_MAX", "none"},
+        {"SUBMIT_TIMEOUT", "0"},
+        {"SUBMIT_TIMEOUT", "-1"},
+        {"SUBMIT_TIMEOUT", "s"},
+        {"SUBMIT_TIMEOUT", "5 s"},
+        {"SUBMIT_TIMEOUT", "1.5s"},
+        {"BACKOFF_BASE", "none"},
+        {"BACKOFF_BASE", "5d"},
+        {"BACKOFF_BASE", "forever"},
+        {"BACKOFF_MAX", "0ms"},
         {"BACKOFF_MAX", "999999999999h"},
     };
     clear_environment();

@@ -22,25 +22,13 @@ static void check_end(const char *plan, int64_t attempts_max, const char *expect
     kl_exec_close(exec);
 }
 
-TEST(a_task_that_is_done_is_reported_to_its_owner_and_to_nobody_else)
-{
-    check_end("d", 0, "t1 end=KL_OK/1");
-}
+TEST(a_task_that_is_done_is_reported_to_its_owner_and_to_nobody_else) { check_end("d", 0, "t1 end=KL_OK/1"); }
 
-TEST(a_task_that_says_dead_is_not_retried)
-{
-    check_end("x", 0, "t1 end=KL_EDEAD/1 failure=KL_EDEAD/1");
-}
+TEST(a_task_that_says_dead_is_not_retried) { check_end("x", 0, "t1 end=KL_EDEAD/1 failure=KL_EDEAD/1"); }
 
-TEST(a_task_that_says_cancelled_is_taken_as_dead)
-{
-    check_end("c", 0, "t1 end=KL_EDEAD/1 failure=KL_EDEAD/1");
-}
+TEST(a_task_that_says_cancelled_is_taken_as_dead) { check_end("c", 0, "t1 end=KL_EDEAD/1 failure=KL_EDEAD/1"); }
 
-TEST(a_task_is_retried_until_it_is_done)
-{
-    check_end("rrd", 0, "t1 t2 t3 end=KL_OK/3");
-}
+TEST(a_task_is_retried_until_it_is_done) { check_end("rrd", 0, "t1 t2 t3 end=KL_OK/3"); }
 
 TEST(a_task_is_retried_as_often_as_its_attempts_allow)
 {
@@ -88,8 +76,7 @@ static int64_t at_once(void *ctx, uint32_t attempt, uint64_t random)
 TEST(the_error_handler_sees_final_failures_with_attempts_and_the_last_error)
 {
     struct seen seen = {0};
-    kl_exec *exec =
-        open_exec(OPTS(.shards = 4, .retry = at_once, .on_failure = keep_end, .on_failure_ctx = &seen));
+    kl_exec *exec = open_exec(OPTS(.shards = 4, .retry = at_once, .on_failure = keep_end, .on_failure_ctx = &seen));
     REQUIRE(exec != NULL);
     kl_exec_id id = submit(exec, "the key", fail_with_numbers, "it", NULL);
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
@@ -348,8 +335,7 @@ TEST(delayed_and_retrying_tasks_can_be_cancelled)
     struct script script = {.name = "t", .plan = "r", .after_ms = 100};
     kl_exec *exec = open_frozen(OPTS(.threads = 1));
     REQUIRE(exec != NULL);
-    kl_exec_id delayed =
-        submit(exec, "d", note, "never", TASK(.delay_ms = 10, .end = note_end, .end_ctx = "delayed"));
+    kl_exec_id delayed = submit(exec, "d", note, "never", TASK(.delay_ms = 10, .end = note_end, .end_ctx = "delayed"));
     kl_exec_id retrying = submit_script(exec, "r", &script, TASK(.end = note_end, .end_ctx = "retrying"));
     await_state(exec, retrying, KL_EXEC_RETRYING);
     submit_note(exec, "r", "next");
@@ -408,6 +394,48 @@ TEST(a_task_may_cancel_itself)
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
     CHECK_STR(journal_text(), "end=KL_ECANCELLED/1");
     kl_exec_close(exec);
+}
+
+/* What ends a retrying task must report it before its key goes on. The report waits a little for the next task, which
+ * must not come; when it does not, nothing more is needed than that time. */
+static void next_must_wait(void *ctx, const kl_exec_end *end)
+{
+    int64_t until = kl__deadline_ns(20);
+    (void)end;
+    while (!strstr(journal_text(), "next") && still(until))
+        ;
+    journal_add("%s", (const char *)ctx);
+}
+
+static void end_while_retrying(kl_exec *exec, kl_exec_id id, int how)
+{
+    switch (how) {
+    case 0:
+        CHECK_INT(kl_exec_cancel(exec, id), KL_OK);
+        break;
+    case 1:
+        CHECK_INT(kl_exec_key_skip(exec, kl_str("k")), KL_OK);
+        break;
+    default:
+        pass_ms(exec, 150); /* its deadline */
+    }
+}
+
+TEST(a_retrying_task_that_is_ended_from_outside_is_reported_before_the_next_of_its_key_starts)
+{
+    for (int how = 0; how < 3; how++) {
+        struct script again = {.name = "t", .plan = "r", .after_ms = 100};
+        kl_exec *exec = open_frozen(OPTS(.threads = 2));
+        REQUIRE(exec != NULL);
+        kl_exec_id id = submit_script(exec, "k", &again,
+                                      TASK(.deadline_ms = how == 2 ? 150 : 0, .end = next_must_wait, .end_ctx = "end"));
+        await_state(exec, id, KL_EXEC_RETRYING);
+        submit_note(exec, "k", "next");
+        end_while_retrying(exec, id, how);
+        journal_await(3);
+        CHECK_STR(journal_text(), "t end next");
+        kl_exec_close(exec);
+    }
 }
 
 /* --- Deadline --- */
@@ -542,8 +570,7 @@ TEST(many_deadlines_end_in_their_order)
     gate_await(&gate, 1);
     for (size_t i = 0; i < COUNT(order); i++) {
         snprintf(names[i], sizeof names[i], "%d", order[i]);
-        submit(exec, "k", nothing, NULL,
-               TASK(.deadline_ms = 10 + 10 * order[i], .end = note_end, .end_ctx = names[i]));
+        submit(exec, "k", nothing, NULL, TASK(.deadline_ms = 10 + 10 * order[i], .end = note_end, .end_ctx = names[i]));
     }
     for (int i = 0; i < 20; i++) {
         char expected[32];
