@@ -73,7 +73,7 @@ typedef struct kl_exec_end {
     const char *error; /* the last attempt's text, or "" */
 } kl_exec_end;
 
-/* Called once when a task ends, before the next task of its key starts, with no lock held. */
+/* Called once when a task ends, with no mutex held; if the task has run, before the next task of its key starts. */
 typedef void kl_end_fn(void *ctx, const kl_exec_end *end);
 
 /* The delay before the attempt after `attempt` (1 = the first has failed), or a negative number to give up now. `random`
@@ -128,7 +128,7 @@ typedef struct kl_exec_task_opts {
 } kl_exec_task_opts;
 
 /* Hands over one task. No key (length 0): no order asked. The key is copied. Waits while the shard is full; inside a task
- * of the same executor it never waits, because the waiter might be what everybody waits for.
+ * or a report of the same executor it never waits, because the waiter might be what everybody waits for.
  * KL_EINVAL: fn is NULL, the key is too long, an option is out of range. KL_EFULL: no room in time; kl_exec_last_full()
  * has the figures. KL_ECLOSED: the executor has been stopped. KL_ENOMEM. In each case nothing was taken. */
 KL_API KL_MUST_USE kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx,
@@ -157,9 +157,9 @@ typedef struct kl_exec_full {
 
 KL_API kl_exec_full kl_exec_last_full(void);
 
-/* Waits until everything submitted for the key before this call has ended. KL_ETIMEDOUT: not within wait_ms (0 looks
- * once). KL_EBUSY: called inside a task, which would wait for itself. KL_EFULL: no room for the barrier within wait_ms
- * (it takes a place of the shard's capacity). KL_EINVAL: no key, or too long a one. KL_ECLOSED, KL_ENOMEM: as for submit. */
+/* Waits until everything submitted for the key before this call has ended; also while the executor is stopping.
+ * KL_ETIMEDOUT: not within wait_ms (0 looks once). KL_EBUSY: called inside a task or a report, which would wait for itself.
+ * KL_EINVAL: no key, or too long a one. KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms);
 
 /* Cancels a task. KL_OK: it will not run (again); it has been reported as cancelled. KL_EBUSY: it is running; it has been

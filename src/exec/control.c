@@ -38,6 +38,7 @@ static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__
         pthread_mutex_lock(&shard->mutex);
         kl__hand_recall_all(shard, kl__exec_now_ns(exec));
         kl_rc rc = kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec));
+        kl__lanes_advance(shard->lanes, kl__exec_now_ms(exec));
         if (is_alive(task, number)) {
             *ret_shard = shard;
             *ret_task = task;
@@ -85,13 +86,13 @@ kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
     return rc;
 }
 
-static kl_exec_state state_of(const kl__exec_task *task)
+static kl_exec_state state_of(const kl__exec_task *task, int64_t now_ms)
 {
     switch ((kl__lane_place)task->lane.mark.place) {
     case KL_PLACE_RUNNING:
         return KL_EXEC_RUNNING;
     case KL_PLACE_HELD:
-        return KL_EXEC_RETRYING;
+        return task->lane.due_ms > now_ms ? KL_EXEC_RETRYING : KL_EXEC_WAITING;
     case KL_PLACE_LATER: /* where a failed task without a key waits, too */
         return task->lane.mark.attempts > 0 ? KL_EXEC_RETRYING : KL_EXEC_DELAYED;
     default:
@@ -112,12 +113,13 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
     kl_rc rc = find_task(exec, id, &shard, &task);
     if (rc != KL_OK)
         return rc;
-    kl_exec_state state = state_of(task);
+    kl_exec_state state = state_of(task, kl__exec_now_ms(exec));
     *ret_status = (kl_exec_status){
         .state = state,
         .attempts = task->lane.mark.attempts,
         .due_in_ms = state == KL_EXEC_DELAYED || state == KL_EXEC_RETRYING ? due_in(exec, task->lane.due_ms) : 0,
-        .stop_asked = kl__stop_asked(task) != KL_STOP_NONE,
+        .stop_asked =
+            state == KL_EXEC_RUNNING && (kl__stop_asked(task) != KL_STOP_NONE || kl__task_overdue(exec, task)),
     };
     leave(shard);
     return KL_OK;
@@ -141,6 +143,7 @@ static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_
         pthread_mutex_unlock(&shard->mutex);
         return kl__fail_memory();
     }
+    kl__lanes_advance(shard->lanes, kl__exec_now_ms(exec));
     *ret_shard = shard;
     return KL_OK;
 }
@@ -229,71 +232,62 @@ kl_rc kl_exec_key_drain(kl_exec *exec, kl_bytes key, uint64_t *ret_count)
 
 /* --- Barrier --- */
 
-/* Shared by the one who waits and the barrier's report; whoever is last frees it. */
 struct barrier {
-    pthread_mutex_t mutex;
+    kl__lane_barrier lane;
     pthread_cond_t ended;
-    bool over;  /* everything before it has ended */
-    bool alone; /* the other side has left */
+    bool reached;
 };
 
-static kl_outcome do_nothing(kl_run *run, void *ctx)
+/* Called under the shard's mutex. */
+static void barrier_reached(kl__lane_barrier *lane)
 {
-    (void)run, (void)ctx;
-    return KL_DONE;
-}
-
-static void free_barrier(struct barrier *barrier)
-{
-    pthread_cond_destroy(&barrier->ended);
-    pthread_mutex_destroy(&barrier->mutex);
-    kl__free(barrier);
-}
-
-static void leave_barrier(struct barrier *barrier)
-{
-    bool last = barrier->alone;
-    barrier->alone = true;
-    pthread_mutex_unlock(&barrier->mutex);
-    if (last)
-        free_barrier(barrier);
-}
-
-static void barrier_reached(void *ctx, const kl_exec_end *end)
-{
-    struct barrier *barrier = ctx;
-    (void)end;
-    pthread_mutex_lock(&barrier->mutex);
-    barrier->over = true;
+    struct barrier *barrier = KL_CONTAINER(lane, struct barrier, lane);
+    barrier->reached = true;
     pthread_cond_signal(&barrier->ended);
-    leave_barrier(barrier);
+}
+
+/* Empties the shard's inbox of everything that was claimed before the call. Holds its mutex on return, unless it fails. */
+static kl_rc enter_all(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
+{
+    uint64_t claimed = UINT64_MAX;
+    for (;;) {
+        kl_rc rc = enter(exec, key, ret_shard, ret_key);
+        if (rc != KL_OK)
+            return rc;
+        if (claimed == UINT64_MAX)
+            claimed = kl__inbox_claimed(&(*ret_shard)->inbox);
+        if (atomic_load(&(*ret_shard)->inbox.drained) >= claimed)
+            return KL_OK;
+        leave(*ret_shard); /* somebody is about to publish */
+        sched_yield();
+    }
 }
 
 kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
 {
-    if (key.len == 0)
-        return kl__fail(KL_EINVAL, "a barrier needs a key; tasks without one are in no order");
-    if (kl__current_run && kl__current_run->exec == exec)
+    if (kl__inside == exec)
         return kl__fail(KL_EBUSY,
-                        "a barrier inside a task would wait for the task itself; submit what comes after instead");
+                        "a barrier inside a task would wait for the task itself; submit what comes after it instead");
     int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
-    struct barrier *barrier = kl__alloc_zeroed(1, sizeof *barrier);
-    if (!barrier)
-        return kl__fail_memory();
-    pthread_mutex_init(&barrier->mutex, NULL);
-    kl__cond_init(&barrier->ended);
-    kl_exec_task_opts opts = {.size = sizeof opts, .end = barrier_reached, .end_ctx = barrier};
-    kl_exec_task task = {key, do_nothing, NULL, &opts};
-    kl_rc rc = kl__exec_submit_barrier(exec, &task, wait_ms);
-    if (rc != KL_OK) {
-        free_barrier(barrier);
+    kl__shard *shard = NULL;
+    kl__lane_key lane_key;
+    kl_rc rc = enter_all(exec, key, &shard, &lane_key);
+    if (rc != KL_OK)
         return rc;
+    struct barrier barrier = {.lane = {.position = atomic_load(&shard->inbox.drained), .reached = barrier_reached}};
+    kl__cond_init(&barrier.ended);
+    if (kl__lanes_await(shard->lanes, &lane_key, &barrier.lane)) {
+        kl__shard_publish_hints(shard); /* what came in needs a thread while we wait */
+        if (kl__lanes_ready(shard->lanes))
+            kl__exec_wake_one(exec);
+        while (!barrier.reached && kl__cond_wait(&barrier.ended, &shard->mutex, until_ns))
+            ;
+        if (!barrier.reached) {
+            kl__lanes_forget(shard->lanes, &lane_key, &barrier.lane);
+            rc = kl__fail(KL_ETIMEDOUT, "not everything before the barrier ended within %lld ms", (long long)wait_ms);
+        }
     }
-    pthread_mutex_lock(&barrier->mutex);
-    while (!barrier->over && kl__cond_wait(&barrier->ended, &barrier->mutex, until_ns))
-        ;
-    if (!barrier->over)
-        rc = kl__fail(KL_ETIMEDOUT, "not everything before the barrier ended within %lld ms", (long long)wait_ms);
-    leave_barrier(barrier);
+    leave(shard);
+    pthread_cond_destroy(&barrier.ended);
     return rc;
 }

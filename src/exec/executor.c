@@ -16,9 +16,9 @@
 #include "base/random.h"
 #include "base/wait.h"
 
-enum { BATCH_CHUNK = 64, YIELDS = 16, LOG_LINE_BYTES = 512 };
+enum { BATCH_CHUNK = 64, YIELDS = 16, LOOK_NS = 2000000, LOG_LINE_BYTES = 512 };
 
-_Thread_local kl_run *kl__current_run;
+_Thread_local const kl_exec *kl__inside;
 static _Thread_local kl_exec_full last_full;
 
 /* A task that is ready to be written into a place. */
@@ -40,6 +40,9 @@ void kl__exec_log(const kl_exec *exec, kl_log_level level, const char *format, .
     va_start(arguments, format);
     vsnprintf(line, sizeof line, format, arguments);
     va_end(arguments);
+    for (char *c = line; *c; c++)
+        if ((unsigned char)*c < ' ')
+            *c = ' '; /* keys and error texts may hold anything; a line stays a line */
     exec->opts.log(exec->opts.log_ctx, level, line);
 }
 
@@ -77,6 +80,7 @@ static kl_rc start_threads(kl_exec *exec)
 static kl_rc build(kl_exec *exec, const kl_clock *clock)
 {
     exec->clock = clock ? *clock : (kl_clock){NULL, NULL};
+    exec->opened_ms = kl__exec_now_ms(exec);
     exec->index_bits = bits_for((uint32_t)exec->opts.shard_capacity);
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());
@@ -125,12 +129,13 @@ void kl_exec_close(kl_exec *exec)
 {
     if (!exec)
         return;
-    KL_ASSERT(!kl__current_run || kl__current_run->exec != exec);
+    KL_ASSERT(kl__inside != exec);
     if (exec->thread_count > 0)
         kl_exec_abort(exec);
     for (uint32_t i = 0; i < exec->thread_count; i++) {
-        /* A thread that a task has ended is being replaced under this mutex. */
         pthread_mutex_lock(&exec->park_mutex);
+        while (exec->threads[i].replacing)
+            kl__cond_wait(&exec->all_ended, &exec->park_mutex, KL_NEVER);
         pthread_t id = exec->threads[i].id;
         pthread_mutex_unlock(&exec->park_mutex);
         pthread_join(id, NULL);
@@ -174,7 +179,8 @@ static kl_rc add_extra(kl_exec *exec, struct order *order, const kl_exec_task_op
     if (!extra)
         return kl__fail_memory();
     int64_t now = opts->delay_ms || opts->deadline_ms ? kl__exec_now_ms(exec) : 0;
-    extra->due_ms = opts->delay_ms ? now + opts->delay_ms : 0;
+    extra->delayed = opts->delay_ms > 0;
+    extra->due_ms = now + opts->delay_ms;
     extra->deadline_ms = opts->deadline_ms ? now + opts->deadline_ms : KL_NEVER;
     extra->end = opts->end;
     extra->end_ctx = opts->end_ctx;
@@ -186,6 +192,8 @@ static kl_rc add_extra(kl_exec *exec, struct order *order, const kl_exec_task_op
 
 static void drop_order(struct order *order)
 {
+    if (order->extra && order->extra->delayed)
+        atomic_fetch_sub(&order->shard->delayed, 1);
     kl__free(order->extra);
     kl__free(order->far_key);
 }
@@ -208,7 +216,7 @@ static kl_rc prepare_special(kl_exec *exec, struct order *order)
     }
     if (rc == KL_OK && task->key.len > KL_TASK_KEY_INLINE) {
         if (!(order->far_key = kl__alloc(task->key.len))) {
-            drop_order(order);
+            kl__free(order->extra);
             return kl__fail_memory();
         }
         memcpy(order->far_key, task->key.data, task->key.len);
@@ -225,6 +233,8 @@ static inline kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct orde
             return rc;
     }
     route(exec, ret_order);
+    if (KL_UNLIKELY(ret_order->extra && ret_order->extra->delayed))
+        atomic_fetch_add(&ret_order->shard->delayed, 1); /* before it is handed over: those after it are stamped */
     return KL_OK;
 }
 
@@ -244,6 +254,10 @@ static inline void copy_key(char *to, kl_bytes key)
     memcpy(to + key.len - 8, &end, 8);
 }
 
+/* Writes a task into its place and publishes it.
+ *
+ * A task that is delayed takes its place among those that were submitted before and after it was due, so while there is
+ * one, the time of each submit is needed; it travels in the slot instead of the hash, which can be worked out again. */
 static inline kl_exec_id fill(const struct order *order, uint64_t number)
 {
     kl__shard *shard = order->shard;
@@ -253,19 +267,24 @@ static inline kl_exec_id fill(const struct order *order, uint64_t number)
     __builtin_prefetch(kl__inbox_slot(&shard->inbox, number + KL_INBOX_SLOTS_AHEAD), 1);
     task->fn = order->task->fn;
     task->ctx = order->task->ctx;
+    kl__lane_mark mark = order->mark;
+    uint32_t hash = order->hash;
     if (KL_UNLIKELY(order->extra != NULL)) {
         task->extra = order->extra;
         order->extra->task = task;
     }
+    if (KL_UNLIKELY(atomic_load_explicit(&shard->delayed, memory_order_relaxed) > 0)) {
+        mark.kind |= KL_KIND_STAMPED;
+        hash = (uint32_t)(kl__exec_now_ms(shard->exec) - shard->exec->opened_ms);
+    }
     /* Atomic for find_task(), which may look whether a task lives in this memory. */
-    kl__lane_mark mark = order->mark;
     __atomic_store(&task->lane.mark, &mark, __ATOMIC_RELAXED);
     task->key.len = (uint16_t)order->task->key.len;
     if (KL_UNLIKELY(order->far_key != NULL))
         task->key.far = order->far_key;
     else
         copy_key(task->key.near, order->task->key);
-    kl__inbox_publish(&shard->inbox, number, index, order->hash);
+    kl__inbox_publish(&shard->inbox, number, index, hash);
     return kl__exec_id(shard, task, number);
 }
 
@@ -311,9 +330,12 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
     }
     pthread_mutex_lock(&shard->mutex);
     shard->waiting++;
-    while ((rc = kl__inbox_claim(&shard->inbox, wanted, ret_first, ret_count)) == KL_EFULL) {
-        if (!kl__cond_wait(&shard->room, &shard->mutex, until_ns))
-            break;
+    bool in_time = true;
+    while ((rc = kl__inbox_claim(&shard->inbox, wanted, ret_first, ret_count)) == KL_EFULL && in_time) {
+        /* We are called when a good part is free; a place here and there we find ourselves. */
+        int64_t look_ns = kl__monotonic_ns() + LOOK_NS;
+        if (!kl__cond_wait(&shard->room, &shard->mutex, until_ns < look_ns ? until_ns : look_ns))
+            in_time = until_ns > look_ns;
     }
     shard->waiting--;
     pthread_mutex_unlock(&shard->mutex);
@@ -323,7 +345,7 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
 /* When to give up waiting for room, in real time (a test's clock does not end waits); 0: do not wait. */
 static int64_t wait_until(const kl_exec *exec, int64_t timeout_ms)
 {
-    if (timeout_ms <= 0 || (kl__current_run && kl__current_run->exec == exec))
+    if (timeout_ms <= 0 || kl__inside == exec)
         return 0;
     return kl__deadline_ns(timeout_ms);
 }
@@ -333,9 +355,14 @@ static kl_rc claim_anywhere(kl_exec *exec, struct order *order, uint64_t *ret_nu
 {
     uint64_t count;
     kl_rc rc = KL_EFULL;
-    for (uint32_t i = 0; i < exec->shard_count && rc == KL_EFULL; i++) {
-        order->shard = &exec->shards[(order->shard->index + 1) % exec->shard_count];
+    kl__shard *first = order->shard;
+    for (uint32_t i = 1; i < exec->shard_count && rc == KL_EFULL; i++) {
+        order->shard = &exec->shards[(first->index + i) % exec->shard_count];
         rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
+    }
+    if (order->extra && order->extra->delayed) {
+        atomic_fetch_add(&order->shard->delayed, 1);
+        atomic_fetch_sub(&first->delayed, 1);
     }
     return rc;
 }
@@ -379,16 +406,6 @@ kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, con
     if (KL_UNLIKELY(rc != KL_OK))
         return rc;
     return submit_order(exec, &order, timeout_of(exec, opts), ret_id);
-}
-
-kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t timeout_ms)
-{
-    struct order order;
-    kl_rc rc = prepare(exec, task, &order);
-    if (rc != KL_OK)
-        return rc;
-    order.mark.kind |= KL_KIND_BARRIER;
-    return submit_order(exec, &order, timeout_ms, NULL);
 }
 
 /* --- Batches: the same, but one claim and one wake-up per shard of each chunk --- */

@@ -4,7 +4,8 @@
 static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_ns)
 {
     for (uint32_t i = from; i < hand->count; i++) {
-        kl__lanes_untake(shard->lanes, hand->tasks[i], hand->tasks[i]->mark.attempts > 0, kl__ns_to_ms(now_ns));
+        bool started_before = --hand->tasks[i]->mark.attempts > 0;
+        kl__lanes_untake(shard->lanes, hand->tasks[i], started_before, kl__ns_to_ms(now_ns));
         hand->tasks[i] = NULL;
     }
 }
@@ -26,6 +27,8 @@ uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t 
     hand->count = kl__shard_take(shard, hand->tasks, most, now_ns);
     if (hand->count == 0)
         hand->count = kl__shard_start(shard, hand->tasks, most, now_ns);
+    for (uint32_t i = 0; i < hand->count; i++)
+        hand->tasks[i]->mark.attempts++;
     if (hand->count > 1)
         part_from_special(hand, shard, now_ns);
     atomic_store_explicit(&hand->shard, shard, memory_order_relaxed);

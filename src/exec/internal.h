@@ -22,7 +22,9 @@ enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 32 };
 typedef struct kl__task_extra {
     kl__tree_node by_deadline; /* in the shard's deadlines, if it has one */
     int64_t deadline_ms;       /* KL_NEVER: none */
-    int64_t due_ms;            /* 0: at once */
+    bool in_deadlines;
+    bool delayed; /* due_ms counts, and it is counted in the shard's `delayed` */
+    int64_t due_ms;
     kl_end_fn *end;
     void *end_ctx;
     void *ctx; /* the task's own */
@@ -56,8 +58,8 @@ _Static_assert(sizeof(kl__exec_task) == KL_CACHE_LINE, "a task is one cache line
 _Static_assert(sizeof(kl__exec_task) + sizeof(uint64_t) <= 96, "a queued task and its slot: at most 96 bytes");
 _Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, mark), "the key must leave the other fields alone");
 
-/* Bits of kl__lane_mark.kind. */
-enum { KL_KIND_BARRIER = 1, KL_KIND_EXTRA = 2 };
+/* Bits of kl__lane_mark.kind. STAMPED: in the inbox, the slot has the time of the submit where the hash would be. */
+enum { KL_KIND_EXTRA = 1, KL_KIND_STAMPED = 2 };
 
 static inline kl__exec_task *kl__exec_task_of(kl__lane_task *task) { return KL_CONTAINER(task, kl__exec_task, lane); }
 
@@ -101,8 +103,9 @@ typedef struct kl__shard {
     uint32_t waiting; /* producers waiting for room */
     uint32_t seen_urgent;
     pthread_cond_t room;
-    int64_t looked_ns; /* when the inbox was last drained */
-    uint64_t barriers, retries, dead, cancelled;
+    int64_t looked_ns;    /* when the inbox was last drained */
+    int64_t submitted_ms; /* when the last task that is known to was submitted */
+    uint64_t retries, dead, cancelled;
     kl__run_histogram runs;
     /* Hints for threads that look for work without the mutex. */
     alignas(KL_CACHE_LINE) _Atomic(bool) ready;
@@ -110,6 +113,7 @@ typedef struct kl__shard {
     _Atomic(uint32_t) urgent;    /* counts tasks that may belong before those that wait: look into the inbox */
     _Atomic(int64_t) next_due;
     _Atomic(uint64_t) full;
+    _Atomic(uint32_t) delayed; /* live tasks with a delay: while there are any, the others' times matter */
 } kl__shard;
 
 struct kl_run {
@@ -132,8 +136,11 @@ typedef struct kl__exec_thread {
     alignas(KL_CACHE_LINE) kl__hand hand;
     struct kl_exec *exec;
     pthread_t id;
+    bool replacing;       /* a task has ended it and another is to be started; under park_mutex */
     uint32_t home, homes; /* the shards that it serves first: the first of them, and how many */
     uint32_t hand_size;   /* how many tasks to take at once */
+    uint32_t ran;         /* tasks of the hand that were started */
+    int64_t began_ns;     /* when the hand was */
     bool brisk;           /* its last hand was short: counted in brisk_count */
     int64_t mean_ns;      /* of a task in the last hand */
     kl_run run;
@@ -152,6 +159,7 @@ struct kl_exec {
     uint32_t shard_count, thread_count;
     uint32_t index_bits, shard_bits; /* of an id */
     kl_clock clock;
+    int64_t opened_ms;
     _Atomic(int) phase;
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) random;
     _Atomic(uint32_t) next_shard;                        /* for tasks without a key */
@@ -163,8 +171,8 @@ struct kl_exec {
     pthread_cond_t all_ended;
 };
 
-/* The run under way in this thread, or NULL. */
-extern _Thread_local kl_run *kl__current_run;
+/* Whether this thread is one of the executor's, or is just reporting a task of it: then it must not wait for tasks. */
+extern _Thread_local const struct kl_exec *kl__inside;
 
 static inline int64_t kl__exec_now_ns(const kl_exec *exec)
 {
@@ -177,7 +185,6 @@ static inline int64_t kl__exec_now_ms(const kl_exec *exec) { return kl__ns_to_ms
 /* executor.c. With a test's clock, time passes when the test says so and then calls kl__exec_wake_all. */
 KL_MUST_USE kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl_clock *clock, kl_exec **ret_exec);
 KL_MUST_USE kl_rc kl__exec_check_key(kl_bytes key);
-KL_MUST_USE kl_rc kl__exec_submit_barrier(kl_exec *exec, const kl_exec_task *task, int64_t timeout_ms);
 
 /* A key's shard. Its order is nobody else's business, so this hash needs to be fast, not portable. */
 static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash)
@@ -221,6 +228,7 @@ void kl__exec_wake_one(kl_exec *exec);
 void kl__exec_announce(kl_exec *exec, uint64_t waiting); /* so many tasks wait: wake a thread if need be */
 void kl__exec_wake_all(kl_exec *exec);
 
+bool kl__task_overdue(const kl_exec *exec, const kl__exec_task *task);
 int64_t kl__run_bucket_ns(int bucket); /* the upper bound of a bucket of the run histogram */
 
 /* stop.c */

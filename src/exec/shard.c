@@ -66,10 +66,9 @@ static kl__task_extra *first_deadline(const kl__shard *shard)
 
 static void drop_deadline(kl__shard *shard, kl__task_extra *extra)
 {
-    if (extra->deadline_ms == KL_NEVER)
-        return;
-    kl__tree_remove(&shard->deadlines, &extra->by_deadline, deadline_less);
-    extra->deadline_ms = KL_NEVER;
+    if (extra->in_deadlines)
+        kl__tree_remove(&shard->deadlines, &extra->by_deadline, deadline_less);
+    extra->in_deadlines = false;
 }
 
 static bool is_waiting(const kl__exec_task *task)
@@ -98,34 +97,51 @@ void kl__shard_expire(kl__shard *shard, int64_t now_ns)
 
 /* --- In --- */
 
+/* When a task that does not wait for its time was submitted, as far as that is known: at the time in its stamp, or else
+ * not before the last one of which we know. That is all that order needs: without delayed tasks about, nothing is stamped
+ * and position decides. */
+static int64_t submit_time(kl__shard *shard, bool stamped, uint32_t stamp, int64_t now_ms)
+{
+    if (KL_UNLIKELY(stamped)) {
+        uint32_t now = (uint32_t)(now_ms - shard->exec->opened_ms);
+        int64_t time_ms = now_ms - (int32_t)(now - stamp);
+        if (time_ms > shard->submitted_ms)
+            shard->submitted_ms = time_ms;
+    }
+    return shard->submitted_ms;
+}
+
 static void add(kl__shard *shard, kl__exec_task *task, kl__lane *lane, int64_t now_ms)
 {
     kl__task_extra *extra = kl__extra_of(task);
-    if (KL_UNLIKELY(extra && extra->due_ms > now_ms))
+    if (KL_UNLIKELY(extra && extra->delayed))
         task->lane.due_ms = extra->due_ms;
-    if (KL_UNLIKELY(task->lane.mark.kind & KL_KIND_BARRIER)) {
-        kl__lanes_add_barrier(shard->lanes, lane, &task->lane, now_ms);
-        shard->barriers++;
-    } else {
-        kl__lanes_add(shard->lanes, lane, &task->lane, now_ms);
-    }
-    if (KL_UNLIKELY(extra && extra->deadline_ms != KL_NEVER))
+    kl__lanes_add(shard->lanes, lane, &task->lane, now_ms);
+    if (KL_UNLIKELY(extra && extra->deadline_ms != KL_NEVER)) {
         kl__tree_insert(&shard->deadlines, &extra->by_deadline, deadline_less);
+        extra->in_deadlines = true;
+    }
 }
 
 enum entry { WAITS, STARTED, NO_MEMORY };
 
 /* Moves one published task into the lanes, or starts it if it may and need not wait. NO_MEMORY: it stays where it is. The
  * key's bytes lie where the lane's links will be, so the lane is found first. */
-static inline enum entry enter(kl__shard *shard, kl__exec_task *task, uint32_t hash, int64_t now_ms, bool may_start)
+static inline enum entry enter(kl__shard *shard, uint64_t slot, int64_t now_ms, bool may_start)
 {
+    kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
+    uint32_t hash = (uint32_t)(slot >> KL_INBOX_INDEX_BITS), stamp = hash;
+    bool stamped = task->lane.mark.kind & KL_KIND_STAMPED;
     char *far = KL_UNLIKELY(task->key.len > KL_TASK_KEY_INLINE) ? task->key.far : NULL;
-    kl__lane_key key = {{far ? far : task->key.near, task->key.len}, hash};
-    bool barrier = task->lane.mark.kind & KL_KIND_BARRIER;
-    kl__lane *lane = KL_UNLIKELY(barrier) ? kl__lanes_find(shard->lanes, &key) : kl__lanes_lane(shard->lanes, &key);
-    if (KL_UNLIKELY(!lane && !barrier))
+    kl_bytes bytes = {far ? far : task->key.near, task->key.len};
+    if (KL_UNLIKELY(stamped))
+        hash = (uint32_t)kl__hash_local(bytes);
+    kl__lane_key key = {bytes, hash};
+    kl__lane *lane = kl__lanes_lane(shard->lanes, &key);
+    if (KL_UNLIKELY(!lane))
         return NO_MEMORY;
-    task->lane.due_ms = now_ms;
+    task->lane.mark.kind &= (uint8_t)~KL_KIND_STAMPED;
+    task->lane.due_ms = submit_time(shard, stamped, stamp, now_ms);
     task->lane.position = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
     bool started = may_start && !task->lane.mark.kind && kl__lanes_start(shard->lanes, lane, &task->lane);
     if (!started)
@@ -142,8 +158,7 @@ kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns)
     enum entry entry = WAITS;
     shard->looked_ns = now_ns;
     for (; most > 0 && entry != NO_MEMORY && (slot = kl__inbox_peek(&shard->inbox)); most--)
-        entry = enter(shard, &shard->tasks[slot & KL_INBOX_INDEX_MASK], (uint32_t)(slot >> KL_INBOX_INDEX_BITS),
-                      kl__ns_to_ms(now_ns), false);
+        entry = enter(shard, slot, kl__ns_to_ms(now_ns), false);
     return entry == NO_MEMORY ? KL_ENOMEM : KL_OK;
 }
 
@@ -154,11 +169,10 @@ static uint32_t start_some(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t
     uint32_t count = 0;
     int64_t now_ms = kl__ns_to_ms(now_ns);
     for (int i = 0; i < HELPING && count < most && (slot = kl__inbox_peek(&shard->inbox)); i++) {
-        kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
         __builtin_prefetch(&shard->tasks[kl__inbox_ahead(&shard->inbox)], 1);
-        enum entry entry = enter(shard, task, (uint32_t)(slot >> KL_INBOX_INDEX_BITS), now_ms, true);
+        enum entry entry = enter(shard, slot, now_ms, true);
         if (entry == STARTED)
-            ret_tasks[count++] = &task->lane;
+            ret_tasks[count++] = &shard->tasks[slot & KL_INBOX_INDEX_MASK].lane;
         else if (KL_UNLIKELY(entry == NO_MEMORY))
             break; /* the rest waits in the inbox until there is some */
     }
@@ -184,6 +198,8 @@ uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t mo
     } else if (now_ns - shard->looked_ns > LOOK_EVERY_NS) {
         kl__shard_drain_inbox(shard, HELPING, now_ns);
     }
+    if (KL_UNLIKELY(shard->deadlines != NULL))
+        kl__shard_expire(shard, now_ns);
     return kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(now_ns));
 }
 
@@ -223,6 +239,8 @@ bool kl__shard_has_work(kl__shard *shard, int64_t now_ms)
 static void drop_extra(kl__shard *shard, kl__task_extra *extra)
 {
     drop_deadline(shard, extra);
+    if (extra->delayed)
+        atomic_fetch_sub(&shard->delayed, 1);
     kl__free(extra->error);
     kl__free(extra);
 }
@@ -266,8 +284,7 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
 {
     const kl_exec_opts *opts = &shard->exec->opts;
     const kl__task_extra *extra = kl__extra_of(task);
-    bool barrier = task->lane.mark.kind & KL_KIND_BARRIER;
-    if (!(extra && extra->end) && (outcome == KL_DONE || barrier))
+    if (!(extra && extra->end) && outcome == KL_DONE)
         return;
     kl_exec_end end = {.id = kl__exec_id(shard, task, task->lane.position),
                        .key = kl__lane_task_key(&task->lane),
@@ -281,16 +298,19 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
                                 : extra && extra->error ? extra->error
                                                         : ""};
     int state;
+    const kl_exec *outside = kl__inside;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    kl__inside = shard->exec;
     if (extra && extra->end)
         extra->end(extra->end_ctx, &end);
-    if (outcome != KL_DONE && !barrier) {
+    if (outcome != KL_DONE) {
         if (opts->on_failure)
             opts->on_failure(opts->on_failure_ctx, &end);
         kl__exec_log(shard->exec, KL_LOG_WARN, "a task of key '%.*s' ended as %s after %u attempts: %s",
                      (int)end.key.len, (const char *)end.key.data, kl_rc_text(rc), end.attempts,
                      *end.error ? end.error : "no error text");
     }
+    kl__inside = outside;
     pthread_setcancelstate(state, NULL);
 }
 
@@ -307,7 +327,7 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
         kl__exec_report(shard, task, outcome, rc, NULL);
         pthread_mutex_lock(&shard->mutex);
         shard->dead += outcome == KL_DEAD;
-        shard->cancelled += outcome == KL_CANCELLED && !(task->lane.mark.kind & KL_KIND_BARRIER);
+        shard->cancelled += outcome == KL_CANCELLED;
         kl__shard_end(shard, &chain, 1, kl__exec_now_ns(shard->exec));
         chain = next;
     }

@@ -72,14 +72,12 @@ static kl_rc fail_inside(const char *call)
                     call);
 }
 
-static bool inside_task(const kl_exec *exec) { return kl__current_run && kl__current_run->exec == exec; }
-
 kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
 {
     int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
     kl__exec_log(exec, KL_LOG_INFO, "draining %u shards", exec->shard_count);
     begin_stop(exec, KL_EXEC_DRAINING);
-    if (inside_task(exec))
+    if (kl__inside == exec)
         return fail_inside("kl_exec_drain");
     if (wait_for_end(exec, until_ns))
         return KL_OK;
@@ -92,7 +90,7 @@ kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
 kl_rc kl_exec_abort(kl_exec *exec)
 {
     begin_stop(exec, KL_EXEC_ABORTING);
-    if (inside_task(exec))
+    if (kl__inside == exec)
         return fail_inside("kl_exec_abort");
     wait_for_end(exec, KL_NEVER);
     return KL_OK;

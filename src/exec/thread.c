@@ -137,24 +137,32 @@ static uint64_t count_ended(kl_exec *exec)
     return ended;
 }
 
-/* While a thread is brisk, one of the sleepers watches. It gets up when there is something to do, and stops watching when
- * nothing has ended since its last look: then nobody is brisk but in name, and whoever announces work finds it unwatched
- * and wakes a thread. */
+/* While a thread is brisk, one of the sleepers watches. When it gets up it wakes another in its place: what was announced
+ * to a watched executor may be more than one thread can look after. It stops watching when nothing has ended since its
+ * last look: then nobody is brisk but in name, and whoever announces work finds it unwatched and wakes a thread. */
 static void keep_watch(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
     uint64_t ended = count_ended(exec), before;
+    bool get_up = false;
     atomic_store(&exec->watched, true);
     do {
         before = ended;
         int64_t due_ns = next_due_ns(exec), look_ns = kl__monotonic_ns() + WATCH_NS;
-        if (doze(thread, due_ns < look_ns ? due_ns : look_ns) || any_work(exec))
-            break;
+        get_up = doze(thread, due_ns < look_ns ? due_ns : look_ns) || any_work(exec);
         ended = count_ended(exec);
-    } while (ended != before && atomic_load(&exec->brisk_count) > 0);
+    } while (!get_up && ended != before && atomic_load(&exec->brisk_count) > 0);
     atomic_store(&exec->watched, false);
-    if (thread->idle && !any_work(exec) && !finished(exec))
+    if (!get_up && (any_work(exec) || finished(exec)))
+        get_up = true;
+    if (!get_up) {
         doze(thread, next_due_ns(exec));
+        return;
+    }
+    if (thread->idle)
+        remove_idle(exec, thread);
+    if (exec->idle)
+        pop_idle(exec);
 }
 
 static void sleep_until_work(kl__exec_thread *thread)
@@ -245,8 +253,10 @@ static kl_rc judge_failure(kl_run *run, kl_outcome outcome, int64_t due_ms)
 {
     const kl__exec_task *task = run->task;
     uint8_t stop = kl__stop_asked(task);
-    if (stop != KL_STOP_NONE)
-        return stop == KL_STOP_CANCEL ? KL_ECANCELLED : KL_ETIMEDOUT;
+    if (stop == KL_STOP_CANCEL)
+        return KL_ECANCELLED;
+    if (stop == KL_STOP_DEADLINE || kl__task_overdue(run->exec, task))
+        return KL_ETIMEDOUT;
     if (outcome != KL_RETRY || task->lane.mark.attempts >= task->lane.mark.attempts_max || due_ms == KL_NEVER)
         return KL_EDEAD;
     if (atomic_load(&run->exec->phase) == KL_EXEC_ABORTING)
@@ -261,7 +271,7 @@ static void keep_error(kl_run *run)
 {
     kl__exec_task *task = run->task;
     kl__task_extra *extra = kl__extra_of(task);
-    if (!run->error[0])
+    if (!run->error[0] && !(extra && extra->error))
         return;
     if (!extra) {
         if (!(extra = kl__alloc_zeroed(1, sizeof *extra)))
@@ -314,7 +324,6 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
 static bool run_task(kl_run *run, kl__lane_task *taken)
 {
     kl__exec_task *task = kl__exec_task_of(taken);
-    task->lane.mark.attempts++;
     run->task = task;
     kl_outcome outcome = task->fn(run, kl__ctx_of(task));
     if (KL_LIKELY(outcome == KL_DONE && !task->lane.mark.kind)) {
@@ -335,34 +344,44 @@ static bool run_task(kl_run *run, kl__lane_task *taken)
     return false;
 }
 
-/* Runs the hand's tasks until none is left or it is recalled. Returns how many were run. */
-static uint32_t run_hand(kl__exec_thread *thread)
+/* Runs the hand's tasks until none is left or it is recalled. */
+static void run_hand(kl__exec_thread *thread)
 {
     kl_run *run = &thread->run;
     kl__hand *hand = &thread->hand;
+    thread->ran = 0;
     if (hand->count == 1) {
+        thread->ran = 1;
         if (!run_task(run, hand->tasks[0]))
             hand->tasks[0] = NULL;
-        return 1;
+        return;
     }
     kl__lane_task *task;
-    uint32_t index, urgent = run->shard->seen_urgent, ran = 0;
+    uint32_t index, urgent = run->shard->seen_urgent;
     while ((task = kl__hand_next(hand, &index))) {
         if (KL_UNLIKELY(index == 0 && atomic_load(&thread->exec->idle_count) > 0))
             kl__exec_announce(thread->exec, hand->count); /* who fell asleep before this hand could be seen */
+        thread->ran++;
         if (!run_task(run, task))
             hand->tasks[index] = NULL;
-        ran++;
         if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != urgent))
             break; /* somebody may belong before the rest */
     }
-    return ran;
 }
 
 /* How many tasks to take: several only while tasks are short and no priorities are about. */
 static uint32_t choose_size(const kl__exec_thread *thread, const kl__shard *shard)
 {
     return kl__lanes_prioritized(shard->lanes) ? 1 : thread->hand_size;
+}
+
+/* Settles the hand that has been run. Under the shard's mutex. */
+static void settle_hand(kl__exec_thread *thread, kl__shard *shard, int64_t now_ns)
+{
+    kl__hand_recall(&thread->hand, shard, now_ns); /* what an urgent task kept us from starting */
+    kl__hand_settle(&thread->hand, shard, now_ns);
+    if (thread->ran > 0)
+        record_hand(thread, shard, thread->ran, now_ns - thread->began_ns);
 }
 
 /* Runs tasks of one shard until it has no more for us, or others deserve a visit. Returns how many. */
@@ -373,12 +392,10 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
     if (pthread_mutex_trylock(&shard->mutex) != 0)
         return 0; /* somebody else is there */
     int64_t start_ns = kl__exec_now_ns(exec), now_ns = start_ns;
-    if (KL_UNLIKELY(atomic_load(&exec->phase) == KL_EXEC_ABORTING))
-        kl__shard_give_up(shard);
-    if (KL_UNLIKELY(shard->deadlines != NULL))
-        kl__shard_expire(shard, now_ns);
     thread->run.shard = shard;
     while (ran < VISIT_TASKS && now_ns - start_ns < VISIT_NS) {
+        if (KL_UNLIKELY(atomic_load(&exec->phase) == KL_EXEC_ABORTING))
+            kl__shard_give_up(shard);
         if (kl__hand_fill(&thread->hand, shard, choose_size(thread, shard), now_ns) == 0)
             break;
         kl__shard_publish_hints(shard);
@@ -386,15 +403,12 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
         pthread_mutex_unlock(&shard->mutex);
         if (KL_UNLIKELY(more && atomic_load(&exec->idle_count) > 0))
             kl__exec_announce(exec, 1);
-        uint32_t count = run_hand(thread);
-        int64_t end_ns = kl__exec_now_ns(exec);
+        thread->began_ns = now_ns;
+        run_hand(thread);
+        now_ns = kl__exec_now_ns(exec);
         pthread_mutex_lock(&shard->mutex);
-        kl__hand_recall(&thread->hand, shard, end_ns); /* what an urgent task kept us from starting */
-        kl__hand_settle(&thread->hand, shard, end_ns);
-        if (count > 0)
-            record_hand(thread, shard, count, end_ns - now_ns);
-        ran += count;
-        now_ns = end_ns;
+        settle_hand(thread, shard, now_ns);
+        ran += thread->ran;
     }
     kl__shard_publish_hints(shard);
     atomic_store_explicit(&shard->visited_ns, now_ns, memory_order_relaxed);
@@ -467,12 +481,21 @@ static void drop_from_hand(kl__hand *hand, const kl__exec_task *task)
             hand->tasks[i] = NULL;
 }
 
+static void set_replacing(kl__exec_thread *thread, bool replacing)
+{
+    thread->replacing = replacing;
+    pthread_cond_broadcast(&thread->exec->all_ended);
+}
+
 /* A task has ended its thread. The attempt counts as failed, and another thread takes this one's place; it starts by
  * taking park_mutex, so that it finds its own id in place. */
 static void thread_ended(void *argument)
 {
     kl__exec_thread *thread = argument;
     kl_exec *exec = thread->exec;
+    pthread_mutex_lock(&exec->park_mutex);
+    set_replacing(thread, true); /* before its task ends, for then the executor may be closed */
+    pthread_mutex_unlock(&exec->park_mutex);
     set_brisk(thread, false);
     if (thread->run.task) {
         kl__shard *shard = thread->run.shard;
@@ -480,8 +503,7 @@ static void thread_ended(void *argument)
         kl_run_error(&thread->run, "the task ended its thread");
         drop_from_hand(&thread->hand, thread->run.task);
         settle_failure(&thread->run, KL_RETRY, now_ns);
-        kl__hand_recall(&thread->hand, shard, now_ns);
-        kl__hand_settle(&thread->hand, shard, now_ns);
+        settle_hand(thread, shard, now_ns);
         kl__shard_publish_hints(shard);
         pthread_mutex_unlock(&shard->mutex);
     }
@@ -492,6 +514,7 @@ static void thread_ended(void *argument)
     while (pthread_create(&id, NULL, kl__thread_main, thread) != 0) /* nothing but waiting can help */
         kl__cond_wait(&thread->wake, &exec->park_mutex, kl__monotonic_ns() + REPLACE_WAIT_NS);
     thread->id = id;
+    set_replacing(thread, false);
     pthread_mutex_unlock(&exec->park_mutex);
 }
 
@@ -501,7 +524,7 @@ void *kl__thread_main(void *argument)
     pthread_mutex_lock(&thread->exec->park_mutex);
     pthread_mutex_unlock(&thread->exec->park_mutex);
     thread->run = (kl_run){.exec = thread->exec, .retry_after_ms = -1};
-    kl__current_run = &thread->run;
+    kl__inside = thread->exec;
     pthread_cleanup_push(thread_ended, thread);
     work(thread);
     pthread_cleanup_pop(0);
@@ -514,9 +537,17 @@ kl_exec_id kl_run_id(const kl_run *run) { return kl__exec_id(run->shard, run->ta
 kl_bytes kl_run_key(const kl_run *run) { return kl__lane_task_key(&run->task->lane); }
 uint32_t kl_run_attempt(const kl_run *run) { return run->task->lane.mark.attempts; }
 
+/* The deadline is looked at here, too: all threads may be busy, and then nobody asks. */
+bool kl__task_overdue(const kl_exec *exec, const kl__exec_task *task)
+{
+    const kl__task_extra *extra = kl__extra_of(task);
+    return extra && extra->deadline_ms != KL_NEVER && extra->deadline_ms <= kl__exec_now_ms(exec);
+}
+
 bool kl_run_cancelled(const kl_run *run)
 {
-    return kl__stop_asked(run->task) != KL_STOP_NONE || atomic_load(&run->exec->phase) == KL_EXEC_ABORTING;
+    return kl__stop_asked(run->task) != KL_STOP_NONE || atomic_load(&run->exec->phase) == KL_EXEC_ABORTING ||
+           kl__task_overdue(run->exec, run->task);
 }
 
 void kl_run_error(kl_run *run, const char *format, ...)

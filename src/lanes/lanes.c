@@ -54,7 +54,7 @@ struct kl__lane {
     struct kl__lane *next_resting;
     kl__tree_node *early;
     kl__tree_node *later;
-    kl__lane_task *barriers; /* by position */
+    kl__lane_barrier *barriers;
     kl__tree_node timer;
     int64_t wake_ms;
     uint64_t out; /* withdrawn tasks that are not ended yet */
@@ -244,8 +244,8 @@ static int64_t later_due(const kl__lane *lane)
 /* What state the lane's tasks and marks put it in; *ret_first is the task that would run, if READY. */
 static kl__lane_state judge(const kl__lane *lane, int64_t now_ms, kl__lane_task **ret_first)
 {
-    if (lane->head && lane->head->mark.place == KL_PLACE_RUNNING)
-        return KL_LANE_RUNNING;
+    if (lane->head && lane->head->mark.place != KL_PLACE_HELD)
+        return KL_LANE_RUNNING; /* or has run and is just being reported */
     if (KL_UNLIKELY(lane->odd & ODD_HALTED))
         return KL_LANE_HALTED;
     if (KL_UNLIKELY(lane->odd & ODD_PAUSED))
@@ -386,7 +386,7 @@ static kl__lane *make_lane(kl__lanes *lanes, const kl__lane_key *key)
     return lane;
 }
 
-static void advance(kl__lanes *lanes, int64_t now_ms)
+static inline void advance(kl__lanes *lanes, int64_t now_ms)
 {
     if (now_ms > lanes->now_ms)
         lanes->now_ms = now_ms;
@@ -462,9 +462,10 @@ bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task)
     return true;
 }
 
-static void wake_lanes(kl__lanes *lanes)
+void kl__lanes_advance(kl__lanes *lanes, int64_t now_ms)
 {
-    while (lanes->next_due <= lanes->now_ms)
+    advance(lanes, now_ms);
+    while (KL_UNLIKELY(lanes->next_due <= lanes->now_ms))
         settle_lane(lanes, lane_of(kl__tree_first(lanes->timers)));
 }
 
@@ -513,30 +514,24 @@ static inline kl__lane_task *take_first(kl__lanes *lanes)
 uint32_t kl__lanes_take(kl__lanes *lanes, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ms)
 {
     uint32_t count = 0;
-    advance(lanes, now_ms);
-    if (KL_UNLIKELY(lanes->next_due <= lanes->now_ms))
-        wake_lanes(lanes);
+    kl__lanes_advance(lanes, now_ms);
     while (count < most && lanes->ready_bits != 0)
         ret_tasks[count++] = take_first(lanes);
     lanes->running += count;
     return count;
 }
 
-/* A task of the lane has ended: barriers behind it wait for one task less, and those that wait for none are ready. */
-static void count_down_barriers(kl__lanes *lanes, kl__lane *lane, uint64_t position)
+/* A task of the lane has ended: barriers behind it wait for one task less. */
+static void count_down_barriers(kl__lane *lane, uint64_t position)
 {
-    kl__lane_task **link = &lane->barriers, *barrier;
+    kl__lane_barrier **link = &lane->barriers, *barrier;
     while ((barrier = *link)) {
-        if (barrier->position < position || --barrier->due_ms > 0) {
+        if (position >= barrier->position || --barrier->waits > 0) {
             link = &barrier->next;
             continue;
         }
         *link = barrier->next;
-        barrier->lane = &lanes->crowd;
-        barrier->due_ms = lanes->now_ms;
-        lanes->crowd.entry.tasks++;
-        insert(&lanes->crowd, barrier, lanes->now_ms);
-        settle_lane(lanes, &lanes->crowd);
+        barrier->reached(barrier);
     }
 }
 
@@ -545,14 +540,14 @@ static void end_long(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task)
     if (task->mark.place == KL_PLACE_RUNNING) {
         lanes->running--;
         lanes->crowd_running -= lane->odd & ODD_CROWD ? 1 : 0;
-        if (lane->head == task)
-            lane->head = NULL;
     } else {
         KL_ASSERT(task->mark.place == KL_PLACE_OUT);
         lane->out--;
     }
+    if (lane->head == task)
+        lane->head = NULL;
     if (lane->barriers)
-        count_down_barriers(lanes, lane, task->position);
+        count_down_barriers(lane, task->position);
     settle_lane(lanes, lane);
 }
 
@@ -631,8 +626,7 @@ static void take_out(kl__lane *lane, kl__lane_task *task)
     case KL_PLACE_LATER:
         kl__tree_remove(&lane->later, &task->node, later_less);
         break;
-    case KL_PLACE_HELD:
-        lane->head = NULL;
+    case KL_PLACE_HELD: /* and stays the head, so that nothing of its key starts before it has been reported */
         lane->odd &= (uint8_t)~ODD_HALTED;
         break;
     default:
@@ -651,28 +645,27 @@ void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
     settle_lane(lanes, task->lane);
 }
 
-kl__lane *kl__lanes_find(kl__lanes *lanes, const kl__lane_key *key) { return find_lane(lanes, key); }
-
-void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms)
+bool kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier)
 {
-    KL_ASSERT(lane != &lanes->crowd);
-    advance(lanes, now_ms);
-    lanes->tasks++;
-    task->mark.priority = 0;
-    if (!lane || lane->entry.tasks == 0) {
-        task->lane = &lanes->crowd;
-        task->due_ms = lanes->now_ms;
-        lanes->crowd.entry.tasks++;
-        insert(&lanes->crowd, task, lanes->now_ms);
-        settle_lane(lanes, &lanes->crowd);
-        return;
-    }
-    task->lane = lane;
-    task->mark.place = KL_PLACE_BARRIER;
-    task->due_ms = (int64_t)lane->entry.tasks;
-    task->next = lane->barriers;
-    lane->barriers = task;
+    kl__lane *lane = find_lane(lanes, key);
+    if (!lane || lane->entry.tasks == 0)
+        return false;
+    barrier->waits = lane->entry.tasks;
+    barrier->next = lane->barriers;
+    lane->barriers = barrier;
     lane->odd |= ODD_BARRIER;
+    return true;
+}
+
+void kl__lanes_forget(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier)
+{
+    kl__lane *lane = find_lane(lanes, key);
+    for (kl__lane_barrier **link = lane ? &lane->barriers : NULL; link && *link; link = &(*link)->next) {
+        if (*link == barrier) {
+            *link = barrier->next;
+            break;
+        }
+    }
 }
 
 /* --- One key --- */
@@ -715,7 +708,7 @@ kl__lane_task *kl__lanes_skip(kl__lanes *lanes, const kl__lane_key *key, int64_t
     kl__lane_task *task = lane->head ? lane->head : first_in_line(lane);
     if (!task && lane->later)
         task = task_of(kl__tree_first(lane->later));
-    if (task && task->mark.place == KL_PLACE_RUNNING) {
+    if (task && task == lane->head && task->mark.place != KL_PLACE_HELD) {
         *ret_running = true;
         return NULL;
     }
@@ -830,7 +823,7 @@ kl__lane_counts kl__lanes_counts(const kl__lanes *lanes)
     memcpy(counts.keys, lanes->waiting_keys, sizeof counts.keys);
     counts.keys[KL_LANE_IDLE] = 0; /* an idle key is no key */
     counts.keys[KL_LANE_READY] = lanes->ready_keys;
-    counts.keys[KL_LANE_RUNNING] = lanes->running - lanes->crowd_running;
+    counts.keys[KL_LANE_RUNNING] = lanes->running - lanes->crowd_running; /* not those being reported */
     return counts;
 }
 
@@ -863,7 +856,8 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
               (task->next ? task->next->prev == task && runs_before(task, task->next) : task == lane->last);
     kl__lane_task *first = NULL;
     kl__lane_state state = judge(lane, lanes->now_ms, &first);
-    uint64_t accounted = waiting + lane->out + (lane->head != NULL) + (crowd ? lanes->crowd_running : 0);
+    bool headed = lane->head && lane->head->mark.place != KL_PLACE_OUT;
+    uint64_t accounted = waiting + lane->out + headed + (crowd ? lanes->crowd_running : 0);
     ok &= accounted == lane->entry.tasks;
     ok &= state == lane->state || /* else only time has passed since */
           (lane->wake_ms <= lanes->now_ms && lane->state == KL_LANE_RETRYING);
@@ -890,11 +884,11 @@ bool kl__lanes_valid(const kl__lanes *lanes)
             ok &= lane_valid(lanes, lane);
             timers += lane->wake_ms != KL_NEVER;
             all += lane->entry.tasks;
-            keys[lane->state]++;
+            keys[lane->state] += !(lane->head && lane->head->mark.place == KL_PLACE_OUT);
         }
     }
     keys[KL_LANE_IDLE] = 0;
-    ok &= entries == lanes->table.entries && all + lanes->crowd.entry.tasks <= lanes->tasks; /* the rest: barriers */
+    ok &= entries == lanes->table.entries && all + lanes->crowd.entry.tasks == lanes->tasks;
     ok &= timers == tree_size(lanes->timers, timer_less, &ok);
     ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
     for (int i = 0; i < KL_LANE_PRIORITIES; i++)

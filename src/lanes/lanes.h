@@ -25,7 +25,6 @@ typedef enum kl__lane_place {
     KL_PLACE_RUNNING, /* taken */
     KL_PLACE_HELD,    /* ran and is to run again: its key waits for it */
     KL_PLACE_OUT,     /* withdrawn, still counted until it is ended */
-    KL_PLACE_BARRIER, /* waits for the end of all tasks that stood before it */
 } kl__lane_place;
 
 /* The small fields of a task, in one word, so that they can be set in one go. */
@@ -43,11 +42,11 @@ typedef struct kl__lane_task {
     union {
         kl__tree_node node; /* EARLY, LATER */
         struct {
-            struct kl__lane_task *prev, *next; /* LINE; next also chains barriers and what a drain returns */
+            struct kl__lane_task *prev, *next; /* LINE; next also chains what a drain returns */
         };
     };
     kl__lane *lane;
-    int64_t due_ms;    /* not before; for a barrier the number of tasks it still waits for */
+    int64_t due_ms;    /* not before */
     uint64_t position; /* ties are broken by it; unique in one kl__lanes */
     kl__lane_mark mark;
 } kl__lane_task;
@@ -98,10 +97,21 @@ void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_
  * once; nothing has happened. Its priority must be 0 and it must be due. */
 bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task);
 
-/* Adds a task without a key that is ready once all tasks now in the lane have ended. Its position must be higher than
- * theirs. No lane, as kl__lanes_find tells for a key without one: it is ready at once. */
-kl__lane *kl__lanes_find(kl__lanes *lanes, const kl__lane_key *key);
-void kl__lanes_add_barrier(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
+/* Waits for the end of all tasks that a key has now: `reached` is called from the call that ends the last of them. */
+typedef struct kl__lane_barrier {
+    struct kl__lane_barrier *next;
+    uint64_t position; /* tasks with a lower one are waited for */
+    uint64_t waits;    /* for so many */
+    void (*reached)(struct kl__lane_barrier *barrier);
+} kl__lane_barrier;
+
+/* False: the key has no tasks, there is nothing to wait for. The barrier is the caller's and must stay until it has been
+ * reached or forgotten; forgetting one that has been reached is fine. */
+bool kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
+void kl__lanes_forget(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
+
+/* Time has come to now_ms: what is due by then is ready. Also part of every take. */
+void kl__lanes_advance(kl__lanes *lanes, int64_t now_ms);
 
 /* Takes up to `most` tasks that may run now, each of another key (or of none), and says how many. Each is followed by
  * exactly one of end, retry, halt and untake. */
@@ -115,7 +125,8 @@ void kl__lanes_halt(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* h
 /* The task was taken and not run after all. If it has started before, it still holds its key. */
 void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64_t now_ms);
 
-/* Takes a task that is not running out of its line; its key and its count stay until kl__lanes_end. */
+/* Takes a task that is not running out of its line; its key and its count stay until kl__lanes_end, and if it has run it
+ * holds its key until then. */
 void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms);
 
 /* One key. Pause keeps it from starting tasks (KL_ENOMEM); resume undoes pause and halt and ends the wait for a retry.

@@ -14,6 +14,8 @@ int __real_pthread_join(pthread_t id, void **ret_value);
 uint32_t __real_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t __real_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 
+bool __real_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
+
 void *__wrap_kl__alloc(size_t size);
 void *__wrap_kl__alloc_zeroed(size_t count, size_t size);
 void *__wrap_kl__alloc_aligned(size_t alignment, size_t count, size_t size);
@@ -24,9 +26,12 @@ int __wrap_pthread_join(pthread_t id, void **ret_value);
 uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 
+bool __wrap_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
+
 static _Atomic(int64_t) pieces;
 static atomic_int threads_to_spare, threads_to_fail, thread_error;
 
+atomic_int barriers_waiting;
 _Atomic(void (*)(kl__lane_task **, uint32_t)) on_take;
 _Atomic(void (*)(pthread_t)) on_detach, on_join;
 
@@ -103,4 +108,11 @@ uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint
 uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
 {
     return tell(ret_tasks, __real_kl__shard_start(shard, ret_tasks, most, now_ns));
+}
+
+bool __wrap_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier)
+{
+    bool waits = __real_kl__lanes_await(lanes, key, barrier);
+    atomic_fetch_add(&barriers_waiting, waits);
+    return waits;
 }

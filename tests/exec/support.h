@@ -103,7 +103,7 @@ void await_key(kl_exec *exec, const char *key, kl_key_state state);
 void await_gone(kl_exec *exec, kl_exec_id id);
 kl_exec_status status_of(kl_exec *exec, kl_exec_id id);
 kl_key_info info_of(kl_exec *exec, const char *key);
-uint64_t places_taken(kl_exec *exec); /* of all shards, barriers included */
+uint64_t places_taken(kl_exec *exec); /* of all shards */
 
 /* Another thread of the test. */
 struct helper {
@@ -139,6 +139,9 @@ void fail_threads(int spared, int number, int error);
 
 /* Called by a thread that has taken tasks, with the shard's mutex held, before others can see it; NULL: nobody. */
 extern _Atomic(void (*)(kl__lane_task **tasks, uint32_t count)) on_take;
+
+/* How many barriers have found something to wait for; set to 0 by tests that look at it. */
+extern atomic_int barriers_waiting;
 
 /* Called with a thread's own id before it detaches itself, and before a thread is joined; NULL: nobody. */
 extern _Atomic(void (*)(pthread_t)) on_detach, on_join;

@@ -287,7 +287,7 @@ static kl_outcome outlive_cancel(kl_run *run, void *ctx)
 {
     gate_pass(ctx);
     journal_add("%s", kl_run_cancelled(run) ? "stopped" : "went on");
-    return KL_DEAD;
+    return KL_RETRY;
 }
 
 /* river #1302: the old worker of a rescued job overwrote its result. Here a task that is running is never given to

@@ -261,6 +261,35 @@ TEST(a_task_that_blocks_after_many_short_ones_blocks_nobody_else_by_the_real_clo
     kl_exec_close(exec);
 }
 
+/* While one thread is busy with short tasks, another that has nothing to do looks after it. If that one gets up for a
+ * task of its own, somebody else must look after both. */
+TEST(as_many_tasks_block_at_once_as_there_are_threads_after_a_burst_of_short_ones)
+{
+    enum { THREADS = 3 };
+    kl_exec *exec = open_frozen(OPTS(.threads = THREADS));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    for (uint64_t i = 0; i < 20 + test_ops(200) && !test_failed(); i++) {
+        struct gate gate = GATE;
+        kl_exec_task burst[48], pair[2] = {{kl_str("a"), hold, &gate, NULL}, {kl_str("b"), hold, &gate, NULL}};
+        char keys[COUNT(burst)][8];
+        for (size_t t = 0; t < COUNT(burst); t++) {
+            snprintf(keys[t], sizeof keys[t], "n%zu", t);
+            burst[t] = (kl_exec_task){kl_str(keys[t]), nothing, NULL, NULL};
+        }
+        for (int n = 0; n < 8; n++)
+            CHECK_INT(kl_exec_submit_batch(exec, burst, COUNT(burst), NULL, NULL), KL_OK);
+        CHECK_INT(kl_exec_submit_batch(exec, pair, 2, NULL, NULL), KL_OK);
+        if (i % 2)
+            gate_await(&gate, 1);
+        submit(exec, "c", hold, &gate, NULL);
+        gate_await(&gate, THREADS);
+        gate_open(&gate);
+        AWAIT(places_taken(exec) == 0);
+    }
+    kl_exec_close(exec);
+}
+
 TEST(a_batch_that_comes_while_all_threads_sleep_wakes_as_many_as_it_needs)
 {
     enum { THREADS = 4 };

@@ -26,6 +26,30 @@ TEST(an_executor_gives_back_all_its_memory)
     CHECK_INT(live_pieces(), before);
 }
 
+TEST(a_refused_task_gives_back_what_it_needed)
+{
+    struct gate gate = GATE;
+    char key[KL_KEY_BYTES_MAX + 1];
+    kl_exec_task_opts opts = {.size = sizeof opts, .deadline_ms = 1000000, .end = note_end, .end_ctx = "e"};
+    kl_exec_task batch[] = {{{key, 200}, nothing, NULL, &opts}, {{key, 200}, nothing, NULL, &opts}};
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .shard_capacity = 1, .submit_timeout_ms = KL_NO_WAIT));
+    REQUIRE(exec != NULL);
+    long_key(key, 7, 200);
+    submit(exec, "k", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    int64_t before = live_pieces();
+    CHECK_INT(kl_exec_submit(exec, kl_str(key), nothing, NULL, &opts, NULL), KL_EFULL);
+    CHECK_INT(kl_exec_submit_batch(exec, batch, 2, NULL, NULL), KL_EFULL);
+    CHECK_INT(live_pieces(), before);
+    gate_open(&gate);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    before = live_pieces();
+    CHECK_INT(kl_exec_submit(exec, kl_str(key), nothing, NULL, &opts, NULL), KL_ECLOSED);
+    CHECK_INT(kl_exec_submit_batch(exec, batch, 2, NULL, NULL), KL_ECLOSED);
+    CHECK_INT(live_pieces(), before);
+    kl_exec_close(exec);
+}
+
 TEST(an_idle_key_costs_nothing)
 {
     enum { KEYS = 20000, RESTING_MAX = 2 * 1024 + 64 }; /* what is kept of the last ones, and the table's segments */

@@ -177,7 +177,11 @@ static void stress_produce(void *ctx)
         else
             rc = kl_exec_submit_batch(s->exec, tasks, count, ids, NULL);
         CHECK(rc == KL_OK || rc == KL_EFULL || rc == KL_ECLOSED);
+        bool refused[STRESS_KEYS] = {false};
         for (uint64_t i = 0; i < count; i++, number++) {
+            int key = s->jobs[producer][number].key;
+            CHECK(!(key && ids[i] && refused[key])); /* of each key a batch is taken from its beginning */
+            refused[key] |= ids[i] == 0;
             atomic_store(&s->jobs[producer][number].id, ids[i]);
             atomic_store(&s->jobs[producer][number].taken, ids[i] != 0);
         }

@@ -260,6 +260,27 @@ TEST(a_submit_inside_a_task_never_waits_for_room)
     kl_exec_close(exec);
 }
 
+static void submit_in_report(void *ctx, const kl_exec_end *end)
+{
+    kl_rc rc = kl_exec_submit(ctx, end->key, note, "n", TASK(.submit_timeout_ms = KL_FOREVER), NULL);
+    journal_add("%s", kl_rc_name(rc));
+    journal_add("%s", kl_rc_name(kl_exec_barrier(ctx, end->key, KL_FOREVER)));
+}
+
+TEST(a_submit_or_a_barrier_inside_a_report_never_waits_whoever_reports)
+{
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .shard_capacity = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", nothing, NULL, TASK(.end = submit_in_report, .end_ctx = exec));
+    journal_await(2);
+    AWAIT(places_taken(exec) == 0);
+    kl_exec_id id =
+        submit(exec, "k", nothing, NULL, TASK(.delay_ms = 1000000, .end = submit_in_report, .end_ctx = exec));
+    CHECK_INT(kl_exec_cancel(exec, id), KL_OK); /* reports on this thread */
+    CHECK_STR(journal_text(), "KL_EFULL KL_EBUSY KL_EFULL KL_EBUSY");
+    kl_exec_close(exec);
+}
+
 static kl_outcome submit_to_own_key(kl_run *run, void *ctx)
 {
     char key[64] = {0};
@@ -544,8 +565,9 @@ TEST(a_barrier_waits_for_everything_before_it_and_for_nothing_after_it)
     submit(exec, "k", note, "delayed", TASK(.delay_ms = 100));
     submit(exec, "k", note, "low", TASK(.priority = 9));
     gate_await(&before, 1);
+    atomic_store(&barriers_waiting, 0);
     helper_start(&helper, wait_at_barrier, &call);
-    AWAIT(places_taken(exec) == 5);
+    AWAIT(atomic_load(&barriers_waiting) == 1);
     submit(exec, "k", hold, &after, TASK(.priority = 15));
     gate_open(&before);
     await_key(exec, "k", KL_KEY_RETRYING);
@@ -572,8 +594,9 @@ TEST(a_barrier_returns_when_what_was_before_it_was_cancelled)
     REQUIRE(kl_exec_key_pause(exec, kl_str("k")) == KL_OK);
     kl_exec_id a = submit_note(exec, "k", "a");
     submit_note(exec, "k", "b");
+    atomic_store(&barriers_waiting, 0);
     helper_start(&helper, wait_at_barrier, &call);
-    AWAIT(places_taken(exec) == 3);
+    AWAIT(atomic_load(&barriers_waiting) == 1);
     CHECK_INT(kl_exec_cancel(exec, a), KL_OK);
     CHECK_STR(journal_text(), "");
     CHECK_INT(kl_exec_key_drain(exec, kl_str("k"), NULL), KL_OK);
@@ -634,14 +657,15 @@ TEST(a_barrier_needs_no_free_thread)
     kl_exec_close(exec);
 }
 
-TEST(a_barrier_takes_a_place_and_says_full_when_there_is_none)
+TEST(a_barrier_takes_no_place)
 {
     struct gate gate = GATE;
     kl_exec *exec = open_exec(OPTS(.threads = 1, .shard_capacity = 2));
     REQUIRE(exec != NULL);
     fill_up(exec, &gate, 2);
-    CHECK_INT(kl_exec_barrier(exec, kl_str("k"), 0), KL_EFULL);
-    CHECK_INT(kl_exec_barrier(exec, kl_str("k"), 1), KL_EFULL);
+    CHECK_INT(kl_exec_barrier(exec, kl_str("idle"), 0), KL_OK);
+    CHECK_INT(kl_exec_barrier(exec, kl_str("k"), 1), KL_ETIMEDOUT);
+    CHECK_INT(places_taken(exec), 2);
     gate_open(&gate);
     CHECK_INT(kl_exec_barrier(exec, kl_str("k"), KL_FOREVER), KL_OK);
     kl_exec_close(exec);
@@ -683,12 +707,28 @@ TEST(a_task_may_wait_at_a_barrier_of_another_executor)
     kl_exec_close(there);
 }
 
-TEST(a_barrier_after_a_stop_says_closed)
+static void drain_it(void *exec) { CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK); }
+
+TEST(a_barrier_also_waits_while_the_executor_is_stopping)
 {
+    struct gate gate = GATE;
+    struct helper helper, drainer;
     kl_exec *exec = open_exec(OPTS(.threads = 1));
     REQUIRE(exec != NULL);
-    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
-    CHECK_INT(kl_exec_barrier(exec, kl_str("k"), KL_FOREVER), KL_ECLOSED);
+    struct barrier_call call = {exec, "k"};
+    submit(exec, "k", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    helper_start(&drainer, drain_it, exec);
+    AWAIT(kl_exec_submit(exec, kl_str("x"), nothing, NULL, NULL, NULL) == KL_ECLOSED);
+    atomic_store(&barriers_waiting, 0);
+    helper_start(&helper, wait_at_barrier, &call);
+    AWAIT(atomic_load(&barriers_waiting) == 1);
+    CHECK_STR(journal_text(), "");
+    gate_open(&gate);
+    helper_join(&helper);
+    helper_join(&drainer);
+    CHECK_STR(journal_text(), "barrier:KL_OK");
+    CHECK_INT(kl_exec_barrier(exec, kl_str("k"), 0), KL_OK);
     kl_exec_close(exec);
 }
 
@@ -700,11 +740,12 @@ TEST(many_barriers_of_one_key_each_wait_for_their_own_past)
     kl_exec *exec = open_exec(OPTS(.threads = 2));
     REQUIRE(exec != NULL);
     struct barrier_call call = {exec, "k"};
+    atomic_store(&barriers_waiting, 0);
     for (int i = 0; i < BARRIERS; i++) {
         gates[i] = (struct gate)GATE;
         submit(exec, "k", hold, &gates[i], NULL);
         helper_start(&helpers[i], wait_at_barrier, &call);
-        AWAIT(places_taken(exec) == 2 * (uint64_t)(i + 1));
+        AWAIT(atomic_load(&barriers_waiting) == i + 1);
     }
     for (int i = 0; i < BARRIERS; i++) {
         gate_open(&gates[i]);

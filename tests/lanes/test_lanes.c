@@ -425,20 +425,30 @@ TEST(drain_all_withdraws_from_every_key_and_from_the_crowd)
     stage_close(&s);
 }
 
-TEST(a_barrier_is_ready_when_all_tasks_before_it_have_ended)
+static void count_reached(kl__lane_barrier *barrier) { barrier->waits = 77; }
+
+TEST(a_barrier_is_reached_when_all_tasks_before_it_have_ended)
 {
     struct stage s;
-    struct actor barrier = {.name = "barrier"};
+    kl__lane_barrier barrier = {.reached = count_reached}, forgotten = {.reached = count_reached};
     kl__lane_key key = key_of("k");
     stage_open(&s);
+    barrier.position = forgotten.position = 100;
+    CHECK(!kl__lanes_await(s.lanes, &key, &barrier)); /* nothing to wait for */
     add(&s, "k", "1", 0, 0);
     add(&s, "k", "later", 0, 10);
-    barrier.task.position = ++s.position;
-    kl__lanes_add_barrier(s.lanes, kl__lanes_find(s.lanes, &key), &barrier.task, s.now_ms);
+    CHECK(kl__lanes_await(s.lanes, &key, &barrier));
+    CHECK(kl__lanes_await(s.lanes, &key, &forgotten));
+    s.position = 100;
     add(&s, "k", "after", -1, 0);
     expect(&s, "after 1");
+    CHECK(barrier.waits != 77);
+    kl__lanes_forget(s.lanes, &key, &forgotten);
     s.now_ms += 10;
-    expect(&s, "later barrier");
+    expect(&s, "later");
+    CHECK_INT(barrier.waits, 77);
+    CHECK(forgotten.waits != 77);
+    kl__lanes_forget(s.lanes, &key, &barrier); /* fine */
     stage_close(&s);
 }
 
