@@ -46,7 +46,7 @@ extern "C" {
 
 typedef struct kl_exec kl_exec;
 typedef struct kl_run kl_run; /* one attempt of one task, valid while its function runs */
-typedef uint64_t kl_exec_id;  /* a submitted task; never 0 and never used again while the executor is open */
+typedef uint64_t kl_exec_id;  /* a submitted task; never 0, and not used again for at least 2^32 tasks of its shard */
 
 typedef enum kl_outcome {
     KL_DONE,
@@ -200,12 +200,14 @@ typedef struct kl_key_info {
     int64_t due_in_ms; /* retrying or delayed: until it is ready */
 } kl_key_info;
 
-/* Why does this key wait? Always KL_OK for a valid key. */
+/* Why does this key wait? KL_EINVAL: no key, or too long a one. KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info);
 
-/* From the return of pause until resume no task of the key starts; a running one goes on. Resume also makes a retrying
- * key ready at once. Skip ends the key's first task as cancelled (KL_EBUSY: it is running; KL_ENOTFOUND: there is none).
- * Drain ends all of the key's tasks that are not running as cancelled. A drain of the executor resumes every key. */
+/* From the return of pause until resume no task of the key is taken to run; one that runs, or was just taken, goes on, and
+ * the key shows as running until it has. Resume also makes a retrying key ready at once. Skip ends the key's first task
+ * as cancelled (KL_EBUSY: it is running; KL_ENOTFOUND: there is none). Drain ends all of the key's tasks that are not
+ * running as cancelled. A drain of the executor resumes every key, and then none can be paused (KL_ECLOSED). All:
+ * KL_EINVAL and KL_ENOMEM as for show. */
 KL_API KL_MUST_USE kl_rc kl_exec_key_pause(kl_exec *exec, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_exec_key_resume(kl_exec *exec, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key);

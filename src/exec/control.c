@@ -9,51 +9,14 @@
 #include "base/wait.h"
 #include "exec/hand.h"
 
-/* --- One task --- */
-
-static kl_rc fail_gone(void)
+/* Brings every task that is not in fact running, and whose submit has returned, into the lanes, as of now. */
+static kl_rc look_closely(kl__shard *shard)
 {
-    return kl__fail(KL_ENOTFOUND, "there is no such task: it has ended, or the id is not from this executor");
-}
-
-/* Whether the task with this number has entered the lanes and not ended. Its memory may be another's by now, or free and
- * just being filled in; only while a task lives does it have a place. */
-static bool is_alive(const kl__exec_task *task, uint64_t number)
-{
-    return __atomic_load_n(&task->lane.mark.place, __ATOMIC_RELAXED) != KL_PLACE_NONE && task->lane.position == number;
-}
-
-/* Finds a live task and returns with its shard's mutex held. A task is briefly out of sight while the submit of another
- * one, before it in the inbox, is under way. */
-static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__exec_task **ret_task)
-{
-    uint64_t index = id & ((UINT64_C(1) << exec->index_bits) - 1);
-    uint64_t shard_index = (id >> exec->index_bits) & ((UINT64_C(1) << exec->shard_bits) - 1);
-    uint64_t number = (id >> exec->index_bits >> exec->shard_bits) - 1;
-    if (shard_index >= exec->shard_count || index >= exec->shards[shard_index].inbox.capacity)
-        return fail_gone();
-    kl__shard *shard = &exec->shards[shard_index];
-    kl__exec_task *task = &shard->tasks[index];
-    while (number < kl__inbox_claimed(&shard->inbox)) {
-        pthread_mutex_lock(&shard->mutex);
-        kl__hand_recall_all(shard, kl__exec_now_ns(exec));
-        kl_rc rc = kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec));
-        kl__lanes_advance(shard->lanes, kl__exec_now_ms(exec));
-        if (is_alive(task, number)) {
-            *ret_shard = shard;
-            *ret_task = task;
-            return KL_OK;
-        }
-        bool entered = number < atomic_load(&shard->inbox.drained);
-        kl__shard_publish_hints(shard);
-        pthread_mutex_unlock(&shard->mutex);
-        if (entered)
-            break;
-        if (rc != KL_OK)
-            return kl__fail_memory();
-        sched_yield();
-    }
-    return fail_gone();
+    int64_t now_ns = kl__exec_now_ns(shard->exec);
+    kl__hand_recall_all(shard, now_ns);
+    kl_rc rc = kl__shard_drain_inbox(shard, UINT64_MAX, now_ns);
+    kl__lanes_advance(shard->lanes, kl__ns_to_ms(now_ns));
+    return rc;
 }
 
 /* Ends a visit of this file: what has become ready needs a thread. */
@@ -64,6 +27,49 @@ static void leave(kl__shard *shard)
     pthread_mutex_unlock(&shard->mutex);
     if (ready)
         kl__exec_wake_one(shard->exec);
+}
+
+/* --- One task --- */
+
+static kl_rc fail_gone(void)
+{
+    return kl__fail(KL_ENOTFOUND, "there is no such task: it has ended, or the id is not from this executor");
+}
+
+/* Whether the task with this id has entered the lanes and not ended. Its memory may be another's by now, or free and just
+ * being filled in; only while a task lives does it have a place. */
+static bool is_alive(const kl__shard *shard, const kl__exec_task *task, kl_exec_id id)
+{
+    return __atomic_load_n(&task->lane.mark.place, __ATOMIC_RELAXED) != KL_PLACE_NONE &&
+           kl__exec_id(shard, task, task->lane.position) == id;
+}
+
+/* Finds a live task and returns with its shard's mutex held. A task is briefly out of sight while the submit of another
+ * one, before it in the inbox, is under way. */
+static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__exec_task **ret_task)
+{
+    uint64_t index = id & ((UINT64_C(1) << exec->index_bits) - 1);
+    uint64_t shard_index = (id >> exec->index_bits) & ((UINT64_C(1) << exec->shard_bits) - 1);
+    if (shard_index >= exec->shard_count || index >= exec->shards[shard_index].inbox.capacity)
+        return fail_gone();
+    kl__shard *shard = &exec->shards[shard_index];
+    kl__exec_task *task = &shard->tasks[index];
+    for (uint64_t claimed = kl__inbox_claimed(&shard->inbox);;) {
+        pthread_mutex_lock(&shard->mutex);
+        kl_rc rc = look_closely(shard);
+        if (is_alive(shard, task, id)) {
+            *ret_shard = shard;
+            *ret_task = task;
+            return KL_OK;
+        }
+        bool entered = atomic_load(&shard->inbox.drained) >= claimed;
+        leave(shard);
+        if (entered)
+            return fail_gone();
+        if (rc != KL_OK)
+            return kl__fail_memory();
+        sched_yield();
+    }
 }
 
 kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
@@ -138,12 +144,10 @@ static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_
     ret_key->bytes = key;
     kl__shard *shard = kl__exec_shard_of(exec, key, &ret_key->hash);
     pthread_mutex_lock(&shard->mutex);
-    kl__hand_recall_all(shard, kl__exec_now_ns(exec));
-    if (kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(exec)) != KL_OK) {
-        pthread_mutex_unlock(&shard->mutex);
+    if (look_closely(shard) != KL_OK) {
+        leave(shard);
         return kl__fail_memory();
     }
-    kl__lanes_advance(shard->lanes, kl__exec_now_ms(exec));
     *ret_shard = shard;
     return KL_OK;
 }

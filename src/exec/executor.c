@@ -69,10 +69,10 @@ static kl_rc start_threads(kl_exec *exec)
         int error = pthread_create(&thread->id, NULL, kl__thread_main, thread);
         if (error) {
             pthread_cond_destroy(&thread->wake);
-            exec->thread_count = i; /* close joins those that run */
             return kl__fail(KL_ESYSTEM, "thread %u of %lld could not be started (%s); ask for fewer threads", i + 1,
                             (long long)exec->opts.threads, strerror(error));
         }
+        exec->started++;
     }
     return KL_OK;
 }
@@ -130,9 +130,9 @@ void kl_exec_close(kl_exec *exec)
     if (!exec)
         return;
     KL_ASSERT(kl__inside != exec);
-    if (exec->thread_count > 0)
+    if (exec->started > 0)
         kl_exec_abort(exec);
-    for (uint32_t i = 0; i < exec->thread_count; i++) {
+    for (uint32_t i = 0; i < exec->started; i++) {
         pthread_mutex_lock(&exec->park_mutex);
         while (exec->threads[i].replacing)
             kl__cond_wait(&exec->all_ended, &exec->park_mutex, KL_NEVER);

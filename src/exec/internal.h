@@ -140,6 +140,7 @@ typedef struct kl__exec_thread {
     uint32_t home, homes; /* the shards that it serves first: the first of them, and how many */
     uint32_t hand_size;   /* how many tasks to take at once */
     uint32_t ran;         /* tasks of the hand that were started */
+    uint32_t urgent;      /* the shard's seen_urgent when it was filled */
     int64_t began_ns;     /* when the hand was */
     bool brisk;           /* its last hand was short: counted in brisk_count */
     int64_t mean_ns;      /* of a task in the last hand */
@@ -157,6 +158,7 @@ struct kl_exec {
     kl__shard *shards;
     kl__exec_thread *threads;
     uint32_t shard_count, thread_count;
+    uint32_t started;                /* threads to be joined; all of them once it is open */
     uint32_t index_bits, shard_bits; /* of an id */
     kl_clock clock;
     int64_t opened_ms;
@@ -194,8 +196,8 @@ static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t
     return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
 }
 
-/* An id is a task's number in its shard, the shard, and which of the shard's tasks it is. Only with a mutex on the shard
- * can it be made from a task: before, its number is not in it. */
+/* An id is a task's number in its shard, the shard, and which of the shard's tasks it is. The number's upper bits are
+ * lost in it: with the default capacity after 2^55 tasks, with the largest shards there can be after 2^32. */
 static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task *task, uint64_t number)
 {
     const struct kl_exec *exec = shard->exec;

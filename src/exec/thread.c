@@ -357,14 +357,14 @@ static void run_hand(kl__exec_thread *thread)
         return;
     }
     kl__lane_task *task;
-    uint32_t index, urgent = run->shard->seen_urgent;
+    uint32_t index;
     while ((task = kl__hand_next(hand, &index))) {
         if (KL_UNLIKELY(index == 0 && atomic_load(&thread->exec->idle_count) > 0))
             kl__exec_announce(thread->exec, hand->count); /* who fell asleep before this hand could be seen */
         thread->ran++;
         if (!run_task(run, task))
             hand->tasks[index] = NULL;
-        if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != urgent))
+        if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != thread->urgent))
             break; /* somebody may belong before the rest */
     }
 }
@@ -399,6 +399,7 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
         if (kl__hand_fill(&thread->hand, shard, choose_size(thread, shard), now_ns) == 0)
             break;
         kl__shard_publish_hints(shard);
+        thread->urgent = shard->seen_urgent;
         bool more = kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox);
         pthread_mutex_unlock(&shard->mutex);
         if (KL_UNLIKELY(more && atomic_load(&exec->idle_count) > 0))

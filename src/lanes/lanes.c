@@ -60,7 +60,8 @@ struct kl__lane {
     uint64_t out; /* withdrawn tasks that are not ended yet */
 };
 
-_Static_assert(offsetof(struct kl__lane, key) <= 40 && sizeof(struct kl__lane) <= 3 * KL_CACHE_LINE, "see above");
+_Static_assert(offsetof(struct kl__lane, key) <= 40 && sizeof(struct kl__lane) <= (size_t)3 * KL_CACHE_LINE,
+               "see above");
 
 enum {
     ODD_PAUSED = 1,
