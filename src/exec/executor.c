@@ -15,6 +15,7 @@
 
 #include "base/random.h"
 #include "base/wait.h"
+#include "exec/hand.h"
 
 enum { BATCH_CHUNK = 64, YIELDS = 16, LOOK_NS = 2000000, LOG_LINE_BYTES = 512 };
 
@@ -81,6 +82,7 @@ static kl_rc build(kl_exec *exec, const kl_clock *clock)
 {
     exec->clock = clock ? *clock : (kl_clock){NULL, NULL};
     exec->opened_ms = kl__exec_now_ms(exec);
+    exec->hand_most = kl__hand_most();
     exec->index_bits = bits_for((uint32_t)exec->opts.shard_capacity);
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());

@@ -1,6 +1,21 @@
 /* hand.c - filling, settling and recalling hands. */
 #include "exec/hand.h"
 
+#include <linux/membarrier.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+uint32_t kl__hand_most(void)
+{
+    bool has_membarrier = syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+    return has_membarrier ? KL_HAND_MAX : 1;
+}
+
+static void pass_barrier_everywhere(void)
+{
+    KL_ASSERT(syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0);
+}
+
 static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_ns)
 {
     for (uint32_t i = from; i < hand->count; i++) {
@@ -31,27 +46,39 @@ uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t 
         hand->tasks[i]->mark.attempts++;
     if (hand->count > 1)
         part_from_special(hand, shard, now_ns);
-    atomic_store_explicit(&hand->shard, shard, memory_order_relaxed);
-    atomic_store_explicit(&hand->next, hand->count > 1 ? 0 : KL_HAND_RECALLED,
-                          memory_order_relaxed); /* one: no recall */
+    atomic_store_explicit(&hand->next, 0, memory_order_relaxed);
+    atomic_store_explicit(&hand->recalled, hand->count <= 1,
+                          memory_order_relaxed); /* of one there is nothing to recall */
+    atomic_store_explicit(&hand->shard, hand->count > 0 ? shard : NULL, memory_order_relaxed);
     return hand->count;
 }
 
 void kl__hand_settle(kl__hand *hand, kl__shard *shard, int64_t now_ns)
 {
+    if (hand->count > 1 && !atomic_load_explicit(&hand->recalled, memory_order_relaxed))
+        untake(hand, shard, atomic_load_explicit(&hand->next, memory_order_relaxed), now_ns);
     atomic_store_explicit(&hand->shard, NULL, memory_order_relaxed);
     kl__shard_end(shard, hand->tasks, hand->count, now_ns);
     hand->count = 0;
 }
 
+kl__lane_task *kl__hand_recheck(kl__hand *hand, uint32_t index)
+{
+    kl__shard *shard = atomic_load_explicit(&hand->shard, memory_order_relaxed);
+    pthread_mutex_lock(&shard->mutex);
+    kl__lane_task *task = hand->tasks[index];
+    pthread_mutex_unlock(&shard->mutex);
+    return task;
+}
+
 void kl__hand_recall(kl__hand *hand, kl__shard *shard, int64_t now_ns)
 {
-    if (atomic_load_explicit(&hand->shard, memory_order_relaxed) != shard)
+    if (atomic_load_explicit(&hand->shard, memory_order_relaxed) != shard ||
+        atomic_load_explicit(&hand->recalled, memory_order_relaxed))
         return;
-    uint32_t next = atomic_exchange(&hand->next, KL_HAND_RECALLED);
-    if (next >= KL_HAND_RECALLED)
-        return;
-    uint32_t done = next > hand->count ? hand->count : next > 0 ? next - 1 : 0;
+    atomic_store(&hand->recalled, true);
+    pass_barrier_everywhere();
+    uint32_t next = atomic_load_explicit(&hand->next, memory_order_acquire), done = next > 0 ? next - 1 : 0;
     kl__shard_end(shard, hand->tasks, done, now_ns);
     for (uint32_t i = 0; i < done; i++)
         hand->tasks[i] = NULL;

@@ -127,6 +127,7 @@ struct kl_run {
 /* The tasks that a thread has taken: hand.h. */
 typedef struct kl__hand {
     _Atomic(uint32_t) next;
+    _Atomic(bool) recalled;
     uint32_t count;
     _Atomic(kl__shard *) shard; /* whose tasks they are, or NULL; written under its mutex */
     kl__lane_task *tasks[KL_HAND_MAX];
@@ -158,6 +159,7 @@ struct kl_exec {
     kl__shard *shards;
     kl__exec_thread *threads;
     uint32_t shard_count, thread_count;
+    uint32_t hand_most;              /* the largest hand there can be */
     uint32_t started;                /* threads to be joined; all of them once it is open */
     uint32_t index_bits, shard_bits; /* of an id */
     kl_clock clock;

@@ -209,7 +209,7 @@ static void record_hand(kl__exec_thread *thread, kl__shard *shard, uint32_t coun
         shard->runs.sum_ns += ns;
         thread->mean_ns = ns / count;
         set_brisk(thread, true);
-        if (thread->hand_size < KL_HAND_MAX)
+        if (thread->hand_size < thread->exec->hand_most)
             thread->hand_size *= 2;
         return;
     }
@@ -344,28 +344,24 @@ static bool run_task(kl_run *run, kl__lane_task *taken)
     return false;
 }
 
-/* Runs the hand's tasks until none is left or it is recalled. */
+/* Runs the hand's tasks until none is left, it is recalled, or a task has come that may belong before the rest. */
 static void run_hand(kl__exec_thread *thread)
 {
     kl_run *run = &thread->run;
     kl__hand *hand = &thread->hand;
-    thread->ran = 0;
-    if (hand->count == 1) {
-        thread->ran = 1;
-        if (!run_task(run, hand->tasks[0]))
-            hand->tasks[0] = NULL;
-        return;
+    kl__lane_task *task = hand->tasks[0];
+    if (hand->count > 1) {
+        atomic_thread_fence(memory_order_seq_cst); /* the hand can be seen, and then we look at who sleeps */
+        if (KL_UNLIKELY(atomic_load(&thread->exec->idle_count) > 0))
+            kl__exec_announce(thread->exec, hand->count);
+        task = kl__hand_claim(hand, 0);
     }
-    kl__lane_task *task;
-    uint32_t index;
-    while ((task = kl__hand_next(hand, &index))) {
-        if (KL_UNLIKELY(index == 0 && atomic_load(&thread->exec->idle_count) > 0))
-            kl__exec_announce(thread->exec, hand->count); /* who fell asleep before this hand could be seen */
-        thread->ran++;
+    for (thread->ran = 0; task; task = kl__hand_claim(hand, thread->ran)) {
+        uint32_t index = thread->ran++;
         if (!run_task(run, task))
             hand->tasks[index] = NULL;
         if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != thread->urgent))
-            break; /* somebody may belong before the rest */
+            break;
     }
 }
 
@@ -378,7 +374,6 @@ static uint32_t choose_size(const kl__exec_thread *thread, const kl__shard *shar
 /* Settles the hand that has been run. Under the shard's mutex. */
 static void settle_hand(kl__exec_thread *thread, kl__shard *shard, int64_t now_ns)
 {
-    kl__hand_recall(&thread->hand, shard, now_ns); /* what an urgent task kept us from starting */
     kl__hand_settle(&thread->hand, shard, now_ns);
     if (thread->ran > 0)
         record_hand(thread, shard, thread->ran, now_ns - thread->began_ns);
