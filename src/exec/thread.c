@@ -349,8 +349,10 @@ static void run_hand(kl__exec_thread *thread)
 {
     kl_run *run = &thread->run;
     kl__hand *hand = &thread->hand;
-    kl__lane_task *task = hand->tasks[0];
-    if (hand->count > 1) {
+    kl__lane_task *task;
+    if (hand->count == 1) {
+        task = hand->tasks[0];
+    } else {
         atomic_thread_fence(memory_order_seq_cst); /* the hand can be seen, and then we look at who sleeps */
         if (KL_UNLIKELY(atomic_load(&thread->exec->idle_count) > 0))
             kl__exec_announce(thread->exec, hand->count);
