@@ -1,9 +1,10 @@
 /* exec.h - the in-process executor: tasks of one key run one at a time and in order, keys run in parallel.
  *
  *     kl_exec *exec;
- *     if (kl_exec_open(NULL, &exec) != KL_OK) ...
- *     kl_exec_submit(exec, kl_str("customer-7"), charge, invoice, NULL, NULL);
- *     kl_exec_drain(exec, KL_FOREVER);
+ *     if (kl_exec_open(NULL, &exec) != KL_OK ||
+ *         kl_exec_submit(exec, kl_str("customer-7"), charge, invoice, NULL, NULL) != KL_OK ||
+ *         kl_exec_drain(exec, KL_FOREVER) != KL_OK)
+ *         fprintf(stderr, "%s\n", kl_error_text());
  *     kl_exec_close(exec);
  *
  * Promises
@@ -12,7 +13,8 @@
  *   - Tasks of one key never overlap, and start in the order (priority, due time, position). A task that is to be retried
  *     holds its key until it ends; it holds no thread and no other key. Position is the order of submission: calls of
  *     one thread keep their order, calls of several threads are ordered as they happen to arrive.
- *   - Memory is bounded: each shard holds at most shard_capacity tasks, running and waiting for a retry included.
+ *   - Memory is bounded: each shard holds at most shard_capacity tasks, running and waiting for a retry included. Its 72
+ *     bytes for each are taken when the executor is opened.
  *
  * Every function is safe from any thread, also from inside a task, unless it says otherwise. Times are milliseconds. */
 #ifndef KEYLINE_EXEC_H
@@ -67,13 +69,14 @@ typedef struct kl_exec_end {
     void *ctx;
     kl_outcome outcome; /* KL_DONE, KL_DEAD or KL_CANCELLED */
     kl_rc rc;           /* KL_OK: done. KL_EDEAD: said so, or attempts used up. KL_ETIMEDOUT: its deadline passed.
-                         * KL_ECANCELLED: cancelled, skipped or drained away. KL_ECLOSED: given up by a stop. */
+                         * KL_ECANCELLED: cancelled, skipped or drained away; also if it was running and did not end as done. KL_ECLOSED: given up by a stop. */
     uint32_t attempts;  /* how often it was started; 0 = never ran */
     uint32_t shard;
     const char *error; /* the last attempt's text, or "" */
 } kl_exec_end;
 
-/* Called once when a task ends, with no mutex held; if the task has run, before the next task of its key starts. */
+/* Called once when a task ends, with no mutex held; if the task has run, before the next task of its key starts. It may
+ * call anything but must return: like the two functions below, it must not end its thread. */
 typedef void kl_end_fn(void *ctx, const kl_exec_end *end);
 
 /* The delay before the attempt after `attempt` (1 = the first has failed), or a negative number to give up now. `random`
@@ -121,7 +124,8 @@ typedef struct kl_exec_task_opts {
     int64_t attempts_max; /* the executor's */
     int64_t delay_ms;     /* not before this long from now: it joins its key's line when it is due */
     int64_t deadline_ms;  /* this long from now it is over: a waiting task ends as timed out, a running one is asked
-                                * to stop (kl_run_cancelled) and not retried */
+                                * to stop (kl_run_cancelled) and not retried. Either way it ends as KL_DEAD with
+                                * KL_ETIMEDOUT, at once if its next attempt would be due later */
     int64_t submit_timeout_ms; /* the executor's */
     kl_end_fn *end;            /* this task's own report, whatever the outcome; called before on_failure */
     void *end_ctx;
@@ -191,7 +195,7 @@ typedef enum kl_key_state {
     KL_KEY_RETRYING, /* its first task failed and is due again later */
     KL_KEY_DELAYED,  /* none of its tasks is due yet */
     KL_KEY_PAUSED,   /* somebody paused it */
-    KL_KEY_HALTED,   /* its first task failed for good and somebody must act */
+    KL_KEY_HALTED,   /* its first task failed for good and somebody must act; the executor itself never halts a key */
 } kl_key_state;
 
 typedef struct kl_key_info {

@@ -55,7 +55,8 @@ kl_rc kl__fail(kl_rc rc, const char *format, ...)
 
 _Noreturn void kl__assert_failed(const char *condition, const char *file, int line)
 {
-    fprintf(stderr, "keyline: a promise inside the library does not hold: %s (%s:%d)\n", condition, file, line);
+    fprintf(stderr, "keyline: %s:%d: %s does not hold: a call that is not allowed here, or a defect of the library\n",
+            file, line, condition);
     abort();
 }
 

@@ -1,6 +1,6 @@
 /* clock.h - the one way to ask for the time, so that a test can give its own.
  *
- * Time is passed in below the executor; only the layers that own threads hold a kl_clock. */
+ * Time is passed in below the executor; only the layers that own threads hold a kl__clock. */
 #ifndef KL_CLOCK_H
 #define KL_CLOCK_H
 
@@ -9,10 +9,10 @@
 
 #define KL_NEVER INT64_MAX
 
-typedef struct kl_clock {
+typedef struct kl__clock {
     int64_t (*now_ns)(void *ctx);
     void *ctx;
-} kl_clock;
+} kl__clock;
 
 static inline int64_t kl__monotonic_ns(void)
 {

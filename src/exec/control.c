@@ -1,7 +1,7 @@
 /* control.c - looking at tasks and keys, and steering them: status, cancel, pause, skip, drain, barrier.
  *
  * None of this is on the hot path: each call takes the shard's mutex, recalls the hands that hold its tasks and empties
- * its inbox, so that it sees every task whose submit has returned and every one that is not in fact running. */
+ * its inbox, so that it sees every task whose submit has returned, and all that no thread is about to run. */
 #include "exec/internal.h"
 
 #include <sched.h>
@@ -22,11 +22,8 @@ static kl_rc look_closely(kl__shard *shard)
 /* Ends a visit of this file: what has become ready needs a thread. */
 static void leave(kl__shard *shard)
 {
-    kl__shard_publish_hints(shard);
-    bool ready = kl__lanes_ready(shard->lanes);
+    kl__shard_offer(shard);
     pthread_mutex_unlock(&shard->mutex);
-    if (ready)
-        kl__exec_wake_one(shard->exec);
 }
 
 /* --- One task --- */
@@ -119,13 +116,16 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
     kl_rc rc = find_task(exec, id, &shard, &task);
     if (rc != KL_OK)
         return rc;
+    if (task->lane.mark.place == KL_PLACE_OUT) {
+        leave(shard);
+        return fail_gone(); /* it is just being reported */
+    }
     kl_exec_state state = state_of(task, kl__exec_now_ms(exec));
     *ret_status = (kl_exec_status){
         .state = state,
         .attempts = task->lane.mark.attempts,
         .due_in_ms = state == KL_EXEC_DELAYED || state == KL_EXEC_RETRYING ? due_in(exec, task->lane.due_ms) : 0,
-        .stop_asked =
-            state == KL_EXEC_RUNNING && (kl__stop_asked(task) != KL_STOP_NONE || kl__task_overdue(exec, task)),
+        .stop_asked = state == KL_EXEC_RUNNING && kl__task_stopping(exec, task),
     };
     leave(shard);
     return KL_OK;
@@ -281,14 +281,13 @@ kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
     struct barrier barrier = {.lane = {.position = atomic_load(&shard->inbox.drained), .reached = barrier_reached}};
     kl__cond_init(&barrier.ended);
     if (kl__lanes_await(shard->lanes, &lane_key, &barrier.lane)) {
-        kl__shard_publish_hints(shard); /* what came in needs a thread while we wait */
-        if (kl__lanes_ready(shard->lanes))
-            kl__exec_wake_one(exec);
+        kl__shard_offer(shard); /* what came in needs a thread while we wait */
         while (!barrier.reached && kl__cond_wait(&barrier.ended, &shard->mutex, until_ns))
             ;
         if (!barrier.reached) {
             kl__lanes_forget(shard->lanes, &lane_key, &barrier.lane);
-            rc = kl__fail(KL_ETIMEDOUT, "not everything before the barrier ended within %lld ms", (long long)wait_ms);
+            rc = kl__fail(KL_ETIMEDOUT, "not everything before the barrier ended within %lld ms",
+                          (long long)(wait_ms < 0 ? 0 : wait_ms));
         }
     }
     leave(shard);

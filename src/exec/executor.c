@@ -28,6 +28,7 @@ struct order {
     kl__shard *shard;
     uint32_t hash;
     kl__lane_mark mark;
+    int64_t timeout_ms;
     kl__task_extra *extra; /* ours until the place is claimed */
     char *far_key;         /* likewise */
 };
@@ -78,11 +79,11 @@ static kl_rc start_threads(kl_exec *exec)
     return KL_OK;
 }
 
-static kl_rc build(kl_exec *exec, const kl_clock *clock)
+static kl_rc build(kl_exec *exec, const kl__clock *clock)
 {
-    exec->clock = clock ? *clock : (kl_clock){NULL, NULL};
+    exec->clock = clock ? *clock : (kl__clock){NULL, NULL};
     exec->opened_ms = kl__exec_now_ms(exec);
-    exec->hand_most = kl__hand_most();
+    atomic_init(&exec->hand_most, kl__hand_most());
     exec->index_bits = bits_for((uint32_t)exec->opts.shard_capacity);
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());
@@ -101,7 +102,7 @@ static kl_rc build(kl_exec *exec, const kl_clock *clock)
     return start_threads(exec);
 }
 
-kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl_clock *clock, kl_exec **ret_exec)
+kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl__clock *clock, kl_exec **ret_exec)
 {
     kl_exec_opts complete;
     kl_rc rc = kl__exec_opts_complete(opts, &complete);
@@ -156,6 +157,9 @@ void kl_exec_close(kl_exec *exec)
 
 kl_rc kl__exec_check_key(kl_bytes key)
 {
+    if (key.len > 0 && !key.data)
+        return kl__fail(KL_EINVAL, "the key has a length of %zu but no bytes; pass both, or neither for no key",
+                        key.len);
     if (KL_LIKELY(key.len <= KL_KEY_BYTES_MAX))
         return KL_OK;
     return kl__fail(KL_EINVAL, "the key has %zu bytes and may have %d; use a hash of it, or a shorter name", key.len,
@@ -213,6 +217,8 @@ static kl_rc prepare_special(kl_exec *exec, struct order *order)
         order->mark.priority = (int8_t)opts.priority;
         if (opts.attempts_max)
             order->mark.attempts_max = (uint16_t)opts.attempts_max;
+        if (opts.submit_timeout_ms)
+            order->timeout_ms = opts.submit_timeout_ms;
         if (opts.delay_ms || opts.deadline_ms || opts.end)
             rc = add_extra(exec, order, &opts);
     }
@@ -228,8 +234,10 @@ static kl_rc prepare_special(kl_exec *exec, struct order *order)
 
 static inline kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct order *ret_order)
 {
-    *ret_order = (struct order){.task = task, .mark.attempts_max = (uint16_t)exec->opts.attempts_max};
-    if (KL_UNLIKELY(!task->fn || task->opts || task->key.len > KL_TASK_KEY_INLINE)) {
+    *ret_order = (struct order){.task = task,
+                                .mark.attempts_max = (uint16_t)exec->opts.attempts_max,
+                                .timeout_ms = exec->opts.submit_timeout_ms};
+    if (KL_UNLIKELY(!task->fn || task->opts || !task->key.data || task->key.len > KL_TASK_KEY_INLINE)) {
         kl_rc rc = prepare_special(exec, ret_order);
         if (rc != KL_OK)
             return rc;
@@ -246,7 +254,8 @@ static inline kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct orde
 static inline void copy_key(char *to, kl_bytes key)
 {
     if (KL_UNLIKELY(key.len < 8 || key.len > 16)) {
-        memcpy(to, key.data, key.len);
+        if (key.len > 0)
+            memcpy(to, key.data, key.len);
         return;
     }
     uint64_t start, end;
@@ -369,17 +378,29 @@ static kl_rc claim_anywhere(kl_exec *exec, struct order *order, uint64_t *ret_nu
     return rc;
 }
 
-static kl_rc submit_order(kl_exec *exec, struct order *order, int64_t timeout_ms, kl_exec_id *ret_id)
+/* Waits for a place: one with a key at its shard, one without wherever there is one first. */
+static kl_rc claim_patiently(kl_exec *exec, struct order *order, uint64_t *ret_number)
+{
+    uint64_t count;
+    bool keyless = order->task->key.len == 0;
+    kl_rc rc = keyless ? claim_anywhere(exec, order, ret_number) : KL_EFULL;
+    int64_t until_ns = wait_until(exec, order->timeout_ms), now_ns = kl__monotonic_ns();
+    while (rc == KL_EFULL && now_ns < until_ns) {
+        int64_t turn_ns = keyless && now_ns + LOOK_NS < until_ns ? now_ns + LOOK_NS : until_ns;
+        rc = claim_waiting(order->shard, 1, turn_ns, ret_number, &count);
+        if (rc == KL_EFULL && keyless)
+            rc = claim_anywhere(exec, order, ret_number);
+        now_ns = kl__monotonic_ns();
+    }
+    return rc;
+}
+
+static kl_rc submit_order(kl_exec *exec, struct order *order, kl_exec_id *ret_id)
 {
     uint64_t number, count;
     kl_rc rc = kl__inbox_claim(&order->shard->inbox, 1, &number, &count);
-    if (KL_UNLIKELY(rc == KL_EFULL) && order->task->key.len == 0)
-        rc = claim_anywhere(exec, order, &number);
-    if (KL_UNLIKELY(rc == KL_EFULL)) {
-        int64_t until_ns = wait_until(exec, timeout_ms);
-        if (until_ns)
-            rc = claim_waiting(order->shard, 1, until_ns, &number, &count);
-    }
+    if (KL_UNLIKELY(rc == KL_EFULL))
+        rc = claim_patiently(exec, order, &number);
     if (KL_UNLIKELY(rc != KL_OK)) {
         drop_order(order);
         return rc == KL_EFULL ? fail_full(order->shard) : fail_closed();
@@ -392,13 +413,6 @@ static kl_rc submit_order(kl_exec *exec, struct order *order, int64_t timeout_ms
     return KL_OK;
 }
 
-static int64_t timeout_of(const kl_exec *exec, const kl_exec_task_opts *opts)
-{
-    if (opts && opts->size > offsetof(kl_exec_task_opts, submit_timeout_ms) && opts->submit_timeout_ms)
-        return opts->submit_timeout_ms;
-    return exec->opts.submit_timeout_ms;
-}
-
 kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, const kl_exec_task_opts *opts,
                      kl_exec_id *ret_id)
 {
@@ -407,7 +421,7 @@ kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, con
     kl_rc rc = prepare(exec, &task, &order);
     if (KL_UNLIKELY(rc != KL_OK))
         return rc;
-    return submit_order(exec, &order, timeout_of(exec, opts), ret_id);
+    return submit_order(exec, &order, ret_id);
 }
 
 /* --- Batches: the same, but one claim and one wake-up per shard of each chunk --- */
@@ -433,7 +447,7 @@ static size_t submit_rest(kl_exec *exec, struct order *orders, size_t count, kl_
             drop_order(&orders[i]);
             continue;
         }
-        kl_rc rc = submit_order(exec, &orders[i], timeout_of(exec, orders[i].task->opts), &ids[i]);
+        kl_rc rc = submit_order(exec, &orders[i], &ids[i]);
         stuck[shard] = rc != KL_OK;
         taken += rc == KL_OK;
         *ret_rc = rc == KL_OK ? *ret_rc : rc;
@@ -475,7 +489,7 @@ static size_t submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl
 static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (KL_LIKELY(tasks[i].fn && !tasks[i].opts && tasks[i].key.len <= KL_KEY_BYTES_MAX))
+        if (KL_LIKELY(tasks[i].fn && !tasks[i].opts && tasks[i].key.data && tasks[i].key.len <= KL_KEY_BYTES_MAX))
             continue;
         kl_exec_task_opts opts;
         kl_rc rc = tasks[i].fn ? kl__exec_check_key(tasks[i].key)

@@ -11,9 +11,9 @@ uint32_t kl__hand_most(void)
     return has_membarrier ? KL_HAND_MAX : 1;
 }
 
-static void pass_barrier_everywhere(void)
+static bool pass_barrier_everywhere(void)
 {
-    KL_ASSERT(syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0);
+    return syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
 
 static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_ns)
@@ -77,7 +77,11 @@ void kl__hand_recall(kl__hand *hand, kl__shard *shard, int64_t now_ns)
         atomic_load_explicit(&hand->recalled, memory_order_relaxed))
         return;
     atomic_store(&hand->recalled, true);
-    pass_barrier_everywhere();
+    if (KL_UNLIKELY(!pass_barrier_everywhere())) {
+        /* A sandbox has closed around the process. What is in hand stays there; from now on hands are of one task. */
+        atomic_store(&shard->exec->hand_most, 1);
+        return;
+    }
     uint32_t next = atomic_load_explicit(&hand->next, memory_order_acquire), done = next > 0 ? next - 1 : 0;
     kl__shard_end(shard, hand->tasks, done, now_ns);
     for (uint32_t i = 0; i < done; i++)

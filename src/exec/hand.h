@@ -22,9 +22,10 @@
 /* The largest hand that this process can use. */
 uint32_t kl__hand_most(void);
 
-/* Claims the hand's task number `index`, to be asked for in order. NULL: there is none, or not any more. */
+/* After a recall: the task if it was left to the thread, or NULL. */
 kl__lane_task *kl__hand_recheck(kl__hand *hand, uint32_t index);
 
+/* Claims the hand's task number `index`, to be asked for in order. NULL: there is none, or not any more. */
 static inline kl__lane_task *kl__hand_claim(kl__hand *hand, uint32_t index)
 {
     if (index == hand->count)
@@ -44,7 +45,7 @@ static inline bool kl__hand_recallable(kl__hand *hand)
 
 /* All under the shard's mutex. Fill takes up to `most` tasks and says how many. Settle, by the thread itself, returns what
  * it did not start and ends what is done. Recall does the same for another thread, up to the task that it is running;
- * recall_all for every hand that holds tasks of the shard: then whatever is not in fact running is in the lanes. */
+ * recall_all for every hand that holds tasks of the shard: then all that no thread is about to run is in the lanes. */
 uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t now_ns);
 void kl__hand_settle(kl__hand *hand, kl__shard *shard, int64_t now_ns);
 void kl__hand_recall(kl__hand *hand, kl__shard *shard, int64_t now_ns);

@@ -120,7 +120,7 @@ static inline uint32_t kl__inbox_ahead(kl__inbox *inbox)
 /* Whether places were claimed that are not drained yet. */
 static inline bool kl__inbox_waiting(kl__inbox *inbox)
 {
-    return kl__inbox_claimed(inbox) != atomic_load_explicit(&inbox->drained, memory_order_relaxed);
+    return kl__inbox_claimed(inbox) != atomic_load(&inbox->drained);
 }
 
 /* The peeked slot is done with. */

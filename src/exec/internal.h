@@ -159,10 +159,10 @@ struct kl_exec {
     kl__shard *shards;
     kl__exec_thread *threads;
     uint32_t shard_count, thread_count;
-    uint32_t hand_most;              /* the largest hand there can be */
+    _Atomic(uint32_t) hand_most;     /* the largest hand there can be */
     uint32_t started;                /* threads to be joined; all of them once it is open */
     uint32_t index_bits, shard_bits; /* of an id */
-    kl_clock clock;
+    kl__clock clock;
     int64_t opened_ms;
     _Atomic(int) phase;
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) random;
@@ -187,7 +187,7 @@ static inline int64_t kl__ns_to_ms(int64_t ns) { return ns / 1000000; }
 static inline int64_t kl__exec_now_ms(const kl_exec *exec) { return kl__ns_to_ms(kl__exec_now_ns(exec)); }
 
 /* executor.c. With a test's clock, time passes when the test says so and then calls kl__exec_wake_all. */
-KL_MUST_USE kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl_clock *clock, kl_exec **ret_exec);
+KL_MUST_USE kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl__clock *clock, kl_exec **ret_exec);
 KL_MUST_USE kl_rc kl__exec_check_key(kl_bytes key);
 
 /* A key's shard. Its order is nobody else's business, so this hash needs to be fast, not portable. */
@@ -211,13 +211,14 @@ static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task
 KL_MUST_USE kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts);
 KL_MUST_USE kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_exec_task_opts *ret_opts);
 
-/* shard.c. All but open, close, lock and report are called with the shard's mutex held. */
+/* shard.c. All but open, close, has_work and report are called with the shard's mutex held. */
 KL_MUST_USE kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index);
 void kl__shard_close(kl__shard *shard);
 kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns);
 uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 void kl__shard_publish_hints(kl__shard *shard);
+void kl__shard_offer(kl__shard *shard);
 void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns); /* NULLs are passed over */
 void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome,
                          kl_rc rc); /* leaves the mutex meanwhile */
@@ -232,7 +233,7 @@ void kl__exec_wake_one(kl_exec *exec);
 void kl__exec_announce(kl_exec *exec, uint64_t waiting); /* so many tasks wait: wake a thread if need be */
 void kl__exec_wake_all(kl_exec *exec);
 
-bool kl__task_overdue(const kl_exec *exec, const kl__exec_task *task);
+bool kl__task_stopping(const kl_exec *exec, const kl__exec_task *task); /* it has been asked to stop */
 int64_t kl__run_bucket_ns(int bucket); /* the upper bound of a bucket of the run histogram */
 
 /* stop.c */

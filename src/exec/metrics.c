@@ -48,18 +48,32 @@ static void take_sample(kl__shard *shard, struct sample *ret_sample)
     pthread_mutex_unlock(&shard->mutex);
 }
 
+/* Seconds as a decimal number, whatever the locale: "0.005", "1". */
+static const char *seconds_text(int64_t ns, char *buffer, size_t size)
+{
+    int length = snprintf(buffer, size, "%lld.%09lld", (long long)(ns / 1000000000), (long long)(ns % 1000000000));
+    while (buffer[length - 1] == '0')
+        length--;
+    if (buffer[length - 1] == '.')
+        length--;
+    buffer[length] = '\0';
+    return buffer;
+}
+
 static void put_histogram(struct text *text, uint32_t shard, const kl__run_histogram *runs)
 {
     uint64_t below = 0;
+    char seconds[32];
     for (int i = 0; i < KL_RUN_BUCKETS; i++) {
         below += runs->count[i];
-        put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"%g\"} %llu\n", shard,
-            (double)kl__run_bucket_ns(i) / 1e9, (unsigned long long)below);
+        put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"%s\"} %llu\n", shard,
+            seconds_text(kl__run_bucket_ns(i), seconds, sizeof seconds), (unsigned long long)below);
     }
     below += runs->count[KL_RUN_BUCKETS];
     put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"+Inf\"} %llu\n", shard,
         (unsigned long long)below);
-    put(text, "keyline_exec_run_duration_seconds_sum{shard=\"%u\"} %.9f\n", shard, (double)runs->sum_ns / 1e9);
+    put(text, "keyline_exec_run_duration_seconds_sum{shard=\"%u\"} %s\n", shard,
+        seconds_text(runs->sum_ns, seconds, sizeof seconds));
     put(text, "keyline_exec_run_duration_seconds_count{shard=\"%u\"} %llu\n", shard, (unsigned long long)below);
 }
 
@@ -90,6 +104,8 @@ static void put_keys(struct text *text, uint32_t shard, const uint64_t *keys)
 
 kl_rc kl_exec_metrics(kl_exec *exec, char *buffer, size_t size, size_t *ret_length)
 {
+    if ((!buffer && size > 0) || !ret_length)
+        return kl__fail(KL_EINVAL, "kl_exec_metrics needs a buffer (or size 0) and somewhere to put the length");
     struct text text = {buffer, size, 0};
     struct sample *samples = kl__alloc_zeroed(exec->shard_count, sizeof *samples);
     if (!samples)

@@ -82,8 +82,9 @@ kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts)
         if (*value == 0)
             *value = settings[i].standard ? settings[i].standard : usable_cores();
         else if (!in_range(&settings[i], *value))
-            return kl__fail(KL_EINVAL, "%s is %lld; it must be from %lld to %lld", settings[i].name, (long long)*value,
-                            (long long)settings[i].min, (long long)settings[i].max);
+            return kl__fail(KL_EINVAL, "%s is %lld; it must be from %lld to %lld%s", settings[i].name,
+                            (long long)*value, (long long)settings[i].min, (long long)settings[i].max,
+                            settings[i].unit == WAIT ? ", KL_NO_WAIT or KL_FOREVER" : "");
     }
     if (opts.backoff_base_ms > opts.backoff_max_ms)
         return kl__fail(KL_EINVAL, "backoff_base_ms (%lld) is above backoff_max_ms (%lld); lower it or raise the other",
@@ -192,6 +193,8 @@ kl_rc kl_exec_opts_from_env(kl_exec_opts *opts)
 {
     static const char prefix[] = "KEYLINE_EXEC_";
     kl_exec_opts filled;
+    if (!opts)
+        return kl__fail(KL_EINVAL, "kl_exec_opts_from_env needs a kl_exec_opts to fill in");
     kl_rc rc = copy_sized("kl_exec_opts", &filled, sizeof filled, opts, opts->size);
     if (rc != KL_OK)
         return rc;
@@ -205,11 +208,14 @@ kl_rc kl_exec_opts_from_env(kl_exec_opts *opts)
         if (!setting)
             return fail_unknown(*entry, (size_t)(equals - *entry));
         if (!parse_value(text, setting->unit, &value))
-            return kl__fail(KL_EINVAL, "%s%s is '%s'; it must be %s", prefix, setting->variable, text,
+            return kl__fail(KL_EINVAL, "%s%s is '%.80s'; it must be %s", prefix, setting->variable, text,
                             form_of(setting->unit));
         if (!in_range(setting, value))
-            return kl__fail(KL_EINVAL, "%s%s is '%s'; it must be from %lld to %lld%s", prefix, setting->variable, text,
-                            (long long)setting->min, (long long)setting->max, setting->unit == COUNT ? "" : " ms");
+            return kl__fail(KL_EINVAL, "%s%s is '%.80s'; it must be from %lld to %lld%s", prefix, setting->variable,
+                            text, (long long)setting->min, (long long)setting->max,
+                            setting->unit == COUNT  ? ""
+                            : setting->unit == WAIT ? " ms, none or forever"
+                                                    : " ms");
         *value_of(&filled, setting) = value;
     }
     memcpy(opts, &filled, opts->size);

@@ -104,7 +104,8 @@ static int64_t submit_time(kl__shard *shard, bool stamped, uint32_t stamp, int64
 {
     if (KL_UNLIKELY(stamped)) {
         uint32_t now = (uint32_t)(now_ms - shard->exec->opened_ms);
-        int64_t time_ms = now_ms - (int32_t)(now - stamp);
+        int32_t ago = (int32_t)(now - stamp);
+        int64_t time_ms = ago > 0 ? now_ms - ago : now_ms; /* our own look at the clock may be the older one */
         if (time_ms > shard->submitted_ms)
             shard->submitted_ms = time_ms;
     }
@@ -218,22 +219,33 @@ uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t m
     return count;
 }
 
-/* Tells threads that look for work what they would find. */
+/* Tells threads that look for work what they would find. A full barrier follows what has changed: whoever publishes then
+ * looks at who is idle, and whoever falls idle then looks at what is published. */
 void kl__shard_publish_hints(kl__shard *shard)
 {
     kl__task_extra *deadline = first_deadline(shard);
     int64_t next_due = kl__lanes_next_due(shard->lanes);
+    bool ready = kl__lanes_ready(shard->lanes);
     if (deadline && deadline->deadline_ms < next_due)
         next_due = deadline->deadline_ms;
-    atomic_store_explicit(&shard->ready, kl__lanes_ready(shard->lanes), memory_order_relaxed);
-    atomic_store_explicit(&shard->next_due, next_due, memory_order_relaxed);
+    if (atomic_load_explicit(&shard->ready, memory_order_relaxed) != ready)
+        atomic_store(&shard->ready, ready);
+    if (atomic_load_explicit(&shard->next_due, memory_order_relaxed) != next_due)
+        atomic_store(&shard->next_due, next_due);
+}
+
+/* Publishes what there is to do, and sees that somebody does it: for those who leave the shard, or its mutex for long. */
+void kl__shard_offer(kl__shard *shard)
+{
+    kl__shard_publish_hints(shard);
+    if ((kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox)) && atomic_load(&shard->exec->idle_count) > 0)
+        kl__exec_announce(shard->exec, 1);
 }
 
 /* A claimed place counts although its task may not be published yet: see announce() in executor.c. */
 bool kl__shard_has_work(kl__shard *shard, int64_t now_ms)
 {
-    return atomic_load_explicit(&shard->ready, memory_order_relaxed) || kl__inbox_waiting(&shard->inbox) ||
-           atomic_load_explicit(&shard->next_due, memory_order_relaxed) <= now_ms;
+    return atomic_load(&shard->ready) || kl__inbox_waiting(&shard->inbox) || atomic_load(&shard->next_due) <= now_ms;
 }
 
 static void drop_extra(kl__shard *shard, kl__task_extra *extra)
@@ -269,10 +281,16 @@ void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int6
         task->lane.mark.place = KL_PLACE_NONE;
         kl__inbox_give_back(&shard->inbox, ended++, (uint32_t)(task - shard->tasks));
     }
-    atomic_store_explicit(&shard->inbox.ended, ended, memory_order_release);
+    /* While stopping, a full barrier between our end and our look at the other shards': of two threads that end the last
+     * tasks of two shards, one must see both. */
+    bool stopping = atomic_load_explicit(&shard->exec->phase, memory_order_relaxed) != KL_EXEC_OPEN;
+    if (KL_UNLIKELY(stopping))
+        atomic_store(&shard->inbox.ended, ended);
+    else
+        atomic_store_explicit(&shard->inbox.ended, ended, memory_order_release);
     if (KL_UNLIKELY(shard->waiting > 0))
         let_in(shard);
-    if (KL_UNLIKELY(atomic_load_explicit(&shard->exec->phase, memory_order_relaxed) != KL_EXEC_OPEN))
+    if (KL_UNLIKELY(stopping))
         kl__exec_note_end(shard->exec);
 }
 
@@ -306,9 +324,9 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
     if (outcome != KL_DONE) {
         if (opts->on_failure)
             opts->on_failure(opts->on_failure_ctx, &end);
-        kl__exec_log(shard->exec, KL_LOG_WARN, "a task of key '%.*s' ended as %s after %u attempts: %s",
-                     (int)end.key.len, (const char *)end.key.data, kl_rc_text(rc), end.attempts,
-                     *end.error ? end.error : "no error text");
+        kl__exec_log(shard->exec, KL_LOG_WARN, "a task of key '%.*s' ended (%s) after %u %s: %s", (int)end.key.len,
+                     (const char *)end.key.data, kl_rc_name(rc), end.attempts,
+                     end.attempts == 1 ? "attempt" : "attempts", *end.error ? end.error : "no error text");
     }
     kl__inside = outside;
     pthread_setcancelstate(state, NULL);
@@ -319,7 +337,7 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
 {
     if (KL_LIKELY(!chain))
         return;
-    kl__shard_publish_hints(shard);
+    kl__shard_offer(shard);
     while (chain) {
         kl__lane_task *next = chain->next;
         kl__exec_task *task = kl__exec_task_of(chain);

@@ -49,7 +49,7 @@ static void begin_stop(kl_exec *exec, kl__exec_phase phase)
             kl__shard_give_up(shard);
         else
             kl__lanes_resume_all(shard->lanes, kl__exec_now_ms(exec));
-        kl__shard_publish_hints(shard);
+        kl__shard_offer(shard);
         pthread_mutex_unlock(&shard->mutex);
     }
     kl__exec_wake_all(exec);

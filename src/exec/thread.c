@@ -9,8 +9,8 @@
  * one thread, nothing else.
  *
  * Sleeping and waking. A thread that finds no work registers as idle, looks once more, and sleeps until it is woken or
- * something is due. Whoever makes work visible does so by an atomic exchange (claiming a place, starting a hand) before
- * looking at the idle threads, and registering is one too; so one of the two sees the other.
+ * something is due. Whoever makes work visible (claims a place, publishes hints, fills a hand) passes a full barrier
+ * before looking at the idle threads, and registering is one too; so one of the two sees the other.
  *
  * Waking a thread costs as much as a hundred short tasks. A thread whose tasks are short is called brisk: while one is
  * awake it sees new work within microseconds, and others are woken only for a backlog. Should its next task block after
@@ -114,18 +114,22 @@ static int64_t next_due_ns(kl_exec *exec)
 {
     int64_t due_ms = KL_NEVER;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
-        int64_t shard_due = atomic_load_explicit(&exec->shards[i].next_due, memory_order_relaxed);
+        int64_t shard_due = atomic_load(&exec->shards[i].next_due);
         if (shard_due < due_ms)
             due_ms = shard_due;
     }
     return due_ms == KL_NEVER || exec->clock.now_ns ? KL_NEVER : due_ms * 1000000;
 }
 
-/* Sleeps until woken (true) or until_ns. */
+/* Sleeps until woken (true), something is due, or until_ns. What is due next is asked again after each signal: one that
+ * does not wake is for that. */
 static bool doze(kl__exec_thread *thread, int64_t until_ns)
 {
-    while (thread->idle && kl__cond_wait(&thread->wake, &thread->exec->park_mutex, until_ns))
-        ;
+    bool in_time = true;
+    while (thread->idle && in_time) {
+        int64_t due_ns = next_due_ns(thread->exec);
+        in_time = kl__cond_wait(&thread->wake, &thread->exec->park_mutex, due_ns < until_ns ? due_ns : until_ns);
+    }
     return !thread->idle;
 }
 
@@ -148,15 +152,14 @@ static void keep_watch(kl__exec_thread *thread)
     atomic_store(&exec->watched, true);
     do {
         before = ended;
-        int64_t due_ns = next_due_ns(exec), look_ns = kl__monotonic_ns() + WATCH_NS;
-        get_up = doze(thread, due_ns < look_ns ? due_ns : look_ns) || any_work(exec);
+        get_up = doze(thread, kl__monotonic_ns() + WATCH_NS) || any_work(exec);
         ended = count_ended(exec);
     } while (!get_up && ended != before && atomic_load(&exec->brisk_count) > 0);
     atomic_store(&exec->watched, false);
     if (!get_up && (any_work(exec) || finished(exec)))
         get_up = true;
     if (!get_up) {
-        doze(thread, next_due_ns(exec));
+        doze(thread, KL_NEVER);
         return;
     }
     if (thread->idle)
@@ -178,10 +181,12 @@ static void sleep_until_work(kl__exec_thread *thread)
         if (atomic_load(&exec->brisk_count) > 0 && !atomic_load(&exec->watched))
             keep_watch(thread);
         else
-            doze(thread, next_due_ns(exec));
+            doze(thread, KL_NEVER);
     }
     if (thread->idle)
         remove_idle(exec, thread);
+    if (exec->idle && next_due_ns(exec) != KL_NEVER)
+        pthread_cond_signal(&exec->idle->wake); /* perhaps only we had an eye on the clock */
     pthread_mutex_unlock(&exec->park_mutex);
 }
 
@@ -209,8 +214,8 @@ static void record_hand(kl__exec_thread *thread, kl__shard *shard, uint32_t coun
         shard->runs.sum_ns += ns;
         thread->mean_ns = ns / count;
         set_brisk(thread, true);
-        if (thread->hand_size < thread->exec->hand_most)
-            thread->hand_size *= 2;
+        uint32_t most = atomic_load_explicit(&thread->exec->hand_most, memory_order_relaxed);
+        thread->hand_size = thread->hand_size < most ? thread->hand_size * 2 : most;
         return;
     }
     int64_t usual_ns = thread->mean_ns < ns / count ? thread->mean_ns : ns / count;
@@ -248,6 +253,13 @@ static int64_t retry_delay(kl_run *run)
     return back_off(&exec->opts, attempt, random);
 }
 
+/* The deadline is looked at here, too: all threads may be busy, and then nobody asks. */
+static bool is_overdue(const kl_exec *exec, const kl__exec_task *task)
+{
+    const kl__task_extra *extra = kl__extra_of(task);
+    return extra && extra->deadline_ms != KL_NEVER && extra->deadline_ms <= kl__exec_now_ms(exec);
+}
+
 /* What follows a failed attempt: KL_OK when the task is to run again, else why it is over. */
 static kl_rc judge_failure(kl_run *run, kl_outcome outcome, int64_t due_ms)
 {
@@ -255,7 +267,7 @@ static kl_rc judge_failure(kl_run *run, kl_outcome outcome, int64_t due_ms)
     uint8_t stop = kl__stop_asked(task);
     if (stop == KL_STOP_CANCEL)
         return KL_ECANCELLED;
-    if (stop == KL_STOP_DEADLINE || kl__task_overdue(run->exec, task))
+    if (stop == KL_STOP_DEADLINE || is_overdue(run->exec, task))
         return KL_ETIMEDOUT;
     if (outcome != KL_RETRY || task->lane.mark.attempts >= task->lane.mark.attempts_max || due_ms == KL_NEVER)
         return KL_EDEAD;
@@ -274,7 +286,7 @@ static void keep_error(kl_run *run)
     if (!run->error[0] && !(extra && extra->error))
         return;
     if (!extra) {
-        if (!(extra = kl__alloc_zeroed(1, sizeof *extra)))
+        if (!(extra = kl__alloc(sizeof *extra)))
             return;
         *extra = (kl__task_extra){.deadline_ms = KL_NEVER, .ctx = task->ctx, .task = task};
         task->extra = extra;
@@ -304,8 +316,7 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
         shard->retries++;
         kl__lanes_retry(shard->lanes, &task->lane, due_ms, kl__ns_to_ms(now_ns));
         kl__shard_publish_hints(shard);
-        if (atomic_load_explicit(&run->exec->idle_count, memory_order_relaxed) > 0)
-            kl__exec_wake_one(run->exec); /* whoever sleeps may have to get up earlier now */
+        kl__exec_wake_one(run->exec); /* whoever sleeps may have to get up earlier now */
         return;
     }
     pthread_mutex_unlock(&shard->mutex);
@@ -391,24 +402,24 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
     int64_t start_ns = kl__exec_now_ns(exec), now_ns = start_ns;
     thread->run.shard = shard;
     while (ran < VISIT_TASKS && now_ns - start_ns < VISIT_NS) {
-        if (KL_UNLIKELY(atomic_load(&exec->phase) == KL_EXEC_ABORTING))
+        if (KL_UNLIKELY(atomic_load(&exec->phase) == KL_EXEC_ABORTING)) {
             kl__shard_give_up(shard);
+            break;
+        }
         if (kl__hand_fill(&thread->hand, shard, choose_size(thread, shard), now_ns) == 0)
             break;
-        kl__shard_publish_hints(shard);
+        kl__shard_offer(shard);
         thread->urgent = shard->seen_urgent;
-        bool more = kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox);
         pthread_mutex_unlock(&shard->mutex);
-        if (KL_UNLIKELY(more && atomic_load(&exec->idle_count) > 0))
-            kl__exec_announce(exec, 1);
         thread->began_ns = now_ns;
         run_hand(thread);
+        pthread_testcancel(); /* a thread whose task has had it cancelled ends here and not in somebody else's task */
         now_ns = kl__exec_now_ns(exec);
         pthread_mutex_lock(&shard->mutex);
         settle_hand(thread, shard, now_ns);
         ran += thread->ran;
     }
-    kl__shard_publish_hints(shard);
+    kl__shard_offer(shard);
     atomic_store_explicit(&shard->visited_ns, now_ns, memory_order_relaxed);
     pthread_mutex_unlock(&shard->mutex);
     return ran;
@@ -469,7 +480,7 @@ static void work(kl__exec_thread *thread)
         }
     }
     set_brisk(thread, false);
-    kl__exec_wake_all(exec);
+    kl__exec_note_end(exec);
 }
 
 static void drop_from_hand(kl__hand *hand, const kl__exec_task *task)
@@ -485,8 +496,7 @@ static void set_replacing(kl__exec_thread *thread, bool replacing)
     pthread_cond_broadcast(&thread->exec->all_ended);
 }
 
-/* A task has ended its thread. The attempt counts as failed, and another thread takes this one's place; it starts by
- * taking park_mutex, so that it finds its own id in place. */
+/* A task has ended its thread. The attempt counts as failed, and another thread takes this one's place. */
 static void thread_ended(void *argument)
 {
     kl__exec_thread *thread = argument;
@@ -494,17 +504,22 @@ static void thread_ended(void *argument)
     pthread_mutex_lock(&exec->park_mutex);
     set_replacing(thread, true); /* before its task ends, for then the executor may be closed */
     pthread_mutex_unlock(&exec->park_mutex);
-    set_brisk(thread, false);
-    if (thread->run.task) {
+    if (thread->hand.count > 0) {
         kl__shard *shard = thread->run.shard;
+        kl__exec_task *task = thread->run.task; /* NULL: between two tasks */
         int64_t now_ns = kl__exec_now_ns(exec);
-        kl_run_error(&thread->run, "the task ended its thread");
-        drop_from_hand(&thread->hand, thread->run.task);
-        settle_failure(&thread->run, KL_RETRY, now_ns);
+        if (task) {
+            kl_run_error(&thread->run, "the task ended its thread");
+            settle_failure(&thread->run, KL_RETRY, now_ns); /* takes the mutex */
+            drop_from_hand(&thread->hand, task);
+        } else {
+            pthread_mutex_lock(&shard->mutex);
+        }
         settle_hand(thread, shard, now_ns);
-        kl__shard_publish_hints(shard);
+        kl__shard_offer(shard);
         pthread_mutex_unlock(&shard->mutex);
     }
+    set_brisk(thread, false);
     kl__exec_log(exec, KL_LOG_ERROR, "a task ended its thread; starting another");
     pthread_detach(pthread_self());
     pthread_mutex_lock(&exec->park_mutex);
@@ -519,8 +534,6 @@ static void thread_ended(void *argument)
 void *kl__thread_main(void *argument)
 {
     kl__exec_thread *thread = argument;
-    pthread_mutex_lock(&thread->exec->park_mutex);
-    pthread_mutex_unlock(&thread->exec->park_mutex);
     thread->run = (kl_run){.exec = thread->exec, .retry_after_ms = -1};
     kl__inside = thread->exec;
     pthread_cleanup_push(thread_ended, thread);
@@ -535,18 +548,13 @@ kl_exec_id kl_run_id(const kl_run *run) { return kl__exec_id(run->shard, run->ta
 kl_bytes kl_run_key(const kl_run *run) { return kl__lane_task_key(&run->task->lane); }
 uint32_t kl_run_attempt(const kl_run *run) { return run->task->lane.mark.attempts; }
 
-/* The deadline is looked at here, too: all threads may be busy, and then nobody asks. */
-bool kl__task_overdue(const kl_exec *exec, const kl__exec_task *task)
+bool kl__task_stopping(const kl_exec *exec, const kl__exec_task *task)
 {
-    const kl__task_extra *extra = kl__extra_of(task);
-    return extra && extra->deadline_ms != KL_NEVER && extra->deadline_ms <= kl__exec_now_ms(exec);
+    return kl__stop_asked(task) != KL_STOP_NONE || atomic_load(&exec->phase) == KL_EXEC_ABORTING ||
+           is_overdue(exec, task);
 }
 
-bool kl_run_cancelled(const kl_run *run)
-{
-    return kl__stop_asked(run->task) != KL_STOP_NONE || atomic_load(&run->exec->phase) == KL_EXEC_ABORTING ||
-           kl__task_overdue(run->exec, run->task);
-}
+bool kl_run_cancelled(const kl_run *run) { return kl__task_stopping(run->exec, run->task); }
 
 void kl_run_error(kl_run *run, const char *format, ...)
 {

@@ -1,6 +1,6 @@
 /* lanes.c - choose the next task that may run.
  *
- * From: exec/inbox.c (tasks that were submitted).  To: exec/executor.c, which runs them.
+ * From: exec/shard.c (tasks that were submitted).  To: exec/shard.c again, for a thread to run.
  *
  * A key is on a ready list exactly while it has a due task and none of its tasks is running. Taking it off to run and
  * putting it back when the task is settled is the whole of per-key order.

@@ -167,7 +167,7 @@ static int64_t read_frozen(void *ctx)
     return now_ns;
 }
 
-static kl_exec *open_clocked(kl_exec_opts opts, const kl_clock *clock)
+static kl_exec *open_clocked(kl_exec_opts opts, const kl__clock *clock)
 {
     kl_exec *exec = NULL;
     if (!opts.threads)
@@ -186,7 +186,7 @@ kl_exec *open_exec(kl_exec_opts opts) { return open_clocked(opts, NULL); }
 
 kl_exec *open_frozen(kl_exec_opts opts)
 {
-    kl_clock clock = {read_frozen, NULL};
+    kl__clock clock = {read_frozen, NULL};
     atomic_store(&frozen_ns, INT64_C(1000000) * MS);
     return open_clocked(opts, &clock);
 }

@@ -367,3 +367,31 @@ TEST(a_shard_that_never_runs_dry_starves_no_other_shard)
     atomic_store(&feeder.over, true);
     kl_exec_close(exec);
 }
+
+/* The thread that knew when the delayed task is due is kept busy; another must have an eye on the clock. */
+TEST(a_delayed_task_starts_when_it_is_due_although_the_thread_that_waited_for_it_is_busy)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_exec(OPTS(.threads = 2));
+    REQUIRE(exec != NULL);
+    AWAIT(atomic_load(&exec->idle_count) == 2);
+    submit(exec, "later", note, "later", TASK(.delay_ms = 50));
+    AWAIT(atomic_load(&exec->idle_count) == 2);
+    submit(exec, "busy", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    journal_await(1); /* in vain if nobody looks before the gate opens */
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
+
+TEST(a_task_without_a_key_may_say_so_by_a_null_pointer)
+{
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_submit(exec, kl_str(NULL), note, "keyless", NULL, NULL), KL_OK);
+    CHECK_INT(kl_exec_submit(exec, (kl_bytes){NULL, 5}, note, "broken", NULL, NULL), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "no bytes");
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "keyless");
+    kl_exec_close(exec);
+}
