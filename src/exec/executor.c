@@ -330,11 +330,11 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
                            uint64_t *ret_count)
 {
     kl_rc rc;
-    /* Room is often a few microseconds away: let the threads that make it run before going to sleep for it. A quarter is
+    /* Room is often a few microseconds away: let the threads that make it run before going to sleep for it. Half of it is
      * worth waiting for: taking each place as it comes free would have the cores tear at the same cache lines. */
     for (int i = 0; i < YIELDS; i++) {
         sched_yield();
-        if (kl__inbox_length(&shard->inbox) > shard->inbox.capacity * 3 / 4)
+        if (kl__inbox_length(&shard->inbox) > shard->inbox.capacity / 2)
             continue;
         if ((rc = kl__inbox_claim(&shard->inbox, wanted, ret_first, ret_count)) != KL_EFULL)
             return rc;
