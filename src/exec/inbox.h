@@ -22,7 +22,7 @@
 
 #include "base/base.h"
 
-enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 4, KL_INBOX_DRAIN_AHEAD = 12, KL_INBOX_SLOTS_AHEAD = 32 };
+enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 8, KL_INBOX_DRAIN_AHEAD = 24, KL_INBOX_SLOTS_AHEAD = 64 };
 
 /* A slot: bit 63 = published, bit 62 = in an odd round, bits 24..55 = the key's hash, bits 0..23 = which task. */
 #define KL_INBOX_PUBLISHED  (UINT64_C(1) << 63)
