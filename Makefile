@@ -36,11 +36,13 @@ model: ## compare the lanes with their model for OPS random steps (make model OP
 	@tools/build release
 	@KL_TEST_OPS=$(OPS) build-release/tests/test-lanes
 
-bench: ## measure the executor beside its peers, and the id generator
+bench: ## measure the executor beside its peers, the per-key scheduler and the id generator
 	@tools/setup build
 	@tools/build release
 	@bench/exec/run
-	@ninja -C build-release --quiet bench/bench-id && build-release/bench/bench-id
+	@ninja -C build-release --quiet bench/bench-id bench/bench-lanes
+	@build-release/bench/bench-id
+	@build-release/bench/bench-lanes
 
 lint: ## static analysis of the sources and scripts
 	@tools/setup test
