@@ -1,0 +1,153 @@
+/* inside.h - what lanes are made of, and the questions that change nothing. lanes.c explains it. */
+#ifndef KL_LANES_INSIDE_H
+#define KL_LANES_INSIDE_H
+
+#include "lanes/keytable.h"
+#include "lanes/lanes.h"
+
+enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024 };
+
+/* The first cache line is all that a key with at most 24 bytes needs while its tasks come and go one by one. */
+struct kl__lane {
+    kl__keytable_entry entry; /* first: the table's entries are lanes */
+    uint16_t key_len;
+    uint8_t state;         /* kl__lane_state */
+    uint8_t odd;           /* bits below; 0: just a line, and nothing that a short way could forget */
+    int8_t ready_priority; /* READY: whose list it is on */
+    bool resting;          /* on that list */
+    kl__lane_task *head;   /* running or held; never of the crowd */
+    kl__lane_task *first;  /* the line */
+    union {
+        char key[KEY_INLINE_BYTES];
+        char *key_far; /* longer ones */
+    };
+    kl__lane_task *last;
+    struct kl__lane *prev, *next; /* READY: that list */
+    struct kl__lane *next_resting;
+    kl__tree_node *early;
+    kl__tree_node *later;
+    kl__lane_barrier *barriers;
+    kl__tree_node timer;
+    int64_t wake_ms;
+    uint64_t out; /* withdrawn tasks that are not ended yet */
+};
+
+_Static_assert(offsetof(struct kl__lane, key) <= 40 && sizeof(struct kl__lane) <= (size_t)3 * KL_CACHE_LINE,
+               "see above");
+
+enum {
+    ODD_PAUSED = 1,
+    ODD_HALTED = 2,
+    ODD_CROWD = 4, /* the lane of tasks without a key */
+    ODD_EARLY = 8, /* something is or was in `early`, in `later`, among the barriers */
+    ODD_LATER = 16,
+    ODD_BARRIER = 32,
+    ODD_OUT = 64, /* a task is withdrawn and not ended yet */
+};
+
+struct lane_list {
+    kl__lane *first, *last;
+};
+
+struct kl__lanes {
+    int64_t now_ms;
+    int64_t next_due;
+    uint32_t ready_bits; /* bit n: list n is not empty */
+    uint32_t resting_count;
+    kl__tree_node *timers;
+    uint64_t tasks, running, prioritized; /* as in kl__lane_counts */
+    uint64_t ready_keys, crowd_running;
+    uint64_t waiting_keys[KL_LANE_STATES];  /* RETRYING to HALTED; the others are not kept here */
+    kl__lane *first_resting, *last_resting; /* in the order in which they fell idle; some may be busy again */
+    bool visiting;                          /* all lanes are being visited: free none */
+    struct lane_list ready[KL_LANE_PRIORITIES];
+    kl__lane crowd;
+    kl__keytable table;
+};
+
+static inline kl_bytes key_of(const kl__lane *lane)
+{
+    return (kl_bytes){lane->key_len > KEY_INLINE_BYTES ? lane->key_far : lane->key, lane->key_len};
+}
+
+static inline kl__lane_task *task_of(kl__tree_node *node) { return KL_CONTAINER(node, kl__lane_task, node); }
+static inline const kl__lane_task *task_at(const kl__tree_node *node)
+{
+    return KL_CONTAINER(node, kl__lane_task, node);
+}
+static inline kl__lane *lane_of(kl__tree_node *node) { return KL_CONTAINER(node, kl__lane, timer); }
+
+/* --- Orders --- */
+
+static inline bool runs_before(const kl__lane_task *a, const kl__lane_task *b)
+{
+    if (a->mark.priority != b->mark.priority)
+        return a->mark.priority < b->mark.priority;
+    if (a->due_ms != b->due_ms)
+        return a->due_ms < b->due_ms;
+    return a->position < b->position;
+}
+
+static inline bool early_less(const kl__tree_node *a, const kl__tree_node *b)
+{
+    return runs_before(task_at(a), task_at(b));
+}
+
+static inline bool later_less(const kl__tree_node *a, const kl__tree_node *b)
+{
+    const kl__lane_task *x = task_at(a), *y = task_at(b);
+    return x->due_ms != y->due_ms ? x->due_ms < y->due_ms : x->position < y->position;
+}
+
+static inline bool timer_less(const kl__tree_node *a, const kl__tree_node *b)
+{
+    const kl__lane *x = KL_CONTAINER(a, kl__lane, timer), *y = KL_CONTAINER(b, kl__lane, timer);
+    return x->wake_ms != y->wake_ms ? x->wake_ms < y->wake_ms : x < y;
+}
+
+static inline kl__lane_task *first_in_line(const kl__lane *lane)
+{
+    kl__lane_task *first = lane->first;
+    if (KL_LIKELY(!lane->early))
+        return first;
+    kl__lane_task *early = task_of(kl__tree_first(lane->early));
+    return !first || runs_before(early, first) ? early : first;
+}
+
+static inline int64_t later_due(const kl__lane *lane)
+{
+    return KL_LIKELY(!lane->later) ? KL_NEVER : task_of(kl__tree_first(lane->later))->due_ms;
+}
+
+/* What state the lane's tasks and marks put it in; *ret_first is the task that would run, if READY. */
+static inline kl__lane_state judge(const kl__lane *lane, int64_t now_ms, kl__lane_task **ret_first)
+{
+    if (lane->head && lane->head->mark.place != KL_PLACE_HELD)
+        return KL_LANE_RUNNING; /* or has run and is just being reported */
+    if (KL_UNLIKELY(lane->odd & ODD_HALTED))
+        return KL_LANE_HALTED;
+    if (KL_UNLIKELY(lane->odd & ODD_PAUSED))
+        return KL_LANE_PAUSED;
+    if (KL_UNLIKELY(lane->head != NULL)) {
+        *ret_first = lane->head;
+        return lane->head->due_ms <= now_ms ? KL_LANE_READY : KL_LANE_RETRYING;
+    }
+    if ((*ret_first = first_in_line(lane)) != NULL)
+        return KL_LANE_READY;
+    return lane->later ? KL_LANE_DELAYED : KL_LANE_IDLE;
+}
+
+static inline int64_t wake_time(const kl__lane *lane, kl__lane_state state)
+{
+    switch (state) {
+    case KL_LANE_RETRYING:
+        return lane->head->due_ms;
+    case KL_LANE_READY:
+    case KL_LANE_DELAYED:
+        return later_due(lane);
+    default:
+        return KL_NEVER;
+    }
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* valid.c - checks the invariants of lanes.c, for tests. */
+#include <string.h>
+
+#include "lanes/inside.h"
+
+static uint64_t tree_size(const kl__tree_node *root, kl__tree_less *less, bool *ok)
+{
+    if (!root)
+        return 0;
+    if ((root->left && !less(root->left, root)) || (root->right && !less(root, root->right)))
+        *ok = false;
+    return 1 + tree_size(root->left, less, ok) + tree_size(root->right, less, ok);
+}
+
+static bool on_list(const kl__lanes *lanes, const kl__lane *lane)
+{
+    for (int i = 0; i < KL_LANE_PRIORITIES; i++)
+        for (const kl__lane *at = lanes->ready[i].first; at; at = at->next)
+            if (at == lane)
+                return i == lane->ready_priority - KL_LANE_PRIORITY_MIN;
+    return false;
+}
+
+static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
+{
+    bool ok = true, crowd = lane->odd & ODD_CROWD;
+    uint64_t waiting = tree_size(lane->early, early_less, &ok) + tree_size(lane->later, later_less, &ok);
+    for (const kl__lane_task *task = lane->first; task; task = task->next, waiting++)
+        ok &= task->mark.place == KL_PLACE_LINE && task->lane == lane &&
+              (task->next ? task->next->prev == task && runs_before(task, task->next) : task == lane->last);
+    kl__lane_task *first = NULL;
+    kl__lane_state state = judge(lane, lanes->now_ms, &first);
+    bool headed = lane->head && lane->head->mark.place != KL_PLACE_OUT;
+    uint64_t accounted = waiting + lane->out + headed + (crowd ? lanes->crowd_running : 0);
+    ok &= accounted == lane->entry.tasks;
+    ok &= state == lane->state || /* else only time has passed since */
+          (lane->wake_ms <= lanes->now_ms && lane->state == KL_LANE_RETRYING);
+    ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                       /* L3, L4 */
+    ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->mark.priority; /* L4 */
+    ok &= lane->resting || lane->entry.tasks > 0 || lane->odd & ODD_PAUSED || crowd;    /* L5 */
+    ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);                /* L6 */
+    ok &= !lane->head || (lane->head->lane == lane && !crowd);                          /* L1 */
+    ok &= (!lane->early || lane->odd & ODD_EARLY) && (!lane->later || lane->odd & ODD_LATER);
+    ok &= (!lane->barriers || lane->odd & ODD_BARRIER) && (!lane->out || lane->odd & ODD_OUT);
+    return ok && (lane->wake_ms == KL_NEVER || lane->wake_ms >= lanes->next_due);
+}
+
+bool kl__lanes_valid(const kl__lanes *lanes)
+{
+    bool ok = lane_valid(lanes, &lanes->crowd);
+    kl__lane_counts counts = kl__lanes_counts(lanes);
+    uint64_t keys[KL_LANE_STATES] = {0}, entries = 0, timers = lanes->crowd.wake_ms != KL_NEVER, all = 0;
+    keys[lanes->crowd.state] += lanes->crowd.state != KL_LANE_IDLE;
+    for (uint32_t i = 0; i < lanes->table.buckets; i++) {
+        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next, entries++) {
+            const kl__lane *lane = (const kl__lane *)entry;
+            ok &= kl__keytable_chain(&lanes->table, entry->hash) == kl__keytable_at(&lanes->table, i);
+            ok &= lane_valid(lanes, lane);
+            timers += lane->wake_ms != KL_NEVER;
+            all += lane->entry.tasks;
+            keys[lane->state] += !(lane->head && lane->head->mark.place == KL_PLACE_OUT);
+        }
+    }
+    keys[KL_LANE_IDLE] = 0;
+    ok &= entries == lanes->table.entries && all + lanes->crowd.entry.tasks == lanes->tasks;
+    ok &= timers == tree_size(lanes->timers, timer_less, &ok);
+    ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
+    for (int i = 0; i < KL_LANE_PRIORITIES; i++)
+        ok &= ((lanes->ready_bits >> i) & 1) == (lanes->ready[i].first != NULL);
+    return ok && memcmp(keys, counts.keys, sizeof keys) == 0;
+}
