@@ -10,7 +10,7 @@
  * the time: reading the clock in each would be a good part of the load. Producers must not spin on a machine of two
  * cores, or they would take the very time that they measure. So each sleeps on a timerfd that ticks every 100 us and
  * then submits all that is due: ticks missed are made up for (the load does not adapt to the side), and bursts stay far
- * below the capacity. The timer is the same on every side; Go's own sleep would be ten times as coarse. */
+ * below the capacity. The timer is the same on every side. */
 #include "bench.h"
 
 #include <pthread.h>

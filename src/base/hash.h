@@ -13,7 +13,7 @@ enum { KL_SEED_PARTITION = 1, KL_SEED_SHARD = 2, KL_SEED_LANE = 3 };
 
 static inline uint64_t kl__hash(kl_bytes key, uint64_t seed) { return XXH64(key.data, key.len, seed); }
 
-/* A hash that never leaves the process: XXH3, at half the cost for short keys. */
+/* A hash that never leaves the process: XXH3, which is cheaper for short keys. */
 static inline uint64_t kl__hash_local(kl_bytes key) { return XXH3_64bits(key.data, key.len); }
 
 /* Maps a hash evenly onto [0, count): the high 64 bits of hash * count. Uses the hash's high bits. */

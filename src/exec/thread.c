@@ -12,7 +12,7 @@
  * something is due. Whoever makes work visible (claims a place, publishes hints, fills a hand) passes a full barrier
  * before looking at the idle threads, and registering is one too; so one of the two sees the other.
  *
- * Waking a thread costs as much as a hundred short tasks. A thread whose tasks are short is called brisk: while one is
+ * Waking a thread is a system call and costs far more than a short task. A thread whose tasks are short is called brisk: while one is
  * awake it sees new work within microseconds, and others are woken only for a backlog. Should its next task block after
  * all, somebody must notice: as long as a thread is brisk, one of those asleep keeps watch and looks up every
  * WATCH_NS. */
