@@ -34,14 +34,17 @@ typedef enum kl_class {
     X(KL_OK, 0, "ok", KL_CLASS_OK)                                                                                     \
     X(KL_EINVAL, -1, "the call or its input is not valid", KL_CLASS_FIX)                                               \
     X(KL_ENOMEM, -2, "out of memory", KL_CLASS_RETRY)                                                                  \
-    X(KL_EFULL, -3, "the shard's queue is full", KL_CLASS_RETRY)                                                       \
+    X(KL_EFULL, -3, "full: there is no room for more", KL_CLASS_RETRY)                                                 \
     X(KL_ECLOSED, -4, "closed: nothing more is accepted", KL_CLASS_FATAL)                                              \
     X(KL_ECANCELLED, -5, "cancelled", KL_CLASS_DROP)                                                                   \
     X(KL_ETIMEDOUT, -6, "timed out", KL_CLASS_DROP)                                                                    \
     X(KL_ENOTFOUND, -7, "not found: it has ended or never was", KL_CLASS_DROP)                                         \
     X(KL_EBUSY, -8, "it is running", KL_CLASS_RETRY)                                                                   \
     X(KL_EDEAD, -9, "failed for good", KL_CLASS_DROP)                                                                  \
-    X(KL_ESYSTEM, -10, "the operating system refused", KL_CLASS_FATAL)
+    X(KL_ESYSTEM, -10, "the operating system refused", KL_CLASS_FATAL)                                                 \
+    X(KL_ESTALE, -11, "fenced off: another owner has taken the shard over", KL_CLASS_DROP)                             \
+    X(KL_ECONFLICT, -12, "somebody else changed it first", KL_CLASS_RETRY)                                             \
+    X(KL_EDAMAGED, -13, "what is stored is damaged", KL_CLASS_FATAL)
 
 typedef enum kl_rc {
 #define KL_RC_ENUM(code, value, text, class_) code = (value),

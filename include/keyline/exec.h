@@ -25,19 +25,16 @@
 
 #include "keyline/bytes.h"
 #include "keyline/error.h"
+#include "keyline/log.h"
+#include "keyline/task.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 /* How long a call may wait. 0 in an options struct means the default, so "do not wait" has a value of its own. */
-#define KL_NO_WAIT (-1)
-#define KL_FOREVER INT64_MAX
-
-/* Priorities work like nice values: lower runs first, 0 is normal. Between keys of one shard they are strict: while a
- * key with a lower value is ready, keys with higher ones wait. */
-#define KL_PRIORITY_MIN            (-16)
-#define KL_PRIORITY_MAX            15
+#define KL_NO_WAIT                 (-1)
+#define KL_FOREVER                 INT64_MAX
 
 #define KL_EXEC_SHARDS_MAX         256
 #define KL_EXEC_THREADS_MAX        1024
@@ -49,13 +46,6 @@ extern "C" {
 typedef struct kl_exec kl_exec;
 typedef struct kl_run kl_run; /* one attempt of one task, valid while its function runs */
 typedef uint64_t kl_exec_id;  /* a submitted task; never 0, and not used again for at least 2^32 tasks of its shard */
-
-typedef enum kl_outcome {
-    KL_DONE,
-    KL_RETRY,     /* run me again later; as often as attempts and deadline allow */
-    KL_DEAD,      /* failed for good: do not retry */
-    KL_CANCELLED, /* not for tasks to return: it is taken as KL_DEAD */
-} kl_outcome;
 
 /* A task's function. It runs on one of the executor's threads and may block, submit (also to its own key), or end its
  * thread: an attempt that ends in pthread_exit or cancellation counts as KL_RETRY, and the thread is replaced. */
@@ -82,11 +72,6 @@ typedef void kl_end_fn(void *ctx, const kl_exec_end *end);
 /* The delay before the attempt after `attempt` (1 = the first has failed), or a negative number to give up now. `random`
  * is fresh each time, for jitter. */
 typedef int64_t kl_retry_fn(void *ctx, uint32_t attempt, uint64_t random);
-
-typedef enum kl_log_level { KL_LOG_ERROR, KL_LOG_WARN, KL_LOG_INFO, KL_LOG_DEBUG } kl_log_level;
-
-/* `text` is one line without its newline, valid during the call. */
-typedef void kl_log_fn(void *ctx, kl_log_level level, const char *text);
 
 /* Settings. Zero in a field means its default; start from {.size = sizeof(kl_exec_opts)}. Each number can also come from
  * the environment (kl_exec_opts_from_env). */

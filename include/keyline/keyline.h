@@ -2,11 +2,15 @@
 #ifndef KEYLINE_KEYLINE_H
 #define KEYLINE_KEYLINE_H
 
+#include "keyline/arena.h"
 #include "keyline/bytes.h"
 #include "keyline/error.h"
 #include "keyline/exec.h"
 #include "keyline/id.h"
 #include "keyline/layout.h"
+#include "keyline/log.h"
 #include "keyline/shards.h"
+#include "keyline/store.h"
+#include "keyline/task.h"
 
 #endif

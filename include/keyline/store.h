@@ -1,0 +1,314 @@
+/* store.h - where tasks are kept: one narrow contract for every engine.
+ *
+ *     kl_store *store;
+ *     uint32_t orders;
+ *     if (kl_store_open("disk:./keyline-data", NULL, &store) != KL_OK ||
+ *         kl_store_partition(store, "orders", 1, &orders) != KL_OK ||
+ *         kl_store_append(store, entries, count, NULL) != KL_OK)
+ *         fprintf(stderr, "%s\n", kl_error_text());
+ *
+ * Promises of every engine
+ *   S1  What append returned KL_OK for is durable, and is shown by scan until it is settled.
+ *   S2  Positions inside a shard ascend in the order of appends; the calls of one thread keep their order, and so do the
+ *       entries of one call. Scan shows a line in its order.
+ *   S3  After a fence at epoch e returned KL_OK, no settle below e has any effect: its whole batch is refused.
+ *   S4  A settle that returned KL_OK is durable: its tasks are never shown by scan again, or (retry) stand in the retry line.
+ *   S5  Every call may be repeated after a lost reply. An append is recognised by its token, a settle and a fence by what
+ *       they say, a record's write by its version and value; the repeat returns KL_OK and changes nothing.
+ *   S6  A call that failed has had no effect, or (classes RETRY and FATAL) its effect is unknown and repeating it is safe.
+ *   S7  Times are judged on the store's clock (kl_store_now), which never steps back.
+ *
+ * All calls are in batches and safe from any thread, except close. Nothing is kept of the caller's memory after a call
+ * returns. Answers lie in the caller's arrays and arena. The engines are described in docs/stores/. */
+#ifndef KEYLINE_STORE_H
+#define KEYLINE_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "keyline/arena.h"
+#include "keyline/bytes.h"
+#include "keyline/error.h"
+#include "keyline/id.h"
+#include "keyline/log.h"
+#include "keyline/task.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct kl_store kl_store;
+
+/* Limits of every call; more is KL_EINVAL. */
+#define KL_BATCH_MAX        65536      /* entries, settled tasks, ids, stubs in one call */
+#define KL_BATCH_BYTES_MAX  (8u << 20) /* keys, kinds, headers, payloads, errors and results of one call */
+#define KL_RECORD_NAME_MAX  512        /* bytes of a record's name */
+#define KL_RECORD_BYTES_MAX (256u << 10)
+#define KL_EPOCH_MAX        (UINT64_MAX >> 1)
+#define KL_ALL_SHARDS       UINT32_MAX
+
+/* What an engine can do beyond the promises. */
+enum {
+    KL_STORE_DURABLE = 1 << 0,       /* survives the end of the process and loss of power */
+    KL_STORE_ATOMIC_APPEND = 1 << 1, /* all of an append's entries, or none; else each entry on its own */
+    KL_STORE_KEY_HASH = 1 << 2,      /* stubs carry key_hash */
+    KL_STORE_WAIT = 1 << 3,          /* wait is told of new work; else it sleeps, and the caller polls */
+    KL_STORE_ASYNC = 1 << 4,         /* append_async returns before the entries are durable; else after */
+    KL_STORE_SHARED = 1 << 5,        /* several processes may open it at once */
+    KL_STORE_SEARCH = 1 << 6,        /* find uses indexes; else it reads through what is kept */
+};
+
+/* ---- Open and close ---- */
+
+/* One call of the store, as it is traced. */
+typedef struct kl_store_call {
+    const char *name; /* "append", "settle", ... */
+    kl_rc rc;
+    uint64_t items; /* entries, settled tasks, stubs, ... */
+    uint64_t bytes; /* of payloads and values */
+    int64_t duration_ns;
+} kl_store_call;
+
+typedef void kl_trace_fn(void *ctx, const kl_store_call *call);
+
+/* Zero in a field means its default; start from {.size = sizeof(kl_store_opts)}. */
+typedef struct kl_store_opts {
+    size_t size;
+    kl_log_fn *log; /* what happens inside, from any thread; NULL: nobody is told */
+    void *log_ctx;
+    kl_trace_fn *trace; /* called after every call, on the caller's thread */
+    void *trace_ctx;
+    kl_now_ms_fn *now_ms; /* the store's clock where the engine has none of its own; the system's wall clock */
+    void *now_ctx;
+    /* disk: */
+    int64_t segment_bytes;    /* of a journal file: 64 MiB; 64 KiB to 1 GiB */
+    int64_t history_rows_max; /* finished tasks that are kept: 10,000,000; the oldest go first */
+    int64_t history_ms_max;   /* no finished task is kept longer: 30 days */
+} kl_store_opts;
+
+/* Opens the store that the URL names:
+ *
+ *     memory:         in this process, gone when it is closed
+ *     disk:PATH       a directory on this machine, made when it is not there; `disk:` alone is ./keyline-data
+ *
+ * KL_EINVAL: no such scheme (the sentence lists them), or an option out of range. KL_EBUSY: another process has it open (the
+ * sentence names its pid). KL_EDAMAGED: it is damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
+KL_API KL_MUST_USE kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store);
+
+/* Ends the store. What was acknowledged is durable already. Appends under way are completed first; no other call may be
+ * under way or follow. NULL is fine. */
+KL_API void kl_store_close(kl_store *store);
+
+typedef struct kl_store_info {
+    const char *scheme;
+    uint32_t can; /* KL_STORE_* */
+} kl_store_info;
+
+KL_API kl_store_info kl_store_info_of(const kl_store *store);
+
+/* The store's clock: milliseconds since 1970, never stepping back. */
+KL_API KL_MUST_USE kl_rc kl_store_now(kl_store *store, int64_t *ret_ms);
+
+/* The number of the partition of this name, made when there is none. Numbers are small, count from 1, and stay the same for the
+ * life of the store. KL_EINVAL: an empty or too long name; or the partition exists with another shard_prefix_len, and
+ * the sentence names both. */
+KL_API KL_MUST_USE kl_rc kl_store_partition(kl_store *store, const char *name, uint32_t shard_prefix_len,
+                                            uint32_t *ret_partition);
+
+/* ---- Tasks ---- */
+
+/* Names an append so that its repeat is recognised: 16 random bytes, or a task's id. It is remembered for at least ten
+ * minutes or the next 65,536 tokens, whichever ends first, across restarts where the engine is durable. */
+typedef struct kl_token {
+    uint8_t bytes[16];
+} kl_token;
+
+/* Called once when an asynchronous append has ended, on a thread of the store or, when it ends at once, on the caller's.
+ * It must be quick and must not wait for the store; kl_store_append_async is allowed. `error` is the sentence, "" on
+ * KL_OK. */
+typedef void kl_appended_fn(void *ctx, kl_rc rc, const char *error);
+
+/* Appends entries of any partitions and shards; durable when it returns KL_OK. token NULL: a repeat would be stored again.
+ * KL_EINVAL: a limit, an unknown partition or shard, an id that does not begin with its shard: nothing was stored, and the sentence names
+ * the entry. KL_EFULL: there is no room; what waits must be settled first, or space made. KL_ESYSTEM: the disk failed. */
+KL_API KL_MUST_USE kl_rc kl_store_append(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token);
+
+/* The same without waiting. KL_OK: `done` has been or will be called, exactly once; the entries were copied. Anything else: refused, and
+ * `done` is not called. */
+KL_API KL_MUST_USE kl_rc kl_store_append_async(kl_store *store, const kl_entry *entries, size_t count,
+                                               const kl_token *token, kl_appended_fn *done, void *ctx);
+
+/* Which part of a line to show. */
+typedef struct kl_scan {
+    kl_place place;
+    int32_t line;         /* a priority, KL_LINE_DUE or KL_LINE_RETRY */
+    int64_t until_ms;     /* due line: nothing due later than this; else ignored */
+    const kl_stub *after; /* go on behind this stub of the same line, which may be gone by now; NULL: from the first */
+    size_t max;           /* 1..KL_BATCH_MAX */
+} kl_scan;
+
+/* The line's tasks, up to max of them; fewer only when the line ends. Tasks that are appended while a line is read in
+ * pieces are shown by a later piece, or by the next reading from the first. */
+KL_API KL_MUST_USE kl_rc kl_store_scan(kl_store *store, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count);
+
+/* Reads tasks of one shard in whatever state they are; ret_tasks[i].state is KL_TASK_UNKNOWN for those that are not known.
+ * Stops early, and says so in *ret_count, when the arena would take more than KL_BATCH_BYTES_MAX; at least one is read.
+ * KL_EDAMAGED: a task's bytes are damaged; the sentence names it, and *ret_count says how many before it were read. */
+KL_API KL_MUST_USE kl_rc kl_store_read(kl_store *store, kl_place place, const kl_task_id *ids, size_t count,
+                                       kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+
+/* What came of tasks of one shard. */
+typedef struct kl_settle {
+    kl_place place;
+    uint64_t epoch;
+    const kl_settled *tasks;
+    size_t count;
+    kl_rc
+        rc; /* set by the call: KL_OK, or KL_ESTALE: the shard is fenced above this epoch and nothing of this batch counts */
+} kl_settle;
+
+/* Settles one batch for each of several shards. Each batch is applied whole or not at all; its `rc` says which. Returns
+ * KL_OK when every batch was, else the first rc that is not. Tasks that are not waiting are passed over. */
+KL_API KL_MUST_USE kl_rc kl_store_settle(kl_store *store, kl_settle *batches, size_t count);
+
+typedef struct kl_fence {
+    kl_place place;
+    uint64_t epoch; /* 1..KL_EPOCH_MAX */
+    kl_rc rc;       /* set by the call: KL_OK, or KL_ESTALE: it is fenced above this epoch already */
+} kl_fence;
+
+/* From now on settles of these shards below `epoch` are refused. Shards begin at epoch 0. */
+KL_API KL_MUST_USE kl_rc kl_store_fence(kl_store *store, kl_fence *fences, size_t count);
+
+/* What waits in a shard, or in all of a partition. */
+typedef struct kl_counts {
+    uint64_t ready;
+    uint64_t due;
+    uint64_t retry;
+    uint32_t priorities;  /* bit (p - KL_PRIORITY_MIN) is set when ready line p is not empty */
+    int64_t oldest_id_ms; /* when the oldest task of the ready lines was made, by its id; 0: none, or not known */
+    uint64_t done, dead, cancelled; /* kept */
+} kl_counts;
+
+/* shard KL_ALL_SHARDS: the whole partition. Finished tasks are counted for partitions only. */
+KL_API KL_MUST_USE kl_rc kl_store_counts(kl_store *store, kl_place place, kl_counts *ret_counts);
+
+/* Waits until something has been appended to the partition since *seen was set by an earlier call (0: ever), or until
+ * wait_ms have passed, and sets *seen. Both are KL_OK: look and see. */
+KL_API KL_MUST_USE kl_rc kl_store_wait(kl_store *store, uint32_t partition, int64_t wait_ms, uint64_t *seen);
+
+/* ---- What is finished and kept ---- */
+
+/* The finished tasks of a job in one shard, by id, behind `after` (NULL: from the first). */
+KL_API KL_MUST_USE kl_rc kl_store_results(kl_store *store, kl_place place, const kl_task_id *job,
+                                          const kl_task_id *after, size_t max, kl_arena *arena, kl_task *ret_tasks,
+                                          size_t *ret_count);
+
+/* What to look for; zero in a field means any. */
+typedef struct kl_find {
+    uint32_t partition;
+    kl_task_state state; /* DONE, DEAD or CANCELLED */
+    kl_bytes key;
+    kl_bytes kind;
+    kl_task_id job;
+    int64_t from_ms, until_ms; /* finished in [from, until) */
+    kl_bytes words;            /* words that all stand in an error of the task, in any case */
+    const kl_task *after;      /* go on behind this one */
+    size_t max;
+} kl_find;
+
+/* Finished tasks, the latest first. */
+KL_API KL_MUST_USE kl_rc kl_store_find(kl_store *store, const kl_find *find, kl_arena *arena, kl_task *ret_tasks,
+                                       size_t *ret_count);
+
+/* Forgets finished tasks; those that are not known are passed over. */
+KL_API KL_MUST_USE kl_rc kl_store_forget(kl_store *store, kl_place place, const kl_task_id *ids, size_t count);
+
+/* ---- Records: small values with a version ---- */
+
+typedef struct kl_record {
+    kl_bytes name;
+    kl_bytes value;
+    uint64_t version;   /* never 0 */
+    int64_t expires_ms; /* 0: never */
+} kl_record;
+
+/* ret_records[i].version is 0 when there is none of that name, or it has expired. */
+KL_API KL_MUST_USE kl_rc kl_store_get(kl_store *store, const kl_bytes *names, size_t count, kl_arena *arena,
+                                      kl_record *ret_records);
+
+typedef struct kl_write {
+    kl_bytes name;
+    uint64_t version; /* what is there now; 0: nothing, or something expired */
+    bool remove;
+    kl_bytes value;
+    int64_t expires_ms;
+    kl_rc rc;             /* set by the call: KL_OK, or KL_ECONFLICT: another version is there */
+    uint64_t new_version; /* set on KL_OK; 0 after a remove */
+} kl_write;
+
+/* Writes each record whose version is still the one given; each on its own, in order. A put that finds its own value already there
+ * under a later version is taken as its repeat, so values that must be told apart carry something unique. A remove of what is not there
+ * is KL_OK. Returns KL_OK when every write was made, else the first rc that is not. */
+KL_API KL_MUST_USE kl_rc kl_store_put(kl_store *store, kl_write *writes, size_t count);
+
+/* Records whose names begin with `prefix`, by name, behind `after` (empty: from the first); expired ones are left out. */
+KL_API KL_MUST_USE kl_rc kl_store_list(kl_store *store, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena,
+                                       kl_record *ret_records, size_t *ret_count);
+
+/* ---- Watching ---- */
+
+/* All counters in Prometheus text, in the arena, with a zero byte behind. */
+KL_API KL_MUST_USE kl_rc kl_store_metrics(kl_store *store, kl_arena *arena, kl_bytes *ret_text);
+
+/* ---- Writing an engine ---- */
+
+/* An append as engines see it. `done` NULL: wait until it is durable. */
+typedef struct kl_append {
+    const kl_entry *entries;
+    size_t count;
+    size_t bytes; /* of their keys, kinds, headers and payloads */
+    const kl_token *token;
+    kl_appended_fn *done;
+    void *ctx;
+} kl_append;
+
+/* The dispatcher has checked every argument against the limits above, and partitions and shards against what `partition` returned;
+ * an engine sees valid input only. It sets rc fields itself and returns as the public call does. */
+typedef struct kl_engine {
+    size_t size;        /* sizeof(kl_engine): functions are only ever appended */
+    const char *scheme; /* "disk" */
+    const char *usage;  /* "disk:PATH", for the list of known schemes */
+    uint32_t can;
+    kl_rc (*open)(const char *where, const kl_store_opts *opts,
+                  void **ret_self); /* the URL behind its colon; opts complete */
+    void (*close)(void *self);
+    kl_rc (*now)(void *self, int64_t *ret_ms);
+    kl_rc (*partition)(void *self, const char *name, uint32_t shard_prefix_len, uint32_t *ret_partition);
+    kl_rc (*append)(void *self, const kl_append *append);
+    kl_rc (*scan)(void *self, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count);
+    kl_rc (*read)(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                  size_t *ret_count);
+    kl_rc (*settle)(void *self, kl_settle *batches, size_t count);
+    kl_rc (*fence)(void *self, kl_fence *fences, size_t count);
+    kl_rc (*counts)(void *self, kl_place place, kl_counts *ret_counts);
+    kl_rc (*wait)(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen);
+    kl_rc (*results)(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
+                     kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+    kl_rc (*find)(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+    kl_rc (*forget)(void *self, kl_place place, const kl_task_id *ids, size_t count);
+    kl_rc (*get)(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records);
+    kl_rc (*put)(void *self, kl_write *writes, size_t count);
+    kl_rc (*list)(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
+                  size_t *ret_count);
+} kl_engine;
+
+/* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must outlive it. */
+KL_API KL_MUST_USE kl_rc kl_store_open_engine(const kl_engine *engine, const char *where, const kl_store_opts *opts,
+                                              kl_store **ret_store);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

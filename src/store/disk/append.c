@@ -1,0 +1,258 @@
+/* append.c - tasks into the journal.
+ *
+ * The caller's thread writes the records straight into the group's buffer: each byte of a payload is copied once. */
+#include <string.h>
+
+#include "base/hash.h"
+#include "base/wait.h"
+#include "store/disk/disk.h"
+
+static bool has_job(const kl_entry *entry)
+{
+    static const kl_task_id none;
+    return memcmp(&entry->job, &none, sizeof none) != 0;
+}
+
+static size_t record_bytes(const kl_entry *entry)
+{
+    size_t bytes =
+        sizeof(kl__entry_record) + entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
+    return kl__round8(bytes + (entry->due_ms ? 8 : 0) + (has_job(entry) ? 16 : 0));
+}
+
+static char *put_bytes(char *at, kl_bytes bytes)
+{
+    if (bytes.len)
+        memcpy(at, bytes.data, bytes.len);
+    return at + bytes.len;
+}
+
+static uint64_t key_hash(kl_bytes key)
+{
+    if (key.len == 0)
+        return 0;
+    uint64_t hash = kl__hash(key, KL_SEED_LANE);
+    return hash ? hash : 1;
+}
+
+/* Writes the entry's record at `at`; returns its CRC. */
+static uint32_t put_entry(const kl_entry *entry, uint64_t sequence, char *at, size_t *ret_bytes)
+{
+    kl__entry_record *record = (kl__entry_record *)(void *)at;
+    char *end = (char *)(record + 1);
+    *record = (kl__entry_record){
+        .header = {.sequence = sequence,
+                   .type = KL_RECORD_ENTRY,
+                   .small = {(uint8_t)(int8_t)entry->priority, (uint8_t)entry->kind.len},
+                   .partition = (uint16_t)entry->place.partition,
+                   .shard = (uint16_t)entry->place.shard},
+        .key_hash = key_hash(entry->key),
+        .key_bytes = (uint16_t)entry->key.len,
+        .headers_bytes = (uint16_t)entry->headers.len,
+        .payload_bytes = (uint32_t)entry->payload.len,
+    };
+    memcpy(record->id, &entry->id, sizeof record->id);
+    if (entry->due_ms) {
+        record->header.flags |= KL_ENTRY_DUE;
+        memcpy(end, &entry->due_ms, 8);
+        end += 8;
+    }
+    if (has_job(entry)) {
+        record->header.flags |= KL_ENTRY_JOB;
+        memcpy(end, &entry->job, 16);
+        end += 16;
+    }
+    end = put_bytes(put_bytes(put_bytes(put_bytes(end, entry->key), entry->kind), entry->headers), entry->payload);
+    uint32_t crc = kl__record_seal(&record->header, end);
+    *ret_bytes = record->header.bytes;
+    return crc;
+}
+
+static uint32_t put_token(const kl_token *token, uint64_t sequence, char *at)
+{
+    kl__token_record *record = (kl__token_record *)(void *)at;
+    *record = (kl__token_record){.header = {.sequence = sequence, .type = KL_RECORD_TOKEN}};
+    memcpy(record->token, token, sizeof record->token);
+    return kl__record_seal(&record->header, (char *)(record + 1));
+}
+
+static void put_all(const kl_append *append, kl__commit *call, uint64_t *ret_sum)
+{
+    char *at = call->bytes;
+    uint64_t sequence = call->sequence;
+    *ret_sum = 0;
+    if (append->token) {
+        *ret_sum += put_token(append->token, sequence++, at);
+        at += sizeof(kl__token_record);
+    }
+    for (size_t i = 0; i < append->count; i++) {
+        size_t bytes;
+        *ret_sum += put_entry(&append->entries[i], sequence++, at, &bytes);
+        at += bytes;
+    }
+}
+
+static kl_rc append_now(kl__disk *disk, const kl_append *append, kl__commit *call)
+{
+    size_t bytes = append->token ? sizeof(kl__token_record) : 0;
+    uint64_t sum;
+    for (size_t i = 0; i < append->count; i++)
+        bytes += record_bytes(&append->entries[i]);
+    kl_rc rc = kl__journal_reserve(disk->journal, bytes, append->count + (append->token != NULL), true, call);
+    if (rc != KL_OK)
+        return rc;
+    put_all(append, call, &sum);
+    kl__journal_publish(disk->journal, call, sum);
+    return KL_OK;
+}
+
+static kl_rc append_and_wait(kl__disk *disk, const kl_append *append)
+{
+    kl__commit call = {.done = NULL};
+    kl_rc rc = append_now(disk, append, &call);
+    return rc == KL_OK ? kl__journal_wait(disk->journal, &call) : rc;
+}
+
+static kl_rc append_later(kl__disk *disk, const kl_append *append, kl_appended_fn *done, void *ctx)
+{
+    kl__commit *call = kl__alloc_zeroed(1, sizeof *call);
+    if (!call)
+        return kl__fail_memory();
+    call->done = done;
+    call->ctx = ctx;
+    kl_rc rc = append_now(disk, append, call);
+    if (rc != KL_OK)
+        kl__free(call);
+    return rc;
+}
+
+/* ---- Tokens ----
+ *
+ * An append with a token is in flight from the decision that its token is new until it is applied. A repeat that comes
+ * meanwhile ends as the first does: it waits, or follows it. */
+
+typedef struct follower {
+    kl_appended_fn *done;
+    void *ctx;
+    struct follower *next;
+} follower;
+
+struct kl__flight {
+    kl_token token;
+    kl__flight *next;
+    follower *followers;
+    kl__disk *disk; /* the rest is for asynchronous ones, which are on the heap */
+    kl_appended_fn *done;
+    void *ctx;
+};
+
+static kl__flight **flight_link(kl__disk *disk, const kl_token *token)
+{
+    kl_bytes bytes = {token->bytes, sizeof token->bytes};
+    kl__flight **link = &disk->flights[kl__hash_local(bytes) % KL_FLIGHTS];
+    while (*link && memcmp(&(*link)->token, token, sizeof *token) != 0)
+        link = &(*link)->next;
+    return link;
+}
+
+/* Decides what an append with a token is: known already, the repeat of one in flight, or new. For a repeat that cannot
+ * wait, `follow` is taken. */
+typedef enum token_is { TOKEN_NEW, TOKEN_KNOWN, TOKEN_FOLLOWED } token_is;
+
+static token_is take_off(kl__disk *disk, const kl_token *token, kl__flight *flight, follower *follow)
+{
+    token_is what = TOKEN_NEW;
+    pthread_mutex_lock(&disk->state.mutex);
+    kl__flight **link;
+    for (;;) {
+        link = flight_link(disk, token);
+        if (kl__tokens_find(disk->state.tokens, token))
+            what = TOKEN_KNOWN;
+        else if (*link && follow)
+            what = TOKEN_FOLLOWED;
+        if (what != TOKEN_NEW || !*link)
+            break;
+        kl__cond_wait(&disk->unclaimed, &disk->state.mutex, KL_NEVER);
+    }
+    if (what == TOKEN_FOLLOWED) {
+        follow->next = (*link)->followers;
+        (*link)->followers = follow;
+    } else if (what == TOKEN_NEW) {
+        flight->token = *token;
+        flight->next = NULL;
+        flight->followers = NULL;
+        *link = flight;
+    }
+    pthread_mutex_unlock(&disk->state.mutex);
+    return what;
+}
+
+static void land(kl__disk *disk, kl__flight *flight, kl_rc rc, const char *error)
+{
+    pthread_mutex_lock(&disk->state.mutex);
+    kl__flight **link = flight_link(disk, &flight->token);
+    KL_ASSERT(*link == flight);
+    *link = flight->next;
+    pthread_cond_broadcast(&disk->unclaimed);
+    pthread_mutex_unlock(&disk->state.mutex);
+    for (follower *next, *follow = flight->followers; follow; follow = next) {
+        next = follow->next;
+        follow->done(follow->ctx, rc, error);
+        kl__free(follow);
+    }
+}
+
+static void land_later(void *ctx, kl_rc rc, const char *error)
+{
+    kl__flight *flight = ctx;
+    land(flight->disk, flight, rc, error);
+    flight->done(flight->ctx, rc, error);
+    kl__free(flight);
+}
+
+static kl_rc append_token_later(kl__disk *disk, const kl_append *append)
+{
+    kl__flight *flight = kl__alloc_zeroed(1, sizeof *flight);
+    follower *follow = kl__alloc_zeroed(1, sizeof *follow);
+    if (!flight || !follow) {
+        kl__free(flight);
+        kl__free(follow);
+        return kl__fail_memory();
+    }
+    *follow = (follower){append->done, append->ctx, NULL};
+    token_is what = take_off(disk, append->token, flight, follow);
+    if (what != TOKEN_FOLLOWED)
+        kl__free(follow);
+    if (what != TOKEN_NEW) {
+        kl__free(flight);
+        if (what == TOKEN_KNOWN)
+            append->done(append->ctx, KL_OK, "");
+        return KL_OK;
+    }
+    flight->disk = disk;
+    flight->done = append->done;
+    flight->ctx = append->ctx;
+    kl_rc rc = append_later(disk, append, land_later, flight);
+    if (rc != KL_OK) {
+        land(disk, flight, rc, kl_error_text());
+        kl__free(flight);
+    }
+    return rc;
+}
+
+static kl_rc append_token_and_wait(kl__disk *disk, const kl_append *append)
+{
+    kl__flight flight;
+    if (take_off(disk, append->token, &flight, NULL) == TOKEN_KNOWN)
+        return KL_OK;
+    kl_rc rc = append_and_wait(disk, append);
+    land(disk, &flight, rc, rc == KL_OK ? "" : kl_error_text());
+    return rc;
+}
+
+kl_rc kl__disk_append(void *self, const kl_append *append)
+{
+    if (append->token)
+        return append->done ? append_token_later(self, append) : append_token_and_wait(self, append);
+    return append->done ? append_later(self, append, append->done, append->ctx) : append_and_wait(self, append);
+}

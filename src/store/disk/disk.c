@@ -1,0 +1,380 @@
+/* disk.c - opens and closes a data directory, and answers from memory. */
+#include "store/disk/disk.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/wait.h"
+#include "store/engines.h"
+
+enum { SCAN_PART = 1024 };
+
+/* ---- The clock ---- */
+
+int64_t kl__disk_now(void *ctx)
+{
+    kl__disk *disk = ctx;
+    int64_t now_ms = disk->now_ms(disk->now_ctx);
+    int64_t last_ms = atomic_load_explicit(&disk->clock_ms, memory_order_relaxed);
+    while (now_ms > last_ms)
+        if (atomic_compare_exchange_weak(&disk->clock_ms, &last_ms, now_ms))
+            return now_ms;
+    return last_ms;
+}
+
+static kl_rc now(void *self, int64_t *ret_ms)
+{
+    *ret_ms = kl__disk_now(self);
+    return KL_OK;
+}
+
+/* ---- Partitions ---- */
+
+/* With the state's mutex held. KL_ENOTFOUND: there is none of that name. */
+static kl_rc find_partition(const kl__state *state, const char *name, uint32_t shard_prefix_len,
+                            uint32_t *ret_partition)
+{
+    for (uint32_t number = 1; number <= state->partition_count; number++) {
+        const kl__partition_state *partition = state->partitions[number];
+        if (strcmp(partition->name, name) != 0)
+            continue;
+        if (partition->shard_prefix_len != shard_prefix_len)
+            return kl__fail(KL_EINVAL,
+                            "partition '%s' has shard_prefix_len %u in this store, and %u was asked for; use %u", name,
+                            partition->shard_prefix_len, shard_prefix_len, partition->shard_prefix_len);
+        *ret_partition = number;
+        return KL_OK;
+    }
+    return KL_ENOTFOUND;
+}
+
+static kl_rc make_partition(kl__disk *disk, const char *name, uint32_t shard_prefix_len, uint32_t number)
+{
+    kl__commit call = {.done = NULL};
+    size_t name_bytes = strlen(name) + 1;
+    kl_rc rc =
+        kl__journal_reserve(disk->journal, kl__round8(sizeof(kl__partition_record) + name_bytes), 1, false, &call);
+    if (rc != KL_OK)
+        return rc;
+    kl__partition_record *record = (kl__partition_record *)(void *)call.bytes;
+    *record = (kl__partition_record){
+        .header = {.sequence = call.sequence, .type = KL_RECORD_PARTITION, .small = {(uint8_t)shard_prefix_len}},
+        .number = number,
+    };
+    memcpy(record + 1, name, name_bytes);
+    kl__journal_publish(disk->journal, &call, kl__record_seal(&record->header, (char *)(record + 1) + name_bytes));
+    return kl__journal_wait(disk->journal, &call);
+}
+
+static kl_rc partition(void *self, const char *name, uint32_t shard_prefix_len, uint32_t *ret_partition)
+{
+    kl__disk *disk = self;
+    kl__state *state = &disk->state;
+    pthread_mutex_lock(&disk->partition_mutex);
+    pthread_mutex_lock(&state->mutex);
+    kl_rc rc = find_partition(state, name, shard_prefix_len, ret_partition);
+    uint32_t number = state->partition_count + 1;
+    pthread_mutex_unlock(&state->mutex);
+    if (rc == KL_ENOTFOUND && number > KL_DISK_PARTITIONS_MAX)
+        rc = kl__fail(KL_EFULL, "a disk store holds %d partitions, and all are taken", KL_DISK_PARTITIONS_MAX);
+    if (rc == KL_ENOTFOUND) {
+        rc = make_partition(disk, name, shard_prefix_len, number);
+        if (rc == KL_OK) {
+            *ret_partition = number;
+            rc = kl__history_name(disk->history, number, name);
+        }
+    }
+    pthread_mutex_unlock(&disk->partition_mutex);
+    return rc;
+}
+
+/* ---- Looking ---- */
+
+/* In parts, so that others get the mutex in between. */
+static kl_rc scan(void *self, const kl_scan *asked, kl_stub *ret_stubs, size_t *ret_count)
+{
+    kl__disk *disk = self;
+    kl_scan part = *asked;
+    size_t count = 0, got;
+    do {
+        part.max = asked->max - count < SCAN_PART ? asked->max - count : SCAN_PART;
+        pthread_mutex_lock(&disk->state.mutex);
+        kl__state_scan(&disk->state, &part, ret_stubs + count, &got);
+        pthread_mutex_unlock(&disk->state.mutex);
+        count += got;
+        if (got)
+            part.after = &ret_stubs[count - 1];
+    } while (got == part.max && count < asked->max);
+    *ret_count = count;
+    return KL_OK;
+}
+
+static void count_shard(const kl__state *state, const kl__partition_state *partition, const kl__shard_state *shard,
+                        kl_counts *counts)
+{
+    kl_layout layout = {1, partition->shard_prefix_len};
+    for (int line = KL_PRIORITY_MIN; line <= KL_LINE_RETRY; line++) {
+        const kl__line *its = shard->lines[line - KL_PRIORITY_MIN];
+        kl__line_at at;
+        if (!its || its->count == 0)
+            continue;
+        if (line == KL_LINE_DUE) {
+            counts->due += its->count;
+        } else if (line == KL_LINE_RETRY) {
+            counts->retry += its->count;
+        } else if (kl__line_first(its, &at)) {
+            int64_t ms = kl_id_ms(&layout, &kl__stubs_slot(state->stubs, kl__line_slot(its, &at))->id);
+            counts->ready += its->count;
+            counts->priorities |= 1u << (line - KL_PRIORITY_MIN);
+            if (!counts->oldest_id_ms || ms < counts->oldest_id_ms)
+                counts->oldest_id_ms = ms;
+        }
+    }
+}
+
+static kl_rc counts(void *self, kl_place place, kl_counts *ret_counts)
+{
+    kl__disk *disk = self;
+    kl__state *state = &disk->state;
+    memset(ret_counts, 0, sizeof *ret_counts);
+    pthread_mutex_lock(&state->mutex);
+    const kl__partition_state *its = state->partitions[place.partition];
+    uint32_t first = place.shard == KL_ALL_SHARDS ? 0 : place.shard;
+    uint32_t end = place.shard == KL_ALL_SHARDS ? 1u << (4 * its->shard_prefix_len) : place.shard + 1;
+    for (uint32_t shard = first; shard < end; shard++)
+        if (its->shards[shard])
+            count_shard(state, its, its->shards[shard], ret_counts);
+    pthread_mutex_unlock(&state->mutex);
+    if (place.shard != KL_ALL_SHARDS)
+        return KL_OK;
+    kl_rc rc = kl__keeper_catch_up(disk);
+    return rc == KL_OK ? kl__history_counts(disk->history, place.partition, &ret_counts->done, &ret_counts->dead,
+                                            &ret_counts->cancelled)
+                       : rc;
+}
+
+static kl_rc wait_for_work(void *self, uint32_t number, int64_t wait_ms, uint64_t *seen)
+{
+    kl__disk *disk = self;
+    kl__state *state = &disk->state;
+    int64_t until_ns = kl__deadline_ns(wait_ms);
+    pthread_mutex_lock(&state->mutex);
+    const kl__partition_state *its = state->partitions[number];
+    state->waiters++;
+    while (its->appended == *seen && kl__cond_wait(&state->appended, &state->mutex, until_ns))
+        continue;
+    state->waiters--;
+    *seen = its->appended;
+    pthread_mutex_unlock(&state->mutex);
+    return KL_OK;
+}
+
+/* ---- Open ---- */
+
+static kl_rc make_directory(kl__disk *disk, const char *path)
+{
+    int error = disk->vfs->mkdir(disk->vfs, path);
+    if (error && error != -EEXIST)
+        return kl__fail(KL_ESYSTEM, "the directory %s could not be made: %s", path, strerror(-error));
+    return KL_OK;
+}
+
+/* The directory that holds the data directory; its entry has to be durable too. */
+static void parent_of(const char *path, char *ret_parent)
+{
+    const char *slash = strrchr(path, '/');
+    if (!slash)
+        snprintf(ret_parent, KL_PATH_BYTES, ".");
+    else if (slash == path)
+        snprintf(ret_parent, KL_PATH_BYTES, "/");
+    else
+        snprintf(ret_parent, KL_PATH_BYTES, "%.*s", (int)(slash - path), path);
+}
+
+static kl_rc sync_directory(kl__disk *disk, const char *path)
+{
+    int error = disk->vfs->sync_dir(disk->vfs, path);
+    return error ? kl__fail(KL_ESYSTEM, "the directory %s could not be synced: %s", path, strerror(-error)) : KL_OK;
+}
+
+static kl_rc take_ownership(kl__disk *disk)
+{
+    int64_t pid = 0;
+    int error = disk->vfs->lock(disk->vfs, disk->path, &disk->lock, &pid);
+    if (error == -EBUSY && pid)
+        return kl__fail(KL_EBUSY, "%s is open in process %lld; stop that one, or reach it through its own interface",
+                        disk->path, (long long)pid);
+    if (error == -EBUSY)
+        return kl__fail(KL_EBUSY, "%s is open in another process; stop that one first", disk->path);
+    return error ? kl__fail(KL_ESYSTEM, "%s could not be taken: %s", disk->path, strerror(-error)) : KL_OK;
+}
+
+static kl_rc open_directories(kl__disk *disk)
+{
+    char parent[KL_PATH_BYTES];
+    parent_of(disk->path, parent);
+    kl_rc rc = make_directory(disk, disk->path);
+    if (rc == KL_OK)
+        rc = take_ownership(disk);
+    if (rc == KL_OK)
+        rc = make_directory(disk, disk->segments.dir);
+    if (rc == KL_OK)
+        rc = sync_directory(disk, disk->path);
+    return rc == KL_OK ? sync_directory(disk, parent) : rc;
+}
+
+static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts)
+{
+    char path[KL_PATH_BYTES];
+    snprintf(path, sizeof path, "%.4000s/history.db", disk->path);
+    kl_rc rc = kl__history_open(path, disk->vfs->sqlite_vfs, opts->history_rows_max, &disk->history);
+    if (rc == KL_OK)
+        disk->state.kept_sequence = kl__history_position(disk->history);
+    return rc;
+}
+
+/* The next segment, unless the disk is full: then the store opens and refuses appends. */
+static kl_rc prepare_segments(kl__disk *disk)
+{
+    int error = kl__segments_prepare(&disk->segments);
+    bool is_full = error == -ENOSPC || error == -EDQUOT;
+    if (error && !(is_full && disk->segments.active))
+        return kl__fail(is_full ? KL_EFULL : KL_ESYSTEM, "the journal in %s could not be prepared: %s; make room there",
+                        disk->segments.dir, strerror(-error));
+    return KL_OK;
+}
+
+static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
+{
+    kl__recovered recovered;
+    kl_rc rc = open_directories(disk);
+    if (rc == KL_OK)
+        rc = open_history(disk, opts);
+    if (rc == KL_OK)
+        rc = kl__recover(&disk->segments, &disk->state, &recovered);
+    if (rc == KL_OK)
+        rc = prepare_segments(disk);
+    if (rc != KL_OK)
+        return rc;
+    atomic_store(&disk->clock_ms, recovered.clock_ms);
+    uint64_t last_sequence =
+        recovered.last_sequence; /* never below what history knows, even when the journal is gone */
+    if (disk->state.kept_sequence > last_sequence)
+        last_sequence = disk->state.kept_sequence;
+    rc = kl__journal_open(&disk->state, &disk->segments, kl__disk_now, disk, recovered.last_frame, last_sequence,
+                          &disk->journal);
+    if (rc == KL_OK)
+        rc = kl__keeper_start(disk);
+    if (rc == KL_OK)
+        rc = kl__upkeep_start(disk);
+    return rc;
+}
+
+static void close_disk(void *self)
+{
+    kl__disk *disk = self;
+    if (!disk)
+        return;
+    kl__keeper_stop(disk);
+    kl__upkeep_stop(disk);
+    kl__journal_close(disk->journal);
+    kl__history_close(disk->history);
+    kl__segments_close(&disk->segments);
+    kl__state_close(&disk->state);
+    disk->vfs->unlock(disk->vfs, disk->lock);
+    pthread_cond_destroy(&disk->unclaimed);
+    pthread_mutex_destroy(&disk->partition_mutex);
+    kl__free(disk);
+}
+
+static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, void **ret_self)
+{
+    if (strlen(path) > KL_PATH_BYTES - 128)
+        return kl__fail(KL_EINVAL, "the path of the data directory has %zu bytes; %d is the most", strlen(path),
+                        KL_PATH_BYTES - 128);
+    kl__disk *disk = kl__alloc_zeroed(1, sizeof *disk);
+    if (!disk)
+        return kl__fail_memory();
+    disk->vfs = vfs;
+    disk->now_ms = opts->now_ms;
+    disk->now_ctx = opts->now_ctx;
+    disk->history_ms_max = opts->history_ms_max;
+    snprintf(disk->path, sizeof disk->path, "%s", *path ? path : "./keyline-data");
+    kl__segments *segments = &disk->segments;
+    segments->vfs = vfs;
+    segments->segment_bytes = (uint64_t)opts->segment_bytes;
+    segments->state = &disk->state;
+    segments->log = opts->log;
+    segments->log_ctx = opts->log_ctx;
+    snprintf(segments->dir, sizeof segments->dir, "%.4000s/journal", disk->path);
+    pthread_mutex_init(&segments->files, NULL);
+    pthread_mutex_init(&segments->mutex, NULL);
+    kl__cond_init(&segments->changed);
+    kl__cond_init(&disk->unclaimed);
+    pthread_mutex_init(&disk->partition_mutex, NULL);
+    kl_rc rc = kl__state_open(&disk->state);
+    if (rc == KL_OK)
+        rc = open_all(disk, opts);
+    if (rc != KL_OK) {
+        close_disk(disk);
+        return rc;
+    }
+    *ret_self = disk;
+    return KL_OK;
+}
+
+static kl_rc open_disk(const char *where, const kl_store_opts *opts, void **ret_self)
+{
+    return open_on(&kl__vfs_system, where, opts, ret_self);
+}
+
+const kl_engine kl__engine_disk = {
+    .size = sizeof(kl_engine),
+    .scheme = "disk",
+    .usage = "disk:PATH",
+    .can = KL_STORE_DURABLE | KL_STORE_ATOMIC_APPEND | KL_STORE_KEY_HASH | KL_STORE_WAIT | KL_STORE_ASYNC |
+           KL_STORE_SEARCH,
+    .open = open_disk,
+    .close = close_disk,
+    .now = now,
+    .partition = partition,
+    .append = kl__disk_append,
+    .scan = scan,
+    .read = kl__disk_read,
+    .settle = kl__disk_settle,
+    .fence = kl__disk_fence,
+    .counts = counts,
+    .wait = wait_for_work,
+    .results = kl__disk_results,
+    .find = kl__disk_find,
+    .forget = kl__disk_forget,
+    .get = kl__disk_get,
+    .put = kl__disk_put,
+    .list = kl__disk_list,
+};
+
+/* The engine's open has no place for a file system, so it travels beside the call, on the same thread. */
+static _Thread_local kl__vfs *next_vfs;
+
+static kl_rc open_next(const char *where, const kl_store_opts *opts, void **ret_self)
+{
+    return open_on(next_vfs, where, opts, ret_self);
+}
+
+static kl_engine engine_on;
+
+static void make_engine_on(void)
+{
+    engine_on = kl__engine_disk;
+    engine_on.open = open_next;
+}
+
+kl_rc kl__disk_open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, kl_store **ret_store)
+{
+    static pthread_once_t made = PTHREAD_ONCE_INIT;
+    pthread_once(&made, make_engine_on);
+    next_vfs = vfs;
+    return kl_store_open_engine(&engine_on, path, opts, ret_store);
+}

@@ -1,0 +1,110 @@
+/* disk.h - the disk engine: one machine's directory. docs/stores/disk.md describes it, format.h its files.
+ *
+ *      append.c  settle.c  values.c            tasks.c  disk.c (scan, counts, wait)
+ *            │ decide, encode                        ▲ read
+ *            ▼                                       │
+ *        journal.c ── durable ──► state.c  ──────────┤
+ *            │                       ▲  │            │
+ *        segments.c ◄── compact.c ───┘  └► keep.c ─► history.c
+ *
+ * Mutexes, in the order in which they may be taken: the journal's lead, the state's, the segments'. */
+#ifndef KL_STORE_DISK_H
+#define KL_STORE_DISK_H
+
+#include "base/base.h"
+#include "keyline/store.h"
+#include "store/disk/history.h"
+#include "store/disk/journal.h"
+#include "store/disk/recover.h"
+#include "store/disk/segments.h"
+#include "store/disk/state.h"
+
+enum { KL_CLAIM_WORDS = 4, KL_FLIGHTS = 256, KL_KEEP_ERROR_BYTES = 256 };
+
+/* Things that calls under way are about to change, as a set of hashes: 256 bits. Two things may share a bit; then one
+ * waits for the other without need. */
+typedef struct kl__claims {
+    uint64_t bits[KL_CLAIM_WORDS];
+} kl__claims;
+
+typedef struct kl__flight kl__flight; /* append.c */
+
+typedef struct kl__disk {
+    kl__vfs *vfs;
+    char path[KL_PATH_BYTES];
+    kl__file *lock;
+    kl__state state;
+    kl__segments segments;
+    kl__journal *journal;
+    kl__history *history;
+
+    kl_now_ms_fn *now_ms;
+    void *now_ctx;
+    _Atomic(int64_t) clock_ms; /* what it showed last: it never steps back */
+
+    kl__claims claimed_values; /* with the state's mutex, like the next two: records */
+    kl__claims claimed_fences;
+    kl__flight *flights[KL_FLIGHTS]; /* appends with a token that are under way */
+    pthread_cond_t unclaimed;        /* one of the three has changed */
+    pthread_mutex_t partition_mutex; /* one is made at a time */
+
+    pthread_t upkeep;
+    bool has_upkeep;
+    uint64_t compacted; /* the last segment whose live records were copied */
+
+    pthread_t keeper;
+    bool has_keeper;
+    bool keeper_stops; /* with the state's mutex, like the next two */
+    kl_rc keeper_rc;   /* how the last try ended */
+    char keeper_error[KL_KEEP_ERROR_BYTES];
+    int64_t history_ms_max;
+} kl__disk;
+
+/* Opens a store in the directory `path` of another file system than the machine's, for tests. */
+kl_rc kl__disk_open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, kl_store **ret_store);
+
+int64_t kl__disk_now(void *disk); /* a kl_now_ms_fn */
+
+/* ---- Deciding (settle.c): with the state's mutex held ---- */
+
+void kl__claim_add(kl__claims *claims, uint64_t hash);
+bool kl__claims_meet(const kl__claims *a, const kl__claims *b);
+
+/* Waits until none of `wanted` is claimed, and claims it. */
+void kl__claim(kl__disk *disk, kl__claims *claimed, const kl__claims *wanted);
+void kl__unclaim(kl__disk *disk, kl__claims *claimed, const kl__claims *wanted); /* takes the mutex itself */
+
+/* ---- Upkeep (compact.c) and history (keep.c) ---- */
+
+kl_rc kl__upkeep_start(kl__disk *disk);
+void kl__upkeep_stop(kl__disk *disk);
+
+kl_rc kl__keeper_start(kl__disk *disk);
+void kl__keeper_stop(kl__disk *disk); /* when everything is taken over, or cannot be */
+
+/* Until history shows everything that was settled before the call, and nothing that has expired. KL_ESYSTEM, KL_EFULL: it cannot be
+ * written; the sentence says why. */
+kl_rc kl__keeper_catch_up(kl__disk *disk);
+
+/* ---- The calls of the engine ---- */
+
+kl_rc kl__disk_append(void *self, const kl_append *append);
+kl_rc kl__disk_settle(void *self, kl_settle *batches, size_t count);
+kl_rc kl__disk_fence(void *self, kl_fence *fences, size_t count);
+kl_rc kl__disk_read(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
+                    kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__disk_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
+                       kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__disk_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__disk_forget(void *self, kl_place place, const kl_task_id *ids, size_t count);
+kl_rc kl__disk_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records);
+kl_rc kl__disk_put(void *self, kl_write *writes, size_t count);
+kl_rc kl__disk_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
+                    size_t *ret_count);
+
+/* A task's record read back from the journal, checked, in the arena. KL_EDAMAGED: it is not what was written. */
+kl_rc kl__disk_read_record(kl__disk *disk, const kl__segment *segment, uint64_t offset, uint32_t bytes, kl_arena *arena,
+                           const kl__record_header **ret_record);
+void kl__entry_decode(const kl__entry_record *record, kl_entry *ret_entry);
+
+#endif

@@ -1,0 +1,206 @@
+/* format.h - the journal on disk, byte by byte. Version 1; little-endian throughout.
+ *
+ * A data directory holds
+ *
+ *      journal/0000000000000001.seg ...   segments, numbered without gaps; the last one or two are not full yet
+ *      journal/spare                      a segment to be used again; what it holds means nothing
+ *      history.db                         what is finished and kept (history.h)
+ *      quarantine/                        what `keyline doctor --repair` could not read and moved aside
+ *      lock                               the pid of the process that has it open
+ *
+ * A segment is a header, then frames one behind another, up to the first place where no valid frame stands. Segments are
+ * written full once, with zeros, and then used again: what stands behind the last frame is left over from before.
+ *
+ *      segment header                               frame header
+ *       0  8  "KLSEGMNT"                              0  4  "KLF1"
+ *       8  4  version, 1                              4  4  CRC-32C of bytes 8..63
+ *      12  4  CRC-32C of bytes 16..63                 8  8  number of the segment it was written for
+ *      16  8  number of this segment                 16  8  number of the frame, counting from 1 without gaps
+ *      24  8  random number of the journal           24  8  random number of the journal
+ *      32  8  bytes of this segment                  32  8  the store's clock, ms since 1970
+ *      40 24  zero                                   40  8  sum of the CRCs of its records
+ *                                                    48  4  bytes of its records
+ *                                                    52  4  how many records
+ *                                                    56  8  sequence number of its first record, moved ones not counted
+ *
+ * A frame is what one commit wrote, and counts whole or not at all: its header's CRC, each record's CRC and the sum of
+ * them must be right. The sum binds the records to the header, so that a record left over from before cannot pass for
+ * one of this frame. Frame n + 1 is written only after frame n was synced; so a bad frame with a good one of a higher
+ * number behind it is damage, and a bad frame with nothing behind it is the torn end of the last write.
+ *
+ * A record begins with these 32 bytes, and is as long as a multiple of 8, filled up with zeros:
+ *
+ *       0  4  CRC-32C of bytes 4..          24  1  type
+ *       4  4  bytes of this record          25  1  flags
+ *       8  8  sequence number               26  1  \ as the type says
+ *      16  8  epoch; 0 where none applies   27  1  /
+ *                                           28  2  partition
+ *                                           30  2  shard
+ *
+ * ENTRY, a task                            SETTLE, what came of tasks of a shard
+ *      26  1  priority, signed                   32  4  how many tasks
+ *      27  1  bytes of its kind                  36  4  zero
+ *      32 16  id                                 40     each task: 24 bytes, then what its numbers say,
+ *      48  8  key's hash; 0: no key                     filled up to a multiple of 8
+ *      56  2  bytes of its key                         0 16  id
+ *      58  2  bytes of its headers                    16  1  outcome: 0 done, 1 retry, 2 dead, 3 cancelled
+ *      60  4  bytes of its payload                    17  1  flags: 1 = RETRY with a time, 2 = kept
+ *      64     8 due time        (flag 1)              18  2  attempts
+ *            16 job             (flag 2)              20  4  bytes of the result
+ *             8 attempts, 2; zero, 6 (flag 4: tried)  24     8 not before       (flag 1)
+ *             8 not before      (flag 4)                     8 kept until, ms   (flag 2)
+ *            then key, kind, headers, payload                2 bytes of the error, 6 zero  (flag 2)
+ *      Moved, it has the sequence number                     then error, result (flag 2)
+ *      of its first writing.
+ *
+ * FENCE        the shard's epoch is the record's.
+ * PARTITION    26: shard_prefix_len; 32: 4 number, 4 zero; then the name up to the first zero.
+ * TOKEN        32: 16 token, of the append whose entries stand behind it.
+ * WRITE        a record of store.h. 32: 8 version; 40: 8 expires; 48: 2 bytes of its name, 2 zero, 4 bytes of its value;
+ *              56: name, value. Flag 1: removed.
+ *
+ * Flag 8 of any type: moved, that is written again because the segment where it stood was dropped.
+ *
+ * CLOSE        the store was closed in order: everything before it is whole.
+ *
+ * Records are facts, not requests: whether a settle came too late, a version was another or a token known was decided before
+ * it was written. So the journal can be read from any segment on: the first frame of each names the partitions, and what
+ * older segments still had to say was written again, moved, before they were dropped. */
+#ifndef KL_STORE_FORMAT_H
+#define KL_STORE_FORMAT_H
+
+#include <stdint.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "base/crc32c.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the journal's structs are laid over its bytes, which are little-endian"
+#endif
+
+enum { KL_FORMAT_VERSION = 1, KL_SEGMENT_HEADER = 64, KL_FRAME_HEADER = 64 };
+
+#define KL_SEGMENT_MAGIC "KLSEGMNT"
+#define KL_FRAME_MAGIC   UINT32_C(0x31464c4b) /* "KLF1" */
+
+typedef struct kl__segment_header {
+    char magic[8];
+    uint32_t version;
+    uint32_t crc;
+    uint64_t number;
+    uint64_t journal;
+    uint64_t bytes;
+    uint64_t zero[3];
+} kl__segment_header;
+_Static_assert(sizeof(kl__segment_header) == KL_SEGMENT_HEADER, "the format says so");
+
+typedef struct kl__frame {
+    uint32_t magic;
+    uint32_t crc;
+    uint64_t segment;
+    uint64_t number;
+    uint64_t journal;
+    int64_t now_ms;
+    uint64_t sum;
+    uint32_t bytes;
+    uint32_t records;
+    uint64_t sequence;
+} kl__frame;
+_Static_assert(sizeof(kl__frame) == KL_FRAME_HEADER, "the format says so");
+
+typedef enum kl__record_type {
+    KL_RECORD_ENTRY = 1,
+    KL_RECORD_SETTLE,
+    KL_RECORD_FENCE,
+    KL_RECORD_PARTITION,
+    KL_RECORD_TOKEN,
+    KL_RECORD_WRITE,
+    KL_RECORD_CLOSE,
+    KL_RECORD_TYPES,
+} kl__record_type;
+
+enum { KL_ENTRY_DUE = 1, KL_ENTRY_JOB = 2, KL_ENTRY_TRIED = 4, KL_RECORD_MOVED = 8, KL_WRITE_REMOVE = 1 };
+enum { KL_SETTLED_DUE = 1, KL_SETTLED_KEPT = 2 };
+
+typedef struct kl__record_header {
+    uint32_t crc;
+    uint32_t bytes;
+    uint64_t sequence;
+    uint64_t epoch;
+    uint8_t type;
+    uint8_t flags;
+    uint8_t small[2];
+    uint16_t partition;
+    uint16_t shard;
+} kl__record_header;
+_Static_assert(sizeof(kl__record_header) == 32, "the format says so");
+
+typedef struct kl__entry_record {
+    kl__record_header header; /* small: priority, kind_bytes */
+    uint8_t id[16];
+    uint64_t key_hash;
+    uint16_t key_bytes;
+    uint16_t headers_bytes;
+    uint32_t payload_bytes;
+} kl__entry_record;
+_Static_assert(sizeof(kl__entry_record) == 64, "the format says so");
+
+typedef struct kl__settle_record {
+    kl__record_header header;
+    uint32_t count;
+    uint32_t zero;
+} kl__settle_record;
+_Static_assert(sizeof(kl__settle_record) == 40, "the format says so");
+
+typedef struct kl__settled_item {
+    uint8_t id[16];
+    uint8_t outcome;
+    uint8_t flags;
+    uint16_t attempts;
+    uint32_t result_bytes;
+} kl__settled_item;
+_Static_assert(sizeof(kl__settled_item) == 24, "the format says so");
+
+typedef struct kl__partition_record {
+    kl__record_header header; /* small: shard_prefix_len */
+    uint32_t number;
+    uint32_t zero;
+} kl__partition_record;
+_Static_assert(sizeof(kl__partition_record) == 40, "the format says so");
+
+typedef struct kl__token_record {
+    kl__record_header header;
+    uint8_t token[16];
+} kl__token_record;
+_Static_assert(sizeof(kl__token_record) == 48, "the format says so");
+
+typedef struct kl__write_record {
+    kl__record_header header;
+    uint64_t version;
+    int64_t expires_ms;
+    uint16_t name_bytes;
+    uint16_t zero;
+    uint32_t value_bytes;
+} kl__write_record;
+_Static_assert(sizeof(kl__write_record) == 56, "the format says so");
+
+static inline size_t kl__round8(size_t bytes) { return (bytes + 7) & ~(size_t)7; }
+
+/* The record's checksum, over everything but itself. */
+static inline uint32_t kl__record_crc(const kl__record_header *record)
+{
+    return kl__crc32c(0, (const char *)record + 4, record->bytes - 4);
+}
+
+static inline uint32_t kl__frame_crc(const kl__frame *frame)
+{
+    return kl__crc32c(0, (const char *)frame + 8, sizeof *frame - 8);
+}
+
+static inline uint32_t kl__segment_crc(const kl__segment_header *header)
+{
+    return kl__crc32c(0, (const char *)header + 16, sizeof *header - 16);
+}
+
+#endif

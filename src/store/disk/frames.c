@@ -1,0 +1,152 @@
+/* frames.c - finds and checks frames in a segment; see format.h for the bytes. */
+#include "store/disk/frames.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "keyline/store.h"
+
+kl_rc kl__image_load(kl__vfs *vfs, kl__file *file, kl__segment_image *ret_image)
+{
+    uint64_t size = 0;
+    memset(ret_image, 0, sizeof *ret_image);
+    int error = vfs->size(vfs, file, &size);
+    if (!error) {
+        ret_image->bytes = kl__alloc(size ? size : 1);
+        if (!ret_image->bytes)
+            return kl__fail_memory();
+        error = kl__vfs_read(vfs, file, ret_image->bytes, size, 0, &ret_image->size);
+    }
+    if (error)
+        return kl__fail(KL_ESYSTEM, "a segment of the journal could not be read: %s", strerror(-error));
+    if (ret_image->size >= KL_SEGMENT_HEADER)
+        memcpy(&ret_image->header, ret_image->bytes, KL_SEGMENT_HEADER);
+    return KL_OK;
+}
+
+void kl__image_free(kl__segment_image *image)
+{
+    kl__free(image->bytes);
+    memset(image, 0, sizeof *image);
+}
+
+kl__header_state kl__image_header(const kl__segment_image *image, uint64_t number)
+{
+    const kl__segment_header *header = &image->header;
+    if (image->size < KL_SEGMENT_HEADER || memcmp(header->magic, KL_SEGMENT_MAGIC, sizeof header->magic) != 0)
+        return KL_HEADER_BAD;
+    if (header->crc != kl__segment_crc(header) || header->number != number || header->version == 0)
+        return KL_HEADER_BAD;
+    if (header->version > KL_FORMAT_VERSION)
+        return KL_HEADER_NEWER;
+    return image->size < header->bytes ? KL_HEADER_SHORT : KL_HEADER_OK;
+}
+
+/* ---- Records ---- */
+
+static bool is_sound_entry(const kl__entry_record *entry)
+{
+    size_t bytes = sizeof *entry + entry->key_bytes + entry->header.small[1] + entry->headers_bytes;
+    bytes += (size_t)entry->payload_bytes + (entry->header.flags & KL_ENTRY_DUE ? 8 : 0);
+    bytes += (entry->header.flags & KL_ENTRY_JOB ? 16 : 0) + (entry->header.flags & KL_ENTRY_TRIED ? 16 : 0);
+    int priority = (int8_t)entry->header.small[0];
+    return kl__round8(bytes) == entry->header.bytes && priority >= KL_PRIORITY_MIN && priority <= KL_PRIORITY_MAX;
+}
+
+static bool is_sound_settle(const kl__settle_record *settle)
+{
+    const char *at = (const char *)(settle + 1), *end = (const char *)settle + settle->header.bytes;
+    for (uint32_t i = 0; i < settle->count; i++) {
+        kl__settled_item item;
+        if ((size_t)(end - at) < sizeof item)
+            return false;
+        memcpy(&item, at, sizeof item);
+        size_t bytes = sizeof item + (item.flags & KL_SETTLED_DUE ? 8 : 0);
+        if (item.flags & KL_SETTLED_KEPT) {
+            uint16_t error_bytes;
+            if ((size_t)(end - at) < bytes + 16)
+                return false;
+            memcpy(&error_bytes, at + bytes + 8, sizeof error_bytes);
+            bytes = kl__round8(bytes + 16 + error_bytes + item.result_bytes);
+        }
+        if (item.outcome > KL_CANCELLED || bytes > (size_t)(end - at))
+            return false;
+        at += bytes;
+    }
+    return at == end;
+}
+
+static bool is_sound_partition(const kl__partition_record *record)
+{
+    size_t room = record->header.bytes - sizeof *record;
+    return record->header.bytes > sizeof *record && room <= KL_PARTITION_BYTES_MAX + 8 && memchr(record + 1, 0, room) &&
+           strlen((const char *)(record + 1)) <= KL_PARTITION_BYTES_MAX && record->header.small[0] >= 1 &&
+           record->header.small[0] <= KL_SHARD_PREFIX_LEN_MAX;
+}
+
+bool kl__record_is_sound(const kl__record_header *record)
+{
+    switch ((kl__record_type)record->type) {
+    case KL_RECORD_ENTRY:
+        return record->bytes >= sizeof(kl__entry_record) && is_sound_entry((const void *)record);
+    case KL_RECORD_SETTLE:
+        return record->bytes >= sizeof(kl__settle_record) && is_sound_settle((const void *)record);
+    case KL_RECORD_FENCE:
+    case KL_RECORD_CLOSE:
+        return record->bytes == sizeof(kl__record_header);
+    case KL_RECORD_PARTITION:
+        return record->bytes >= sizeof(kl__partition_record) && is_sound_partition((const void *)record);
+    case KL_RECORD_TOKEN:
+        return record->bytes == sizeof(kl__token_record);
+    case KL_RECORD_WRITE: {
+        const kl__write_record *write = (const void *)record;
+        return record->bytes >= sizeof *write &&
+               kl__round8(sizeof *write + write->name_bytes + write->value_bytes) == record->bytes;
+    }
+    case KL_RECORD_TYPES:
+        break;
+    }
+    return false;
+}
+
+/* ---- Frames ---- */
+
+/* Are the records those that the header was written with? */
+static bool has_its_records(const kl__frame *frame)
+{
+    const char *at = (const char *)(frame + 1), *end = at + frame->bytes;
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < frame->records; i++) {
+        const kl__record_header *record = (const void *)at;
+        if ((size_t)(end - at) < sizeof *record || record->bytes < sizeof *record || record->bytes % 8 != 0 ||
+            record->bytes > (size_t)(end - at) || record->crc != kl__record_crc(record) || !kl__record_is_sound(record))
+            return false;
+        sum += record->crc;
+        at += record->bytes;
+    }
+    return at == end && sum == frame->sum;
+}
+
+const kl__frame *kl__image_frame(const kl__segment_image *image, uint64_t offset)
+{
+    if (offset % 8 != 0 || offset + KL_FRAME_HEADER > image->size)
+        return NULL;
+    const kl__frame *frame = (const kl__frame *)(const void *)(image->bytes + offset);
+    if (frame->magic != KL_FRAME_MAGIC || frame->segment != image->header.number ||
+        frame->journal != image->header.journal || frame->crc != kl__frame_crc(frame) ||
+        frame->bytes > image->size - offset - KL_FRAME_HEADER)
+        return NULL;
+    return has_its_records(frame) ? frame : NULL;
+}
+
+const kl__frame *kl__image_search(const kl__segment_image *image, uint64_t offset, uint64_t *ret_offset)
+{
+    for (; offset + KL_FRAME_HEADER <= image->size; offset += 8) {
+        const kl__frame *frame = kl__image_frame(image, offset);
+        if (frame) {
+            *ret_offset = offset;
+            return frame;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,80 @@
+/* history.h - what is finished and kept: history.db, an SQLite file in the data directory that any tool can open.
+ *
+ * From: keep.c, which reads settled tasks off the journal.  To: read, results, find and counts of the disk engine.
+ *
+ * Rows are added in the order of the journal. The sequence number of the last settle that was added is committed in
+ * the same transaction (H1), so after a crash the journal is read on from there: nothing is lost and nothing is added
+ * twice. Each transaction is synced (WAL, synchronous = FULL) before add returns, so the journal may then drop what it
+ * held (H2).
+ *
+ *
+ * Tasks are kept in the order in which they are added, and that is the order of their finished times: a time that would
+ * step back is kept as that of the task before (H3). Every field of a kept task is covered by a checksum (H4).
+ *
+ * All calls are safe from any thread, except close. Those that write take turns; each that reads has a connection of
+ * its own from a small pool. Other programs may open the file at any time, and should only read. */
+#ifndef KL_STORE_HISTORY_H
+#define KL_STORE_HISTORY_H
+
+#include "base/base.h"
+#include "keyline/store.h"
+
+#define KL_HISTORY_WORDS_MAX 59 /* of one search */
+
+typedef struct kl__history kl__history;
+
+/* Path of the db file; sqlite_vfs NULL: SQLite's own file layer. Made when it is not there. KL_EDAMAGED: damaged, not a
+ * database of ours, or of a newer version; the sentence says which. KL_ESYSTEM: it cannot be opened. KL_ENOMEM.
+ *
+ * Errors of all calls: KL_EDAMAGED: what it met is damaged. KL_ESYSTEM: reading or writing failed. KL_EFULL: the disk
+ * is full; call again later. KL_EBUSY: another program has kept the file for seconds. KL_ENOMEM. Nothing has
+ * changed. */
+kl_rc kl__history_open(const char *path, const char *sqlite_vfs, int64_t rows_max, kl__history **ret_history);
+void kl__history_close(kl__history *history); /* NULL is fine */
+
+/* The sequence number up to which settles have been added; 0: none. */
+uint64_t kl__history_position(const kl__history *history);
+
+/* The partition's name, for people who look into the file. */
+kl_rc kl__history_name(kl__history *history, uint32_t partition, const char *name);
+
+/* One settled task to keep. outcome KL_RETRY: only the attempt's error is added. */
+typedef struct kl__history_row {
+    const kl_entry *entry; /* RETRY: only place, id are looked at */
+    kl_outcome outcome;
+    uint32_t attempts;
+    int64_t finished_ms;
+    int64_t expires_ms; /* when it may be forgotten */
+    kl_bytes error, result;
+} kl__history_row;
+
+/* Adds rows and moves the position, in one durable transaction. On failure nothing has changed. A row whose task is
+ * there already replaces it. The errors of a task's retries are kept with it once it is finished, and until then, or
+ * when it never is (it was not to be kept), until their own expires_ms. Best some 10,000 rows at once. */
+kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t count, uint64_t position);
+
+/* Forgets up to max rows (at most KL_BATCH_MAX) that have expired by now_ms or are over rows_max (the earliest finished
+ * first), with their attempts, in one transaction; and errors of unfinished tasks that have expired, which count as
+ * rows. *ret_trimmed below max: there is no more to do for now. */
+kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, size_t *ret_trimmed);
+
+/* As the calls of store.h of the same names. Read fills only tasks whose state is KL_TASK_UNKNOWN on entry and that are
+ * kept. */
+kl_rc kl__history_read(kl__history *history, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
+                       kl_task *tasks);
+kl_rc kl__history_results(kl__history *history, kl_place place, const kl_task_id *job, const kl_task_id *after,
+                          size_t max, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+/* Tasks are given with `position`, their number in the history: in find->after it makes the place exact even when that
+ * task has been forgotten since. Without it, tasks of the same millisecond may then be shown again. KL_EINVAL: more
+ * than KL_HISTORY_WORDS_MAX words. */
+kl_rc kl__history_find(kl__history *history, const kl_find *find, kl_arena *arena, kl_task *ret_tasks,
+                       size_t *ret_count);
+kl_rc kl__history_forget(kl__history *history, kl_place place, const kl_task_id *ids, size_t count);
+kl_rc kl__history_counts(kl__history *history, uint32_t partition, uint64_t *ret_done, uint64_t *ret_dead,
+                         uint64_t *ret_cancelled);
+
+/* Reads the whole file: SQLite's own check, every checksum, and whether counts and search index agree with the tasks.
+ * KL_EDAMAGED with what it found first. */
+kl_rc kl__history_check(kl__history *history);
+
+#endif

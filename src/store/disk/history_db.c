@@ -1,0 +1,377 @@
+/* history_db.c - SQLite under the history: the schema, connections, statements and what its errors mean.
+ *
+ * From: history.c, history_find.c, history_segments.c.  To: libsqlite3.
+ *
+ * The file is in WAL mode: readers see the state of their BEGIN and never wait for the writer, nor it for them. A
+ * commit is synced before it returns (synchronous = FULL). The log is moved into the file when it is over WAL_PAGES;
+ * readers that overlap one another without end could keep it from starting over, so at WAL_PAGES_MAX the writer waits
+ * for them. Only a foreign program that keeps a transaction open can make it longer. */
+#include "store/disk/history_inside.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    WAL_PAGES = 8192,              /* of 4 KiB: 32 MiB */
+    WAL_PAGES_MAX = 4 * WAL_PAGES, /* 128 MiB */
+    BUSY_MS = 5000,                /* how long a foreign writer is waited for */
+    RESTART_BUSY_MS = 100,         /* how long readers are, before the log starts over */
+    ROW_BYTES_MAX = 16 << 20,      /* a payload, a result, headers and small things; or a block of the index */
+};
+
+#define STRING_(x) #x
+#define STRING(x)  STRING_(x)
+
+#define UUID(column)                                                                                                   \
+    "lower(substr(hex(" column "), 1, 8) || '-' || substr(hex(" column "), 9, 4) || '-' || substr(hex(" column         \
+    "), 13, 4) || '-' || substr(hex(" column "), 17, 4) || '-' || substr(hex(" column "), 21))"
+#define TIME(column) "strftime('%Y-%m-%d %H:%M:%f', " column " / 1000.0, 'unixepoch')"
+
+#define TASK_ID      UUID("t.id")
+#define TASK_JOB     UUID("t.job")
+#define ATTEMPT_ID   UUID("a.id")
+#define FINISHED     TIME("t.finished_ms")
+#define EXPIRES      TIME("t.expires_ms")
+#define DUE          TIME("t.due_ms")
+#define TRIED        TIME("a.finished_ms")
+#define OURS         STRING(KL_HISTORY_APPLICATION_ID)
+
+/* history.c describes the tables. */
+static const char schema[] =
+    "PRAGMA application_id = " OURS ";"
+    "PRAGMA user_version = 1;"
+    "CREATE TABLE progress(one INTEGER PRIMARY KEY CHECK(one = 1), position INTEGER NOT NULL,"
+    " last_number INTEGER NOT NULL, last_ms INTEGER NOT NULL, last_segment INTEGER NOT NULL,"
+    " checksum INTEGER NOT NULL);"
+    "INSERT INTO progress VALUES(1, 0, 0, 0, 0, 0);"
+    "CREATE TABLE partitions(number INTEGER PRIMARY KEY, name TEXT NOT NULL);"
+    "CREATE TABLE counts(partition INTEGER NOT NULL, state INTEGER NOT NULL, tasks INTEGER NOT NULL,"
+    " PRIMARY KEY(partition, state)) WITHOUT ROWID;"
+    "CREATE TABLE tasks(number INTEGER PRIMARY KEY, partition INTEGER NOT NULL, shard INTEGER NOT NULL,"
+    " id BLOB NOT NULL, state INTEGER NOT NULL, attempts INTEGER NOT NULL, errors INTEGER NOT NULL,"
+    " finished_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL, priority INTEGER NOT NULL, due_ms INTEGER NOT NULL,"
+    " job BLOB, key, kind, result BLOB, headers BLOB, payload BLOB, checksum INTEGER NOT NULL);"
+    "CREATE UNIQUE INDEX tasks_by_id ON tasks(partition, id);"
+    "CREATE INDEX tasks_by_expiry ON tasks(expires_ms);"
+    "CREATE INDEX tasks_by_job ON tasks(job, partition, shard, id) WHERE job IS NOT NULL;"
+    "CREATE TABLE attempts(partition INTEGER NOT NULL, id BLOB NOT NULL, attempt INTEGER NOT NULL,"
+    " finished_ms INTEGER NOT NULL, expires_ms INTEGER, checksum INTEGER NOT NULL, error NOT NULL,"
+    " PRIMARY KEY(partition, id, attempt)) WITHOUT ROWID;"
+    "CREATE INDEX attempts_by_expiry ON attempts(expires_ms) WHERE expires_ms IS NOT NULL;"
+    "CREATE TABLE segments(first INTEGER PRIMARY KEY, last INTEGER NOT NULL, segment INTEGER NOT NULL,"
+    " docs INTEGER NOT NULL, postings INTEGER NOT NULL, live INTEGER NOT NULL, dead BLOB, numbers BLOB);"
+    "CREATE TABLE blocks(block INTEGER PRIMARY KEY, body BLOB NOT NULL);"
+    "CREATE VIEW tasks_view AS SELECT t.number AS number, coalesce(p.name, t.partition) AS partition,"
+    " t.shard AS shard, " TASK_ID " AS id, CASE t.state WHEN 2 THEN 'done' WHEN 3 THEN 'dead' WHEN 4 THEN"
+    " 'cancelled' ELSE t.state END AS state, t.attempts AS attempts, " FINISHED " AS finished, " EXPIRES " AS expires,"
+    " t.priority AS priority, CASE WHEN t.due_ms > 0 THEN " DUE " END AS due,"
+    " CASE WHEN t.job IS NOT NULL THEN " TASK_JOB " END AS job, t.key AS key, t.kind AS kind,"
+    " CASE WHEN t.errors > 0 THEN (SELECT a.error FROM attempts a WHERE a.partition = t.partition AND a.id = t.id AND"
+    " a.expires_ms IS NULL ORDER BY a.attempt DESC LIMIT 1) END AS error, t.result AS result, t.headers AS headers,"
+    " t.payload AS payload FROM tasks t LEFT JOIN partitions p ON p.number = t.partition;"
+    "CREATE VIEW attempts_view AS SELECT coalesce(p.name, a.partition) AS partition, " ATTEMPT_ID " AS id,"
+    " a.attempt AS attempt, " TRIED " AS finished, a.error AS error FROM attempts a"
+    " LEFT JOIN partitions p ON p.number = a.partition;";
+
+static const char *const statement_texts[KL_SQL_COUNT] = {
+#define SQL_TEXT(name, text) text,
+    KL_HISTORY_SQL(SQL_TEXT)
+#undef SQL_TEXT
+};
+
+_Static_assert(KL_TASK_DONE == 2 && KL_TASK_DEAD == 3 && KL_TASK_CANCELLED == 4, "states are stored as numbers");
+_Static_assert(KL_HISTORY_VERSION == 1, "the schema sets user_version");
+
+/* ---- Errors ---- */
+
+kl_rc kl__hdb_damaged(kl__hdb *db, const char *what)
+{
+    return kl__fail(KL_EDAMAGED, "%s is damaged (%s): `keyline doctor` says what can be saved", db->path, what);
+}
+
+static kl_rc fail_system(kl__hdb *db)
+{
+    int number = sqlite3_system_errno(db->sqlite);
+    char reason[128];
+    const char *text = number ? strerror_r(number, reason, sizeof reason) : sqlite3_errmsg(db->sqlite);
+    return kl__fail(KL_ESYSTEM, "%s cannot be read or written: %s (%s); nothing was changed", db->path, text,
+                    sqlite3_errmsg(db->sqlite));
+}
+
+kl_rc kl__hdb_fail(kl__hdb *db, int sqlite_rc)
+{
+    if (sqlite_rc == SQLITE_IOERR_NOMEM || !db->sqlite)
+        return kl__fail_memory();
+    switch (sqlite_rc & 0xff) {
+    case SQLITE_NOMEM:
+        return kl__fail_memory();
+    case SQLITE_FULL:
+        return kl__fail(KL_EFULL, "there is no room on the disk for %s; make some and call again", db->path);
+    case SQLITE_BUSY:
+    case SQLITE_LOCKED:
+        return kl__fail(KL_EBUSY, "another program is writing to %s; end its transaction and call again", db->path);
+    case SQLITE_NOTADB:
+    case SQLITE_CORRUPT:
+    case SQLITE_ERROR: /* a table that is not as we made it */
+    case SQLITE_SCHEMA:
+    case SQLITE_CONSTRAINT:
+    case SQLITE_MISMATCH:
+        return kl__hdb_damaged(db, sqlite3_errmsg(db->sqlite));
+    default:
+        return fail_system(db);
+    }
+}
+
+/* ---- Statements ---- */
+
+kl_rc kl__hdb_use(kl__hdb *db, kl__sql which, sqlite3_stmt **ret_statement)
+{
+    sqlite3_stmt **statement = &db->statements[which];
+    if (*statement) {
+        sqlite3_reset(*statement);
+    } else {
+        int rc = sqlite3_prepare_v3(db->sqlite, statement_texts[which], -1, SQLITE_PREPARE_PERSISTENT, statement, NULL);
+        if (rc != SQLITE_OK)
+            return kl__hdb_fail(db, rc);
+    }
+    *ret_statement = *statement;
+    return KL_OK;
+}
+
+kl_rc kl__hdb_step(kl__hdb *db, sqlite3_stmt *statement, bool *ret_row)
+{
+    int rc = sqlite3_step(statement);
+    if (rc != SQLITE_ROW && rc != SQLITE_DONE)
+        return kl__hdb_fail(db, rc);
+    *ret_row = rc == SQLITE_ROW;
+    return KL_OK;
+}
+
+kl_rc kl__hdb_run(kl__hdb *db, sqlite3_stmt *statement)
+{
+    int rc = sqlite3_step(statement);
+    if (rc != SQLITE_DONE)
+        return kl__hdb_fail(db, rc);
+    sqlite3_reset(statement);
+    return KL_OK;
+}
+
+kl_rc kl__hdb_do(kl__hdb *db, kl__sql which)
+{
+    sqlite3_stmt *statement = NULL;
+    KL_TRY(kl__hdb_use(db, which, &statement));
+    return kl__hdb_run(db, statement);
+}
+
+static void reset_all(kl__hdb *db)
+{
+    for (int i = 0; i < KL_SQL_COUNT; i++)
+        sqlite3_reset(db->statements[i]); /* NULL is fine */
+}
+
+kl_rc kl__hdb_end(kl__hdb *db, kl_rc rc)
+{
+    reset_all(db);
+    if (rc == KL_OK)
+        rc = kl__hdb_do(db, KL_SQL_COMMIT);
+    if (rc == KL_OK)
+        return KL_OK;
+    reset_all(db);
+    /* Some errors have rolled back already. One that stops even this leaves the transaction to the next call's BEGIN,
+     * which fails, and to this again. */
+    if (!sqlite3_get_autocommit(db->sqlite)) {
+        char sentence[512];
+        snprintf(sentence, sizeof sentence, "%s", kl_error_text());
+        if (sqlite3_exec(db->sqlite, "ROLLBACK", NULL, NULL, NULL) != SQLITE_OK)
+            reset_all(db);
+        kl__fail(rc, "%s", sentence);
+    }
+    return rc;
+}
+
+/* ---- Values ---- */
+
+/* Well enough formed for other tools to take it as text. */
+static bool is_utf8(kl_bytes bytes)
+{
+    const uint8_t *at = bytes.data, *end = at + bytes.len;
+    while (at < end) {
+        int more = *at < 0x80 ? 0 : *at < 0xc2 ? -1 : *at < 0xe0 ? 1 : *at < 0xf0 ? 2 : *at < 0xf5 ? 3 : -1;
+        if (!*at || more < 0 || end - at <= more)
+            return false;
+        if ((*at == 0xe0 && at[1] < 0xa0) || (*at == 0xed && at[1] > 0x9f) || (*at == 0xf0 && at[1] < 0x90) ||
+            (*at == 0xf4 && at[1] > 0x8f))
+            return false;
+        for (at++; more > 0; more--, at++)
+            if ((*at & 0xc0) != 0x80)
+                return false;
+    }
+    return true;
+}
+
+void kl__hdb_bind_bytes(sqlite3_stmt *statement, int index, kl_bytes bytes)
+{
+    int rc = bytes.len ? sqlite3_bind_blob(statement, index, bytes.data, (int)bytes.len, SQLITE_STATIC)
+                       : sqlite3_bind_null(statement, index);
+    KL_ASSERT(rc == SQLITE_OK); /* static bytes take no memory, and limits are kept */
+}
+
+void kl__hdb_bind_text(sqlite3_stmt *statement, int index, kl_bytes bytes)
+{
+    if (!bytes.len || !is_utf8(bytes)) {
+        kl__hdb_bind_bytes(statement, index, bytes);
+        return;
+    }
+    int rc = sqlite3_bind_text(statement, index, bytes.data, (int)bytes.len, SQLITE_STATIC);
+    KL_ASSERT(rc == SQLITE_OK);
+}
+
+void kl__hdb_bind_id(sqlite3_stmt *statement, int index, const kl_task_id *id)
+{
+    static const kl_task_id none;
+    kl__hdb_bind_bytes(statement, index, (kl_bytes){id->bytes, memcmp(id, &none, sizeof none) ? sizeof none : 0});
+}
+
+kl_bytes kl__hdb_bytes(sqlite3_stmt *statement, int column)
+{
+    /* SQLite wants the pointer asked for first. */
+    const void *data = sqlite3_column_blob(statement, column);
+    return (kl_bytes){data, data ? (size_t)sqlite3_column_bytes(statement, column) : 0};
+}
+
+/* ---- Connections ---- */
+
+static kl_rc execute(kl__hdb *db, const char *sql)
+{
+    int rc = sqlite3_exec(db->sqlite, sql, NULL, NULL, NULL);
+    return rc == SQLITE_OK ? KL_OK : kl__hdb_fail(db, rc);
+}
+
+/* The one number that a statement returns. */
+static kl_rc ask(kl__hdb *db, const char *sql, int64_t *ret_value)
+{
+    sqlite3_stmt *statement;
+    int rc = sqlite3_prepare_v2(db->sqlite, sql, -1, &statement, NULL);
+    if (rc != SQLITE_OK)
+        return kl__hdb_fail(db, rc);
+    rc = sqlite3_step(statement);
+    *ret_value = rc == SQLITE_ROW ? sqlite3_column_int64(statement, 0) : 0;
+    rc = sqlite3_finalize(statement);
+    return rc == SQLITE_OK ? KL_OK : kl__hdb_fail(db, rc);
+}
+
+/* In one transaction, so that a crash leaves all of it or an empty file. */
+static kl_rc make(kl__hdb *db)
+{
+    KL_TRY(execute(db, "BEGIN IMMEDIATE"));
+    return kl__hdb_end(db, execute(db, schema));
+}
+
+static kl_rc recognise(kl__hdb *db)
+{
+    int64_t application, version, tables;
+    KL_TRY(ask(db, "PRAGMA application_id", &application));
+    KL_TRY(ask(db, "PRAGMA user_version", &version));
+    KL_TRY(ask(db, "SELECT count(*) FROM sqlite_schema", &tables));
+    if (!application && !version && !tables)
+        return make(db);
+    if (application != KL_HISTORY_APPLICATION_ID)
+        return kl__fail(KL_EDAMAGED,
+                        "%s is a database of another program (application_id %lld, not %d): move it elsewhere",
+                        db->path, (long long)application, KL_HISTORY_APPLICATION_ID);
+    if (version > KL_HISTORY_VERSION)
+        return kl__fail(KL_EDAMAGED,
+                        "%s was written by a newer Keyline (its version %lld, this one knows up to %d): use that one",
+                        db->path, (long long)version, KL_HISTORY_VERSION);
+    if (version < 1)
+        return kl__hdb_damaged(db, "it has no version");
+    return KL_OK;
+}
+
+static int note_wal(void *ctx, sqlite3 *sqlite, const char *name, int pages)
+{
+    (void)sqlite, (void)name;
+    kl__hdb *db = ctx;
+    db->wal_pages = pages;
+    return SQLITE_OK;
+}
+
+static kl_rc use_wal(kl__hdb *db)
+{
+    sqlite3_stmt *statement;
+    int rc = sqlite3_prepare_v2(db->sqlite, "PRAGMA journal_mode = WAL", -1, &statement, NULL);
+    if (rc != SQLITE_OK)
+        return kl__hdb_fail(db, rc);
+    rc = sqlite3_step(statement);
+    const unsigned char *mode = rc == SQLITE_ROW ? sqlite3_column_text(statement, 0) : NULL;
+    bool wal = mode && strcmp((const char *)mode, "wal") == 0;
+    rc = sqlite3_finalize(statement);
+    if (rc != SQLITE_OK)
+        return kl__hdb_fail(db, rc);
+    if (!wal)
+        return kl__fail(KL_ESYSTEM, "%s cannot be used in WAL mode here: put the data on a local disk", db->path);
+    return KL_OK;
+}
+
+static kl_rc prepare_writer(kl__hdb *db)
+{
+    int64_t application;
+    KL_TRY(ask(db, "PRAGMA application_id", &application)); /* the first look at the file: it may be anything */
+    KL_TRY(execute(db, "PRAGMA page_size = 4096"));
+    KL_TRY(use_wal(db));
+    KL_TRY(execute(db, "PRAGMA synchronous = FULL; PRAGMA secure_delete = OFF; PRAGMA cache_size = -65536;"
+                       "PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY"));
+    sqlite3_wal_hook(db->sqlite, note_wal, db);
+    return recognise(db);
+}
+
+static kl_rc prepare_connection(kl__hdb *db, bool writer)
+{
+    sqlite3_extended_result_codes(db->sqlite, 1);
+    sqlite3_busy_timeout(db->sqlite, BUSY_MS);
+    sqlite3_limit(db->sqlite, SQLITE_LIMIT_LENGTH, ROW_BYTES_MAX);
+    if (writer)
+        return prepare_writer(db);
+    return execute(db, "PRAGMA cache_size = -16384; PRAGMA query_only = ON; PRAGMA temp_store = MEMORY");
+}
+
+kl_rc kl__hdb_open(const char *path, const char *vfs, bool writer, kl__hdb **ret_db)
+{
+    kl__hdb *db = kl__alloc_zeroed(1, sizeof *db);
+    if (!db)
+        return kl__fail_memory();
+    db->path = path;
+    int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | (writer ? SQLITE_OPEN_CREATE : 0);
+    int open_rc = sqlite3_open_v2(path, &db->sqlite, flags, vfs);
+    kl_rc rc = open_rc == SQLITE_OK ? prepare_connection(db, writer) : kl__hdb_fail(db, open_rc);
+    if (rc != KL_OK) {
+        kl__hdb_close(db);
+        return rc;
+    }
+    *ret_db = db;
+    return KL_OK;
+}
+
+void kl__hdb_close(kl__hdb *db)
+{
+    if (!db)
+        return;
+    for (int i = 0; i < KL_SQL_COUNT; i++)
+        sqlite3_finalize(db->statements[i]);
+    int rc = sqlite3_close(db->sqlite);
+    KL_ASSERT(rc == SQLITE_OK); /* all statements are gone */
+    kl__free(db);
+}
+
+void kl__hdb_checkpoint(kl__hdb *db)
+{
+    /* What fails here is durable in the log, and is tried again after the next commit. */
+    if (db->wal_pages >= WAL_PAGES_MAX) {
+        sqlite3_busy_timeout(db->sqlite, RESTART_BUSY_MS);
+        sqlite3_wal_checkpoint_v2(db->sqlite, NULL, SQLITE_CHECKPOINT_RESTART, NULL, NULL);
+        sqlite3_busy_timeout(db->sqlite, BUSY_MS);
+    } else if (db->wal_pages >= WAL_PAGES) {
+        sqlite3_wal_checkpoint_v2(db->sqlite, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+    }
+}

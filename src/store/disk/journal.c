@@ -1,0 +1,593 @@
+/* journal.c - groups of calls, and the one who leads; see journal.h. */
+#include "store/disk/journal.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/futex.h"
+
+enum { PAGE = 4096, APPLY_AHEAD = 8, GATHER_MAX = 64, SPINS = 200 };
+
+/* A group's reservations in one word: bytes in eighths, records, calls, and whether it still takes any. */
+#define BYTES_BITS       28
+#define RECORDS_BITS     22
+#define CALLS_BITS       13
+#define CLOSED           (UINT64_C(1) << 63)
+
+#define BYTES_OF(word)   ((size_t)((word) & ((UINT64_C(1) << BYTES_BITS) - 1)) * 8)
+#define RECORDS_OF(word) ((size_t)((word) >> BYTES_BITS & ((UINT64_C(1) << RECORDS_BITS) - 1)))
+#define CALLS_OF(word)   ((size_t)((word) >> (BYTES_BITS + RECORDS_BITS) & ((UINT64_C(1) << CALLS_BITS) - 1)))
+#define WORD_OF(bytes, records, calls)                                                                                 \
+    ((uint64_t)(bytes) / 8 | (uint64_t)(records) << BYTES_BITS | (uint64_t)(calls) << (BYTES_BITS + RECORDS_BITS))
+
+_Static_assert(BYTES_BITS + RECORDS_BITS + CALLS_BITS == 63, "they fill the word beside CLOSED");
+_Static_assert(KL_GROUP_BYTES / 8 < 1u << BYTES_BITS && KL_GROUP_CALLS_MAX < 1 << CALLS_BITS, "each fits its bits");
+
+struct kl__group {
+    _Atomic(uint64_t) reserved;
+    _Atomic(uint64_t) sum;       /* of the published records' CRCs */
+    _Atomic(uint32_t) published; /* calls whose records are written */
+    _Atomic(uint32_t) ended;     /* the last generation that is durable, or failed */
+    _Atomic(uint32_t) kick;      /* changes when those who wait should look again */
+    _Atomic(uint32_t) sleepers;
+    uint32_t generation;
+    uint64_t first_sequence;
+    char *frame; /* its header, then the records */
+    kl__commit *calls[KL_GROUP_CALLS_MAX];
+};
+
+struct kl__journal {
+    kl__state *state;
+    kl__segments *segments;
+    kl_now_ms_fn *now_ms;
+    void *now_ctx;
+
+    _Atomic(kl__group *) current; /* takes reservations, unless it is closed */
+    _Atomic(uint32_t) opened;     /* changes when another group becomes current */
+    _Atomic(uint32_t) opened_sleepers;
+    kl__group groups[2];
+
+    pthread_mutex_t leader; /* whoever holds it writes */
+    uint64_t last_frame;
+    size_t last_calls; /* of the group before */
+    kl__journal_stats stats;
+
+    _Atomic(bool) is_broken;
+    char broken_text[KL_CALL_ERROR_BYTES]; /* set before is_broken */
+
+    /* The thread that leads for asynchronous calls, and calls their `done`. */
+    pthread_t committer;
+    bool has_committer;
+    _Atomic(uint32_t) committer_work; /* changes when there is something for it to do */
+    _Atomic(bool) committer_sleeps;
+    _Atomic(uint64_t) async_published;
+    _Atomic(bool) stopping;
+    pthread_mutex_t ended_mutex;
+    kl__commit *ended_first, **ended_link; /* calls whose `done` is to be called, in order */
+};
+
+uint32_t kl__record_seal(kl__record_header *record, char *end)
+{
+    size_t bytes = (size_t)(end - (char *)record);
+    memset(end, 0, kl__round8(bytes) - bytes);
+    record->bytes = (uint32_t)kl__round8(bytes);
+    record->crc = kl__record_crc(record);
+    return record->crc;
+}
+
+/* ---- Failing ---- */
+
+static kl_rc fail_broken(const kl__journal *journal) { return kl__fail(KL_ESYSTEM, "%s", journal->broken_text); }
+
+/* Nothing more is written from now on (J4). Called by the leader. */
+static kl_rc break_down(kl__journal *journal, const char *what, const char *why)
+{
+    if (!journal->is_broken) {
+        snprintf(journal->broken_text, sizeof journal->broken_text,
+                 "%s failed (%s), so nothing more is accepted; what was acknowledged is safe: close the store, "
+                 "see to the disk, and open it again",
+                 what, why);
+        atomic_store(&journal->is_broken, true);
+        kl__segments_log(journal->segments, KL_LOG_ERROR, "%s", journal->broken_text);
+    }
+    return fail_broken(journal);
+}
+
+/* ---- Writing frames; all of this is done by the leader ---- */
+
+/* What a frame's header is made of, beside what the journal knows. */
+typedef struct frame_info {
+    size_t bytes, records; /* of its records */
+    uint64_t sum;          /* of their CRCs */
+    uint64_t sequence;     /* of the first */
+    int64_t now_ms;
+} frame_info;
+
+static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *info)
+{
+    kl__segments *segments = journal->segments;
+    kl__segment *active = segments->active;
+    size_t total = KL_FRAME_HEADER + info->bytes;
+    kl__frame *frame = (kl__frame *)(void *)bytes;
+    *frame = (kl__frame){.magic = KL_FRAME_MAGIC,
+                         .segment = active->number,
+                         .number = journal->last_frame + 1,
+                         .journal = segments->journal,
+                         .now_ms = info->now_ms,
+                         .sum = info->sum,
+                         .bytes = (uint32_t)info->bytes,
+                         .records = (uint32_t)info->records,
+                         .sequence = info->sequence};
+    frame->crc = kl__frame_crc(frame);
+    /* The rest of the last page is written as zeros: a page that is written whole need not be read first. */
+    size_t rest = (PAGE - (active->end + total) % PAGE) % PAGE;
+    if (active->end + total + rest > active->bytes)
+        rest = 0;
+    memset(bytes + total, 0, rest);
+    int error = kl__vfs_write(segments->vfs, active->file, bytes, total + rest, active->end);
+    if (error == -ENOSPC || error == -EDQUOT)
+        return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
+    if (error)
+        return break_down(journal, "writing the journal", strerror(-error));
+    error = segments->vfs->sync(segments->vfs, active->file);
+    if (error)
+        return break_down(journal, "syncing the journal", strerror(-error));
+    active->end += total;
+    journal->last_frame++;
+    journal->stats.frames++;
+    journal->stats.syncs++;
+    journal->stats.records += info->records;
+    journal->stats.bytes += total;
+    if (active->end > active->bytes / 2 && !atomic_load_explicit(&segments->has_next, memory_order_relaxed))
+        kl__segments_want_next(segments);
+    return KL_OK;
+}
+
+static char *put_partition(const kl__partition_state *partition, char *at, uint64_t *sum)
+{
+    kl__partition_record *record = (kl__partition_record *)(void *)at;
+    size_t name_bytes = strlen(partition->name) + 1;
+    *record = (kl__partition_record){
+        .header = {.type = KL_RECORD_PARTITION, .small = {(uint8_t)partition->shard_prefix_len}},
+        .number = partition->number,
+    };
+    memcpy(record + 1, partition->name, name_bytes);
+    *sum += kl__record_seal(&record->header, (char *)(record + 1) + name_bytes);
+    return at + record->header.bytes;
+}
+
+/* The first frame of a segment: the partitions, so that it can be read without those before it. */
+static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t now_ms)
+{
+    kl__state *state = journal->state;
+    size_t room = KL_FRAME_HEADER + PAGE;
+    room += (size_t)state->partition_count * kl__round8(sizeof(kl__partition_record) + KL_PARTITION_BYTES_MAX + 1);
+    char *bytes = kl__alloc(room);
+    if (!bytes)
+        return break_down(journal, "beginning a segment", "out of memory");
+    frame_info info = {.records = state->partition_count, .sequence = sequence, .now_ms = now_ms};
+    char *at = bytes + KL_FRAME_HEADER;
+    for (uint32_t number = 1; number <= state->partition_count; number++)
+        at = put_partition(state->partitions[number], at, &info.sum);
+    info.bytes = (size_t)(at - bytes) - KL_FRAME_HEADER;
+    kl_rc rc = write_frame(journal, bytes, &info);
+    kl__free(bytes);
+    return rc;
+}
+
+/* Goes to the next segment when the frame does not fit in this one. Partitions are only added by the leader, so their number can
+ * be read without the state's mutex. */
+static kl_rc make_place(kl__journal *journal, const frame_info *info)
+{
+    kl__segments *segments = journal->segments;
+    size_t total = KL_FRAME_HEADER + info->bytes;
+    if (segments->active && segments->active->end + total <= segments->active->bytes)
+        return KL_OK;
+    size_t partitions = KL_FRAME_HEADER + (size_t)journal->state->partition_count * 256;
+    kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total);
+    if (rc == KL_ESYSTEM)
+        return break_down(journal, "going to the next segment", kl_error_text());
+    return rc == KL_OK ? write_partitions(journal, info->sequence, info->now_ms) : rc;
+}
+
+static const kl__record_header *next_record(const kl__record_header *record)
+{
+    return (const kl__record_header *)(const void *)((const char *)record + record->bytes);
+}
+
+/* What was written becomes visible. `offset` is that of the records in the segment. */
+static kl_rc apply(kl__journal *journal, const char *bytes, size_t records, uint64_t offset, int64_t now_ms)
+{
+    kl__state *state = journal->state;
+    const kl__record_header *record = (const void *)bytes, *ahead = record;
+    kl_rc rc = KL_OK;
+    size_t fetched = 0;
+    pthread_mutex_lock(&state->mutex);
+    size_t kept = state->kept_count;
+    for (size_t i = 0; i < records && rc == KL_OK; i++) {
+        for (; fetched < records && fetched < i + APPLY_AHEAD; fetched++, ahead = next_record(ahead))
+            kl__state_prefetch(state, ahead);
+        kl__where where = {journal->segments->active->number, offset + (uint64_t)((const char *)record - bytes)};
+        rc = kl__state_apply(state, record, where, now_ms);
+        record = next_record(record);
+    }
+    bool wants_upkeep = kl__state_wants_upkeep(state);
+    if (state->waiters)
+        pthread_cond_broadcast(&state->appended);
+    if (state->kept_count > kept)
+        pthread_cond_broadcast(&state->kept_changed);
+    pthread_mutex_unlock(&state->mutex);
+    if (wants_upkeep)
+        kl__segments_want_upkeep(journal->segments);
+    return rc == KL_OK ? KL_OK : break_down(journal, "taking up what was written", "out of memory");
+}
+
+static kl_rc write_and_apply(kl__journal *journal, char *frame, frame_info info)
+{
+    if (journal->is_broken)
+        return fail_broken(journal);
+    info.now_ms = journal->now_ms(journal->now_ctx);
+    kl_rc rc = make_place(journal, &info);
+    if (rc != KL_OK)
+        return rc;
+    uint64_t offset = journal->segments->active->end + KL_FRAME_HEADER;
+    rc = write_frame(journal, frame, &info);
+    return rc == KL_OK ? apply(journal, frame + KL_FRAME_HEADER, info.records, offset, info.now_ms) : rc;
+}
+
+/* All that a closed group has collected. */
+static kl_rc write_group(kl__journal *journal, kl__group *group, uint64_t word)
+{
+    frame_info info = {.bytes = BYTES_OF(word),
+                       .records = RECORDS_OF(word),
+                       .sum = atomic_load(&group->sum),
+                       .sequence = group->first_sequence};
+    return write_and_apply(journal, group->frame, info);
+}
+
+/* ---- Groups ---- */
+
+/* Makes a group that is at rest the current one. */
+static void open_group(kl__journal *journal, kl__group *group, uint64_t first_sequence)
+{
+    group->generation++;
+    group->first_sequence = first_sequence;
+    atomic_store_explicit(&group->sum, 0, memory_order_relaxed);
+    atomic_store_explicit(&group->published, 0, memory_order_relaxed);
+    atomic_store(&group->reserved, 0);
+    atomic_store(&journal->current, group);
+    atomic_fetch_add(&journal->opened, 1);
+    if (atomic_load(&journal->opened_sleepers))
+        kl__futex_wake_all(&journal->opened);
+}
+
+static void await_open(kl__journal *journal, uint32_t opened)
+{
+    for (int i = 0; i < SPINS; i++)
+        if (atomic_load_explicit(&journal->opened, memory_order_acquire) != opened)
+            return;
+    atomic_fetch_add(&journal->opened_sleepers, 1);
+    kl__futex_wait(&journal->opened, opened);
+    atomic_fetch_sub(&journal->opened_sleepers, 1);
+}
+
+static kl__group *other_group(kl__journal *journal, const kl__group *group)
+{
+    return group == &journal->groups[0] ? &journal->groups[1] : &journal->groups[0];
+}
+
+/* When the group before had several calls, those callers have just been woken and are about to call again: lets them, so that
+ * a commit serves them all, instead of the first alone and then the rest. */
+static void gather(kl__journal *journal, const kl__group *group)
+{
+    if (journal->last_calls < 2)
+        return;
+    size_t calls = CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed));
+    for (int i = 0; i < GATHER_MAX && calls < journal->last_calls; i++) {
+        sched_yield();
+        size_t now = CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed));
+        if (now == calls)
+            return;
+        calls = now;
+    }
+}
+
+/* No more reservations; waits until what is reserved has been written. Returns the final word. */
+static uint64_t close_group(kl__group *group)
+{
+    uint64_t word = atomic_fetch_or(&group->reserved, CLOSED);
+    while (atomic_load_explicit(&group->published, memory_order_acquire) != CALLS_OF(word))
+        sched_yield();
+    return word;
+}
+
+static void wake_committer(kl__journal *journal)
+{
+    atomic_fetch_add(&journal->committer_work, 1);
+    if (atomic_load(&journal->committer_sleeps))
+        kl__futex_wake_one(&journal->committer_work);
+}
+
+/* Tells everybody in the group. After this its blocking calls are gone. */
+static void end_group(kl__journal *journal, kl__group *group, size_t calls, kl_rc rc)
+{
+    bool has_async = false;
+    for (size_t i = 0; i < calls; i++) {
+        kl__commit *call = group->calls[i];
+        call->rc = rc;
+        snprintf(call->error, sizeof call->error, "%s", rc == KL_OK ? "" : kl_error_text());
+        if (!call->done)
+            continue;
+        has_async = true;
+        call->next = NULL;
+        pthread_mutex_lock(&journal->ended_mutex);
+        *journal->ended_link = call;
+        journal->ended_link = &call->next;
+        pthread_mutex_unlock(&journal->ended_mutex);
+    }
+    atomic_store(&group->ended, group->generation);
+    atomic_fetch_add(&group->kick, 1);
+    if (atomic_load(&group->sleepers))
+        kl__futex_wake_all(&group->kick);
+    if (has_async)
+        wake_committer(journal);
+}
+
+/* Writes what the current group has collected. Only for the leader. */
+static void commit(kl__journal *journal)
+{
+    kl__group *group = atomic_load(&journal->current);
+    if (CALLS_OF(atomic_load(&group->reserved)) == 0)
+        return;
+    gather(journal, group);
+    uint64_t word = atomic_fetch_or(&group->reserved, CLOSED);
+    open_group(journal, other_group(journal, group), group->first_sequence + RECORDS_OF(word));
+    close_group(group);
+    kl_rc rc = write_group(journal, group, word);
+    journal->last_calls = CALLS_OF(word);
+    end_group(journal, group, CALLS_OF(word), rc);
+}
+
+/* Gives up the lead. Whoever waits in the group that has collected since is woken to take it. */
+static void step_down(kl__journal *journal)
+{
+    kl__group *group = atomic_load(&journal->current);
+    pthread_mutex_unlock(&journal->leader);
+    if (CALLS_OF(atomic_load(&group->reserved)) == 0)
+        return;
+    atomic_fetch_add(&group->kick, 1);
+    if (atomic_load(&group->sleepers))
+        kl__futex_wake_one(&group->kick);
+}
+
+static void lead_once(kl__journal *journal)
+{
+    pthread_mutex_lock(&journal->leader);
+    commit(journal);
+    step_down(journal);
+}
+
+/* ---- Calls ---- */
+
+static bool fits(uint64_t word, size_t bytes, size_t records)
+{
+    return KL_FRAME_HEADER + BYTES_OF(word) + bytes <= KL_GROUP_BYTES && CALLS_OF(word) < KL_GROUP_CALLS_MAX &&
+           RECORDS_OF(word) + records < (1u << RECORDS_BITS);
+}
+
+kl_rc kl__journal_try_reserve(kl__journal *journal, size_t bytes, size_t records, kl__commit *call)
+{
+    KL_ASSERT(bytes % 8 == 0 && fits(0, bytes, records));
+    if (atomic_load_explicit(&journal->is_broken, memory_order_acquire))
+        return fail_broken(journal);
+    kl__group *group = atomic_load(&journal->current);
+    uint64_t word = atomic_load(&group->reserved);
+    do {
+        if (word & CLOSED || !fits(word, bytes, records))
+            return KL_EBUSY;
+    } while (!atomic_compare_exchange_weak(&group->reserved, &word, word + WORD_OF(bytes, records, 1)));
+    call->group = group;
+    call->generation = group->generation;
+    call->bytes = group->frame + KL_FRAME_HEADER + BYTES_OF(word);
+    call->sequence = group->first_sequence + RECORDS_OF(word);
+    group->calls[CALLS_OF(word)] = call;
+    return KL_OK;
+}
+
+void kl__journal_make_room(kl__journal *journal)
+{
+    uint32_t opened = atomic_load(&journal->opened);
+    kl__group *group = atomic_load(&journal->current);
+    if (atomic_load(&group->reserved) & CLOSED)
+        await_open(journal, opened);
+    else
+        lead_once(journal);
+}
+
+kl_rc kl__journal_reserve(kl__journal *journal, size_t bytes, size_t records, bool is_append, kl__commit *call)
+{
+    if (is_append && atomic_load_explicit(&journal->segments->is_full, memory_order_relaxed))
+        return kl__fail(KL_EFULL,
+                        "the disk is full: tasks are refused until there is room again, outcomes are accepted; "
+                        "make room, or let what waits be worked off");
+    kl_rc rc;
+    while ((rc = kl__journal_try_reserve(journal, bytes, records, call)) == KL_EBUSY)
+        kl__journal_make_room(journal);
+    return rc;
+}
+
+void kl__journal_publish(kl__journal *journal, kl__commit *call, uint64_t sum)
+{
+    bool is_async = call->done != NULL; /* once it is published, an asynchronous call may be gone at any time */
+    atomic_fetch_add_explicit(&call->group->sum, sum, memory_order_relaxed);
+    atomic_fetch_add_explicit(&call->group->published, 1, memory_order_release);
+    if (is_async) {
+        atomic_fetch_add(&journal->async_published, 1);
+        wake_committer(journal);
+    }
+}
+
+static bool has_ended(const kl__commit *call)
+{
+    return (int32_t)(atomic_load_explicit(&call->group->ended, memory_order_acquire) - call->generation) >= 0;
+}
+
+kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call)
+{
+    kl__group *group = call->group;
+    while (!has_ended(call)) {
+        uint32_t kick = atomic_load(&group->kick);
+        if (pthread_mutex_trylock(&journal->leader) == 0) {
+            if (!has_ended(call))
+                commit(journal); /* the call is in the current group: only a leader closes one */
+            step_down(journal);
+            continue;
+        }
+        if (has_ended(call))
+            break;
+        atomic_fetch_add(&group->sleepers, 1);
+        kl__futex_wait(&group->kick, kick);
+        atomic_fetch_sub(&group->sleepers, 1);
+    }
+    return call->rc == KL_OK ? KL_OK : kl__fail(call->rc, "%s", call->error);
+}
+
+kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx)
+{
+    pthread_mutex_lock(&journal->leader);
+    kl__group *group = atomic_load(&journal->current), *other = other_group(journal, group);
+    uint64_t word = close_group(group);
+    if (CALLS_OF(word))
+        end_group(journal, group, CALLS_OF(word), write_group(journal, group, word));
+    frame_info info = {.sequence = group->first_sequence + RECORDS_OF(word)};
+    info.records = fill(ctx, other->frame + KL_FRAME_HEADER, info.sequence, &info.bytes, &info.sum);
+    kl_rc rc = info.records ? write_and_apply(journal, other->frame, info) : KL_OK;
+    open_group(journal, other, info.sequence + info.records);
+    step_down(journal);
+    return rc;
+}
+
+/* ---- The committer ---- */
+
+static void tell_ended(kl__journal *journal)
+{
+    pthread_mutex_lock(&journal->ended_mutex);
+    kl__commit *call = journal->ended_first;
+    journal->ended_first = NULL;
+    journal->ended_link = &journal->ended_first;
+    pthread_mutex_unlock(&journal->ended_mutex);
+    while (call) {
+        kl__commit *next = call->next;
+        call->done(call->ctx, call->rc, call->error);
+        kl__free(call);
+        call = next;
+    }
+}
+
+static void *run_committer(void *ctx)
+{
+    kl__journal *journal = ctx;
+    uint64_t seen = 0;
+    for (;;) {
+        uint32_t work = atomic_load(&journal->committer_work);
+        uint64_t published = atomic_load(&journal->async_published);
+        bool stopping = atomic_load(&journal->stopping);
+        if (published != seen) {
+            seen = published;
+            lead_once(journal);
+        }
+        tell_ended(journal);
+        if (atomic_load(&journal->committer_work) != work)
+            continue;
+        if (stopping)
+            return NULL;
+        atomic_store(&journal->committer_sleeps, true);
+        kl__futex_wait(&journal->committer_work, work);
+        atomic_store(&journal->committer_sleeps, false);
+    }
+}
+
+/* ---- Open and close ---- */
+
+static void *take_buffer(void)
+{
+    void *memory =
+        mmap(NULL, KL_GROUP_BYTES + PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+static void free_journal(kl__journal *journal)
+{
+    for (int i = 0; i < 2; i++)
+        if (journal->groups[i].frame)
+            munmap(journal->groups[i].frame, KL_GROUP_BYTES + PAGE);
+    pthread_mutex_destroy(&journal->leader);
+    pthread_mutex_destroy(&journal->ended_mutex);
+    kl__free(journal);
+}
+
+kl_rc kl__journal_open(kl__state *state, kl__segments *segments, kl_now_ms_fn *now_ms, void *now_ctx,
+                       uint64_t last_frame, uint64_t last_sequence, kl__journal **ret_journal)
+{
+    kl__journal *journal = kl__alloc_zeroed(1, sizeof *journal);
+    if (!journal)
+        return kl__fail_memory();
+    journal->state = state;
+    journal->segments = segments;
+    journal->now_ms = now_ms;
+    journal->now_ctx = now_ctx;
+    journal->last_frame = last_frame;
+    journal->ended_link = &journal->ended_first;
+    pthread_mutex_init(&journal->leader, NULL);
+    pthread_mutex_init(&journal->ended_mutex, NULL);
+    for (int i = 0; i < 2; i++) {
+        journal->groups[i].frame = take_buffer();
+        journal->groups[i].reserved = CLOSED;
+    }
+    if (!journal->groups[0].frame || !journal->groups[1].frame) {
+        free_journal(journal);
+        return kl__fail_memory();
+    }
+    open_group(journal, &journal->groups[0], last_sequence + 1);
+    if (pthread_create(&journal->committer, NULL, run_committer, journal) != 0) {
+        free_journal(journal);
+        return kl__fail(KL_ESYSTEM, "a thread could not be started; raise the limit of processes");
+    }
+    *ret_journal = journal;
+    return KL_OK;
+}
+
+static size_t fill_close(void *ctx, char *bytes, uint64_t sequence, size_t *ret_bytes, uint64_t *ret_sum)
+{
+    (void)ctx;
+    kl__record_header *record = (kl__record_header *)(void *)bytes;
+    *record = (kl__record_header){.sequence = sequence, .type = KL_RECORD_CLOSE};
+    *ret_sum = kl__record_seal(record, (char *)(record + 1));
+    *ret_bytes = record->bytes;
+    return 1;
+}
+
+void kl__journal_close(kl__journal *journal)
+{
+    if (!journal)
+        return;
+    lead_once(journal);
+    atomic_store(&journal->stopping, true);
+    wake_committer(journal);
+    pthread_join(journal->committer, NULL);
+    tell_ended(journal);
+    if (!journal->is_broken)
+        (void)kl__journal_exclusive(journal, fill_close, NULL); /* without it the next open only looks more closely */
+    free_journal(journal);
+}
+
+kl__journal_stats kl__journal_stats_of(kl__journal *journal)
+{
+    pthread_mutex_lock(&journal->leader);
+    kl__journal_stats stats = journal->stats;
+    pthread_mutex_unlock(&journal->leader);
+    return stats;
+}

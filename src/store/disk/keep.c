@@ -1,0 +1,273 @@
+/* keep.c - the thread that carries settled tasks from the journal into history.
+ *
+ * What is to be kept waits in the state, in the order of the journal, and the bytes of it stay in their segments until
+ * history has committed them (T3 of state.h). A transaction ends with a whole SETTLE, whose sequence number it records; so
+ * after a crash the journal, read again, gives exactly what history does not have. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/wait.h"
+#include "store/disk/disk.h"
+
+enum { BATCH_ROWS = 4096, BATCH_BYTES = 16 << 20, TRIM_ROWS = 10000, RETRY_MS = 1000, TRIM_MS = 10000 };
+
+/* A batch on its way. */
+struct batch {
+    kl__kept *kept;
+    kl__history_row *rows;
+    kl_entry *entries;
+    size_t count, capacity;
+    kl_arena arena;
+    const kl__settle_record *settle; /* the last one read */
+    kl__where settle_where;
+};
+
+static bool grow(struct batch *batch, size_t count)
+{
+    if (count <= batch->capacity)
+        return true;
+    kl__free(batch->kept);
+    kl__free(batch->rows);
+    kl__free(batch->entries);
+    batch->kept = kl__alloc(count * sizeof(*batch->kept));
+    batch->rows = kl__alloc(count * sizeof(*batch->rows));
+    batch->entries = kl__alloc(count * sizeof(*batch->entries));
+    batch->capacity = batch->kept && batch->rows && batch->entries ? count : 0;
+    return batch->capacity != 0;
+}
+
+static void free_batch(struct batch *batch)
+{
+    kl__free(batch->kept);
+    kl__free(batch->rows);
+    kl__free(batch->entries);
+    kl_arena_free(&batch->arena);
+}
+
+static const kl__kept *kept_at(const kl__state *state, size_t index)
+{
+    return &state->kept[(state->kept_first + index) % state->kept_capacity];
+}
+
+/* How many to take: whole SETTLEs, up to about BATCH_ROWS or BATCH_BYTES. With the state's mutex held. */
+static size_t choose(const kl__state *state)
+{
+    size_t bytes = 0, count = 0;
+    for (size_t i = 0; i < state->kept_count; i++) {
+        const kl__kept *kept = kept_at(state, i);
+        bool is_new = i == 0 || kept->sequence != kept_at(state, i - 1)->sequence;
+        if (is_new && i > 0) {
+            count = i;
+            if (i >= BATCH_ROWS || bytes >= BATCH_BYTES)
+                return count;
+        }
+        bytes += kept->entry_bytes + (is_new ? kept->settle_bytes : 0);
+    }
+    return state->kept_count;
+}
+
+static kl_rc read_settle(kl__disk *disk, struct batch *batch, const kl__kept *kept)
+{
+    const kl__record_header *record;
+    if (batch->settle && batch->settle_where.segment == kept->settle.segment &&
+        batch->settle_where.offset == kept->settle.offset)
+        return KL_OK;
+    pthread_mutex_lock(&disk->state.mutex);
+    const kl__segment *segment = kl__state_segment(&disk->state, kept->settle.segment);
+    pthread_mutex_unlock(&disk->state.mutex);
+    kl_rc rc = kl__disk_read_record(disk, segment, kept->settle.offset, kept->settle_bytes, &batch->arena, &record);
+    if (rc != KL_OK)
+        return rc;
+    batch->settle = (const void *)record;
+    batch->settle_where = kept->settle;
+    return KL_OK;
+}
+
+static kl_rc read_entry(kl__disk *disk, struct batch *batch, const kl__kept *kept, kl_entry *ret_entry)
+{
+    const kl__record_header *record;
+    pthread_mutex_lock(&disk->state.mutex);
+    const kl__segment *segment = kl__state_segment(&disk->state, kept->entry.segment);
+    pthread_mutex_unlock(&disk->state.mutex);
+    kl_rc rc = kl__disk_read_record(disk, segment, kept->entry.offset, kept->entry_bytes, &batch->arena, &record);
+    if (rc == KL_OK)
+        kl__entry_decode((const void *)record, ret_entry);
+    return rc;
+}
+
+static void fill_row(const kl__disk *disk, const struct batch *batch, const kl__kept *kept, const kl_entry *entry,
+                     kl__history_row *ret_row)
+{
+    const char *at = (const char *)batch->settle + kept->item;
+    kl__settled_item item;
+    int64_t until_ms;
+    uint16_t error_bytes;
+    memcpy(&item, at, sizeof item);
+    at += sizeof item + (item.flags & KL_SETTLED_DUE ? 8 : 0);
+    memcpy(&until_ms, at, 8);
+    memcpy(&error_bytes, at + 8, 2);
+    at += 16;
+    int64_t latest_ms = kept->now_ms + disk->history_ms_max;
+    *ret_row = (kl__history_row){.entry = entry,
+                                 .outcome = (kl_outcome)item.outcome,
+                                 .attempts = item.attempts,
+                                 .finished_ms = kept->now_ms,
+                                 .expires_ms = until_ms < latest_ms ? until_ms : latest_ms,
+                                 .error = {at, error_bytes},
+                                 .result = {at + error_bytes, item.result_bytes}};
+}
+
+static kl_rc read_row(kl__disk *disk, struct batch *batch, size_t index)
+{
+    const kl__kept *kept = &batch->kept[index];
+    kl_entry *entry = &batch->entries[index];
+    kl_rc rc = read_settle(disk, batch, kept);
+    if (rc != KL_OK)
+        return rc;
+    if (kept->entry.segment) {
+        rc = read_entry(disk, batch, kept, entry);
+    } else {
+        *entry = (kl_entry){.place = {batch->settle->header.partition, batch->settle->header.shard}};
+        memcpy(&entry->id, (const char *)batch->settle + kept->item, sizeof entry->id);
+    }
+    if (rc == KL_OK)
+        fill_row(disk, batch, kept, entry, &batch->rows[index]);
+    return rc;
+}
+
+/* Copies what is next, with the mutex held, to be read without it. */
+static bool take(kl__disk *disk, struct batch *batch)
+{
+    kl_arena_reset(&batch->arena);
+    batch->settle = NULL;
+    batch->count = choose(&disk->state);
+    if (!grow(batch, batch->count))
+        return false;
+    for (size_t i = 0; i < batch->count; i++)
+        batch->kept[i] = *kept_at(&disk->state, i);
+    return true;
+}
+
+/* Rows whose bytes are damaged cannot be kept: that is said, and the others go on. */
+static kl_rc read_rows(kl__disk *disk, struct batch *batch, size_t *ret_rows)
+{
+    size_t rows = 0;
+    for (size_t i = 0; i < batch->count; i++) {
+        kl_rc rc = read_row(disk, batch, i);
+        if (rc == KL_EDAMAGED)
+            kl__segments_log(&disk->segments, KL_LOG_ERROR, "a finished task is not kept: %s", kl_error_text());
+        else if (rc != KL_OK)
+            return rc;
+        else
+            batch->rows[rows++] = batch->rows[i];
+    }
+    *ret_rows = rows;
+    return KL_OK;
+}
+
+static kl_rc carry(kl__disk *disk, struct batch *batch)
+{
+    size_t rows = 0;
+    kl_rc rc = read_rows(disk, batch, &rows);
+    return rc == KL_OK ? kl__history_add(disk->history, batch->rows, rows, batch->kept[batch->count - 1].sequence) : rc;
+}
+
+/* Called with the state's mutex held; lets go of it meanwhile. */
+static void carry_next(kl__disk *disk, struct batch *batch)
+{
+    kl__state *state = &disk->state;
+    kl_rc rc = KL_ENOMEM;
+    if (take(disk, batch)) {
+        pthread_mutex_unlock(&state->mutex);
+        rc = carry(disk, batch);
+        pthread_mutex_lock(&state->mutex);
+    } else {
+        (void)kl__fail_memory();
+    }
+    if (rc == KL_OK) {
+        kl__state_kept_done(state, batch->count, batch->kept[batch->count - 1].sequence);
+    } else if (disk->keeper_rc == KL_OK) {
+        snprintf(disk->keeper_error, sizeof disk->keeper_error, "%s", kl_error_text());
+        kl__segments_log(&disk->segments, KL_LOG_ERROR, "history.db is behind and is tried again every second: %s",
+                         disk->keeper_error);
+    }
+    disk->keeper_rc = rc;
+    pthread_cond_broadcast(&state->kept_changed);
+    bool wants_upkeep = kl__state_wants_upkeep(state);
+    pthread_mutex_unlock(&state->mutex);
+    if (wants_upkeep)
+        kl__segments_want_upkeep(&disk->segments);
+    pthread_mutex_lock(&state->mutex);
+}
+
+static void *run_keeper(void *ctx)
+{
+    kl__disk *disk = ctx;
+    kl__state *state = &disk->state;
+    struct batch batch = {0};
+    int64_t trim_at = kl__deadline_ns(TRIM_MS);
+    pthread_mutex_lock(&state->mutex);
+    while (!disk->keeper_stops || (state->kept_count && disk->keeper_rc == KL_OK)) {
+        if (state->kept_count) {
+            carry_next(disk, &batch);
+            if (disk->keeper_rc != KL_OK && !disk->keeper_stops)
+                kl__cond_wait(&state->kept_changed, &state->mutex, kl__deadline_ns(RETRY_MS));
+            continue;
+        }
+        if (kl__cond_wait(&state->kept_changed, &state->mutex, trim_at) && kl__monotonic_ns() < trim_at)
+            continue;
+        pthread_mutex_unlock(&state->mutex);
+        size_t trimmed;
+        (void)kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, &trimmed); /* again in a while */
+        trim_at = kl__deadline_ns(TRIM_MS);
+        pthread_mutex_lock(&state->mutex);
+    }
+    pthread_mutex_unlock(&state->mutex);
+    free_batch(&batch);
+    return NULL;
+}
+
+kl_rc kl__keeper_start(kl__disk *disk)
+{
+    if (pthread_create(&disk->keeper, NULL, run_keeper, disk) != 0)
+        return kl__fail(KL_ESYSTEM, "a thread could not be started; raise the limit of processes");
+    disk->has_keeper = true;
+    return KL_OK;
+}
+
+void kl__keeper_stop(kl__disk *disk)
+{
+    if (!disk->has_keeper)
+        return;
+    pthread_mutex_lock(&disk->state.mutex);
+    disk->keeper_stops = true;
+    pthread_cond_broadcast(&disk->state.kept_changed);
+    pthread_mutex_unlock(&disk->state.mutex);
+    pthread_join(disk->keeper, NULL);
+    disk->has_keeper = false;
+}
+
+/* Waits for those that are there now; more may come meanwhile. */
+static kl_rc await_kept(kl__disk *disk)
+{
+    kl__state *state = &disk->state;
+    kl_rc rc = KL_OK;
+    pthread_mutex_lock(&state->mutex);
+    uint64_t sequence = state->kept_count ? kept_at(state, state->kept_count - 1)->sequence : 0;
+    while (state->kept_sequence < sequence && disk->keeper_rc == KL_OK)
+        kl__cond_wait(&state->kept_changed, &state->mutex, KL_NEVER);
+    if (state->kept_sequence < sequence)
+        rc = kl__fail(disk->keeper_rc, "history.db cannot be written, so finished tasks cannot be shown: %s",
+                      disk->keeper_error);
+    pthread_mutex_unlock(&state->mutex);
+    return rc;
+}
+
+kl_rc kl__keeper_catch_up(kl__disk *disk)
+{
+    size_t trimmed = TRIM_ROWS;
+    kl_rc rc = await_kept(disk);
+    while (rc == KL_OK && trimmed == TRIM_ROWS)
+        rc = kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, &trimmed);
+    return rc;
+}

@@ -1,0 +1,72 @@
+/* records.c - a tree of records by name. */
+#include "store/disk/records.h"
+
+#include <string.h>
+
+static int compare(kl_bytes a, kl_bytes b)
+{
+    size_t common = a.len < b.len ? a.len : b.len;
+    int order = common ? memcmp(a.data, b.data, common) : 0;
+    return order ? order : (a.len > b.len) - (a.len < b.len);
+}
+
+static kl__held_record *record_of(kl__tree_node *node) { return KL_CONTAINER(node, kl__held_record, node); }
+
+static bool less(const kl__tree_node *a, const kl__tree_node *b)
+{
+    return compare(kl__held_name(record_of((kl__tree_node *)a)), kl__held_name(record_of((kl__tree_node *)b))) < 0;
+}
+
+kl__held_record *kl__records_after(const kl__records *records, kl_bytes name, bool or_equal)
+{
+    kl__tree_node *best = NULL;
+    for (kl__tree_node *node = records->root; node;) {
+        int order = compare(kl__held_name(record_of(node)), name);
+        if (order > 0 || (order == 0 && or_equal)) {
+            best = node;
+            node = node->left;
+        } else {
+            node = node->right;
+        }
+    }
+    return best ? record_of(best) : NULL;
+}
+
+kl__held_record *kl__records_find(const kl__records *records, kl_bytes name)
+{
+    kl__held_record *record = kl__records_after(records, name, true);
+    return record && compare(kl__held_name(record), name) == 0 ? record : NULL;
+}
+
+kl__held_record *kl__records_set(kl__records *records, const kl__write_record *write, uint64_t segment)
+{
+    kl__held_record *record = kl__alloc(sizeof *record + write->name_bytes + write->value_bytes);
+    if (!record)
+        return NULL;
+    record->version = write->version;
+    record->expires_ms = write->expires_ms;
+    record->segment = segment;
+    record->bytes = write->header.bytes;
+    record->name_bytes = write->name_bytes;
+    record->value_bytes = write->value_bytes;
+    memcpy(record->text, write + 1, (size_t)write->name_bytes + write->value_bytes);
+    kl__held_record *old = kl__records_find(records, kl__held_name(record));
+    if (old)
+        kl__records_remove(records, old);
+    kl__tree_insert(&records->root, &record->node, less);
+    records->count++;
+    return record;
+}
+
+void kl__records_remove(kl__records *records, kl__held_record *record)
+{
+    kl__tree_remove(&records->root, &record->node, less);
+    kl__free(record);
+    records->count--;
+}
+
+void kl__records_free(kl__records *records)
+{
+    while (records->root)
+        kl__records_remove(records, record_of(records->root));
+}

@@ -1,0 +1,293 @@
+/* segments.c - the journal's files; see segments.h. */
+#include "store/disk/segments.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/wait.h"
+#include "store/disk/format.h"
+
+enum { ZEROS = 256 << 10, NAME_BYTES = 20 /* 16 digits and .seg */ };
+
+void kl__segments_log(const kl__segments *segments, kl_log_level level, const char *format, ...)
+{
+    char text[512];
+    va_list arguments;
+    if (!segments->log)
+        return;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    segments->log(segments->log_ctx, level, text);
+}
+
+/* ---- Names ---- */
+
+void kl__segments_path(const kl__segments *segments, uint64_t number, char *ret_path)
+{
+    snprintf(ret_path, KL_PATH_BYTES, "%.4000s/%016llx.seg", segments->dir, (unsigned long long)number);
+}
+
+static void spare_path(const kl__segments *segments, char *ret_path)
+{
+    snprintf(ret_path, KL_PATH_BYTES, "%.4000s/spare", segments->dir);
+}
+
+bool kl__segments_parse(const char *name, uint64_t *ret_number)
+{
+    uint64_t number = 0;
+    if (strlen(name) != NAME_BYTES || strcmp(name + 16, ".seg") != 0)
+        return false;
+    for (int i = 0; i < 16; i++) {
+        const char *digit = strchr("0123456789abcdef", name[i]);
+        if (!digit || !name[i])
+            return false;
+        number = number << 4 | (uint64_t)(digit - "0123456789abcdef");
+    }
+    *ret_number = number;
+    return number != 0;
+}
+
+/* ---- The next segment ---- */
+
+int kl__segment_write_header(kl__segments *segments, kl__file *file, uint64_t number, uint64_t bytes)
+{
+    kl__segment_header header = {
+        .magic = KL_SEGMENT_MAGIC,
+        .version = KL_FORMAT_VERSION,
+        .number = number,
+        .journal = segments->journal,
+        .bytes = bytes,
+    };
+    header.crc = kl__segment_crc(&header);
+    int error = kl__vfs_write(segments->vfs, file, &header, sizeof header, 0);
+    return error ? error : segments->vfs->sync(segments->vfs, file);
+}
+
+static int fill_with_zeros(kl__segments *segments, kl__file *file)
+{
+    char *zeros = kl__alloc_zeroed(1, ZEROS);
+    int error = zeros ? 0 : -ENOMEM;
+    for (uint64_t at = 0; at < segments->segment_bytes && !error; at += ZEROS) {
+        uint64_t left = segments->segment_bytes - at;
+        error = kl__vfs_write(segments->vfs, file, zeros, left < ZEROS ? left : ZEROS, at);
+    }
+    kl__free(zeros);
+    return error ? error : segments->vfs->sync(segments->vfs, file);
+}
+
+/* The spare file, as it was left or new. */
+static int open_spare(kl__segments *segments, const char *path, kl__file **ret_file)
+{
+    kl__vfs *vfs = segments->vfs;
+    uint64_t size = 0;
+    int error = vfs->open(vfs, path, KL_OPEN_WRITE, ret_file);
+    if (error == 0) {
+        error = vfs->size(vfs, *ret_file, &size);
+        if (error == 0 && size == segments->segment_bytes)
+            return 0;
+        vfs->close(vfs, *ret_file);
+        *ret_file = NULL;
+        error = vfs->unlink(vfs, path);
+    }
+    if (error && error != -ENOENT)
+        return error;
+    error = vfs->open(vfs, path, KL_OPEN_CREATE, ret_file);
+    if (error)
+        return error;
+    error = fill_with_zeros(segments, *ret_file);
+    if (error) {
+        vfs->close(vfs, *ret_file);
+        *ret_file = NULL;
+        (void)vfs->unlink(vfs, path); /* a full disk wants it back; if it stays, it is found as the spare next time */
+    }
+    return error;
+}
+
+static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_file)
+{
+    kl__vfs *vfs = segments->vfs;
+    char spare[KL_PATH_BYTES], path[KL_PATH_BYTES];
+    spare_path(segments, spare);
+    kl__segments_path(segments, number, path);
+    int error = open_spare(segments, spare, ret_file);
+    if (error)
+        return error;
+    error = kl__segment_write_header(segments, *ret_file, number, segments->segment_bytes);
+    if (!error)
+        error = vfs->rename(vfs, spare, path);
+    if (!error)
+        error = vfs->sync_dir(vfs, segments->dir);
+    if (error) {
+        vfs->close(vfs, *ret_file);
+        *ret_file = NULL;
+    }
+    return error;
+}
+
+static void set_next(kl__segments *segments, kl__segment *next, int error)
+{
+    bool is_full = error == -ENOSPC || error == -EDQUOT, was_full = atomic_exchange(&segments->is_full, is_full);
+    segments->next = next;
+    segments->next_number += next != NULL;
+    atomic_store(&segments->has_next, next != NULL);
+    pthread_mutex_lock(&segments->mutex);
+    segments->next_wanted = error != 0;
+    segments->next_error = error;
+    pthread_mutex_unlock(&segments->mutex);
+    if (is_full && !was_full)
+        kl__segments_log(segments, KL_LOG_ERROR, "the disk is full: tasks are refused, outcomes are still accepted");
+    else if (was_full && !error)
+        kl__segments_log(segments, KL_LOG_INFO, "there is room on the disk again: tasks are accepted");
+    else if (error && !is_full)
+        kl__segments_log(segments, KL_LOG_ERROR, "the next segment could not be prepared: %s", strerror(-error));
+}
+
+/* With `files` held. */
+static int prepare(kl__segments *segments)
+{
+    uint64_t number = segments->next_number;
+    kl__segment *next = kl__alloc_zeroed(1, sizeof *next);
+    int error = next ? prepare_file(segments, number, &next->file) : -ENOMEM;
+    if (error) {
+        kl__free(next);
+        next = NULL;
+    } else {
+        next->number = number;
+        next->bytes = segments->segment_bytes;
+        next->end = KL_SEGMENT_HEADER;
+    }
+    set_next(segments, next, error);
+    return error;
+}
+
+int kl__segments_prepare(kl__segments *segments)
+{
+    pthread_mutex_lock(&segments->files);
+    int error = segments->next ? 0 : prepare(segments);
+    pthread_mutex_unlock(&segments->files);
+    return error;
+}
+
+/* ---- Going on to it ---- */
+
+static kl__segment *take_next(kl__segments *segments, int *ret_error)
+{
+    pthread_mutex_lock(&segments->files);
+    *ret_error = segments->next ? 0 : prepare(segments);
+    kl__segment *next = segments->next;
+    segments->next = NULL;
+    atomic_store(&segments->has_next, false);
+    pthread_mutex_unlock(&segments->files);
+    return next;
+}
+
+/* A large batch gets a large segment. Its file has its size before its header says so: a shorter one is damaged. */
+static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
+{
+    int error = segments->vfs->truncate(segments->vfs, next->file, bytes);
+    if (!error)
+        error = segments->vfs->sync(segments->vfs, next->file);
+    if (!error)
+        error = kl__segment_write_header(segments, next->file, next->number, bytes);
+    next->bytes = bytes;
+    return error;
+}
+
+kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
+{
+    int error;
+    kl__segment *next = take_next(segments, &error);
+    if (error == -ENOSPC || error == -EDQUOT)
+        return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
+    if (!error && bytes > next->bytes)
+        error = enlarge(segments, next, bytes);
+    if (error)
+        return kl__fail(KL_ESYSTEM, "%s", strerror(-error));
+    pthread_mutex_lock(&segments->state->mutex);
+    bool added = kl__state_add_segment(segments->state, next);
+    pthread_mutex_unlock(&segments->state->mutex);
+    if (!added)
+        return kl__fail(KL_ESYSTEM, "out of memory");
+    segments->active = next;
+    kl__segments_want_upkeep(segments);
+    return KL_OK;
+}
+
+/* ---- Dropping ---- */
+
+/* Off the disk, or into use as the next. Durable on return. With `files` held. */
+static int put_away(kl__segments *segments, const kl__segment *segment)
+{
+    kl__vfs *vfs = segments->vfs;
+    char path[KL_PATH_BYTES], spare[KL_PATH_BYTES];
+    kl__segments_path(segments, segment->number, path);
+    spare_path(segments, spare);
+    bool is_spare = segment->bytes == segments->segment_bytes && !segments->next;
+    int error = is_spare ? vfs->rename(vfs, path, spare) : vfs->unlink(vfs, path);
+    if (!error)
+        error = vfs->sync_dir(vfs, segments->dir);
+    if (!error && is_spare)
+        (void)prepare(segments); /* if it fails, it is tried again when it is wanted */
+    return error;
+}
+
+void kl__segments_drop(kl__segments *segments)
+{
+    kl__state *state = segments->state;
+    while (!segments->drop_failed) {
+        pthread_mutex_lock(&state->mutex);
+        kl__segment *dropped = kl__state_can_drop(state) ? kl__state_drop_segment(state) : NULL;
+        pthread_mutex_unlock(&state->mutex);
+        if (!dropped)
+            return;
+        segments->vfs->close(segments->vfs, dropped->file);
+        pthread_mutex_lock(&segments->files);
+        int error = put_away(segments, dropped);
+        pthread_mutex_unlock(&segments->files);
+        kl__free(dropped);
+        if (error) {
+            segments->drop_failed = true;
+            kl__segments_log(segments, KL_LOG_ERROR,
+                             "a segment that is not needed could not be removed (%s); "
+                             "the journal will grow until the store is opened again",
+                             strerror(-error));
+        }
+    }
+}
+
+/* ---- Upkeep is asked for ---- */
+
+void kl__segments_want_upkeep(kl__segments *segments)
+{
+    pthread_mutex_lock(&segments->mutex);
+    segments->upkeep_wanted = true;
+    pthread_cond_broadcast(&segments->changed);
+    pthread_mutex_unlock(&segments->mutex);
+}
+
+void kl__segments_want_next(kl__segments *segments)
+{
+    pthread_mutex_lock(&segments->mutex);
+    segments->next_wanted = true;
+    pthread_cond_broadcast(&segments->changed);
+    pthread_mutex_unlock(&segments->mutex);
+}
+
+void kl__segments_close(kl__segments *segments)
+{
+    kl__state *state = segments->state;
+    for (size_t i = 0; i < state->segment_count; i++) {
+        segments->vfs->close(segments->vfs, state->segments[i]->file);
+        kl__free(state->segments[i]);
+    }
+    state->segment_count = 0;
+    if (segments->next)
+        segments->vfs->close(segments->vfs, segments->next->file);
+    kl__free(segments->next);
+    pthread_cond_destroy(&segments->changed);
+    pthread_mutex_destroy(&segments->mutex);
+    pthread_mutex_destroy(&segments->files);
+}

@@ -1,0 +1,78 @@
+/* segments.h - the journal's files: the one being written, the one that comes next, and those that are full.
+ *
+ * A new file is written full of zeros before it is used, and a dropped one is used again: syncing into blocks that the
+ * file system has already written once takes half the time (measured: 86-100 us against 167-233).
+ *
+ * A file has its final name only while its header is valid: it is prepared under the name `spare` and then renamed, and
+ * renamed back before it is used again. Segments are dropped in order, each durably before the next: a settle is never
+ * gone while its task is still there.
+ *
+ * G1  There are no gaps in the numbers.
+ * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c).
+ * G3  When there is no room to prepare the next segment, appends are refused and the rest of the current one is for outcomes. */
+#ifndef KL_STORE_SEGMENTS_H
+#define KL_STORE_SEGMENTS_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "keyline/store.h"
+#include "store/disk/state.h"
+#include "store/disk/vfs.h"
+
+enum { KL_PATH_BYTES = 4096 };
+
+typedef struct kl__segments {
+    kl__vfs *vfs;
+    char dir[KL_PATH_BYTES]; /* the directory `journal` */
+    uint64_t journal;        /* its random number */
+    uint64_t segment_bytes;
+    kl__state *state;
+    kl_log_fn *log;
+    void *log_ctx;
+
+    kl__segment *active; /* only for whoever leads the journal */
+
+    pthread_mutex_t files; /* of whoever prepares, takes or puts away a file */
+    kl__segment *next;     /* prepared, not yet in the state; NULL: none */
+    uint64_t next_number;  /* of the next to be prepared */
+
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* the thread of upkeep should look */
+    int next_error;         /* how the last try to prepare one ended: 0 or a negative errno */
+    bool next_wanted;
+    bool upkeep_wanted;
+    bool stopping;
+    bool drop_failed; /* a segment could not be removed, so none behind it may be */
+    _Atomic(bool) has_next;
+    _Atomic(bool) is_full; /* appends are refused (G3) */
+} kl__segments;
+
+/* Paths. */
+void kl__segments_path(const kl__segments *segments, uint64_t number, char *ret_path);
+bool kl__segments_parse(const char *name, uint64_t *ret_number); /* false: not a segment's name */
+
+/* Writes a segment's header and syncs it. 0 or a negative errno. */
+int kl__segment_write_header(kl__segments *segments, kl__file *file, uint64_t number, uint64_t bytes);
+
+/* Makes the next segment if there is none, from the file at `spare` when that has the right size. 0 or a negative errno. */
+int kl__segments_prepare(kl__segments *segments);
+
+/* Takes the next segment into use, with room for `bytes`; prepares it when nobody has. Only for whoever leads the journal.
+ * KL_EFULL: there is no room on the disk. KL_ESYSTEM: it failed. KL_ENOMEM. */
+kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes);
+
+/* Drops segments from the first on while nothing in them is needed, keeping a file for the next. */
+void kl__segments_drop(kl__segments *segments);
+
+/* Tells the thread of upkeep to look, or to prepare the next segment as well. */
+void kl__segments_want_upkeep(kl__segments *segments);
+void kl__segments_want_next(kl__segments *segments);
+
+void kl__segments_log(const kl__segments *segments, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
+
+/* Closes every file. */
+void kl__segments_close(kl__segments *segments);
+
+#endif

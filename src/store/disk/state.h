@@ -1,0 +1,140 @@
+/* state.h - what the journal adds up to: waiting tasks in their lines, fences, records, tokens; and what is still needed of
+ * each segment.
+ *
+ * From: journal.c, one record after another once they are durable; recover.c, the same records read again.
+ * To:   disk.c (scan, counts, get, list), compact.c (what is live), keep.c (what is to be kept).
+ *
+ * Records are facts: whatever could be refused was refused before it was written (disk.c). So they can be applied again
+ * from any segment on, whatever stood before it.
+ *
+ * T1  A waiting task is in the table of ids, in exactly one line of its shard, and its record's bytes count as live in
+ *     the segment that its slot names.
+ * T2  So do the latest FENCE, TOKEN and WRITE of each shard, token and record.
+ * T3  A task that is settled and to be kept counts as live, and pins the segment of its SETTLE, until history has it.
+ * T4  live == 0 and pins == 0: nothing in the segment is needed.
+ *
+ * Everything here is called with `mutex` held, except open and close. */
+#ifndef KL_STORE_STATE_H
+#define KL_STORE_STATE_H
+
+#include <pthread.h>
+
+#include "keyline/store.h"
+#include "store/disk/format.h"
+#include "store/disk/line.h"
+#include "store/disk/records.h"
+#include "store/disk/stubs.h"
+#include "store/disk/tokens.h"
+#include "store/disk/vfs.h"
+
+enum { KL_STATE_LINES = KL_LINE_RETRY - KL_PRIORITY_MIN + 1, KL_DISK_PARTITIONS_MAX = 4096 };
+
+typedef struct kl__segment {
+    uint64_t number;
+    kl__file *file;
+    uint64_t bytes; /* of the file */
+    uint64_t end;   /* behind its last frame */
+    uint64_t live;  /* bytes of records that are needed */
+    uint64_t pins;  /* settled tasks in it that history has yet to take over */
+    uint32_t readers;
+} kl__segment;
+
+typedef struct kl__shard_state {
+    kl__line *lines[KL_STATE_LINES]; /* NULL: never used */
+    uint64_t epoch;
+    uint64_t fence_segment; /* 0: never fenced */
+} kl__shard_state;
+
+typedef struct kl__partition_state {
+    char name[KL_PARTITION_BYTES_MAX + 1];
+    uint32_t number, shard_prefix_len;
+    uint64_t appended;          /* tasks ever, for wait */
+    uint64_t ready, due, retry; /* tasks in its lines */
+    kl__shard_state **shards;   /* 16 ^ shard_prefix_len; NULL: never used */
+} kl__partition_state;
+
+/* A place in the journal. */
+typedef struct kl__where {
+    uint64_t segment;
+    uint64_t offset;
+} kl__where;
+
+/* A settled task that history has yet to take over. */
+typedef struct kl__kept {
+    uint64_t sequence; /* of its SETTLE */
+    kl__where settle;
+    kl__where entry;       /* segment 0: a retry, of which only the error is kept */
+    uint32_t settle_bytes; /* of the whole records */
+    uint32_t entry_bytes;
+    uint32_t item;  /* where in the SETTLE it stands */
+    int64_t now_ms; /* when it was settled */
+} kl__kept;
+
+typedef struct kl__state {
+    pthread_mutex_t mutex;
+    kl__stubs *stubs;
+    kl__partition_state *partitions[KL_DISK_PARTITIONS_MAX + 1]; /* by number; [0] is NULL */
+    uint32_t partition_count;
+    kl__records records;
+    kl__tokens *tokens;
+
+    kl__segment **segments; /* by number, without gaps: segments[i] is number first_segment + i */
+    size_t segment_count, segment_capacity;
+    uint64_t first_segment;
+
+    kl__kept *kept; /* a ring, in order of sequence */
+    size_t kept_first, kept_count, kept_capacity;
+    uint64_t kept_sequence; /* history has taken over everything up to here */
+    uint64_t kept_live;     /* bytes of entries in the ring */
+
+    uint64_t live;         /* bytes of all segments together */
+    uint64_t closed_bytes; /* of the files of all segments but the last, which is being written */
+
+    uint32_t waiters; /* threads that wait for something to be appended */
+    pthread_cond_t appended;
+    pthread_cond_t kept_changed; /* something is to be kept, or was taken over, or could not be */
+} kl__state;
+
+kl_rc kl__state_open(kl__state *state); /* KL_ENOMEM */
+void kl__state_close(kl__state *state); /* also what is half open; does not close segments' files */
+
+/* Could this record have been written to this journal? KL_EINVAL: it names a partition or shard that there is not. */
+kl_rc kl__state_check(const kl__state *state, const kl__record_header *record);
+
+/* Applies a record that is durable. KL_ENOMEM: memory and journal are at odds now, and the store must stop. */
+kl_rc kl__state_apply(kl__state *state, const kl__record_header *record, kl__where where, int64_t now_ms);
+
+/* Tells the processor to fetch what applying the record will touch. */
+void kl__state_prefetch(const kl__state *state, const kl__record_header *record);
+
+/* Is this record, at this place, the one that is needed? An entry that is settled and waits for history is not. */
+bool kl__state_is_live(kl__state *state, const kl__record_header *record, kl__where where, int64_t now_ms);
+
+/* Makes a copy of a live record that says all that is known by now. Takes up to record->bytes + KL_MOVED_MORE bytes of
+ * `out`, without CRC. */
+enum { KL_MOVED_MORE = 16 };
+void kl__state_copy(kl__state *state, const kl__record_header *record, kl__record_header *out);
+
+kl__partition_state *kl__state_partition(const kl__state *state, uint32_t number);
+kl__shard_state *kl__state_shard(const kl__state *state, kl_place place); /* NULL: nothing was ever put there */
+
+/* Part of a line; *ret_count stubs, fewer than scan->max only at its end. */
+void kl__state_scan(kl__state *state, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count);
+
+kl__segment *kl__state_segment(const kl__state *state, uint64_t number); /* NULL: there is none */
+bool kl__state_add_segment(kl__state *state, kl__segment *segment);      /* the next number; false: out of memory */
+kl__segment *kl__state_drop_segment(kl__state *state);                   /* the first */
+
+/* Is there a segment to drop, or more that is not needed than may be (G2 of segments.h)? */
+bool kl__state_wants_upkeep(const kl__state *state);
+bool kl__state_can_drop(const kl__state *state);
+bool kl__state_must_compact(const kl__state *state);
+
+/* History has taken over the first `count` kept tasks, which end with `sequence`. */
+void kl__state_kept_done(kl__state *state, size_t count, uint64_t sequence);
+
+/* Where a waiting task's record is. */
+kl__where kl__slot_where(const kl__state *state, const kl__slot *slot);
+uint32_t kl__slot_record_bytes(const kl__slot *slot);
+
+#endif

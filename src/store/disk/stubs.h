@@ -1,0 +1,50 @@
+/* stubs.h - what is kept in memory of each waiting task: 56 bytes in a slot, found by number or by id.
+ *
+ * With its share of the table of ids (about 6 bytes) and its place in a line (12), a waiting task takes less than 80
+ * bytes; its payload stays on disk. Slots never move. */
+#ifndef KL_STORE_STUBS_H
+#define KL_STORE_STUBS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "keyline/task.h"
+
+enum { KL_SLOT_BITS = 28, KL_SLOT_NONE = 0, KL_SLOTS_MAX = (1 << KL_SLOT_BITS) - 1 };
+
+/* The waiting task's record in the journal is that of its first writing or of its last move. */
+typedef struct kl__slot {
+    kl_task_id id;
+    uint64_t key_hash;
+    uint64_t position : 48; /* the sequence number of its first writing */
+    uint64_t line : 8;      /* a line of task.h, less KL_PRIORITY_MIN */
+    uint64_t priority : 8;  /* less KL_PRIORITY_MIN */
+    uint64_t due_ms : 44;   /* due line: its place; retry line: not before */
+    uint64_t attempts : 16;
+    uint64_t record_flags : 4; /* of its record: KL_ENTRY_* and KL_RECORD_MOVED */
+    uint32_t segment;          /* where its record is: the low bits of the segment's number */
+    uint32_t offset8;          /* in eighths */
+    uint32_t bytes;            /* of key, kind, headers and payload */
+    uint16_t partition;
+    uint16_t shard;
+} kl__slot;
+_Static_assert(sizeof(kl__slot) == 56, "every waiting task pays for this");
+
+typedef struct kl__stubs kl__stubs;
+
+kl__stubs *kl__stubs_open(void); /* NULL: out of memory */
+void kl__stubs_close(kl__stubs *stubs);
+
+kl__slot *kl__stubs_slot(const kl__stubs *stubs, uint32_t slot);
+
+/* A slot for the id, which must not be there yet; only its id is set. KL_SLOT_NONE: out of memory, or KL_SLOTS_MAX are taken. */
+uint32_t kl__stubs_add(kl__stubs *stubs, const kl_task_id *id);
+uint32_t kl__stubs_find(const kl__stubs *stubs, const kl_task_id *id); /* KL_SLOT_NONE: not there */
+void kl__stubs_remove(kl__stubs *stubs, uint32_t slot);
+
+/* Tells the processor to fetch what looking for the id will touch. */
+void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id);
+
+uint64_t kl__stubs_count(const kl__stubs *stubs);
+
+#endif

@@ -1,0 +1,61 @@
+/* vfs.h - everything the disk engine does to files, so that a test can lose power, fail or fill up at any call.
+ *
+ * Functions return 0 or a byte count, or a negative errno. A file is used by several threads at once for reading, and by
+ * one at a time for the rest. Paths are as given to open; nothing is resolved against anything. What is written is
+ * durable after sync; a name that was made, renamed or removed is durable after sync_dir of its directory. */
+#ifndef KL_STORE_VFS_H
+#define KL_STORE_VFS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+typedef struct kl__vfs kl__vfs;
+typedef struct kl__file kl__file;
+
+typedef enum kl__open_mode {
+    KL_OPEN_READ,   /* must be there */
+    KL_OPEN_WRITE,  /* read and write; must be there */
+    KL_OPEN_CREATE, /* read and write; made, and must not be there: -EEXIST */
+} kl__open_mode;
+
+/* Called for each name in a directory but . and .. */
+typedef void kl__name_fn(void *ctx, const char *name);
+
+struct kl__vfs {
+    int (*open)(kl__vfs *vfs, const char *path, kl__open_mode mode, kl__file **ret_file);
+    void (*close)(kl__vfs *vfs, kl__file *file); /* NULL is fine */
+
+    /* May move fewer bytes than asked, or be interrupted (-EINTR): kl__vfs_read and kl__vfs_write go on until done. */
+    ssize_t (*read)(kl__vfs *vfs, kl__file *file, void *bytes, size_t count, uint64_t offset);
+    ssize_t (*write)(kl__vfs *vfs, kl__file *file, const void *bytes, size_t count, uint64_t offset);
+
+    int (*sync)(kl__vfs *vfs, kl__file *file); /* fdatasync */
+    int (*truncate)(kl__vfs *vfs, kl__file *file, uint64_t size);
+    int (*size)(kl__vfs *vfs, kl__file *file, uint64_t *ret_size);
+
+    int (*rename)(kl__vfs *vfs, const char *from, const char *to); /* `to` is replaced */
+    int (*unlink)(kl__vfs *vfs, const char *path);
+    int (*mkdir)(kl__vfs *vfs, const char *path); /* -EEXIST: it is there */
+    int (*list)(kl__vfs *vfs, const char *path, kl__name_fn *visit, void *ctx);
+    int (*sync_dir)(kl__vfs *vfs, const char *path);
+
+    /* Makes this process the directory's only owner, by a file `lock` in it that holds the pid, until it is unlocked or the
+     * process ends. -EBUSY: another has it, and *ret_pid is its pid (0: not known). */
+    int (*lock)(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid);
+    void (*unlock)(kl__vfs *vfs, kl__file *lock); /* NULL is fine */
+
+    /* The name of SQLite's file layer under which history.db is opened; NULL: SQLite's own. */
+    const char *sqlite_vfs;
+};
+
+/* The machine's file system. */
+extern kl__vfs kl__vfs_system;
+
+/* All of `count` bytes, through interruptions and short counts. Reading stops at the end of the file, and *ret_count says where.
+ * 0 or a negative errno. */
+int kl__vfs_read(kl__vfs *vfs, kl__file *file, void *bytes, size_t count, uint64_t offset, size_t *ret_count);
+int kl__vfs_write(kl__vfs *vfs, kl__file *file, const void *bytes, size_t count, uint64_t offset);
+
+#endif

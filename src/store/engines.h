@@ -1,0 +1,9 @@
+/* engines.h - the engines that kl_store_open knows by their scheme. */
+#ifndef KL_STORE_ENGINES_H
+#define KL_STORE_ENGINES_H
+
+#include "keyline/store.h"
+
+extern const kl_engine kl__engine_memory, kl__engine_disk;
+
+#endif

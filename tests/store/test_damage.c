@@ -1,0 +1,251 @@
+/* test_damage.c - bits are flipped and files cut off, in every kind of file: that is harmless or noticed, and never believed.
+ *
+ * A run's directory is damaged in one place and opened. Either everything is there; or it does not open, with KL_EDAMAGED; or it does,
+ * and whatever it shows is right, and what it does not show is refused with KL_EDAMAGED. When the run did not end in order, the
+ * last frame of the journal may be taken for a torn write: then the last call of the run has not happened.
+ *
+ * KL_TEST_OPS says how many damages to make. What fails is printed with the line that repeats it:
+ *
+ *     KL_DAMAGE="SEED N" test-damage */
+#include <errno.h>
+#include <stdlib.h>
+
+#include "base/base.h"
+#include "base/random.h"
+#include "harness.h"
+#include "recording.h"
+#include "store/disk/history.h"
+#include "workers.h"
+
+enum { CALLS = 250, DAMAGES = 4000, FILES_MAX = 256, PATH_BYTES = 128 };
+
+struct damaged {
+    struct recording *recording;
+    simdisk *ended, *cut_off; /* the disk after an orderly end, and after the process was killed behind the last call */
+    struct model models[2];   /* the end, and before the last call */
+    char files[FILES_MAX][PATH_BYTES];
+    size_t file_count;
+};
+
+/* ---- Files ---- */
+
+struct listing {
+    struct damaged *damaged;
+    const char *directory;
+    simdisk *disk;
+};
+
+static void list_files(struct damaged *damaged, simdisk *disk, const char *directory);
+
+static void note_file(void *ctx, const char *name)
+{
+    struct listing *listing = ctx;
+    struct damaged *damaged = listing->damaged;
+    char path[PATH_BYTES];
+    kl__file *file;
+    kl__vfs *vfs = simdisk_vfs(listing->disk);
+    KL_ASSERT((size_t)snprintf(path, sizeof path, "%s/%s", listing->directory, name) < sizeof path);
+    int rc = vfs->open(vfs, path, KL_OPEN_READ, &file);
+    if (rc == -EISDIR) {
+        list_files(damaged, listing->disk, path);
+        return;
+    }
+    vfs->close(vfs, file);
+    KL_ASSERT(rc == 0 && damaged->file_count < FILES_MAX);
+    strcpy(damaged->files[damaged->file_count++], path);
+}
+
+static void list_files(struct damaged *damaged, simdisk *disk, const char *directory)
+{
+    struct listing listing = {damaged, directory, disk};
+    simdisk_vfs(disk)->list(simdisk_vfs(disk), directory, note_file, &listing);
+}
+
+/* ---- One damage ---- */
+
+struct damage {
+    simdisk *disk;
+    bool in_order; /* the run ended so */
+    const char *path;
+    bool cut;
+    uint64_t at; /* the new size, or the byte */
+    uint8_t bits;
+    char text[PATH_BYTES + 100];
+};
+
+/* Makes it. False: the file is empty, and there is nothing to damage. */
+static bool make_damage(struct damage *damage, uint64_t *random)
+{
+    kl__vfs *vfs = simdisk_vfs(damage->disk);
+    kl__file *file;
+    uint64_t size = 0;
+    KL_ASSERT(vfs->open(vfs, damage->path, KL_OPEN_WRITE, &file) == 0 && vfs->size(vfs, file, &size) == 0);
+    if (size > 0) {
+        /* Half of them near the front, where what matters stands. */
+        uint64_t reach = kl__random_below(random, 2) && size > 8192 ? 8192 : size;
+        uint8_t byte;
+        size_t got;
+        damage->cut = kl__random_below(random, 5) == 0;
+        damage->at = kl__random_below(random, reach);
+        damage->bits = (uint8_t)(1u << kl__random_below(random, 8));
+        KL_ASSERT(kl__vfs_read(vfs, file, &byte, 1, damage->at, &got) == 0 && got == 1);
+        byte ^= damage->bits;
+        int rc = damage->cut ? vfs->truncate(vfs, file, damage->at) : kl__vfs_write(vfs, file, &byte, 1, damage->at);
+        KL_ASSERT(rc == 0 && vfs->sync(vfs, file) == 0);
+    }
+    vfs->close(vfs, file);
+    snprintf(damage->text, sizeof damage->text, "%s %s %s %" PRIu64 " of %" PRIu64, damage->path,
+             damage->cut ? "cut off at" : "flipped at", damage->in_order ? "(closed)" : "(killed)", damage->at, size);
+    return size > 0;
+}
+
+/* SQLite's own check finds what cannot be noticed while reading: a row that an index no longer leads to. */
+static bool doctor_finds_it(struct sim_store *store)
+{
+    kl__history *history = NULL;
+    kl_rc rc = kl__history_open(RECORDING_PATH "/history.db", store->vfs->sqlite_vfs, SCRIPT_HISTORY_ROWS, &history);
+    if (rc == KL_OK)
+        rc = kl__history_check(history);
+    kl__history_close(history);
+    return rc == KL_EDAMAGED;
+}
+
+/* NULL: as it should be. */
+static const char *judge_open(struct damaged *damaged, struct damage *damage, struct subject *subject,
+                              struct sim_store *store)
+{
+    static char text[SCRIPT_WHY_BYTES + 100];
+    struct inspection found;
+    int candidates = damage->in_order ? 1 : 2;
+    if (subject_compare(subject, damaged->models, candidates, 1) >= 0)
+        return NULL;
+    if (!subject_inspect(subject, &damaged->models[0], &found)) {
+        snprintf(text, sizeof text, "%s", subject->why);
+        return text;
+    }
+    if (found.missing == 0 || found.refused > 0)
+        return NULL;
+    subject_close(subject);
+    if (strstr(damage->path, "history") && doctor_finds_it(store))
+        return NULL;
+    snprintf(text, sizeof text, "%" PRIu64 " tasks and records are missing, and nobody says so", found.missing);
+    return text;
+}
+
+static void check_damage(struct damaged *damaged, struct damage *damage, uint64_t number)
+{
+    struct sim_store store = sim_store_on(simdisk_vfs(damage->disk));
+    struct subject *subject = calloc(1, sizeof *subject);
+    KL_ASSERT(subject);
+    const char *why = NULL;
+    subject->script = damaged->recording->script;
+    subject->open = sim_store_open;
+    subject->ctx = &store;
+    atomic_store(&subject->clock_ms, damaged->models[0].now_ms);
+    memcpy(subject->partitions, damaged->models[0].partitions, sizeof subject->partitions);
+    kl_rc rc = subject_open(subject);
+    if (rc == KL_OK)
+        why = judge_open(damaged, damage, subject, &store);
+    else if (rc != KL_EDAMAGED)
+        why = kl_error_text();
+    if (why)
+        test_fail(__FILE__, __LINE__, "%s: %s; again with: KL_DAMAGE=\"%" PRIu64 " %" PRIu64 "\" test-damage",
+                  damage->text, why, damaged->recording->script->seed, number);
+    subject_close(subject);
+    sim_store_end(&store);
+    free(subject);
+}
+
+/* Everything about damage `number` comes from the seed and its number, but for what the engine's threads did in the run. */
+static void damage_once(struct damaged *damaged, uint64_t number)
+{
+    uint64_t random = damaged->recording->script->seed ^ (number * 0x9e3779b97f4a7c15u);
+    struct damage damage = {.in_order = kl__random_below(&random, 2)};
+    damage.disk = simdisk_clone(damage.in_order ? damaged->ended : damaged->cut_off);
+    damaged->file_count = 0;
+    list_files(damaged, damage.disk, RECORDING_PATH);
+    damage.path = damaged->files[number % damaged->file_count];
+    if (make_damage(&damage, &random)) {
+        workers_doing("KL_DAMAGE=\"%" PRIu64 " %" PRIu64 "\": %s", damaged->recording->script->seed, number,
+                      damage.text);
+        check_damage(damaged, &damage, number);
+    }
+    simdisk_free(damage.disk);
+}
+
+/* ---- All of them ---- */
+
+/* The script up to its last append, so that the last frame of the journal is the last call's. */
+static bool make_run(struct damaged *damaged, uint64_t seed)
+{
+    struct recording *recording = damaged->recording = recording_make(seed, CALLS);
+    struct script *script = recording->script;
+    if (recording->why[0]) {
+        test_fail(__FILE__, __LINE__, "the run itself fails: %s", recording->why);
+        return false;
+    }
+    uint32_t last = script->call_count - 1;
+    while (script->calls[last].kind != CALL_APPEND || script->calls[last].repeat)
+        last--;
+    for (uint32_t i = 0; i < last; i++)
+        recording_apply(recording, &damaged->models[1], i);
+    damaged->models[0] = damaged->models[1];
+    recording_apply(recording, &damaged->models[0], last);
+    simdisk *disk = simdisk_new();
+    simdisk_forward(disk, recording->disk, recording->ended[last]);
+    damaged->cut_off = simdisk_image(disk, SIM_ALL, 1);
+    simdisk_free(disk);
+    return true;
+}
+
+/* Opens and closes what was cut off: an orderly end of the same state. */
+static bool end_in_order(struct damaged *damaged)
+{
+    damaged->ended = simdisk_clone(damaged->cut_off);
+    struct sim_store store = sim_store_on(simdisk_vfs(damaged->ended));
+    struct subject subject = {.script = damaged->recording->script, .open = sim_store_open, .ctx = &store};
+    atomic_store(&subject.clock_ms, damaged->models[0].now_ms);
+    memcpy(subject.partitions, damaged->models[0].partitions, sizeof subject.partitions);
+    kl_rc rc = subject_open(&subject);
+    if (rc != KL_OK || subject_compare(&subject, damaged->models, 1, 1) != 0)
+        test_fail(__FILE__, __LINE__, "without damage: %s", rc == KL_OK ? subject.why : kl_error_text());
+    subject_close(&subject);
+    sim_store_end(&store);
+    return !test_failed();
+}
+
+struct plan {
+    uint64_t seed, damages, only; /* only 0: all */
+};
+
+static void work(void *ctx, int worker, int workers)
+{
+    const struct plan *plan = ctx;
+    struct damaged *damaged = calloc(1, sizeof *damaged);
+    KL_ASSERT(damaged);
+    workers_doing("seed %" PRIu64 ", the run itself", plan->seed);
+    if (make_run(damaged, plan->seed) && end_in_order(damaged)) {
+        if (plan->only)
+            damage_once(damaged, plan->only);
+        for (uint64_t i = 1 + (uint64_t)worker; !plan->only && i <= plan->damages && !test_failed();
+             i += (uint64_t)workers)
+            damage_once(damaged, i);
+    }
+    recording_free(damaged->recording);
+    simdisk_free(damaged->ended);
+    simdisk_free(damaged->cut_off);
+    free(damaged);
+}
+
+TEST(damage_is_harmless_or_noticed_and_never_believed)
+{
+    const char *line = getenv("KL_DAMAGE");
+    struct plan plan = {test_seed(), test_ops(DAMAGES), 0};
+    if (line && *line) {
+        REQUIRE(sscanf(line, "%" SCNu64 " %" SCNu64, &plan.seed, &plan.only) == 2);
+        work(&plan, 0, 1);
+        return;
+    }
+    workers_run(work, &plan);
+    printf("# %" PRIu64 " damages\n", plan.damages);
+}
