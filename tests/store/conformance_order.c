@@ -247,8 +247,10 @@ CLAIM(the_retry_line_goes_on_behind_a_task_that_is_gone)
     kl_settled retries[10];
     kl_place place = order_place(t, 2);
     append_many(t, place, ids, COUNT(ids));
-    for (int i = 0; i < 10; i++)
+    for (int i = 0; i < 10; i++) {
         retries[i] = outcome_of(t, place, &ids[i], KL_RETRY);
+        retries[i].due_ms = START_MS + 100 - 7 * i; /* which does not order this line */
+    }
     CHECK_OK(settle(t, place, 0, retries, COUNT(retries)));
     check_gone_after(t, place, KL_LINE_RETRY, ids);
 }

@@ -68,6 +68,14 @@ static kl_rc make_partition(kl__disk *disk, const char *name, uint32_t shard_pre
     return kl__journal_wait(disk->journal, &call);
 }
 
+/* For people who look into history.db; nothing depends on it. */
+static void name_partition(kl__disk *disk, uint32_t number, const char *name)
+{
+    if (kl__history_name(disk->history, number, name) != KL_OK)
+        kl__segments_log(&disk->segments, KL_LOG_WARN, "history.db does not show the name of partition '%s': %s", name,
+                         kl_error_text());
+}
+
 static kl_rc partition(void *self, const char *name, uint32_t shard_prefix_len, uint32_t *ret_partition)
 {
     kl__disk *disk = self;
@@ -83,7 +91,7 @@ static kl_rc partition(void *self, const char *name, uint32_t shard_prefix_len, 
         rc = make_partition(disk, name, shard_prefix_len, number);
         if (rc == KL_OK) {
             *ret_partition = number;
-            rc = kl__history_name(disk->history, number, name);
+            name_partition(disk, number, name);
         }
     }
     pthread_mutex_unlock(&disk->partition_mutex);
@@ -246,6 +254,13 @@ static kl_rc prepare_segments(kl__disk *disk)
     return KL_OK;
 }
 
+/* A partition may have been made just before a crash, and history not told. */
+static void name_partitions(kl__disk *disk)
+{
+    for (uint32_t number = 1; number <= disk->state.partition_count; number++)
+        name_partition(disk, number, disk->state.partitions[number]->name);
+}
+
 static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
 {
     kl__recovered recovered;
@@ -258,6 +273,7 @@ static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
         rc = prepare_segments(disk);
     if (rc != KL_OK)
         return rc;
+    name_partitions(disk);
     atomic_store(&disk->clock_ms, recovered.clock_ms);
     uint64_t last_sequence =
         recovered.last_sequence; /* never below what history knows, even when the journal is gone */

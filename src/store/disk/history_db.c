@@ -268,6 +268,42 @@ static kl_rc make(kl__hdb *db)
     return kl__hdb_end(db, execute(db, schema));
 }
 
+/* Compares what made each of our tables, indexes and views; further ones are no concern of ours. */
+static kl_rc compare_schemas(kl__hdb *db, kl__hdb *model)
+{
+    sqlite3_stmt *ours = NULL, *theirs = NULL;
+    int rc =
+        sqlite3_prepare_v2(model->sqlite, "SELECT name, sql FROM sqlite_schema WHERE sql IS NOT NULL", -1, &ours, NULL);
+    if (rc != SQLITE_OK)
+        return kl__hdb_fail(model, rc);
+    kl_rc result = KL_OK;
+    rc = sqlite3_prepare_v2(db->sqlite, "SELECT 1 FROM sqlite_schema WHERE name = ?1 AND sql = ?2", -1, &theirs, NULL);
+    while (rc == SQLITE_OK && (rc = sqlite3_step(ours)) == SQLITE_ROW) {
+        sqlite3_bind_value(theirs, 1, sqlite3_column_value(ours, 0));
+        sqlite3_bind_value(theirs, 2, sqlite3_column_value(ours, 1));
+        rc = sqlite3_step(theirs);
+        if (rc == SQLITE_DONE)
+            result = kl__hdb_damaged(db, (const char *)sqlite3_column_text(ours, 0));
+        rc = result == KL_OK ? sqlite3_reset(theirs) : SQLITE_DONE;
+    }
+    if (rc != SQLITE_DONE)
+        result = kl__hdb_fail(db, rc);
+    sqlite3_finalize(ours);
+    sqlite3_finalize(theirs);
+    return result;
+}
+
+static kl_rc check_schema(kl__hdb *db)
+{
+    kl__hdb model = {.path = db->path};
+    int open_rc = sqlite3_open_v2(":memory:", &model.sqlite, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL);
+    kl_rc rc = open_rc == SQLITE_OK ? execute(&model, schema) : kl__hdb_fail(&model, open_rc);
+    if (rc == KL_OK)
+        rc = compare_schemas(db, &model);
+    sqlite3_close(model.sqlite);
+    return rc;
+}
+
 static kl_rc recognise(kl__hdb *db)
 {
     int64_t application, version, tables;
@@ -286,7 +322,7 @@ static kl_rc recognise(kl__hdb *db)
                         db->path, (long long)version, KL_HISTORY_VERSION);
     if (version < 1)
         return kl__hdb_damaged(db, "it has no version");
-    return KL_OK;
+    return check_schema(db);
 }
 
 static int note_wal(void *ctx, sqlite3 *sqlite, const char *name, int pages)
@@ -316,8 +352,8 @@ static kl_rc use_wal(kl__hdb *db)
 
 static kl_rc prepare_writer(kl__hdb *db)
 {
-    int64_t application;
-    KL_TRY(ask(db, "PRAGMA application_id", &application)); /* the first look at the file: it may be anything */
+    int64_t pages;
+    KL_TRY(ask(db, "PRAGMA page_count", &pages)); /* the first look at the file: it may be anything */
     KL_TRY(execute(db, "PRAGMA page_size = 4096"));
     KL_TRY(use_wal(db));
     KL_TRY(execute(db, "PRAGMA synchronous = FULL; PRAGMA secure_delete = OFF; PRAGMA cache_size = -65536;"

@@ -318,7 +318,9 @@ static void end_group(kl__journal *journal, kl__group *group, size_t calls, kl_r
     for (size_t i = 0; i < calls; i++) {
         kl__commit *call = group->calls[i];
         call->rc = rc;
-        snprintf(call->error, sizeof call->error, "%s", rc == KL_OK ? "" : kl_error_text());
+        call->error[0] = 0;
+        if (rc != KL_OK)
+            snprintf(call->error, sizeof call->error, "%s", kl_error_text());
         if (!call->done)
             continue;
         has_async = true;

@@ -9,6 +9,7 @@
 #include "base/wait.h"
 #include "store/disk/disk.h"
 
+enum { KEPT_MAX = 1 << 18 }; /* waiting for history: 18 MiB, or one call's more */
 enum { BATCH_ROWS = 4096, BATCH_BYTES = 16 << 20, TRIM_ROWS = 10000, RETRY_MS = 1000, TRIM_MS = 10000 };
 
 /* A batch on its way. */
@@ -261,6 +262,18 @@ static kl_rc await_kept(kl__disk *disk)
                       disk->keeper_error);
     pthread_mutex_unlock(&state->mutex);
     return rc;
+}
+
+kl_rc kl__keeper_make_room(kl__disk *disk)
+{
+    while (disk->state.kept_count >= KEPT_MAX && disk->keeper_rc == KL_OK)
+        kl__cond_wait(&disk->state.kept_changed, &disk->state.mutex, KL_NEVER);
+    if (disk->state.kept_count < KEPT_MAX)
+        return KL_OK;
+    return kl__fail(KL_EFULL,
+                    "history.db cannot be written, and too many finished tasks wait for it: %s; see to it, or "
+                    "settle without keeping",
+                    disk->keeper_error);
 }
 
 kl_rc kl__keeper_catch_up(kl__disk *disk)

@@ -166,28 +166,48 @@ static void put_batches(kl__disk *disk, const kl_settle *batches, size_t count, 
 static void refuse(kl_settle *batches, size_t count, kl_rc rc)
 {
     for (size_t i = 0; i < count; i++)
-        if (batches[i].rc == KL_OK)
+        if (batches[i].rc != KL_ESTALE)
             batches[i].rc = rc;
+}
+
+static bool keeps_any(const kl_settle *batches, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        for (size_t j = 0; j < batches[i].count; j++)
+            if (batches[i].tasks[j].keep_ms)
+                return true;
+    return false;
+}
+
+/* As decide, once nothing stands in the way. */
+static kl_rc decide_when_free(kl__disk *disk, kl_settle *batches, size_t count, kl__commit *call, size_t *ret_accepted)
+{
+    kl__claims places = {{0}};
+    kl_rc rc = KL_OK;
+    *ret_accepted = 0;
+    for (size_t i = 0; i < count; i++) {
+        claim_place(&places, batches[i].place);
+        batches[i].rc = KL_OK;
+    }
+    pthread_mutex_lock(&disk->state.mutex);
+    if (keeps_any(batches, count))
+        rc = kl__keeper_make_room(disk);
+    while (kl__claims_meet(&disk->claimed_fences, &places))
+        kl__cond_wait(&disk->unclaimed, &disk->state.mutex, KL_NEVER);
+    if (rc == KL_OK)
+        rc = decide(disk, batches, count, call, ret_accepted);
+    pthread_mutex_unlock(&disk->state.mutex);
+    return rc;
 }
 
 kl_rc kl__disk_settle(void *self, kl_settle *batches, size_t count)
 {
     kl__disk *disk = self;
     kl__commit call = {.done = NULL};
-    kl__claims places = {{0}};
     size_t accepted;
-    for (size_t i = 0; i < count; i++)
-        claim_place(&places, batches[i].place);
     kl_rc rc;
-    do {
-        pthread_mutex_lock(&disk->state.mutex);
-        while (kl__claims_meet(&disk->claimed_fences, &places))
-            kl__cond_wait(&disk->unclaimed, &disk->state.mutex, KL_NEVER);
-        rc = decide(disk, batches, count, &call, &accepted);
-        pthread_mutex_unlock(&disk->state.mutex);
-        if (rc == KL_EBUSY)
-            kl__journal_make_room(disk->journal);
-    } while (rc == KL_EBUSY);
+    while ((rc = decide_when_free(disk, batches, count, &call, &accepted)) == KL_EBUSY)
+        kl__journal_make_room(disk->journal);
     if (rc != KL_OK && rc != KL_ESTALE) {
         refuse(batches, count, rc);
         return rc;

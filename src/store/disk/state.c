@@ -357,7 +357,6 @@ static void keep(kl__state *state, const kl__slot *entry, kl__kept kept)
     if (entry) {
         kept.entry = kl__slot_where(state, entry);
         kept.entry_bytes = kl__slot_record_bytes(entry);
-        state->kept_live += kept.entry_bytes;
     }
     kl__state_segment(state, kept.settle.segment)->pins++;
     state->kept[(state->kept_first + state->kept_count++) % state->kept_capacity] = kept;
@@ -367,10 +366,8 @@ void kl__state_kept_done(kl__state *state, size_t count, uint64_t sequence)
 {
     for (size_t i = 0; i < count; i++) {
         const kl__kept *kept = &state->kept[state->kept_first];
-        if (kept->entry.segment) {
+        if (kept->entry.segment)
             end_live(state, kept->entry.segment, kept->entry_bytes);
-            state->kept_live -= kept->entry_bytes;
-        }
         kl__state_segment(state, kept->settle.segment)->pins--;
         state->kept_first = (state->kept_first + 1) % state->kept_capacity;
         state->kept_count--;

@@ -85,7 +85,6 @@ typedef struct kl__state {
     kl__kept *kept; /* a ring, in order of sequence */
     size_t kept_first, kept_count, kept_capacity;
     uint64_t kept_sequence; /* history has taken over everything up to here */
-    uint64_t kept_live;     /* bytes of entries in the ring */
 
     uint64_t live;         /* bytes of all segments together */
     uint64_t closed_bytes; /* of the files of all segments but the last, which is being written */
