@@ -2,10 +2,10 @@
  *
  *     bench-history [ROWS [DIRECTORY]]       10,000,000 rows; a new directory under ./build-release, else under .
  *
- * First a history of up to a million tasks of 200 B without errors, added 10,000 at a time: rows a second on one thread,
- * each transaction synced. Then ROWS tasks as a busy queue leaves them (8 partitions, 16 shards, 40 kinds, half of the
- * tasks in jobs of 5,000, 2 % with an error of 12 words), and 20 pages of 50 of each search: the first page, the one behind it, and so
- * on. Searches are run once before they are timed. The file is removed at the end. */
+ * First a history of up to a million tasks of 200 B without errors, added 10,000 at a time: rows a second on one
+ * thread, each transaction synced. Then ROWS tasks as a busy queue leaves them (8 partitions, 16 shards, 40 kinds, half
+ * of the tasks in jobs of 5,000, 2 % with an error of 12 words or so), and 20 pages of 50 of each search: the first
+ * page, the one behind it, and so on. Searches are run once before they are timed. The file is removed at the end. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +25,7 @@ enum {
     KINDS = 40,
     KEYS = 500000,
     JOB_TASKS = 5000,
+    JOB_EVERY = 2 * JOB_TASKS,
     PAGE = 50,
     PAGES = 20,
     LIMIT_MS = 50,
@@ -118,8 +119,8 @@ static void fill_row(struct batch *batch, size_t at, uint64_t i, uint64_t rows, 
                         .key = print_key(batch->keys[at], key_of(i)),
                         .kind = print_kind(batch->kinds[at], kind_of(i, partition)),
                         .payload = {batch->payload, PAYLOAD}};
-    if (i % (2 * JOB_TASKS) < JOB_TASKS)
-        entry->job = job_of(i / (2 * JOB_TASKS));
+    if (i % JOB_EVERY < JOB_TASKS)
+        entry->job = job_of(i / JOB_EVERY);
     batch->rows[at] = (kl__history_row){.entry = entry,
                                         .outcome = errors && is_dead(i) ? KL_DEAD : KL_DONE,
                                         .attempts = 1,
@@ -238,7 +239,7 @@ static void search_all(kl__history *history, uint64_t rows)
     char common_key[16], rare_key[16], absent_key[] = "nobody";
     kl_bytes common = print_key(common_key, 0), rare = print_key(rare_key, key_of(rows / 3 | 1));
     kl_bytes absent = kl_str(absent_key), kind = kl_str("kind-7"), odd_kind = kl_str("kind-39");
-    kl_task_id job = job_of(rows / (4 * JOB_TASKS));
+    kl_task_id job = job_of(rows / 2 / JOB_EVERY);
     int64_t middle = finished_of(rows / 2);
     const struct kind kinds[] = {
         {"latest", {0}},

@@ -50,7 +50,8 @@ kl_task shelf_read(struct shelf *shelf, uint32_t number);
 const char *shelf_find(struct shelf *shelf, kl_find find, size_t page);
 uint32_t shelf_number(const kl_task *task);
 
-/* What a query on a connection of its own says: its first value as text, or what went wrong. Lasts until the next call. */
+/* What a query on a connection of its own says: its first value as text, or what went wrong. Lasts until the next
+ * call. */
 const char *shelf_sql(struct shelf *shelf, const char *sql);
 
 #endif

@@ -59,6 +59,7 @@ void workers_run(void (*work)(void *ctx, int worker, int count), void *ctx)
         fflush(NULL);
         _exit(test_failed() ? 1 : 0);
     }
+    alarm(0); /* each process has a limit of its own */
     for (int i = 0; i < count; i++)
         collect(children[i], i);
     munmap(doing, WORKERS_MAX * sizeof(worker_text));

@@ -101,12 +101,12 @@ static void copy_segment(kl__disk *disk, kl__segment *segment)
 
 /* The first segment, when it should be copied; NULL: none. On a full disk only when little of it is live, for the copies
  * go where outcomes have to. */
-static kl__segment *find_work(kl__disk *disk)
+static kl__segment *find_work(kl__disk *disk, uint64_t slack)
 {
     kl__state *state = &disk->state;
     kl__segment *segment = NULL;
     pthread_mutex_lock(&state->mutex);
-    if (kl__state_must_compact(state) && state->segments[0]->number > disk->compacted)
+    if (kl__state_must_compact(state, slack) && state->segments[0]->number > disk->compacted)
         segment = state->segments[0];
     if (segment && atomic_load(&disk->segments.is_full) && segment->live > disk->segments.segment_bytes / 8)
         segment = NULL;
@@ -114,17 +114,26 @@ static kl__segment *find_work(kl__disk *disk)
     return segment;
 }
 
+/* False: there was nothing to copy. */
+static bool compact(kl__disk *disk, uint64_t slack)
+{
+    kl__segment *segment = find_work(disk, slack);
+    if (!segment)
+        return false;
+    copy_segment(disk, segment);
+    kl__segments_drop(&disk->segments);
+    return true;
+}
+
+/* The next segment is best made of one that is dropped. */
 static void keep_up(kl__disk *disk, bool next_wanted)
 {
     kl__segments_drop(&disk->segments);
+    bool is_compacted = compact(disk, next_wanted ? 0 : kl__segments_slack(&disk->segments));
     if (next_wanted && !atomic_load(&disk->segments.has_next))
         (void)kl__segments_prepare(&disk->segments); /* it is tried again when it is needed */
-    kl__segment *segment = find_work(disk);
-    if (!segment)
-        return;
-    copy_segment(disk, segment);
-    kl__segments_drop(&disk->segments);
-    kl__segments_want_upkeep(&disk->segments); /* there may be more */
+    if (is_compacted)
+        kl__segments_want_upkeep(&disk->segments); /* there may be more */
 }
 
 static void *run_upkeep(void *ctx)

@@ -6,21 +6,34 @@
 
 #include "keyline/store.h"
 
-kl_rc kl__image_load(kl__vfs *vfs, kl__file *file, kl__segment_image *ret_image)
+static kl_rc make_room(kl__segment_image *image, uint64_t size)
+{
+    if (size <= image->capacity)
+        return KL_OK;
+    kl__image_free(image);
+    image->bytes = kl__alloc(size);
+    if (!image->bytes)
+        return kl__fail_memory();
+    image->capacity = size;
+    return KL_OK;
+}
+
+kl_rc kl__image_load(kl__vfs *vfs, kl__file *file, kl__segment_image *image)
 {
     uint64_t size = 0;
-    memset(ret_image, 0, sizeof *ret_image);
+    image->size = 0;
+    memset(&image->header, 0, sizeof image->header);
     int error = vfs->size(vfs, file, &size);
     if (!error) {
-        ret_image->bytes = kl__alloc(size ? size : 1);
-        if (!ret_image->bytes)
-            return kl__fail_memory();
-        error = kl__vfs_read(vfs, file, ret_image->bytes, size, 0, &ret_image->size);
+        kl_rc rc = make_room(image, size);
+        if (rc != KL_OK)
+            return rc;
+        error = kl__vfs_read(vfs, file, image->bytes, size, 0, &image->size);
     }
     if (error)
         return kl__fail(KL_ESYSTEM, "a segment of the journal could not be read: %s", strerror(-error));
-    if (ret_image->size >= KL_SEGMENT_HEADER)
-        memcpy(&ret_image->header, ret_image->bytes, KL_SEGMENT_HEADER);
+    if (image->size >= KL_SEGMENT_HEADER)
+        memcpy(&image->header, image->bytes, KL_SEGMENT_HEADER);
     return KL_OK;
 }
 

@@ -9,7 +9,7 @@
 /* All of a file in memory, with its header looked at. */
 typedef struct kl__segment_image {
     char *bytes;
-    size_t size;
+    size_t size, capacity;
     kl__segment_header header;
 } kl__segment_image;
 
@@ -20,8 +20,8 @@ typedef enum kl__header_state {
     KL_HEADER_SHORT, /* the file is shorter than it says */
 } kl__header_state;
 
-/* KL_ENOMEM, KL_ESYSTEM. Free it with kl__image_free in any case. */
-kl_rc kl__image_load(kl__vfs *vfs, kl__file *file, kl__segment_image *ret_image);
+/* Loads into an image that is all zero, or was loaded before and is used again. KL_ENOMEM, KL_ESYSTEM. */
+kl_rc kl__image_load(kl__vfs *vfs, kl__file *file, kl__segment_image *image);
 void kl__image_free(kl__segment_image *image);
 
 /* number: what the file's name says. */

@@ -461,11 +461,7 @@ static kl_rc walk(struct search *search)
 kl_rc kl__history_find(kl__history *history, const kl_find *find, kl_arena *arena, kl_task *ret_tasks,
                        size_t *ret_count)
 {
-    struct search search;
-    search.find = find;
-    search.terms_count = search.count = 0;
-    search.arena = arena;
-    search.tasks = ret_tasks;
+    struct search search = {.find = find, .arena = arena, .tasks = ret_tasks};
     KL_TRY(begin(history, &search.db));
     KL_TRY(end(history, search.db, walk(&search)));
     *ret_count = search.count;

@@ -144,7 +144,7 @@ static bool next_entry(const uint8_t **at, const uint8_t *end, uint32_t docs, st
 
 static void set_first(uint64_t *bits, uint32_t docs)
 {
-    memset(bits, 0xff, docs / 64 * 8);
+    memset(bits, 0xff, docs / 64 * sizeof *bits);
     if (docs % 64)
         bits[docs / 64] = (UINT64_C(1) << docs % 64) - 1;
 }

@@ -214,7 +214,7 @@ static kl_rc apply(kl__journal *journal, const char *bytes, size_t records, uint
         rc = kl__state_apply(state, record, where, now_ms);
         record = next_record(record);
     }
-    bool wants_upkeep = kl__state_wants_upkeep(state);
+    bool wants_upkeep = kl__segments_need_upkeep(journal->segments);
     if (state->waiters)
         pthread_cond_broadcast(&state->appended);
     if (state->kept_count > kept)

@@ -194,7 +194,7 @@ static void carry_next(kl__disk *disk, struct batch *batch)
     }
     disk->keeper_rc = rc;
     pthread_cond_broadcast(&state->kept_changed);
-    bool wants_upkeep = kl__state_wants_upkeep(state);
+    bool wants_upkeep = kl__segments_need_upkeep(&disk->segments);
     pthread_mutex_unlock(&state->mutex);
     if (wants_upkeep)
         kl__segments_want_upkeep(&disk->segments);

@@ -76,8 +76,12 @@ static kl_rc fail_damaged(const kl__segments *segments, uint64_t number, const c
 
 static kl_rc apply_frame(kl__state *state, const kl__frame *frame, uint64_t segment, uint64_t offset)
 {
-    const kl__record_header *record = kl__frame_first(frame);
+    enum { AHEAD = 8 };
+    const kl__record_header *record = kl__frame_first(frame), *ahead = record;
+    uint32_t fetched = 0;
     for (uint32_t i = 0; i < frame->records; i++, record = kl__record_next(record)) {
+        for (; fetched < frame->records && fetched < i + AHEAD; fetched++, ahead = kl__record_next(ahead))
+            kl__state_prefetch(state, ahead);
         kl__where where = {segment, offset + (uint64_t)((const char *)record - (const char *)frame)};
         kl_rc rc = kl__state_check(state, record);
         if (rc == KL_OK)
@@ -142,20 +146,18 @@ static kl_rc check_header(kl__segments *segments, const kl__segment_image *image
     return KL_OK;
 }
 
-static kl_rc read_segment(kl__segments *segments, kl__state *state, kl__segment *segment, kl__recovered *recovered)
+static kl_rc read_segment(kl__segments *segments, kl__state *state, kl__segment_image *image, kl__segment *segment,
+                          kl__recovered *recovered)
 {
-    kl__segment_image image;
-    kl_rc rc = kl__image_load(segments->vfs, segment->file, &image);
+    kl_rc rc = kl__image_load(segments->vfs, segment->file, image);
     if (rc == KL_OK)
-        rc = check_header(segments, &image, segment->number);
-    if (rc == KL_OK) {
-        segments->journal = image.header.journal;
-        segment->bytes = image.header.bytes;
-        segment->end = KL_SEGMENT_HEADER;
-        rc = read_frames(segments, state, &image, segment, recovered);
-    }
-    kl__image_free(&image);
-    return rc;
+        rc = check_header(segments, image, segment->number);
+    if (rc != KL_OK)
+        return rc;
+    segments->journal = image->header.journal;
+    segment->bytes = image->header.bytes;
+    segment->end = KL_SEGMENT_HEADER;
+    return read_frames(segments, state, image, segment, recovered);
 }
 
 /* ---- All of them ---- */
@@ -184,19 +186,21 @@ static kl_rc open_segment(kl__segments *segments, kl__state *state, uint64_t num
 static kl_rc read_all(kl__segments *segments, kl__state *state, const uint64_t *numbers, size_t count,
                       kl__recovered *recovered)
 {
-    for (size_t i = 0; i < count; i++) {
+    kl__segment_image image = {0};
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; i < count && rc == KL_OK; i++) {
         if (i && numbers[i] != numbers[i - 1] + 1)
-            return kl__fail(KL_EDAMAGED,
-                            "segment %016llx of the journal in %s is missing; nothing was changed: `keyline doctor` on "
-                            "the data directory says what is affected",
-                            (unsigned long long)numbers[i - 1] + 1, segments->dir);
-        kl_rc rc = open_segment(segments, state, numbers[i]);
+            rc = kl__fail(KL_EDAMAGED,
+                          "segment %016llx of the journal in %s is missing; nothing was changed: `keyline doctor` on "
+                          "the data directory says what is affected",
+                          (unsigned long long)numbers[i - 1] + 1, segments->dir);
         if (rc == KL_OK)
-            rc = read_segment(segments, state, state->segments[i], recovered);
-        if (rc != KL_OK)
-            return rc;
+            rc = open_segment(segments, state, numbers[i]);
+        if (rc == KL_OK)
+            rc = read_segment(segments, state, &image, state->segments[i], recovered);
     }
-    return KL_OK;
+    kl__image_free(&image);
+    return rc;
 }
 
 /* The last segment is the one prepared to come next when nothing was written to it yet, and it is not the only one. */

@@ -260,6 +260,16 @@ void kl__segments_drop(kl__segments *segments)
 
 /* ---- Upkeep is asked for ---- */
 
+uint64_t kl__segments_slack(const kl__segments *segments)
+{
+    return atomic_load_explicit(&segments->has_next, memory_order_relaxed) ? 0 : segments->segment_bytes;
+}
+
+bool kl__segments_need_upkeep(const kl__segments *segments)
+{
+    return kl__state_can_drop(segments->state) || kl__state_must_compact(segments->state, kl__segments_slack(segments));
+}
+
 void kl__segments_want_upkeep(kl__segments *segments)
 {
     pthread_mutex_lock(&segments->mutex);

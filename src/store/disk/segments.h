@@ -66,6 +66,12 @@ kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes);
 /* Drops segments from the first on while nothing in them is needed, keeping a file for the next. */
 void kl__segments_drop(kl__segments *segments);
 
+/* Is there something for the thread of upkeep to do? With the state's mutex held. */
+bool kl__segments_need_upkeep(const kl__segments *segments);
+
+/* What may stand on the disk beside twice what is live and the segment being written: one more, as long as the next is not there. */
+uint64_t kl__segments_slack(const kl__segments *segments);
+
 /* Tells the thread of upkeep to look, or to prepare the next segment as well. */
 void kl__segments_want_upkeep(kl__segments *segments);
 void kl__segments_want_next(kl__segments *segments);

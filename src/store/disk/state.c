@@ -100,14 +100,9 @@ bool kl__state_can_drop(const kl__state *state)
     return first && first->live == 0 && first->pins == 0 && first->readers == 0;
 }
 
-bool kl__state_must_compact(const kl__state *state)
+bool kl__state_must_compact(const kl__state *state, uint64_t slack)
 {
-    return state->segment_count > 1 && state->closed_bytes > 2 * state->live;
-}
-
-bool kl__state_wants_upkeep(const kl__state *state)
-{
-    return kl__state_can_drop(state) || kl__state_must_compact(state);
+    return state->segment_count > 1 && state->closed_bytes > 2 * state->live + slack;
 }
 
 static void add_live(kl__state *state, uint64_t segment, uint64_t bytes)

@@ -124,10 +124,9 @@ kl__segment *kl__state_segment(const kl__state *state, uint64_t number); /* NULL
 bool kl__state_add_segment(kl__state *state, kl__segment *segment);      /* the next number; false: out of memory */
 kl__segment *kl__state_drop_segment(kl__state *state);                   /* the first */
 
-/* Is there a segment to drop, or more that is not needed than may be (G2 of segments.h)? */
-bool kl__state_wants_upkeep(const kl__state *state);
+/* Is there a segment to drop? Is more of the journal not needed than may be, `slack` bytes more (G2 of segments.h)? */
 bool kl__state_can_drop(const kl__state *state);
-bool kl__state_must_compact(const kl__state *state);
+bool kl__state_must_compact(const kl__state *state, uint64_t slack);
 
 /* History has taken over the first `count` kept tasks, which end with `sequence`. */
 void kl__state_kept_done(kl__state *state, size_t count, uint64_t sequence);

@@ -1,7 +1,7 @@
 /* stubs.c - slots in slabs, and a table of ids over them.
  *
- * The table is cut into STRIPES by the id's hash. Each is an open-addressed array of slot numbers that grows by a
- * quarter when it is full: no call ever moves more than a 256th of the table, and at most two fifths of it are empty. The
+ * The table is cut into STRIPES by the id's hash. Each is an open-addressed array of slot numbers that grows by
+ * half when it is three quarters full: no call ever moves more than a 256th of the table, and half of it is used. The
  * top four bits of an element are bits of the hash, so that 15 of 16 strangers on the way are passed without looking at
  * their slots, which would each be a cache miss.
  *
@@ -21,6 +21,7 @@ enum {
     SLABS_MAX = 1 << (KL_SLOT_BITS - SLAB_BITS),
     STRIPES = 256,
     STRIPE_MIN = 16,
+    AHEAD = 16, /* how far to fetch before a slot is looked at */
     TAG_SHIFT = KL_SLOT_BITS,
 };
 
@@ -102,22 +103,26 @@ static void place(struct stripe *stripe, uint64_t hash, uint32_t slot)
     stripe->used++;
 }
 
-/* Makes room for one more: without the gone elements, and larger by a quarter unless those were many. */
+/* Makes room for one more: without the gone elements, and larger by half unless those were many. */
 static bool rebuild(kl__stubs *stubs, struct stripe *old)
 {
     struct stripe new = {.capacity = old->capacity};
     if (new.capacity == 0)
         new.capacity = STRIPE_MIN;
     else if (old->used >= LOAD(old->capacity) / 8 * 7)
-        new.capacity += new.capacity / 4;
+        new.capacity += new.capacity / 2;
     else if (old->used < old->capacity / 4 && new.capacity > STRIPE_MIN * 2)
         new.capacity /= 2;
     new.elements = kl__alloc_zeroed(new.capacity, sizeof(*new.elements));
     if (!new.elements)
         return false;
-    for (uint32_t i = 0; i < old->capacity; i++)
+    for (uint32_t i = 0; i < old->capacity; i++) {
+        uint32_t ahead = i + AHEAD < old->capacity ? old->elements[i + AHEAD] : EMPTY;
+        if (is_element(ahead))
+            __builtin_prefetch(kl__stubs_slot(stubs, SLOT_OF(ahead)));
         if (is_element(old->elements[i]))
             place(&new, hash_of(&kl__stubs_slot(stubs, SLOT_OF(old->elements[i]))->id), SLOT_OF(old->elements[i]));
+    }
     kl__free(old->elements);
     *old = new;
     return true;
