@@ -41,6 +41,19 @@ CLOCK_CLAIM(what_has_expired_stays_so_when_the_clock_is_set_back)
     CHECK(read_one(t, order_place(t, 1), &id).finished_ms >= START_MS + 11);
 }
 
+CLAIM_IF(subject.clocked &&subject.reopen, the_clock_does_not_step_back_behind_what_was_written_in_an_earlier_life)
+{
+    int64_t now = 0;
+    atomic_store(&t->clock_ms, START_MS + 5000);
+    kl_task_id id = append_one(t, order_place(t, 1), "x");
+    finish(t, order_place(t, 1), &id, KL_DONE, KEEP_MS, NULL, NULL);
+    int64_t finished_ms = read_one(t, order_place(t, 1), &id).finished_ms;
+    atomic_store(&t->clock_ms, START_MS);
+    REQUIRE(next_life(t));
+    CHECK_OK(kl_store_now(t->store, &now));
+    CHECK(now >= finished_ms && finished_ms == START_MS + 5000);
+}
+
 CLAIM(a_clock_of_its_own_does_not_step_back_either)
 {
     int64_t last = 0, now = 0;

@@ -45,7 +45,7 @@ enum { CRASH_NONE, CRASH_ATTEMPTED, CRASH_ACKNOWLEDGED };
 struct crash_task {
     uint64_t serial;    /* its slot, and above that how often the slot was used; 0: free */
     uint64_t order;     /* among its producer's */
-    uint32_t call;      /* the slot of the first task of its append */
+    uint64_t call;      /* the serial number of the first task of its append */
     uint16_t call_size; /* how many tasks that had */
     uint8_t producer;
     _Atomic uint8_t appended;
@@ -57,7 +57,8 @@ struct crash_task {
 struct crash_call {
     _Atomic uint32_t state; /* CRASH_* */
     uint32_t count;
-    uint32_t slots[CRASH_CALL_MAX];
+    uint64_t serials[CRASH_CALL_MAX];
+    uint8_t attempts[CRASH_CALL_MAX]; /* of a settle */
 };
 
 struct crash_ledger {
@@ -66,6 +67,7 @@ struct crash_ledger {
     uint32_t partition;
     _Atomic uint64_t uses; /* serial numbers given out */
     _Atomic uint64_t calls;
+    _Atomic int64_t waiting; /* about so many tasks */
     _Atomic bool is_open;
     _Atomic bool has_failed;
     char failure[CRASH_TEXT_BYTES];
@@ -91,6 +93,8 @@ struct crash_ledger {
 enum { CRASH_ENTRY_BYTES = 512 << 10 };
 void crash_entry(const struct crash_ledger *ledger, uint64_t serial, char *room, kl_entry *ret_entry);
 uint64_t crash_serial(const kl_task_id *id);
+uint32_t crash_shard(uint64_t serial);
+kl_task_id crash_id(uint64_t serial);
 kl_token crash_token(uint64_t serial);
 
 /* How an attempt ends. Bytes lie in `room`. */

@@ -11,7 +11,7 @@
 #include "crash.h"
 
 enum { PAYLOAD_USUAL = 400, PAYLOAD_LARGE = 40 << 10, PAYLOAD_HUGE = 300 << 10, FAR_MS = 3600 * 1000 };
-enum { ASYNC_MAX = 64, STRAGGLERS_OF_100 = 6, IDLE_MS = 5 };
+enum { ASYNC_MAX = 64, STRAGGLERS_OF_100 = 6, WAITING_MAX = 4000, IDLE_MS = 5 };
 
 static const kl_layout layout = {1, 1};
 
@@ -25,9 +25,11 @@ uint64_t crash_hash(uint64_t a, uint64_t b)
 
 uint64_t crash_serial(const kl_task_id *id) { return (uint64_t)kl_id_ms(&layout, id); }
 
-static kl_task_id id_of(uint64_t serial)
+uint32_t crash_shard(uint64_t serial) { return (uint32_t)(crash_hash(serial, 1) % CRASH_SHARDS); }
+
+kl_task_id crash_id(uint64_t serial)
 {
-    kl_id_parts parts = {.shard = (uint32_t)(crash_hash(serial, 1) % CRASH_SHARDS),
+    kl_id_parts parts = {.shard = crash_shard(serial),
                          .ms = (int64_t)serial,
                          .random = (uint32_t)crash_hash(serial, 2) & KL_ID_RANDOM_MAX};
     kl_task_id id;
@@ -64,8 +66,7 @@ static size_t payload_bytes(uint64_t hash)
 void crash_entry(const struct crash_ledger *ledger, uint64_t serial, char *room, kl_entry *ret_entry)
 {
     uint64_t hash = crash_hash(serial, 4), when = crash_hash(serial, 5);
-    *ret_entry = (kl_entry){.place = {ledger->partition, (uint32_t)(crash_hash(serial, 1) % CRASH_SHARDS)},
-                            .id = id_of(serial)};
+    *ret_entry = (kl_entry){.place = {ledger->partition, crash_shard(serial)}, .id = crash_id(serial)};
     if (hash % 4 == 0)
         ret_entry->priority = (int32_t)(hash / 4 % 5) - 2;
     if (when % 10 == 0)
@@ -73,7 +74,7 @@ void crash_entry(const struct crash_ledger *ledger, uint64_t serial, char *room,
     else if (when % 50 == 1)
         ret_entry->due_ms = ledger->base_ms + 24 * (int64_t)FAR_MS + (int64_t)(when / 50 % FAR_MS);
     if (hash % 3 == 0)
-        ret_entry->job = id_of(1 + hash / 3 % 7);
+        ret_entry->job = crash_id(1 + hash / 3 % 7);
     if (hash % 10)
         ret_entry->key = fill(&room, 4 + hash / 10 % 20, crash_hash(hash / 10 % 64, 6));
     ret_entry->kind = fill(&room, hash / 16 % 12, 7);
@@ -84,7 +85,7 @@ void crash_entry(const struct crash_ledger *ledger, uint64_t serial, char *room,
 kl_settled crash_settled(uint64_t serial, uint32_t attempt, char *room)
 {
     uint64_t hash = crash_hash(serial, 100 + attempt), kind = hash % 16;
-    kl_settled settled = {.id = id_of(serial), .attempts = attempt, .outcome = KL_DONE};
+    kl_settled settled = {.id = crash_id(serial), .attempts = attempt, .outcome = KL_DONE};
     if (kind < 5 && attempt < CRASH_ATTEMPTS_MAX)
         settled.outcome = KL_RETRY;
     else if (kind < 7)
@@ -157,10 +158,15 @@ static void idle(void)
     nanosleep(&pause, NULL);
 }
 
+static struct crash_task *task_of(struct crash_ledger *ledger, uint64_t serial)
+{
+    return &ledger->tasks[serial % CRASH_SLOTS];
+}
+
 /* ---- Producers ---- */
 
 /* Notes up to `count` new tasks as one call; fewer, or none, when slots run out. */
-static uint32_t note_tasks(struct hand *hand, uint32_t count, uint32_t *ret_slots)
+static uint32_t note_tasks(struct hand *hand, uint32_t count, uint64_t *ret_serials)
 {
     struct crash_ledger *ledger = hand->ledger;
     uint32_t at = atomic_fetch_add(&ledger->free_next, count);
@@ -175,44 +181,52 @@ static uint32_t note_tasks(struct hand *hand, uint32_t count, uint32_t *ret_slot
         struct crash_task *task = &ledger->tasks[slot];
         uint64_t use = atomic_fetch_add(&ledger->uses, 1) + 1;
         task->order = ++ledger->orders[hand->number];
-        task->call = ledger->free_slots[at];
+        task->serial = use * CRASH_SLOTS + slot;
+        ret_serials[i] = task->serial;
+        task->call = ret_serials[0];
         task->call_size = (uint16_t)count;
         task->producer = (uint8_t)hand->number;
         atomic_store(&task->settling, 0);
         atomic_store(&task->settled, 0);
-        task->serial = use * CRASH_SLOTS + slot;
-        ret_slots[i] = slot;
     }
     for (uint32_t i = 0; i < count; i++)
-        atomic_store(&ledger->tasks[ret_slots[i]].appended, CRASH_ATTEMPTED);
+        atomic_store(&task_of(ledger, ret_serials[i])->appended, CRASH_ATTEMPTED);
     return count;
 }
 
-static void acknowledge(struct crash_ledger *ledger, const uint32_t *slots, uint32_t count)
+static void acknowledge(struct crash_ledger *ledger, const uint64_t *serials, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++)
-        atomic_store(&ledger->tasks[slots[i]].appended, CRASH_ACKNOWLEDGED);
+        atomic_store(&task_of(ledger, serials[i])->appended, CRASH_ACKNOWLEDGED);
     count_call(ledger);
 }
 
-static void make_entries(struct hand *hand, const uint32_t *slots, uint32_t count, kl_entry *entries)
+/* May so many tasks be added? Not while the settlers are behind. */
+static bool is_wanted(struct hand *hand, uint32_t count)
+{
+    if (atomic_load(&hand->ledger->waiting) > WAITING_MAX) {
+        idle();
+        return false;
+    }
+    atomic_fetch_add(&hand->ledger->waiting, count);
+    return true;
+}
+
+static void make_entries(struct hand *hand, const uint64_t *serials, uint32_t count, kl_entry *entries)
 {
     for (uint32_t i = 0; i < count; i++)
-        crash_entry(hand->ledger, hand->ledger->tasks[slots[i]].serial, hand->rooms + (size_t)i * CRASH_ENTRY_BYTES,
-                    &entries[i]);
+        crash_entry(hand->ledger, serials[i], hand->rooms + (size_t)i * CRASH_ENTRY_BYTES, &entries[i]);
 }
 
 static void append_plain(struct hand *hand, uint32_t count)
 {
-    uint32_t slots[CRASH_CALL_MAX];
+    uint64_t serials[CRASH_CALL_MAX];
     kl_entry entries[CRASH_CALL_MAX];
-    if ((count = note_tasks(hand, count, slots)) == 0) {
-        idle();
+    if ((count = note_tasks(hand, count, serials)) == 0)
         return;
-    }
-    make_entries(hand, slots, count, entries);
+    make_entries(hand, serials, count, entries);
     expect(hand, kl_store_append(hand->store, entries, count, NULL), "append");
-    acknowledge(hand->ledger, slots, count);
+    acknowledge(hand->ledger, serials, count);
 }
 
 /* The call under way is noted before it begins, and as the last one told once it has ended. */
@@ -221,24 +235,25 @@ static void append_token(struct hand *hand, uint32_t count)
     struct crash_ledger *ledger = hand->ledger;
     struct crash_call *telling = &ledger->telling[hand->number], *told = &ledger->told[hand->number];
     kl_entry entries[CRASH_CALL_MAX];
-    if ((telling->count = note_tasks(hand, count, telling->slots)) == 0)
+    if ((telling->count = note_tasks(hand, count, telling->serials)) == 0)
         return;
-    make_entries(hand, telling->slots, telling->count, entries);
-    kl_token token = crash_token(ledger->tasks[telling->slots[0]].serial);
+    make_entries(hand, telling->serials, telling->count, entries);
+    kl_token token = crash_token(telling->serials[0]);
     atomic_store(&telling->state, CRASH_ATTEMPTED);
     for (uint64_t times = below(hand, 3) == 0 ? 2 : 1; times > 0; times--)
         expect(hand, kl_store_append(hand->store, entries, telling->count, &token), "append with a token");
-    acknowledge(ledger, telling->slots, telling->count);
+    acknowledge(ledger, telling->serials, telling->count);
     atomic_store(&told->state, CRASH_NONE);
     told->count = telling->count;
-    memcpy(told->slots, telling->slots, sizeof told->slots);
+    memcpy(told->serials, telling->serials, sizeof told->serials);
     atomic_store(&told->state, CRASH_ACKNOWLEDGED);
     atomic_store(&telling->state, CRASH_NONE);
 }
 
 struct later {
     struct hand *hand;
-    uint32_t count, slots[CRASH_CALL_MAX];
+    uint32_t count;
+    uint64_t serials[CRASH_CALL_MAX];
 };
 
 static void appended(void *ctx, kl_rc rc, const char *error)
@@ -246,7 +261,7 @@ static void appended(void *ctx, kl_rc rc, const char *error)
     struct later *later = ctx;
     if (rc != KL_OK)
         give_up(later->hand->ledger, "an asynchronous append failed in the running process: %s", error);
-    acknowledge(later->hand->ledger, later->slots, later->count);
+    acknowledge(later->hand->ledger, later->serials, later->count);
     atomic_fetch_sub(&later->hand->async, 1);
     free(later);
 }
@@ -258,12 +273,12 @@ static void append_async(struct hand *hand, uint32_t count)
     if (!later)
         abort();
     later->hand = hand;
-    if (atomic_load(&hand->async) >= ASYNC_MAX || (later->count = note_tasks(hand, count, later->slots)) == 0) {
+    if (atomic_load(&hand->async) >= ASYNC_MAX || (later->count = note_tasks(hand, count, later->serials)) == 0) {
         free(later);
         return;
     }
-    make_entries(hand, later->slots, later->count, entries);
-    kl_token token = crash_token(hand->ledger->tasks[later->slots[0]].serial);
+    make_entries(hand, later->serials, later->count, entries);
+    kl_token token = crash_token(later->serials[0]);
     atomic_fetch_add(&hand->async, 1);
     expect(hand,
            kl_store_append_async(hand->store, entries, later->count, below(hand, 2) ? &token : NULL, appended, later),
@@ -275,15 +290,15 @@ static void *produce(void *ctx)
     struct hand *hand = ctx;
     for (;;) {
         uint64_t what = below(hand, 100);
-        uint32_t many = 2 + (uint32_t)below(hand, CRASH_CALL_MAX - 1);
-        if (what < 40)
-            append_plain(hand, 1);
-        else if (what < 55)
-            append_plain(hand, many);
+        uint32_t count = below(hand, 4) ? 1 : 2 + (uint32_t)below(hand, CRASH_CALL_MAX - 1);
+        if (!is_wanted(hand, count))
+            continue;
+        if (what < 55)
+            append_plain(hand, count);
         else if (what < 75)
-            append_token(hand, below(hand, 4) ? 1 : many / 4 + 1);
+            append_token(hand, count);
         else
-            append_async(hand, below(hand, 4) ? 1 : many / 4 + 1);
+            append_async(hand, count);
     }
     return NULL;
 }
@@ -303,7 +318,7 @@ static uint32_t choose(struct hand *hand, const kl_stub *stubs, size_t count, kl
     call->count = 0;
     for (size_t i = 0; i < count; i++) {
         uint64_t serial = crash_serial(&stubs[i].id);
-        struct crash_task *task = &ledger->tasks[serial % CRASH_SLOTS];
+        struct crash_task *task = task_of(ledger, serial);
         if (task->serial != serial)
             give_up(ledger, "task %llu is shown, which nobody appended", (unsigned long long)serial);
         if (stubs[i].attempts != atomic_load(&task->settled))
@@ -314,11 +329,12 @@ static uint32_t choose(struct hand *hand, const kl_stub *stubs, size_t count, kl
         settled[call->count] = crash_settled(serial, stubs[i].attempts + 1u, room);
         settled[call->count].position = stubs[i].position;
         room += CRASH_SETTLED_BYTES;
-        call->slots[call->count++] = (uint32_t)(serial % CRASH_SLOTS);
+        call->attempts[call->count] = (uint8_t)(stubs[i].attempts + 1);
+        call->serials[call->count++] = serial;
     }
     atomic_store(&call->state, CRASH_ATTEMPTED);
     for (uint32_t i = 0; i < call->count; i++)
-        atomic_fetch_add(&ledger->tasks[call->slots[i]].settling, 1);
+        atomic_fetch_add(&task_of(ledger, call->serials[i])->settling, 1);
     return call->count;
 }
 
@@ -332,8 +348,10 @@ static void settle_stubs(struct hand *hand, kl_place place, const kl_stub *stubs
         kl_settle batch = {
             .place = place, .epoch = atomic_load(&ledger->fenced[place.shard]), .tasks = settled, .count = chosen};
         expect(hand, kl_store_settle(hand->store, &batch, 1), "settle");
-        for (uint32_t i = 0; i < chosen; i++)
-            atomic_fetch_add(&ledger->tasks[call->slots[i]].settled, 1);
+        for (uint32_t i = 0; i < chosen; i++) {
+            atomic_fetch_add(&task_of(ledger, call->serials[i])->settled, 1);
+            atomic_fetch_sub(&ledger->waiting, settled[i].outcome != KL_RETRY);
+        }
         count_call(ledger);
     }
     atomic_store(&call->state, CRASH_NONE);

@@ -123,11 +123,10 @@ static char *copy_path(const char *path)
     return copy;
 }
 
-static kl_rc load_progress(kl__history *history, struct change *change)
+static kl_rc read_progress(kl__hdb *db, struct change *change, int64_t *ret_last_segment)
 {
     sqlite3_stmt *statement;
     bool row;
-    kl__hdb *db = history->writer;
     KL_TRY(kl__hdb_use(db, KL_SQL_GET_PROGRESS, &statement));
     KL_TRY(kl__hdb_step(db, statement, &row));
     if (!row)
@@ -135,10 +134,27 @@ static kl_rc load_progress(kl__history *history, struct change *change)
     change->position = sqlite3_column_int64(statement, 0);
     change->last_number = sqlite3_column_int64(statement, 1);
     change->last_ms = sqlite3_column_int64(statement, 2);
-    int64_t last_segment = sqlite3_column_int64(statement, 3), checksum = sqlite3_column_int64(statement, 4);
+    *ret_last_segment = sqlite3_column_int64(statement, 3);
+    int64_t checksum = sqlite3_column_int64(statement, 4);
     sqlite3_reset(statement);
-    if (checksum != sum_progress(change, last_segment))
+    if (checksum != sum_progress(change, *ret_last_segment))
         return kl__hdb_damaged(db, "its table progress");
+    return KL_OK;
+}
+
+kl_rc kl__hdb_position(kl__hdb *db, uint64_t *ret_position)
+{
+    struct change change = {0};
+    int64_t last_segment;
+    KL_TRY(read_progress(db, &change, &last_segment));
+    *ret_position = (uint64_t)change.position;
+    return KL_OK;
+}
+
+static kl_rc load_progress(kl__history *history, struct change *change)
+{
+    int64_t last_segment;
+    KL_TRY(read_progress(history->writer, change, &last_segment));
     kl__index_start(&history->index, change->last_number + 1, last_segment);
     return KL_OK;
 }

@@ -304,14 +304,15 @@ static kl_rc check_schema(kl__hdb *db)
     return rc;
 }
 
-static kl_rc recognise(kl__hdb *db)
+kl_rc kl__hdb_recognise(kl__hdb *db, bool *ret_is_new)
 {
     int64_t application, version, tables;
     KL_TRY(ask(db, "PRAGMA application_id", &application));
     KL_TRY(ask(db, "PRAGMA user_version", &version));
     KL_TRY(ask(db, "SELECT count(*) FROM sqlite_schema", &tables));
-    if (!application && !version && !tables)
-        return make(db);
+    *ret_is_new = !application && !version && !tables;
+    if (*ret_is_new)
+        return KL_OK;
     if (application != KL_HISTORY_APPLICATION_ID)
         return kl__fail(KL_EDAMAGED,
                         "%s is a database of another program (application_id %lld, not %d): move it elsewhere",
@@ -359,7 +360,9 @@ static kl_rc prepare_writer(kl__hdb *db)
     KL_TRY(execute(db, "PRAGMA synchronous = FULL; PRAGMA secure_delete = OFF; PRAGMA cache_size = -65536;"
                        "PRAGMA journal_size_limit = 67108864; PRAGMA temp_store = MEMORY"));
     sqlite3_wal_hook(db->sqlite, note_wal, db);
-    return recognise(db);
+    bool is_new;
+    KL_TRY(kl__hdb_recognise(db, &is_new));
+    return is_new ? make(db) : KL_OK;
 }
 
 static kl_rc prepare_connection(kl__hdb *db, bool writer)
@@ -381,6 +384,52 @@ kl_rc kl__hdb_open(const char *path, const char *vfs, bool writer, kl__hdb **ret
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | (writer ? SQLITE_OPEN_CREATE : 0);
     int open_rc = sqlite3_open_v2(path, &db->sqlite, flags, vfs);
     kl_rc rc = open_rc == SQLITE_OK ? prepare_connection(db, writer) : kl__hdb_fail(db, open_rc);
+    if (rc != KL_OK) {
+        kl__hdb_close(db);
+        return rc;
+    }
+    *ret_db = db;
+    return KL_OK;
+}
+
+/* The path as SQLite reads it back from a URI. */
+static char *write_uri(const char *path, const char *query)
+{
+    size_t room = sizeof "file://" + 3 * strlen(path) + strlen(query);
+    char *uri = kl__alloc(room);
+    if (!uri)
+        return NULL;
+    char *at = uri + sprintf(uri, *path == '/' ? "file://" : "file:");
+    for (; *path; path++)
+        at += sprintf(at, strchr("%?#", *path) ? "%%%02x" : "%c", *path);
+    strcpy(at, query);
+    return uri;
+}
+
+static kl_rc prepare_look(kl__hdb *db)
+{
+    sqlite3_extended_result_codes(db->sqlite, 1);
+    sqlite3_limit(db->sqlite, SQLITE_LIMIT_LENGTH, ROW_BYTES_MAX);
+    sqlite3_db_config(db->sqlite, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
+    return execute(db, "PRAGMA locking_mode = EXCLUSIVE; PRAGMA query_only = ON; PRAGMA temp_store = MEMORY");
+}
+
+/* Without a log the file is all there is, and is declared to be so. With one, exclusive mode keeps the log's index in
+ * memory; a layer that takes no locks does for a file that is open for reading. */
+kl_rc kl__hdb_look(const char *path, const char *vfs, bool has_wal, kl__hdb **ret_db)
+{
+    char *uri = write_uri(path, has_wal ? "" : "?immutable=1");
+    kl__hdb *db = kl__alloc_zeroed(1, sizeof *db);
+    if (!uri || !db) {
+        kl__free(uri);
+        kl__free(db);
+        return kl__fail_memory();
+    }
+    db->path = path;
+    int flags = SQLITE_OPEN_READONLY | SQLITE_OPEN_NOMUTEX | SQLITE_OPEN_URI;
+    int open_rc = sqlite3_open_v2(uri, &db->sqlite, flags, has_wal && !vfs ? "unix-none" : vfs);
+    kl__free(uri);
+    kl_rc rc = open_rc == SQLITE_OK ? prepare_look(db) : kl__hdb_fail(db, open_rc);
     if (rc != KL_OK) {
         kl__hdb_close(db);
         return rc;

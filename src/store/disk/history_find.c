@@ -551,7 +551,7 @@ static kl_rc check_segments(kl__hdb *db, const struct totals *totals)
     return docs == totals->docs ? KL_OK : kl__hdb_damaged(db, "its search index is not that of its tasks");
 }
 
-static kl_rc check_all(kl__hdb *db)
+kl_rc kl__hdb_check(kl__hdb *db)
 {
     struct totals totals = {0};
     KL_TRY(check_sqlite(db));
@@ -565,5 +565,5 @@ kl_rc kl__history_check(kl__history *history)
 {
     kl__hdb *db;
     KL_TRY(begin(history, &db));
-    return end(history, db, check_all(db));
+    return end(history, db, kl__hdb_check(db));
 }

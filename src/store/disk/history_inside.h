@@ -120,6 +120,13 @@ typedef struct kl__hdb {
 kl_rc kl__hdb_open(const char *path, const char *vfs, bool writer, kl__hdb **ret_db);
 void kl__hdb_close(kl__hdb *db); /* NULL is fine */
 
+/* Opens the file to be read while nobody else has it open, and changes nothing on disk. has_wal: a log stands beside
+ * it. */
+kl_rc kl__hdb_look(const char *path, const char *vfs, bool has_wal, kl__hdb **ret_db);
+
+/* Is it ours, of a version that we know, with the tables that we make? *ret_is_new: there is nothing in it yet. */
+kl_rc kl__hdb_recognise(kl__hdb *db, bool *ret_is_new);
+
 /* What SQLite just said, as a code and a sentence. */
 kl_rc kl__hdb_fail(kl__hdb *db, int sqlite_rc);
 kl_rc kl__hdb_damaged(kl__hdb *db, const char *what);
@@ -214,7 +221,13 @@ kl_rc kl__index_settle(kl__index *index, kl__hdb *db);
 /* Takes documents out of their segments, in ascending order; then joins segments of which little is left. */
 kl_rc kl__index_remove(kl__index *index, kl__hdb *db, const int64_t *numbers, size_t count);
 
+/* ---- history_find.c ---- */
+
+kl_rc kl__hdb_check(kl__hdb *db); /* kl__history_check on a connection, in a transaction */
+
 /* ---- history.c ---- */
+
+kl_rc kl__hdb_position(kl__hdb *db, uint64_t *ret_position); /* kl__history_position, checked */
 
 struct kl__history {
     char *path;

@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -179,33 +180,52 @@ static int write_pid(kl__file *file)
     return rc < 0 ? rc : system_truncate(&kl__vfs_system, file, (uint64_t)length);
 }
 
-static int take_lock(kl__file *file, int64_t *ret_pid)
+/* Of the process that stands in the way; 0 when the one in the file has ended: then somebody only looks. */
+static int64_t find_owner(kl__file *file)
+{
+    int64_t pid = read_pid(file);
+    return pid && kill((pid_t)pid, 0) < 0 && errno == ESRCH ? 0 : pid;
+}
+
+static int take_lock(kl__file *file, int how, int64_t *ret_pid)
 {
     int result;
-    UNINTERRUPTED(result, flock(file->fd, LOCK_EX | LOCK_NB));
+    UNINTERRUPTED(result, flock(file->fd, how | LOCK_NB));
     if (result == 0)
-        return write_pid(file);
+        return how == LOCK_EX ? write_pid(file) : 0;
     if (errno != EWOULDBLOCK)
         return -errno;
-    *ret_pid = read_pid(file);
+    *ret_pid = find_owner(file);
     return -EBUSY;
 }
 
-static int system_lock(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid)
+static int open_lock(const char *path, int flags, int how, kl__file **ret_lock, int64_t *ret_pid)
 {
     char name[PATH_MAX];
     if ((size_t)snprintf(name, sizeof name, "%s/lock", path) >= sizeof name)
         return -ENAMETOOLONG;
     kl__file *file;
-    int rc = open_fd(name, O_RDWR | O_CREAT, &file);
+    int rc = open_fd(name, flags, &file);
     if (rc < 0)
         return rc;
-    rc = take_lock(file, ret_pid);
+    rc = take_lock(file, how, ret_pid);
     if (rc < 0)
-        system_close(vfs, file);
+        system_close(&kl__vfs_system, file);
     else
         *ret_lock = file;
     return rc;
+}
+
+static int system_lock(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid)
+{
+    (void)vfs;
+    return open_lock(path, O_RDWR | O_CREAT, LOCK_EX, ret_lock, ret_pid);
+}
+
+static int system_look(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid)
+{
+    (void)vfs;
+    return open_lock(path, O_RDONLY, LOCK_SH, ret_lock, ret_pid);
 }
 
 kl__vfs kl__vfs_system = {
@@ -223,6 +243,7 @@ kl__vfs kl__vfs_system = {
     .sync_dir = system_sync_dir,
     .lock = system_lock,
     .unlock = system_close,
+    .look = system_look,
 };
 
 int kl__vfs_read(kl__vfs *vfs, kl__file *file, void *bytes, size_t count, uint64_t offset, size_t *ret_count)

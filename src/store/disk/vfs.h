@@ -46,6 +46,10 @@ struct kl__vfs {
     int (*lock)(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid);
     void (*unlock)(kl__vfs *vfs, kl__file *lock); /* NULL is fine */
 
+    /* Keeps everybody from owning the directory while it is looked at, until unlocked; several may look at once. Nothing
+     * is changed. -EBUSY as above; -ENOENT: nobody ever owned it. NULL: there is nobody else. */
+    int (*look)(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid);
+
     /* The name of SQLite's file layer under which history.db is opened; NULL: SQLite's own. */
     const char *sqlite_vfs;
 };

@@ -1,0 +1,27 @@
+/* doctor_history.h - the doctor's look at history.db, apart from the rest because both know something called a segment. */
+#ifndef KL_STORE_DOCTOR_HISTORY_H
+#define KL_STORE_DOCTOR_HISTORY_H
+
+#include "base/base.h"
+
+typedef enum kl__history_health {
+    KL_HISTORY_WHOLE,
+    KL_HISTORY_DAMAGED,
+    KL_HISTORY_NEWER, /* of a version that we do not know */
+} kl__history_health;
+
+typedef struct kl__history_report {
+    kl__history_health health;
+    uint64_t position, tasks;
+    char text[512]; /* what is wrong */
+} kl__history_report;
+
+/* A partition that history knows; name "": only its number. */
+typedef void kl__history_name_fn(void *ctx, uint32_t number, const char *name);
+
+/* Reads all of the file and its log, if it has one, and changes nothing. KL_OK: the report is complete. KL_ESYSTEM,
+ * KL_ENOMEM: it cannot be read. */
+kl_rc kl__history_examine(const char *path, const char *sqlite_vfs, bool has_wal, kl__history_name_fn *named, void *ctx,
+                          kl__history_report *ret_report);
+
+#endif
