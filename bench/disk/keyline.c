@@ -65,15 +65,25 @@ void prepare_group(struct queue *queue, size_t count) { fill_entries(queue, entr
 
 void append_group(struct queue *queue, size_t count) { MUST_KL(kl_store_append(queue->store, entries, count, NULL)); }
 
-/* The next `max` stubs of a shard, which are there. */
-static void scan_shard(struct queue *queue, uint32_t shard, size_t max, kl_stub *ret_stubs)
+/* The stubs of the group that was appended, shard by shard: one scan of all shards, as a worker's. */
+static void scan_group(struct queue *queue, kl_stub *ret_stubs)
 {
-    const kl_stub *after = queue->last[shard].position ? &queue->last[shard] : NULL;
-    kl_scan scan = {.place = {queue->partition, shard}, .line = 0, .after = after, .max = max};
-    size_t count;
-    MUST_KL(kl_store_scan(queue->store, &scan, ret_stubs, &count));
-    MUST_SAYING(count == max, "tasks that were appended are not in their line");
-    queue->last[shard] = ret_stubs[max - 1];
+    kl_scan scans[SHARDS];
+    size_t count = 0;
+    for (uint32_t shard = 0; shard < SHARDS; shard++) {
+        if (!queue->appended[shard])
+            continue;
+        scans[count++] = (kl_scan){.place = {queue->partition, shard},
+                                   .after = queue->last[shard].position ? &queue->last[shard] : NULL,
+                                   .stubs = ret_stubs,
+                                   .max = queue->appended[shard]};
+        ret_stubs += queue->appended[shard];
+    }
+    MUST_KL(kl_store_scan(queue->store, scans, count));
+    for (size_t i = 0; i < count; i++) {
+        MUST_SAYING(scans[i].count == scans[i].max, "tasks that were appended are not in their line");
+        queue->last[scans[i].place.shard] = scans[i].stubs[scans[i].count - 1];
+    }
 }
 
 void settle_group(struct queue *queue)
@@ -82,15 +92,15 @@ void settle_group(struct queue *queue)
     static kl_settled settled[GROUP_MAX];
     kl_settle batches[SHARDS];
     size_t batch_count = 0, total = 0;
+    int64_t begin = now_ns();
+    scan_group(queue, stubs);
+    queue->scan_ns += now_ns() - begin;
     for (uint32_t shard = 0; shard < SHARDS; shard++) {
         size_t count = queue->appended[shard];
         if (!count)
             continue;
-        int64_t begin = now_ns();
-        scan_shard(queue, shard, count, stubs);
-        queue->scan_ns += now_ns() - begin;
-        for (size_t i = 0; i < count; i++)
-            settled[total + i] =
+        for (size_t i = total; i < total + count; i++)
+            settled[i] =
                 (kl_settled){.id = stubs[i].id, .position = stubs[i].position, .outcome = KL_DONE, .attempts = 1};
         batches[batch_count++] =
             (kl_settle){.place = {queue->partition, shard}, .epoch = 1, .tasks = settled + total, .count = count};

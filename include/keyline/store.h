@@ -9,8 +9,9 @@
  *
  * Promises of every engine
  *   S1  What append returned KL_OK for is durable, and is shown by scan until it is settled.
- *   S2  Positions inside a shard ascend in the order of appends; the calls of one thread keep their order, and so do the
- *       entries of one call. Scan shows a line in its order.
+ *   S2  Positions inside a shard ascend in the order of appends of one process, and of all processes where the engine
+ *       can (KL_STORE_ORDERED); the calls of one thread keep their order, and so do the entries of one call. Scan shows
+ *       a line in its order.
  *   S3  After a fence at epoch e returned KL_OK, no settle below e has any effect: its whole batch is refused.
  *   S4  A settle that returned KL_OK is durable: its tasks are never shown by scan again, or (retry) stand in the retry line.
  *   S5  Every call may be repeated after a lost reply. An append is recognised by its token, a settle and a fence by what
@@ -57,6 +58,7 @@ enum {
     KL_STORE_ASYNC = 1 << 4,         /* append_async returns before the entries are durable; else after */
     KL_STORE_SHARED = 1 << 5,        /* several processes may open it at once */
     KL_STORE_SEARCH = 1 << 6,        /* find uses indexes; else it reads through what is kept */
+    KL_STORE_ORDERED = 1 << 7,       /* positions ascend in the order of appends of all processes together */
 };
 
 /* ---- Open and close ---- */
@@ -139,24 +141,27 @@ KL_API KL_MUST_USE kl_rc kl_store_append(kl_store *store, const kl_entry *entrie
 KL_API KL_MUST_USE kl_rc kl_store_append_async(kl_store *store, const kl_entry *entries, size_t count,
                                                const kl_token *token, kl_appended_fn *done, void *ctx);
 
-/* Which part of a line to show. */
+/* Which part of a line to show, and the answer. */
 typedef struct kl_scan {
     kl_place place;
     int32_t line;         /* a priority, KL_LINE_DUE or KL_LINE_RETRY */
     int64_t until_ms;     /* due line: nothing due later than this; else ignored */
     const kl_stub *after; /* go on behind this stub of the same line, which may be gone by now; NULL: from the first */
+    kl_stub *stubs;       /* room for max; `after` may lie in it */
     size_t max;           /* 1..KL_BATCH_MAX */
+    size_t count;         /* set by the call: how many there are; fewer than max only when the line ends */
 } kl_scan;
 
-/* The line's tasks, up to max of them; fewer only when the line ends. Tasks that are appended while a line is read in
- * pieces are shown by a later piece, or by the next reading from the first. */
-KL_API KL_MUST_USE kl_rc kl_store_scan(kl_store *store, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count);
+/* Shows parts of several lines, of any partitions and shards: one round trip, where there is one. Tasks that are appended
+ * while a line is read in pieces are shown by a later piece, or by the next reading from the first. */
+KL_API KL_MUST_USE kl_rc kl_store_scan(kl_store *store, kl_scan *scans, size_t count);
 
-/* Reads tasks of one shard in whatever state they are; ret_tasks[i].state is KL_TASK_UNKNOWN for those that are not known.
- * Stops early, and says so in *ret_count, when the arena would take more than KL_BATCH_BYTES_MAX; at least one is read.
- * KL_EDAMAGED: a task's bytes are damaged; the sentence names it, and *ret_count says how many before it were read. */
-KL_API KL_MUST_USE kl_rc kl_store_read(kl_store *store, kl_place place, const kl_task_id *ids, size_t count,
-                                       kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+/* Reads tasks of any partitions and shards in whatever state they are; ret_tasks[i].state is KL_TASK_UNKNOWN for those
+ * that are not known. Stops early, and says so in *ret_count, when the arena would take more than KL_BATCH_BYTES_MAX; at
+ * least one is read. KL_EDAMAGED: a task's bytes are damaged; the sentence names it, and *ret_count says how many before
+ * it were read. */
+KL_API KL_MUST_USE kl_rc kl_store_read(kl_store *store, const kl_ref *refs, size_t count, kl_arena *arena,
+                                       kl_task *ret_tasks, size_t *ret_count);
 
 /* What came of tasks of one shard. */
 typedef struct kl_settle {
@@ -189,6 +194,7 @@ typedef struct kl_counts {
     uint32_t priorities;  /* bit (p - KL_PRIORITY_MIN) is set when ready line p is not empty */
     int64_t oldest_id_ms; /* when the oldest task of the ready lines was made, by its id; 0: none, or not known */
     uint64_t done, dead, cancelled; /* kept */
+    bool at_least;                  /* there may be more: counting further would have cost too much */
 } kl_counts;
 
 /* shard KL_ALL_SHARDS: the whole partition. Finished tasks are counted for partitions only. */
@@ -287,9 +293,8 @@ typedef struct kl_engine {
     kl_rc (*now)(void *self, int64_t *ret_ms);
     kl_rc (*partition)(void *self, const char *name, uint32_t shard_prefix_len, uint32_t *ret_partition);
     kl_rc (*append)(void *self, const kl_append *append);
-    kl_rc (*scan)(void *self, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count);
-    kl_rc (*read)(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena, kl_task *ret_tasks,
-                  size_t *ret_count);
+    kl_rc (*scan)(void *self, kl_scan *scans, size_t count);
+    kl_rc (*read)(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
     kl_rc (*settle)(void *self, kl_settle *batches, size_t count);
     kl_rc (*fence)(void *self, kl_fence *fences, size_t count);
     kl_rc (*counts)(void *self, kl_place place, kl_counts *ret_counts);

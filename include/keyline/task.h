@@ -67,6 +67,13 @@ typedef struct kl_entry {
     kl_bytes payload;
 } kl_entry;
 
+/* A task that is known by its id. Where its position is known too, an engine may find it sooner. */
+typedef struct kl_ref {
+    kl_place place;
+    kl_task_id id;
+    uint64_t position; /* as scanned; 0: not known */
+} kl_ref;
+
 /* The lines of a shard: ready line p is numbered p, and these two follow. */
 enum { KL_LINE_DUE = KL_PRIORITY_MAX + 1, KL_LINE_RETRY };
 

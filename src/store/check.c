@@ -228,23 +228,39 @@ kl_rc kl__check_append(kl_store *store, const kl_entry *entries, size_t count, s
     return rc;
 }
 
-kl_rc kl__check_scan(kl_store *store, const kl_scan *scan, const kl_stub *ret_stubs, const size_t *ret_count)
+static kl_rc check_one_scan(kl_store *store, const struct item *item, const kl_scan *scan)
 {
     uint32_t prefix_len;
-    kl_rc rc = check_pointer(scan, "the kl_scan");
-    if (rc == KL_OK)
-        rc = check_place(store, &call_itself, scan->place, &prefix_len);
+    kl_rc rc = check_place(store, item, scan->place, &prefix_len);
     if (rc == KL_OK && (scan->line < KL_PRIORITY_MIN || scan->line > KL_LINE_RETRY))
-        return kl__fail(KL_EINVAL,
-                        "there is no line %d; the lines are the priorities %d to %d, KL_LINE_DUE and KL_LINE_RETRY",
-                        scan->line, KL_PRIORITY_MIN, KL_PRIORITY_MAX);
-    return rc != KL_OK ? rc : check_answer(scan->max, ret_stubs, ret_count);
+        return refuse(item, "there is no line %d; the lines are the priorities %d to %d, KL_LINE_DUE and KL_LINE_RETRY",
+                      scan->line, KL_PRIORITY_MIN, KL_PRIORITY_MAX);
+    if (rc == KL_OK && (scan->max < 1 || scan->max > KL_BATCH_MAX))
+        return refuse(item, "max is %zu; it must be from 1 to %d", scan->max, KL_BATCH_MAX);
+    if (rc == KL_OK && !scan->stubs)
+        return refuse(item, "stubs is NULL; pass an array of max");
+    return rc;
 }
 
-kl_rc kl__check_read(kl_store *store, kl_place place, const kl_task_id *ids, size_t count, const kl_arena *arena,
-                     const kl_task *ret_tasks, const size_t *ret_count)
+kl_rc kl__check_scan(kl_store *store, const kl_scan *scans, size_t count)
 {
-    kl_rc rc = check_ids(store, place, ids, count);
+    kl_rc rc = check_array(scans, "scans", count);
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        rc = check_one_scan(store, &(struct item){"scan", i, NO_BATCH}, &scans[i]);
+    return rc;
+}
+
+kl_rc kl__check_read(kl_store *store, const kl_ref *refs, size_t count, const kl_arena *arena, const kl_task *ret_tasks,
+                     const size_t *ret_count)
+{
+    uint32_t prefix_len;
+    kl_rc rc = check_array(refs, "refs", count);
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        const struct item item = {"task", i, NO_BATCH};
+        rc = check_place(store, &item, refs[i].place, &prefix_len);
+        if (rc == KL_OK)
+            rc = check_id(&item, &refs[i].id, refs[i].place.shard, prefix_len);
+    }
     if (rc == KL_OK)
         rc = check_pointer(ret_count, "ret_count");
     if (rc != KL_OK || count == 0)

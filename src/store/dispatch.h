@@ -97,9 +97,9 @@ kl_rc kl__store_opts_complete(const kl_store_opts *given, kl_store_opts *ret_opt
 kl_rc kl__check_engine(const kl_engine *engine);
 kl_rc kl__check_partition(const char *name, uint32_t shard_prefix_len, const uint32_t *ret_partition);
 kl_rc kl__check_append(kl_store *store, const kl_entry *entries, size_t count, size_t *ret_bytes);
-kl_rc kl__check_scan(kl_store *store, const kl_scan *scan, const kl_stub *ret_stubs, const size_t *ret_count);
-kl_rc kl__check_read(kl_store *store, kl_place place, const kl_task_id *ids, size_t count, const kl_arena *arena,
-                     const kl_task *ret_tasks, const size_t *ret_count);
+kl_rc kl__check_scan(kl_store *store, const kl_scan *scans, size_t count);
+kl_rc kl__check_read(kl_store *store, const kl_ref *refs, size_t count, const kl_arena *arena, const kl_task *ret_tasks,
+                     const size_t *ret_count);
 kl_rc kl__check_settle(kl_store *store, const kl_settle *batches, size_t count, uint64_t *ret_tasks,
                        uint64_t *ret_bytes);
 kl_rc kl__check_fence(kl_store *store, const kl_fence *fences, size_t count);

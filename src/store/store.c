@@ -264,15 +264,18 @@ kl_rc kl_store_append_async(kl_store *store, const kl_entry *entries, size_t cou
     return kl__store_count(store, KL_CALL_APPEND_ASYNC, start_ns, rc, ok ? count : 0, ok ? append.bytes : 0);
 }
 
-kl_rc kl_store_scan(kl_store *store, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count)
+kl_rc kl_store_scan(kl_store *store, kl_scan *scans, size_t count)
 {
     if (!store)
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
-    kl_rc rc = kl__check_scan(store, scan, ret_stubs, ret_count);
-    if (rc == KL_OK)
-        rc = store->engine->scan(store->self, scan, ret_stubs, ret_count);
-    return kl__store_count(store, KL_CALL_SCAN, start_ns, rc, rc == KL_OK ? *ret_count : 0, 0);
+    uint64_t stubs = 0;
+    kl_rc rc = kl__check_scan(store, scans, count);
+    if (rc == KL_OK && count > 0)
+        rc = store->engine->scan(store->self, scans, count);
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        stubs += scans[i].count;
+    return kl__store_count(store, KL_CALL_SCAN, start_ns, rc, stubs, 0);
 }
 
 static uint64_t task_bytes(const kl_task *tasks, size_t count)
@@ -294,17 +297,17 @@ static kl_rc count_tasks(kl_store *store, kl__call call, int64_t start_ns, kl_rc
     return kl__store_count(store, call, start_ns, rc, known, task_bytes(tasks, known));
 }
 
-kl_rc kl_store_read(kl_store *store, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                    kl_task *ret_tasks, size_t *ret_count)
+kl_rc kl_store_read(kl_store *store, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                    size_t *ret_count)
 {
     if (!store)
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
-    kl_rc rc = kl__check_read(store, place, ids, count, arena, ret_tasks, ret_count);
+    kl_rc rc = kl__check_read(store, refs, count, arena, ret_tasks, ret_count);
     if (rc == KL_OK && count == 0)
         *ret_count = 0;
     else if (rc == KL_OK)
-        rc = store->engine->read(store->self, place, ids, count, arena, ret_tasks, ret_count);
+        rc = store->engine->read(store->self, refs, count, arena, ret_tasks, ret_count);
     return count_tasks(store, KL_CALL_READ, start_ns, rc, ret_tasks, ret_count);
 }
 

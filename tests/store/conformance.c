@@ -8,6 +8,7 @@
 #include "base/layout.h"
 #include "base/random.h"
 #include "base/wait.h"
+#include "store/calls.h"
 
 enum { SMALL_SEGMENT_BYTES = 64 << 10 };
 
@@ -231,7 +232,7 @@ kl_stub *scan_pieces(struct trial *t, const kl_scan *scan, size_t piece, size_t 
         if (count)
             next.after = &stubs[count - 1];
         got = SIZE_MAX;
-        CHECK_OK(kl_store_scan(t->store, &next, stubs + count, &got));
+        CHECK_OK(scan_one(t->store, &next, stubs + count, &got));
         if (got > piece) {
             test_fail(__FILE__, __LINE__, "a scan of at most %zu showed %zu", piece, got);
             got = 0;
@@ -297,7 +298,7 @@ kl_task read_one(struct trial *t, kl_place place, const kl_task_id *id)
 {
     kl_task task = {0};
     size_t count = 0;
-    CHECK_OK(kl_store_read(t->store, place, id, 1, &t->arena, &task, &count));
+    CHECK_OK(read_ids(t->store, place, id, 1, &t->arena, &task, &count));
     CHECK_INT(count, 1);
     return task;
 }

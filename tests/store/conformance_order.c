@@ -4,6 +4,7 @@
 #include "base/hash.h"
 #include "base/random.h"
 #include "store/conformance.h"
+#include "store/calls.h"
 
 CLAIM(a_line_is_empty_before_anything_is_appended)
 {
@@ -186,14 +187,14 @@ CLAIM(a_scan_shows_as_many_as_asked_while_the_line_goes_on)
     kl_stub stubs[10];
     size_t count = 0;
     append_many(t, order_place(t, 2), ids, COUNT(ids));
-    CHECK_OK(kl_store_scan(t->store, &(kl_scan){.place = order_place(t, 2), .max = 4}, stubs, &count));
+    CHECK_OK(scan_one(t->store, &(kl_scan){.place = order_place(t, 2), .max = 4}, stubs, &count));
     REQUIRE(count == 4);
     CHECK_ID(stubs[3].id, ids[3]);
     kl_scan rest = {.place = order_place(t, 2), .after = &stubs[3], .max = 10};
-    CHECK_OK(kl_store_scan(t->store, &rest, stubs + 4, &count));
+    CHECK_OK(scan_one(t->store, &rest, stubs + 4, &count));
     CHECK_INT(count, 6);
     rest.after = &stubs[9];
-    CHECK_OK(kl_store_scan(t->store, &rest, stubs, &count));
+    CHECK_OK(scan_one(t->store, &rest, stubs, &count));
     CHECK_INT(count, 0);
 }
 
@@ -204,7 +205,7 @@ static void check_gone_after(struct trial *t, kl_place place, int32_t line, cons
     kl_stub stubs[10];
     kl_settled done[3];
     size_t count = 0;
-    CHECK_OK(kl_store_scan(t->store, &scan, stubs, &count));
+    CHECK_OK(scan_one(t->store, &scan, stubs, &count));
     REQUIRE(count == 5);
     for (int i = 0; i < 3; i++)
         done[i] = outcome_of(t, place, &ids[3 + i], KL_DONE);
@@ -214,7 +215,7 @@ static void check_gone_after(struct trial *t, kl_place place, int32_t line, cons
     BOTH_LIVES(t)
     {
         kl_stub rest[10];
-        CHECK_OK(kl_store_scan(t->store, &scan, rest, &count));
+        CHECK_OK(scan_one(t->store, &scan, rest, &count));
         CHECK_INT(count, 4);
         for (size_t i = 0; i < count && i < 4; i++)
             CHECK_ID(rest[i].id, ids[6 + i]);
@@ -262,12 +263,12 @@ CLAIM(a_task_that_moved_to_the_retry_line_can_still_be_read_behind)
     size_t count = 0;
     kl_scan scan = {.place = order_place(t, 2), .max = 3};
     append_many(t, scan.place, ids, COUNT(ids));
-    CHECK_OK(kl_store_scan(t->store, &scan, stubs, &count));
+    CHECK_OK(scan_one(t->store, &scan, stubs, &count));
     REQUIRE(count == 3);
     kl_settled retry = next_attempt(&stubs[2], KL_RETRY);
     CHECK_OK(settle(t, scan.place, 0, &retry, 1));
     scan.after = &stubs[2];
-    CHECK_OK(kl_store_scan(t->store, &scan, stubs + 3, &count));
+    CHECK_OK(scan_one(t->store, &scan, stubs + 3, &count));
     REQUIRE(count == 3);
     for (int i = 3; i < 6; i++)
         CHECK_ID(stubs[i].id, ids[i]);
@@ -281,12 +282,12 @@ CLAIM(a_task_appended_while_a_line_is_read_is_shown_later)
     size_t count, got, seen = 0;
     kl_stub stubs[30];
     kl_scan scan = {.place = place, .max = 10};
-    CHECK_OK(kl_store_scan(t->store, &scan, stubs, &count));
+    CHECK_OK(scan_one(t->store, &scan, stubs, &count));
     REQUIRE(count == 10);
     ids[20] = append_one(t, place, "meanwhile");
     scan.after = &stubs[9];
     scan.max = 20;
-    CHECK_OK(kl_store_scan(t->store, &scan, stubs + 10, &got));
+    CHECK_OK(scan_one(t->store, &scan, stubs + 10, &got));
     REQUIRE(got == 10 || got == 11);
     for (size_t i = 0; i < 10 + got; i++, seen++)
         CHECK_ID(stubs[i].id, ids[i]);
@@ -396,7 +397,7 @@ CLAIM(a_call_takes_and_shows_as_many_tasks_as_the_limit_says)
             entries[i] = make_entry(t, order_place(t, 11), NULL, "x");
         append(t, entries, KL_BATCH_MAX);
         kl_scan scan = {.place = order_place(t, 11), .max = KL_BATCH_MAX};
-        CHECK_OK(kl_store_scan(t->store, &scan, stubs, &count));
+        CHECK_OK(scan_one(t->store, &scan, stubs, &count));
         CHECK_INT(count, KL_BATCH_MAX);
         for (size_t i = 0; i < count; i++)
             wrong += !same_id(&stubs[i].id, &entries[i].id) || (i && stubs[i].position <= stubs[i - 1].position);

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "store/conformance.h"
+#include "store/calls.h"
 
 /* ---- S7: the clock ---- */
 
@@ -435,8 +436,8 @@ CLAIM(places_that_do_not_exist_are_refused_by_every_call)
         kl_scan scan = {.place = places[i], .max = 1};
         kl_settle batch = {.place = places[i], .tasks = &done, .count = 1};
         kl_fence one = {.place = places[i], .epoch = 1};
-        CHECK_REFUSED(kl_store_scan(t->store, &scan, &stub, &count));
-        CHECK_REFUSED(kl_store_read(t->store, places[i], &id, 1, &t->arena, &task, &count));
+        CHECK_REFUSED(scan_one(t->store, &scan, &stub, &count));
+        CHECK_REFUSED(read_ids(t->store, places[i], &id, 1, &t->arena, &task, &count));
         CHECK_REFUSED(kl_store_settle(t->store, &batch, 1));
         CHECK_REFUSED(kl_store_fence(t->store, &one, 1));
         CHECK_REFUSED(kl_store_counts(t->store, places[i], &counts));
@@ -461,7 +462,7 @@ CLAIM(scans_and_searches_out_of_range_are_refused)
                        {.line = KL_LINE_RETRY + 1, .max = 1}};
     for (size_t i = 0; i < COUNT(scans); i++) {
         scans[i].place = order_place(t, 0);
-        CHECK_REFUSED(kl_store_scan(t->store, &scans[i], &stub, &count));
+        CHECK_REFUSED(scan_one(t->store, &scans[i], &stub, &count));
     }
     const kl_find finds[] = {{.max = 0}, {.max = KL_BATCH_MAX + 1}, {.state = KL_TASK_WAITING, .max = 1}};
     for (size_t i = 0; i < COUNT(finds); i++)

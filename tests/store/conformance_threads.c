@@ -7,6 +7,7 @@
 
 #include "base/random.h"
 #include "store/conformance.h"
+#include "store/calls.h"
 
 enum { PRODUCERS = 8, OWNERS = 4, SHARDS = 16, APPEND_MAX = 8, PIECE = 64, PATIENT_MS = 1 };
 
@@ -121,7 +122,7 @@ static void serve_line(struct traffic *traffic, uint32_t shard, int32_t line, st
     size_t count = 0;
     uint64_t epoch = atomic_load(&traffic->epochs[shard]);
     kl_scan scan = {.place = order_place(traffic->t, shard), .line = line, .max = PIECE};
-    CHECK_OK(kl_store_scan(traffic->t->store, &scan, stubs, &count));
+    CHECK_OK(scan_one(traffic->t->store, &scan, stubs, &count));
     if (line != KL_LINE_RETRY)
         check_order(traffic, view, stubs, count);
     for (size_t i = 0; i < count; i++)
@@ -175,7 +176,7 @@ static void *raise_fences(void *ctx)
         CHECK_OK(fence(traffic->t, place, epoch));
         kl_stub stub;
         size_t count = 0;
-        CHECK_OK(kl_store_scan(traffic->t->store, &(kl_scan){.place = place, .max = 1}, &stub, &count));
+        CHECK_OK(scan_one(traffic->t->store, &(kl_scan){.place = place, .max = 1}, &stub, &count));
         if (count) {
             kl_settled stale = next_attempt(&stub, KL_DONE);
             CHECK_RC(settle(traffic->t, place, epoch - 1, &stale, 1), KL_ESTALE);
@@ -262,7 +263,7 @@ CLAIM(what_a_scan_shows_behind_a_fence_is_not_settled_by_stale_owners)
         for (int i = 0; i < RACE_TASKS; i++)
             entries[i] = make_entry(t, race.place, NULL, "x");
         append(t, entries, RACE_TASKS);
-        CHECK_OK(kl_store_scan(t->store, &(kl_scan){.place = race.place, .max = RACE_TASKS}, race.stubs, &count));
+        CHECK_OK(scan_one(t->store, &(kl_scan){.place = race.place, .max = RACE_TASKS}, race.stubs, &count));
         REQUIRE(count == RACE_TASKS);
         race.epoch = round - 1;
         REQUIRE(pthread_create(&thread, NULL, settle_on, &race) == 0);

@@ -9,6 +9,7 @@
 
 #include "base/random.h"
 #include "crash.h"
+#include "store/calls.h"
 
 enum { PAYLOAD_USUAL = 400, PAYLOAD_LARGE = 40 << 10, PAYLOAD_HUGE = 300 << 10, FAR_MS = 3600 * 1000 };
 enum { ASYNC_MAX = 64, STRAGGLERS_OF_100 = 6, WAITING_MAX = 4000, IDLE_MS = 5 };
@@ -365,12 +366,12 @@ static void settle_line(struct hand *hand, kl_place place, int32_t line)
     expect(hand, kl_store_now(hand->store, &scan.until_ms), "now");
     if (below(hand, 20) == 0)
         scan.until_ms = KL_ID_MS_MAX;
-    expect(hand, kl_store_scan(hand->store, &scan, stubs, &count), "scan");
+    expect(hand, scan_one(hand->store, &scan, stubs, &count), "scan");
     while (count) {
         settle_stubs(hand, place, stubs, count);
         kl_stub last = stubs[count - 1];
         scan.after = &last;
-        expect(hand, kl_store_scan(hand->store, &scan, stubs, &count), "scan");
+        expect(hand, scan_one(hand->store, &scan, stubs, &count), "scan");
     }
 }
 
@@ -392,7 +393,7 @@ static void settle_late(struct hand *hand, kl_place place)
     kl_scan scan = {.place = place, .line = 0, .max = 1};
     kl_stub stub;
     size_t count;
-    expect(hand, kl_store_scan(hand->store, &scan, &stub, &count), "scan");
+    expect(hand, scan_one(hand->store, &scan, &stub, &count), "scan");
     if (epoch == 0 || count == 0)
         return;
     kl_settled settled = {.id = stub.id, .position = stub.position, .outcome = KL_DONE, .attempts = 9};

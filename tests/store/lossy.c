@@ -114,17 +114,17 @@ static kl_rc lossy_append(void *self, const kl_append *append)
                                  append->ctx);
 }
 
-static kl_rc lossy_scan(void *self, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count)
+static kl_rc lossy_scan(void *self, kl_scan *scans, size_t count)
 {
     struct lossy *lossy = self;
-    PASS_ON(lossy, kl_store_scan(lossy->inner, scan, ret_stubs, ret_count));
+    PASS_ON(lossy, kl_store_scan(lossy->inner, scans, count));
 }
 
-static kl_rc lossy_read(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                        kl_task *ret_tasks, size_t *ret_count)
+static kl_rc lossy_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                        size_t *ret_count)
 {
     struct lossy *lossy = self;
-    PASS_ON(lossy, kl_store_read(lossy->inner, place, ids, count, arena, ret_tasks, ret_count));
+    PASS_ON(lossy, kl_store_read(lossy->inner, refs, count, arena, ret_tasks, ret_count));
 }
 
 static kl_rc lossy_settle(void *self, kl_settle *batches, size_t count)

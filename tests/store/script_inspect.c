@@ -6,6 +6,7 @@
 
 #include "base/base.h"
 #include "script.h"
+#include "store/calls.h"
 
 enum { PAGE = 50 };
 
@@ -87,7 +88,7 @@ static bool read_one(struct look *look, uint32_t number)
     kl_task task;
     size_t count = 0;
     bool ok = true;
-    kl_rc rc = kl_store_read(look->subject->store, made->place, &made->id, 1, &arena, &task, &count);
+    kl_rc rc = read_ids(look->subject->store, made->place, &made->id, 1, &arena, &task, &count);
     if (rc != KL_OK)
         ok = refused(look, "read", rc);
     else if (task.state == KL_TASK_UNKNOWN)
@@ -121,7 +122,7 @@ static bool scan_line(struct look *look, kl_place place, int32_t line)
     while (count == PAGE) {
         kl_scan scan = {.place = place, .line = line, .until_ms = KL_ID_MS_MAX, .max = PAGE};
         scan.after = first ? NULL : &last;
-        kl_rc rc = kl_store_scan(look->subject->store, &scan, stubs, &count);
+        kl_rc rc = scan_one(look->subject->store, &scan, stubs, &count);
         if (rc != KL_OK)
             return refused(look, "scan", rc);
         for (size_t i = 0; i < count; i++)

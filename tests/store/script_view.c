@@ -12,6 +12,7 @@
 #include "base/hash.h"
 #include "base/random.h"
 #include "script.h"
+#include "store/calls.h"
 
 enum { SCAN_MAX = 97, FIND_MAX = 50, READ_MAX = 64, UNKNOWN_SAMPLES = 8 };
 
@@ -138,7 +139,7 @@ static bool see_line(struct view *view, kl_place place, int32_t line, uint64_t *
     while (count == max) {
         kl_scan scan = {
             .place = place, .line = line, .until_ms = KL_ID_MS_MAX, .max = max, .after = first ? NULL : &last};
-        kl_rc rc = kl_store_scan(view->subject->store, &scan, stubs, &count);
+        kl_rc rc = scan_one(view->subject->store, &scan, stubs, &count);
         if (rc != KL_OK)
             return failed(view, "scan", rc);
         for (size_t i = 0; i < count; i++, first = false) {
@@ -213,7 +214,7 @@ static bool read_tasks(struct view *view, kl_place place, const uint32_t *number
     for (size_t i = 0; i < count; i++)
         ids[i] = view->script->tasks[numbers[i]].entry.id;
     for (size_t done = 0, got = 0; ok && done < count; done += got, got = 0) {
-        kl_rc rc = kl_store_read(view->subject->store, place, ids + done, count - done, &arena, tasks, &got);
+        kl_rc rc = read_ids(view->subject->store, place, ids + done, count - done, &arena, tasks, &got);
         for (size_t i = 0; ok && rc == KL_OK && i < got; i++)
             ok = check_read(view, numbers[done + i], &tasks[i]);
         if (ok && rc != KL_OK)

@@ -50,11 +50,13 @@ static kl_rc spy_append(void *self, const kl_append *append)
     return note();
 }
 
-static kl_rc spy_scan(void *self, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count)
+static kl_rc spy_scan(void *self, kl_scan *scans, size_t count)
 {
     (void)self;
-    *ret_count = scan->max < 3 ? scan->max : 3;
-    memset(ret_stubs, 0, *ret_count * sizeof *ret_stubs);
+    for (size_t i = 0; i < count; i++) {
+        scans[i].count = scans[i].max < 3 ? scans[i].max : 3;
+        memset(scans[i].stubs, 0, scans[i].count * sizeof *scans[i].stubs);
+    }
     return note();
 }
 
@@ -67,10 +69,10 @@ static kl_rc give_tasks(kl_task *ret_tasks, size_t count, size_t *ret_count)
     return note();
 }
 
-static kl_rc spy_read(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                      kl_task *ret_tasks, size_t *ret_count)
+static kl_rc spy_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                      size_t *ret_count)
 {
-    (void)self, (void)place, (void)ids, (void)arena;
+    (void)self, (void)refs, (void)arena;
     return give_tasks(ret_tasks, count, ret_count);
 }
 

@@ -2,6 +2,7 @@
  *
  * Checks run against an engine that only notes what reaches it: an invalid call must not (D1). */
 #include "store/spy.h"
+#include "store/calls.h"
 
 /* --- URLs and options --- */
 
@@ -152,8 +153,8 @@ TEST(a_call_without_a_store_is_refused)
     REFUSED(kl_store_partition(NULL, "p1", 1, &partition), "the store is NULL");
     REFUSED(kl_store_append(NULL, NULL, 0, NULL), "the store is NULL");
     REFUSED(kl_store_append_async(NULL, NULL, 0, NULL, NULL, NULL), "the store is NULL");
-    REFUSED(kl_store_scan(NULL, NULL, NULL, &count), "the store is NULL");
-    REFUSED(kl_store_read(NULL, place, NULL, 0, NULL, NULL, &count), "the store is NULL");
+    REFUSED(scan_one(NULL, NULL, NULL, &count), "the store is NULL");
+    REFUSED(read_ids(NULL, place, NULL, 0, NULL, NULL, &count), "the store is NULL");
     REFUSED(kl_store_settle(NULL, NULL, 0), "the store is NULL");
     REFUSED(kl_store_fence(NULL, NULL, 0), "the store is NULL");
     REFUSED(kl_store_counts(NULL, place, &counts), "the store is NULL");
@@ -325,20 +326,22 @@ TEST(a_scan_needs_a_shard_a_line_and_room)
     kl_stub stubs[4];
     size_t count;
     kl_store *store = open_spy(NULL);
-    REFUSED(kl_store_scan(store, NULL, stubs, &count), "the kl_scan is NULL");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {9, 0}, .max = 1}, stubs, &count), "partition 9 is not known");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {1, 16}, .max = 1}, stubs, &count), "shard 16");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {1, KL_ALL_SHARDS}, .max = 1}, stubs, &count), "KL_ALL_SHARDS");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {1, 0}, .line = -17, .max = 1}, stubs, &count), "no line -17");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {1, 0}, .line = 18, .max = 1}, stubs, &count), "no line 18");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {1, 0}, .max = 0}, stubs, &count),
+    REFUSED(kl_store_scan(store, NULL, 1), "1 scans, but the pointer is NULL");
+    NOTHING(kl_store_scan(store, NULL, 0));
+    REFUSED(scan_one(store, &(kl_scan){.place = {9, 0}, .max = 1}, stubs, &count), "partition 9 is not known");
+    REFUSED(scan_one(store, &(kl_scan){.place = {1, 16}, .max = 1}, stubs, &count), "shard 16");
+    REFUSED(scan_one(store, &(kl_scan){.place = {1, KL_ALL_SHARDS}, .max = 1}, stubs, &count), "KL_ALL_SHARDS");
+    REFUSED(scan_one(store, &(kl_scan){.place = {1, 0}, .line = -17, .max = 1}, stubs, &count), "no line -17");
+    REFUSED(scan_one(store, &(kl_scan){.place = {1, 0}, .line = 18, .max = 1}, stubs, &count), "no line 18");
+    REFUSED(scan_one(store, &(kl_scan){.place = {1, 0}, .max = 0}, stubs, &count),
             "max is 0; it must be from 1 to 65536");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {1, 0}, .max = 65537}, stubs, &count), "max is 65537");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {1, 0}, .max = 1}, NULL, &count), "NULL");
-    REFUSED(kl_store_scan(store, &(kl_scan){.place = {1, 0}, .max = 1}, stubs, NULL), "NULL");
-    TAKEN(kl_store_scan(store, &(kl_scan){.place = {1, 0}, .line = KL_PRIORITY_MIN, .max = 4}, stubs, &count));
+    REFUSED(scan_one(store, &(kl_scan){.place = {1, 0}, .max = 65537}, stubs, &count), "max is 65537");
+    REFUSED(scan_one(store, &(kl_scan){.place = {1, 0}, .max = 1}, NULL, &count), "NULL");
+    kl_scan scans[] = {{.stubs = stubs, .place = {1, 0}, .max = 1}, {.stubs = stubs, .place = {1, 99}, .max = 1}};
+    REFUSED(kl_store_scan(store, scans, 2), "scan 1: shard 99");
+    TAKEN(scan_one(store, &(kl_scan){.place = {1, 0}, .line = KL_PRIORITY_MIN, .max = 4}, stubs, &count));
     CHECK_INT(count, 3);
-    TAKEN(kl_store_scan(store, &(kl_scan){.place = {1, 15}, .line = KL_LINE_RETRY, .max = 1}, stubs, &count));
+    TAKEN(scan_one(store, &(kl_scan){.place = {1, 15}, .line = KL_LINE_RETRY, .max = 1}, stubs, &count));
     kl_store_close(store);
 }
 
@@ -350,17 +353,17 @@ TEST(ids_that_are_read_or_forgotten_belong_to_their_shard)
     kl_arena arena = {0};
     kl_place place = {1, 3};
     kl_store *store = open_spy(NULL);
-    TAKEN(kl_store_read(store, place, ids, 2, &arena, tasks, &count));
+    TAKEN(read_ids(store, place, ids, 2, &arena, tasks, &count));
     CHECK_INT(count, 2);
-    REFUSED(kl_store_read(store, place, ids, 3, &arena, tasks, &count), "task 2: its id 4000");
-    REFUSED(kl_store_read(store, (kl_place){2, 256}, ids, 1, &arena, tasks, &count), "shards 0 to 255");
-    REFUSED(kl_store_read(store, (kl_place){1, KL_ALL_SHARDS}, ids, 1, &arena, tasks, &count), "KL_ALL_SHARDS");
-    REFUSED(kl_store_read(store, place, NULL, 1, &arena, tasks, &count), "1 ids, but the pointer is NULL");
-    REFUSED(kl_store_read(store, place, ids, 65537, &arena, tasks, &count), "65537 ids");
-    REFUSED(kl_store_read(store, place, ids, 1, NULL, tasks, &count), "the arena is NULL");
-    REFUSED(kl_store_read(store, place, ids, 1, &arena, NULL, &count), "ret_tasks is NULL");
-    REFUSED(kl_store_read(store, place, ids, 1, &arena, tasks, NULL), "ret_count is NULL");
-    NOTHING(kl_store_read(store, place, NULL, 0, NULL, NULL, &count));
+    REFUSED(read_ids(store, place, ids, 3, &arena, tasks, &count), "task 2: its id 4000");
+    REFUSED(read_ids(store, (kl_place){2, 256}, ids, 1, &arena, tasks, &count), "shards 0 to 255");
+    REFUSED(read_ids(store, (kl_place){1, KL_ALL_SHARDS}, ids, 1, &arena, tasks, &count), "KL_ALL_SHARDS");
+    REFUSED(kl_store_read(store, NULL, 1, &arena, tasks, &count), "1 refs, but the pointer is NULL");
+    REFUSED(read_ids(store, place, ids, 65537, &arena, tasks, &count), "65537 refs");
+    REFUSED(read_ids(store, place, ids, 1, NULL, tasks, &count), "the arena is NULL");
+    REFUSED(read_ids(store, place, ids, 1, &arena, NULL, &count), "ret_tasks is NULL");
+    REFUSED(read_ids(store, place, ids, 1, &arena, tasks, NULL), "ret_count is NULL");
+    NOTHING(read_ids(store, place, NULL, 0, NULL, NULL, &count));
     CHECK_INT(count, 0);
     TAKEN(kl_store_forget(store, place, ids, 2));
     REFUSED(kl_store_forget(store, place, ids, 3), "task 2: its id");

@@ -21,6 +21,7 @@
 #include "recording.h"
 #include "store/disk/disk.h"
 #include "workers.h"
+#include "store/calls.h"
 
 enum { CALLS = 90, RUNS = 1600, TRIES = 4, CANDIDATES = SCRIPT_STEPS_MAX + 1, PATIENCE_MS = 60000 };
 
@@ -357,7 +358,7 @@ static kl_rc settle_one(struct full_disk *full, int64_t keep_ms)
     kl_stub stub;
     size_t count = 0;
     kl_scan scan = {.place = full->place, .max = 1};
-    kl_rc rc = kl_store_scan(full->handle, &scan, &stub, &count);
+    kl_rc rc = scan_one(full->handle, &scan, &stub, &count);
     if (rc != KL_OK || count == 0)
         return rc == KL_OK ? KL_ENOTFOUND : rc;
     kl_settled settled = {.id = stub.id, .position = stub.position, .attempts = 1, .keep_ms = keep_ms};

@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "harness.h"
 #include "keyline/keyline.h"
+#include "store/calls.h"
 
 enum { SHARD = 5, KEEP_MS = 1000000 };
 
@@ -58,7 +59,7 @@ static kl_task read_task(kl_store *store, uint32_t number, kl_arena *arena)
     kl_task task = {0};
     kl_task_id id = id_of(number);
     size_t count = 0;
-    CHECK_INT(kl_store_read(store, place, &id, 1, arena, &task, &count), KL_OK);
+    CHECK_INT(read_ids(store, place, &id, 1, arena, &task, &count), KL_OK);
     CHECK_INT(count, 1);
     return task;
 }
@@ -306,7 +307,7 @@ static char *picture_of(kl_store *store)
         abort();
     for (int32_t line = KL_PRIORITY_MIN; line <= KL_LINE_RETRY; line++) {
         kl_scan scan = {.place = place, .line = line, .until_ms = INT64_MAX, .max = 64};
-        CHECK_INT(kl_store_scan(store, &scan, stubs, &count), KL_OK);
+        CHECK_INT(scan_one(store, &scan, stubs, &count), KL_OK);
         for (size_t i = 0; i < count; i++)
             fprintf(out, "line %d: %u at %lld, %u tries\n", line, stubs[i].id.bytes[5], (long long)stubs[i].due_ms,
                     stubs[i].attempts);
@@ -380,7 +381,7 @@ static kl_rc step_settle(kl_store *store)
 {
     kl_stub stubs[8];
     size_t count;
-    CHECK_INT(kl_store_scan(store, &(kl_scan){.place = place, .line = 0, .max = 8}, stubs, &count), KL_OK);
+    CHECK_INT(scan_one(store, &(kl_scan){.place = place, .line = 0, .max = 8}, stubs, &count), KL_OK);
     CHECK_INT(count, 3);
     kl_settled tasks[] = {
         {.id = stubs[0].id,
@@ -424,7 +425,7 @@ static kl_rc step_read(kl_store *store)
     kl_bytes text;
     size_t count;
     kl_arena arena = {0};
-    kl_rc rc = kl_store_read(store, place, ids, 3, &arena, tasks, &count);
+    kl_rc rc = read_ids(store, place, ids, 3, &arena, tasks, &count);
     kl_arena_free(&arena); /* so that the next call allocates again */
     if (rc == KL_OK)
         rc = kl_store_results(store, place, &job, NULL, 8, &arena, tasks, &count);
@@ -570,7 +571,7 @@ static void check_line(kl_store *store, const struct model_task *tasks, int32_t 
     size_t expected = line_of(tasks, line, until_ms, numbers), seen = 0, count;
     do {
         kl_scan scan = {.place = place, .line = line, .until_ms = until_ms, .after = seen ? &last : NULL, .max = piece};
-        REQUIRE(kl_store_scan(store, &scan, stubs, &count) == KL_OK);
+        REQUIRE(scan_one(store, &scan, stubs, &count) == KL_OK);
         REQUIRE(seen + count <= expected);
         for (size_t i = 0; i < count; i++, seen++) {
             const struct model_task *task = &tasks[numbers[seen]];

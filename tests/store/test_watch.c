@@ -3,6 +3,7 @@
 
 #include "base/clock.h"
 #include "store/spy.h"
+#include "store/calls.h"
 
 static char *metrics_of(kl_store *store, kl_arena *arena)
 {
@@ -38,7 +39,7 @@ TEST(metrics_count_calls_items_bytes_and_errors)
     CHECK_INT(kl_store_append(store, entries, 2, NULL), KL_OK);
     CHECK_INT(kl_store_append(store, entries, 1, NULL), KL_OK);
     CHECK_INT(kl_store_append(store, entries, 3, NULL), KL_EINVAL);
-    CHECK_INT(kl_store_scan(store, &(kl_scan){.place = {1, 1}, .max = 8}, stubs, &count), KL_OK);
+    CHECK_INT(scan_one(store, &(kl_scan){.place = {1, 1}, .max = 8}, stubs, &count), KL_OK);
     CHECK_INT(kl_store_settle(store, batches, 2), KL_OK);
     spy.rc = KL_ESTALE;
     CHECK_INT(kl_store_settle(store, batches, 2), KL_ESTALE); /* the second batch counts */
@@ -195,8 +196,8 @@ TEST(every_call_is_traced_once_with_what_came_of_it)
     CHECK_INT(traced.last.items, 1);
     CHECK_INT(traced.last.bytes, 40);
     CHECK_INT(kl_store_append_async(store, &entry, 1, NULL, note_end, &end), KL_OK);
-    CHECK_INT(kl_store_scan(store, &(kl_scan){.place = place, .max = 1}, &stub, &count), KL_OK);
-    CHECK_INT(kl_store_read(store, place, &id, 1, &arena, tasks, &count), KL_OK);
+    CHECK_INT(scan_one(store, &(kl_scan){.place = place, .max = 1}, &stub, &count), KL_OK);
+    CHECK_INT(read_ids(store, place, &id, 1, &arena, tasks, &count), KL_OK);
     CHECK_INT(traced.last.bytes, 10);
     CHECK_INT(kl_store_settle(store, &batch, 1), KL_OK);
     CHECK_INT(traced.last.bytes, 9);

@@ -101,21 +101,26 @@ static kl_rc partition(void *self, const char *name, uint32_t shard_prefix_len, 
 /* ---- Looking ---- */
 
 /* In parts, so that others get the mutex in between. */
-static kl_rc scan(void *self, const kl_scan *asked, kl_stub *ret_stubs, size_t *ret_count)
+static void scan_line(kl__disk *disk, kl_scan *asked)
 {
-    kl__disk *disk = self;
     kl_scan part = *asked;
-    size_t count = 0, got;
+    asked->count = 0;
     do {
-        part.max = asked->max - count < SCAN_PART ? asked->max - count : SCAN_PART;
+        part.stubs = asked->stubs + asked->count;
+        part.max = asked->max - asked->count < SCAN_PART ? asked->max - asked->count : SCAN_PART;
         pthread_mutex_lock(&disk->state.mutex);
-        kl__state_scan(&disk->state, &part, ret_stubs + count, &got);
+        kl__state_scan(&disk->state, &part);
         pthread_mutex_unlock(&disk->state.mutex);
-        count += got;
-        if (got)
-            part.after = &ret_stubs[count - 1];
-    } while (got == part.max && count < asked->max);
-    *ret_count = count;
+        asked->count += part.count;
+        if (part.count)
+            part.after = &part.stubs[part.count - 1];
+    } while (part.count == part.max && asked->count < asked->max);
+}
+
+static kl_rc scan(void *self, kl_scan *scans, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        scan_line(self, &scans[i]);
     return KL_OK;
 }
 
@@ -351,7 +356,7 @@ const kl_engine kl__engine_disk = {
     .scheme = "disk",
     .usage = "disk:PATH",
     .can = KL_STORE_DURABLE | KL_STORE_ATOMIC_APPEND | KL_STORE_KEY_HASH | KL_STORE_WAIT | KL_STORE_ASYNC |
-           KL_STORE_SEARCH,
+           KL_STORE_ORDERED | KL_STORE_SEARCH,
     .open = open_disk,
     .close = close_disk,
     .now = now,

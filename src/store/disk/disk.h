@@ -95,8 +95,8 @@ kl_rc kl__keeper_catch_up(kl__disk *disk);
 kl_rc kl__disk_append(void *self, const kl_append *append);
 kl_rc kl__disk_settle(void *self, kl_settle *batches, size_t count);
 kl_rc kl__disk_fence(void *self, kl_fence *fences, size_t count);
-kl_rc kl__disk_read(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                    kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__disk_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                    size_t *ret_count);
 kl_rc kl__disk_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
                        kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
 kl_rc kl__disk_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);

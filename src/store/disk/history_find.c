@@ -174,15 +174,14 @@ static kl_rc read_one(kl__hdb *db, uint32_t partition, const kl_task_id *id, kl_
     return get_row(statement, &row) ? load(db, &row, arena, task) : fail_task(db, id);
 }
 
-kl_rc kl__history_read(kl__history *history, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                       kl_task *tasks)
+kl_rc kl__history_read(kl__history *history, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks)
 {
     kl__hdb *db;
     KL_TRY(begin(history, &db));
     kl_rc rc = KL_OK;
     for (size_t i = 0; i < count && rc == KL_OK; i++)
         if (tasks[i].state == KL_TASK_UNKNOWN)
-            rc = read_one(db, place.partition, &ids[i], arena, &tasks[i]);
+            rc = read_one(db, refs[i].place.partition, &refs[i].id, arena, &tasks[i]);
     return end(history, db, rc);
 }
 

@@ -200,9 +200,9 @@ static void fill_stub(const kl__slot *slot, kl_stub *stub)
     };
 }
 
-void kl__state_scan(kl__state *state, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count)
+void kl__state_scan(kl__state *state, kl_scan *scan)
 {
-    *ret_count = 0;
+    scan->count = 0;
     kl__shard_state *shard = kl__state_shard(state, scan->place);
     kl__line *line = shard ? shard->lines[scan->line - KL_PRIORITY_MIN] : NULL;
     kl__line_ties ties = ties_of(state);
@@ -214,10 +214,10 @@ void kl__state_scan(kl__state *state, const kl_scan *scan, kl_stub *ret_stubs, s
     bool more =
         after ? kl__line_after(line, &ties, by_due ? (uint64_t)after->due_ms : after->position, after->position, &at)
               : kl__line_first(line, &at);
-    for (; more && *ret_count < scan->max; more = kl__line_next(line, &at)) {
+    for (; more && scan->count < scan->max; more = kl__line_next(line, &at)) {
         if (by_due && kl__line_order(line, &at) > (uint64_t)scan->until_ms)
             return;
-        fill_stub(kl__stubs_slot(state->stubs, kl__line_slot(line, &at)), &ret_stubs[(*ret_count)++]);
+        fill_stub(kl__stubs_slot(state->stubs, kl__line_slot(line, &at)), &scan->stubs[scan->count++]);
     }
 }
 

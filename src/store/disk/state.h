@@ -117,8 +117,8 @@ void kl__state_copy(kl__state *state, const kl__record_header *record, kl__recor
 kl__partition_state *kl__state_partition(const kl__state *state, uint32_t number);
 kl__shard_state *kl__state_shard(const kl__state *state, kl_place place); /* NULL: nothing was ever put there */
 
-/* Part of a line; *ret_count stubs, fewer than scan->max only at its end. */
-void kl__state_scan(kl__state *state, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count);
+/* Fills scan->stubs and scan->count. */
+void kl__state_scan(kl__state *state, kl_scan *scan);
 
 kl__segment *kl__state_segment(const kl__state *state, uint64_t number); /* NULL: there is none */
 bool kl__state_add_segment(kl__state *state, kl__segment *segment);      /* the next number; false: out of memory */

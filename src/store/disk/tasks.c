@@ -48,15 +48,15 @@ kl_rc kl__disk_read_record(kl__disk *disk, const kl__segment *segment, uint64_t 
 
 /* What is known of a waiting task in memory, and the segment where the rest is, held so that it is not dropped. NULL: it is not
  * waiting. */
-static kl__segment *hold_waiting(kl__disk *disk, kl_place place, const kl_task_id *id, kl_task *task,
-                                 uint64_t *ret_offset, uint32_t *ret_bytes)
+static kl__segment *hold_waiting(kl__disk *disk, const kl_ref *ref, kl_task *task, uint64_t *ret_offset,
+                                 uint32_t *ret_bytes)
 {
     kl__state *state = &disk->state;
     kl__segment *segment = NULL;
     pthread_mutex_lock(&state->mutex);
-    uint32_t number = kl__stubs_find(state->stubs, id);
+    uint32_t number = kl__stubs_find(state->stubs, &ref->id);
     const kl__slot *slot = number == KL_SLOT_NONE ? NULL : kl__stubs_slot(state->stubs, number);
-    if (slot && slot->partition == place.partition && slot->shard == place.shard) {
+    if (slot && slot->partition == ref->place.partition && slot->shard == ref->place.shard) {
         kl__where where = kl__slot_where(state, slot);
         segment = kl__state_segment(state, where.segment);
         segment->readers++;
@@ -92,22 +92,22 @@ static kl_rc fail_damaged_task(const kl_task_id *id)
 }
 
 /* ret_task->state stays KL_TASK_UNKNOWN when it is not waiting. */
-static kl_rc read_waiting(kl__disk *disk, kl_place place, const kl_task_id *id, kl_arena *arena, kl_task *ret_task)
+static kl_rc read_waiting(kl__disk *disk, const kl_ref *ref, kl_arena *arena, kl_task *ret_task)
 {
     uint64_t offset = 0;
     uint32_t bytes = 0;
     const kl__record_header *record;
     kl_task task;
-    kl__segment *segment = hold_waiting(disk, place, id, &task, &offset, &bytes);
+    kl__segment *segment = hold_waiting(disk, ref, &task, &offset, &bytes);
     if (!segment)
         return KL_OK;
     kl_rc rc = kl__disk_read_record(disk, segment, offset, bytes, arena, &record);
     let_go(disk, segment);
-    if (rc == KL_OK &&
-        (record->type != KL_RECORD_ENTRY || memcmp(((const kl__entry_record *)record)->id, id, sizeof *id) != 0))
+    if (rc == KL_OK && (record->type != KL_RECORD_ENTRY ||
+                        memcmp(((const kl__entry_record *)record)->id, &ref->id, sizeof ref->id) != 0))
         rc = KL_EDAMAGED;
     if (rc == KL_EDAMAGED)
-        return fail_damaged_task(id);
+        return fail_damaged_task(&ref->id);
     if (rc == KL_OK) {
         kl__entry_decode((const kl__entry_record *)record, &task.entry);
         *ret_task = task;
@@ -122,8 +122,7 @@ static uint64_t task_bytes(const kl_task *task)
 }
 
 /* Fills up with what history has. */
-static kl_rc read_finished(kl__disk *disk, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                           kl_task *tasks)
+static kl_rc read_finished(kl__disk *disk, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks)
 {
     bool is_needed = false;
     for (size_t i = 0; i < count; i++)
@@ -131,21 +130,19 @@ static kl_rc read_finished(kl__disk *disk, kl_place place, const kl_task_id *ids
     if (!is_needed)
         return KL_OK;
     kl_rc rc = kl__keeper_catch_up(disk);
-    return rc == KL_OK ? kl__history_read(disk->history, place, ids, count, arena, tasks) : rc;
+    return rc == KL_OK ? kl__history_read(disk->history, refs, count, arena, tasks) : rc;
 }
 
-kl_rc kl__disk_read(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                    kl_task *ret_tasks, size_t *ret_count)
+kl_rc kl__disk_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                    size_t *ret_count)
 {
     kl__disk *disk = self;
     uint64_t bytes = 0;
     kl_rc rc = KL_OK;
     size_t read = 0;
     for (; read < count && (read == 0 || bytes < KL_BATCH_BYTES_MAX); read++) {
-        ret_tasks[read] = (kl_task){.state = KL_TASK_UNKNOWN};
-        ret_tasks[read].entry.place = place;
-        ret_tasks[read].entry.id = ids[read];
-        rc = read_waiting(disk, place, &ids[read], arena, &ret_tasks[read]);
+        ret_tasks[read] = (kl_task){.entry = {.place = refs[read].place, .id = refs[read].id}};
+        rc = read_waiting(disk, &refs[read], arena, &ret_tasks[read]);
         if (rc != KL_OK)
             break;
         bytes += task_bytes(&ret_tasks[read]);
@@ -153,7 +150,7 @@ kl_rc kl__disk_read(void *self, kl_place place, const kl_task_id *ids, size_t co
     *ret_count = read;
     if (rc != KL_OK && rc != KL_EDAMAGED)
         return rc;
-    kl_rc finished = read_finished(disk, place, ids, read, arena, ret_tasks);
+    kl_rc finished = read_finished(disk, refs, read, arena, ret_tasks);
     return finished == KL_OK ? rc : finished;
 }
 

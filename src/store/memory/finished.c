@@ -161,22 +161,23 @@ static size_t shown_bytes(const kl__memory_task *task)
            (task->state == KL_TASK_WAITING ? 0 : last_error(task).len + task->result.len);
 }
 
-kl_rc kl__memory_read(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                      kl_task *ret_tasks, size_t *ret_count)
+kl_rc kl__memory_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                      size_t *ret_count)
 {
     kl_rc rc = KL_OK;
     size_t done = 0, bytes = 0;
     kl__memory_enter(self);
-    kl__memory_shard *shard = kl__memory_shard_of(self, place);
     for (; done < count; done++) {
-        const kl__memory_task *task = shard ? kl__memory_waiting(shard, &ids[done]) : NULL;
+        const kl_ref *ref = &refs[done];
+        kl__memory_shard *shard = kl__memory_shard_of(self, ref->place);
+        const kl__memory_task *task = shard ? kl__memory_waiting(shard, &ref->id) : NULL;
         if (!task && shard)
-            task = find_finished(shard, &ids[done]);
+            task = find_finished(shard, &ref->id);
         bytes += task ? shown_bytes(task) : 0;
         if (done > 0 && bytes > KL_BATCH_BYTES_MAX)
             break;
         if (!task)
-            ret_tasks[done] = (kl_task){.entry = {.place = place, .id = ids[done]}, .state = KL_TASK_UNKNOWN};
+            ret_tasks[done] = (kl_task){.entry = {.place = ref->place, .id = ref->id}, .state = KL_TASK_UNKNOWN};
         else if ((rc = show(task, arena, &ret_tasks[done])) != KL_OK)
             break;
     }

@@ -166,7 +166,7 @@ size_t kl__memory_task_bytes(const kl_entry *entry);
 void kl__memory_tokens_drop(kl__memory *memory, int64_t now_ms); /* those that need not be remembered */
 
 kl_rc kl__memory_append(void *self, const kl_append *append);
-kl_rc kl__memory_scan(void *self, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count);
+kl_rc kl__memory_scan(void *self, kl_scan *scans, size_t count);
 kl_rc kl__memory_counts(void *self, kl_place place, kl_counts *ret_counts);
 kl_rc kl__memory_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen);
 
@@ -182,8 +182,8 @@ void kl__memory_keep(kl__memory *memory, kl__memory_task *task);
 void kl__memory_drop(kl__memory *memory, kl__memory_task *task);   /* a finished one */
 void kl__memory_finished_drop(kl__memory *memory, int64_t now_ms); /* what has expired, or is one too many */
 
-kl_rc kl__memory_read(void *self, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                      kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__memory_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                      size_t *ret_count);
 kl_rc kl__memory_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
                          kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
 kl_rc kl__memory_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);

@@ -250,21 +250,26 @@ static kl__tree_node *first_of(kl__memory_shard *shard, const kl_scan *scan)
     return kl__memory_after(root, &probe.in_order, less_in_line);
 }
 
-kl_rc kl__memory_scan(void *self, const kl_scan *scan, kl_stub *ret_stubs, size_t *ret_count)
+static void scan_line(kl__memory *memory, kl_scan *scan)
 {
-    size_t count = 0;
-    kl__memory_enter(self);
-    kl__memory_shard *shard = kl__memory_shard_of(self, scan->place);
+    kl__memory_shard *shard = kl__memory_shard_of(memory, scan->place);
     kl__tree_node *node = shard ? first_of(shard, scan) : NULL;
-    while (node && count < scan->max) {
+    scan->count = 0;
+    while (node && scan->count < scan->max) {
         const kl__memory_task *task = in_line(node);
         if (scan->line == KL_LINE_DUE && task->order_ms > scan->until_ms)
             break;
-        ret_stubs[count++] = stub_of(task);
+        scan->stubs[scan->count++] = stub_of(task);
         node = kl__memory_after(*line_of(shard, scan->line), node, less_in_line);
     }
+}
+
+kl_rc kl__memory_scan(void *self, kl_scan *scans, size_t count)
+{
+    kl__memory_enter(self);
+    for (size_t i = 0; i < count; i++)
+        scan_line(self, &scans[i]);
     kl__memory_leave(self);
-    *ret_count = count;
     return KL_OK;
 }
 
