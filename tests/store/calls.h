@@ -17,8 +17,8 @@ static inline kl_rc scan_one(kl_store *store, const kl_scan *asked, kl_stub *ret
 }
 
 /* Tasks of one shard, at most READ_MAX. */
-static inline kl_rc read_ids(kl_store *store, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
-                             kl_task *ret_tasks, size_t *ret_count)
+static inline kl_rc read_some(kl_store *store, kl_place place, const kl_task_id *ids, size_t count, kl_arena *arena,
+                              kl_task *ret_tasks, size_t *ret_count)
 {
     static _Thread_local kl_ref refs[READ_MAX];
     for (size_t i = 0; i < count && i < READ_MAX; i++)

@@ -298,7 +298,7 @@ kl_task read_one(struct trial *t, kl_place place, const kl_task_id *id)
 {
     kl_task task = {0};
     size_t count = 0;
-    CHECK_OK(read_ids(t->store, place, id, 1, &t->arena, &task, &count));
+    CHECK_OK(read_some(t->store, place, id, 1, &t->arena, &task, &count));
     CHECK_INT(count, 1);
     return task;
 }

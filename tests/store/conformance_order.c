@@ -3,8 +3,8 @@
 
 #include "base/hash.h"
 #include "base/random.h"
-#include "store/conformance.h"
 #include "store/calls.h"
+#include "store/conformance.h"
 
 CLAIM(a_line_is_empty_before_anything_is_appended)
 {

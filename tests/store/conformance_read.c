@@ -1,8 +1,8 @@
 /* conformance_read.c - tasks read back whole in every state, results of a job, and forgetting. */
 #include <stdlib.h>
 
-#include "store/conformance.h"
 #include "store/calls.h"
+#include "store/conformance.h"
 
 static char big[KL_PAYLOAD_BYTES_MAX];
 
@@ -171,7 +171,7 @@ CLAIM(several_tasks_are_read_at_once_whatever_their_states)
     {
         kl_task tasks[6];
         size_t count = 0;
-        CHECK_OK(read_ids(t->store, place, asked, 6, &t->arena, tasks, &count));
+        CHECK_OK(read_some(t->store, place, asked, 6, &t->arena, tasks, &count));
         REQUIRE(count == 6);
         for (int i = 0; i < 6; i++) {
             CHECK_INT(tasks[i].state, states[i]);
@@ -196,7 +196,7 @@ CLAIM(reading_stops_when_the_answer_grows_too_big)
     }
     for (size_t at = 0, count = 0; at < 20; at += count) {
         kl_arena arena = {0};
-        CHECK_OK(read_ids(t->store, place, ids + at, 20 - at, &arena, tasks + at, &count));
+        CHECK_OK(read_some(t->store, place, ids + at, 20 - at, &arena, tasks + at, &count));
         bool fits = count >= 1 && count <= KL_BATCH_BYTES_MAX / KL_PAYLOAD_BYTES_MAX && count <= 20 - at;
         CHECK(fits);
         for (size_t i = at; fits && i < at + count; i++)

@@ -3,8 +3,8 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "store/conformance.h"
 #include "store/calls.h"
+#include "store/conformance.h"
 
 /* ---- S7: the clock ---- */
 
@@ -437,7 +437,7 @@ CLAIM(places_that_do_not_exist_are_refused_by_every_call)
         kl_settle batch = {.place = places[i], .tasks = &done, .count = 1};
         kl_fence one = {.place = places[i], .epoch = 1};
         CHECK_REFUSED(scan_one(t->store, &scan, &stub, &count));
-        CHECK_REFUSED(read_ids(t->store, places[i], &id, 1, &t->arena, &task, &count));
+        CHECK_REFUSED(read_some(t->store, places[i], &id, 1, &t->arena, &task, &count));
         CHECK_REFUSED(kl_store_settle(t->store, &batch, 1));
         CHECK_REFUSED(kl_store_fence(t->store, &one, 1));
         CHECK_REFUSED(kl_store_counts(t->store, places[i], &counts));

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 
 #include "base/random.h"
-#include "store/conformance.h"
 #include "store/calls.h"
+#include "store/conformance.h"
 
 enum { PRODUCERS = 8, OWNERS = 4, SHARDS = 16, APPEND_MAX = 8, PIECE = 64, PATIENT_MS = 1 };
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "crash.h"
+#include "store/calls.h"
 
 enum { SEGMENT_BYTES = 256 << 10, PAGE_MAX = 512, KEPT_MAX = 1000 };
 
@@ -129,7 +130,7 @@ static void scan_line(struct check *check, kl_place place, int32_t line)
     kl_stub stubs[PAGE_MAX], last;
     kl_scan scan = {.place = place, .line = line, .until_ms = KL_ID_MS_MAX, .max = PAGE_MAX};
     size_t count = PAGE_MAX;
-    while (count == PAGE_MAX && ok(check, kl_store_scan(check->store, &scan, stubs, &count), "scan")) {
+    while (count == PAGE_MAX && ok(check, scan_one(check->store, &scan, stubs, &count), "scan")) {
         for (size_t i = 0; i < count; i++) {
             if (i > 0 && !is_in_order(&stubs[i - 1], &stubs[i], line == KL_LINE_DUE))
                 fail(check, "line %d of shard %u is out of order", line, place.shard);
@@ -166,7 +167,7 @@ static void read_ids(struct check *check, kl_place place, const kl_task_id *ids,
     for (size_t done = 0, got = 1; done < count && got > 0; done += got) {
         kl_arena_reset(&check->arenas[0]);
         got = 0;
-        if (!ok(check, kl_store_read(check->store, place, ids + done, count - done, &check->arenas[0], tasks, &got),
+        if (!ok(check, read_some(check->store, place, ids + done, count - done, &check->arenas[0], tasks, &got),
                 "read"))
             return;
         for (size_t i = 0; i < got; i++) {
@@ -462,39 +463,44 @@ static void judge_records(struct check *check)
 
 /* ---- For the next round ---- */
 
-static void forget(struct check *check, struct crash_task *task)
+/* Forgets half of what is kept in a shard, so that history does not grow from round to round. */
+static void forget_some(struct check *check, uint32_t shard)
 {
-    kl_place place = {check->ledger->partition, crash_shard(task->serial)};
-    kl_task_id id = crash_id(task->serial);
-    ok(check, kl_store_forget(check->store, place, &id, 1), "forget");
-    check->kept--;
+    struct crash_ledger *ledger = check->ledger;
+    kl_task_id ids[PAGE_MAX];
+    size_t count = 0;
+    for (uint32_t slot = 0; slot < CRASH_SLOTS && count < PAGE_MAX; slot++) {
+        uint64_t serial = ledger->tasks[slot].serial;
+        if (!check->seen[slot].kept || crash_shard(serial) != shard || crash_hash(serial, ledger->round) % 2)
+            continue;
+        ids[count++] = crash_id(serial);
+        check->seen[slot].kept = 0;
+    }
+    if (count)
+        ok(check, kl_store_forget(check->store, (kl_place){ledger->partition, shard}, ids, count), "forget");
+    check->kept -= count;
 }
 
 /* What was open is now known. Finished tasks leave the ledger, so that they are noticed should they ever come back. */
 static void close_books(struct check *check)
 {
     struct crash_ledger *ledger = check->ledger;
-    bool forgets = check->kept > KEPT_MAX;
+    for (uint32_t shard = 0; shard < CRASH_SHARDS && check->kept > KEPT_MAX; shard++)
+        forget_some(check, shard);
     ledger->free_count = 0;
     for (uint32_t slot = 0; slot < CRASH_SLOTS; slot++) {
         struct crash_task *task = &ledger->tasks[slot];
         const struct seen *seen = &check->seen[slot];
-        if (seen->is_waiting) {
+        if (seen->is_waiting || seen->kept) {
+            uint8_t attempts = seen->is_waiting ? seen->attempts : atomic_load(&task->settling);
             atomic_store(&task->appended, CRASH_ACKNOWLEDGED);
-            atomic_store(&task->settled, seen->attempts);
-            atomic_store(&task->settling, seen->attempts);
-            continue;
+            atomic_store(&task->settled, attempts);
+            atomic_store(&task->settling, attempts);
+        } else {
+            task->serial = 0;
+            atomic_store(&task->appended, CRASH_NONE);
+            ledger->free_slots[ledger->free_count++] = slot;
         }
-        if (seen->kept) {
-            atomic_store(&task->appended, CRASH_ACKNOWLEDGED);
-            atomic_store(&task->settled, atomic_load(&task->settling));
-            if (!forgets || crash_hash(task->serial, ledger->round) % 2)
-                continue;
-            forget(check, task);
-        }
-        task->serial = 0;
-        atomic_store(&task->appended, CRASH_NONE);
-        ledger->free_slots[ledger->free_count++] = slot;
     }
     for (int i = 0; i < CRASH_SETTLERS; i++)
         atomic_store(&ledger->settles[i].state, CRASH_NONE);

@@ -98,8 +98,8 @@ kl_settled crash_settled(uint64_t serial, uint32_t attempt, char *room)
     if (hash / 4096 % 3 == 0)
         settled.keep_ms = FAR_MS;
     if (settled.outcome != KL_DONE && hash / 16384 % 4)
-        settled.error = (kl_bytes){room, (size_t)snprintf(room, 128, "attempt %u of %llu went wrong", attempt,
-                                                          (unsigned long long)serial)};
+        settled.error = (kl_bytes){
+            room, (size_t)snprintf(room, 128, "attempt %u of %llu went wrong", attempt, (unsigned long long)serial)};
     else if (settled.outcome == KL_DONE && hash / 16384 % 2)
         settled.result = (kl_bytes){room, (size_t)snprintf(room, 128, "%llu came of it", (unsigned long long)hash)};
     return settled;

@@ -95,7 +95,7 @@ kl_task shelf_read(struct shelf *shelf, uint32_t number)
 {
     kl_task task = {.state = KL_TASK_UNKNOWN};
     kl_task_id id = shelf_id(number);
-    CHECK_OK(kl__history_read(shelf->history, (kl_place){1, 2}, &id, 1, &shelf->arena, &task));
+    CHECK_OK(read_kept(shelf->history, (kl_place){1, 2}, &id, 1, &shelf->arena, &task));
     return task;
 }
 

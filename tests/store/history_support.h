@@ -54,4 +54,14 @@ uint32_t shelf_number(const kl_task *task);
  * call. */
 const char *shelf_sql(struct shelf *shelf, const char *sql);
 
+/* Tasks of one shard, at most 64. */
+static inline kl_rc read_kept(kl__history *history, kl_place place, const kl_task_id *ids, size_t count,
+                              kl_arena *arena, kl_task *tasks)
+{
+    kl_ref refs[64];
+    for (size_t i = 0; i < count && i < 64; i++)
+        refs[i] = (kl_ref){.place = place, .id = ids[i]};
+    return kl__history_read(history, refs, count, arena, tasks);
+}
+
 #endif

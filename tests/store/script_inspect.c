@@ -88,7 +88,7 @@ static bool read_one(struct look *look, uint32_t number)
     kl_task task;
     size_t count = 0;
     bool ok = true;
-    kl_rc rc = read_ids(look->subject->store, made->place, &made->id, 1, &arena, &task, &count);
+    kl_rc rc = read_some(look->subject->store, made->place, &made->id, 1, &arena, &task, &count);
     if (rc != KL_OK)
         ok = refused(look, "read", rc);
     else if (task.state == KL_TASK_UNKNOWN)

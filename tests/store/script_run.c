@@ -75,7 +75,7 @@ static kl_rc learn_position(struct subject *subject, uint32_t number, uint64_t *
     kl_arena arena = {0};
     kl_task task;
     size_t count = 0;
-    kl_rc rc = read_ids(subject->store, entry->place, &entry->id, 1, &arena, &task, &count);
+    kl_rc rc = read_some(subject->store, entry->place, &entry->id, 1, &arena, &task, &count);
     if (rc == KL_OK)
         *ret_position = task.state == KL_TASK_WAITING ? task.position : 0;
     kl_arena_free(&arena);

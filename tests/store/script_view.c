@@ -14,7 +14,7 @@
 #include "script.h"
 #include "store/calls.h"
 
-enum { SCAN_MAX = 97, FIND_MAX = 50, READ_MAX = 64, UNKNOWN_SAMPLES = 8 };
+enum { SCAN_MAX = 97, FIND_MAX = 50, READ_BATCH = 64, UNKNOWN_SAMPLES = 8 };
 
 struct seen_task {
     uint8_t state;
@@ -207,14 +207,14 @@ static bool check_read(struct view *view, uint32_t number, const kl_task *task)
 /* Reads `count` tasks of one place. */
 static bool read_tasks(struct view *view, kl_place place, const uint32_t *numbers, size_t count)
 {
-    kl_task_id ids[READ_MAX];
-    kl_task tasks[READ_MAX];
+    kl_task_id ids[READ_BATCH];
+    kl_task tasks[READ_BATCH];
     kl_arena arena = {0};
     bool ok = true;
     for (size_t i = 0; i < count; i++)
         ids[i] = view->script->tasks[numbers[i]].entry.id;
     for (size_t done = 0, got = 0; ok && done < count; done += got, got = 0) {
-        kl_rc rc = read_ids(view->subject->store, place, ids + done, count - done, &arena, tasks, &got);
+        kl_rc rc = read_some(view->subject->store, place, ids + done, count - done, &arena, tasks, &got);
         for (size_t i = 0; ok && rc == KL_OK && i < got; i++)
             ok = check_read(view, numbers[done + i], &tasks[i]);
         if (ok && rc != KL_OK)
@@ -229,7 +229,7 @@ static bool read_tasks(struct view *view, kl_place place, const uint32_t *number
 /* Everything that is there, and a few that are not. */
 static bool read_place(struct view *view, uint32_t place)
 {
-    uint32_t numbers[READ_MAX];
+    uint32_t numbers[READ_BATCH];
     size_t count = 0;
     for (uint32_t i = 0; i < view->script->task_count; i++) {
         if (view->script->tasks[i].place != place)
@@ -237,7 +237,7 @@ static bool read_place(struct view *view, uint32_t place)
         bool known = view->tasks[i].state != KL_TASK_UNKNOWN;
         if (known || kl__random_below(&view->random, view->script->task_count) < UNKNOWN_SAMPLES)
             numbers[count++] = i;
-        if (count == READ_MAX) {
+        if (count == READ_BATCH) {
             if (!read_tasks(view, view->script->places[place], numbers, count))
                 return false;
             count = 0;

@@ -1,8 +1,8 @@
 /* test_dispatch.c - what stands above every engine: URLs, options and argument checks.
  *
  * Checks run against an engine that only notes what reaches it: an invalid call must not (D1). */
-#include "store/spy.h"
 #include "store/calls.h"
+#include "store/spy.h"
 
 /* --- URLs and options --- */
 
@@ -154,7 +154,7 @@ TEST(a_call_without_a_store_is_refused)
     REFUSED(kl_store_append(NULL, NULL, 0, NULL), "the store is NULL");
     REFUSED(kl_store_append_async(NULL, NULL, 0, NULL, NULL, NULL), "the store is NULL");
     REFUSED(scan_one(NULL, NULL, NULL, &count), "the store is NULL");
-    REFUSED(read_ids(NULL, place, NULL, 0, NULL, NULL, &count), "the store is NULL");
+    REFUSED(read_some(NULL, place, NULL, 0, NULL, NULL, &count), "the store is NULL");
     REFUSED(kl_store_settle(NULL, NULL, 0), "the store is NULL");
     REFUSED(kl_store_fence(NULL, NULL, 0), "the store is NULL");
     REFUSED(kl_store_counts(NULL, place, &counts), "the store is NULL");
@@ -353,17 +353,17 @@ TEST(ids_that_are_read_or_forgotten_belong_to_their_shard)
     kl_arena arena = {0};
     kl_place place = {1, 3};
     kl_store *store = open_spy(NULL);
-    TAKEN(read_ids(store, place, ids, 2, &arena, tasks, &count));
+    TAKEN(read_some(store, place, ids, 2, &arena, tasks, &count));
     CHECK_INT(count, 2);
-    REFUSED(read_ids(store, place, ids, 3, &arena, tasks, &count), "task 2: its id 4000");
-    REFUSED(read_ids(store, (kl_place){2, 256}, ids, 1, &arena, tasks, &count), "shards 0 to 255");
-    REFUSED(read_ids(store, (kl_place){1, KL_ALL_SHARDS}, ids, 1, &arena, tasks, &count), "KL_ALL_SHARDS");
+    REFUSED(read_some(store, place, ids, 3, &arena, tasks, &count), "task 2: its id 4000");
+    REFUSED(read_some(store, (kl_place){2, 256}, ids, 1, &arena, tasks, &count), "shards 0 to 255");
+    REFUSED(read_some(store, (kl_place){1, KL_ALL_SHARDS}, ids, 1, &arena, tasks, &count), "KL_ALL_SHARDS");
     REFUSED(kl_store_read(store, NULL, 1, &arena, tasks, &count), "1 refs, but the pointer is NULL");
-    REFUSED(read_ids(store, place, ids, 65537, &arena, tasks, &count), "65537 refs");
-    REFUSED(read_ids(store, place, ids, 1, NULL, tasks, &count), "the arena is NULL");
-    REFUSED(read_ids(store, place, ids, 1, &arena, NULL, &count), "ret_tasks is NULL");
-    REFUSED(read_ids(store, place, ids, 1, &arena, tasks, NULL), "ret_count is NULL");
-    NOTHING(read_ids(store, place, NULL, 0, NULL, NULL, &count));
+    REFUSED(read_some(store, place, ids, 65537, &arena, tasks, &count), "65537 refs");
+    REFUSED(read_some(store, place, ids, 1, NULL, tasks, &count), "the arena is NULL");
+    REFUSED(read_some(store, place, ids, 1, &arena, NULL, &count), "ret_tasks is NULL");
+    REFUSED(read_some(store, place, ids, 1, &arena, tasks, NULL), "ret_count is NULL");
+    NOTHING(read_some(store, place, NULL, 0, NULL, NULL, &count));
     CHECK_INT(count, 0);
     TAKEN(kl_store_forget(store, place, ids, 2));
     REFUSED(kl_store_forget(store, place, ids, 3), "task 2: its id");

@@ -19,9 +19,9 @@
 #include "faultvfs.h"
 #include "harness.h"
 #include "recording.h"
+#include "store/calls.h"
 #include "store/disk/disk.h"
 #include "workers.h"
-#include "store/calls.h"
 
 enum { CALLS = 90, RUNS = 1600, TRIES = 4, CANDIDATES = SCRIPT_STEPS_MAX + 1, PATIENCE_MS = 60000 };
 

@@ -49,7 +49,7 @@ TEST(a_kept_task_reads_back_whole)
     CHECK_OK(kl__history_add(shelf.history, &row, 1, UINT64_MAX));
     for (int life = 0; life < 2; life++) {
         kl_task task = {.state = KL_TASK_UNKNOWN};
-        CHECK_OK(kl__history_read(shelf.history, entry.place, &entry.id, 1, &shelf.arena, &task));
+        CHECK_OK(read_kept(shelf.history, entry.place, &entry.id, 1, &shelf.arena, &task));
         CHECK_INT(task.state, KL_TASK_CANCELLED);
         check_entry(&task.entry, &entry);
         CHECK_INT(task.attempts, KL_ATTEMPTS_MAX);
@@ -74,7 +74,7 @@ TEST(an_empty_task_reads_back_empty)
     shelf_new(&shelf);
     REQUIRE(shelf.history);
     CHECK_OK(kl__history_add(shelf.history, &row, 1, 1));
-    CHECK_OK(kl__history_read(shelf.history, entry.place, &entry.id, 1, &shelf.arena, &task));
+    CHECK_OK(read_kept(shelf.history, entry.place, &entry.id, 1, &shelf.arena, &task));
     CHECK_INT(task.state, KL_TASK_DONE);
     check_entry(&task.entry, &entry);
     CHECK_INT(task.error.len, 0);
@@ -91,13 +91,13 @@ TEST(read_fills_only_what_is_unknown_and_kept)
     shelf_add(&shelf, 2, KL_DONE, NULL, NULL);
     kl_task tasks[3] = {{.state = KL_TASK_WAITING, .attempts = 77}};
     kl_task_id ids[3] = {shelf_id(1), shelf_id(2), shelf_id(3)};
-    CHECK_OK(kl__history_read(shelf.history, (kl_place){1, 2}, ids, 3, &shelf.arena, tasks));
+    CHECK_OK(read_kept(shelf.history, (kl_place){1, 2}, ids, 3, &shelf.arena, tasks));
     CHECK_INT(tasks[0].state, KL_TASK_WAITING);
     CHECK_INT(tasks[0].attempts, 77);
     CHECK_INT(tasks[1].state, KL_TASK_DONE);
     CHECK_INT(tasks[2].state, KL_TASK_UNKNOWN);
     kl_task elsewhere = {.state = KL_TASK_UNKNOWN};
-    CHECK_OK(kl__history_read(shelf.history, (kl_place){2, 2}, ids, 1, &shelf.arena, &elsewhere));
+    CHECK_OK(read_kept(shelf.history, (kl_place){2, 2}, ids, 1, &shelf.arena, &elsewhere));
     CHECK_INT(elsewhere.state, KL_TASK_UNKNOWN);
     shelf_free(&shelf);
 }
@@ -256,6 +256,19 @@ TEST(words_are_runs_of_letters_digits_and_high_bytes_in_any_case)
     shelf_add(&shelf, 3, KL_DEAD, NULL, "a,b");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str(cases[i].words)}, 10), cases[i].found);
+    shelf_free(&shelf);
+}
+
+TEST(a_word_may_stand_in_an_error_many_times)
+{
+    struct shelf shelf;
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    shelf_add(&shelf, 1, KL_DEAD, NULL, "no, No and NO");
+    shelf_add(&shelf, 2, KL_DEAD, NULL, "yes");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("no no")}, 10), "1");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("and")}, 10), "1");
+    CHECK_OK(kl__history_check(shelf.history));
     shelf_free(&shelf);
 }
 

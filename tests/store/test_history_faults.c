@@ -343,7 +343,7 @@ TEST(a_damaged_task_is_named)
     kl_task task = {.state = KL_TASK_UNKNOWN}, tasks[2];
     kl_task_id id = shelf_id(1);
     size_t count;
-    CHECK_INT(kl__history_read(shelf.history, (kl_place){1, 2}, &id, 1, &shelf.arena, &task), KL_EDAMAGED);
+    CHECK_INT(read_kept(shelf.history, (kl_place){1, 2}, &id, 1, &shelf.arena, &task), KL_EDAMAGED);
     CHECK_CONTAINS(kl_error_text(), "12340000-0000-0000-0000-000000000001");
     CHECK_CONTAINS(kl_error_text(), "keyline doctor");
     CHECK_INT(shelf_read(&shelf, 2).state, KL_TASK_DEAD);

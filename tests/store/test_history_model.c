@@ -261,8 +261,8 @@ static void read_some(struct model *m)
         kl_task task = {.state = KL_TASK_UNKNOWN};
         kl_task_id id = shelf_id(number);
         kl_arena_reset(&m->shelf.arena);
-        CHECK_OK(kl__history_read(m->shelf.history, (kl_place){expected->partition, expected->shard}, &id, 1,
-                                  &m->shelf.arena, &task));
+        CHECK_OK(read_kept(m->shelf.history, (kl_place){expected->partition, expected->shard}, &id, 1, &m->shelf.arena,
+                           &task));
         if (expected->pending) /* it may be that its last life is kept, while it is tried again */
             continue;
         CHECK_INT(task.state, expected->state);

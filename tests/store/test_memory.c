@@ -59,7 +59,7 @@ static kl_task read_task(kl_store *store, uint32_t number, kl_arena *arena)
     kl_task task = {0};
     kl_task_id id = id_of(number);
     size_t count = 0;
-    CHECK_INT(read_ids(store, place, &id, 1, arena, &task, &count), KL_OK);
+    CHECK_INT(read_some(store, place, &id, 1, arena, &task, &count), KL_OK);
     CHECK_INT(count, 1);
     return task;
 }
@@ -425,7 +425,7 @@ static kl_rc step_read(kl_store *store)
     kl_bytes text;
     size_t count;
     kl_arena arena = {0};
-    kl_rc rc = read_ids(store, place, ids, 3, &arena, tasks, &count);
+    kl_rc rc = read_some(store, place, ids, 3, &arena, tasks, &count);
     kl_arena_free(&arena); /* so that the next call allocates again */
     if (rc == KL_OK)
         rc = kl_store_results(store, place, &job, NULL, 8, &arena, tasks, &count);

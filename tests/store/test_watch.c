@@ -2,8 +2,8 @@
 #include <stdlib.h>
 
 #include "base/clock.h"
-#include "store/spy.h"
 #include "store/calls.h"
+#include "store/spy.h"
 
 static char *metrics_of(kl_store *store, kl_arena *arena)
 {
@@ -197,7 +197,7 @@ TEST(every_call_is_traced_once_with_what_came_of_it)
     CHECK_INT(traced.last.bytes, 40);
     CHECK_INT(kl_store_append_async(store, &entry, 1, NULL, note_end, &end), KL_OK);
     CHECK_INT(scan_one(store, &(kl_scan){.place = place, .max = 1}, &stub, &count), KL_OK);
-    CHECK_INT(read_ids(store, place, &id, 1, &arena, tasks, &count), KL_OK);
+    CHECK_INT(read_some(store, place, &id, 1, &arena, tasks, &count), KL_OK);
     CHECK_INT(traced.last.bytes, 10);
     CHECK_INT(kl_store_settle(store, &batch, 1), KL_OK);
     CHECK_INT(traced.last.bytes, 9);

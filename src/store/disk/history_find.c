@@ -482,6 +482,7 @@ static kl_rc check_sqlite(kl__hdb *db)
 /* What the tasks add up to. */
 struct totals {
     int64_t tasks, weighted, docs;
+    uint64_t numbers; /* of documents */
 };
 
 static kl_rc check_tasks(kl__hdb *db, struct totals *totals)
@@ -499,7 +500,10 @@ static kl_rc check_tasks(kl__hdb *db, struct totals *totals)
         last_ms = row.task.finished_ms;
         totals->tasks++;
         totals->weighted += (int64_t)row.task.entry.place.partition * 8 + row.task.state;
-        totals->docs += row.errors ? row.errors : 1;
+        uint32_t docs = row.errors ? row.errors : 1;
+        totals->docs += docs;
+        for (uint32_t i = 0; i < docs; i++)
+            totals->numbers += (uint64_t)row.number - i;
     }
 }
 
@@ -534,6 +538,7 @@ static kl_rc check_segments(kl__hdb *db, const struct totals *totals)
 {
     sqlite3_stmt *statement;
     int64_t docs = 0, above = INT64_MAX;
+    uint64_t numbers = 0;
     KL_TRY(kl__hdb_use(db, KL_SQL_SEGMENTS_DOWN, &statement));
     sqlite3_bind_int64(statement, 1, INT64_MAX);
     for (bool found;;) {
@@ -545,9 +550,10 @@ static kl_rc check_segments(kl__hdb *db, const struct totals *totals)
             return kl__hdb_damaged(db, "its search index");
         above = segment.first;
         docs += segment.live;
-        KL_TRY(kl__segment_check(db, &segment));
+        KL_TRY(kl__segment_check(db, &segment, &numbers));
     }
-    return docs == totals->docs ? KL_OK : kl__hdb_damaged(db, "its search index is not that of its tasks");
+    bool same = docs == totals->docs && numbers == totals->numbers;
+    return same ? KL_OK : kl__hdb_damaged(db, "its search index is not that of its tasks");
 }
 
 kl_rc kl__hdb_check(kl__hdb *db)

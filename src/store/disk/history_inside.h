@@ -92,7 +92,7 @@ enum {
     X(SET_DEAD, "UPDATE segments SET live = ?2, dead = ?3 WHERE first = ?1")                                           \
     X(ADD_BLOCK, "INSERT INTO blocks(block, body) VALUES(?1, ?2)")                                                     \
     X(DROP_BLOCKS, "DELETE FROM blocks WHERE block BETWEEN ?1 AND ?2")                                                 \
-    X(BLOCKS, "SELECT body FROM blocks WHERE block BETWEEN ?1 AND ?2 ORDER BY block")                                  \
+    X(BLOCKS, "SELECT body, block FROM blocks WHERE block BETWEEN ?1 AND ?2 ORDER BY block")                           \
     X(BLOCK, "SELECT body FROM blocks WHERE block BETWEEN ?1 AND ?2 ORDER BY block DESC LIMIT 1")                      \
     X(SQLITE_CHECK, "PRAGMA integrity_check(1)")                                                                       \
     X(ALL_COUNTS, "SELECT coalesce(sum(tasks), 0), coalesce(sum(tasks * (partition * 8 + state)), 0), "                \
@@ -211,8 +211,8 @@ kl_rc kl__segment_set_dead(kl__hdb *db, const kl__segment *segment, const uint64
 kl_rc kl__segment_drop(kl__hdb *db, const kl__segment *segment);
 bool kl__segment_is_sound(const kl__segment *segment);
 kl_rc kl__segment_damaged(kl__hdb *db);
-/* Reads all of it. KL_EDAMAGED: it cannot be. */
-kl_rc kl__segment_check(kl__hdb *db, const kl__segment *segment);
+/* Reads all of it, and adds the numbers of the live documents to *sum. KL_EDAMAGED: it is not as it was written. */
+kl_rc kl__segment_check(kl__hdb *db, const kl__segment *segment, uint64_t *sum);
 
 /* ---- history_join.c ---- */
 

@@ -466,6 +466,9 @@ kl_rc kl__segment_blobs(kl__hdb *db, const kl__segment *segment, uint64_t *ret_d
         if (numbers.len != SUM_BYTES + 4 * (size_t)segment->docs || !is_sealed(numbers))
             return kl__segment_damaged(db);
         *ret_numbers = (const uint8_t *)numbers.data + SUM_BYTES;
+        if (kl__segment_number(segment, *ret_numbers, 0) != segment->first ||
+            kl__segment_number(segment, *ret_numbers, segment->docs - 1) != segment->last)
+            return kl__segment_damaged(db);
     } else if (segment->last - segment->first + 1 != segment->docs) {
         return kl__segment_damaged(db);
     }
@@ -492,6 +495,7 @@ struct taker {
     const uint64_t *dead;
     const uint32_t *places;
     uint64_t postings; /* seen */
+    uint64_t last;     /* term seen */
 };
 
 static kl_rc take_posting(struct taker *taker, uint64_t term, uint32_t doc)
@@ -525,15 +529,16 @@ static kl_rc take_bitmap(struct taker *taker, const struct entry *entry)
     return KL_OK;
 }
 
-static kl_rc take_block(struct taker *taker, kl_bytes body)
+static kl_rc take_block(struct taker *taker, kl_bytes body, int64_t name)
 {
     uint32_t docs = taker->segment->docs;
-    if (!is_sealed(body))
-        return kl__segment_damaged(taker->db);
+    if (!is_sealed(body) || (taker->postings && name <= block_of(taker->segment->segment, bucket_of(taker->last))))
+        return kl__segment_damaged(taker->db); /* G2 */
     const uint8_t *at = (const uint8_t *)body.data + SUM_BYTES, *end = at + body.len - SUM_BYTES;
     for (struct entry entry; at < end;) {
-        if (!next_entry(&at, end, docs, &entry))
+        if (!next_entry(&at, end, docs, &entry) || name > block_of(taker->segment->segment, bucket_of(entry.term)))
             return kl__segment_damaged(taker->db);
+        taker->last = entry.term;
         bool list = is_list(entry.count, docs) && entry.count < docs;
         KL_TRY(list ? take_list(taker, &entry) : take_bitmap(taker, &entry));
     }
@@ -545,7 +550,7 @@ kl_rc kl__segment_take(kl__hdb *db, const kl__segment *segment, kl__index *index
 {
     sqlite3_stmt *statement;
     bool row;
-    struct taker taker = {db, segment, index, dead, places, 0};
+    struct taker taker = {db, segment, index, dead, places, 0, 0};
     KL_TRY(kl__hdb_use(db, KL_SQL_BLOCKS, &statement));
     sqlite3_bind_int64(statement, 1, block_of(segment->segment, 0));
     sqlite3_bind_int64(statement, 2, block_of(segment->segment + 1, 0) - 1);
@@ -553,18 +558,21 @@ kl_rc kl__segment_take(kl__hdb *db, const kl__segment *segment, kl__index *index
         KL_TRY(kl__hdb_step(db, statement, &row));
         if (!row)
             return taker.postings == segment->postings ? KL_OK : kl__segment_damaged(db);
-        KL_TRY(take_block(&taker, kl__hdb_bytes(statement, 0)));
+        KL_TRY(take_block(&taker, kl__hdb_bytes(statement, 0), sqlite3_column_int64(statement, 1)));
     }
 }
 
-kl_rc kl__segment_check(kl__hdb *db, const kl__segment *segment)
+kl_rc kl__segment_check(kl__hdb *db, const kl__segment *segment, uint64_t *sum)
 {
     uint64_t dead[WORDS];
     const uint8_t *numbers;
     KL_TRY(kl__segment_blobs(db, segment, dead, &numbers));
-    uint32_t live = segment->docs;
-    for (uint32_t word = 0; word < WORDS; word++)
-        live -= (uint32_t)__builtin_popcountll(dead[word]);
+    uint32_t live = 0;
+    for (uint32_t doc = 0; doc < segment->docs; doc++)
+        if (!(dead[doc / 64] >> doc % 64 & 1)) {
+            *sum += (uint64_t)kl__segment_number(segment, numbers, doc);
+            live++;
+        }
     return live == segment->live ? kl__segment_take(db, segment, NULL, NULL, NULL) : kl__segment_damaged(db);
 }
 
