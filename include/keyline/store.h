@@ -15,9 +15,11 @@
  *   S3  After a fence at epoch e returned KL_OK, no settle below e has any effect: its whole batch is refused.
  *   S4  A settle that returned KL_OK is durable: its tasks are never shown by scan again, or (retry) stand in the retry line.
  *   S5  Every call may be repeated after a lost reply. An append is recognised by its token, a settle and a fence by what
- *       they say, a record's write by its version and value; the repeat returns KL_OK and changes nothing.
+ *       they say, a record's write by its version and value; the repeat returns KL_OK and changes nothing. (Not so for
+ *       items of one call that depend on one another, such as two writes of one name: put those into calls of their own.)
  *   S6  A call that failed has had no effect, or (classes RETRY and FATAL) its effect is unknown and repeating it is safe.
  *   S7  Times are judged on the store's clock (kl_store_now), which never steps back.
+ *   S8  What a call that returned has changed, every later call shows.
  *
  * All calls are in batches and safe from any thread, except close. Nothing is kept of the caller's memory after a call
  * returns. Answers lie in the caller's arrays and arena. The engines are described in docs/stores/. */
@@ -204,7 +206,9 @@ KL_API KL_MUST_USE kl_rc kl_store_counts(kl_store *store, kl_place place, kl_cou
  * wait_ms have passed, and sets *seen. Both are KL_OK: look and see. */
 KL_API KL_MUST_USE kl_rc kl_store_wait(kl_store *store, uint32_t partition, int64_t wait_ms, uint64_t *seen);
 
-/* ---- What is finished and kept ---- */
+/* ---- What is finished and kept ----
+ *
+ * Answers are as large as what is kept: ask for few at a time where results or payloads are large. */
 
 /* The finished tasks of a job in one shard, by id, behind `after` (NULL: from the first). */
 KL_API KL_MUST_USE kl_rc kl_store_results(kl_store *store, kl_place place, const kl_task_id *job,
@@ -236,8 +240,8 @@ KL_API KL_MUST_USE kl_rc kl_store_forget(kl_store *store, kl_place place, const 
 typedef struct kl_record {
     kl_bytes name;
     kl_bytes value;
-    uint64_t version;   /* never 0 */
-    int64_t expires_ms; /* 0: never */
+    uint64_t version;   /* never 0, never used again */
+    int64_t expires_ms; /* gone when the store's clock shows this; 0: never */
 } kl_record;
 
 /* ret_records[i].version is 0 when there is none of that name, or it has expired. */
@@ -254,7 +258,7 @@ typedef struct kl_write {
     uint64_t new_version; /* set on KL_OK; 0 after a remove */
 } kl_write;
 
-/* Writes each record whose version is still the one given; each on its own, in order. A put that finds its own value already there
+/* Writes each record whose version is still the one given; each on its own, in order. A put that finds its own value and expires_ms already there
  * under a later version is taken as its repeat, so values that must be told apart carry something unique. A remove of what is not there
  * is KL_OK. Returns KL_OK when every write was made, else the first rc that is not. */
 KL_API KL_MUST_USE kl_rc kl_store_put(kl_store *store, kl_write *writes, size_t count);

@@ -161,7 +161,7 @@ static void check_entry(struct check *check, const kl_task *found, uint64_t seri
         fail(check, "task %llu has other bytes than it was appended with", (unsigned long long)serial);
 }
 
-static void read_ids(struct check *check, kl_place place, const kl_task_id *ids, size_t count)
+static void read_page(struct check *check, kl_place place, const kl_task_id *ids, size_t count)
 {
     kl_task tasks[PAGE_MAX];
     for (size_t done = 0, got = 1; done < count && got > 0; done += got) {
@@ -191,11 +191,11 @@ static void read_all(struct check *check)
                 continue;
             ids[count++] = crash_id(serial);
             if (count == PAGE_MAX) {
-                read_ids(check, place, ids, count);
+                read_page(check, place, ids, count);
                 count = 0;
             }
         }
-        read_ids(check, place, ids, count);
+        read_page(check, place, ids, count);
     }
 }
 

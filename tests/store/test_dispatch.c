@@ -153,8 +153,8 @@ TEST(a_call_without_a_store_is_refused)
     REFUSED(kl_store_partition(NULL, "p1", 1, &partition), "the store is NULL");
     REFUSED(kl_store_append(NULL, NULL, 0, NULL), "the store is NULL");
     REFUSED(kl_store_append_async(NULL, NULL, 0, NULL, NULL, NULL), "the store is NULL");
-    REFUSED(scan_one(NULL, NULL, NULL, &count), "the store is NULL");
-    REFUSED(read_some(NULL, place, NULL, 0, NULL, NULL, &count), "the store is NULL");
+    REFUSED(kl_store_scan(NULL, NULL, 0), "the store is NULL");
+    REFUSED(kl_store_read(NULL, NULL, 0, NULL, NULL, &count), "the store is NULL");
     REFUSED(kl_store_settle(NULL, NULL, 0), "the store is NULL");
     REFUSED(kl_store_fence(NULL, NULL, 0), "the store is NULL");
     REFUSED(kl_store_counts(NULL, place, &counts), "the store is NULL");
@@ -359,7 +359,7 @@ TEST(ids_that_are_read_or_forgotten_belong_to_their_shard)
     REFUSED(read_some(store, (kl_place){2, 256}, ids, 1, &arena, tasks, &count), "shards 0 to 255");
     REFUSED(read_some(store, (kl_place){1, KL_ALL_SHARDS}, ids, 1, &arena, tasks, &count), "KL_ALL_SHARDS");
     REFUSED(kl_store_read(store, NULL, 1, &arena, tasks, &count), "1 refs, but the pointer is NULL");
-    REFUSED(read_some(store, place, ids, 65537, &arena, tasks, &count), "65537 refs");
+    REFUSED(kl_store_read(store, &(kl_ref){.id = ids[0]}, 65537, &arena, tasks, &count), "65537 refs");
     REFUSED(read_some(store, place, ids, 1, NULL, tasks, &count), "the arena is NULL");
     REFUSED(read_some(store, place, ids, 1, &arena, NULL, &count), "ret_tasks is NULL");
     REFUSED(read_some(store, place, ids, 1, &arena, tasks, NULL), "ret_count is NULL");

@@ -36,7 +36,7 @@ typedef struct kl__case {
     bool is_usable;    /* its header is right, or frames in it are */
     bool is_damaged;   /* the store does not open with it as it is */
     bool is_cut;       /* and what stood behind the readable frames may be lost */
-    bool is_untouched; /* by the disk: some bytes of it cannot be read */
+    bool disk_fails;   /* to read some of its bytes */
     uint64_t end;      /* behind the last readable frame */
     uint64_t frames;   /* readable */
     uint64_t before;   /* number of the last frame before it; 0: none */

@@ -50,7 +50,7 @@ static kl_rc load_file(kl__doctor *doctor, kl__case *its, kl__segment_image *ima
         error = doctor->vfs->size(doctor->vfs, file, &size);
     kl_rc rc = error ? KL_OK : kl__image_load(doctor->vfs, file, image);
     if (rc == KL_ESYSTEM) {
-        its->is_untouched = true;
+        its->disk_fails = true;
         error = read_around(doctor, file, image, size);
         rc = KL_OK;
     }
@@ -183,17 +183,17 @@ struct survey {
     const kl__segment_image *image;
     kl__case *previous; /* the segment before, when no number is missing in between */
     uint64_t before;    /* the last frame so far */
-    uint64_t torn_offset, torn_records;
-    kl__case *torn; /* where the last write was under way */
+    kl__case *torn;     /* at the end of this one stands a frame's header without the records */
+    uint64_t torn_records;
 };
 
-/* "frame 7", or "frames 7 to 9". */
+/* "frame 7 is", or "frames 7 to 9 are". */
 static const char *name_frames(uint64_t from, uint64_t to, char text[64])
 {
     if (from == to)
-        snprintf(text, 64, "frame %llu", (ull)from);
+        snprintf(text, 64, "frame %llu is", (ull)from);
     else
-        snprintf(text, 64, "frames %llu to %llu", (ull)from, (ull)to);
+        snprintf(text, 64, "frames %llu to %llu are", (ull)from, (ull)to);
     return text;
 }
 
@@ -229,13 +229,15 @@ static void tell_gap(struct survey *survey, kl__case *its, const kl__frame *fram
 {
     kl__doctor *doctor = survey->doctor;
     const kl__case *at = survey->previous ? survey->previous : its;
-    char name[KL_NAME_BYTES], frames[64];
+    char name[KL_NAME_BYTES], frames[64], promised[80] = "";
     kl__case_name(at->number, name);
+    if (survey->torn && survey->torn == survey->previous)
+        snprintf(promised, sizeof promised, ", the first of which held %llu records", (ull)survey->torn_records);
     name_frames(survey->before + 1, frame->number - 1, frames);
     doctor->totals.lost_frames += frame->number - 1 - survey->before;
     if (survey->previous)
         kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE, name, (int64_t)at->end,
-                         "Nothing can be read from here on, where %s should stand: lost; %s.", frames, MEANING);
+                         "Nothing can be read from here on, and %s lost that should follow%s; %s.", frames, promised, MEANING);
     else
         kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE, name, -1, "Before this segment, %s lost; %s.",
                          frames, MEANING);
@@ -326,7 +328,6 @@ static void survey_end(struct survey *survey, kl__case *its)
     const kl__frame *promise = find_promise(survey->image, its->number, its->end);
     if (promise && promise->journal == survey->doctor->journal && promise->number == survey->before + 1) {
         survey->torn = its;
-        survey->torn_offset = its->end;
         survey->torn_records = promise->records;
     } else if (its->is_cut && its->end + KL_FRAME_HEADER <= survey->image->size) {
         its->is_cut = false; /* only of what had not been used yet */
@@ -347,7 +348,7 @@ static kl_rc survey_segment(struct survey *survey, kl__case *its, kl__segment_im
     kl__case_name(its->number, name);
     doctor->totals.segments++;
     doctor->totals.segment_bytes += its->bytes;
-    if (its->is_untouched)
+    if (its->disk_fails)
         kl__doctor_found(doctor, KL_FOUND_UNREADABLE_DISK, KL_FOUND_DAMAGE, name, -1,
                          "The disk fails to read part of this file. Copy the data directory to a healthy disk, with a "
                          "tool that passes over what cannot be read, and examine the copy.");
@@ -383,10 +384,10 @@ static void tell_end(struct survey *survey)
 {
     kl__doctor *doctor = survey->doctor;
     char name[KL_NAME_BYTES];
-    if (survey->torn) {
+    if (survey->torn && !survey->torn->is_cut) {
         doctor->totals.is_torn = true;
         kl__case_name(survey->torn->number, name);
-        kl__doctor_found(doctor, KL_FOUND_TORN_WRITE, KL_FOUND_NOTE, name, (int64_t)survey->torn_offset,
+        kl__doctor_found(doctor, KL_FOUND_TORN_WRITE, KL_FOUND_NOTE, name, (int64_t)survey->torn->end,
                          "The last write, of %llu records, is incomplete: power was lost or the process ended while it "
                          "was made. It was not acknowledged, and is passed over.",
                          (ull)survey->torn_records);
@@ -576,7 +577,7 @@ static void name_unknown(kl__doctor *doctor)
         kl__known *known = &doctor->known[number];
         if (known->is_known)
             continue;
-        known->shard_prefix_len = KL_SHARD_PREFIX_LEN_MAX;
+        known->shard_prefix_len = 1; /* nothing will ever be put there */
         snprintf(known->name, sizeof known->name, "lost-%u%s%.100s", number, *known->history_name ? "-" : "",
                  known->history_name);
         kl__doctor_found(doctor, KL_FOUND_LOST_PARTITION, KL_FOUND_DAMAGE, "journal", -1,
@@ -589,24 +590,20 @@ static void name_unknown(kl__doctor *doctor)
     }
 }
 
-struct listing {
-    kl__doctor *doctor;
-};
-
 static void note_name(void *ctx, const char *name)
 {
-    struct listing *listing = ctx;
+    kl__doctor *doctor = ctx;
     uint64_t number;
     char file[300];
     if (kl__segments_parse(name, &number) || strcmp(name, "spare") == 0)
         return;
     snprintf(file, sizeof file, "journal/%s", name);
     if (strcmp(name, "repair") == 0) {
-        listing->doctor->has_leftover = true;
-        kl__doctor_found(listing->doctor, KL_FOUND_UNFINISHED, KL_FOUND_WARNING, file, -1,
+        doctor->has_leftover = true;
+        kl__doctor_found(doctor, KL_FOUND_UNFINISHED, KL_FOUND_WARNING, file, -1,
                          "A repair was interrupted and left this; nothing needs it.");
     } else {
-        kl__doctor_found(listing->doctor, KL_FOUND_FOREIGN_FILE, KL_FOUND_WARNING, file, -1,
+        kl__doctor_found(doctor, KL_FOUND_FOREIGN_FILE, KL_FOUND_WARNING, file, -1,
                          "This file is none of Keyline's; it does no harm.");
     }
 }
@@ -639,7 +636,6 @@ static kl_rc elect_journal(kl__doctor *doctor)
 static kl_rc list_cases(kl__doctor *doctor)
 {
     uint64_t *numbers = NULL;
-    struct listing listing = {doctor};
     kl_rc rc = kl__recover_list(doctor->vfs, doctor->journal_dir, &numbers, &doctor->case_count);
     if (rc != KL_OK)
         return rc;
@@ -649,7 +645,7 @@ static kl_rc list_cases(kl__doctor *doctor)
     kl__free(numbers);
     if (!doctor->cases)
         return kl__fail_memory();
-    int error = doctor->vfs->list(doctor->vfs, doctor->journal_dir, note_name, &listing);
+    int error = doctor->vfs->list(doctor->vfs, doctor->journal_dir, note_name, doctor);
     return error ? kl__fail(KL_ESYSTEM, "%s could not be listed: %s", doctor->journal_dir, strerror(-error)) : KL_OK;
 }
 
