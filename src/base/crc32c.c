@@ -9,7 +9,9 @@
 
 #include "base/base.h"
 
-enum { POLYNOMIAL = 0x82f63b78, SLICES = 8, STREAM = 256 };
+enum { POLYNOMIAL = 0x82f63b78, SLICES = 8 };
+
+#define STREAM ((size_t)256)
 
 static uint32_t slices[SLICES][256];  /* slices[n][b]: byte b followed by n zero bytes */
 static uint32_t stream_shift[4][256]; /* a checksum's byte, moved over STREAM zero bytes */
@@ -88,7 +90,7 @@ WITH_CRC static uint32_t by_instruction(uint32_t start, const uint8_t *at, size_
     uint64_t crc = ~start;
     for (; count >= 3 * STREAM; at += 3 * STREAM, count -= 3 * STREAM) {
         uint64_t second = 0, third = 0;
-        for (int i = 0; i < STREAM; i += 8) {
+        for (size_t i = 0; i < STREAM; i += 8) {
             crc = STEP8(crc, load8(at + i));
             second = STEP8(second, load8(at + STREAM + i));
             third = STEP8(third, load8(at + 2 * STREAM + i));

@@ -185,6 +185,9 @@ typedef struct kl__write_record {
 } kl__write_record;
 _Static_assert(sizeof(kl__write_record) == 56, "the format says so");
 
+/* A priority is one signed byte. */
+static inline int kl__entry_priority(const kl__entry_record *entry) { return (entry->header.small[0] ^ 0x80) - 0x80; }
+
 static inline size_t kl__round8(size_t bytes) { return (bytes + 7) & ~(size_t)7; }
 
 /* The record's checksum, over everything but itself. */

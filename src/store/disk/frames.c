@@ -62,7 +62,7 @@ static bool is_sound_entry(const kl__entry_record *entry)
     size_t bytes = sizeof *entry + entry->key_bytes + entry->header.small[1] + entry->headers_bytes;
     bytes += (size_t)entry->payload_bytes + (entry->header.flags & KL_ENTRY_DUE ? 8 : 0);
     bytes += (entry->header.flags & KL_ENTRY_JOB ? 16 : 0) + (entry->header.flags & KL_ENTRY_TRIED ? 16 : 0);
-    int priority = (int8_t)entry->header.small[0];
+    int priority = kl__entry_priority(entry);
     return kl__round8(bytes) == entry->header.bytes && priority >= KL_PRIORITY_MIN && priority <= KL_PRIORITY_MAX;
 }
 

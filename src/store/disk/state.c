@@ -279,7 +279,7 @@ static void fill_slot(kl__slot *slot, const kl__entry_record *entry, kl__where w
     bool is_tried = entry->header.flags & KL_ENTRY_TRIED;
     slot->key_hash = entry->key_hash;
     slot->position = entry->header.sequence & ((UINT64_C(1) << 48) - 1);
-    slot->priority = (uint8_t)((int8_t)entry->header.small[0] - KL_PRIORITY_MIN) & 31;
+    slot->priority = (unsigned)(kl__entry_priority(entry) - KL_PRIORITY_MIN) & 31;
     slot->line = is_tried ? LINE_RETRY : more.due_ms ? LINE_DUE : slot->priority;
     slot->due_ms = (is_tried ? more.not_before_ms : more.due_ms) & ((UINT64_C(1) << 44) - 1);
     slot->attempts = more.attempts;
@@ -337,7 +337,7 @@ static bool reserve_kept(kl__state *state, size_t more)
     kl__kept *kept = kl__alloc(capacity * sizeof(*kept));
     if (!kept)
         return false;
-    for (size_t i = 0; i < state->kept_count; i++)
+    for (size_t i = 0; state->kept_capacity && i < state->kept_count; i++)
         kept[i] = state->kept[(state->kept_first + i) % state->kept_capacity];
     kl__free(state->kept);
     state->kept = kept;
