@@ -3,7 +3,7 @@
 PREFIX = /usr/local
 OPS    = 10000000
 
-.PHONY: help run test bench lint fmt asan tsan model install clean
+.PHONY: help run test bench lint fmt asan tsan model crash powerloss install clean
 
 help: ## this list
 	@echo 'Keyline runs tasks in order per key, in parallel across keys.'
@@ -35,6 +35,18 @@ model: ## compare the lanes with their model for OPS random steps (make model OP
 	@tools/setup build
 	@tools/build release
 	@KL_TEST_OPS=$(OPS) build-release/tests/test-lanes
+
+crash: N = 50
+crash: ## kill a process under load N times and check what it leaves (make crash N=1000)
+	@tools/setup build
+	@tools/build plain
+	@build/tests/crash-store $(N)
+
+powerloss: N = 100000
+powerloss: ## lose power at every operation of random runs, N images of the disk (make powerloss N=1000000)
+	@tools/setup build
+	@tools/build plain
+	@KL_TEST_IMAGES=$(N) build/tests/test-powerloss what_was_acknowledged
 
 bench: ## measure the executor beside its peers, the per-key scheduler and the id generator
 	@tools/setup build

@@ -115,7 +115,7 @@ typedef struct kl_task {
     kl_entry entry;
     kl_task_state state;
     uint32_t attempts;
-    uint64_t position;     /* WAITING */
+    uint64_t position;     /* WAITING; else the store's own, by which kl_find.after finds its place again */
     int64_t not_before_ms; /* WAITING: entry.due_ms, or what the last retry said */
     int64_t finished_ms;   /* otherwise: when it was settled, on the store's clock */
     kl_bytes error;        /* of the last attempt that left one and was kept; a WAITING task's is not given */

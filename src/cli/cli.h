@@ -47,4 +47,8 @@ int kl__demo_command(int argc, char **argv);
 extern const kl__option kl__demo_options[];
 extern const char kl__demo_about[];
 
+int kl__doctor_command(int argc, char **argv);
+extern const kl__option kl__doctor_options[];
+extern const char kl__doctor_about[];
+
 #endif

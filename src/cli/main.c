@@ -14,6 +14,8 @@ static int version_command(int argc, char **argv);
 static const kl__command commands[] = {
     {"demo", "watch 50 keys at work while one of them keeps failing", kl__demo_command, "", kl__demo_about,
      kl__demo_options},
+    {"doctor", "examine the data directory of a store, and repair it", kl__doctor_command, " DIR", kl__doctor_about,
+     kl__doctor_options},
     {"help", "list the commands, or explain one", help_command, " [COMMAND]",
      "Lists the commands, or explains the one named.\n", NULL},
     {"version", "print the version", version_command, "", "Prints the program's name and version.\n", NULL},

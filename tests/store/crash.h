@@ -5,11 +5,12 @@
  *      crash_check.c  opens what is left and compares
  *      crash.c        the program crash-store; test_crash.c runs the same in the suite
  *
- * The ledger is memory that both processes share, so it outlives the kill. Every effect is noted twice: before the call,
- * as attempted, and behind it, as acknowledged. What a task is made of, and how each of its attempts ends, follows from
- * its serial number alone, so only numbers are noted.
+ * The ledger is memory that both processes share, so it outlives the kill. Every effect is noted twice: before the
+ * call, as attempted, and behind it, as acknowledged. What a task is made of, and how each of its attempts ends,
+ * follows from its serial number alone, so only numbers are noted.
  *
- * C1  An acknowledged append is waiting, or a settle of it was attempted. One that was only attempted is there whole or not.
+ * C1  An acknowledged append is waiting, or a settle of it was attempted. One that was only attempted is there whole or
+ *     not at all.
  * C2  An acknowledged settle holds; one that was only attempted holds for its whole batch or not at all.
  * C3  Nothing exists that was not attempted: no task, no kept task, no record.
  * C4  In each shard, the positions of one producer's tasks are in the order of its appends.
@@ -110,7 +111,8 @@ uint64_t crash_hash(uint64_t a, uint64_t b);
 
 /* ---- The parts ---- */
 
-/* Opens the store and works on it until it is killed. Whatever it did not expect is in ledger->failure when it ends by itself. */
+/* Opens the store and works on it until it is killed. When it ends by itself, ledger->failure says what it did not
+ * expect. */
 _Noreturn void crash_load(struct crash_ledger *ledger, const char *dir);
 
 /* The store as a check finds it. */

@@ -75,8 +75,8 @@ static bool check_image(struct run *run)
     return good && (workdir_remove(run->image) || complain(run, "the copy", strerror(errno)));
 }
 
-/* Stops the process between two instructions of each thread, copies what it has, lets it go on, and checks the copy: what a kill
- * at that moment would have left. */
+/* Stops the process between two instructions of each thread, copies what it has, lets it go on, and checks the copy:
+ * what a kill at that moment would have left. */
 static bool take_image(struct run *run, pid_t child)
 {
     int status;

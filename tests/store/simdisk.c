@@ -185,20 +185,6 @@ size_t sim_node_add(simdisk *disk, bool directory)
     return disk->node_count++;
 }
 
-static bool node_is_named(const simdisk *disk, size_t node)
-{
-    for (size_t i = 0; i < disk->seen.count; i++)
-        if (disk->seen.list[i].node == node)
-            return true;
-    for (size_t i = 0; i < disk->durable.count; i++)
-        if (disk->durable.list[i].node == node)
-            return true;
-    for (size_t i = 0; i < disk->unsynced.count; i++)
-        if (sim_op_names(disk->unsynced.list[i]) && disk->unsynced.list[i]->node == node)
-            return true;
-    return false;
-}
-
 static void apply_bytes(struct sim_pages *pages, const struct sim_op *op)
 {
     if (op->kind == OP_WRITE)
@@ -230,18 +216,34 @@ static void settle_unsynced(simdisk *disk, const struct sim_op *sync, bool durab
     disk->unsynced.count = kept;
 }
 
+/* Which files a name leads to, or may lead to after power was lost. */
+static bool *find_named(const simdisk *disk)
+{
+    bool *named = sim_alloc(disk->node_count * sizeof *named);
+    for (size_t i = 0; i < disk->seen.count; i++)
+        named[disk->seen.list[i].node] = true;
+    for (size_t i = 0; i < disk->durable.count; i++)
+        named[disk->durable.list[i].node] = true;
+    for (size_t i = 0; i < disk->unsynced.count; i++)
+        if (sim_op_names(disk->unsynced.list[i]))
+            named[disk->unsynced.list[i]->node] = true;
+    return named;
+}
+
 /* Bytes of files that no name can ever lead to again need not be remembered. */
 static void forget_nameless(simdisk *disk)
 {
+    bool *named = find_named(disk);
     size_t kept = 0;
     for (size_t i = 0; i < disk->unsynced.count; i++) {
         struct sim_op *op = disk->unsynced.list[i];
-        if (sim_op_names(op) || node_is_named(disk, op->node))
+        if (named[op->node])
             disk->unsynced.list[kept++] = op;
         else
             drop_op(op);
     }
     disk->unsynced.count = kept;
+    free(named);
 }
 
 static void count_pages(simdisk *disk)

@@ -1,4 +1,5 @@
-/* test_crash.c - kill -9 of a process under load, in the suite; crash.h says what is compared. `make crash N=...` does more. */
+/* test_crash.c - kill -9 of a process under load, in the suite; crash.h says what is compared. `make crash N=...` does
+ * more of it. */
 #include "crash.h"
 #include "harness.h"
 

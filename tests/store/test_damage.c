@@ -17,7 +17,7 @@
 #include "store/disk/history.h"
 #include "workers.h"
 
-enum { CALLS = 250, DAMAGES = 4000, FILES_MAX = 256, PATH_BYTES = 128 };
+enum { CALLS = 250, DAMAGES = 4000, FILES_MAX = 256, PATH_BYTES = 128, FAILURES_MAX = 5 };
 
 struct damaged {
     struct recording *recording;
@@ -25,6 +25,7 @@ struct damaged {
     struct model models[2];   /* the end, and before the last call */
     char files[FILES_MAX][PATH_BYTES];
     size_t file_count;
+    int failures;
 };
 
 /* ---- Files ---- */
@@ -148,6 +149,7 @@ static void check_damage(struct damaged *damaged, struct damage *damage, uint64_
         why = judge_open(damaged, damage, subject, &store);
     else if (rc != KL_EDAMAGED)
         why = kl_error_text();
+    damaged->failures += why != NULL;
     if (why)
         test_fail(__FILE__, __LINE__, "%s: %s; again with: KL_DAMAGE=\"%" PRIu64 " %" PRIu64 "\" test-damage",
                   damage->text, why, damaged->recording->script->seed, number);
@@ -227,7 +229,7 @@ static void work(void *ctx, int worker, int workers)
     if (make_run(damaged, plan->seed) && end_in_order(damaged)) {
         if (plan->only)
             damage_once(damaged, plan->only);
-        for (uint64_t i = 1 + (uint64_t)worker; !plan->only && i <= plan->damages && !test_failed();
+        for (uint64_t i = 1 + (uint64_t)worker; !plan->only && i <= plan->damages && damaged->failures < FAILURES_MAX;
              i += (uint64_t)workers)
             damage_once(damaged, i);
     }

@@ -475,6 +475,44 @@ TEST(a_full_disk_accepts_tasks_again_when_it_grows_and_has_lost_none)
     end_full(full);
 }
 
+/* Finished tasks that are shown; refused while history is behind. */
+static kl_rc count_done(struct full_disk *full, uint64_t *ret_done)
+{
+    kl_counts counts = {0};
+    kl_rc rc = kl_store_counts(full->handle, (kl_place){full->place.partition, KL_ALL_SHARDS}, &counts);
+    *ret_done = counts.done;
+    return rc;
+}
+
+TEST(history_that_cannot_be_written_catches_up_by_itself_when_it_can)
+{
+    struct full_disk *full = begin_full();
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    uint64_t done = 0;
+    if (open_full(full)) {
+        for (int i = 0; i < 20; i++)
+            CHECK_STR(kl_rc_name(append_one(full)), "KL_OK");
+        CHECK_STR(kl_rc_name(settle_one(full, 1000000)), "KL_OK");
+        CHECK_STR(kl_rc_name(count_done(full, &done)), "KL_OK");
+        faultvfs_set(faults,
+                     &(vfs_fault){.kinds = FAULT_WRITE, .at = 1, .lasting = true, .error = ENOSPC, .only = "history"});
+        for (int i = 1; i < 20; i++)
+            CHECK_STR(kl_rc_name(settle_one(full, 1000000)), "KL_OK");
+        CHECK_STR(kl_rc_name(count_done(full, &done)), "KL_EFULL");
+        faultvfs_set(faults, NULL);
+        int64_t until = kl__deadline_ns(PATIENCE_MS);
+        while (count_done(full, &done) != KL_OK && kl__monotonic_ns() < until)
+            sched_yield();
+        CHECK_INT(done, 20);
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
+
 TEST(a_full_disk_can_be_opened_and_worked_off)
 {
     struct full_disk *full = begin_full();

@@ -523,6 +523,27 @@ TEST(a_file_that_is_not_ours_is_refused_and_left_alone)
     shelf_free(&shelf);
 }
 
+TEST(a_table_that_was_altered_is_noticed_and_one_that_was_added_is_no_harm)
+{
+    struct shelf shelf;
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    shelf_add(&shelf, 1, KL_DONE, "k", NULL);
+    shelf_close(&shelf);
+    shelf_sql(&shelf, "create index mine on tasks(kind)");
+    shelf_sql(&shelf, "create table notes(text)");
+    shelf_sql(&shelf, "analyze");
+    shelf_open(&shelf);
+    REQUIRE(shelf.history);
+    shelf_add(&shelf, 2, KL_DONE, "k", NULL);
+    CHECK_STR(shelf_find(&shelf, (kl_find){.key = kl_str("k")}, 10), "2 1");
+    CHECK_OK(kl__history_check(shelf.history));
+    shelf_close(&shelf);
+    shelf_sql(&shelf, "alter table tasks add column remark");
+    check_refused(&shelf, "damaged (tasks)");
+    shelf_free(&shelf);
+}
+
 TEST(a_file_that_is_no_database_is_damaged)
 {
     struct shelf shelf;

@@ -5,6 +5,7 @@
 
 #include "base/random.h"
 #include "history_support.h"
+#include "store/disk/history_inside.h"
 
 enum { TASKS = 6000, ROWS = 60, WORDS = 10, ERRORS = 4, PARTITIONS = 3, SHARDS = 2, KEYS = 12, KINDS = 4, JOBS = 5 };
 
@@ -428,6 +429,46 @@ TEST(errors_of_many_words_make_segments_of_few_tasks)
     free(entries);
     free(rows);
     free(errors);
+    shelf_free(&shelf);
+}
+
+#define ALIKE_BITS ((UINT64_C(7) << 60) + 1)
+
+/* As many terms as two blocks hold have the same highest bits, so no block may end between them (G2). */
+TEST(terms_that_differ_in_their_lowest_bits_only_are_all_found)
+{
+    enum { ALIKE = 800, APART = 2000 };
+    static uint64_t bits[KL_HISTORY_WORDS];
+    kl__hdb *db = NULL;
+    kl__index index = {0};
+    struct shelf shelf;
+    shelf_new(&shelf);
+    shelf_close(&shelf);
+    CHECK_OK(kl__hdb_open(shelf.path, NULL, true, &db));
+    REQUIRE(db);
+    CHECK_OK(kl__hdb_do(db, KL_SQL_BEGIN_WRITE));
+    kl__index_start(&index, 1, 0);
+    CHECK_OK(kl__index_doc(&index, db));
+    CHECK_OK(kl__index_doc(&index, db));
+    for (uint64_t i = 0; i < ALIKE; i++)
+        CHECK_OK(kl__index_term(&index, ALIKE_BITS + i));
+    for (uint64_t i = 1; i < APART; i++)
+        CHECK_OK(kl__index_term(&index, i << 52));
+    CHECK_OK(kl__index_write(&index, db));
+    kl__segment segment = {.first = 1, .last = 2, .segment = 1, .docs = 2, .postings = ALIKE + APART - 1, .live = 2};
+    bool any = false;
+    for (uint64_t i = 0; i < ALIKE + APART - 1; i++) {
+        CHECK_OK(kl__segment_term(db, &segment, i < ALIKE ? ALIKE_BITS + i : (i - ALIKE + 1) << 52, bits, &any));
+        CHECK(any && bits[0] == 2);
+    }
+    CHECK_OK(kl__segment_term(db, &segment, ALIKE_BITS + ALIKE, bits, &any));
+    CHECK(!any);
+    uint64_t sum = 0;
+    CHECK_OK(kl__segment_check(db, &segment, &sum));
+    CHECK_INT(sum, 3);
+    CHECK_OK(kl__hdb_end(db, KL_OK));
+    kl__index_free(&index);
+    kl__hdb_close(db);
     shelf_free(&shelf);
 }
 

@@ -142,6 +142,29 @@ TEST(a_lost_directory_takes_along_what_is_in_it)
     end(disk, file);
 }
 
+TEST(what_was_written_to_files_without_a_name_is_no_longer_unsynced)
+{
+    kl__file *file, *others[3];
+    simdisk *disk = disk_with("old", &file);
+    kl__vfs *vfs = simdisk_vfs(disk);
+    for (int i = 0; i < 3; i++) {
+        others[i] = open_file(disk, (char[]){'/', (char)('b' + i), '\0'}, KL_OPEN_CREATE);
+        put(disk, others[i], "x", 0);
+        put(disk, file, "y", (uint64_t)i);
+    }
+    CHECK_INT(vfs->unlink(vfs, "/b"), 0);
+    CHECK_INT(vfs->unlink(vfs, "/d"), 0);
+    CHECK_INT(simdisk_unsynced(disk), 11);
+    CHECK_INT(vfs->sync_dir(vfs, "/"), 0);
+    CHECK_INT(simdisk_unsynced(disk), 4);
+    CHECK_IMAGE(disk, SIM_ALL, "/c", "x");
+    CHECK_IMAGE(disk, SIM_ALL, "/d", "(none)");
+    CHECK_IMAGE(disk, SIM_NOTHING, "/a", "old");
+    for (int i = 0; i < 3; i++)
+        vfs->close(vfs, others[i]);
+    end(disk, file);
+}
+
 TEST(a_rename_is_never_half_done)
 {
     int before = 0, after = 0;

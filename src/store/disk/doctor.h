@@ -90,7 +90,7 @@ typedef struct kl__doctor_opts {
 /* KL_OK: it is whole, or is again. KL_EDAMAGED: it is not; findings were told, and after a repair the sentence says why
  * that cannot be. KL_EINVAL: this is no data directory. KL_EBUSY: it is open; the sentence names the pid. KL_EFULL,
  * KL_ESYSTEM, KL_ENOMEM: it went no further, nothing is lost, and it can be called again. */
-kl_rc kl__doctor(const kl__doctor_opts *opts, kl__doctor_totals *ret_totals);
+kl_rc kl__doctor_see(const kl__doctor_opts *opts, kl__doctor_totals *ret_totals);
 
 const char *kl__finding_name(kl__finding_kind kind);
 

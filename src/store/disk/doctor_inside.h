@@ -31,16 +31,16 @@ typedef enum kl__action { KL_ACT_KEEP, KL_ACT_REWRITE, KL_ACT_REMOVE } kl__actio
 /* A segment under examination. */
 typedef struct kl__case {
     uint64_t number;
-    uint64_t bytes;    /* of the file */
-    bool is_there;     /* else it is missing */
-    bool is_usable;    /* its header is right, or frames in it are */
-    bool is_damaged;   /* the store does not open with it as it is */
-    bool is_cut;       /* and what stood behind the readable frames may be lost */
-    bool disk_fails;   /* to read some of its bytes */
-    uint64_t end;      /* behind the last readable frame */
-    uint64_t frames;   /* readable */
-    uint64_t before;   /* number of the last frame before it; 0: none */
-    uint64_t last;     /* number of its last frame, or `before` */
+    uint64_t bytes;              /* of the file */
+    bool is_there;               /* else it is missing */
+    bool is_usable;              /* its header is right, or frames in it are */
+    bool is_damaged;             /* the store does not open with it as it is */
+    bool is_cut;                 /* and what stood behind the readable frames may be lost */
+    bool disk_fails;             /* to read some of its bytes */
+    uint64_t end;                /* behind the last readable frame */
+    uint64_t frames;             /* readable */
+    uint64_t before;             /* number of the last frame before it; 0: none */
+    uint64_t last;               /* number of its last frame, or `before` */
     uint64_t lost_from, lost_to; /* frames that are missing between the segment before and this one; 0: none */
 
     kl__action action;
@@ -81,7 +81,8 @@ typedef struct kl__doctor {
     const char *hindrance; /* why it cannot be repaired; NULL: it can */
 
     bool history_is_damaged;
-    bool history_can_wait; /* nothing is to be done to it, though something is wrong */
+    bool history_fails;    /* to be read: the disk or the system refuses */
+    bool history_can_wait; /* it is not looked at */
     kl__doctor_totals totals;
 } kl__doctor;
 

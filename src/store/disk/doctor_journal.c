@@ -49,7 +49,7 @@ static kl_rc load_file(kl__doctor *doctor, kl__case *its, kl__segment_image *ima
     if (!error)
         error = doctor->vfs->size(doctor->vfs, file, &size);
     kl_rc rc = error ? KL_OK : kl__image_load(doctor->vfs, file, image);
-    if (rc == KL_ESYSTEM) {
+    if (rc == KL_ESYSTEM && image->capacity >= size) {
         its->disk_fails = true;
         error = read_around(doctor, file, image, size);
         rc = KL_OK;
@@ -197,6 +197,13 @@ static const char *name_frames(uint64_t from, uint64_t to, char text[64])
     return text;
 }
 
+/* ", which held 3 records", of the first of some lost frames. */
+static void name_promise(uint64_t records, bool is_one, char text[80])
+{
+    snprintf(text, 80, ", %s held %llu record%s", is_one ? "which" : "the first of which", (ull)records,
+             records == 1 ? "" : "s");
+}
+
 /* Bytes that cannot be read, before a frame that can. */
 static void tell_hole(struct survey *survey, const kl__case *its, const kl__frame *frame, uint64_t offset,
                       uint64_t hole)
@@ -206,7 +213,7 @@ static void tell_hole(struct survey *survey, const kl__case *its, const kl__fram
     const kl__frame *promise = find_promise(survey->image, its->number, offset - hole);
     kl__case_name(its->number, name);
     if (promise)
-        snprintf(promised, sizeof promised, ", the first of which held %u records", promise->records);
+        name_promise(promise->records, survey->before && frame->number == survey->before + 2, promised);
     if (!survey->before) {
         doctor->totals.lost_frames++;
         kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE, name, (int64_t)(offset - hole),
@@ -232,15 +239,16 @@ static void tell_gap(struct survey *survey, kl__case *its, const kl__frame *fram
     char name[KL_NAME_BYTES], frames[64], promised[80] = "";
     kl__case_name(at->number, name);
     if (survey->torn && survey->torn == survey->previous)
-        snprintf(promised, sizeof promised, ", the first of which held %llu records", (ull)survey->torn_records);
+        name_promise(survey->torn_records, frame->number == survey->before + 2, promised);
     name_frames(survey->before + 1, frame->number - 1, frames);
     doctor->totals.lost_frames += frame->number - 1 - survey->before;
     if (survey->previous)
         kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE, name, (int64_t)at->end,
-                         "Nothing can be read from here on, and %s lost that should follow%s; %s.", frames, promised, MEANING);
+                         "Nothing can be read from here on, and %s lost that should follow%s; %s.", frames, promised,
+                         MEANING);
     else
-        kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE, name, -1, "Before this segment, %s lost; %s.",
-                         frames, MEANING);
+        kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE, name, -1, "Before this segment, %s lost.",
+                         frames);
 }
 
 static kl_rc survey_frame(void *ctx, kl__case *its, const kl__frame *frame, uint64_t offset, uint64_t hole)
@@ -298,9 +306,10 @@ static bool survey_header(kl__doctor *doctor, kl__case *its, const kl__segment_i
         return false;
     }
     if (is_header && raw.journal != doctor->journal) {
-        kl__doctor_found(doctor, KL_FOUND_FOREIGN_SEGMENT, KL_FOUND_DAMAGE, name, 0,
-                         "The segment belongs to another journal (%016llx, this one is %016llx); nothing in it is used.",
-                         (ull)raw.journal, (ull)doctor->journal);
+        kl__doctor_found(
+            doctor, KL_FOUND_FOREIGN_SEGMENT, KL_FOUND_DAMAGE, name, 0,
+            "The segment belongs to another journal (%016llx, this one is %016llx); nothing in it is used.",
+            (ull)raw.journal, (ull)doctor->journal);
     } else if (is_header && raw.number != its->number) {
         kl__doctor_found(doctor, KL_FOUND_FOREIGN_SEGMENT, KL_FOUND_DAMAGE, name, 0,
                          "By its header this is segment %016llx under another name; nothing in it is used.",
@@ -387,10 +396,11 @@ static void tell_end(struct survey *survey)
     if (survey->torn && !survey->torn->is_cut) {
         doctor->totals.is_torn = true;
         kl__case_name(survey->torn->number, name);
-        kl__doctor_found(doctor, KL_FOUND_TORN_WRITE, KL_FOUND_NOTE, name, (int64_t)survey->torn->end,
-                         "The last write, of %llu records, is incomplete: power was lost or the process ended while it "
-                         "was made. It was not acknowledged, and is passed over.",
-                         (ull)survey->torn_records);
+        kl__doctor_found(
+            doctor, KL_FOUND_TORN_WRITE, KL_FOUND_NOTE, name, (int64_t)survey->torn->end,
+            "The last write, of %llu record%s, is incomplete: power was lost or the process ended while it "
+            "was made. It was not acknowledged, and is passed over.",
+            (ull)survey->torn_records, survey->torn_records == 1 ? "" : "s");
     }
     if (doctor->totals.frames && !doctor->totals.was_closed)
         kl__doctor_found(doctor, KL_FOUND_NOT_CLOSED, KL_FOUND_NOTE, "", -1,

@@ -98,10 +98,12 @@ static void plan_end(kl__doctor *doctor)
 
 static const char *find_hindrance(const kl__doctor *doctor)
 {
+    bool fails = doctor->history_fails;
     for (size_t i = 0; i < doctor->case_count; i++)
-        if (doctor->cases[i].disk_fails)
-            return "the disk fails to read part of it; copy it to a healthy disk with a tool that passes over what "
-                   "cannot be read, and repair the copy";
+        fails |= doctor->cases[i].disk_fails;
+    if (fails)
+        return "the disk fails to read part of it; copy it to a healthy disk with a tool that passes over what "
+               "cannot be read, and repair the copy";
     return NULL;
 }
 

@@ -178,19 +178,26 @@ static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t n
     return rc;
 }
 
-/* Goes to the next segment when the frame does not fit in this one. Partitions are only added by the leader, so their number can
- * be read without the state's mutex. */
+/* Goes to the next segment when the frame does not fit in this one. A segment can be without its first frame also when
+ * a kill or a full disk came in between. Partitions are only added by the leader, so their number can be read without
+ * the state's mutex. */
 static kl_rc make_place(kl__journal *journal, const frame_info *info)
 {
     kl__segments *segments = journal->segments;
-    size_t total = KL_FRAME_HEADER + info->bytes;
-    if (segments->active && segments->active->end + total <= segments->active->bytes)
-        return KL_OK;
+    const kl__segment *active = segments->active;
     size_t partitions = KL_FRAME_HEADER + (size_t)journal->state->partition_count * 256;
-    kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total);
-    if (rc == KL_ESYSTEM)
-        return break_down(journal, "going to the next segment", kl_error_text());
-    return rc == KL_OK ? write_partitions(journal, info->sequence, info->now_ms) : rc;
+    size_t total = KL_FRAME_HEADER + info->bytes;
+    size_t before = active && active->end == KL_SEGMENT_HEADER ? partitions : 0;
+    if (!active || active->end + before + total > active->bytes) {
+        kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total);
+        if (rc == KL_ESYSTEM)
+            return break_down(journal, "going to the next segment", kl_error_text());
+        if (rc != KL_OK)
+            return rc;
+    }
+    if (segments->active->end > KL_SEGMENT_HEADER)
+        return KL_OK;
+    return write_partitions(journal, info->sequence, info->now_ms);
 }
 
 static const kl__record_header *next_record(const kl__record_header *record)

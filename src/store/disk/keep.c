@@ -125,7 +125,7 @@ static kl_rc read_row(kl__disk *disk, struct batch *batch, size_t index)
     kl_rc rc = read_settle(disk, batch, kept);
     if (rc != KL_OK)
         return rc;
-    if (kept->entry.segment) {
+    if (kept->entry_bytes) {
         rc = read_entry(disk, batch, kept, entry);
     } else {
         *entry = (kl_entry){.place = {batch->settle->header.partition, batch->settle->header.shard}};

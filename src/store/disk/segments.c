@@ -196,6 +196,15 @@ static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
     return error;
 }
 
+/* One that was taken and cannot be used. Its file stays, and is found when the store is opened again. */
+static kl_rc give_up(kl__segments *segments, kl__segment *next, const char *why)
+{
+    if (next)
+        segments->vfs->close(segments->vfs, next->file);
+    kl__free(next);
+    return kl__fail(KL_ESYSTEM, "%s", why);
+}
+
 kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
 {
     int error;
@@ -205,12 +214,12 @@ kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
     if (!error && bytes > next->bytes)
         error = enlarge(segments, next, bytes);
     if (error)
-        return kl__fail(KL_ESYSTEM, "%s", strerror(-error));
+        return give_up(segments, next, strerror(-error));
     pthread_mutex_lock(&segments->state->mutex);
     bool added = kl__state_add_segment(segments->state, next);
     pthread_mutex_unlock(&segments->state->mutex);
     if (!added)
-        return kl__fail(KL_ESYSTEM, "out of memory");
+        return give_up(segments, next, "out of memory");
     segments->active = next;
     kl__segments_want_upkeep(segments);
     return KL_OK;

@@ -346,13 +346,15 @@ static bool reserve_kept(kl__state *state, size_t more)
     return true;
 }
 
-/* Hands a settled task on to history. entry NULL: only the error of an attempt. */
-static void keep(kl__state *state, const kl__slot *entry, kl__kept kept)
+/* Hands a settled task on to history, or of a retry the attempt's error. A retry's entry may be moved before history has
+ * the error, and then the SETTLE would be read before its task: so the segment where that stands now is pinned. */
+static void keep(kl__state *state, const kl__slot *slot, bool is_finished, kl__kept kept)
 {
-    if (entry) {
-        kept.entry = kl__slot_where(state, entry);
-        kept.entry_bytes = kl__slot_record_bytes(entry);
-    }
+    kept.entry = kl__slot_where(state, slot);
+    if (is_finished)
+        kept.entry_bytes = kl__slot_record_bytes(slot);
+    else
+        kl__state_segment(state, kept.entry.segment)->pins++;
     kl__state_segment(state, kept.settle.segment)->pins++;
     state->kept[(state->kept_first + state->kept_count++) % state->kept_capacity] = kept;
 }
@@ -361,8 +363,10 @@ void kl__state_kept_done(kl__state *state, size_t count, uint64_t sequence)
 {
     for (size_t i = 0; i < count; i++) {
         const kl__kept *kept = &state->kept[state->kept_first];
-        if (kept->entry.segment)
+        if (kept->entry_bytes)
             end_live(state, kept->entry.segment, kept->entry_bytes);
+        else
+            kl__state_segment(state, kept->entry.segment)->pins--;
         kl__state_segment(state, kept->settle.segment)->pins--;
         state->kept_first = (state->kept_first + 1) % state->kept_capacity;
         state->kept_count--;
@@ -400,12 +404,12 @@ static bool settle_one(kl__state *state, const kl__settled_item *item, kl_place 
     bool is_kept = item->flags & KL_SETTLED_KEPT && kept.sequence > state->kept_sequence;
     if (item->outcome == KL_RETRY) {
         if (is_kept)
-            keep(state, NULL, kept);
+            keep(state, slot, false, kept);
         return retry(state, number, item);
     }
     leave_line(state, slot);
     if (is_kept)
-        keep(state, slot, kept);
+        keep(state, slot, true, kept);
     else
         end_live(state, kl__slot_where(state, slot).segment, kl__slot_record_bytes(slot));
     kl__stubs_remove(state->stubs, number);
@@ -476,7 +480,7 @@ static kl_rc apply_partition(kl__state *state, const kl__partition_record *recor
         return KL_ENOMEM;
     partition->number = record->number;
     partition->shard_prefix_len = record->header.small[0];
-    memcpy(partition->name, record + 1, record->header.bytes - sizeof *record);
+    memcpy(partition->name, record + 1, strlen((const char *)(record + 1)) + 1); /* not what fills it up */
     partition->shards = kl__alloc_zeroed(shards_of(partition), sizeof(*partition->shards));
     if (!partition->shards) {
         kl__free(partition);

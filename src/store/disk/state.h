@@ -11,6 +11,7 @@
  *     the segment that its slot names.
  * T2  So do the latest FENCE, TOKEN and WRITE of each shard, token and record.
  * T3  A task that is settled and to be kept counts as live, and pins the segment of its SETTLE, until history has it.
+ *     A retry whose error is to be kept pins the segments of its SETTLE and of its task.
  * T4  live == 0 and pins == 0: nothing in the segment is needed.
  *
  * Everything here is called with `mutex` held, except open and close. */
@@ -63,11 +64,11 @@ typedef struct kl__where {
 typedef struct kl__kept {
     uint64_t sequence; /* of its SETTLE */
     kl__where settle;
-    kl__where entry;       /* segment 0: a retry, of which only the error is kept */
+    kl__where entry;
     uint32_t settle_bytes; /* of the whole records */
-    uint32_t entry_bytes;
-    uint32_t item;  /* where in the SETTLE it stands */
-    int64_t now_ms; /* when it was settled */
+    uint32_t entry_bytes;  /* 0: a retry, of which only the error is kept */
+    uint32_t item;         /* where in the SETTLE it stands */
+    int64_t now_ms;        /* when it was settled */
 } kl__kept;
 
 typedef struct kl__state {

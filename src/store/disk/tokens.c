@@ -46,15 +46,19 @@ kl__token_info *kl__tokens_find(kl__tokens *tokens, const kl_token *token)
     return NULL;
 }
 
+/* All three or none. */
 static bool make(kl__tokens *tokens)
 {
-    if (!tokens->ring)
-        tokens->ring = kl__alloc_zeroed(KL_TOKENS_KEPT, sizeof(*tokens->ring));
-    if (!tokens->next)
-        tokens->next = kl__alloc_zeroed(KL_TOKENS_KEPT, sizeof(*tokens->next));
-    if (!tokens->buckets)
-        tokens->buckets = kl__alloc_zeroed(BUCKETS, sizeof(*tokens->buckets));
-    return tokens->ring && tokens->next && tokens->buckets;
+    tokens->ring = kl__alloc_zeroed(KL_TOKENS_KEPT, sizeof(*tokens->ring));
+    tokens->next = kl__alloc_zeroed(KL_TOKENS_KEPT, sizeof(*tokens->next));
+    tokens->buckets = kl__alloc_zeroed(BUCKETS, sizeof(*tokens->buckets));
+    if (tokens->ring && tokens->next && tokens->buckets)
+        return true;
+    kl__free(tokens->ring);
+    kl__free(tokens->next);
+    kl__free(tokens->buckets);
+    *tokens = (kl__tokens){0};
+    return false;
 }
 
 /* The oldest of its bucket is the last of its chain. */
@@ -69,7 +73,7 @@ static uint64_t forget(kl__tokens *tokens, uint32_t place)
 
 bool kl__tokens_add(kl__tokens *tokens, const kl_token *token, uint64_t segment, uint64_t *ret_forgotten)
 {
-    if (!tokens->buckets && !make(tokens))
+    if (!tokens->ring && !make(tokens))
         return false;
     uint32_t place = tokens->at + 1;
     *ret_forgotten = 0;

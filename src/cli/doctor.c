@@ -1,0 +1,284 @@
+/* doctor.c - `keyline doctor`: examines a data directory, explains what it finds, and repairs it on request.
+ *
+ * From: main.c.  To: store/disk/doctor.h, which does the work and tells each finding as it is made.
+ *
+ * For people, findings are printed as they come, then what is there, then what to do. For machines (--json) one object
+ * is printed at the end; its findings have been written into memory meanwhile. */
+#include "cli/cli.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "store/disk/doctor.h"
+
+typedef struct doctor_opts {
+    int64_t repair, json;
+} doctor_opts;
+
+const char kl__doctor_about[] =
+    "Examines the data directory of a disk store that is not open, and explains what it finds.\n"
+    "Nothing is changed without --repair. With it, damaged files are copied or moved to\n"
+    "DIR/quarantine/ and replaced by what is readable of them, so that the store opens again.\n"
+    "\n"
+    "Exits with 0 if the store is whole, or is again, and with 1 if it is not.\n";
+
+const kl__option kl__doctor_options[] = {
+    {"--repair", NULL, "repair what is damaged", offsetof(doctor_opts, repair), 0, 0},
+    {"--json", NULL, "print one JSON object, for machines", offsetof(doctor_opts, json), 0, 0},
+    {0},
+};
+
+static const char *const severity_names[] = {
+    [KL_FOUND_NOTE] = "note",
+    [KL_FOUND_WARNING] = "warning",
+    [KL_FOUND_DAMAGE] = "damage",
+    [KL_FOUND_REPAIRED] = "repaired",
+};
+
+static const char *const record_names[KL_RECORD_TYPES] = {
+    [KL_RECORD_ENTRY] = "entry",         [KL_RECORD_SETTLE] = "settle", [KL_RECORD_FENCE] = "fence",
+    [KL_RECORD_PARTITION] = "partition", [KL_RECORD_TOKEN] = "token",   [KL_RECORD_WRITE] = "write",
+    [KL_RECORD_CLOSE] = "close",
+};
+
+/* ---- For people ---- */
+
+struct report {
+    bool colour;
+    FILE *json; /* the findings so far; NULL: for people */
+    size_t count;
+};
+
+static bool wants_colour(void)
+{
+    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
+    return isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb") != 0 && (!no_color || !*no_color);
+}
+
+static void tell(const struct report *report, const kl__finding *finding)
+{
+    static const char *const colours[] = {[KL_FOUND_NOTE] = "\33[2m",
+                                          [KL_FOUND_WARNING] = "\33[33m",
+                                          [KL_FOUND_DAMAGE] = "\33[31m",
+                                          [KL_FOUND_REPAIRED] = "\33[32m"};
+    printf("%s%s%s", report->colour ? colours[finding->severity] : "", severity_names[finding->severity],
+           report->colour ? "\33[0m" : "");
+    if (*finding->file)
+        printf(" %s", finding->file);
+    if (finding->offset >= 0)
+        printf(", byte %" PRId64, finding->offset);
+    printf(": %s\n", finding->text);
+}
+
+static const char *plural(uint64_t count) { return count == 1 ? "" : "s"; }
+
+static void tell_bytes(const char *what, uint64_t bytes)
+{
+    if (bytes < 10240)
+        printf("%s%" PRIu64 " bytes", what, bytes);
+    else if (bytes < UINT64_C(10) << 20)
+        printf("%s%.1f KiB", what, (double)bytes / 1024);
+    else
+        printf("%s%.1f MiB", what, (double)bytes / (1 << 20));
+}
+
+static void tell_journal(const kl__doctor_totals *totals)
+{
+    printf("\n  journal      %" PRIu64 " segment%s", totals->segments, plural(totals->segments));
+    tell_bytes(", ", totals->segment_bytes);
+    printf("; %" PRIu64 " frame%s", totals->frames, plural(totals->frames));
+    tell_bytes(", of which ", totals->live_bytes);
+    tell_bytes(" are needed and ", totals->dead_bytes);
+    printf(" not\n  its end      %s\n", totals->frames == 0  ? "nothing was written yet"
+                                        : totals->was_closed ? "closed in order"
+                                        : totals->is_torn    ? "an incomplete write, which is passed over"
+                                                             : "not closed in order, which is harmless");
+    printf("  records     ");
+    for (int type = 1; type < KL_RECORD_TYPES; type++)
+        printf("%s %" PRIu64 " %s", type == 1 ? "" : ",", totals->records[type], record_names[type]);
+    putchar('\n');
+}
+
+static void tell_totals(const kl__doctor_totals *totals)
+{
+    tell_journal(totals);
+    printf("  waiting      %" PRIu64 " task%s in %" PRIu64 " partition%s\n", totals->waiting, plural(totals->waiting),
+           totals->partitions, plural(totals->partitions));
+    printf("  finished     %" PRIu64 " task%s on the way to history.db; ", totals->settled, plural(totals->settled));
+    if (totals->history_was_checked)
+        printf("%" PRIu64 " in it, settled up to number %" PRIu64 "\n", totals->history_tasks,
+               totals->history_position);
+    else
+        puts(totals->has_history ? "it was not looked into" : "it is not there");
+    printf("  values       %" PRIu64 " record%s by name\n\n", totals->values, plural(totals->values));
+}
+
+static void tell_verdict(const char *path, const kl__doctor_totals *totals, const doctor_opts *opts)
+{
+    if (totals->damages == 0)
+        printf("%s is whole.\n", path);
+    else if (opts->repair)
+        printf("%s is whole again; %" PRIu64 " frame%s and %" PRIu64 " other record%s are lost to it. Copies of what "
+               "was damaged are in its quarantine/.\n",
+               path, totals->lost_frames, plural(totals->lost_frames), totals->left_out_records,
+               plural(totals->left_out_records));
+    else
+        printf("%s is damaged in %" PRIu64 " place%s, listed above. Make a copy of it, then run `keyline doctor "
+               "--repair %s`.\n",
+               path, totals->damages, plural(totals->damages), path);
+}
+
+/* ---- For machines ---- */
+
+/* Anything that is not plain ASCII is written as it is if it is UTF-8, which paths mostly are. */
+static void put_string(FILE *out, const char *text)
+{
+    putc('"', out);
+    for (; *text; text++) {
+        unsigned char byte = (unsigned char)*text;
+        if (byte == '"' || byte == '\\')
+            fprintf(out, "\\%c", byte);
+        else if (byte < 32)
+            fprintf(out, "\\u%04x", byte);
+        else
+            putc(byte, out);
+    }
+    putc('"', out);
+}
+
+static void note_json(struct report *report, const kl__finding *finding)
+{
+    fprintf(report->json, "%s{\"severity\":\"%s\",\"what\":\"%s\",\"file\":", report->count++ ? "," : "",
+            severity_names[finding->severity], kl__finding_name(finding->kind));
+    put_string(report->json, finding->file);
+    if (finding->offset >= 0)
+        fprintf(report->json, ",\"offset\":%" PRId64, finding->offset);
+    fputs(",\"text\":", report->json);
+    put_string(report->json, finding->text);
+    putc('}', report->json);
+}
+
+static void put_number(const char *name, uint64_t number) { printf(",\"%s\":%" PRIu64, name, number); }
+
+static void put_flag(const char *name, bool flag) { printf(",\"%s\":%s", name, flag ? "true" : "false"); }
+
+static void put_totals(const kl__doctor_totals *totals)
+{
+    printf("\"totals\":{\"segments\":%" PRIu64, totals->segments);
+    put_number("segment_bytes", totals->segment_bytes);
+    put_number("frames", totals->frames);
+    put_number("last_frame", totals->last_frame);
+    put_number("last_sequence", totals->last_sequence);
+    put_number("live_bytes", totals->live_bytes);
+    put_number("dead_bytes", totals->dead_bytes);
+    put_number("partitions", totals->partitions);
+    put_number("waiting", totals->waiting);
+    put_number("settled", totals->settled);
+    put_number("values", totals->values);
+    put_flag("was_closed", totals->was_closed);
+    put_flag("is_torn", totals->is_torn);
+    put_flag("has_history", totals->has_history);
+    put_flag("history_was_checked", totals->history_was_checked);
+    put_number("history_tasks", totals->history_tasks);
+    put_number("history_position", totals->history_position);
+    put_number("damages", totals->damages);
+    put_number("warnings", totals->warnings);
+    put_number("lost_frames", totals->lost_frames);
+    put_number("left_out_records", totals->left_out_records);
+    fputs(",\"records\":{", stdout);
+    for (int type = 1; type < KL_RECORD_TYPES; type++)
+        printf("%s\"%s\":%" PRIu64, type == 1 ? "" : ",", record_names[type], totals->records[type]);
+    fputs("}}", stdout);
+}
+
+static void put_json(const char *path, kl_rc rc, const char *findings, const kl__doctor_totals *totals)
+{
+    fputs("{\"directory\":", stdout);
+    put_string(stdout, path);
+    put_flag("healthy", rc == KL_OK);
+    if (rc != KL_OK) {
+        printf(",\"error\":\"%s\",\"text\":", kl_rc_name(rc));
+        put_string(stdout, kl_error_text());
+    }
+    printf(",\"findings\":[%s],", findings);
+    put_totals(totals);
+    puts("}");
+}
+
+/* ---- The command ---- */
+
+static void found(void *ctx, const kl__finding *finding)
+{
+    struct report *report = ctx;
+    if (report->json)
+        note_json(report, finding);
+    else
+        tell(report, finding);
+}
+
+static int examine_for_machines(const char *path, const doctor_opts *opts)
+{
+    char *findings = NULL;
+    size_t size = 0;
+    struct report report = {.json = open_memstream(&findings, &size)};
+    kl__doctor_totals totals;
+    if (!report.json) {
+        kl__complain("out of memory; end other programs and call again");
+        return KL_EXIT_FAILURE;
+    }
+    kl__doctor_opts asked = {&kl__vfs_system, path, opts->repair, found, &report};
+    kl_rc rc = kl__doctor_see(&asked, &totals);
+    bool is_written = !ferror(report.json);
+    if (fclose(report.json) != 0 || !is_written)
+        kl__complain("out of memory; end other programs and call again");
+    else
+        put_json(path, rc, findings, &totals);
+    free(findings);
+    return rc == KL_OK && is_written ? KL_EXIT_OK : KL_EXIT_FAILURE;
+}
+
+static int examine_for_people(const char *path, const doctor_opts *opts)
+{
+    struct report report = {.colour = wants_colour()};
+    kl__doctor_totals totals;
+    kl__doctor_opts asked = {&kl__vfs_system, path, opts->repair, found, &report};
+    kl_rc rc = kl__doctor_see(&asked, &totals);
+    bool is_told = rc == KL_OK || (rc == KL_EDAMAGED && !opts->repair);
+    if (is_told) {
+        tell_totals(&totals);
+        tell_verdict(path, &totals, opts);
+    } else {
+        fflush(stdout);
+        kl__complain("%s", kl_error_text());
+    }
+    return rc == KL_OK ? KL_EXIT_OK : KL_EXIT_FAILURE;
+}
+
+/* Takes the one word that is no option out of the others. NULL: it has complained. */
+static const char *take_directory(int *argc, char **argv)
+{
+    const char *path = NULL;
+    int kept = 1;
+    for (int i = 1; i < *argc; i++) {
+        if (argv[i][0] == '-' || path)
+            argv[kept++] = argv[i];
+        else
+            path = argv[i];
+    }
+    *argc = kept;
+    if (!path)
+        kl__complain("doctor needs the data directory: `keyline doctor DIR`, such as ./keyline-data");
+    return path;
+}
+
+int kl__doctor_command(int argc, char **argv)
+{
+    doctor_opts opts = {0};
+    const char *path = take_directory(&argc, argv);
+    if (!path || !kl__options_parse(kl__doctor_options, argc, argv, &opts))
+        return KL_EXIT_USAGE;
+    return opts.json ? examine_for_machines(path, &opts) : examine_for_people(path, &opts);
+}

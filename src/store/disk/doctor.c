@@ -1,0 +1,320 @@
+/* doctor.c - examines a data directory; see doctor.h. doctor_plan.c and doctor_repair.c say how it is repaired.
+ *
+ * The directory is kept from being opened meanwhile, for what changes cannot be judged. Without repair that is done
+ * without a change; a store that is open is refused.
+ *
+ * After a repair everything is examined again, and only what is whole then is called repaired. */
+#include "store/disk/doctor.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "store/disk/doctor_inside.h"
+#include "store/disk/history.h"
+
+typedef unsigned long long ull;
+
+const char *kl__finding_name(kl__finding_kind kind)
+{
+    static const char *const names[] = {
+#define FINDING_NAME(name, text) text,
+        KL_FINDINGS(FINDING_NAME)
+#undef FINDING_NAME
+    };
+    return names[kind];
+}
+
+void kl__doctor_found(kl__doctor *doctor, kl__finding_kind kind, kl__severity severity, const char *file,
+                      int64_t offset, const char *format, ...)
+{
+    char text[KL_DOCTOR_TEXT_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    doctor->totals.damages += severity == KL_FOUND_DAMAGE;
+    doctor->totals.warnings += severity == KL_FOUND_WARNING;
+    kl__finding finding = {kind, severity, file, offset, text};
+    if (!doctor->is_quiet && doctor->opts->found)
+        doctor->opts->found(doctor->opts->ctx, &finding);
+}
+
+void kl__case_name(uint64_t number, char ret_name[KL_NAME_BYTES])
+{
+    snprintf(ret_name, KL_NAME_BYTES, "journal/%016llx.seg", (ull)number);
+}
+
+void kl__case_path(const kl__doctor *doctor, uint64_t number, char ret_path[KL_PATH_BYTES])
+{
+    snprintf(ret_path, KL_PATH_BYTES, "%.4000s/%016llx.seg", doctor->journal_dir, (ull)number);
+}
+
+/* ---- The directory ---- */
+
+struct listing {
+    kl__doctor *doctor;
+    bool tells_foreign;
+};
+
+static void note_name(void *ctx, const char *name)
+{
+    struct listing *listing = ctx;
+    kl__doctor *doctor = listing->doctor;
+    struct {
+        const char *name;
+        bool *flag;
+    } ours[] = {{"journal", &doctor->has_journal},      {"lock", &doctor->has_lock},
+                {"history.db", &doctor->has_history},   {"history.db-wal", &doctor->has_wal},
+                {"history.db-shm", &doctor->has_shm},   {"history.db-journal", &doctor->has_rollback},
+                {"quarantine", &doctor->has_quarantine}};
+    for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) {
+        if (strcmp(name, ours[i].name) == 0) {
+            *ours[i].flag = true;
+            return;
+        }
+    }
+    if (listing->tells_foreign && strcmp(name, "lost+found") != 0) /* the directory may be a whole file system */
+        kl__doctor_found(doctor, KL_FOUND_FOREIGN_FILE, KL_FOUND_WARNING, name, -1,
+                         "This is none of Keyline's; it does no harm.");
+}
+
+static kl_rc list_directory(kl__doctor *doctor, bool tells_foreign)
+{
+    struct listing listing = {doctor, tells_foreign};
+    int error = doctor->vfs->list(doctor->vfs, doctor->path, note_name, &listing);
+    if (error == -ENOENT || error == -ENOTDIR)
+        return kl__fail(KL_EINVAL, "there is no directory %s; give the one that the store was opened with",
+                        doctor->path);
+    if (error)
+        return kl__fail(KL_ESYSTEM, "%s could not be listed: %s", doctor->path, strerror(-error));
+    if (!doctor->has_journal && !doctor->has_history)
+        return kl__fail(KL_EINVAL,
+                        "%s is not a data directory: it holds neither journal/ nor history.db; give the one that the "
+                        "store was opened with",
+                        doctor->path);
+    return KL_OK;
+}
+
+static kl_rc take_hold(kl__doctor *doctor, kl__file **ret_lock)
+{
+    kl__vfs *vfs = doctor->vfs;
+    int64_t pid = 0;
+    int error = 0;
+    if (doctor->opts->repair)
+        error = vfs->lock(vfs, doctor->path, ret_lock, &pid);
+    else if (doctor->has_lock && vfs->look)
+        error = vfs->look(vfs, doctor->path, ret_lock, &pid);
+    if (error == -EBUSY && pid)
+        return kl__fail(KL_EBUSY,
+                        "%s is open in process %lld, and what changes cannot be judged: stop that process first",
+                        doctor->path, (long long)pid);
+    if (error == -EBUSY)
+        return kl__fail(KL_EBUSY, "%s is open in another process, and what changes cannot be judged: stop it first",
+                        doctor->path);
+    if (error && error != -ENOENT)
+        return kl__fail(KL_ESYSTEM, "%s could not be taken: %s", doctor->path, strerror(-error));
+    return KL_OK;
+}
+
+/* ---- History ---- */
+
+static void note_history_partition(void *ctx, uint32_t number, const char *name)
+{
+    kl__doctor *doctor = ctx;
+    if (number > KL_DISK_PARTITIONS_MAX)
+        return;
+    snprintf(doctor->known[number].history_name, sizeof doctor->known[number].history_name, "%.*s",
+             KL_PARTITION_BYTES_MAX, name);
+    if (number > doctor->known_count)
+        doctor->known_count = number;
+}
+
+static void history_path(const kl__doctor *doctor, char ret_path[KL_PATH_BYTES])
+{
+    snprintf(ret_path, KL_PATH_BYTES, "%.4000s/history.db", doctor->path);
+}
+
+/* SQLite was stopped while it made the file, and has to take that back, which changes it. */
+static kl_rc roll_back(kl__doctor *doctor)
+{
+    char path[KL_PATH_BYTES];
+    kl__history *history = NULL;
+    if (!doctor->opts->repair) {
+        doctor->history_can_wait = true;
+        kl__doctor_found(doctor, KL_FOUND_HISTORY_UNCHECKED, KL_FOUND_NOTE, "history.db", -1,
+                         "Not checked: SQLite has to take back an interrupted write first, as it does when the store "
+                         "is opened or repaired.");
+        return KL_OK;
+    }
+    history_path(doctor, path);
+    kl_rc rc = kl__history_open(path, doctor->vfs->sqlite_vfs, 0, &history);
+    kl__history_close(history);
+    return rc == KL_EDAMAGED ? KL_OK : rc; /* that is looked at next */
+}
+
+static void tell_history(kl__doctor *doctor, const kl__history_report *report)
+{
+    kl__doctor_totals *totals = &doctor->totals;
+    totals->history_was_checked = true;
+    totals->history_position = report->position;
+    totals->history_tasks = report->tasks;
+    if (report->health == KL_HISTORY_NEWER) {
+        doctor->is_newer = true;
+        kl__doctor_found(doctor, KL_FOUND_NEWER, KL_FOUND_DAMAGE, "history.db", -1, "%s.", report->text);
+    } else if (report->health == KL_HISTORY_DAMAGED) {
+        doctor->history_is_damaged = true;
+        kl__doctor_found(doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_DAMAGE, "history.db", -1,
+                         "%s. Waiting tasks are not in this file; finished ones that were kept may be lost.",
+                         report->text);
+        /* A new one begins from nothing. */
+        totals->history_position = 0;
+        totals->history_tasks = 0;
+        doctor->known_count = 0;
+        memset(doctor->known, 0, sizeof doctor->known);
+    }
+}
+
+static kl_rc read_history(kl__doctor *doctor)
+{
+    char path[KL_PATH_BYTES];
+    kl__history_report report;
+    kl_rc rc = doctor->has_history && doctor->has_rollback ? roll_back(doctor) : KL_OK;
+    doctor->totals.has_history = doctor->has_history;
+    if (rc != KL_OK || !doctor->has_history || doctor->history_can_wait)
+        return rc;
+    history_path(doctor, path);
+    rc = kl__history_examine(path, doctor->vfs->sqlite_vfs, doctor->has_wal, note_history_partition, doctor, &report);
+    if (rc == KL_ESYSTEM) {
+        doctor->history_fails = true;
+        kl__doctor_found(doctor, KL_FOUND_UNREADABLE_DISK, KL_FOUND_DAMAGE, "history.db", -1, "%s.", kl_error_text());
+        return KL_OK;
+    }
+    if (rc == KL_OK)
+        tell_history(doctor, &report);
+    return rc;
+}
+
+/* What history knows came from the journal, after it was durable there; and it is made before the first segment. */
+static void compare(kl__doctor *doctor)
+{
+    if (!doctor->has_history && doctor->case_count)
+        kl__doctor_found(doctor, KL_FOUND_NO_HISTORY, KL_FOUND_DAMAGE, "history.db", -1,
+                         "The file is missing: finished tasks that were kept are lost, unless there is a copy of it "
+                         "elsewhere. A new one is made when the store is opened.");
+    if (doctor->totals.history_position <= doctor->last_sequence)
+        return;
+    doctor->wants_end = true;
+    kl__doctor_found(doctor, KL_FOUND_LOST_END, KL_FOUND_DAMAGE, "journal", -1,
+                     "history.db has what was settled up to number %llu, and the journal ends at %llu: its end is "
+                     "missing, as when an older copy was put back. Tasks appended since may be missing.",
+                     (ull)doctor->totals.history_position, (ull)doctor->last_sequence);
+}
+
+/* ---- The order of things ---- */
+
+static kl_rc examine(kl__doctor *doctor)
+{
+    kl_rc rc = list_directory(doctor, true);
+    if (rc == KL_OK)
+        rc = read_history(doctor);
+    if (rc != KL_OK || doctor->is_newer)
+        return rc;
+    if (doctor->has_journal)
+        rc = kl__doctor_read_journal(doctor);
+    else
+        kl__doctor_found(doctor, KL_FOUND_NO_JOURNAL, KL_FOUND_DAMAGE, "journal", -1,
+                         "The directory is missing, and with it all waiting tasks and records.");
+    if (rc != KL_OK || doctor->is_newer)
+        return rc;
+    compare(doctor);
+    return kl__doctor_plan(doctor);
+}
+
+static kl__doctor *make(const kl__doctor_opts *opts, bool is_quiet)
+{
+    kl__doctor *doctor = kl__alloc_zeroed(1, sizeof *doctor);
+    if (!doctor)
+        return NULL;
+    doctor->opts = opts;
+    doctor->vfs = opts->vfs;
+    doctor->is_quiet = is_quiet;
+    snprintf(doctor->path, sizeof doctor->path, "%.4000s", opts->path);
+    snprintf(doctor->journal_dir, sizeof doctor->journal_dir, "%.4000s/journal", opts->path);
+    snprintf(doctor->quarantine_dir, sizeof doctor->quarantine_dir, "%.4000s/quarantine", opts->path);
+    return doctor;
+}
+
+static void discard(kl__doctor *doctor)
+{
+    if (!doctor)
+        return;
+    kl__free(doctor->cases);
+    kl__free(doctor->plan);
+    kl__free(doctor);
+}
+
+static kl_rc repair(kl__doctor *doctor)
+{
+    if (doctor->is_newer)
+        return kl__fail(KL_EDAMAGED, "%s is not repaired, as a newer version of Keyline wrote it: use that one",
+                        doctor->path);
+    if (doctor->hindrance)
+        return kl__fail(KL_EDAMAGED, "%s is not repaired: %s", doctor->path, doctor->hindrance);
+    kl_rc rc = kl__doctor_repair_journal(doctor);
+    if (rc == KL_OK && (doctor->history_is_damaged || !doctor->has_history))
+        rc = kl__doctor_repair_history(doctor);
+    return rc;
+}
+
+/* Is it whole now? What is there now becomes the totals, beside what was found at first. */
+static kl_rc examine_again(kl__doctor *doctor)
+{
+    const kl__doctor_totals *first = &doctor->totals;
+    kl__doctor *again = make(doctor->opts, true);
+    kl_rc rc = again ? examine(again) : kl__fail_memory();
+    if (rc == KL_OK && again->totals.damages)
+        rc = kl__fail(KL_EDAMAGED, "%s is not whole yet: examine it again", doctor->path);
+    if (rc == KL_OK) {
+        again->totals.damages = first->damages;
+        again->totals.warnings = first->warnings;
+        again->totals.lost_frames = first->lost_frames;
+        again->totals.left_out_records = first->left_out_records;
+        doctor->totals = again->totals;
+    }
+    discard(again);
+    return rc;
+}
+
+static kl_rc treat(kl__doctor *doctor)
+{
+    kl_rc rc = examine(doctor);
+    if (rc != KL_OK || (doctor->totals.damages == 0 && !doctor->has_leftover))
+        return rc;
+    if (!doctor->opts->repair)
+        return doctor->totals.damages ? kl__fail(KL_EDAMAGED, "%s is damaged", doctor->path) : KL_OK;
+    rc = repair(doctor);
+    return rc == KL_OK ? examine_again(doctor) : rc;
+}
+
+kl_rc kl__doctor_see(const kl__doctor_opts *opts, kl__doctor_totals *ret_totals)
+{
+    kl__file *lock = NULL;
+    memset(ret_totals, 0, sizeof *ret_totals);
+    if (strlen(opts->path) > KL_PATH_BYTES - 256)
+        return kl__fail(KL_EINVAL, "the path of the data directory has %zu bytes; %d is the most", strlen(opts->path),
+                        KL_PATH_BYTES - 256);
+    kl__doctor *doctor = make(opts, false);
+    if (!doctor)
+        return kl__fail_memory();
+    kl_rc rc = list_directory(doctor, false);
+    if (rc == KL_OK)
+        rc = take_hold(doctor, &lock);
+    if (rc == KL_OK)
+        rc = treat(doctor);
+    doctor->vfs->unlock(doctor->vfs, lock);
+    *ret_totals = doctor->totals;
+    discard(doctor);
+    return rc;
+}

@@ -1,0 +1,99 @@
+/* make_store.c - makes disk stores for tests/check-doctor, and shows what is in them.
+ *
+ *     make-store closed DIR     200 tasks over several segments, of which 20 are done and kept, closed in order
+ *     make-store killed DIR     the same, and the process ends without closing it
+ *     make-store held DIR       opens it, prints a line, and keeps it open until standard input ends
+ *     make-store list DIR       prints the numbers of the tasks that wait, in order */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "calls.h"
+#include "keyline/store.h"
+
+enum { TASKS = 200, DONE = 20, SHARDS = 16, PAYLOAD_BYTES = 1500 };
+
+static const kl_layout layout = {1, 1};
+
+static void must(kl_rc rc)
+{
+    if (rc == KL_OK)
+        return;
+    fprintf(stderr, "make-store: %s\n", kl_error_text());
+    exit(1);
+}
+
+static void settle(kl_store *store, kl_place place, const kl_task_id *id)
+{
+    kl_settled settled = {.id = *id, .outcome = KL_DONE, .attempts = 1, .keep_ms = INT64_C(1) << 40};
+    kl_settle batch = {.place = place, .tasks = &settled, .count = 1};
+    kl_stub stub;
+    size_t count;
+    must(scan_one(store, &(kl_scan){.place = place, .max = 1}, &stub, &count));
+    settled.position = stub.position;
+    must(kl_store_settle(store, &batch, 1));
+}
+
+static void fill(kl_store *store, uint32_t partition)
+{
+    static char payload[PAYLOAD_BYTES];
+    for (uint32_t task = 0; task < TASKS; task++) {
+        kl_id_parts parts = {.shard = task % SHARDS, .ms = task + 1};
+        kl_entry entry = {.place = {partition, parts.shard}, .payload = {payload, sizeof payload}};
+        must(kl_id_pack(&layout, &parts, &entry.id));
+        must(kl_store_append(store, &entry, 1, NULL));
+        if (task < DONE)
+            settle(store, entry.place, &entry.id);
+    }
+    kl_counts counts; /* when this returns, history has what was settled */
+    must(kl_store_counts(store, (kl_place){partition, KL_ALL_SHARDS}, &counts));
+}
+
+static void list(kl_store *store, uint32_t partition)
+{
+    bool waits[TASKS] = {false};
+    for (uint32_t shard = 0; shard < SHARDS; shard++) {
+        kl_stub stubs[TASKS];
+        size_t count;
+        must(scan_one(store, &(kl_scan){.place = {partition, shard}, .max = TASKS}, stubs, &count));
+        for (size_t i = 0; i < count; i++)
+            waits[(kl_id_ms(&layout, &stubs[i].id) - 1) % TASKS] = true;
+    }
+    for (int task = 0; task < TASKS; task++)
+        if (waits[task])
+            printf("%d\n", task);
+}
+
+static void hold(void)
+{
+    puts("open");
+    fflush(stdout);
+    while (getchar() != EOF)
+        ;
+}
+
+int main(int argc, char **argv)
+{
+    char url[4200];
+    kl_store *store;
+    uint32_t partition;
+    kl_store_opts opts = {.size = sizeof opts, .segment_bytes = 64 << 10};
+    if (argc != 3) {
+        fputs("usage: make-store closed|killed|held|list DIR\n", stderr);
+        return 2;
+    }
+    snprintf(url, sizeof url, "disk:%s", argv[2]);
+    must(kl_store_open(url, &opts, &store));
+    must(kl_store_partition(store, "orders", 1, &partition));
+    if (strcmp(argv[1], "list") == 0)
+        list(store, partition);
+    else if (strcmp(argv[1], "held") == 0)
+        hold();
+    else
+        fill(store, partition);
+    if (strcmp(argv[1], "killed") == 0)
+        _exit(0);
+    kl_store_close(store);
+    return 0;
+}

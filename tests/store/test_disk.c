@@ -1,0 +1,399 @@
+/* test_disk.c - the disk engine in a real directory: who owns it, which files it makes, and what a restart finds. */
+#include <errno.h>
+#include <signal.h>
+#include <sqlite3.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "disk_rig.h"
+#include "store/disk/disk.h"
+
+/* ---- Owning ---- */
+
+TEST(a_second_open_names_the_pid_of_the_first)
+{
+    struct rig rig;
+    char pid[32];
+    kl_store *second;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    snprintf(pid, sizeof pid, "process %lld;", (long long)getpid());
+    CHECK_INT(kl_store_open(rig.url, &rig.opts, &second), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), pid);
+    rig_append(&rig, 1, 10, 100); /* the first is not disturbed */
+    CHECK_INT(rig_waiting(&rig), 10);
+    rig_end(&rig);
+}
+
+/* What the other process was told comes back through a pipe. */
+TEST(another_process_is_told_the_pid_too)
+{
+    struct rig rig;
+    char pid[32], text[512] = "";
+    int ends[2], status = 0;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    REQUIRE(pipe(ends) == 0);
+    snprintf(pid, sizeof pid, "process %lld;", (long long)getpid());
+    rig_close(&rig); /* no threads while forking; opened again behind it */
+    int go[2];
+    REQUIRE(pipe(go) == 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        char byte;
+        kl_store *second;
+        bool ok = read(go[0], &byte, 1) == 1 && kl_store_open(rig.url, &rig.opts, &second) == KL_EBUSY;
+        const char *said = ok ? kl_error_text() : "it was opened";
+        _exit(write(ends[1], said, strlen(said)) > 0 ? 0 : 1);
+    }
+    CHECK_OK(rig_open(&rig));
+    CHECK(write(go[1], "x", 1) == 1);
+    CHECK(read(ends[0], text, sizeof text - 1) > 0);
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    CHECK_CONTAINS(text, pid);
+    for (int i = 0; i < 2; i++)
+        close(ends[i]), close(go[i]);
+    rig_end(&rig);
+}
+
+TEST(a_closed_store_opens_again_at_once)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    for (uint64_t i = 0; i < 10 && rig.store; i++) {
+        rig_append(&rig, i, 1, 100);
+        rig_reopen(&rig);
+    }
+    REQUIRE(rig.store);
+    CHECK_INT(rig_waiting(&rig), 10);
+    rig_end(&rig);
+}
+
+/* ---- Files ---- */
+
+static bool is_there(const struct rig *rig, const char *name)
+{
+    char path[WORKDIR_BYTES + 64];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/%s", rig->data, name);
+    return stat(path, &status) == 0;
+}
+
+static bool has_next(void *ctx) { return workdir_files(((struct rig *)ctx)->journal, ".seg").count == 2; }
+
+TEST(the_files_are_those_that_the_format_names)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    CHECK(is_there(&rig, "lock"));
+    CHECK(is_there(&rig, "history.db"));
+    CHECK(is_there(&rig, "journal/0000000000000001.seg"));
+    rig_append(&rig, 1, 800, 200); /* more than half of a segment */
+    rig_await(has_next, &rig, "the next segment is prepared ahead");
+    CHECK(is_there(&rig, "journal/0000000000000002.seg"));
+    struct workdir_files files = workdir_files(rig.journal, "");
+    CHECK_INT(files.count, 2);
+    CHECK_INT(files.largest, RIG_SEGMENT);
+    CHECK_INT(files.bytes, 2 * RIG_SEGMENT);
+    rig_end(&rig);
+}
+
+static bool has_few_files(void *ctx) { return workdir_files(((struct rig *)ctx)->journal, "").count <= 4; }
+
+/* Two files that are used over and over: a dropped one is renamed, not written anew. */
+TEST(segments_are_used_again)
+{
+    enum { ROUNDS = 100, TASKS = 1000, BYTES = 200 };
+    struct rig rig;
+    size_t most = 0;
+    struct stat first, last;
+    char path[WORKDIR_BYTES + 64];
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        rig_append(&rig, round * TASKS, TASKS, BYTES);
+        rig_settle(&rig, round * TASKS, TASKS);
+        rig_await(has_few_files, &rig, "what is settled is dropped");
+        size_t count = workdir_files(rig.journal, "").count;
+        most = count > most ? count : most;
+    }
+    CHECK(most <= 4);
+    snprintf(path, sizeof path, "%s/%016x.seg", rig.journal, 1);
+    CHECK(stat(path, &first) != 0 && errno == ENOENT); /* dropped long ago */
+    snprintf(path, sizeof path, "%s/%016x.seg", rig.journal, ROUNDS / 2);
+    CHECK(stat(path, &last) != 0);
+    CHECK_INT(workdir_files(rig.journal, "").largest, RIG_SEGMENT);
+    CHECK(rig_reopen(&rig));
+    CHECK_INT(rig_waiting(&rig), 0);
+    rig_end(&rig);
+}
+
+/* ---- Large things ---- */
+
+TEST(a_batch_larger_than_a_segment_is_stored_whole)
+{
+    enum { COUNT = 2000, BYTES = 1000 };
+    struct rig rig;
+    kl_entry *entries = calloc(COUNT, sizeof *entries);
+    REQUIRE(rig_begin(&rig, 64 << 10));
+    for (uint64_t i = 0; i < COUNT; i++)
+        entries[i] = rig_entry(&rig, i, BYTES);
+    CHECK_OK(kl_store_append(rig.store, entries, COUNT, NULL));
+    CHECK(workdir_files(rig.journal, "").largest > (size_t)COUNT * BYTES);
+    for (int life = 0; life < 2 && rig.store; life++) {
+        CHECK_INT(rig_waiting(&rig), COUNT);
+        for (uint64_t i = 0; i < COUNT; i += 97)
+            CHECK(rig_is_whole(&rig, i, BYTES));
+        rig_reopen(&rig);
+    }
+    REQUIRE(rig.store);
+    rig_settle(&rig, 0, COUNT);
+    rig_append(&rig, COUNT, 200, 1000); /* over into the next one */
+    rig_await(has_few_files, &rig, "the large segment is dropped");
+    free(entries);
+    rig_end(&rig);
+}
+
+TEST(the_largest_payloads_come_back)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, 64 << 10));
+    rig_append(&rig, 0, 9, KL_PAYLOAD_BYTES_MAX);
+    for (int life = 0; life < 2 && rig.store; life++) {
+        for (uint64_t i = 0; i < 9; i++)
+            CHECK(rig_is_whole(&rig, i, KL_PAYLOAD_BYTES_MAX));
+        rig_reopen(&rig);
+    }
+    rig_end(&rig);
+}
+
+TEST(the_longest_partition_name_survives_new_segments)
+{
+    struct rig rig;
+    char name[KL_PARTITION_BYTES_MAX + 1];
+    uint32_t first = 0, number = 0;
+    REQUIRE(rig_begin(&rig, 64 << 10));
+    memset(name, 'n', KL_PARTITION_BYTES_MAX);
+    name[KL_PARTITION_BYTES_MAX] = '\0';
+    CHECK_OK(kl_store_partition(rig.store, name, 2, &first));
+    for (uint64_t i = 0; i < 10; i++) { /* the segment where it was made is long gone */
+        rig_append(&rig, i * 500, 500, 200);
+        rig_settle(&rig, i * 500, 500);
+    }
+    rig_await(has_few_files, &rig, "what is settled is dropped");
+    REQUIRE(rig_reopen(&rig));
+    CHECK_OK(kl_store_partition(rig.store, name, 2, &number));
+    CHECK_INT(number, first);
+    rig_end(&rig);
+}
+
+/* ---- Restarts ---- */
+
+struct clock {
+    _Atomic int64_t ms;
+};
+
+static int64_t read_clock(void *ctx) { return atomic_load(&((struct clock *)ctx)->ms); }
+
+TEST(the_clock_does_not_step_back_over_a_restart)
+{
+    struct rig rig;
+    struct clock clock = {.ms = 2000000};
+    int64_t before, after;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_close(&rig);
+    rig.opts.now_ms = read_clock;
+    rig.opts.now_ctx = &clock;
+    REQUIRE(workdir_remove(rig.data)); /* a store that has only ever known this clock */
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    CHECK_OK(kl_store_now(rig.store, &before));
+    CHECK_INT(before, 2000000);
+    clock.ms = 1000000;
+    REQUIRE(rig_reopen(&rig));
+    CHECK_OK(kl_store_now(rig.store, &after));
+    CHECK_INT(after, 2000000);
+    clock.ms = 3000000;
+    CHECK_OK(kl_store_now(rig.store, &after));
+    CHECK_INT(after, 3000000);
+    rig_end(&rig);
+}
+
+static uint64_t last_position(struct rig *rig, uint64_t number)
+{
+    kl_scan scan = {.place = rig_place(rig, number), .line = 0, .max = RIG_BATCH};
+    kl_stub stubs[RIG_BATCH];
+    size_t count = 0;
+    CHECK_OK(scan_one(rig->store, &scan, stubs, &count));
+    return count ? stubs[count - 1].position : 0;
+}
+
+static void keep(struct rig *rig, uint64_t number)
+{
+    kl_settled settled = {.id = rig_id(number),
+                          .position = 1,
+                          .outcome = KL_DEAD,
+                          .attempts = 1,
+                          .keep_ms = 1000000,
+                          .error = {"it broke", 8}};
+    kl_settle batch = {.place = rig_place(rig, number), .tasks = &settled, .count = 1};
+    CHECK_OK(kl_store_settle(rig->store, &batch, 1));
+}
+
+TEST(a_store_whose_history_was_deleted_goes_on)
+{
+    struct rig rig;
+    char path[WORKDIR_BYTES + 32];
+    kl_counts counts;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 0, 200, 100);
+    for (uint64_t i = 0; i < 100; i++)
+        keep(&rig, i);
+    uint64_t position = last_position(&rig, 199);
+    rig_close(&rig);
+    snprintf(path, sizeof path, "%s/history.db", rig.data);
+    CHECK_INT(unlink(path), 0);
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    CHECK_INT(rig_waiting(&rig), 100);
+    rig_append(&rig, 207, 1, 100); /* the same shard as 199 is in */
+    CHECK(last_position(&rig, 199 + 8) > position);
+    for (uint64_t i = 100; i < 110; i++)
+        keep(&rig, i);
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, &counts));
+    CHECK(counts.dead >= 10 && counts.dead <= 110);
+    CHECK_INT(counts.ready, 91);
+    rig_end(&rig);
+}
+
+TEST(positions_go_on_rising_when_the_journal_is_gone)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 0, 200, 100);
+    for (uint64_t i = 0; i < 100; i++)
+        keep(&rig, i);
+    kl_counts counts;
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, &counts));
+    CHECK_INT(counts.dead, 100);
+    rig_close(&rig);
+    CHECK(workdir_remove(rig.journal));
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    rig_append(&rig, 1000, 16, 100);
+    keep(&rig, 1000); /* newer than all that history has, so it is taken over */
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, &counts));
+    CHECK_INT(counts.dead, 101);
+    rig_end(&rig);
+}
+
+static bool has_no_first(void *ctx) { return !is_there(ctx, "journal/0000000000000001.seg"); }
+
+/* A kill can leave two segments in which nothing stands yet: the one that was taken into use, and one that upkeep made
+ * of a dropped one in the same moment. */
+TEST(two_empty_segments_at_the_end_are_no_harm)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 0, 10, 100);
+    rig_close(&rig);
+    kl__segments segments = {.vfs = &kl__vfs_system, .segment_bytes = RIG_SEGMENT};
+    kl__segment_header header;
+    char path[KL_PATH_BYTES];
+    snprintf(segments.dir, sizeof segments.dir, "%s", rig.journal);
+    kl__segments_path(&segments, 1, path);
+    FILE *file = fopen(path, "rb");
+    REQUIRE(file && fread(&header, sizeof header, 1, file) == 1);
+    fclose(file);
+    segments.journal = header.journal;
+    for (uint64_t number = 2; number <= 3; number++) {
+        kl__file *made;
+        kl__segments_path(&segments, number, path);
+        unlink(path);
+        REQUIRE(kl__vfs_system.open(&kl__vfs_system, path, KL_OPEN_CREATE, &made) == 0);
+        CHECK_INT(kl__vfs_system.truncate(&kl__vfs_system, made, RIG_SEGMENT), 0);
+        CHECK_INT(kl__segment_write_header(&segments, made, number, RIG_SEGMENT), 0);
+        kl__vfs_system.close(&kl__vfs_system, made);
+    }
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    CHECK_INT(rig_waiting(&rig), 10);
+    rig_append(&rig, 10, 5, 100);
+    rig_settle(&rig, 0, 10); /* nothing in the first segment is needed any more */
+    rig_append(&rig, 100, 1500, 200);
+    rig_await(has_no_first, &rig, "the first segment is dropped");
+    REQUIRE(rig_reopen(&rig));
+    CHECK_INT(rig_waiting(&rig), 1505);
+    rig_end(&rig);
+}
+
+/* ---- History behind the journal ---- */
+
+static void settle_kept(struct rig *rig, uint64_t number, kl_outcome outcome, uint32_t attempts, const char *error)
+{
+    kl_settled settled = {.id = rig_id(number),
+                          .position = 1,
+                          .outcome = outcome,
+                          .attempts = attempts,
+                          .keep_ms = 100000000,
+                          .error = {error, strlen(error)}};
+    kl_settle batch = {.place = rig_place(rig, number), .tasks = &settled, .count = 1};
+    CHECK_OK(kl_store_settle(rig->store, &batch, 1));
+}
+
+/* Another program keeps history.db from being written. It is let go when the process ends. */
+static void hold_history(struct rig *rig)
+{
+    sqlite3 *db;
+    char path[WORKDIR_BYTES + 32];
+    snprintf(path, sizeof path, "%s/history.db", rig->data);
+    CHECK_INT(sqlite3_open(path, &db), SQLITE_OK);
+    CHECK_INT(sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+}
+
+/* The task is retried while history cannot be written; its entry is copied on, and nothing else in the segment where it
+ * stood is needed. Then the process is killed. */
+static _Noreturn void retry_and_die(struct rig *rig)
+{
+    CHECK_OK(rig_open(rig));
+    for (uint64_t i = 0; i < 300; i += 50) /* number 0 in the first segment, and over into the second */
+        rig_append(rig, i, 50, 200);
+    CHECK(!has_no_first(rig));
+    hold_history(rig);
+    settle_kept(rig, 0, KL_RETRY, 1, "the first attempt failed");
+    rig_append(rig, 300, 1000, 200);
+    rig_settle(rig, 1, 1299);
+    rig_append(rig, 2000, 300, 200);
+    rig_settle(rig, 2000, 300);
+    for (int i = 0; i < 500 && !has_no_first(rig); i++) /* it may well stay, for it is not in history yet */
+        usleep(2000);
+    if (!test_failed())
+        kill(getpid(), SIGKILL);
+    _exit(1);
+}
+
+TEST(an_error_that_history_does_not_have_yet_survives_the_moving_of_its_task)
+{
+    struct rig rig;
+    int status = 0;
+    kl_task task = {0};
+    kl_task_id id = rig_id(0);
+    size_t count = 0;
+    REQUIRE(rig_begin(&rig, 64 << 10));
+    rig_close(&rig);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        retry_and_die(&rig);
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK(WIFSIGNALED(status));
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    settle_kept(&rig, 0, KL_DEAD, 2, "");
+    CHECK_OK(read_some(rig.store, rig_place(&rig, 0), &id, 1, &rig.arena, &task, &count));
+    CHECK_INT(task.state, KL_TASK_DEAD);
+    CHECK_INT(task.attempts, 2);
+    CHECK_STR(task.error.len ? (const char *)task.error.data : "", "the first attempt failed");
+    rig_end(&rig);
+}

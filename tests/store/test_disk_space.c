@@ -1,0 +1,238 @@
+/* test_disk_space.c - the disk holds at most twice what is live, and two segments (G2 of segments.h), whatever stays.
+ *
+ * What is live is reckoned here, from the format: upkeep runs behind the calls, so the bound is waited for. */
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/random.h"
+#include "disk_rig.h"
+#include "store/disk/format.h"
+
+enum { BYTES = 200, SEGMENT = RIG_SEGMENT, PER_SEGMENT = SEGMENT / 280 };
+
+static uint64_t task_bytes(size_t payload, bool is_due)
+{
+    return kl__round8(sizeof(kl__entry_record) + (is_due ? 8 : 0) + 8 + 3 + payload);
+}
+
+struct bound {
+    struct rig *rig;
+    uint64_t live;
+};
+
+static bool is_within(void *ctx)
+{
+    const struct bound *bound = ctx;
+    return workdir_files(bound->rig->journal, "").bytes <= 2 * bound->live + 2 * SEGMENT;
+}
+
+static void check_bound(struct rig *rig, uint64_t live, const char *what)
+{
+    struct bound bound = {rig, live};
+    if (!rig_await(is_within, &bound, what))
+        printf("# %llu bytes are live, %llu on disk\n", (unsigned long long)live,
+               (unsigned long long)workdir_files(rig->journal, "").bytes);
+}
+
+/* Within the bound, everything is still there, and so it is after a restart. */
+static void check_stragglers(struct rig *rig, const uint64_t *numbers, size_t count)
+{
+    check_bound(rig, count * task_bytes(BYTES, false), "the stragglers are copied");
+    for (int life = 0; life < 2 && rig->store; life++) {
+        CHECK_INT(rig_waiting(rig), count);
+        for (size_t i = 0; i < count; i += 1 + count / 100)
+            CHECK(rig_is_whole(rig, numbers[i], BYTES));
+        if (life == 0)
+            rig_reopen(rig);
+    }
+}
+
+/* Appends `count` tasks and settles those that do not stay. */
+static size_t leave_behind(struct rig *rig, uint64_t count, bool (*stays)(uint64_t number, void *ctx), void *ctx,
+                           uint64_t *ret_stayed)
+{
+    uint64_t *settled = calloc(count, sizeof *settled);
+    size_t stayed = 0, gone = 0;
+    for (uint64_t i = 0; settled && i < count; i++)
+        if (stays(i, ctx))
+            ret_stayed[stayed++] = i;
+        else
+            settled[gone++] = i;
+    rig_append(rig, 0, count, BYTES);
+    if (settled)
+        rig_settle_some(rig, settled, gone);
+    free(settled);
+    return stayed;
+}
+
+TEST(when_all_is_settled_two_segments_are_left)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    rig_append(&rig, 0, 20 * PER_SEGMENT, BYTES);
+    CHECK(workdir_files(rig.journal, "").bytes >= 20 * SEGMENT);
+    rig_settle(&rig, 0, 20 * PER_SEGMENT);
+    check_bound(&rig, 0, "what is settled is dropped");
+    CHECK(rig_reopen(&rig));
+    CHECK_INT(rig_waiting(&rig), 0);
+    rig_end(&rig);
+}
+
+static bool is_one_of_a_segment(uint64_t number, void *ctx)
+{
+    (void)ctx;
+    return number % PER_SEGMENT == PER_SEGMENT / 2;
+}
+
+TEST(one_straggler_in_each_segment_does_not_keep_it)
+{
+    struct rig rig;
+    uint64_t stayed[64];
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    size_t count = leave_behind(&rig, 50 * PER_SEGMENT, is_one_of_a_segment, NULL, stayed);
+    CHECK_INT(count, 50);
+    check_stragglers(&rig, stayed, count);
+    rig_end(&rig);
+}
+
+static bool is_one_of_ten(uint64_t number, void *ctx)
+{
+    (void)number;
+    return kl__random_below(ctx, 10) == 0;
+}
+
+TEST(one_task_in_ten_may_stay)
+{
+    struct rig rig;
+    uint64_t random = test_seed(), *stayed = calloc(40 * PER_SEGMENT, sizeof *stayed);
+    REQUIRE(rig_begin(&rig, SEGMENT) && stayed);
+    size_t count = leave_behind(&rig, 40 * PER_SEGMENT, is_one_of_ten, &random, stayed);
+    CHECK(count > 2 * PER_SEGMENT);
+    check_stragglers(&rig, stayed, count);
+    free(stayed);
+    rig_end(&rig);
+}
+
+TEST(delayed_tasks_stay_while_others_pass)
+{
+    enum { DELAYED = 3 * PER_SEGMENT, ROUNDS = 20 };
+    struct rig rig;
+    int64_t due_ms = KL_ID_MS_MAX - 1;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    rig_append_due(&rig, 0, DELAYED, BYTES, due_ms);
+    for (uint64_t i = 0; i < ROUNDS && !test_failed(); i++) {
+        uint64_t first = DELAYED + i * 2 * PER_SEGMENT;
+        rig_append(&rig, first, 2 * PER_SEGMENT, BYTES);
+        rig_settle(&rig, first, 2 * PER_SEGMENT);
+        check_bound(&rig, DELAYED * task_bytes(BYTES, true), "what passed is dropped");
+    }
+    for (int life = 0; life < 2 && rig.store; life++) {
+        CHECK_INT(rig_waiting(&rig), DELAYED);
+        for (uint64_t i = 0; i < DELAYED; i += 100)
+            CHECK(rig_is_whole(&rig, i, BYTES));
+        rig_reopen(&rig);
+    }
+    rig_end(&rig);
+}
+
+/* ---- Records and tokens ---- */
+
+TEST(a_record_that_is_written_over_and_over_takes_the_room_of_one)
+{
+    enum { WRITES = 10000, VALUE = 1500 };
+    struct rig rig;
+    char value[VALUE];
+    uint64_t version = 0, count = test_ops(WRITES);
+    kl_bytes name = {"counter", 7};
+    kl_record record;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    memset(value, 'v', sizeof value);
+    for (uint64_t i = 0; i < count && !test_failed(); i++) {
+        kl_write write = {.name = name, .version = version, .value = {value, sizeof value}};
+        memcpy(value, &i, sizeof i);
+        CHECK_OK(kl_store_put(rig.store, &write, 1));
+        version = write.new_version;
+    }
+    check_bound(&rig, kl__round8(sizeof(kl__write_record) + name.len + VALUE), "old versions are dropped");
+    for (int life = 0; life < 2 && rig.store; life++) {
+        CHECK_OK(kl_store_get(rig.store, &name, 1, &rig.arena, &record));
+        CHECK_INT(record.version, version);
+        CHECK(record.value.len == VALUE && memcmp(record.value.data, value, VALUE) == 0);
+        rig_reopen(&rig);
+    }
+    rig_end(&rig);
+}
+
+static void count_ended(void *ctx, kl_rc rc, const char *error)
+{
+    if (rc != KL_OK)
+        test_fail(__FILE__, __LINE__, "an asynchronous append failed: %s", error);
+    atomic_fetch_add((_Atomic uint64_t *)ctx, 1);
+}
+
+struct ended {
+    _Atomic uint64_t count;
+    uint64_t expected;
+};
+
+static bool have_ended(void *ctx)
+{
+    struct ended *ended = ctx;
+    return atomic_load(&ended->count) == ended->expected;
+}
+
+static kl_token token_of(uint64_t number)
+{
+    kl_token token = {{0}};
+    uint64_t words[2] = {number * 0x9e3779b97f4a7c15u, number};
+    memcpy(token.bytes, words, sizeof token.bytes);
+    return token;
+}
+
+/* More tokens than are remembered: the forgotten ones are live no more, the last ones are known after a restart. */
+TEST(tokens_take_the_room_of_those_that_are_remembered)
+{
+    struct rig rig;
+    uint64_t tokens = test_ops(100000), kept = tokens < 65536 ? tokens : 65536;
+    struct ended ended = {.expected = tokens};
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    for (uint64_t i = 0; i < tokens; i++) {
+        kl_entry entry = rig_entry(&rig, i, 40);
+        kl_token token = token_of(i);
+        CHECK_OK(kl_store_append_async(rig.store, &entry, 1, &token, count_ended, &ended.count));
+    }
+    REQUIRE(rig_await(have_ended, &ended, "all are appended"));
+    rig_settle(&rig, 0, tokens);
+    check_bound(&rig, kept * sizeof(kl__token_record), "what is settled is dropped");
+    for (int life = 0; life < 2 && rig.store; life++) {
+        for (uint64_t i = tokens - 1; i > tokens - kept && i > tokens - 300; i--) {
+            kl_entry entry = rig_entry(&rig, i, 40);
+            kl_token token = token_of(i);
+            CHECK_OK(kl_store_append(rig.store, &entry, 1, &token));
+        }
+        CHECK_INT(rig_waiting(&rig), 0); /* each was recognised */
+        rig_reopen(&rig);
+    }
+    rig_end(&rig);
+}
+
+/* Not two of these fit into a segment, so that copying them wins nothing; and nothing is lost by it. */
+TEST(tasks_of_half_a_segment_can_stay)
+{
+    enum { SMALL = 64 << 10, LARGE = SMALL / 2 - 200, COUNT = 12 };
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, SMALL));
+    for (uint64_t i = 0; i < COUNT; i++)
+        rig_append(&rig, i, 1, LARGE);
+    for (uint64_t i = 0; i < 200; i++) {
+        rig_append(&rig, 100 + i, 1, 1000);
+        rig_settle(&rig, 100 + i, 1);
+    }
+    for (int life = 0; life < 2 && rig.store; life++) {
+        for (uint64_t i = 0; i < COUNT; i++)
+            CHECK(rig_is_whole(&rig, i, LARGE));
+        CHECK_INT(rig_waiting(&rig), COUNT);
+        rig_reopen(&rig);
+    }
+    rig_end(&rig);
+}
