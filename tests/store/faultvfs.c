@@ -110,6 +110,15 @@ static int fault_sync(kl__vfs *vfs, kl__file *file)
     return -fault.error;
 }
 
+static int fault_refresh(kl__vfs *vfs, kl__file *file)
+{
+    faultvfs *self = self_of(vfs);
+    vfs_fault fault;
+    if (fails(self, FAULT_SYNC, file_of(file)->path, &fault))
+        return -fault.error;
+    return self->under->refresh(self->under, file_of(file)->under);
+}
+
 static int fault_truncate(kl__vfs *vfs, kl__file *file, uint64_t size)
 {
     faultvfs *self = self_of(vfs);
@@ -187,6 +196,7 @@ faultvfs *faultvfs_new(kl__vfs *under)
                 .read = fault_read,
                 .write = fault_write,
                 .sync = fault_sync,
+                .refresh = fault_refresh,
                 .truncate = fault_truncate,
                 .size = fault_size,
                 .rename = fault_rename,

@@ -1,5 +1,5 @@
-/* patient.h - a small store on a simulated disk, for the doctor: which task stands in which frame is known, files can be
- * damaged, and what is there afterwards can be counted. */
+/* patient.h - a small store on a simulated disk, for the doctor: which task stands in which frame is known, files can
+ * be damaged, and what is there afterwards can be counted. */
 #ifndef TESTS_PATIENT_H
 #define TESTS_PATIENT_H
 
@@ -32,8 +32,8 @@ struct patient {
 };
 
 /* Tasks 0..PATIENT_TASKS-1, each in a frame of its own, over several segments of 64 KiB: those from PATIENT_SETTLED on
- * wait, in partition "a" or (every third) "b"; the others are done and in history. One record. closed: in order; else as
- * the process was killed, with a log beside history.db. NULL: it cannot be made. */
+ * wait, in partition "a" or (every third) "b"; the others are done and in history. One record. closed: in order; else
+ * as when the process was killed, with a log beside history.db. NULL: it cannot be made. */
 struct patient *patient_make(bool closed);
 struct patient *patient_on(simdisk *disk); /* takes the disk; nothing is known of its frames */
 void patient_free(struct patient *patient);

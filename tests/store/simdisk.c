@@ -371,6 +371,18 @@ static int sim_sync(kl__vfs *vfs, kl__file *file)
     return 0;
 }
 
+static int sim_refresh(kl__vfs *vfs, kl__file *file)
+{
+    simdisk *disk = disk_of(vfs);
+    sim_sync(vfs, file);
+    pthread_mutex_lock(&disk->mutex);
+    struct sim_node *node = disk->nodes[file_of(file)->node];
+    sim_pages_free(&node->seen);
+    sim_pages_copy(&node->seen, &node->durable);
+    pthread_mutex_unlock(&disk->mutex);
+    return 0;
+}
+
 static int sim_truncate(kl__vfs *vfs, kl__file *file, uint64_t size)
 {
     simdisk *disk = disk_of(vfs);
@@ -527,6 +539,7 @@ static const kl__vfs sim_vfs = {
     .read = sim_read,
     .write = sim_write,
     .sync = sim_sync,
+    .refresh = sim_refresh,
     .truncate = sim_truncate,
     .size = sim_size,
     .rename = sim_rename,

@@ -216,6 +216,43 @@ TEST(tokens_take_the_room_of_those_that_are_remembered)
     rig_end(&rig);
 }
 
+/* A record, a fence, a token and a partition of long ago, while tasks pass. */
+TEST(what_was_written_once_does_not_keep_its_segment)
+{
+    enum { SHARD = 3, EPOCH = 5, PASSING = 40 };
+    struct rig rig;
+    kl_write write = {.name = {"once", 4}, .value = {"written", 7}};
+    kl_fence fence = {.epoch = EPOCH};
+    kl_record record;
+    uint32_t other = 0;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    CHECK_OK(kl_store_partition(rig.store, "other", 1, &other));
+    fence.place = (kl_place){other, SHARD};
+    kl_entry entry = rig_entry(&rig, 1, BYTES);
+    kl_token token = token_of(1);
+    CHECK_OK(kl_store_put(rig.store, &write, 1));
+    CHECK_OK(kl_store_fence(rig.store, &fence, 1));
+    CHECK_OK(kl_store_append(rig.store, &entry, 1, &token));
+    rig_settle(&rig, 1, 1);
+    for (uint64_t i = 1; i <= PASSING && !test_failed(); i++) {
+        rig_append(&rig, i * PER_SEGMENT, PER_SEGMENT / 2, BYTES);
+        rig_settle(&rig, i * PER_SEGMENT, PER_SEGMENT / 2);
+        check_bound(&rig, 256, "what was written once is copied");
+    }
+    for (int life = 0; life < 2 && rig.store; life++) {
+        kl_settled nobody = {.id = rig_id(16 * 1000000 + SHARD), .position = 1, .attempts = 1};
+        kl_settle late = {.place = fence.place, .epoch = EPOCH - 1, .tasks = &nobody, .count = 1};
+        CHECK_OK(kl_store_partition(rig.store, "other", 1, &other));
+        CHECK_INT(kl_store_settle(rig.store, &late, 1), KL_ESTALE);
+        CHECK_OK(kl_store_get(rig.store, &write.name, 1, &rig.arena, &record));
+        CHECK_INT(record.version, write.new_version);
+        CHECK_OK(kl_store_append(rig.store, &entry, 1, &token));
+        CHECK_INT(rig_waiting(&rig), 0);
+        rig_reopen(&rig);
+    }
+    rig_end(&rig);
+}
+
 /* Not two of these fit into a segment, so that copying them wins nothing; and nothing is lost by it. */
 TEST(tasks_of_half_a_segment_can_stay)
 {

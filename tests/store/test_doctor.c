@@ -45,7 +45,7 @@ TEST(a_store_that_was_closed_is_whole_and_gets_no_remark)
     CHECK_INT(totals->records[KL_RECORD_CLOSE], 1);
     CHECK_INT(totals->history_tasks, PATIENT_SETTLED);
     CHECK(totals->has_history && totals->history_was_checked && totals->was_closed && !totals->is_torn);
-    CHECK(totals->live_bytes > (PATIENT_TASKS - PATIENT_SETTLED) * 2000 && totals->dead_bytes > 0);
+    CHECK(totals->live_bytes > (uint64_t)(PATIENT_TASKS - PATIENT_SETTLED) * 2000 && totals->dead_bytes > 0);
     CHECK(totals->segments >= patient->last_segment - patient->first_segment + 1);
     patient_free(patient);
 }

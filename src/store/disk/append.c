@@ -7,6 +7,9 @@
 #include "base/wait.h"
 #include "store/disk/disk.h"
 
+/* What may wait, less what two groups may add before it is counted. */
+enum { TASKS_MAX = KL_SLOTS_MAX - (1 << 23) };
+
 static bool has_job(const kl_entry *entry)
 {
     static const kl_task_id none;
@@ -96,6 +99,11 @@ static kl_rc append_now(kl__disk *disk, const kl_append *append, kl__commit *cal
 {
     size_t bytes = append->token ? sizeof(kl__token_record) : 0;
     uint64_t sum;
+    if (kl__stubs_count(disk->state.stubs) > TASKS_MAX)
+        return kl__fail(KL_EFULL,
+                        "%d tasks wait, which is all that a disk store can hold; let them be worked off, or spread "
+                        "the queue over more partitions in other stores",
+                        TASKS_MAX);
     for (size_t i = 0; i < append->count; i++)
         bytes += record_bytes(&append->entries[i]);
     kl_rc rc = kl__journal_reserve(disk->journal, bytes, append->count + (append->token != NULL), true, call);

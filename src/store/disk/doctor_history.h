@@ -1,4 +1,4 @@
-/* doctor_history.h - the doctor's look at history.db, apart from the rest because both know something called a segment. */
+/* doctor_history.h - the doctor's look at history.db, kept apart because both have something called a segment. */
 #ifndef KL_STORE_DOCTOR_HISTORY_H
 #define KL_STORE_DOCTOR_HISTORY_H
 

@@ -386,7 +386,7 @@ static void tell_missing(kl__doctor *doctor, uint64_t from, uint64_t to)
                          MEANING);
     else
         kl__doctor_found(doctor, KL_FOUND_MISSING_SEGMENTS, KL_FOUND_DAMAGE, name, -1,
-                         "%llu segments are missing, up to %016llx; %s.", (ull)(to - from + 1), (ull)to, MEANING);
+                         "%llu segments are missing, up to %016llx; %s.", (ull)to - from + 1, (ull)to, MEANING);
 }
 
 static void tell_end(struct survey *survey)

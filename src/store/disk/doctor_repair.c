@@ -6,7 +6,8 @@
  * For each segment that is to be rewritten, from the first to the last:
  *   1  the file, if there is one and it is damaged, is copied to quarantine/unfinished, which is synced, and renamed to
  *      quarantine/NAME-N, with N such that no earlier one is replaced; the directory is synced;
- *   2  journal/repair is written, with what is readable of the file, and synced;
+ *   2  journal/repair is written, with what is readable of the file, and synced; so is its name, lest a rename that
+ *      overtakes its making leaves neither file;
  *   3  it is renamed over the file, and the directory is synced. Until then the old file counts, from then on the new.
  * A file that is to be taken out is copied as in 1 and then removed, after all others are done.
  *
@@ -103,13 +104,13 @@ static int copy_bytes(kl__doctor *doctor, kl__file *from, kl__file *to)
 static bool is_copied(kl__doctor *doctor, const char *path, const char *copy)
 {
     kl__file *files[2] = {NULL, NULL};
-    char *bytes = kl__alloc(2 * COPY_BYTES);
+    char *bytes = kl__alloc((size_t)2 * COPY_BYTES);
     size_t got[2] = {0, 0};
     bool is_same = bytes && doctor->vfs->open(doctor->vfs, path, KL_OPEN_READ, &files[0]) == 0 &&
                    doctor->vfs->open(doctor->vfs, copy, KL_OPEN_READ, &files[1]) == 0;
     for (uint64_t at = 0; is_same; at += got[0]) {
         for (int i = 0; i < 2 && is_same; i++)
-            is_same = kl__vfs_read(doctor->vfs, files[i], bytes + i * COPY_BYTES, COPY_BYTES, at, &got[i]) == 0;
+            is_same = kl__vfs_read(doctor->vfs, files[i], bytes + (size_t)i * COPY_BYTES, COPY_BYTES, at, &got[i]) == 0;
         is_same = is_same && got[0] == got[1] && memcmp(bytes, bytes + COPY_BYTES, got[0]) == 0;
         if (is_same && got[0] == 0)
             break;
@@ -342,6 +343,8 @@ static kl_rc rewrite(kl__doctor *doctor, kl__case *its)
     kl_rc rc = begin_file(doctor, repair, &w.file);
     if (rc == KL_OK)
         rc = put_all(&w);
+    if (rc == KL_OK)
+        rc = sync_directory(doctor, doctor->journal_dir);
     kl__free(w.buffer);
     doctor->vfs->close(doctor->vfs, w.file);
     if (rc != KL_OK) {

@@ -106,6 +106,19 @@ typedef struct frame_info {
     int64_t now_ms;
 } frame_info;
 
+/* Soon after a segment was begun, the next should be there: most of this one is then left for outcomes when the disk turns
+ * out to be full (G3 of segments.h). Upkeep is given a while to make it of one that is dropped. */
+static void see_to_next(kl__segments *segments)
+{
+    const kl__segment *active = segments->active;
+    if (atomic_load_explicit(&segments->has_next, memory_order_relaxed) || atomic_load(&segments->is_full))
+        return;
+    if (active->end > active->bytes / 8)
+        (void)kl__segments_prepare(segments); /* if it fails, appends are refused from now on */
+    else if (active->end > active->bytes / 32)
+        kl__segments_want_next(segments);
+}
+
 static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *info)
 {
     kl__segments *segments = journal->segments;
@@ -141,8 +154,7 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
     journal->stats.syncs++;
     journal->stats.records += info->records;
     journal->stats.bytes += total;
-    if (active->end > active->bytes / 2 && !atomic_load_explicit(&segments->has_next, memory_order_relaxed))
-        kl__segments_want_next(segments);
+    see_to_next(segments);
     return KL_OK;
 }
 

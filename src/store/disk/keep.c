@@ -10,7 +10,7 @@
 #include "store/disk/disk.h"
 
 enum { KEPT_MAX = 1 << 18 }; /* waiting for history: 18 MiB, or one call's more */
-enum { BATCH_ROWS = 4096, BATCH_BYTES = 16 << 20, TRIM_ROWS = 10000, RETRY_MS = 1000, TRIM_MS = 10000 };
+enum { BATCH_ROWS = 4096, BATCH_BYTES = 16 << 20, TRIM_ROWS = 10000, TRIMS = 30, RETRY_MS = 1000, TRIM_MS = 1000 };
 
 /* A batch on its way. */
 struct batch {
@@ -201,6 +201,15 @@ static void carry_next(kl__disk *disk, struct batch *batch)
     pthread_mutex_lock(&state->mutex);
 }
 
+/* Forgets what has expired or is too much. Not all at once: there may be tasks to carry. */
+static void trim(kl__disk *disk)
+{
+    size_t trimmed = TRIM_ROWS;
+    for (int i = 0; i < TRIMS && trimmed == TRIM_ROWS; i++)
+        if (kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, &trimmed) != KL_OK)
+            return; /* again in a while */
+}
+
 static void *run_keeper(void *ctx)
 {
     kl__disk *disk = ctx;
@@ -213,13 +222,13 @@ static void *run_keeper(void *ctx)
             carry_next(disk, &batch);
             if (disk->keeper_rc != KL_OK && !disk->keeper_stops)
                 kl__cond_wait(&state->kept_changed, &state->mutex, kl__deadline_ns(RETRY_MS));
-            continue;
+        } else {
+            kl__cond_wait(&state->kept_changed, &state->mutex, trim_at);
         }
-        if (kl__cond_wait(&state->kept_changed, &state->mutex, trim_at) && kl__monotonic_ns() < trim_at)
+        if (kl__monotonic_ns() < trim_at)
             continue;
         pthread_mutex_unlock(&state->mutex);
-        size_t trimmed;
-        (void)kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, &trimmed); /* again in a while */
+        trim(disk);
         trim_at = kl__deadline_ns(TRIM_MS);
         pthread_mutex_lock(&state->mutex);
     }

@@ -162,7 +162,9 @@ static kl_rc read_segment(kl__segments *segments, kl__state *state, kl__segment_
 
 /* ---- All of them ---- */
 
-static kl_rc open_segment(kl__segments *segments, kl__state *state, uint64_t number)
+/* The last two segments may hold what a process wrote that was killed before it synced, or whose sync failed: what is read of
+ * them must be on the disk, or the next frame would stand behind one that is not. */
+static kl_rc open_segment(kl__segments *segments, kl__state *state, uint64_t number, bool is_last)
 {
     char path[KL_PATH_BYTES];
     kl__segments_path(segments, number, path);
@@ -175,10 +177,11 @@ static kl_rc open_segment(kl__segments *segments, kl__state *state, uint64_t num
         kl__free(segment);
         return kl__fail(KL_ESYSTEM, "%s could not be opened: %s", path, strerror(-error));
     }
-    if (!kl__state_add_segment(state, segment)) {
+    error = is_last ? segments->vfs->refresh(segments->vfs, segment->file) : 0;
+    if (error || !kl__state_add_segment(state, segment)) {
         segments->vfs->close(segments->vfs, segment->file);
         kl__free(segment);
-        return kl__fail_memory();
+        return error ? kl__fail(KL_ESYSTEM, "%s could not be synced: %s", path, strerror(-error)) : kl__fail_memory();
     }
     return KL_OK;
 }
@@ -195,7 +198,7 @@ static kl_rc read_all(kl__segments *segments, kl__state *state, const uint64_t *
                           "the data directory says what is affected",
                           (unsigned long long)numbers[i - 1] + 1, segments->dir);
         if (rc == KL_OK)
-            rc = open_segment(segments, state, numbers[i]);
+            rc = open_segment(segments, state, numbers[i], i + 2 >= count);
         if (rc == KL_OK)
             rc = read_segment(segments, state, &image, state->segments[i], recovered);
     }
@@ -219,12 +222,10 @@ static void set_aside_next(kl__segments *segments, kl__state *state)
         state->closed_bytes += state->segments[i]->bytes;
 }
 
-/* A process that was killed may have written what it did not sync. It was read, so it must stay. */
-static kl_rc sync_what_was_read(kl__segments *segments)
+/* Names that a process gave before it was killed were read, so they must stay. */
+static kl_rc sync_names(const kl__segments *segments)
 {
-    int error = segments->vfs->sync(segments->vfs, segments->active->file);
-    if (!error)
-        error = segments->vfs->sync_dir(segments->vfs, segments->dir);
+    int error = segments->vfs->sync_dir(segments->vfs, segments->dir);
     return error ? kl__fail(KL_ESYSTEM, "the journal in %s could not be synced: %s", segments->dir, strerror(-error))
                  : KL_OK;
 }
@@ -251,5 +252,5 @@ kl_rc kl__recover(kl__segments *segments, kl__state *state, kl__recovered *ret_r
         kl__segments_log(segments, KL_LOG_INFO,
                          "the store was not closed in order; the journal was read up to frame %llu",
                          (unsigned long long)ret_recovered->last_frame);
-    return sync_what_was_read(segments);
+    return sync_names(segments);
 }

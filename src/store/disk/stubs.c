@@ -10,6 +10,7 @@
  *     LOAD of the stripe. */
 #include "store/disk/stubs.h"
 
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -37,9 +38,9 @@ struct stripe {
 
 struct kl__stubs {
     kl__slot *slabs[SLABS_MAX];
-    uint32_t slots;      /* that were ever given out, the unused slot 0 included */
-    uint32_t free_first; /* a list through `bytes` */
-    uint64_t count;
+    uint32_t slots;          /* that were ever given out, the unused slot 0 included */
+    uint32_t free_first;     /* a list through `bytes` */
+    _Atomic(uint64_t) count; /* changed by one at a time, read by any */
     struct stripe stripes[STRIPES];
 };
 
@@ -186,7 +187,7 @@ uint32_t kl__stubs_add(kl__stubs *stubs, const kl_task_id *id)
         return KL_SLOT_NONE;
     kl__stubs_slot(stubs, slot)->id = *id;
     place(stripe, hash, slot);
-    stubs->count++;
+    atomic_store_explicit(&stubs->count, stubs->count + 1, memory_order_relaxed);
     return slot;
 }
 
@@ -204,7 +205,7 @@ void kl__stubs_remove(kl__stubs *stubs, uint32_t slot)
     stripe->used--;
     gone->bytes = stubs->free_first;
     stubs->free_first = slot;
-    stubs->count--;
+    atomic_store_explicit(&stubs->count, stubs->count - 1, memory_order_relaxed);
 }
 
-uint64_t kl__stubs_count(const kl__stubs *stubs) { return stubs->count; }
+uint64_t kl__stubs_count(const kl__stubs *stubs) { return atomic_load_explicit(&stubs->count, memory_order_relaxed); }

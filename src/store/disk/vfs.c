@@ -93,6 +93,15 @@ static int system_sync(kl__vfs *vfs, kl__file *file)
     return result < 0 ? -errno : 0;
 }
 
+static int system_refresh(kl__vfs *vfs, kl__file *file)
+{
+    int error = system_sync(vfs, file);
+    if (!error)
+        (void)posix_fadvise(file->fd, 0, 0,
+                            POSIX_FADV_DONTNEED); /* a file system that keeps no pages need not know it */
+    return error;
+}
+
 static int system_truncate(kl__vfs *vfs, kl__file *file, uint64_t size)
 {
     (void)vfs;
@@ -234,6 +243,7 @@ kl__vfs kl__vfs_system = {
     .read = system_read,
     .write = system_write,
     .sync = system_sync,
+    .refresh = system_refresh,
     .truncate = system_truncate,
     .size = system_size,
     .rename = system_rename,

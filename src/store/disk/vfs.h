@@ -32,6 +32,9 @@ struct kl__vfs {
     ssize_t (*write)(kl__vfs *vfs, kl__file *file, const void *bytes, size_t count, uint64_t offset);
 
     int (*sync)(kl__vfs *vfs, kl__file *file); /* fdatasync */
+    /* Makes reads show what is on the disk, not what the system remembers of it: after a sync that failed, that may be
+     * something that was never written. Syncs first. */
+    int (*refresh)(kl__vfs *vfs, kl__file *file);
     int (*truncate)(kl__vfs *vfs, kl__file *file, uint64_t size);
     int (*size)(kl__vfs *vfs, kl__file *file, uint64_t *ret_size);
 
