@@ -53,7 +53,7 @@ static bool await_calls(struct run *run, pid_t child, uint64_t calls)
     int64_t until_ns = kl__deadline_ns(PATIENCE_S * 1000);
     while (atomic_load(&run->ledger->calls) < calls || (calls && !atomic_load(&run->ledger->is_open))) {
         if (has_died(child))
-            return complain(run, "the process ended by itself", run->ledger->failure);
+            return false; /* kill_child says how */
         if (kl__monotonic_ns() > until_ns)
             return complain(run, "the process", "it does not get on");
         pause_ns(LOOK_NS);
@@ -103,13 +103,15 @@ static bool take_images(struct run *run, pid_t child)
 static bool kill_child(struct run *run, pid_t child)
 {
     int status = 0;
+    char how[64];
     kill(child, SIGKILL);
     while (waitpid(child, &status, 0) != child)
         if (errno != EINTR)
             return complain(run, "waiting for the process", strerror(errno));
-    if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL)
-        return complain(run, "the process ended by itself", run->ledger->failure);
-    return true;
+    if (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)
+        return true;
+    snprintf(how, sizeof how, "the process ended by itself (status %x)", (unsigned)status);
+    return complain(run, how, run->ledger->failure);
 }
 
 /* One round in eight is killed while it opens what the last one left. */
@@ -124,7 +126,7 @@ static bool work_and_kill(struct run *run)
     if (child == 0)
         crash_load(run->ledger, run->data);
     bool good = await_calls(run, child, calls) && (early || take_images(run, child));
-    return kill_child(run, child) && good;
+    return kill_child(run, child) && good; /* killed in any case */
 }
 
 static bool run_round(struct run *run)

@@ -1,6 +1,7 @@
 /* faultvfs.h - a file system over another one in which a chosen call fails.
  *
- * Calls are counted by kind from the moment a fault is set; the n-th of the chosen kinds fails, once or from then on. */
+ * Calls are counted by kind from the moment a fault is set; the n-th of the chosen kinds fails, once or from then
+ * on. */
 #ifndef TESTS_FAULTVFS_H
 #define TESTS_FAULTVFS_H
 

@@ -1,7 +1,8 @@
-/* recording.h - a script's run over the disk engine on a simulated disk, with every operation and what was acknowledged when.
+/* recording.h - a script's run over the disk engine on a simulated disk, with every operation and what was
+ * acknowledged when.
  *
- * The engine's own threads make each run a little different, so a run in which something was found is saved to a file, and can be
- * looked at again exactly as it was. */
+ * The engine's own threads make each run a little different, so a run in which something was found is saved to a
+ * file, and can be looked at again exactly as it was. */
 #ifndef TESTS_RECORDING_H
 #define TESTS_RECORDING_H
 
@@ -35,7 +36,8 @@ kl_rc sim_store_open(void *ctx, const kl_store_opts *opts, kl_store **ret_store)
 struct recording *recording_make(uint64_t seed, uint32_t calls);
 void recording_free(struct recording *recording);
 
-/* The call, with the positions and versions that this run learned. `model` is the one before, and becomes the one after. */
+/* The call, with the positions and versions that this run learned. `model` is the one before, and becomes the one
+ * after. */
 void recording_apply(const struct recording *recording, struct model *model, uint32_t call);
 
 bool recording_save(const struct recording *recording, const char *path);

@@ -1,7 +1,7 @@
 /* script.c - makes up a run of calls, and applies them to the model.
  *
- * Few places, records and jobs meet often. One task in nine is a straggler that is settled only rarely, so that segments
- * stay partly alive and must be compacted; big payloads fill segments quickly. */
+ * Few places, records and jobs meet often. One task in nine is a straggler that is settled only rarely, so that
+ * segments stay partly alive and must be compacted; big payloads fill segments quickly. */
 #include "script.h"
 
 #include <inttypes.h>
@@ -359,8 +359,8 @@ void script_describe(const struct script *script, uint32_t number, char *ret_tex
 
 /* ---- The model ---- */
 
-/* Whatever has expired may be trimmed at any time, and so may what is over the most rows; once trimmed it stays away, even when
- * others are forgotten later. */
+/* Whatever has expired may be trimmed at any time, and so may what is over the most rows; once trimmed it stays
+ * away, even when others are forgotten later. */
 static void grow_old(struct model *model)
 {
     uint32_t finished[SCRIPT_TASKS_MAX], count = 0;

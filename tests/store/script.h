@@ -1,8 +1,8 @@
 /* script.h - a run of store calls made from a seed, and a model that knows what a store must hold after each of them.
  *
- * The calls are made up in advance: they depend on the seed alone. What only the store can tell (positions, versions) is learned
- * as it goes. A call is made of steps, each of which happens whole or not at all; a store that was cut off in a call may
- * stand behind any of its steps.
+ * The calls are made up in advance: they depend on the seed alone. What only the store can tell (positions,
+ * versions) is learned as it goes. A call is made of steps, each of which happens whole or not at all; a store that
+ * was cut off in a call may stand behind any of its steps.
  *
  *      script.c         makes the calls, and applies them to a model
  *      script_run.c     makes a call to a store
@@ -148,18 +148,19 @@ struct subject {
 kl_rc subject_open(struct subject *subject);
 void subject_close(struct subject *subject);
 
-/* Makes the call, as one who knows what the model holds before it; learns positions and versions into `after`, which is the
- * model after it. KL_OK: it did what it should. KL_EINVAL: it did something else, and `why` says what. Anything else is
- * what the store returned. */
+/* Makes the call, as one who knows what the model holds before it; learns positions and versions into `after`, which
+ * is the model after it. KL_OK: it did what it should. KL_EINVAL: it did something else, and `why` says what.
+ * Anything else is what the store returned. */
 kl_rc subject_call(struct subject *subject, const struct model *before, struct model *after,
                    const struct script_call *call);
 
-/* Looks at everything in the store and compares it with each of the models in turn. The first that it equals, or -1 and `why` tells
- * the difference from the last one, or what is wrong with any. `random` chooses what is looked at in samples. */
+/* Looks at everything in the store and compares it with each of the models in turn. The first that it equals, or -1
+ * and `why` tells the difference from the last one, or what is wrong with any. `random` chooses what is looked at in
+ * samples. */
 int subject_compare(struct subject *subject, const struct model *models, int count, uint64_t random);
 
-/* For damaged stores: whatever is shown must be right. What is not shown and should be is counted as missing, what is refused as
- * damaged (KL_EDAMAGED) as refused. False: something else is wrong, and `why` says what. */
+/* For damaged stores: whatever is shown must be right. What is not shown and should be is counted as missing, what
+ * is refused as damaged (KL_EDAMAGED) as refused. False: something else is wrong, and `why` says what. */
 struct inspection {
     uint64_t missing, refused;
 };

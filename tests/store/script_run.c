@@ -21,7 +21,8 @@ static kl_rc wrong(struct subject *subject, const char *format, ...)
     return KL_EINVAL;
 }
 
-/* What the store refused for reasons of its own is the caller's to judge; that it called the input wrong is a defect. */
+/* What the store refused for reasons of its own is the caller's to judge; that it called the input wrong is a
+ * defect. */
 static kl_rc refused(struct subject *subject, const char *name, kl_rc rc)
 {
     if (rc == KL_EINVAL || rc == KL_ESTALE || rc == KL_ECONFLICT)

@@ -1,7 +1,7 @@
 /* script_view.c - looks at everything a store holds, by every call that shows something, and compares it with models.
  *
- * What does not depend on a model is checked while looking: the bytes of each task, the order of each line, that counts, scan,
- * read, find and results agree, and that nothing is there that was never made. */
+ * What does not depend on a model is checked while looking: the bytes of each task, the order of each line, that
+ * counts, scan, read, find and results agree, and that nothing is there that was never made. */
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>

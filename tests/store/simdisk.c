@@ -1,5 +1,5 @@
-/* simdisk.c - the simulated disk's calls: each change becomes an operation, is done to what programs see, and waits among
- * the unsynced ones until a sync makes it durable. */
+/* simdisk.c - the simulated disk's calls: each change becomes an operation, is done to what programs see, and waits
+ * among the unsynced ones until a sync makes it durable. */
 #include "simdisk.h"
 
 #include <errno.h>

@@ -1,16 +1,16 @@
 /* simdisk.h - a disk in memory that can lose power, to open the disk engine on.
  *
- * Everything that changes the disk is an operation with a number: write, truncate, sync, create, rename, unlink, mkdir and
- * sync_dir. A disk holds what programs see (the page cache) and, apart from it, what is durable:
+ * Everything that changes the disk is an operation with a number: write, truncate, sync, create, rename, unlink,
+ * mkdir and sync_dir. A disk holds what programs see (the page cache) and, apart from it, what is durable:
  *
  *   D1  What is written to a file, and its size, is durable after sync of that file; until then any part of it may be.
- *   D2  A name that is made, renamed or removed is durable after sync_dir of its directory. A rename is never half done: a
- *       file has one name at a time. A name and the bytes of its file are independent.
+ *   D2  A name that is made, renamed or removed is durable after sync_dir of its directory. A rename is never half
+ *       done: a file has one name at a time. A name and the bytes of its file are independent.
  *   D3  What is durable stays.
  *
- * simdisk_image makes the disk that may be found after power was lost now. To lose it after each operation of a run, record the
- * run, and bring a second disk forward through the recorded operations. The disk is thread-safe, and does the same for the
- * same operations and seed. */
+ * simdisk_image makes the disk that may be found after power was lost now. To lose it after each operation of a run,
+ * record the run, and bring a second disk forward through the recorded operations. The disk is thread-safe, and does
+ * the same for the same operations and seed. */
 #ifndef TESTS_SIMDISK_H
 #define TESTS_SIMDISK_H
 
@@ -47,7 +47,8 @@ kl__vfs *simdisk_vfs(simdisk *disk);
 
 uint64_t simdisk_ops(simdisk *disk); /* done since it was made */
 
-/* A disk of the same contents and the same state of durability. Nothing is recorded in it yet, and its operations count from 0. */
+/* A disk of the same contents and the same state of durability. Nothing is recorded in it yet, and its operations
+ * count from 0. */
 simdisk *simdisk_clone(simdisk *disk);
 
 /* From now on operations are kept, to be done again on a clone from before. */
@@ -58,7 +59,8 @@ void simdisk_forward(simdisk *disk, simdisk *recorded, uint64_t op);
 /* Says in words what recorded operation `op` was (the first is 1). */
 void simdisk_describe(simdisk *recorded, uint64_t op, char *ret_text, size_t size);
 
-/* What was recorded, to a file and back: the disk that is loaded has done none of it, and holds nothing but the recording. */
+/* What was recorded, to a file and back: the disk that is loaded has done none of it, and holds nothing but the
+ * recording. */
 bool simdisk_save(simdisk *recorded, FILE *file);
 simdisk *simdisk_load(FILE *file); /* NULL: it cannot be read */
 
@@ -79,7 +81,8 @@ typedef enum simdisk_dirty {
 
 void simdisk_fail_sync(simdisk *disk, kl__file *file, simdisk_dirty dirty);
 
-/* The most bytes that files may take, in pages of 4 KiB; growing beyond is ENOSPC. 0: no end. It may be changed at any time. */
+/* The most bytes that files may take, in pages of 4 KiB; growing beyond is ENOSPC. 0: no end. It may be changed at
+ * any time. */
 void simdisk_capacity(simdisk *disk, uint64_t bytes);
 uint64_t simdisk_used(simdisk *disk);
 

@@ -1,4 +1,5 @@
-/* simdisk_inside.h - the simulated disk's own data, shared by simdisk.c (calls) and simimage.c (what power loss leaves). */
+/* simdisk_inside.h - the simulated disk's own data, shared by simdisk.c (calls) and simimage.c (what power loss
+ * leaves). */
 #ifndef TESTS_SIMDISK_INSIDE_H
 #define TESTS_SIMDISK_INSIDE_H
 
@@ -10,8 +11,8 @@
 
 enum sim_kind { OP_WRITE, OP_TRUNCATE, OP_SYNC, OP_CREATE, OP_MKDIR, OP_RENAME, OP_UNLINK, OP_SYNC_DIR, OP_KINDS };
 
-/* One operation, shared by the recording and by every disk on which it is not durable yet. Files go by number, because the same
- * operations number them alike on every disk. */
+/* One operation, shared by the recording and by every disk on which it is not durable yet. Files go by number,
+ * because the same operations number them alike on every disk. */
 struct sim_op {
     atomic_int refs;
     enum sim_kind kind;

@@ -1,7 +1,7 @@
 /* simimage.c - what may be found on a simulated disk after power was lost.
  *
- * The unsynced operations are cut into pieces, the outcome chooses which of them remain and in which order, and those are
- * done to a copy of what is durable. */
+ * The unsynced operations are cut into pieces, the outcome chooses which of them remain and in which order, and
+ * those are done to a copy of what is durable. */
 #include <stdlib.h>
 #include <string.h>
 

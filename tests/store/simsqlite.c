@@ -1,7 +1,7 @@
 /* simsqlite.c - the sqlite3_vfs.
  *
- * A node stands for each path that is open: who holds which lock on it, and the WAL's index. The index is gone when the last
- * connection is, as it is after a crash. */
+ * A node stands for each path that is open: who holds which lock on it, and the WAL's index. The index is gone when
+ * the last connection is, as it is after a crash. */
 #include "simsqlite.h"
 
 #include <errno.h>

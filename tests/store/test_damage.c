@@ -1,8 +1,10 @@
-/* test_damage.c - bits are flipped and files cut off, in every kind of file: that is harmless or noticed, and never believed.
+/* test_damage.c - bits are flipped and files cut off, in every kind of file: that is harmless or noticed, and never
+ * believed.
  *
- * A run's directory is damaged in one place and opened. Either everything is there; or it does not open, with KL_EDAMAGED; or it does,
- * and whatever it shows is right, and what it does not show is refused with KL_EDAMAGED. When the run did not end in order, the
- * last frame of the journal may be taken for a torn write: then the last call of the run has not happened.
+ * A run's directory is damaged in one place and opened. Either everything is there; or it does not open, with
+ * KL_EDAMAGED; or it does, and whatever it shows is right, and what it does not show is refused with KL_EDAMAGED.
+ * When the run did not end in order, the last frame of the journal may be taken for a torn write: then the last call
+ * of the run has not happened.
  *
  * KL_TEST_OPS says how many damages to make. What fails is printed with the line that repeats it:
  *
@@ -158,7 +160,8 @@ static void check_damage(struct damaged *damaged, struct damage *damage, uint64_
     free(subject);
 }
 
-/* Everything about damage `number` comes from the seed and its number, but for what the engine's threads did in the run. */
+/* Everything about damage `number` comes from the seed and its number, but for what the engine's threads did in the
+ * run. */
 static void damage_once(struct damaged *damaged, uint64_t number)
 {
     uint64_t random = damaged->recording->script->seed ^ (number * 0x9e3779b97f4a7c15u);

@@ -7,6 +7,7 @@
 #include "base/random.h"
 #include "disk_rig.h"
 #include "store/disk/format.h"
+#include "store/disk/state.h"
 
 enum { BYTES = 200, SEGMENT = RIG_SEGMENT, PER_SEGMENT = SEGMENT / 280 };
 
@@ -130,6 +131,36 @@ TEST(delayed_tasks_stay_while_others_pass)
         CHECK_INT(rig_waiting(&rig), DELAYED);
         for (uint64_t i = 0; i < DELAYED; i += 100)
             CHECK(rig_is_whole(&rig, i, BYTES));
+        rig_reopen(&rig);
+    }
+    rig_end(&rig);
+}
+
+/* Once history has them, with their errors, the journal needs neither tasks nor outcomes; retried ones stay. */
+TEST(what_is_kept_leaves_the_journal_for_history)
+{
+    enum { COUNT = 8 * PER_SEGMENT, RETRIED = COUNT / 64 };
+    struct rig rig;
+    kl_counts counts;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    rig_append(&rig, 0, COUNT, BYTES);
+    for (uint32_t shard = 0; shard < RIG_SHARDS; shard++) {
+        kl_settled settled[COUNT / RIG_SHARDS + 1];
+        kl_settle batch = {.place = {rig.partition, shard}, .tasks = settled};
+        for (uint64_t number = shard; number < COUNT; number += RIG_SHARDS)
+            settled[batch.count++] = (kl_settled){.id = rig_id(number),
+                                                  .position = 1,
+                                                  .outcome = number < RETRIED ? KL_RETRY : KL_DEAD,
+                                                  .attempts = 1,
+                                                  .keep_ms = 100000000,
+                                                  .error = {"it broke", 8}};
+        CHECK_OK(kl_store_settle(rig.store, &batch, 1));
+    }
+    check_bound(&rig, RETRIED * (task_bytes(BYTES, false) + KL_MOVED_MORE), "what history has is dropped");
+    for (int life = 0; life < 2 && rig.store; life++) {
+        CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, &counts));
+        CHECK_INT(counts.dead, COUNT - RETRIED);
+        CHECK_INT(counts.retry, RETRIED);
         rig_reopen(&rig);
     }
     rig_end(&rig);

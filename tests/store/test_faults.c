@@ -1,10 +1,10 @@
-/* test_faults.c - a call to the file system fails, each in its turn: nothing that was acknowledged is lost, nothing is acknowledged
- * that is not there.
+/* test_faults.c - a call to the file system fails, each in its turn: nothing that was acknowledged is lost, nothing
+ * is acknowledged that is not there.
  *
- * For each kind of fault the script is run again and again, and the fault comes one call later each time. When a call of the store
- * fails, its effect is unknown: it is repeated as often as its class allows, else the store is closed and opened again, on the machine
- * as it is or after it has lost power, and must then be in a state of the run. The rest of the script follows, and at the end
- * power is lost once more.
+ * For each kind of fault the script is run again and again, and the fault comes one call later each time. When a
+ * call of the store fails, its effect is unknown: it is repeated as often as its class allows, else the store is
+ * closed and opened again, on the machine as it is or after it has lost power, and must then be in a state of the
+ * run. The rest of the script follows, and at the end power is lost once more.
  *
  * KL_TEST_OPS says how many runs to make. What fails is printed with the line that repeats it:
  *
@@ -131,8 +131,8 @@ static bool open_again(struct faulty_run *run, const char *what)
     return false;
 }
 
-/* Closes and opens the store, half of the times with a loss of power between, and finds out where it stands: models[0] is that
- * afterwards. The fault is over. */
+/* Closes and opens the store, half of the times with a loss of power between, and finds out where it stands:
+ * models[0] is that afterwards. The fault is over. */
 static bool restart(struct faulty_run *run, int *ret_found)
 {
     subject_close(&run->subject);

@@ -1,16 +1,19 @@
-/* test_powerloss.c - power is lost after every operation of a scripted run, in eight ways each: what is opened then holds
- * everything that was acknowledged and nothing that was never asked for, and goes on working.
+/* test_powerloss.c - power is lost after every operation of a scripted run, in eight ways each: what is opened then
+ * holds everything that was acknowledged and nothing that was never asked for, and goes on working.
  *
- * The script's calls come one after another, so the store that is found must be the model after the acknowledged calls, or behind some
- * step of the one call that was under way. Then the call is made again, as one would who lost its reply, a few more follow,
- * and in a third of the cases the store is opened once more. In a tenth of the cases power is lost a second time, at some operation of the recovery.
+ * The script's calls come one after another, so the store that is found must be the model after the acknowledged
+ * calls, or behind some step of the one call that was under way. Then the call is made again, as one would who lost
+ * its reply, a few more follow, and in a third of the cases the store is opened once more. In a tenth of the cases
+ * power is lost a second time, at some operation of the recovery.
  *
- * A process for each processor runs scripts of its own. KL_TEST_IMAGES says how many images to try in all; by default these are all
- * of a script for each process, and more until there are 20,000. What fails is printed with the line that repeats it:
+ * A process for each processor runs scripts of its own. KL_TEST_IMAGES says how many images to try in all; by
+ * default these are all of a script for each process, and more until there are 20,000. What fails is printed with
+ * the line that repeats it:
  *
  *     KL_POWERLOSS="FILE OP OUTCOME" test-powerloss
  *
- * where FILE holds the run as it was, OP the last operation before the end, and OUTCOME what became of the unsynced ones. */
+ * where FILE holds the run as it was, OP the last operation before the end, and OUTCOME what became of the unsynced
+ * ones. */
 #include <stdlib.h>
 
 #include "base/base.h"

@@ -1,4 +1,5 @@
-/* test_simdisk.c - the simulated disk keeps what was synced and loses the rest in every way it says; faults come when asked for. */
+/* test_simdisk.c - the simulated disk keeps what was synced and loses the rest in every way it says; faults come
+ * when asked for. */
 #include <errno.h>
 #include <stdlib.h>
 
@@ -458,7 +459,8 @@ TEST(a_full_disk_refuses_growth_until_there_is_room)
 static void forget(void *ctx, kl__file *file) { simdisk_fail_sync(ctx, file, SIM_DIRTY_FORGOTTEN); }
 static void drop(void *ctx, kl__file *file) { simdisk_fail_sync(ctx, file, SIM_DIRTY_DROPPED); }
 
-/* Fails the first sync, lets the second succeed, and says what programs saw in between and what is there after power loss. */
+/* Fails the first sync, lets the second succeed, and says what programs saw in between and what is there after power
+ * loss. */
 static void check_failed_sync(void (*told)(void *, kl__file *), const char *seen, const char *durable)
 {
     kl__file *file;

@@ -1,4 +1,5 @@
-/* test_simsqlite.c - SQLite on the simulated disk: what it commits in WAL mode is there after power was lost at any operation. */
+/* test_simsqlite.c - SQLite on the simulated disk: what it commits in WAL mode is there after power was lost at any
+ * operation. */
 #include <errno.h>
 #include <sqlite3.h>
 #include <stdlib.h>

@@ -17,11 +17,13 @@
  *      12  4  CRC-32C of bytes 16..63                 8  8  number of the segment it was written for
  *      16  8  number of this segment                 16  8  number of the frame, counting from 1 without gaps
  *      24  8  random number of the journal           24  8  random number of the journal
- *      32  8  bytes of this segment                  32  8  the store's clock, ms since 1970
+ *      32  8  bytes of this segment*                 32  8  the store's clock, ms since 1970
  *      40 24  zero                                   40  8  sum of the CRCs of its records
  *                                                    48  4  bytes of its records
  *                                                    52  4  how many records
  *                                                    56  8  sequence number of its first record, moved ones not counted
+ *
+ * * when it was prepared. It is never shorter; it is longer when a batch would not have fitted.
  *
  * A frame is what one commit wrote, and counts whole or not at all: its header's CRC, each record's CRC and the sum of
  * them must be right. The sum binds the records to the header, so that a record left over from before cannot pass for

@@ -155,7 +155,7 @@ static kl_rc read_segment(kl__segments *segments, kl__state *state, kl__segment_
     if (rc != KL_OK)
         return rc;
     segments->journal = image->header.journal;
-    segment->bytes = image->header.bytes;
+    segment->bytes = image->size; /* what it was prepared with, or more for a large batch */
     segment->end = KL_SEGMENT_HEADER;
     return read_frames(segments, state, image, segment, recovered);
 }

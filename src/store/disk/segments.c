@@ -184,14 +184,12 @@ static kl__segment *take_next(kl__segments *segments, int *ret_error)
     return next;
 }
 
-/* A large batch gets a large segment. Its file has its size before its header says so: a shorter one is damaged. */
+/* A large batch gets a large segment. Its header goes on to say what it was prepared with: it must never be in doubt. */
 static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
 {
     int error = segments->vfs->truncate(segments->vfs, next->file, bytes);
     if (!error)
         error = segments->vfs->sync(segments->vfs, next->file);
-    if (!error)
-        error = kl__segment_write_header(segments, next->file, next->number, bytes);
     next->bytes = bytes;
     return error;
 }

@@ -2,10 +2,10 @@
  *
  * From: every file of the disk engine.  To: the system calls.
  *
- * A directory belongs to who holds flock on its file `lock`. That lock belongs to the open file and not to the process, so it
- * refuses a second open in the same process as well, and the kernel gives it up when the process ends, however it ends.
- * The pid inside is for people: it is written after the lock was taken and is never trusted. The file is never removed,
- * because someone else may be about to lock it. */
+ * A directory belongs to who holds flock on its file `lock`. That lock belongs to the open file and not to the
+ * process, so it refuses a second open in the same process as well, and the kernel gives it up when the process
+ * ends, however it ends. The pid inside is for people: it is written after the lock was taken and is never trusted.
+ * The file is never removed, because someone else may be about to lock it. */
 #include "store/disk/vfs.h"
 
 #include <dirent.h>
@@ -29,7 +29,8 @@ struct kl__file {
     int fd;
 };
 
-/* Repeats a call that a signal interrupted; only read and write show that to the caller, as they may have done a part. */
+/* Repeats a call that a signal interrupted; only read and write show that to the caller, as they may have done a
+ * part. */
 #define UNINTERRUPTED(result, call)                                                                                    \
     do                                                                                                                 \
         (result) = (call);                                                                                             \
@@ -166,7 +167,8 @@ static int system_sync_dir(kl__vfs *vfs, const char *path)
     return -error;
 }
 
-/* The pid that stands in the file, up to its newline; 0 when what is there is no pid (the owner is about to write it). */
+/* The pid that stands in the file, up to its newline; 0 when what is there is no pid (the owner is about to write
+ * it). */
 static int64_t read_pid(kl__file *file)
 {
     char text[PID_BYTES_MAX + 1];
