@@ -29,6 +29,9 @@ uint64_t test_seed(void);
 /* How much a random test should do: `normal`, divided under sanitizers, or KL_TEST_OPS when that is set. */
 uint64_t test_ops(uint64_t normal);
 
+/* How often a slow thing should be done: `normal`; a tenth under sanitizers, or when KL_TEST_OPS asks for anything. */
+uint64_t test_rounds(uint64_t normal);
+
 #define TEST(name)                                                                                                     \
     static void name(void);                                                                                            \
     static struct test test_##name = {#name, name, NULL};                                                              \

@@ -7,7 +7,7 @@ enum { ROUNDS = 50, IMAGES = 20, CALLS_MAX = 2000 };
 
 TEST(a_killed_process_has_lost_nothing_that_it_was_told)
 {
-    struct crash_opts opts = {.rounds = test_ops(ROUNDS), .seed = test_seed(), .calls_max = CALLS_MAX};
+    struct crash_opts opts = {.rounds = test_rounds(ROUNDS), .seed = test_seed(), .calls_max = CALLS_MAX};
     CHECK(crash_run(&opts));
 }
 
@@ -15,6 +15,6 @@ TEST(a_killed_process_has_lost_nothing_that_it_was_told)
 TEST(the_directory_is_whole_at_any_moment_of_the_run)
 {
     struct crash_opts opts = {
-        .rounds = 2, .seed = test_seed(), .calls_max = CALLS_MAX / 2, .images_each = test_ops(IMAGES) / 2};
+        .rounds = 2, .seed = test_seed(), .calls_max = CALLS_MAX / 2, .images_each = test_rounds(IMAGES) / 2};
     CHECK(crash_run(&opts));
 }
