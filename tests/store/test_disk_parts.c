@@ -217,7 +217,7 @@ static kl_task_id id_of(uint64_t number)
 static void check_slot(const kl__stubs *stubs, uint64_t number, uint32_t slot)
 {
     kl_task_id id = id_of(number);
-    CHECK_INT(kl__stubs_find(stubs, &id), slot);
+    CHECK_INT(kl__stubs_find(stubs, 1, &id), slot);
     if (slot != KL_SLOT_NONE) {
         CHECK(memcmp(&kl__stubs_slot(stubs, slot)->id, &id, sizeof id) == 0);
         CHECK_INT(kl__stubs_slot(stubs, slot)->key_hash, number);
@@ -238,7 +238,7 @@ TEST(stubs_are_found_until_they_are_removed)
             slots[number] = KL_SLOT_NONE;
             count--;
         } else if (!slots[number] && !(is_lean && i % 8)) {
-            slots[number] = kl__stubs_add(stubs, &id);
+            slots[number] = kl__stubs_add(stubs, 1, &id);
             REQUIRE(slots[number] != KL_SLOT_NONE);
             kl__stubs_slot(stubs, slots[number])->key_hash = number;
             count++;
@@ -261,15 +261,15 @@ TEST(a_stub_that_finds_no_memory_is_not_added)
     for (uint64_t number = 1; number < IDS; number++) {
         kl_task_id id = id_of(number);
         kl__alloc_fail_at(1);
-        uint32_t slot = kl__stubs_add(stubs, &id);
+        uint32_t slot = kl__stubs_add(stubs, 1, &id);
         kl__alloc_fail_at(0);
         refused += slot == KL_SLOT_NONE;
         if (slot == KL_SLOT_NONE) {
-            CHECK_INT(kl__stubs_find(stubs, &id), KL_SLOT_NONE);
-            slot = kl__stubs_add(stubs, &id);
+            CHECK_INT(kl__stubs_find(stubs, 1, &id), KL_SLOT_NONE);
+            slot = kl__stubs_add(stubs, 1, &id);
         }
         CHECK(slot != KL_SLOT_NONE);
-        CHECK_INT(kl__stubs_find(stubs, &id), slot);
+        CHECK_INT(kl__stubs_find(stubs, 1, &id), slot);
         CHECK_INT(kl__stubs_count(stubs), number);
     }
     CHECK(refused > 0);

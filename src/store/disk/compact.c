@@ -79,7 +79,8 @@ static size_t fill_copies(void *ctx, char *bytes, uint64_t sequence, size_t *ret
     return records;
 }
 
-static void copy_segment(kl__disk *disk, kl__segment *segment)
+/* False: not all of it could be copied. */
+static bool copy_segment(kl__disk *disk, kl__segment *segment)
 {
     struct copying copying = {
         .disk = disk, .segment = segment->number, .frame_offset = KL_SEGMENT_HEADER, .end = segment->end};
@@ -97,6 +98,7 @@ static void copy_segment(kl__disk *disk, kl__segment *segment)
     if (rc == KL_OK)
         disk->compacted = segment->number; /* once is enough: nothing new becomes live in it */
     kl__image_free(&copying.image);
+    return rc == KL_OK;
 }
 
 /* The first segment, when it should be copied; NULL: none. On a full disk only when little of it is live, for the copies
@@ -114,15 +116,15 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
     return segment;
 }
 
-/* False: there was nothing to copy. */
+/* False: there was nothing to copy, or it could not be: then it is tried again in a while. */
 static bool compact(kl__disk *disk, uint64_t slack)
 {
     kl__segment *segment = find_work(disk, slack);
     if (!segment)
         return false;
-    copy_segment(disk, segment);
+    bool is_copied = copy_segment(disk, segment);
     kl__segments_drop(&disk->segments);
-    return true;
+    return is_copied;
 }
 
 /* The next segment is best made of one that is dropped. */
@@ -151,6 +153,7 @@ static void *run_upkeep(void *ctx)
             continue;
         bool next_wanted = segments->next_wanted;
         segments->upkeep_wanted = false;
+        segments->next_wanted = false;
         pthread_mutex_unlock(&segments->mutex);
         keep_up(disk, next_wanted);
         pthread_mutex_lock(&segments->mutex);

@@ -206,10 +206,15 @@ static void parent_of(const char *path, char *ret_parent)
         snprintf(ret_parent, KL_PATH_BYTES, "%.*s", (int)(slash - path), path);
 }
 
+static kl_rc fail_sync(const char *path, int error)
+{
+    return kl__fail(KL_ESYSTEM, "the directory %s could not be synced: %s", path, strerror(-error));
+}
+
 static kl_rc sync_directory(kl__disk *disk, const char *path)
 {
     int error = disk->vfs->sync_dir(disk->vfs, path);
-    return error ? kl__fail(KL_ESYSTEM, "the directory %s could not be synced: %s", path, strerror(-error)) : KL_OK;
+    return error ? fail_sync(path, error) : KL_OK;
 }
 
 static kl_rc take_ownership(kl__disk *disk)
@@ -235,7 +240,11 @@ static kl_rc open_directories(kl__disk *disk)
         rc = make_directory(disk, disk->segments.dir);
     if (rc == KL_OK)
         rc = sync_directory(disk, disk->path);
-    return rc == KL_OK ? sync_directory(disk, parent) : rc;
+    if (rc != KL_OK)
+        return rc;
+    /* Where the parent may not be read, somebody else made the directory, and saw to it. */
+    int error = disk->vfs->sync_dir(disk->vfs, parent);
+    return error && error != -EACCES && error != -EPERM ? fail_sync(parent, error) : KL_OK;
 }
 
 static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts)
@@ -323,6 +332,8 @@ static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, 
     disk->now_ctx = opts->now_ctx;
     disk->history_ms_max = opts->history_ms_max;
     snprintf(disk->path, sizeof disk->path, "%s", *path ? path : "./keyline-data");
+    for (size_t length = strlen(disk->path); length > 1 && disk->path[length - 1] == '/'; length--)
+        disk->path[length - 1] = 0;
     kl__segments *segments = &disk->segments;
     segments->vfs = vfs;
     segments->segment_bytes = (uint64_t)opts->segment_bytes;

@@ -54,8 +54,9 @@ typedef struct kl__disk {
 
     pthread_t keeper;
     bool has_keeper;
-    bool keeper_stops; /* with the state's mutex, like the next two */
-    kl_rc keeper_rc;   /* how the last try ended */
+    bool keeper_stops;     /* with the state's mutex, like the next two */
+    kl_rc keeper_rc;       /* how the last try ended */
+    uint32_t keeper_tries; /* that failed, one after another */
     char keeper_error[KL_KEEP_ERROR_BYTES];
     int64_t history_ms_max;
 } kl__disk;

@@ -111,12 +111,23 @@ typedef struct frame_info {
 static void see_to_next(kl__segments *segments)
 {
     const kl__segment *active = segments->active;
-    if (atomic_load_explicit(&segments->has_next, memory_order_relaxed) || atomic_load(&segments->is_full))
+    if (atomic_load_explicit(&segments->has_next, memory_order_relaxed) || atomic_load(&segments->next_error))
         return;
     if (active->end > active->bytes / 8)
         (void)kl__segments_prepare(segments); /* if it fails, appends are refused from now on */
     else if (active->end > active->bytes / 32)
         kl__segments_want_next(segments);
+}
+
+/* The disk was full before all of a frame was written: what was must not be read as one. */
+static kl_rc take_back(kl__journal *journal, char *bytes)
+{
+    kl__segments *segments = journal->segments;
+    memset(bytes, 0, KL_FRAME_HEADER);
+    int error = kl__vfs_write(segments->vfs, segments->active->file, bytes, KL_FRAME_HEADER, segments->active->end);
+    if (error && error != -ENOSPC && error != -EDQUOT)
+        return break_down(journal, "writing the journal", strerror(-error));
+    return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
 }
 
 static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *info)
@@ -142,7 +153,7 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
     memset(bytes + total, 0, rest);
     int error = kl__vfs_write(segments->vfs, active->file, bytes, total + rest, active->end);
     if (error == -ENOSPC || error == -EDQUOT)
-        return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
+        return take_back(journal, bytes);
     if (error)
         return break_down(journal, "writing the journal", strerror(-error));
     error = segments->vfs->sync(segments->vfs, active->file);

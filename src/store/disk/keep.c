@@ -1,8 +1,8 @@
 /* keep.c - the thread that carries settled tasks from the journal into history.
  *
  * What is to be kept waits in the state, in the order of the journal, and the bytes of it stay in their segments until
- * history has committed them (T3 of state.h). A transaction ends with a whole SETTLE, whose sequence number it records; so
- * after a crash the journal, read again, gives exactly what history does not have. */
+ * history has committed them (T3 of state.h). A transaction records the last SETTLE of which all is in history. After a
+ * crash the journal is read from there: what was carried of the next one is carried again, and takes its own place. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,7 +10,15 @@
 #include "store/disk/disk.h"
 
 enum { KEPT_MAX = 1 << 18 }; /* waiting for history: 18 MiB, or one call's more */
-enum { BATCH_ROWS = 4096, BATCH_BYTES = 16 << 20, TRIM_ROWS = 10000, TRIMS = 30, RETRY_MS = 1000, TRIM_MS = 1000 };
+enum {
+    BATCH_ROWS = 4096,
+    BATCH_BYTES = 16 << 20,
+    TRIM_ROWS = 10000,
+    TRIMS = 30,
+    TRIES = 10,
+    RETRY_MS = 1000,
+    TRIM_MS = 1000
+};
 
 /* A batch on its way. */
 struct batch {
@@ -18,6 +26,7 @@ struct batch {
     kl__history_row *rows;
     kl_entry *entries;
     size_t count, capacity;
+    uint64_t position; /* history's, when they are there */
     kl_arena arena;
     const kl__settle_record *settle; /* the last one read */
     kl__where settle_where;
@@ -50,21 +59,28 @@ static const kl__kept *kept_at(const kl__state *state, size_t index)
     return &state->kept[(state->kept_first + index) % state->kept_capacity];
 }
 
-/* How many to take: whole SETTLEs, up to about BATCH_ROWS or BATCH_BYTES. With the state's mutex held. */
+/* How many to take: up to about BATCH_ROWS or BATCH_BYTES. With the state's mutex held. */
 static size_t choose(const kl__state *state)
 {
     size_t bytes = 0, count = 0;
-    for (size_t i = 0; i < state->kept_count; i++) {
-        const kl__kept *kept = kept_at(state, i);
-        bool is_new = i == 0 || kept->sequence != kept_at(state, i - 1)->sequence;
-        if (is_new && i > 0) {
-            count = i;
-            if (i >= BATCH_ROWS || bytes >= BATCH_BYTES)
-                return count;
-        }
+    for (; count < state->kept_count && count < BATCH_ROWS && bytes < BATCH_BYTES; count++) {
+        const kl__kept *kept = kept_at(state, count);
+        bool is_new = count == 0 || kept->sequence != kept_at(state, count - 1)->sequence;
         bytes += kept->entry_bytes + (is_new ? kept->settle_bytes : 0);
     }
-    return state->kept_count;
+    return count;
+}
+
+/* The last SETTLE of which nothing is left when the first `count` are taken. */
+static uint64_t position_after(const kl__state *state, size_t count)
+{
+    uint64_t last = kept_at(state, count - 1)->sequence;
+    if (count == state->kept_count || kept_at(state, count)->sequence != last)
+        return last;
+    for (size_t i = count; i > 0; i--)
+        if (kept_at(state, i - 1)->sequence != last)
+            return kept_at(state, i - 1)->sequence;
+    return state->kept_sequence;
 }
 
 static kl_rc read_settle(kl__disk *disk, struct batch *batch, const kl__kept *kept)
@@ -144,18 +160,20 @@ static bool take(kl__disk *disk, struct batch *batch)
     batch->count = choose(&disk->state);
     if (!grow(batch, batch->count))
         return false;
+    batch->position = position_after(&disk->state, batch->count);
     for (size_t i = 0; i < batch->count; i++)
         batch->kept[i] = *kept_at(&disk->state, i);
     return true;
 }
 
-/* Rows whose bytes are damaged cannot be kept: that is said, and the others go on. */
+/* Rows whose bytes are damaged, or cannot be read however often it is tried, cannot be kept: that is said, and the others go
+ * on. */
 static kl_rc read_rows(kl__disk *disk, struct batch *batch, size_t *ret_rows)
 {
     size_t rows = 0;
     for (size_t i = 0; i < batch->count; i++) {
         kl_rc rc = read_row(disk, batch, i);
-        if (rc == KL_EDAMAGED)
+        if (rc == KL_EDAMAGED || (rc == KL_ESYSTEM && disk->keeper_tries >= TRIES))
             kl__segments_log(&disk->segments, KL_LOG_ERROR, "a finished task is not kept: %s", kl_error_text());
         else if (rc != KL_OK)
             return rc;
@@ -170,7 +188,7 @@ static kl_rc carry(kl__disk *disk, struct batch *batch)
 {
     size_t rows = 0;
     kl_rc rc = read_rows(disk, batch, &rows);
-    return rc == KL_OK ? kl__history_add(disk->history, batch->rows, rows, batch->kept[batch->count - 1].sequence) : rc;
+    return rc == KL_OK ? kl__history_add(disk->history, batch->rows, rows, batch->position) : rc;
 }
 
 /* Called with the state's mutex held; lets go of it meanwhile. */
@@ -186,12 +204,13 @@ static void carry_next(kl__disk *disk, struct batch *batch)
         (void)kl__fail_memory();
     }
     if (rc == KL_OK) {
-        kl__state_kept_done(state, batch->count, batch->kept[batch->count - 1].sequence);
+        kl__state_kept_done(state, batch->count, batch->position);
     } else if (disk->keeper_rc == KL_OK) {
         snprintf(disk->keeper_error, sizeof disk->keeper_error, "%s", kl_error_text());
         kl__segments_log(&disk->segments, KL_LOG_ERROR, "history.db is behind and is tried again every second: %s",
                          disk->keeper_error);
     }
+    disk->keeper_tries = rc == KL_OK ? 0 : disk->keeper_tries + 1;
     disk->keeper_rc = rc;
     pthread_cond_broadcast(&state->kept_changed);
     bool wants_upkeep = kl__segments_need_upkeep(&disk->segments);

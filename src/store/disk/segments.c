@@ -127,9 +127,11 @@ static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_
     return error;
 }
 
+static bool is_no_room(int error) { return error == -ENOSPC || error == -EDQUOT; }
+
 static void set_next(kl__segments *segments, kl__segment *next, int error)
 {
-    bool is_full = error == -ENOSPC || error == -EDQUOT, was_full = atomic_exchange(&segments->is_full, is_full);
+    bool is_full = is_no_room(error), was_full = atomic_exchange(&segments->is_full, is_full);
     segments->next = next;
     segments->next_number += next != NULL;
     atomic_store(&segments->has_next, next != NULL);
@@ -150,7 +152,8 @@ static int prepare(kl__segments *segments)
 {
     uint64_t number = segments->next_number;
     kl__segment *next = kl__alloc_zeroed(1, sizeof *next);
-    int error = next ? prepare_file(segments, number, &next->file) : -ENOMEM;
+    /* When a segment could not be put away durably, the spare may still bear its old name on the disk. */
+    int error = segments->drop_failed ? -EIO : next ? prepare_file(segments, number, &next->file) : -ENOMEM;
     if (error) {
         kl__free(next);
         next = NULL;
@@ -171,12 +174,69 @@ int kl__segments_prepare(kl__segments *segments)
     return error;
 }
 
+/* ---- Dropping ---- */
+
+/* Off the disk, or into use as the next. Durable on return. With `files` held. */
+static int put_away(kl__segments *segments, const kl__segment *segment)
+{
+    kl__vfs *vfs = segments->vfs;
+    char path[KL_PATH_BYTES], spare[KL_PATH_BYTES];
+    kl__segments_path(segments, segment->number, path);
+    spare_path(segments, spare);
+    bool is_spare = segment->bytes == segments->segment_bytes && !segments->next;
+    int error = is_spare ? vfs->rename(vfs, path, spare) : vfs->unlink(vfs, path);
+    if (!error)
+        error = vfs->sync_dir(vfs, segments->dir);
+    if (!error && is_spare)
+        (void)prepare(segments); /* if it fails, it is tried again when it is wanted */
+    return error;
+}
+
+/* The first segment, when nothing in it is needed; NULL: it is. */
+static kl__segment *take_first(kl__state *state)
+{
+    pthread_mutex_lock(&state->mutex);
+    kl__segment *first = kl__state_can_drop(state) ? kl__state_drop_segment(state) : NULL;
+    pthread_mutex_unlock(&state->mutex);
+    return first;
+}
+
+/* With `files` held, so that each is off the disk before the next. */
+static void drop(kl__segments *segments)
+{
+    kl__segment *dropped;
+    while (!segments->drop_failed && (dropped = take_first(segments->state)) != NULL) {
+        segments->vfs->close(segments->vfs, dropped->file);
+        int error = put_away(segments, dropped);
+        kl__free(dropped);
+        if (!error)
+            continue;
+        segments->drop_failed = true;
+        kl__segments_log(
+            segments, KL_LOG_ERROR,
+            "a segment that is not needed could not be removed (%s); the journal will grow until the store "
+            "is opened again",
+            strerror(-error));
+    }
+}
+
+void kl__segments_drop(kl__segments *segments)
+{
+    pthread_mutex_lock(&segments->files);
+    drop(segments);
+    pthread_mutex_unlock(&segments->files);
+}
+
 /* ---- Going on to it ---- */
 
 static kl__segment *take_next(kl__segments *segments, int *ret_error)
 {
     pthread_mutex_lock(&segments->files);
     *ret_error = segments->next ? 0 : prepare(segments);
+    if (is_no_room(*ret_error)) { /* upkeep may not have come to drop what can be */
+        drop(segments);
+        *ret_error = segments->next ? 0 : *ret_error;
+    }
     kl__segment *next = segments->next;
     segments->next = NULL;
     atomic_store(&segments->has_next, false);
@@ -207,7 +267,7 @@ kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
 {
     int error;
     kl__segment *next = take_next(segments, &error);
-    if (error == -ENOSPC || error == -EDQUOT)
+    if (is_no_room(error))
         return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
     if (!error && bytes > next->bytes)
         error = enlarge(segments, next, bytes);
@@ -221,48 +281,6 @@ kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
     segments->active = next;
     kl__segments_want_upkeep(segments);
     return KL_OK;
-}
-
-/* ---- Dropping ---- */
-
-/* Off the disk, or into use as the next. Durable on return. With `files` held. */
-static int put_away(kl__segments *segments, const kl__segment *segment)
-{
-    kl__vfs *vfs = segments->vfs;
-    char path[KL_PATH_BYTES], spare[KL_PATH_BYTES];
-    kl__segments_path(segments, segment->number, path);
-    spare_path(segments, spare);
-    bool is_spare = segment->bytes == segments->segment_bytes && !segments->next;
-    int error = is_spare ? vfs->rename(vfs, path, spare) : vfs->unlink(vfs, path);
-    if (!error)
-        error = vfs->sync_dir(vfs, segments->dir);
-    if (!error && is_spare)
-        (void)prepare(segments); /* if it fails, it is tried again when it is wanted */
-    return error;
-}
-
-void kl__segments_drop(kl__segments *segments)
-{
-    kl__state *state = segments->state;
-    while (!segments->drop_failed) {
-        pthread_mutex_lock(&state->mutex);
-        kl__segment *dropped = kl__state_can_drop(state) ? kl__state_drop_segment(state) : NULL;
-        pthread_mutex_unlock(&state->mutex);
-        if (!dropped)
-            return;
-        segments->vfs->close(segments->vfs, dropped->file);
-        pthread_mutex_lock(&segments->files);
-        int error = put_away(segments, dropped);
-        pthread_mutex_unlock(&segments->files);
-        kl__free(dropped);
-        if (error) {
-            segments->drop_failed = true;
-            kl__segments_log(segments, KL_LOG_ERROR,
-                             "a segment that is not needed could not be removed (%s); "
-                             "the journal will grow until the store is opened again",
-                             strerror(-error));
-        }
-    }
 }
 
 /* ---- Upkeep is asked for ---- */

@@ -41,13 +41,13 @@ typedef struct kl__segments {
 
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* the thread of upkeep should look */
-    int next_error;         /* how the last try to prepare one ended: 0 or a negative errno */
     bool next_wanted;
     bool upkeep_wanted;
     bool stopping;
     bool drop_failed; /* a segment could not be removed, so none behind it may be */
     _Atomic(bool) has_next;
-    _Atomic(bool) is_full; /* appends are refused (G3) */
+    _Atomic(int) next_error; /* how the last try to prepare one ended: 0 or a negative errno */
+    _Atomic(bool) is_full;   /* appends are refused (G3) */
 } kl__segments;
 
 /* Paths. */

@@ -290,10 +290,12 @@ kl_rc kl__disk_fence(void *self, kl_fence *fences, size_t count)
     kl__disk *disk = self;
     kl__claims places = {{0}};
     bool *writes = kl__alloc_zeroed(count, sizeof(*writes));
+    for (size_t i = 0; i < count; i++) {
+        claim_place(&places, fences[i].place);
+        fences[i].rc = writes ? KL_OK : KL_ENOMEM;
+    }
     if (!writes)
         return kl__fail_memory();
-    for (size_t i = 0; i < count; i++)
-        claim_place(&places, fences[i].place);
     pthread_mutex_lock(&disk->state.mutex);
     kl__claim(disk, &disk->claimed_fences, &places);
     pthread_mutex_unlock(&disk->state.mutex);

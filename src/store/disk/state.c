@@ -155,12 +155,6 @@ static uint64_t order_of(const kl__slot *slot) { return slot->line == LINE_DUE ?
 
 static kl_place place_of(const kl__slot *slot) { return (kl_place){slot->partition, slot->shard}; }
 
-static uint64_t *count_of(kl__state *state, const kl__slot *slot)
-{
-    kl__partition_state *partition = state->partitions[slot->partition];
-    return slot->line == LINE_DUE ? &partition->due : slot->line == LINE_RETRY ? &partition->retry : &partition->ready;
-}
-
 /* Puts the slot into the line that it names. */
 static bool enter_line(kl__state *state, uint32_t number)
 {
@@ -173,10 +167,7 @@ static bool enter_line(kl__state *state, uint32_t number)
     if (!shard->lines[slot->line])
         return false;
     kl__line_ties ties = ties_of(state);
-    if (!kl__line_insert(shard->lines[slot->line], &ties, order_of(slot), slot->position, number))
-        return false;
-    ++*count_of(state, slot);
-    return true;
+    return kl__line_insert(shard->lines[slot->line], &ties, order_of(slot), slot->position, number);
 }
 
 static void leave_line(kl__state *state, const kl__slot *slot)
@@ -184,7 +175,6 @@ static void leave_line(kl__state *state, const kl__slot *slot)
     kl__line_ties ties = ties_of(state);
     kl__shard_state *shard = kl__state_shard(state, place_of(slot));
     kl__line_remove(shard->lines[slot->line], &ties, order_of(slot), slot->position);
-    --*count_of(state, slot);
 }
 
 static void fill_stub(const kl__slot *slot, kl_stub *stub)
@@ -215,7 +205,7 @@ void kl__state_scan(kl__state *state, kl_scan *scan)
         after ? kl__line_after(line, &ties, by_due ? (uint64_t)after->due_ms : after->position, after->position, &at)
               : kl__line_first(line, &at);
     for (; more && scan->count < scan->max; more = kl__line_next(line, &at)) {
-        if (by_due && kl__line_order(line, &at) > (uint64_t)scan->until_ms)
+        if (by_due && (int64_t)kl__line_order(line, &at) > scan->until_ms)
             return;
         fill_stub(kl__stubs_slot(state->stubs, kl__line_slot(line, &at)), &scan->stubs[scan->count++]);
     }
@@ -306,12 +296,12 @@ static kl_rc apply_entry(kl__state *state, const kl__entry_record *entry, kl__wh
 {
     kl_task_id id;
     memcpy(&id, entry->id, sizeof id);
-    uint32_t number = kl__stubs_find(state->stubs, &id);
+    uint32_t number = kl__stubs_find(state->stubs, entry->header.partition, &id);
     if (number != KL_SLOT_NONE) {
         bool is_repeat = !(entry->header.flags & KL_RECORD_MOVED); /* of an append: it is waiting already */
         return is_repeat || move_slot(state, number, entry, where) ? KL_OK : KL_ENOMEM;
     }
-    number = kl__stubs_add(state->stubs, &id);
+    number = kl__stubs_add(state->stubs, entry->header.partition, &id);
     if (number == KL_SLOT_NONE)
         return KL_ENOMEM;
     kl__slot *slot = kl__stubs_slot(state->stubs, number);
@@ -395,11 +385,11 @@ static bool settle_one(kl__state *state, const kl__settled_item *item, kl_place 
 {
     kl_task_id id;
     memcpy(&id, item->id, sizeof id);
-    uint32_t number = kl__stubs_find(state->stubs, &id);
+    uint32_t number = kl__stubs_find(state->stubs, place.partition, &id);
     if (number == KL_SLOT_NONE)
         return true; /* finished before: passed over */
     kl__slot *slot = kl__stubs_slot(state->stubs, number);
-    if (slot->partition != place.partition || slot->shard != place.shard)
+    if (slot->shard != place.shard)
         return true;
     bool is_kept = item->flags & KL_SETTLED_KEPT && kept.sequence > state->kept_sequence;
     if (item->outcome == KL_RETRY) {
@@ -579,7 +569,7 @@ static kl__slot *slot_of(kl__state *state, const kl__entry_record *entry)
 {
     kl_task_id id;
     memcpy(&id, entry->id, sizeof id);
-    uint32_t number = kl__stubs_find(state->stubs, &id);
+    uint32_t number = kl__stubs_find(state->stubs, entry->header.partition, &id);
     return number == KL_SLOT_NONE ? NULL : kl__stubs_slot(state->stubs, number);
 }
 

@@ -49,9 +49,8 @@ typedef struct kl__shard_state {
 typedef struct kl__partition_state {
     char name[KL_PARTITION_BYTES_MAX + 1];
     uint32_t number, shard_prefix_len;
-    uint64_t appended;          /* tasks ever, for wait */
-    uint64_t ready, due, retry; /* tasks in its lines */
-    kl__shard_state **shards;   /* 16 ^ shard_prefix_len; NULL: never used */
+    uint64_t appended;        /* tasks ever, for wait */
+    kl__shard_state **shards; /* 16 ^ shard_prefix_len; NULL: never used */
 } kl__partition_state;
 
 /* A place in the journal. */

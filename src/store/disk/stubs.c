@@ -12,7 +12,6 @@
 
 #include <stdatomic.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "base/base.h"
 
@@ -129,23 +128,25 @@ static bool rebuild(kl__stubs *stubs, struct stripe *old)
     return true;
 }
 
-static uint32_t *find(const kl__stubs *stubs, const kl_task_id *id, uint64_t hash)
+static uint32_t *find(const kl__stubs *stubs, uint32_t partition, const kl_task_id *id, uint64_t hash)
 {
     const struct stripe *stripe = stripe_of(stubs, hash);
     if (!stripe->capacity)
         return NULL;
     for (uint32_t at = home_of(stripe, hash); stripe->elements[at] != EMPTY; at = next_of(stripe, at)) {
         uint32_t element = stripe->elements[at];
-        if (is_element(element) && (element & ~(uint32_t)KL_SLOTS_MAX) == tag_of(hash) &&
-            memcmp(&kl__stubs_slot(stubs, SLOT_OF(element))->id, id, sizeof *id) == 0)
+        if (!is_element(element) || (element & ~(uint32_t)KL_SLOTS_MAX) != tag_of(hash))
+            continue;
+        const kl__slot *slot = kl__stubs_slot(stubs, SLOT_OF(element));
+        if (memcmp(&slot->id, id, sizeof *id) == 0 && slot->partition == partition)
             return &stripe->elements[at];
     }
     return NULL;
 }
 
-uint32_t kl__stubs_find(const kl__stubs *stubs, const kl_task_id *id)
+uint32_t kl__stubs_find(const kl__stubs *stubs, uint32_t partition, const kl_task_id *id)
 {
-    const uint32_t *element = find(stubs, id, hash_of(id));
+    const uint32_t *element = find(stubs, partition, id, hash_of(id));
     return element ? SLOT_OF(*element) : KL_SLOT_NONE;
 }
 
@@ -167,16 +168,14 @@ static uint32_t take_slot(kl__stubs *stubs)
     if (stubs->slots > KL_SLOTS_MAX)
         return KL_SLOT_NONE;
     kl__slot **slab = &stubs->slabs[stubs->slots >> SLAB_BITS];
-    if (!*slab) {
+    if (!*slab)
         *slab = kl__alloc(SLAB * sizeof(**slab));
-        if (!*slab)
-            return KL_SLOT_NONE;
-        (void)madvise((void *)*slab, SLAB * sizeof(**slab), MADV_HUGEPAGE); /* only speed is lost without */
-    }
+    if (!*slab)
+        return KL_SLOT_NONE;
     return stubs->slots++;
 }
 
-uint32_t kl__stubs_add(kl__stubs *stubs, const kl_task_id *id)
+uint32_t kl__stubs_add(kl__stubs *stubs, uint32_t partition, const kl_task_id *id)
 {
     uint64_t hash = hash_of(id);
     struct stripe *stripe = stripe_of(stubs, hash);
@@ -186,6 +185,7 @@ uint32_t kl__stubs_add(kl__stubs *stubs, const kl_task_id *id)
     if (slot == KL_SLOT_NONE)
         return KL_SLOT_NONE;
     kl__stubs_slot(stubs, slot)->id = *id;
+    kl__stubs_slot(stubs, slot)->partition = (uint16_t)partition;
     place(stripe, hash, slot);
     atomic_store_explicit(&stubs->count, stubs->count + 1, memory_order_relaxed);
     return slot;
@@ -196,7 +196,7 @@ void kl__stubs_remove(kl__stubs *stubs, uint32_t slot)
     kl__slot *gone = kl__stubs_slot(stubs, slot);
     uint64_t hash = hash_of(&gone->id);
     struct stripe *stripe = stripe_of(stubs, hash);
-    uint32_t *element = find(stubs, &gone->id, hash);
+    uint32_t *element = find(stubs, gone->partition, &gone->id, hash);
     KL_ASSERT(element && SLOT_OF(*element) == slot);
     /* In front of an empty element nobody passes by, so no mark is needed. */
     bool is_last = stripe->elements[next_of(stripe, (uint32_t)(element - stripe->elements))] == EMPTY;

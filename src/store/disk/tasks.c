@@ -54,9 +54,9 @@ static kl__segment *hold_waiting(kl__disk *disk, const kl_ref *ref, kl_task *tas
     kl__state *state = &disk->state;
     kl__segment *segment = NULL;
     pthread_mutex_lock(&state->mutex);
-    uint32_t number = kl__stubs_find(state->stubs, &ref->id);
+    uint32_t number = kl__stubs_find(state->stubs, ref->place.partition, &ref->id);
     const kl__slot *slot = number == KL_SLOT_NONE ? NULL : kl__stubs_slot(state->stubs, number);
-    if (slot && slot->partition == ref->place.partition && slot->shard == ref->place.shard) {
+    if (slot && slot->shard == ref->place.shard) {
         kl__where where = kl__slot_where(state, slot);
         segment = kl__state_segment(state, where.segment);
         segment->readers++;
@@ -121,16 +121,27 @@ static uint64_t task_bytes(const kl_task *task)
            task->error.len + task->result.len;
 }
 
-/* Fills up with what history has. */
-static kl_rc read_finished(kl__disk *disk, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks)
+/* Fills up with what history has, a few at a time. Tasks from the one on that would make it too much are left out. */
+static kl_rc read_finished(kl__disk *disk, const kl_ref *refs, kl_arena *arena, kl_task *tasks, size_t *count)
 {
+    enum { PART = 16 };
     bool is_needed = false;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < *count; i++)
         is_needed |= tasks[i].state == KL_TASK_UNKNOWN;
-    if (!is_needed)
-        return KL_OK;
-    kl_rc rc = kl__keeper_catch_up(disk);
-    return rc == KL_OK ? kl__history_read(disk->history, refs, count, arena, tasks) : rc;
+    kl_rc rc = is_needed ? kl__keeper_catch_up(disk) : KL_OK;
+    uint64_t bytes = 0;
+    for (size_t at = 0; is_needed && rc == KL_OK && at < *count; at += PART) {
+        size_t part = *count - at < PART ? *count - at : PART;
+        rc = kl__history_read(disk->history, refs + at, part, arena, tasks + at);
+        for (size_t i = at; i < at + part; i++) {
+            bytes += task_bytes(&tasks[i]);
+            if (bytes > KL_BATCH_BYTES_MAX && i > 0 && rc == KL_OK) {
+                *count = i;
+                return KL_OK;
+            }
+        }
+    }
+    return rc;
 }
 
 kl_rc kl__disk_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
@@ -147,11 +158,11 @@ kl_rc kl__disk_read(void *self, const kl_ref *refs, size_t count, kl_arena *aren
             break;
         bytes += task_bytes(&ret_tasks[read]);
     }
-    *ret_count = read;
     if (rc != KL_OK && rc != KL_EDAMAGED)
         return rc;
-    kl_rc finished = read_finished(disk, refs, read, arena, ret_tasks);
-    return finished == KL_OK ? rc : finished;
+    *ret_count = read;
+    kl_rc finished = read_finished(disk, refs, arena, ret_tasks, ret_count);
+    return finished != KL_OK ? finished : *ret_count == read ? rc : KL_OK;
 }
 
 kl_rc kl__disk_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,

@@ -227,6 +227,8 @@ kl_rc kl__disk_put(void *self, kl_write *writes, size_t count)
     put_room room;
     if (!take_room(count, &room)) {
         free_room(&room);
+        for (size_t i = 0; i < count; i++)
+            writes[i].rc = KL_ENOMEM;
         return kl__fail_memory();
     }
     for (size_t done = 0, part; done < count; done += part) {
