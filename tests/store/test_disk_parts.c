@@ -286,15 +286,41 @@ static kl_token token_of(uint64_t number)
     return token;
 }
 
+static void note_forgotten(void *ctx, const kl__token_info *forgotten) { *(uint64_t *)ctx = forgotten->segment; }
+
+/* As a journal gives them whose old tokens were moved: the youngest count, in whatever order they come. */
+TEST(tokens_that_were_moved_are_not_taken_for_young_ones)
+{
+    enum { TOKENS = 3 * KL_TOKENS_KEPT };
+    uint64_t forgotten = 0;
+    kl__tokens *tokens = kl__tokens_open(note_forgotten, &forgotten);
+    for (uint64_t i = 0; i < TOKENS; i++) {
+        uint64_t sequence = i < TOKENS / 2 ? TOKENS - 1 - i : i - TOKENS / 2;
+        REQUIRE(kl__tokens_add(tokens, &(kl__token_info){token_of(sequence), sequence, 1}));
+    }
+    kl__tokens_recovered(tokens);
+    for (uint64_t i = 0; i < TOKENS; i++) {
+        kl_token token = token_of(i);
+        CHECK_INT(kl__tokens_find(tokens, &token) != NULL, i >= TOKENS - KL_TOKENS_KEPT);
+    }
+    kl_token oldest = token_of(TOKENS - KL_TOKENS_KEPT), next = token_of(TOKENS - KL_TOKENS_KEPT + 1);
+    CHECK(kl__tokens_add(tokens, &(kl__token_info){token_of(TOKENS), TOKENS, 1}));
+    CHECK(!kl__tokens_find(tokens, &oldest));
+    CHECK(kl__tokens_find(tokens, &next));
+    kl__tokens_close(tokens);
+}
+
 TEST(the_last_tokens_are_known_and_no_others)
 {
     enum { TOKENS = 3 * KL_TOKENS_KEPT };
-    kl__tokens *tokens = kl__tokens_open();
-    uint64_t forgotten;
+    uint64_t forgotten = 0;
+    kl__tokens *tokens = kl__tokens_open(note_forgotten, &forgotten);
+    kl__tokens_recovered(tokens);
     for (uint64_t i = 0; i < TOKENS; i++) {
         kl_token token = token_of(i), latest = token_of(i - 1), oldest = token_of(i - KL_TOKENS_KEPT);
         CHECK(!kl__tokens_find(tokens, &token));
-        REQUIRE(kl__tokens_add(tokens, &token, i / 1000 + 1, &forgotten));
+        forgotten = 0;
+        REQUIRE(kl__tokens_add(tokens, &(kl__token_info){token, i, i / 1000 + 1}));
         CHECK_INT(forgotten, i < KL_TOKENS_KEPT ? 0 : (i - KL_TOKENS_KEPT) / 1000 + 1);
         const kl__token_info *info = kl__tokens_find(tokens, &token);
         REQUIRE(info);
@@ -312,14 +338,14 @@ TEST(the_last_tokens_are_known_and_no_others)
 TEST(tokens_that_find_no_memory_are_not_known)
 {
     for (uint64_t n = 1; n <= 3; n++) {
-        kl__tokens *tokens = kl__tokens_open();
+        uint64_t forgotten = 0;
+        kl__tokens *tokens = kl__tokens_open(note_forgotten, &forgotten);
         kl_token token = token_of(n);
-        uint64_t forgotten;
         kl__alloc_fail_at(n);
-        CHECK(!kl__tokens_add(tokens, &token, 1, &forgotten));
+        CHECK(!kl__tokens_add(tokens, &(kl__token_info){token, n, 1}));
         kl__alloc_fail_at(0);
         CHECK(!kl__tokens_find(tokens, &token));
-        CHECK(kl__tokens_add(tokens, &token, 1, &forgotten));
+        CHECK(kl__tokens_add(tokens, &(kl__token_info){token, n, 1}));
         CHECK(kl__tokens_find(tokens, &token));
         kl__tokens_close(tokens);
     }

@@ -239,6 +239,38 @@ TEST(the_last_error_does_not_cover_an_earlier_one_of_the_same_attempt)
     shelf_free(&shelf);
 }
 
+/* Tasks that are appended again with the id they had start over at attempt 1. */
+TEST(errors_of_a_later_life_leave_the_finished_one_alone_until_it_is_finished_too)
+{
+    struct shelf shelf;
+    kl_task_id id = shelf_id(5);
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    shelf_add(&shelf, 5, KL_DEAD, "k", "alpha");
+    shelf_retry(&shelf, 5, 1, "beta");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("alpha")}, 1), "5");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("beta")}, 1), "");
+    CHECK_BYTES(shelf_read(&shelf, 5).error, kl_str("alpha"));
+    CHECK_STR(shelf_sql(&shelf, "select error from tasks_view"), "alpha");
+    CHECK_OK(kl__history_check(shelf.history));
+
+    kl_entry entry = shelf_entry(5, "k");
+    kl__history_row row = shelf_row(&entry, KL_DEAD, 2, "gamma");
+    CHECK_OK(kl__history_add(shelf.history, &row, 1, 7));
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("alpha")}, 1), "");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("beta")}, 1), "5");
+    CHECK_STR(shelf_find(&shelf, (kl_find){0}, 1), "5");
+    CHECK_BYTES(shelf_read(&shelf, 5).error, kl_str("gamma"));
+    CHECK_STR(shelf_sql(&shelf, "select group_concat(attempt || error) from attempts"), "1beta,2gamma");
+    CHECK_OK(kl__history_check(shelf.history));
+
+    shelf_retry(&shelf, 5, 2, "delta"); /* a third life, which is not kept when the second is forgotten */
+    CHECK_OK(kl__history_forget(shelf.history, (kl_place){1, 2}, &id, 1));
+    CHECK_STR(shelf_sql(&shelf, "select group_concat(attempt || error) from attempts"), "2delta");
+    CHECK_OK(kl__history_check(shelf.history));
+    shelf_free(&shelf);
+}
+
 TEST(words_are_runs_of_letters_digits_and_high_bytes_in_any_case)
 {
     static const struct {

@@ -455,16 +455,17 @@ TEST(terms_that_differ_in_their_lowest_bits_only_are_all_found)
     for (uint64_t i = 1; i < APART; i++)
         CHECK_OK(kl__index_term(&index, i << 52));
     CHECK_OK(kl__index_write(&index, db));
-    kl__segment segment = {.first = 1, .last = 2, .segment = 1, .docs = 2, .postings = ALIKE + APART - 1, .live = 2};
+    kl__term_segment segment = {
+        .first = 1, .last = 2, .segment = 1, .docs = 2, .postings = ALIKE + APART - 1, .live = 2};
     bool any = false;
     for (uint64_t i = 0; i < ALIKE + APART - 1; i++) {
-        CHECK_OK(kl__segment_term(db, &segment, i < ALIKE ? ALIKE_BITS + i : (i - ALIKE + 1) << 52, bits, &any));
+        CHECK_OK(kl__term_segment_term(db, &segment, i < ALIKE ? ALIKE_BITS + i : (i - ALIKE + 1) << 52, bits, &any));
         CHECK(any && bits[0] == 2);
     }
-    CHECK_OK(kl__segment_term(db, &segment, ALIKE_BITS + ALIKE, bits, &any));
+    CHECK_OK(kl__term_segment_term(db, &segment, ALIKE_BITS + ALIKE, bits, &any));
     CHECK(!any);
     uint64_t sum = 0;
-    CHECK_OK(kl__segment_check(db, &segment, &sum));
+    CHECK_OK(kl__term_segment_check(db, &segment, &sum));
     CHECK_INT(sum, 3);
     CHECK_OK(kl__hdb_end(db, KL_OK));
     kl__index_free(&index);

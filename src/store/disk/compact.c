@@ -12,7 +12,7 @@
 #include "store/disk/disk.h"
 #include "store/disk/frames.h"
 
-enum { COPY_BYTES = 1 << 20, LOOK_MS = 1000 };
+enum { COPY_BYTES = 1 << 20, LOOK_MS = 1000, SWEEP_RECORDS = 2000 };
 
 /* Where the copying of a segment stands. */
 struct copying {
@@ -101,14 +101,21 @@ static bool copy_segment(kl__disk *disk, kl__segment *segment)
     return rc == KL_OK;
 }
 
-/* The first segment, when it should be copied; NULL: none. On a full disk only when little of it is live, for the copies
+/* The first segment, when it should be copied; NULL: none. Large tasks in small segments leave gaps that no copying closes:
+ * when everything was copied twice and nothing was gained, it rests. On a full disk only when little of it is live, for the copies
  * go where outcomes have to. */
 static kl__segment *find_work(kl__disk *disk, uint64_t slack)
 {
     kl__state *state = &disk->state;
     kl__segment *segment = NULL;
     pthread_mutex_lock(&state->mutex);
-    if (kl__state_must_compact(state, slack) && state->segments[0]->number > disk->compacted)
+    if (state->live < disk->copied_live || state->closed_bytes < disk->copied_closed) { /* something was gained */
+        disk->copied_closed = state->closed_bytes;
+        disk->copied = 0;
+    }
+    disk->copied_live = state->live;
+    if (disk->copied <= 2 * state->live && kl__state_must_compact(state, slack) &&
+        state->segments[0]->number > disk->compacted)
         segment = state->segments[0];
     if (segment && atomic_load(&disk->segments.is_full) && segment->live > disk->segments.segment_bytes / 8)
         segment = NULL;
@@ -122,6 +129,7 @@ static bool compact(kl__disk *disk, uint64_t slack)
     kl__segment *segment = find_work(disk, slack);
     if (!segment)
         return false;
+    disk->copied += segment->live;
     bool is_copied = copy_segment(disk, segment);
     kl__segments_drop(&disk->segments);
     return is_copied;
@@ -130,6 +138,9 @@ static bool compact(kl__disk *disk, uint64_t slack)
 /* The next segment is best made of one that is dropped. */
 static void keep_up(kl__disk *disk, bool next_wanted)
 {
+    pthread_mutex_lock(&disk->state.mutex);
+    kl__state_sweep(&disk->state, kl__disk_now(disk), SWEEP_RECORDS);
+    pthread_mutex_unlock(&disk->state.mutex);
     kl__segments_drop(&disk->segments);
     bool is_compacted = compact(disk, next_wanted ? 0 : kl__segments_slack(&disk->segments));
     if (next_wanted && !atomic_load(&disk->segments.has_next))

@@ -50,7 +50,10 @@ typedef struct kl__disk {
 
     pthread_t upkeep;
     bool has_upkeep;
-    uint64_t compacted; /* the last segment whose live records were copied */
+    uint64_t compacted;     /* the last segment whose live records were copied */
+    uint64_t copied;        /* bytes, since something was gained by it */
+    uint64_t copied_live;   /* what was live then, */
+    uint64_t copied_closed; /* and the bytes of full segments */
 
     pthread_t keeper;
     bool has_keeper;

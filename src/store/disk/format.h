@@ -76,6 +76,7 @@
 
 #include "base/base.h"
 #include "base/crc32c.h"
+#include "keyline/store.h"
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "the journal's structs are laid over its bytes, which are little-endian"
@@ -189,6 +190,11 @@ _Static_assert(sizeof(kl__write_record) == 56, "the format says so");
 
 /* A priority is one signed byte. */
 static inline int kl__entry_priority(const kl__entry_record *entry) { return (entry->header.small[0] ^ 0x80) - 0x80; }
+
+_Static_assert(KL_KIND_BYTES_MAX <= UINT8_MAX && KL_HEADERS_BYTES_MAX <= UINT16_MAX && KL_KEY_BYTES_MAX <= UINT16_MAX &&
+                   KL_ATTEMPTS_MAX <= UINT16_MAX && KL_ERROR_BYTES_MAX <= UINT16_MAX &&
+                   KL_SHARDS_MAX - 1 <= UINT16_MAX && KL_RECORD_NAME_MAX <= UINT16_MAX && KL_CANCELLED == 3,
+               "what the contract allows has a place");
 
 static inline size_t kl__round8(size_t bytes) { return (bytes + 7) & ~(size_t)7; }
 

@@ -18,11 +18,13 @@
  *     checksum     over all of these but number
  *   tasks_by_id, tasks_by_expiry, tasks_by_job     indexes
  *   attempts     one row for each error, the last attempt's too: partition, id, attempt, finished_ms, checksum, and
+ *     number       of its task, with which it goes; 0: that is not finished, whatever else of its id is kept
  *     error        text, or a blob where it is not UTF-8
- *     expires_ms   NULL: it goes with its task; else the task is not finished, and it goes then
+ *     expires_ms   when it goes if its task never finishes; NULL: it came with the row of its task
  *   counts       how many tasks there are of each partition and state
  *   partitions   number and name
- *   progress     one row: the journal's position (H1), the last number, time and segment that were given, checksum
+ *   progress     one row: the journal's position (H1), the last number, time and segment that were given, checksum, and
+ *     settled_number   the last number when the position moved; tasks above it are ahead of the position
  *   segments, blocks     the search index (history_segments.c)
  *     first, last  numbers of the first and last document; segment: its name in blocks
  *     docs, live   documents, and those of them that have not been removed
@@ -45,9 +47,10 @@ enum { COUNTS_CACHED = 64 }; /* (partition, state) pairs whose changes are gathe
 
 /* A write transaction. */
 struct change {
-    int64_t position, last_number, last_ms;
-    bool changed; /* else there is nothing to write and sync */
-    bool pending; /* there are errors of tasks that are not finished */
+    int64_t position, last_number, settled_number, last_ms;
+    int64_t began_number; /* last_number when it began */
+    bool changed;         /* else there is nothing to write and sync */
+    bool pending;         /* there are errors of tasks that are not finished */
     struct count {
         uint32_t partition;
         int state;
@@ -103,9 +106,9 @@ uint32_t kl__history_sum_task(const kl_task *task, uint32_t errors, int64_t expi
 /* 0 for the row of a new file. */
 static uint32_t sum_progress(const struct change *change, int64_t last_segment)
 {
-    static const int64_t zero[4];
-    int64_t numbers[] = {change->position, change->last_number, change->last_ms, last_segment};
-    return (uint32_t)(sum_numbers(numbers, 4) ^ sum_numbers(zero, 4));
+    static const int64_t zero[5];
+    int64_t numbers[] = {change->position, change->last_number, change->settled_number, change->last_ms, last_segment};
+    return (uint32_t)(sum_numbers(numbers, 5) ^ sum_numbers(zero, 5));
 }
 
 /* ---- Open and close ---- */
@@ -133,9 +136,11 @@ static kl_rc read_progress(kl__hdb *db, struct change *change, int64_t *ret_last
         return kl__hdb_damaged(db, "its table progress is empty");
     change->position = sqlite3_column_int64(statement, 0);
     change->last_number = sqlite3_column_int64(statement, 1);
-    change->last_ms = sqlite3_column_int64(statement, 2);
-    *ret_last_segment = sqlite3_column_int64(statement, 3);
-    int64_t checksum = sqlite3_column_int64(statement, 4);
+    change->settled_number = sqlite3_column_int64(statement, 2);
+    change->last_ms = sqlite3_column_int64(statement, 3);
+    *ret_last_segment = sqlite3_column_int64(statement, 4);
+    int64_t checksum = sqlite3_column_int64(statement, 5);
+    change->began_number = change->last_number;
     sqlite3_reset(statement);
     if (checksum != sum_progress(change, *ret_last_segment))
         return kl__hdb_damaged(db, "its table progress");
@@ -278,9 +283,10 @@ static kl_rc write_change(kl__history *history, struct change *change)
     KL_TRY(kl__hdb_use(db, KL_SQL_SET_PROGRESS, &statement));
     sqlite3_bind_int64(statement, 1, change->position);
     sqlite3_bind_int64(statement, 2, change->last_number);
-    sqlite3_bind_int64(statement, 3, change->last_ms);
-    sqlite3_bind_int64(statement, 4, history->index.last_segment);
-    sqlite3_bind_int64(statement, 5, sum_progress(change, history->index.last_segment));
+    sqlite3_bind_int64(statement, 3, change->settled_number);
+    sqlite3_bind_int64(statement, 4, change->last_ms);
+    sqlite3_bind_int64(statement, 5, history->index.last_segment);
+    sqlite3_bind_int64(statement, 6, sum_progress(change, history->index.last_segment));
     return kl__hdb_run(db, statement);
 }
 
@@ -320,12 +326,13 @@ static kl_rc note_removed(struct change *change, int64_t number)
 
 static uint32_t docs_of(uint32_t errors) { return errors ? errors : 1; }
 
-static kl_rc drop_attempts(kl__hdb *db, uint32_t partition, kl_bytes id)
+static kl_rc drop_attempts(kl__hdb *db, uint32_t partition, kl_bytes id, int64_t number)
 {
     sqlite3_stmt *statement;
     KL_TRY(kl__hdb_use(db, KL_SQL_DROP_ATTEMPTS, &statement));
     sqlite3_bind_int64(statement, 1, partition);
     kl__hdb_bind_bytes(statement, 2, id);
+    sqlite3_bind_int64(statement, 3, number);
     return kl__hdb_run(db, statement);
 }
 
@@ -345,7 +352,7 @@ static kl_rc drop(kl__history *history, struct change *change, int64_t number)
         return kl__hdb_damaged(db, "a task's count of errors");
     KL_TRY(count(db, change, partition, sqlite3_column_int(about, 3), -1));
     if (errors)
-        KL_TRY(drop_attempts(db, partition, kl__hdb_bytes(about, 1)));
+        KL_TRY(drop_attempts(db, partition, kl__hdb_bytes(about, 1), number));
     sqlite3_reset(about);
     for (uint32_t i = 0; i < docs_of(errors); i++)
         KL_TRY(note_removed(change, number - i));
@@ -354,18 +361,26 @@ static kl_rc drop(kl__history *history, struct change *change, int64_t number)
     return kl__hdb_run(db, statement);
 }
 
-/* Drops the task of this id when it is kept. */
-static kl_rc drop_id(kl__history *history, struct change *change, uint32_t partition, const kl_task_id *id)
+/* 0: the task is not kept. */
+static kl_rc number_of(kl__hdb *db, uint32_t partition, const kl_task_id *id, int64_t *ret_number)
 {
     sqlite3_stmt *statement;
     bool row;
-    KL_TRY(kl__hdb_use(history->writer, KL_SQL_WHERE_TASK, &statement));
+    KL_TRY(kl__hdb_use(db, KL_SQL_WHERE_TASK, &statement));
     sqlite3_bind_int64(statement, 1, partition);
     kl__hdb_bind_bytes(statement, 2, (kl_bytes){id->bytes, sizeof id->bytes});
-    KL_TRY(kl__hdb_step(history->writer, statement, &row));
-    int64_t number = row ? sqlite3_column_int64(statement, 0) : 0;
+    KL_TRY(kl__hdb_step(db, statement, &row));
+    *ret_number = row ? sqlite3_column_int64(statement, 0) : 0;
     sqlite3_reset(statement);
-    return row ? drop(history, change, number) : KL_OK;
+    return KL_OK;
+}
+
+/* Drops the task of this id when it is kept. */
+static kl_rc drop_id(kl__history *history, struct change *change, uint32_t partition, const kl_task_id *id)
+{
+    int64_t number;
+    KL_TRY(number_of(history->writer, partition, id, &number));
+    return number ? drop(history, change, number) : KL_OK;
 }
 
 kl_rc kl__history_forget(kl__history *history, kl_place place, const kl_task_id *ids, size_t count)
@@ -456,23 +471,25 @@ kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, size_t 
 
 /* ---- Adding ---- */
 
-static kl_rc add_attempt(kl__hdb *db, const kl__history_row *row, int64_t attempt, bool finished)
+/* Number 0: of a task that is not finished. */
+static kl_rc add_attempt(kl__hdb *db, const kl__history_row *row, int64_t attempt, int64_t number)
 {
     sqlite3_stmt *statement;
     const kl_entry *entry = row->entry;
     KL_TRY(kl__hdb_use(db, KL_SQL_ADD_ATTEMPT, &statement));
     sqlite3_bind_int64(statement, 1, entry->place.partition);
     kl__hdb_bind_bytes(statement, 2, (kl_bytes){entry->id.bytes, sizeof entry->id.bytes});
-    sqlite3_bind_int64(statement, 3, attempt);
-    sqlite3_bind_int64(statement, 4, row->finished_ms);
-    if (finished)
-        sqlite3_bind_null(statement, 5);
+    sqlite3_bind_int64(statement, 3, number);
+    sqlite3_bind_int64(statement, 4, attempt);
+    sqlite3_bind_int64(statement, 5, row->finished_ms);
+    if (number)
+        sqlite3_bind_null(statement, 6);
     else
-        sqlite3_bind_int64(statement, 5, row->expires_ms);
+        sqlite3_bind_int64(statement, 6, row->expires_ms);
     sqlite3_bind_int64(
-        statement, 6,
+        statement, 7,
         kl__history_sum_attempt(entry->place.partition, &entry->id, attempt, row->finished_ms, row->error));
-    kl__hdb_bind_text(statement, 7, row->error);
+    kl__hdb_bind_text(statement, 8, row->error);
     return kl__hdb_run(db, statement);
 }
 
@@ -513,7 +530,7 @@ static kl_rc count_pending(kl__hdb *db, const kl_entry *entry, uint32_t *ret_err
 }
 
 /* Makes the errors of the task's retries its own. */
-static kl_rc adopt(kl__history *history, struct change *change, const kl_task *task)
+static kl_rc adopt(kl__history *history, struct change *change, const kl_task *task, int64_t number)
 {
     sqlite3_stmt *statement;
     bool row;
@@ -531,7 +548,27 @@ static kl_rc adopt(kl__history *history, struct change *change, const kl_task *t
     KL_TRY(kl__hdb_use(db, KL_SQL_ADOPT, &statement));
     sqlite3_bind_int64(statement, 1, task->entry.place.partition);
     kl__hdb_bind_bytes(statement, 2, id);
+    sqlite3_bind_int64(statement, 3, number);
     return kl__hdb_run(db, statement);
+}
+
+/* Drops a row that was added ahead of the position and is now added again. The errors of the task's retries came
+ * before it and are not added again, so they wait for it as they did then. */
+static kl_rc take_back(kl__history *history, struct change *change, const kl_entry *entry)
+{
+    sqlite3_stmt *statement;
+    int64_t number;
+    kl__hdb *db = history->writer;
+    KL_TRY(number_of(db, entry->place.partition, &entry->id, &number));
+    if (number <= change->settled_number || number > change->began_number)
+        return KL_OK;
+    KL_TRY(kl__hdb_use(db, KL_SQL_RELEASE, &statement));
+    sqlite3_bind_int64(statement, 1, entry->place.partition);
+    kl__hdb_bind_bytes(statement, 2, (kl_bytes){entry->id.bytes, sizeof entry->id.bytes});
+    sqlite3_bind_int64(statement, 3, number);
+    KL_TRY(kl__hdb_run(db, statement));
+    change->pending |= sqlite3_changes64(db->sqlite) > 0;
+    return drop(history, change, number);
 }
 
 /* Returns what SQLite said: SQLITE_CONSTRAINT means that the task is there already. */
@@ -564,12 +601,11 @@ static int insert_task(sqlite3_stmt *statement, const kl_task *task, int64_t num
 }
 
 /* An earlier row of the same task gives way, out of a search index that knows it. */
-static kl_rc write_task(kl__history *history, struct change *change, const kl_task *task, uint32_t errors,
-                        int64_t expires_ms)
+static kl_rc write_task(kl__history *history, struct change *change, const kl_task *task, int64_t number,
+                        uint32_t errors, int64_t expires_ms)
 {
     sqlite3_stmt *statement;
     kl__hdb *db = history->writer;
-    int64_t number = change->last_number + docs_of(errors);
     KL_TRY(kl__hdb_use(db, KL_SQL_ADD_TASK, &statement));
     int rc = insert_task(statement, task, number, errors, expires_ms);
     if (rc == SQLITE_CONSTRAINT_UNIQUE) {
@@ -609,13 +645,17 @@ static kl_rc add_task(kl__history *history, struct change *change, const kl__his
                     .result = row->result};
     uint32_t pending = 0;
     int64_t last = 0;
+    if (change->began_number > change->settled_number)
+        KL_TRY(take_back(history, change, row->entry));
     if (change->pending)
         KL_TRY(count_pending(db, row->entry, &pending, &last));
-    KL_TRY(write_task(history, change, &task, pending + (row->error.len > 0), row->expires_ms));
+    uint32_t errors = pending + (row->error.len > 0);
+    int64_t number = change->last_number + docs_of(errors);
+    KL_TRY(write_task(history, change, &task, number, errors, row->expires_ms));
     if (pending)
-        KL_TRY(adopt(history, change, &task));
+        KL_TRY(adopt(history, change, &task, number));
     if (row->error.len)
-        KL_TRY(add_attempt(db, row, !pending || last < row->attempts ? row->attempts : last + 1, true));
+        KL_TRY(add_attempt(db, row, !pending || last < row->attempts ? row->attempts : last + 1, number));
     return row->error.len || !pending ? index_doc(history, change, &task, row->error) : KL_OK;
 }
 
@@ -625,7 +665,7 @@ static kl_rc add_row(kl__history *history, struct change *change, const kl__hist
     if (row->outcome != KL_RETRY)
         return add_task(history, change, row);
     change->pending |= row->error.len > 0;
-    return row->error.len ? add_attempt(history->writer, row, row->attempts, false) : KL_OK;
+    return row->error.len ? add_attempt(history->writer, row, row->attempts, 0) : KL_OK;
 }
 
 static kl_rc any_pending(kl__hdb *db, bool *ret_pending)
@@ -645,12 +685,34 @@ kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t 
         rc = any_pending(history->writer, &change.pending);
     for (size_t i = 0; i < count && rc == KL_OK; i++)
         rc = add_row(history, &change, &rows[i]);
-    change.position = rc == KL_OK ? (int64_t)position : change.position;
+    if (rc == KL_OK && change.position != (int64_t)position) {
+        change.position = (int64_t)position;
+        change.settled_number = change.last_number;
+    }
     return end(history, &change, rc);
+}
+
+static kl_rc is_named(kl__hdb *db, uint32_t partition, const char *name, bool *ret_same)
+{
+    sqlite3_stmt *statement;
+    bool row;
+    KL_TRY(kl__hdb_use(db, KL_SQL_GET_NAME, &statement));
+    sqlite3_bind_int64(statement, 1, partition);
+    KL_TRY(kl__hdb_step(db, statement, &row));
+    kl_bytes there = row ? kl__hdb_bytes(statement, 0) : (kl_bytes){0};
+    *ret_same = row && there.len == strlen(name) && memcmp(there.data, name, there.len) == 0;
+    sqlite3_reset(statement);
+    return KL_OK;
 }
 
 kl_rc kl__history_name(kl__history *history, uint32_t partition, const char *name)
 {
+    bool same = false;
+    pthread_mutex_lock(&history->write_mutex);
+    kl_rc look_rc = is_named(history->writer, partition, name, &same);
+    pthread_mutex_unlock(&history->write_mutex);
+    if (look_rc != KL_OK || same)
+        return look_rc;
     struct change change = {.changed = true};
     sqlite3_stmt *statement;
     kl_rc rc = begin(history, &change);

@@ -3,10 +3,10 @@
  * From: keep.c, which reads settled tasks off the journal.  To: read, results, find and counts of the disk engine.
  *
  * Rows are added in the order of the journal. The sequence number of the last settle that was added is committed in
- * the same transaction (H1), so after a crash the journal is read on from there: nothing is lost and nothing is added
- * twice. Each transaction is synced (WAL, synchronous = FULL) before add returns, so the journal may then drop what it
- * held (H2).
- *
+ * the same transaction (H1), so after a crash the journal is read on from there and nothing is lost. The rows of one
+ * settle may be added in several transactions of which only the last moves the position: those of the others are ahead
+ * of it, and replace themselves when they are added again. Each transaction is synced (WAL, synchronous = FULL) before
+ * add returns, so the journal may then drop what it held (H2).
  *
  * Tasks are kept in the order in which they are added, and that is the order of their finished times: a time that would
  * step back is kept as that of the task before (H3). Every field of a kept task is covered by a checksum (H4).
@@ -35,7 +35,7 @@ void kl__history_close(kl__history *history); /* NULL is fine */
 /* The sequence number up to which settles have been added; 0: none. */
 uint64_t kl__history_position(const kl__history *history);
 
-/* The partition's name, for people who look into the file. */
+/* The partition's name, for people who look into the file. Writes nothing when it is there already. */
 kl_rc kl__history_name(kl__history *history, uint32_t partition, const char *name);
 
 /* One settled task to keep. outcome KL_RETRY: only the attempt's error is added. */
@@ -49,8 +49,12 @@ typedef struct kl__history_row {
 } kl__history_row;
 
 /* Adds rows and moves the position, in one durable transaction. On failure nothing has changed. A row whose task is
- * there already replaces it. The errors of a task's retries are kept with it once it is finished, and until then, or
- * when it never is (it was not to be kept), until their own expires_ms. Best some 10,000 rows at once. */
+ * there already replaces it, with its errors. The errors of a task's retries are kept with it once it is finished, and
+ * until then, or when it never is (it was not to be kept), until their own expires_ms.
+ *
+ * With the position that it has now (H1), rows are added ahead of it: whether and how often they are added again before
+ * it moves makes no difference. They must be of one settle, so that an id stands in them once. Best some 10,000 rows at
+ * once. */
 kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t count, uint64_t position);
 
 /* Forgets up to max rows (at most KL_BATCH_MAX) that have expired by now_ms or are over rows_max (the earliest finished

@@ -132,6 +132,7 @@ static kl_rc load_error(kl__hdb *db, kl_arena *arena, kl_task *task)
     KL_TRY(kl__hdb_use(db, KL_SQL_LAST_ERROR, &statement));
     sqlite3_bind_int64(statement, 1, task->entry.place.partition);
     kl__hdb_bind_bytes(statement, 2, (kl_bytes){task->entry.id.bytes, sizeof task->entry.id.bytes});
+    sqlite3_bind_int64(statement, 3, (int64_t)task->position);
     KL_TRY(kl__hdb_step(db, statement, &found));
     if (!found || !attempt_is_sound(statement, task->entry.place.partition, &task->entry.id))
         return fail_task(db, &task->entry.id);
@@ -359,12 +360,12 @@ static kl_rc bound(struct search *search)
 }
 
 /* The segment's documents that have all terms. */
-static kl_rc intersect(struct search *search, const kl__segment *segment, bool *ret_any)
+static kl_rc intersect(struct search *search, const kl__term_segment *segment, bool *ret_any)
 {
     bool any = true;
     memset(search->bits, 0xff, sizeof search->bits);
     for (size_t i = 0; i < search->terms_count && any; i++) {
-        KL_TRY(kl__segment_term(search->db, segment, search->terms[i], search->other, &any));
+        KL_TRY(kl__term_segment_term(search->db, segment, search->terms[i], search->other, &any));
         if (!any)
             break;
         uint64_t left = 0;
@@ -414,17 +415,17 @@ static kl_rc take(struct search *search, int64_t number)
 }
 
 /* Adds the tasks of the documents whose bits are set, from the last on. */
-static kl_rc take_all(struct search *search, const kl__segment *segment)
+static kl_rc take_all(struct search *search, const kl__term_segment *segment)
 {
     const uint8_t *numbers;
-    KL_TRY(kl__segment_blobs(search->db, segment, search->other, &numbers));
+    KL_TRY(kl__term_segment_blobs(search->db, segment, search->other, &numbers));
     for (uint32_t word = (segment->docs + 63) / 64; word-- > 0;) {
         uint64_t left = search->bits[word] & ~search->other[word];
         if (word == segment->docs / 64 && segment->docs % 64)
             left &= (UINT64_C(1) << segment->docs % 64) - 1;
         while (left && search->count < search->find->max) {
             uint32_t bit = 63 - (uint32_t)__builtin_clzll(left);
-            int64_t number = kl__segment_number(segment, numbers, word * 64 + bit);
+            int64_t number = kl__term_segment_number(segment, numbers, word * 64 + bit);
             left &= ~(UINT64_C(1) << bit);
             if (number < search->low)
                 return KL_OK;
@@ -447,7 +448,7 @@ static kl_rc walk(struct search *search)
         KL_TRY(kl__hdb_step(search->db, list, &more));
         if (!more)
             return KL_OK;
-        kl__segment segment = kl__segment_row(list);
+        kl__term_segment segment = kl__term_segment_row(list);
         if (segment.last < search->low)
             return KL_OK;
         KL_TRY(intersect(search, &segment, &any));
@@ -481,8 +482,9 @@ static kl_rc check_sqlite(kl__hdb *db)
 
 /* What the tasks add up to. */
 struct totals {
-    int64_t tasks, weighted, docs;
+    int64_t tasks, weighted, docs, errors;
     uint64_t numbers; /* of documents */
+    uint64_t blamed;  /* numbers of the tasks, once for each error */
 };
 
 static kl_rc check_tasks(kl__hdb *db, struct totals *totals)
@@ -502,24 +504,32 @@ static kl_rc check_tasks(kl__hdb *db, struct totals *totals)
         totals->weighted += (int64_t)row.task.entry.place.partition * 8 + row.task.state;
         uint32_t docs = row.errors ? row.errors : 1;
         totals->docs += docs;
+        totals->errors += row.errors;
+        totals->blamed += (uint64_t)row.number * row.errors;
         for (uint32_t i = 0; i < docs; i++)
             totals->numbers += (uint64_t)row.number - i;
     }
 }
 
-static kl_rc check_attempts(kl__hdb *db)
+static kl_rc check_attempts(kl__hdb *db, const struct totals *totals)
 {
     sqlite3_stmt *statement;
     kl_task_id id;
+    int64_t errors = 0;
+    uint64_t blamed = 0;
     KL_TRY(kl__hdb_use(db, KL_SQL_ATTEMPTS_ALL, &statement));
     for (bool found;;) {
         KL_TRY(kl__hdb_step(db, statement, &found));
         if (!found)
-            return KL_OK;
+            break;
         if (!get_id(statement, 5, false, &id) ||
             !attempt_is_sound(statement, (uint32_t)sqlite3_column_int64(statement, 4), &id))
             return fail_task(db, &id);
+        errors += sqlite3_column_int64(statement, 6) != 0;
+        blamed += (uint64_t)sqlite3_column_int64(statement, 6);
     }
+    bool same = errors == totals->errors && blamed == totals->blamed;
+    return same ? KL_OK : kl__hdb_damaged(db, "its errors are not those of its tasks");
 }
 
 static kl_rc check_counts(kl__hdb *db, const struct totals *totals)
@@ -545,12 +555,12 @@ static kl_rc check_segments(kl__hdb *db, const struct totals *totals)
         KL_TRY(kl__hdb_step(db, statement, &found));
         if (!found)
             break;
-        kl__segment segment = kl__segment_row(statement);
+        kl__term_segment segment = kl__term_segment_row(statement);
         if (segment.last >= above)
             return kl__hdb_damaged(db, "its search index");
         above = segment.first;
         docs += segment.live;
-        KL_TRY(kl__segment_check(db, &segment, &numbers));
+        KL_TRY(kl__term_segment_check(db, &segment, &numbers));
     }
     bool same = docs == totals->docs && numbers == totals->numbers;
     return same ? KL_OK : kl__hdb_damaged(db, "its search index is not that of its tasks");
@@ -561,7 +571,7 @@ kl_rc kl__hdb_check(kl__hdb *db)
     struct totals totals = {0};
     KL_TRY(check_sqlite(db));
     KL_TRY(check_tasks(db, &totals));
-    KL_TRY(check_attempts(db));
+    KL_TRY(check_attempts(db, &totals));
     KL_TRY(check_counts(db, &totals));
     return check_segments(db, &totals);
 }

@@ -46,9 +46,11 @@ enum {
     X(BEGIN_WRITE, "BEGIN IMMEDIATE")                                                                                  \
     X(COMMIT, "COMMIT")                                                                                                \
     X(ROLLBACK, "ROLLBACK")                                                                                            \
-    X(GET_PROGRESS, "SELECT position, last_number, last_ms, last_segment, checksum FROM progress")                     \
+    X(GET_PROGRESS, "SELECT position, last_number, settled_number, last_ms, last_segment, checksum FROM progress")     \
     X(SET_PROGRESS,                                                                                                    \
-      "UPDATE progress SET position = ?1, last_number = ?2, last_ms = ?3, last_segment = ?4, checksum = ?5")           \
+      "UPDATE progress SET position = ?1, last_number = ?2, settled_number = ?3, last_ms = ?4, last_segment = ?5, "    \
+      "checksum = ?6")                                                                                                 \
+    X(GET_NAME, "SELECT name FROM partitions WHERE number = ?1")                                                       \
     X(SET_NAME, "INSERT OR REPLACE INTO partitions(number, name) VALUES(?1, ?2)")                                      \
     X(ADD_COUNT, "INSERT INTO counts(partition, state, tasks) VALUES(?1, ?2, ?3) "                                     \
                  "ON CONFLICT(partition, state) DO UPDATE SET tasks = tasks + excluded.tasks")                         \
@@ -69,21 +71,21 @@ enum {
     X(TASKS_EXPIRED, "SELECT number FROM tasks INDEXED BY tasks_by_expiry WHERE expires_ms <= ?1 "                     \
                      "ORDER BY expires_ms LIMIT ?2")                                                                   \
     X(ADD_ATTEMPT,                                                                                                     \
-      "INSERT OR REPLACE INTO attempts(partition, id, attempt, finished_ms, expires_ms, checksum, error) "             \
-      "VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)")                                                                            \
-    X(ANY_PENDING, "SELECT 1 FROM attempts INDEXED BY attempts_by_expiry WHERE expires_ms IS NOT NULL LIMIT 1")        \
-    X(COUNT_PENDING, "SELECT count(*), max(attempt) FROM attempts WHERE partition = ?1 AND id = ?2 AND expires_ms IS " \
-                     "NOT NULL")                                                                                       \
-    X(PENDING, "SELECT error FROM attempts WHERE partition = ?1 AND id = ?2 AND expires_ms IS NOT NULL "               \
-               "ORDER BY attempt")                                                                                     \
-    X(ADOPT, "UPDATE attempts SET expires_ms = NULL WHERE partition = ?1 AND id = ?2 AND expires_ms IS NOT NULL")      \
-    X(DROP_ATTEMPTS, "DELETE FROM attempts WHERE partition = ?1 AND id = ?2 AND expires_ms IS NULL")                   \
-    X(DROP_ORPHANS, "DELETE FROM attempts WHERE (partition, id, attempt) IN (SELECT partition, id, attempt FROM "      \
-                    "attempts INDEXED BY attempts_by_expiry WHERE expires_ms IS NOT NULL AND expires_ms <= ?1 "        \
+      "INSERT OR REPLACE INTO attempts(partition, id, number, attempt, finished_ms, expires_ms, checksum, error) "     \
+      "VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")                                                                        \
+    X(ANY_PENDING, "SELECT 1 FROM attempts INDEXED BY attempts_by_expiry WHERE number = 0 LIMIT 1")                    \
+    X(COUNT_PENDING, "SELECT count(*), max(attempt) FROM attempts WHERE partition = ?1 AND id = ?2 AND number = 0")    \
+    X(PENDING, "SELECT error FROM attempts WHERE partition = ?1 AND id = ?2 AND number = 0 ORDER BY attempt")          \
+    X(ADOPT, "UPDATE attempts SET number = ?3 WHERE partition = ?1 AND id = ?2 AND number = 0")                        \
+    X(RELEASE, "UPDATE OR IGNORE attempts SET number = 0 WHERE partition = ?1 AND id = ?2 AND number = ?3 "            \
+               "AND expires_ms IS NOT NULL")                                                                           \
+    X(DROP_ATTEMPTS, "DELETE FROM attempts WHERE partition = ?1 AND id = ?2 AND number = ?3")                          \
+    X(DROP_ORPHANS, "DELETE FROM attempts WHERE (partition, id, number, attempt) IN (SELECT partition, id, number, "   \
+                    "attempt FROM attempts INDEXED BY attempts_by_expiry WHERE number = 0 AND expires_ms <= ?1 "       \
                     "ORDER BY expires_ms LIMIT ?2)")                                                                   \
     X(LAST_ERROR, "SELECT attempt, finished_ms, checksum, error FROM attempts WHERE partition = ?1 AND id = ?2 "       \
-                  "AND expires_ms IS NULL ORDER BY attempt DESC LIMIT 1")                                              \
-    X(ATTEMPTS_ALL, "SELECT attempt, finished_ms, checksum, error, partition, id FROM attempts")                       \
+                  "AND number = ?3 ORDER BY attempt DESC LIMIT 1")                                                     \
+    X(ATTEMPTS_ALL, "SELECT attempt, finished_ms, checksum, error, partition, id, number FROM attempts")               \
     X(ADD_SEGMENT, "INSERT INTO segments(" KL_SEGMENT_COLUMNS ", numbers) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)")         \
     X(DROP_SEGMENT, "DELETE FROM segments WHERE first = ?1")                                                           \
     X(SEGMENTS_DOWN, "SELECT " KL_SEGMENT_COLUMNS " FROM segments WHERE first <= ?1 ORDER BY first DESC")              \
@@ -167,11 +169,11 @@ uint64_t kl__term_number(kl__term_kind kind, uint32_t number);
 /* The term of the first word in *text, which is moved behind it. False: there is none. */
 bool kl__term_word(kl_bytes *text, uint64_t *ret_term);
 
-typedef struct kl__segment {
+typedef struct kl__term_segment {
     int64_t first, last; /* numbers */
     int64_t segment;
     uint32_t docs, postings, live;
-} kl__segment;
+} kl__term_segment;
 
 typedef struct kl__posting {
     uint64_t term;
@@ -193,26 +195,29 @@ void kl__index_free(kl__index *index);
 kl_rc kl__index_doc(kl__index *index, kl__hdb *db);
 kl_rc kl__index_term(kl__index *index, uint64_t term);
 kl_rc kl__index_write(kl__index *index, kl__hdb *db); /* nothing when it is empty */
-/* The same with `last` as the last number, and the numbers (put by kl__segment_put_number); NULL: they run on from
+/* The same with `last` as the last number, and the numbers (put by kl__term_segment_put_number); NULL: they run on from
  * `first`. */
 kl_rc kl__index_write_as(kl__index *index, kl__hdb *db, int64_t last, uint8_t *numbers);
 
-kl__segment kl__segment_row(sqlite3_stmt *statement);
+kl__term_segment kl__term_segment_row(sqlite3_stmt *statement);
 /* Sets the bits of the documents that have the term. */
-kl_rc kl__segment_term(kl__hdb *db, const kl__segment *segment, uint64_t term, uint64_t *ret_bits, bool *ret_any);
+kl_rc kl__term_segment_term(kl__hdb *db, const kl__term_segment *segment, uint64_t term, uint64_t *ret_bits,
+                            bool *ret_any);
 /* The bits of those taken out, and all numbers (NULL: they run on from `first`), valid until the next call. */
-kl_rc kl__segment_blobs(kl__hdb *db, const kl__segment *segment, uint64_t *ret_dead, const uint8_t **ret_numbers);
-int64_t kl__segment_number(const kl__segment *segment, const uint8_t *numbers, uint32_t doc);
-void kl__segment_put_number(uint8_t *numbers, uint32_t doc, uint32_t number_less_first);
+kl_rc kl__term_segment_blobs(kl__hdb *db, const kl__term_segment *segment, uint64_t *ret_dead,
+                             const uint8_t **ret_numbers);
+int64_t kl__term_segment_number(const kl__term_segment *segment, const uint8_t *numbers, uint32_t doc);
+void kl__term_segment_put_number(uint8_t *numbers, uint32_t doc, uint32_t number_less_first);
 /* Adds the postings of documents that are not dead to the index, at their new places. */
-kl_rc kl__segment_take(kl__hdb *db, const kl__segment *segment, kl__index *index, const uint64_t *dead,
-                       const uint32_t *places);
-kl_rc kl__segment_set_dead(kl__hdb *db, const kl__segment *segment, const uint64_t *dead); /* segment->live is theirs */
-kl_rc kl__segment_drop(kl__hdb *db, const kl__segment *segment);
-bool kl__segment_is_sound(const kl__segment *segment);
-kl_rc kl__segment_damaged(kl__hdb *db);
+kl_rc kl__term_segment_take(kl__hdb *db, const kl__term_segment *segment, kl__index *index, const uint64_t *dead,
+                            const uint32_t *places);
+kl_rc kl__term_segment_set_dead(kl__hdb *db, const kl__term_segment *segment,
+                                const uint64_t *dead); /* segment->live is theirs */
+kl_rc kl__term_segment_drop(kl__hdb *db, const kl__term_segment *segment);
+bool kl__term_segment_is_sound(const kl__term_segment *segment);
+kl_rc kl__term_segment_damaged(kl__hdb *db);
 /* Reads all of it, and adds the numbers of the live documents to *sum. KL_EDAMAGED: it is not as it was written. */
-kl_rc kl__segment_check(kl__hdb *db, const kl__segment *segment, uint64_t *sum);
+kl_rc kl__term_segment_check(kl__hdb *db, const kl__term_segment *segment, uint64_t *sum);
 
 /* ---- history_join.c ---- */
 

@@ -387,9 +387,9 @@ kl_rc kl__index_write(kl__index *index, kl__hdb *db)
 
 /* ---- Reading a segment ---- */
 
-kl__segment kl__segment_row(sqlite3_stmt *statement)
+kl__term_segment kl__term_segment_row(sqlite3_stmt *statement)
 {
-    return (kl__segment){
+    return (kl__term_segment){
         .first = sqlite3_column_int64(statement, 0),
         .last = sqlite3_column_int64(statement, 1),
         .segment = sqlite3_column_int64(statement, 2),
@@ -399,21 +399,22 @@ kl__segment kl__segment_row(sqlite3_stmt *statement)
     };
 }
 
-kl_rc kl__segment_damaged(kl__hdb *db) { return kl__hdb_damaged(db, "its search index"); }
+kl_rc kl__term_segment_damaged(kl__hdb *db) { return kl__hdb_damaged(db, "its search index"); }
 
-bool kl__segment_is_sound(const kl__segment *segment)
+bool kl__term_segment_is_sound(const kl__term_segment *segment)
 {
     return segment->docs >= 1 && segment->docs <= DOCS_MAX && segment->live <= segment->docs && segment->segment > 0 &&
            segment->segment < SEGMENT_MAX && segment->last >= segment->first;
 }
 
-kl_rc kl__segment_term(kl__hdb *db, const kl__segment *segment, uint64_t term, uint64_t *ret_bits, bool *ret_any)
+kl_rc kl__term_segment_term(kl__hdb *db, const kl__term_segment *segment, uint64_t term, uint64_t *ret_bits,
+                            bool *ret_any)
 {
     sqlite3_stmt *statement;
     bool row;
     *ret_any = false;
-    if (!kl__segment_is_sound(segment))
-        return kl__segment_damaged(db);
+    if (!kl__term_segment_is_sound(segment))
+        return kl__term_segment_damaged(db);
     KL_TRY(kl__hdb_use(db, KL_SQL_BLOCK, &statement));
     sqlite3_bind_int64(statement, 1, block_of(segment->segment, 0));
     sqlite3_bind_int64(statement, 2, block_of(segment->segment, bucket_of(term)));
@@ -422,16 +423,16 @@ kl_rc kl__segment_term(kl__hdb *db, const kl__segment *segment, uint64_t term, u
         return KL_OK;
     kl_bytes body = kl__hdb_bytes(statement, 0);
     if (!is_sealed(body))
-        return kl__segment_damaged(db);
+        return kl__term_segment_damaged(db);
     const uint8_t *at = (const uint8_t *)body.data + SUM_BYTES, *end = at + body.len - SUM_BYTES;
     for (struct entry entry; at < end;) {
         if (!next_entry(&at, end, segment->docs, &entry))
-            return kl__segment_damaged(db);
+            return kl__term_segment_damaged(db);
         if (entry.term > term)
             break;
         if (entry.term == term) {
             *ret_any = true;
-            return set_bits(&entry, segment->docs, ret_bits) ? KL_OK : kl__segment_damaged(db);
+            return set_bits(&entry, segment->docs, ret_bits) ? KL_OK : kl__term_segment_damaged(db);
         }
     }
     return KL_OK;
@@ -449,38 +450,39 @@ static bool set_dead(kl_bytes body, uint32_t docs, uint64_t *bits)
     return next_entry(&at, end, docs, &entry) && at == end && set_bits(&entry, docs, bits);
 }
 
-kl_rc kl__segment_blobs(kl__hdb *db, const kl__segment *segment, uint64_t *ret_dead, const uint8_t **ret_numbers)
+kl_rc kl__term_segment_blobs(kl__hdb *db, const kl__term_segment *segment, uint64_t *ret_dead,
+                             const uint8_t **ret_numbers)
 {
     sqlite3_stmt *statement;
     bool row;
-    if (!kl__segment_is_sound(segment))
-        return kl__segment_damaged(db);
+    if (!kl__term_segment_is_sound(segment))
+        return kl__term_segment_damaged(db);
     KL_TRY(kl__hdb_use(db, KL_SQL_SEGMENT_BLOBS, &statement));
     sqlite3_bind_int64(statement, 1, segment->first);
     KL_TRY(kl__hdb_step(db, statement, &row));
     if (!row || !set_dead(kl__hdb_bytes(statement, 0), segment->docs, ret_dead))
-        return kl__segment_damaged(db);
+        return kl__term_segment_damaged(db);
     kl_bytes numbers = kl__hdb_bytes(statement, 1);
     *ret_numbers = NULL;
     if (numbers.len) {
         if (numbers.len != SUM_BYTES + 4 * (size_t)segment->docs || !is_sealed(numbers))
-            return kl__segment_damaged(db);
+            return kl__term_segment_damaged(db);
         *ret_numbers = (const uint8_t *)numbers.data + SUM_BYTES;
-        if (kl__segment_number(segment, *ret_numbers, 0) != segment->first ||
-            kl__segment_number(segment, *ret_numbers, segment->docs - 1) != segment->last)
-            return kl__segment_damaged(db);
+        if (kl__term_segment_number(segment, *ret_numbers, 0) != segment->first ||
+            kl__term_segment_number(segment, *ret_numbers, segment->docs - 1) != segment->last)
+            return kl__term_segment_damaged(db);
     } else if (segment->last - segment->first + 1 != segment->docs) {
-        return kl__segment_damaged(db);
+        return kl__term_segment_damaged(db);
     }
     return KL_OK;
 }
 
-void kl__segment_put_number(uint8_t *numbers, uint32_t doc, uint32_t number_less_first)
+void kl__term_segment_put_number(uint8_t *numbers, uint32_t doc, uint32_t number_less_first)
 {
     put_u32(numbers + SUM_BYTES + 4 * (size_t)doc, number_less_first);
 }
 
-int64_t kl__segment_number(const kl__segment *segment, const uint8_t *numbers, uint32_t doc)
+int64_t kl__term_segment_number(const kl__term_segment *segment, const uint8_t *numbers, uint32_t doc)
 {
     return segment->first + (numbers ? get_u32(numbers + 4 * (size_t)doc) : doc);
 }
@@ -490,7 +492,7 @@ int64_t kl__segment_number(const kl__segment *segment, const uint8_t *numbers, u
 /* Where the postings of a segment go: into an index, with new places for the live documents. */
 struct taker {
     kl__hdb *db;
-    const kl__segment *segment;
+    const kl__term_segment *segment;
     kl__index *index; /* NULL: only looks whether they can be read */
     const uint64_t *dead;
     const uint32_t *places;
@@ -511,7 +513,7 @@ static kl_rc take_list(struct taker *taker, const struct entry *entry)
     for (uint32_t i = 0; i < entry->count; i++) {
         uint32_t doc = get_u16(entry->documents + 2 * (size_t)i);
         if (doc >= taker->segment->docs)
-            return kl__segment_damaged(taker->db);
+            return kl__term_segment_damaged(taker->db);
         KL_TRY(take_posting(taker, entry->term, doc));
     }
     return KL_OK;
@@ -522,7 +524,7 @@ static kl_rc take_bitmap(struct taker *taker, const struct entry *entry)
     uint64_t bits[WORDS];
     uint32_t docs = taker->segment->docs;
     if (!set_bits(entry, docs, bits))
-        return kl__segment_damaged(taker->db);
+        return kl__term_segment_damaged(taker->db);
     for (uint32_t word = 0; word < (docs + 63) / 64; word++)
         for (uint64_t left = bits[word]; left; left &= left - 1)
             KL_TRY(take_posting(taker, entry->term, word * 64 + (uint32_t)__builtin_ctzll(left)));
@@ -533,11 +535,11 @@ static kl_rc take_block(struct taker *taker, kl_bytes body, int64_t name)
 {
     uint32_t docs = taker->segment->docs;
     if (!is_sealed(body) || (taker->postings && name <= block_of(taker->segment->segment, bucket_of(taker->last))))
-        return kl__segment_damaged(taker->db); /* G2 */
+        return kl__term_segment_damaged(taker->db); /* G2 */
     const uint8_t *at = (const uint8_t *)body.data + SUM_BYTES, *end = at + body.len - SUM_BYTES;
     for (struct entry entry; at < end;) {
         if (!next_entry(&at, end, docs, &entry) || name > block_of(taker->segment->segment, bucket_of(entry.term)))
-            return kl__segment_damaged(taker->db);
+            return kl__term_segment_damaged(taker->db);
         taker->last = entry.term;
         bool list = is_list(entry.count, docs) && entry.count < docs;
         KL_TRY(list ? take_list(taker, &entry) : take_bitmap(taker, &entry));
@@ -545,8 +547,8 @@ static kl_rc take_block(struct taker *taker, kl_bytes body, int64_t name)
     return KL_OK;
 }
 
-kl_rc kl__segment_take(kl__hdb *db, const kl__segment *segment, kl__index *index, const uint64_t *dead,
-                       const uint32_t *places)
+kl_rc kl__term_segment_take(kl__hdb *db, const kl__term_segment *segment, kl__index *index, const uint64_t *dead,
+                            const uint32_t *places)
 {
     sqlite3_stmt *statement;
     bool row;
@@ -557,26 +559,26 @@ kl_rc kl__segment_take(kl__hdb *db, const kl__segment *segment, kl__index *index
     for (;;) {
         KL_TRY(kl__hdb_step(db, statement, &row));
         if (!row)
-            return taker.postings == segment->postings ? KL_OK : kl__segment_damaged(db);
+            return taker.postings == segment->postings ? KL_OK : kl__term_segment_damaged(db);
         KL_TRY(take_block(&taker, kl__hdb_bytes(statement, 0), sqlite3_column_int64(statement, 1)));
     }
 }
 
-kl_rc kl__segment_check(kl__hdb *db, const kl__segment *segment, uint64_t *sum)
+kl_rc kl__term_segment_check(kl__hdb *db, const kl__term_segment *segment, uint64_t *sum)
 {
     uint64_t dead[WORDS];
     const uint8_t *numbers;
-    KL_TRY(kl__segment_blobs(db, segment, dead, &numbers));
+    KL_TRY(kl__term_segment_blobs(db, segment, dead, &numbers));
     uint32_t live = 0;
     for (uint32_t doc = 0; doc < segment->docs; doc++)
         if (!(dead[doc / 64] >> doc % 64 & 1)) {
-            *sum += (uint64_t)kl__segment_number(segment, numbers, doc);
+            *sum += (uint64_t)kl__term_segment_number(segment, numbers, doc);
             live++;
         }
-    return live == segment->live ? kl__segment_take(db, segment, NULL, NULL, NULL) : kl__segment_damaged(db);
+    return live == segment->live ? kl__term_segment_take(db, segment, NULL, NULL, NULL) : kl__term_segment_damaged(db);
 }
 
-kl_rc kl__segment_drop(kl__hdb *db, const kl__segment *segment)
+kl_rc kl__term_segment_drop(kl__hdb *db, const kl__term_segment *segment)
 {
     sqlite3_stmt *statement;
     KL_TRY(kl__hdb_use(db, KL_SQL_DROP_BLOCKS, &statement));
@@ -588,7 +590,7 @@ kl_rc kl__segment_drop(kl__hdb *db, const kl__segment *segment)
     return kl__hdb_run(db, statement);
 }
 
-kl_rc kl__segment_set_dead(kl__hdb *db, const kl__segment *segment, const uint64_t *dead)
+kl_rc kl__term_segment_set_dead(kl__hdb *db, const kl__term_segment *segment, const uint64_t *dead)
 {
     uint8_t body[SUM_BYTES + ENTRY_BYTES + DOCS_MAX / 8];
     uint32_t count = segment->docs - segment->live;

@@ -27,8 +27,12 @@
 #include "store/disk/state.h"
 
 enum { KL_GROUP_CALLS_MAX = 4096, KL_CALL_ERROR_BYTES = 256 };
-#define KL_GROUP_BYTES                                                                                                 \
-    ((size_t)16 << 20) /* of a group: the largest append, with 65,536 records' own bytes, takes 13 MiB */
+#define KL_GROUP_BYTES ((size_t)16 << 20)
+
+/* The largest call: KL_BATCH_MAX tasks, with all that may stand in their records beside KL_BATCH_BYTES_MAX. */
+_Static_assert(KL_FRAME_HEADER + KL_BATCH_BYTES_MAX + (size_t)KL_BATCH_MAX * (sizeof(kl__entry_record) + 8 + 16 + 8) <
+                   KL_GROUP_BYTES,
+               "it fits into a group");
 
 typedef struct kl__journal kl__journal;
 typedef struct kl__group kl__group;

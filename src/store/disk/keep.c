@@ -286,7 +286,8 @@ static kl_rc await_kept(kl__disk *disk)
     while (state->kept_sequence < sequence && disk->keeper_rc == KL_OK)
         kl__cond_wait(&state->kept_changed, &state->mutex, KL_NEVER);
     if (state->kept_sequence < sequence)
-        rc = kl__fail(disk->keeper_rc, "history.db cannot be written, so finished tasks cannot be shown: %s",
+        rc = kl__fail(disk->keeper_rc == KL_ESYSTEM ? KL_EBUSY : disk->keeper_rc,
+                      "history.db cannot be written just now, so finished tasks cannot be shown: %s",
                       disk->keeper_error);
     pthread_mutex_unlock(&state->mutex);
     return rc;

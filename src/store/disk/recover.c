@@ -244,9 +244,11 @@ kl_rc kl__recover(kl__segments *segments, kl__state *state, kl__recovered *ret_r
     if (rc != KL_OK)
         return rc;
     if (count == 0) {
+        kl__tokens_recovered(state->tokens);
         segments->journal = kl__random_seed() | 1;
         return KL_OK;
     }
+    kl__tokens_recovered(state->tokens);
     set_aside_next(segments, state);
     if (!ret_recovered->was_closed)
         kl__segments_log(segments, KL_LOG_INFO,

@@ -7,6 +7,8 @@
 
 enum { LINE_DUE = KL_LINE_DUE - KL_PRIORITY_MIN, LINE_RETRY = KL_LINE_RETRY - KL_PRIORITY_MIN };
 
+static void forget_token(void *ctx, const kl__token_info *forgotten);
+
 kl_rc kl__state_open(kl__state *state)
 {
     memset(state, 0, sizeof *state);
@@ -15,7 +17,7 @@ kl_rc kl__state_open(kl__state *state)
     kl__cond_init(&state->kept_changed);
     state->first_segment = 1;
     state->stubs = kl__stubs_open();
-    state->tokens = kl__tokens_open();
+    state->tokens = kl__tokens_open(forget_token, state);
     return state->stubs && state->tokens ? KL_OK : kl__fail_memory();
 }
 
@@ -119,6 +121,11 @@ static void end_live(kl__state *state, uint64_t segment, uint64_t bytes)
     KL_ASSERT(its && its->live >= bytes);
     its->live -= bytes;
     state->live -= bytes;
+}
+
+static void forget_token(void *ctx, const kl__token_info *forgotten)
+{
+    end_live(ctx, forgotten->segment, sizeof(kl__token_record));
 }
 
 /* ---- Partitions, shards, lines ---- */
@@ -486,16 +493,14 @@ static kl_rc apply_token(kl__state *state, const kl__token_record *record, kl__w
     kl_token token;
     memcpy(&token, record->token, sizeof token);
     kl__token_info *known = kl__tokens_find(state->tokens, &token);
-    uint64_t forgotten = 0;
+    kl__token_info info = {token, record->header.sequence, where.segment};
     if (known) {
-        forgotten = known->segment;
+        end_live(state, known->segment, sizeof *record);
         known->segment = where.segment;
-    } else if (!kl__tokens_add(state->tokens, &token, where.segment, &forgotten)) {
+    } else if (!kl__tokens_add(state->tokens, &info)) {
         return KL_ENOMEM;
     }
-    if (forgotten)
-        end_live(state, forgotten, record->header.bytes);
-    add_live(state, where.segment, record->header.bytes);
+    add_live(state, where.segment, sizeof *record);
     return KL_OK;
 }
 
@@ -503,6 +508,20 @@ static void forget_record(kl__state *state, kl__held_record *held)
 {
     end_live(state, held->segment, held->bytes);
     kl__records_remove(&state->records, held);
+}
+
+void kl__state_sweep(kl__state *state, int64_t now_ms, size_t max)
+{
+    kl_bytes from = {state->swept, state->swept_bytes};
+    kl__held_record *next, *held = kl__records_after(&state->records, from, true);
+    for (; held && max > 0; held = next, max--) {
+        next = kl__records_after(&state->records, kl__held_name(held), false);
+        if (kl__held_expired(held, now_ms))
+            forget_record(state, held);
+    }
+    state->swept_bytes = held ? held->name_bytes : 0;
+    if (held)
+        memcpy(state->swept, held->text, held->name_bytes);
 }
 
 static kl_rc apply_write(kl__state *state, const kl__write_record *write, kl__where where)

@@ -76,6 +76,8 @@ typedef struct kl__state {
     kl__partition_state *partitions[KL_DISK_PARTITIONS_MAX + 1]; /* by number; [0] is NULL */
     uint32_t partition_count;
     kl__records records;
+    char swept[KL_RECORD_NAME_MAX]; /* where to go on looking for expired ones */
+    size_t swept_bytes;
     kl__tokens *tokens;
 
     kl__segment **segments; /* by number, without gaps: segments[i] is number first_segment + i */
@@ -113,6 +115,9 @@ bool kl__state_is_live(kl__state *state, const kl__record_header *record, kl__wh
  * `out`, without CRC. */
 enum { KL_MOVED_MORE = 16 };
 void kl__state_copy(kl__state *state, const kl__record_header *record, kl__record_header *out);
+
+/* Looks at the next `max` records in turn, and forgets those that have expired. */
+void kl__state_sweep(kl__state *state, int64_t now_ms, size_t max);
 
 kl__partition_state *kl__state_partition(const kl__state *state, uint32_t number);
 kl__shard_state *kl__state_shard(const kl__state *state, kl_place place); /* NULL: nothing was ever put there */

@@ -1,28 +1,51 @@
-/* tokens.c - a ring of tokens in order of arrival; chains through the ring find one by its hash. */
+/* tokens.c - a ring of tokens, oldest first; chains through it find one by its hash.
+ *
+ * When the journal is read, a token that was moved comes later than younger ones. So they are collected first, up to
+ * twice as many as are kept, and put in order when that is full and at the end. */
 #include "store/disk/tokens.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
 
-enum { BUCKETS = KL_TOKENS_KEPT, NONE = 0 };
+enum { BUCKETS = KL_TOKENS_KEPT, ROOM = 2 * KL_TOKENS_KEPT, NONE = 0 };
 
 struct kl__tokens {
-    kl__token_info *ring; /* NULL before the first */
-    uint32_t *next;       /* of the same bucket, older; places count from 1, NONE ends a chain */
+    kl__forgotten_fn *forgotten;
+    void *ctx;
+    bool is_recovered;
+    kl__token_info *ring; /* NULL before the first; KL_TOKENS_KEPT, or ROOM while the journal is read */
+    uint32_t *next;       /* of the same bucket; places count from 1, NONE ends a chain */
     uint32_t *buckets;
     uint32_t count, at; /* `at` is the next place to fill, from 0 */
 };
 
-kl__tokens *kl__tokens_open(void) { return kl__alloc_zeroed(1, sizeof(kl__tokens)); }
+kl__tokens *kl__tokens_open(kl__forgotten_fn *forgotten, void *ctx)
+{
+    kl__tokens *tokens = kl__alloc_zeroed(1, sizeof *tokens);
+    if (tokens) {
+        tokens->forgotten = forgotten;
+        tokens->ctx = ctx;
+    }
+    return tokens;
+}
+
+static void free_arrays(kl__tokens *tokens)
+{
+    kl__free(tokens->ring);
+    kl__free(tokens->next);
+    kl__free(tokens->buckets);
+    tokens->ring = NULL;
+    tokens->next = NULL;
+    tokens->buckets = NULL;
+}
 
 void kl__tokens_close(kl__tokens *tokens)
 {
     if (!tokens)
         return;
-    kl__free(tokens->ring);
-    kl__free(tokens->next);
-    kl__free(tokens->buckets);
+    free_arrays(tokens);
     kl__free(tokens);
 }
 
@@ -49,42 +72,73 @@ kl__token_info *kl__tokens_find(kl__tokens *tokens, const kl_token *token)
 /* All three or none. */
 static bool make(kl__tokens *tokens)
 {
-    tokens->ring = kl__alloc_zeroed(KL_TOKENS_KEPT, sizeof(*tokens->ring));
-    tokens->next = kl__alloc_zeroed(KL_TOKENS_KEPT, sizeof(*tokens->next));
+    tokens->ring = kl__alloc_zeroed(ROOM, sizeof(*tokens->ring));
+    tokens->next = kl__alloc_zeroed(ROOM, sizeof(*tokens->next));
     tokens->buckets = kl__alloc_zeroed(BUCKETS, sizeof(*tokens->buckets));
     if (tokens->ring && tokens->next && tokens->buckets)
         return true;
-    kl__free(tokens->ring);
-    kl__free(tokens->next);
-    kl__free(tokens->buckets);
-    *tokens = (kl__tokens){0};
+    free_arrays(tokens);
     return false;
 }
 
-/* The oldest of its bucket is the last of its chain. */
-static uint64_t forget(kl__tokens *tokens, uint32_t place)
+static void chain(kl__tokens *tokens, uint32_t place)
+{
+    uint32_t *bucket = bucket_of(tokens, &tokens->ring[place - 1].token);
+    tokens->next[place - 1] = *bucket;
+    *bucket = place;
+}
+
+static int by_sequence(const void *a, const void *b)
+{
+    const kl__token_info *left = a, *right = b;
+    return (left->sequence > right->sequence) - (left->sequence < right->sequence);
+}
+
+/* Puts them in order, and leaves the youngest. */
+static void sort(kl__tokens *tokens)
+{
+    uint32_t over = tokens->count > KL_TOKENS_KEPT ? tokens->count - KL_TOKENS_KEPT : 0;
+    qsort(tokens->ring, tokens->count, sizeof(*tokens->ring), by_sequence);
+    for (uint32_t i = 0; i < over; i++)
+        tokens->forgotten(tokens->ctx, &tokens->ring[i]);
+    tokens->count -= over;
+    memmove(tokens->ring, tokens->ring + over, tokens->count * sizeof(*tokens->ring));
+    memset(tokens->buckets, 0, BUCKETS * sizeof(*tokens->buckets));
+    for (uint32_t place = 1; place <= tokens->count; place++)
+        chain(tokens, place);
+    tokens->at = tokens->count;
+}
+
+void kl__tokens_recovered(kl__tokens *tokens)
+{
+    tokens->is_recovered = true;
+    if (tokens->ring)
+        sort(tokens);
+    tokens->at %= KL_TOKENS_KEPT;
+}
+
+static void forget(kl__tokens *tokens, uint32_t place)
 {
     uint32_t *link = bucket_of(tokens, &tokens->ring[place - 1].token);
     while (*link != place)
         link = &tokens->next[*link - 1];
-    *link = NONE;
-    return tokens->ring[place - 1].segment;
+    *link = tokens->next[place - 1];
+    tokens->forgotten(tokens->ctx, &tokens->ring[place - 1]);
 }
 
-bool kl__tokens_add(kl__tokens *tokens, const kl_token *token, uint64_t segment, uint64_t *ret_forgotten)
+bool kl__tokens_add(kl__tokens *tokens, const kl__token_info *info)
 {
     if (!tokens->ring && !make(tokens))
         return false;
+    if (!tokens->is_recovered && tokens->count == ROOM)
+        sort(tokens);
     uint32_t place = tokens->at + 1;
-    *ret_forgotten = 0;
-    if (tokens->count == KL_TOKENS_KEPT)
-        *ret_forgotten = forget(tokens, place);
+    if (tokens->is_recovered && tokens->count == KL_TOKENS_KEPT)
+        forget(tokens, place);
     else
         tokens->count++;
-    uint32_t *bucket = bucket_of(tokens, token);
-    tokens->ring[place - 1] = (kl__token_info){.token = *token, .segment = segment};
-    tokens->next[place - 1] = *bucket;
-    *bucket = place;
-    tokens->at = place % KL_TOKENS_KEPT;
+    tokens->ring[place - 1] = *info;
+    chain(tokens, place);
+    tokens->at = tokens->is_recovered ? place % KL_TOKENS_KEPT : place;
     return true;
 }

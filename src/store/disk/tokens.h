@@ -11,19 +11,27 @@ enum { KL_TOKENS_KEPT = 1 << 16 };
 
 typedef struct kl__tokens kl__tokens;
 
-kl__tokens *kl__tokens_open(void); /* NULL: out of memory. Memory is taken with the first token. */
-void kl__tokens_close(kl__tokens *tokens);
-
 /* What is known of a token. */
 typedef struct kl__token_info {
     kl_token token;
-    uint64_t segment; /* where it is written */
+    uint64_t sequence; /* of its first writing: tokens are forgotten in this order */
+    uint64_t segment;  /* where it is written */
 } kl__token_info;
+
+/* Told of each token that is forgotten. */
+typedef void kl__forgotten_fn(void *ctx, const kl__token_info *forgotten);
+
+/* NULL: out of memory. Memory is taken with the first token. */
+kl__tokens *kl__tokens_open(kl__forgotten_fn *forgotten, void *ctx);
+void kl__tokens_close(kl__tokens *tokens);
 
 kl__token_info *kl__tokens_find(kl__tokens *tokens, const kl_token *token); /* NULL: not known */
 
-/* Remembers a token that is not known, and forgets the oldest when there are KL_TOKENS_KEPT already: *ret_forgotten is
- * then its segment, else 0. False: out of memory. */
-bool kl__tokens_add(kl__tokens *tokens, const kl_token *token, uint64_t segment, uint64_t *ret_forgotten);
+/* Remembers a token that is not known, and forgets the oldest when there are too many. While the journal is read, they come in
+ * any order, and there may be twice as many. False: out of memory. */
+bool kl__tokens_add(kl__tokens *tokens, const kl__token_info *info);
+
+/* The journal has been read: from now on tokens come in order. */
+void kl__tokens_recovered(kl__tokens *tokens);
 
 #endif
