@@ -1,7 +1,8 @@
 /* arena.h - memory for answers of unknown size: filled by a call, owned by the caller, given back all at once.
  *
  *     kl_arena arena = {0};
- *     if (kl_store_read(store, refs, count, &arena, tasks, &read) == KL_OK) ... tasks[0].payload lies in the arena ...
+ *     if (kl_store_read(store, refs, count, &arena, tasks, &read) == KL_OK)
+ *         ... tasks[0].entry.payload lies in the arena ...
  *     kl_arena_free(&arena);
  *
  * An arena is used by one thread at a time. */

@@ -1,4 +1,5 @@
-/* log.h - libraries return, programs log: whoever opens an executor or a store may ask to be told what happens inside. */
+/* log.h - libraries return, programs log: whoever opens an executor or a store may ask to be told what happens inside.
+ * */
 #ifndef KEYLINE_LOG_H
 #define KEYLINE_LOG_H
 

@@ -13,11 +13,14 @@
  *       can (KL_STORE_ORDERED); the calls of one thread keep their order, and so do the entries of one call. Scan shows
  *       a line in its order.
  *   S3  After a fence at epoch e returned KL_OK, no settle below e has any effect: its whole batch is refused.
- *   S4  A settle that returned KL_OK is durable: its tasks are never shown by scan again, or (retry) stand in the retry line.
- *   S5  Every call may be repeated after a lost reply. An append is recognised by its token, a settle and a fence by what
- *       they say, a record's write by its version and value; the repeat returns KL_OK and changes nothing. (Not so for
- *       items of one call that depend on one another, such as two writes of one name: put those into calls of their own.)
- *   S6  A call that failed has had no effect, or (classes RETRY and FATAL) its effect is unknown and repeating it is safe.
+ *   S4  A settle that returned KL_OK is durable: its tasks are never shown by scan again, or (retry) stand in the retry
+ *       line.
+ *   S5  Every call may be repeated after a lost reply. An append is recognised by its token, a settle and a fence by
+ *       what they say, a record's write by its version and value; the repeat returns KL_OK and changes nothing. (Not so
+ *       for items of one call that depend on one another, such as two writes of one name: put those into calls of their
+ *       own.)
+ *   S6  A call that failed has had no effect, or (classes RETRY and FATAL) its effect is unknown and repeating it is
+ *       safe.
  *   S7  Times are judged on the store's clock (kl_store_now), which never steps back.
  *   S8  What a call that returned has changed, every later call shows.
  *
@@ -42,6 +45,11 @@ extern "C" {
 #endif
 
 typedef struct kl_store kl_store;
+
+/* Errors of every call, beside those that it names: KL_EINVAL: an argument is not valid, and the sentence says which
+ * and how it should be; nothing was done. KL_ENOMEM. KL_ESYSTEM: the disk or the server failed, and the sentence says
+ * whether the store can still be used. KL_EFULL: a write found no room. KL_EBUSY: not just now; call again. Calls that
+ * read may meet what is damaged: KL_EDAMAGED, which names it; other tasks can still be read. */
 
 /* Limits of every call; more is KL_EINVAL. */
 #define KL_BATCH_MAX        65536      /* entries, settled tasks, ids, stubs in one call */
@@ -85,8 +93,7 @@ typedef struct kl_store_opts {
     void *trace_ctx;
     kl_now_ms_fn *now_ms; /* the store's clock where the engine has none of its own; the system's wall clock */
     void *now_ctx;
-    /* disk: */
-    int64_t segment_bytes;    /* of a journal file: 64 MiB; 64 KiB to 1 GiB */
+    int64_t segment_bytes;    /* disk: of a journal file: 64 MiB; 64 KiB to 1 GiB */
     int64_t history_rows_max; /* finished tasks that are kept: 10,000,000; the oldest go first */
     int64_t history_ms_max;   /* no finished task is kept longer: 30 days */
 } kl_store_opts;
@@ -96,8 +103,8 @@ typedef struct kl_store_opts {
  *     memory:         in this process, gone when it is closed
  *     disk:PATH       a directory on this machine, made when it is not there; `disk:` alone is ./keyline-data
  *
- * KL_EINVAL: no such scheme (the sentence lists them), or an option out of range. KL_EBUSY: another process has it open (the
- * sentence names its pid). KL_EDAMAGED: it is damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
+ * KL_EINVAL: no such scheme (the sentence lists them), or an option out of range. KL_EBUSY: another process has it open
+ * (the sentence names its pid). KL_EDAMAGED: it is damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store);
 
 /* Ends the store. What was acknowledged is durable already. Appends under way are completed first; no other call may be
@@ -114,9 +121,9 @@ KL_API kl_store_info kl_store_info_of(const kl_store *store);
 /* The store's clock: milliseconds since 1970, never stepping back. */
 KL_API KL_MUST_USE kl_rc kl_store_now(kl_store *store, int64_t *ret_ms);
 
-/* The number of the partition of this name, made when there is none. Numbers are small, count from 1, and stay the same for the
- * life of the store. KL_EINVAL: an empty or too long name; or the partition exists with another shard_prefix_len, and
- * the sentence names both. */
+/* The number of the partition of this name, made when there is none. Numbers are small, count from 1, and stay the same
+ * for the life of the store. KL_EINVAL: an empty or too long name; or the partition exists with another
+ * shard_prefix_len, and the sentence names both. */
 KL_API KL_MUST_USE kl_rc kl_store_partition(kl_store *store, const char *name, uint32_t shard_prefix_len,
                                             uint32_t *ret_partition);
 
@@ -128,18 +135,19 @@ typedef struct kl_token {
     uint8_t bytes[16];
 } kl_token;
 
-/* Called once when an asynchronous append has ended, on a thread of the store or, when it ends at once, on the caller's.
- * It must be quick and must not wait for the store; kl_store_append_async is allowed. `error` is the sentence, "" on
- * KL_OK. */
+/* Called once when an asynchronous append has ended, on a thread of the store or, when it ends at once, on the
+ * caller's. It must be quick and must not wait for the store; kl_store_append_async is allowed. `error` is the
+ * sentence, "" on KL_OK. */
 typedef void kl_appended_fn(void *ctx, kl_rc rc, const char *error);
 
-/* Appends entries of any partitions and shards; durable when it returns KL_OK. token NULL: a repeat would be stored again.
- * KL_EINVAL: a limit, an unknown partition or shard, an id that does not begin with its shard: nothing was stored, and the sentence names
- * the entry. KL_EFULL: there is no room; what waits must be settled first, or space made. KL_ESYSTEM: the disk failed. */
+/* Appends entries of any partitions and shards; durable when it returns KL_OK. token NULL: a repeat would be stored
+ * again. KL_EINVAL: a limit, an unknown partition or shard, an id that does not begin with its shard: nothing was
+ * stored, and the sentence names the entry. KL_EFULL: there is no room; what waits must be settled first, or space
+ * made. KL_ESYSTEM: the disk failed. */
 KL_API KL_MUST_USE kl_rc kl_store_append(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token);
 
-/* The same without waiting. KL_OK: `done` has been or will be called, exactly once; the entries were copied. Anything else: refused, and
- * `done` is not called. */
+/* The same without waiting. KL_OK: `done` has been or will be called, exactly once; the entries were copied. Anything
+ * else: refused, and `done` is not called. */
 KL_API KL_MUST_USE kl_rc kl_store_append_async(kl_store *store, const kl_entry *entries, size_t count,
                                                const kl_token *token, kl_appended_fn *done, void *ctx);
 
@@ -154,14 +162,14 @@ typedef struct kl_scan {
     size_t count;         /* set by the call: how many there are; fewer than max only when the line ends */
 } kl_scan;
 
-/* Shows parts of several lines, of any partitions and shards: one round trip, where there is one. Tasks that are appended
- * while a line is read in pieces are shown by a later piece, or by the next reading from the first. */
+/* Shows parts of several lines, of any partitions and shards: one round trip, where there is one. Tasks that are
+ * appended while a line is read in pieces are shown by a later piece, or by the next reading from the first. */
 KL_API KL_MUST_USE kl_rc kl_store_scan(kl_store *store, kl_scan *scans, size_t count);
 
 /* Reads tasks of any partitions and shards in whatever state they are; ret_tasks[i].state is KL_TASK_UNKNOWN for those
- * that are not known. Stops early, and says so in *ret_count, when the arena would take more than KL_BATCH_BYTES_MAX; at
- * least one is read. KL_EDAMAGED: a task's bytes are damaged; the sentence names it, and *ret_count says how many before
- * it were read. */
+ * that are not known. Stops early, and says so in *ret_count, when the arena would take more than KL_BATCH_BYTES_MAX;
+ * at least one is read. KL_EDAMAGED: a task's bytes are damaged; the sentence names it, and *ret_count says how many
+ * before it were read. */
 KL_API KL_MUST_USE kl_rc kl_store_read(kl_store *store, const kl_ref *refs, size_t count, kl_arena *arena,
                                        kl_task *ret_tasks, size_t *ret_count);
 
@@ -171,8 +179,7 @@ typedef struct kl_settle {
     uint64_t epoch;
     const kl_settled *tasks;
     size_t count;
-    kl_rc
-        rc; /* set by the call: KL_OK, or KL_ESTALE: the shard is fenced above this epoch and nothing of this batch counts */
+    kl_rc rc; /* set by the call: KL_OK, or KL_ESTALE: fenced above this epoch, and nothing of this batch counts */
 } kl_settle;
 
 /* Settles one batch for each of several shards. Each batch is applied whole or not at all; its `rc` says which. Returns
@@ -258,12 +265,14 @@ typedef struct kl_write {
     uint64_t new_version; /* set on KL_OK; 0 after a remove */
 } kl_write;
 
-/* Writes each record whose version is still the one given; each on its own, in order. A put that finds its own value and expires_ms already there
- * under a later version is taken as its repeat, so values that must be told apart carry something unique. A remove of what is not there
- * is KL_OK. Returns KL_OK when every write was made, else the first rc that is not. */
+/* Writes each record whose version is still the one given; each on its own, in order. A put that finds its own value
+ * and expires_ms already there under a later version is taken as its repeat, so values that must be told apart carry
+ * something unique. A remove of what is not there is KL_OK. Returns KL_OK when every write was made, else the first rc
+ * that is not. */
 KL_API KL_MUST_USE kl_rc kl_store_put(kl_store *store, kl_write *writes, size_t count);
 
-/* Records whose names begin with `prefix`, by name, behind `after` (empty: from the first); expired ones are left out. */
+/* Records whose names begin with `prefix`, by name, behind `after` (empty: from the first); expired ones are left out.
+ * */
 KL_API KL_MUST_USE kl_rc kl_store_list(kl_store *store, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena,
                                        kl_record *ret_records, size_t *ret_count);
 
@@ -284,8 +293,9 @@ typedef struct kl_append {
     void *ctx;
 } kl_append;
 
-/* The dispatcher has checked every argument against the limits above, and partitions and shards against what `partition` returned;
- * an engine sees valid input only. It sets rc fields itself and returns as the public call does. */
+/* The dispatcher has checked every argument against the limits above, and partitions and shards against what
+ * `partition` returned; an engine sees valid input only. It sets rc fields itself and returns as the public call does.
+ * */
 typedef struct kl_engine {
     size_t size;        /* sizeof(kl_engine): functions are only ever appended */
     const char *scheme; /* "disk" */
@@ -313,7 +323,8 @@ typedef struct kl_engine {
                   size_t *ret_count);
 } kl_engine;
 
-/* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must outlive it. */
+/* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must
+ * outlive it. */
 KL_API KL_MUST_USE kl_rc kl_store_open_engine(const kl_engine *engine, const char *where, const kl_store_opts *opts,
                                               kl_store **ret_store);
 

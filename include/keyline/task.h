@@ -11,8 +11,8 @@
  *      due line       never tried, has a due time; in order of (due time, position)
  *      retry line     tried and not finished; in order of position
  *
- * A worker that takes a shard over reads the retry line first, because those tasks hold their keys; then the ready lines
- * from the lowest priority value up, and of the due line only what is due soon. */
+ * A worker that takes a shard over reads the retry line first, because those tasks hold their keys; then the ready
+ * lines from the lowest priority value up, and of the due line only what is due soon. */
 #ifndef KEYLINE_TASK_H
 #define KEYLINE_TASK_H
 
@@ -53,8 +53,9 @@ typedef struct kl_place {
     uint32_t shard;
 } kl_place;
 
-/* What a producer hands over. The id is the caller's, unique, and begins with the shard's digits (docs/routing.md). Headers
- * and payload are opaque to stores. */
+/* What a producer hands over. The id is the caller's, and begins with the shard's digits (docs/routing.md). It is never
+ * used for another task of the partition, not even after this one is finished. Headers and payload are opaque to
+ * stores. */
 typedef struct kl_entry {
     kl_place place;
     kl_task_id id;

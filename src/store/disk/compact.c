@@ -101,9 +101,9 @@ static bool copy_segment(kl__disk *disk, kl__segment *segment)
     return rc == KL_OK;
 }
 
-/* The first segment, when it should be copied; NULL: none. Large tasks in small segments leave gaps that no copying closes:
- * when everything was copied twice and nothing was gained, it rests. On a full disk only when little of it is live, for the copies
- * go where outcomes have to. */
+/* The first segment, when it should be copied; NULL: none. Large tasks in small segments leave gaps that no copying
+ * closes: when everything was copied twice and nothing was gained, it rests. On a full disk only when little of it is
+ * live, for the copies go where outcomes have to. */
 static kl__segment *find_work(kl__disk *disk, uint64_t slack)
 {
     kl__state *state = &disk->state;

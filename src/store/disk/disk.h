@@ -86,12 +86,12 @@ void kl__upkeep_stop(kl__disk *disk);
 kl_rc kl__keeper_start(kl__disk *disk);
 void kl__keeper_stop(kl__disk *disk); /* when everything is taken over, or cannot be */
 
-/* With the state's mutex held: waits while history is far behind, so that what it has yet to take over stays bounded. KL_EFULL: it cannot
- * be written. */
+/* With the state's mutex held: waits while history is far behind, so that what it has yet to take over stays bounded.
+ * KL_EFULL: it cannot be written. */
 kl_rc kl__keeper_make_room(kl__disk *disk);
 
-/* Until history shows everything that was settled before the call, and nothing that has expired. KL_ESYSTEM, KL_EFULL: it cannot be
- * written; the sentence says why. */
+/* Until history shows everything that was settled before the call, and nothing that has expired. KL_ESYSTEM, KL_EFULL:
+ * it cannot be written; the sentence says why. */
 kl_rc kl__keeper_catch_up(kl__disk *disk);
 
 /* ---- The calls of the engine ---- */

@@ -8,8 +8,8 @@
  *      quarantine/                        what `keyline doctor --repair` could not read and moved aside
  *      lock                               the pid of the process that has it open
  *
- * A segment is a header, then frames one behind another, up to the first place where no valid frame stands. Segments are
- * written full once, with zeros, and then used again: what stands behind the last frame is left over from before.
+ * A segment is a header, then frames one behind another, up to the first place where no valid frame stands. Segments
+ * are written full once, with zeros, and then used again: what stands behind the last frame is left over from before.
  *
  *      segment header                               frame header
  *       0  8  "KLSEGMNT"                              0  4  "KLF1"
@@ -55,19 +55,18 @@
  *      Moved, it has the sequence number                     then error, result (flag 2)
  *      of its first writing.
  *
- * FENCE        the shard's epoch is the record's.
- * PARTITION    26: shard_prefix_len; 32: 4 number, 4 zero; then the name up to the first zero.
- * TOKEN        32: 16 token, of the append whose entries stand behind it.
- * WRITE        a record of store.h. 32: 8 version; 40: 8 expires; 48: 2 bytes of its name, 2 zero, 4 bytes of its value;
+ * FENCE        the shard's epoch is the record's. PARTITION    26: shard_prefix_len; 32: 4 number, 4 zero; then the
+ * name up to the first zero. TOKEN        32: 16 token, of the append whose entries stand behind it. WRITE        a
+ * record of store.h. 32: 8 version; 40: 8 expires; 48: 2 bytes of its name, 2 zero, 4 bytes of its value;
  *              56: name, value. Flag 1: removed.
  *
  * Flag 8 of any type: moved, that is written again because the segment where it stood was dropped.
  *
  * CLOSE        the store was closed in order: everything before it is whole.
  *
- * Records are facts, not requests: whether a settle came too late, a version was another or a token known was decided before
- * it was written. So the journal can be read from any segment on: the first frame of each names the partitions, and what
- * older segments still had to say was written again, moved, before they were dropped. */
+ * Records are facts, not requests: whether a settle came too late, a version was another or a token known was decided
+ * before it was written. So the journal can be read from any segment on: the first frame of each names the partitions,
+ * and what older segments still had to say was written again, moved, before they were dropped. */
 #ifndef KL_STORE_FORMAT_H
 #define KL_STORE_FORMAT_H
 

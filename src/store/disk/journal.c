@@ -106,8 +106,8 @@ typedef struct frame_info {
     int64_t now_ms;
 } frame_info;
 
-/* Soon after a segment was begun, the next should be there: most of this one is then left for outcomes when the disk turns
- * out to be full (G3 of segments.h). Upkeep is given a while to make it of one that is dropped. */
+/* Soon after a segment was begun, the next should be there: most of this one is then left for outcomes when the disk
+ * turns out to be full (G3 of segments.h). Upkeep is given a while to make it of one that is dropped. */
 static void see_to_next(kl__segments *segments)
 {
     const kl__segment *active = segments->active;
@@ -309,8 +309,8 @@ static kl__group *other_group(kl__journal *journal, const kl__group *group)
     return group == &journal->groups[0] ? &journal->groups[1] : &journal->groups[0];
 }
 
-/* When the group before had several calls, those callers have just been woken and are about to call again: lets them, so that
- * a commit serves them all, instead of the first alone and then the rest. */
+/* When the group before had several calls, those callers have just been woken and are about to call again: lets them,
+ * so that a commit serves them all, instead of the first alone and then the rest. */
 static void gather(kl__journal *journal, const kl__group *group)
 {
     if (journal->last_calls < 2)

@@ -7,14 +7,15 @@
  *                            frame header, write, fdatasync, apply to the state, wake the others
  *
  * Two groups take turns: while one is written and synced, the other collects the calls that arrive. A call's place in
- * its group is one compare-and-swap, its records are written and checksummed by the caller itself, and nobody holds a mutex
- * for it: appends do not queue up behind one another.
+ * its group is one compare-and-swap, its records are written and checksummed by the caller itself, and nobody holds a
+ * mutex for it: appends do not queue up behind one another.
  *
  * J1  A call returns KL_OK only after its frame was synced and applied.
  * J2  Frames are written one at a time: the next only after the last was synced.
  * J3  Sequence numbers ascend in the order of places, from group to group.
- * J4  After a write or sync has failed (but for want of room) nothing more is written: the store is broken until it is opened again. A failed
- *     sync is never repeated, for the kernel may have thrown the data away and report success. */
+ * J4  After a write or sync has failed (but for want of room) nothing more is written: the store is broken until it is
+ *     opened again. A failed sync is never repeated, for the kernel may have thrown the data away and report success.
+ *     */
 #ifndef KL_STORE_JOURNAL_H
 #define KL_STORE_JOURNAL_H
 
@@ -61,12 +62,12 @@ kl_rc kl__journal_open(kl__state *state, kl__segments *segments, kl_now_ms_fn *n
 /* Ends what is under way and notes that the end was orderly. NULL is fine. */
 void kl__journal_close(kl__journal *journal);
 
-/* A place for `bytes` (a multiple of 8) of `records` records. KL_EFULL: is_append, and the disk is full. KL_ESYSTEM: broken. Whoever has
- * a place must publish it without waiting for anything. */
+/* A place for `bytes` (a multiple of 8) of `records` records. KL_EFULL: is_append, and the disk is full. KL_ESYSTEM:
+ * broken. Whoever has a place must publish it without waiting for anything. */
 kl_rc kl__journal_reserve(kl__journal *journal, size_t bytes, size_t records, bool is_append, kl__commit *call);
 
-/* The same without waiting and without looking at whether the disk is full, so that a mutex may be held. KL_EBUSY: there is no
- * room just now; let go of the mutex, make room, and try again. */
+/* The same without waiting and without looking at whether the disk is full, so that a mutex may be held. KL_EBUSY:
+ * there is no room just now; let go of the mutex, make room, and try again. */
 kl_rc kl__journal_try_reserve(kl__journal *journal, size_t bytes, size_t records, kl__commit *call);
 void kl__journal_make_room(kl__journal *journal);
 
@@ -76,15 +77,16 @@ void kl__journal_publish(kl__journal *journal, kl__commit *call, uint64_t sum);
 /* Until the call is durable and applied, or has failed. Not for calls with a `done`. */
 kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call);
 
-/* Calls fill while nothing else is on its way, that is, with everything that has a lower sequence number applied; what fill
- * writes is durable and applied on return, and stands before everything else that is written later. `bytes` is the most it will
- * write. Fill returns how many records it wrote. */
+/* Calls fill while nothing else is on its way, that is, with everything that has a lower sequence number applied; what
+ * fill writes is durable and applied on return, and stands before everything else that is written later. `bytes` is the
+ * most it will write. Fill returns how many records it wrote. */
 typedef size_t kl__fill_fn(void *ctx, char *bytes, uint64_t sequence, size_t *ret_bytes, uint64_t *ret_sum);
 kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx);
 
 kl__journal_stats kl__journal_stats_of(kl__journal *journal);
 
-/* Completes a record's header: bytes from `record` on are written, up to `end`; fills up to a multiple of 8. Returns its CRC. */
+/* Completes a record's header: bytes from `record` on are written, up to `end`; fills up to a multiple of 8. Returns
+ * its CRC. */
 uint32_t kl__record_seal(kl__record_header *record, char *end);
 
 #endif

@@ -166,8 +166,8 @@ static bool take(kl__disk *disk, struct batch *batch)
     return true;
 }
 
-/* Rows whose bytes are damaged, or cannot be read however often it is tried, cannot be kept: that is said, and the others go
- * on. */
+/* Rows whose bytes are damaged, or cannot be read however often it is tried, cannot be kept: that is said, and the
+ * others go on. */
 static kl_rc read_rows(kl__disk *disk, struct batch *batch, size_t *ret_rows)
 {
     size_t rows = 0;

@@ -1,8 +1,8 @@
 /* line.h - a line of waiting tasks: numbers of slots, sorted, in blocks.
  *
  * Each element is an order (a position, or a due time) and a slot number; equal orders are told apart by the slot's own
- * position, which the line asks for. Adding at the end and taking from the front, which is what queues do, move nothing;
- * anything else moves part of one block. An element takes 12 bytes and a block's share.
+ * position, which the line asks for. Adding at the end and taking from the front, which is what queues do, move
+ * nothing; anything else moves part of one block. An element takes 12 bytes and a block's share.
  *
  * Rejected: a linked list (a scan cannot go on behind a task that is gone), a tree (three times the memory). */
 #ifndef KL_STORE_LINE_H

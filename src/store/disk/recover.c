@@ -162,8 +162,8 @@ static kl_rc read_segment(kl__segments *segments, kl__state *state, kl__segment_
 
 /* ---- All of them ---- */
 
-/* The last two segments may hold what a process wrote that was killed before it synced, or whose sync failed: what is read of
- * them must be on the disk, or the next frame would stand behind one that is not. */
+/* The last two segments may hold what a process wrote that was killed before it synced, or whose sync failed: what is
+ * read of them must be on the disk, or the next frame would stand behind one that is not. */
 static kl_rc open_segment(kl__segments *segments, kl__state *state, uint64_t number, bool is_last)
 {
     char path[KL_PATH_BYTES];

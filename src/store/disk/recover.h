@@ -13,8 +13,8 @@ typedef struct kl__recovered {
     bool was_closed;  /* in order */
 } kl__recovered;
 
-/* Fills state and segments from the files in segments->dir, which may be empty. KL_EDAMAGED: something in the middle cannot be
- * read; nothing was changed on disk. KL_ESYSTEM, KL_ENOMEM. */
+/* Fills state and segments from the files in segments->dir, which may be empty. KL_EDAMAGED: something in the middle
+ * cannot be read; nothing was changed on disk. KL_ESYSTEM, KL_ENOMEM. */
 kl_rc kl__recover(kl__segments *segments, kl__state *state, kl__recovered *ret_recovered);
 
 /* The numbers of the segments in a directory, ascending; free with kl__free. */

@@ -244,7 +244,8 @@ static kl__segment *take_next(kl__segments *segments, int *ret_error)
     return next;
 }
 
-/* A large batch gets a large segment. Its header goes on to say what it was prepared with: it must never be in doubt. */
+/* A large batch gets a large segment. Its header goes on to say what it was prepared with: it must never be in doubt.
+ * */
 static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
 {
     int error = segments->vfs->truncate(segments->vfs, next->file, bytes);

@@ -57,11 +57,12 @@ bool kl__segments_parse(const char *name, uint64_t *ret_number); /* false: not a
 /* Writes a segment's header and syncs it. 0 or a negative errno. */
 int kl__segment_write_header(kl__segments *segments, kl__file *file, uint64_t number, uint64_t bytes);
 
-/* Makes the next segment if there is none, from the file at `spare` when that has the right size. 0 or a negative errno. */
+/* Makes the next segment if there is none, from the file at `spare` when that has the right size. 0 or a negative
+ * errno. */
 int kl__segments_prepare(kl__segments *segments);
 
-/* Takes the next segment into use, with room for `bytes`; prepares it when nobody has. Only for whoever leads the journal.
- * KL_EFULL: there is no room on the disk. KL_ESYSTEM: it failed. KL_ENOMEM. */
+/* Takes the next segment into use, with room for `bytes`; prepares it when nobody has. Only for whoever leads the
+ * journal. KL_EFULL: there is no room on the disk. KL_ESYSTEM: it failed. KL_ENOMEM. */
 kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes);
 
 /* Drops segments from the first on while nothing in them is needed, keeping a file for the next. */
@@ -70,7 +71,8 @@ void kl__segments_drop(kl__segments *segments);
 /* Is there something for the thread of upkeep to do? With the state's mutex held. */
 bool kl__segments_need_upkeep(const kl__segments *segments);
 
-/* What may stand on the disk beside twice what is live and the segment being written: one more, as long as the next is not there. */
+/* What may stand on the disk beside twice what is live and the segment being written: one more, as long as the next is
+ * not there. */
 uint64_t kl__segments_slack(const kl__segments *segments);
 
 /* Tells the thread of upkeep to look, or to prepare the next segment as well. */

@@ -2,8 +2,8 @@
  *
  * Records in the journal are facts, so it is decided here, before writing, whether a settle comes too late. A fence is
  * claimed from the decision until it is applied, and settles of its shard wait for that; so a settle is decided on a
- * state that nothing under way can change, and takes its place in the journal before the mutex is released: a fence that
- * comes later stands behind it (S3 of store.h). */
+ * state that nothing under way can change, and takes its place in the journal before the mutex is released: a fence
+ * that comes later stands behind it (S3 of store.h). */
 #include <string.h>
 
 #include "base/clock.h"
@@ -131,8 +131,8 @@ static char *put_batch(const kl_settle *batch, uint64_t sequence, int64_t now_ms
     return end;
 }
 
-/* Decides on each batch, and takes a place in the journal for those that are in time. With the mutex held. KL_EBUSY: there
- * is no room in the journal just now. */
+/* Decides on each batch, and takes a place in the journal for those that are in time. With the mutex held. KL_EBUSY:
+ * there is no room in the journal just now. */
 static kl_rc decide(kl__disk *disk, kl_settle *batches, size_t count, kl__commit *call, size_t *ret_accepted)
 {
     size_t bytes = 0;

@@ -343,8 +343,8 @@ static bool reserve_kept(kl__state *state, size_t more)
     return true;
 }
 
-/* Hands a settled task on to history, or of a retry the attempt's error. A retry's entry may be moved before history has
- * the error, and then the SETTLE would be read before its task: so the segment where that stands now is pinned. */
+/* Hands a settled task on to history, or of a retry the attempt's error. A retry's entry may be moved before history
+ * has the error, and then the SETTLE would be read before its task: so the segment where that stands now is pinned. */
 static void keep(kl__state *state, const kl__slot *slot, bool is_finished, kl__kept kept)
 {
     kept.entry = kl__slot_where(state, slot);

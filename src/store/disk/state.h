@@ -1,5 +1,5 @@
-/* state.h - what the journal adds up to: waiting tasks in their lines, fences, records, tokens; and what is still needed of
- * each segment.
+/* state.h - what the journal adds up to: waiting tasks in their lines, fences, records, tokens; and what is still
+ * needed of each segment.
  *
  * From: journal.c, one record after another once they are durable; recover.c, the same records read again.
  * To:   disk.c (scan, counts, get, list), compact.c (what is live), keep.c (what is to be kept).

@@ -37,7 +37,8 @@ void kl__stubs_close(kl__stubs *stubs);
 
 kl__slot *kl__stubs_slot(const kl__stubs *stubs, uint32_t slot);
 
-/* A slot for the partition's task of that id, which must not be there yet; only these two are set. KL_SLOT_NONE: out of memory, or KL_SLOTS_MAX are taken. */
+/* A slot for the partition's task of that id, which must not be there yet; only these two are set. KL_SLOT_NONE: out of
+ * memory, or KL_SLOTS_MAX are taken. */
 uint32_t kl__stubs_add(kl__stubs *stubs, uint32_t partition, const kl_task_id *id);
 uint32_t kl__stubs_find(const kl__stubs *stubs, uint32_t partition, const kl_task_id *id); /* KL_SLOT_NONE: no */
 void kl__stubs_remove(kl__stubs *stubs, uint32_t slot);

@@ -46,8 +46,8 @@ kl_rc kl__disk_read_record(kl__disk *disk, const kl__segment *segment, uint64_t 
     return KL_OK;
 }
 
-/* What is known of a waiting task in memory, and the segment where the rest is, held so that it is not dropped. NULL: it is not
- * waiting. */
+/* What is known of a waiting task in memory, and the segment where the rest is, held so that it is not dropped. NULL:
+ * it is not waiting. */
 static kl__segment *hold_waiting(kl__disk *disk, const kl_ref *ref, kl_task *task, uint64_t *ret_offset,
                                  uint32_t *ret_bytes)
 {

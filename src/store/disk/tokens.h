@@ -1,4 +1,5 @@
-/* tokens.h - the tokens of the last appends, so that a repeat is recognised: a ring of them, and a table over the ring. */
+/* tokens.h - the tokens of the last appends, so that a repeat is recognised: a ring of them, and a table over the ring.
+ * */
 #ifndef KL_STORE_TOKENS_H
 #define KL_STORE_TOKENS_H
 
@@ -27,8 +28,8 @@ void kl__tokens_close(kl__tokens *tokens);
 
 kl__token_info *kl__tokens_find(kl__tokens *tokens, const kl_token *token); /* NULL: not known */
 
-/* Remembers a token that is not known, and forgets the oldest when there are too many. While the journal is read, they come in
- * any order, and there may be twice as many. False: out of memory. */
+/* Remembers a token that is not known, and forgets the oldest when there are too many. While the journal is read, they
+ * come in any order, and there may be twice as many. False: out of memory. */
 bool kl__tokens_add(kl__tokens *tokens, const kl__token_info *info);
 
 /* The journal has been read: from now on tokens come in order. */

@@ -1,7 +1,7 @@
 /* vfs.h - everything the disk engine does to files, so that a test can lose power, fail or fill up at any call.
  *
- * Functions return 0 or a byte count, or a negative errno. A file is used by several threads at once for reading, and by
- * one at a time for the rest. Paths are as given to open; nothing is resolved against anything. What is written is
+ * Functions return 0 or a byte count, or a negative errno. A file is used by several threads at once for reading, and
+ * by one at a time for the rest. Paths are as given to open; nothing is resolved against anything. What is written is
  * durable after sync; a name that was made, renamed or removed is durable after sync_dir of its directory. */
 #ifndef KL_STORE_VFS_H
 #define KL_STORE_VFS_H
@@ -44,13 +44,13 @@ struct kl__vfs {
     int (*list)(kl__vfs *vfs, const char *path, kl__name_fn *visit, void *ctx);
     int (*sync_dir)(kl__vfs *vfs, const char *path);
 
-    /* Makes this process the directory's only owner, by a file `lock` in it that holds the pid, until it is unlocked or the
-     * process ends. -EBUSY: another has it, and *ret_pid is its pid (0: not known). */
+    /* Makes this process the directory's only owner, by a file `lock` in it that holds the pid, until it is unlocked or
+     * the process ends. -EBUSY: another has it, and *ret_pid is its pid (0: not known). */
     int (*lock)(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid);
     void (*unlock)(kl__vfs *vfs, kl__file *lock); /* NULL is fine */
 
-    /* Keeps everybody from owning the directory while it is looked at, until unlocked; several may look at once. Nothing
-     * is changed. -EBUSY as above; -ENOENT: nobody ever owned it. NULL: there is nobody else. */
+    /* Keeps everybody from owning the directory while it is looked at, until unlocked; several may look at once.
+     * Nothing is changed. -EBUSY as above; -ENOENT: nobody ever owned it. NULL: there is nobody else. */
     int (*look)(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid);
 
     /* The name of SQLite's file layer under which history.db is opened; NULL: SQLite's own. */
@@ -60,8 +60,8 @@ struct kl__vfs {
 /* The machine's file system. */
 extern kl__vfs kl__vfs_system;
 
-/* All of `count` bytes, through interruptions and short counts. Reading stops at the end of the file, and *ret_count says where.
- * 0 or a negative errno. */
+/* All of `count` bytes, through interruptions and short counts. Reading stops at the end of the file, and *ret_count
+ * says where. 0 or a negative errno. */
 int kl__vfs_read(kl__vfs *vfs, kl__file *file, void *bytes, size_t count, uint64_t offset, size_t *ret_count);
 int kl__vfs_write(kl__vfs *vfs, kl__file *file, const void *bytes, size_t count, uint64_t offset);
 
