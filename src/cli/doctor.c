@@ -41,7 +41,7 @@ static const char *const severity_names[] = {
 static const char *const record_names[KL_RECORD_TYPES] = {
     [KL_RECORD_ENTRY] = "entry",         [KL_RECORD_SETTLE] = "settle", [KL_RECORD_FENCE] = "fence",
     [KL_RECORD_PARTITION] = "partition", [KL_RECORD_TOKEN] = "token",   [KL_RECORD_WRITE] = "write",
-    [KL_RECORD_CLOSE] = "close",
+    [KL_RECORD_CLOSE] = "close",         [KL_RECORD_NOTE] = "note",
 };
 
 /* ---- For people ---- */

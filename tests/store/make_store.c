@@ -1,6 +1,6 @@
 /* make_store.c - makes disk stores for tests/check-doctor, and shows what is in them.
  *
- *     make-store closed DIR     200 tasks over several segments, of which 20 are done and kept, closed in order
+ *     make-store closed DIR     200 tasks over several segments, of which every tenth is done and kept; closed in order
  *     make-store killed DIR     the same, and the process ends without closing it
  *     make-store held DIR       opens it, prints a line, and keeps it open until standard input ends
  *     make-store list DIR       prints the numbers of the tasks that wait, in order */
@@ -12,7 +12,7 @@
 #include "calls.h"
 #include "keyline/store.h"
 
-enum { TASKS = 200, DONE = 20, SHARDS = 16, PAYLOAD_BYTES = 1500 };
+enum { TASKS = 200, DONE_OF = 10, SHARDS = 16, PAYLOAD_BYTES = 1500 };
 
 static const kl_layout layout = {1, 1};
 
@@ -24,28 +24,37 @@ static void must(kl_rc rc)
     exit(1);
 }
 
-static void settle(kl_store *store, kl_place place, const kl_task_id *id)
+static kl_entry make_entry(uint32_t partition, uint32_t task)
 {
-    kl_settled settled = {.id = *id, .outcome = KL_DONE, .attempts = 1, .keep_ms = INT64_C(1) << 40};
-    kl_settle batch = {.place = place, .tasks = &settled, .count = 1};
-    kl_stub stub;
+    static char payload[PAYLOAD_BYTES];
+    kl_id_parts parts = {.shard = task % SHARDS, .ms = task + 1};
+    kl_entry entry = {.place = {partition, parts.shard}, .payload = {payload, sizeof payload}};
+    must(kl_id_pack(&layout, &parts, &entry.id));
+    return entry;
+}
+
+static void settle(kl_store *store, kl_entry entry)
+{
+    kl_settled settled = {.id = entry.id, .outcome = KL_DONE, .attempts = 1, .keep_ms = INT64_C(1) << 40};
+    kl_settle batch = {.place = entry.place, .tasks = &settled, .count = 1};
+    kl_stub stubs[TASKS];
     size_t count;
-    must(scan_one(store, &(kl_scan){.place = place, .max = 1}, &stub, &count));
-    settled.position = stub.position;
+    must(scan_one(store, &(kl_scan){.place = entry.place, .max = TASKS}, stubs, &count));
+    for (size_t i = 0; i < count; i++)
+        if (kl_id_compare(&stubs[i].id, &entry.id) == 0)
+            settled.position = stubs[i].position;
     must(kl_store_settle(store, &batch, 1));
 }
 
+/* What is done is little of every segment, so that none is copied and each task stands where it was written first. */
 static void fill(kl_store *store, uint32_t partition)
 {
-    static char payload[PAYLOAD_BYTES];
     for (uint32_t task = 0; task < TASKS; task++) {
-        kl_id_parts parts = {.shard = task % SHARDS, .ms = task + 1};
-        kl_entry entry = {.place = {partition, parts.shard}, .payload = {payload, sizeof payload}};
-        must(kl_id_pack(&layout, &parts, &entry.id));
+        kl_entry entry = make_entry(partition, task);
         must(kl_store_append(store, &entry, 1, NULL));
-        if (task < DONE)
-            settle(store, entry.place, &entry.id);
     }
+    for (uint32_t task = 0; task < TASKS; task += DONE_OF)
+        settle(store, make_entry(partition, task));
     kl_counts counts; /* when this returns, history has what was settled */
     must(kl_store_counts(store, (kl_place){partition, KL_ALL_SHARDS}, &counts));
 }

@@ -287,10 +287,14 @@ TEST(a_damaged_log_of_the_history_is_noticed)
     memset(garbage, 0xa5, sizeof garbage);
     uint64_t size = patient_size(patient, RECORDING_PATH "/history.db-wal");
     patient_write(patient, RECORDING_PATH "/history.db-wal", size / 2, garbage, sizeof garbage);
-    /* SQLite takes the log as ending there: what is behind is not in the history, and the journal has it still. */
-    CHECK_INT(examine(patient), KL_OK);
+    /* SQLite takes the log as ending there. The journal has noted more, unless nothing was to be noted yet; and it has
+     * what is gone. */
+    kl_rc rc = examine(patient);
     CHECK(patient->totals.history_tasks < PATIENT_SETTLED);
+    CHECK_INT(rc, patient_says(patient, "has lost its last") ? KL_EDAMAGED : KL_OK);
+    CHECK_INT(patient_examine(patient, true), KL_OK);
     CHECK_INT(patient->totals.history_tasks + patient->totals.settled, PATIENT_SETTLED);
+    CHECK(patient_is_well(patient, NULL));
     patient_free(patient);
 }
 

@@ -147,6 +147,77 @@ TEST(the_position_is_that_of_the_last_add_in_the_next_life_too)
     shelf_free(&shelf);
 }
 
+TEST(rows_ahead_of_a_position_that_moves_may_be_added_again)
+{
+    struct shelf shelf;
+    kl_entry four = shelf_entry(4, NULL), five = shelf_entry(5, NULL), six = shelf_entry(6, NULL);
+    kl__history_row rows[] = {shelf_row(&four, KL_DEAD, 2, "gamma"), shelf_row(&five, KL_DEAD, 2, "gamma"),
+                              shelf_row(&six, KL_DEAD, 2, "gamma"), shelf_row(&six, KL_DEAD, 1, "gamma")};
+    rows[1].ahead = true;
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    shelf_retry(&shelf, 4, 1, "alpha");
+    shelf_retry(&shelf, 5, 1, "alpha");
+    shelf_retry(&shelf, 6, 1, "alpha");
+    CHECK_OK(kl__history_add(shelf.history, rows, 2, 7));
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("alpha")}, 1), "5 4");
+    rows[1].ahead = false;
+    CHECK_OK(kl__history_add(shelf.history, rows, 4, 8)); /* 4 has another life, 5 is the same, 6 has two */
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("alpha")}, 1), "5");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("gamma")}, 1), "6 5 4");
+    CHECK_OK(kl__history_check(shelf.history));
+    shelf_free(&shelf);
+}
+
+/* As after a crash between two of the adds that carry one settle. */
+TEST(rows_ahead_of_the_position_may_be_added_again)
+{
+    struct shelf shelf;
+    kl_task tasks[4];
+    kl_task_id job = shelf_id(1000);
+    uint64_t done = 9, dead = 9, cancelled = 9;
+    size_t count = 0;
+    kl_entry entries[4];
+    for (uint32_t i = 0; i < 4; i++) {
+        entries[i] = shelf_entry(5 + i, "k");
+        entries[i].job = job;
+    }
+    kl__history_row rows[] = {shelf_row(&entries[0], KL_DEAD, 3, "gamma"), shelf_row(&entries[1], KL_DONE, 1, NULL),
+                              shelf_row(&entries[2], KL_RETRY, 1, "delta"), shelf_row(&entries[3], KL_DONE, 1, NULL)};
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    shelf_retry(&shelf, 5, 1, "alpha");
+    shelf_retry(&shelf, 5, 2, "beta");
+    for (int life = 0; life < 3; life++) {
+        CHECK_OK(kl__history_add(shelf.history, rows, 3, kl__history_position(shelf.history)));
+        CHECK_STR(shelf_find(&shelf, (kl_find){0}, 1), "6 5");
+        shelf_close(&shelf);
+        shelf_open(&shelf);
+        REQUIRE(shelf.history);
+    }
+    CHECK_OK(kl__history_add(shelf.history, rows, 4, 6));
+    CHECK_STR(shelf_find(&shelf, (kl_find){.key = kl_str("k")}, 1), "8 6 5");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("alpha")}, 1), "5");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("gamma")}, 1), "5");
+    CHECK_BYTES(shelf_read(&shelf, 5).error, kl_str("gamma"));
+    CHECK_OK(kl__history_results(shelf.history, (kl_place){1, 2}, &job, NULL, 4, &shelf.arena, tasks, &count));
+    CHECK_INT(count, 3);
+    CHECK_OK(kl__history_counts(shelf.history, 1, &done, &dead, &cancelled));
+    CHECK_INT(done, 2);
+    CHECK_INT(dead, 1);
+    CHECK_STR(shelf_sql(&shelf, "select group_concat(attempt || error) from attempts where number > 0"),
+              "1alpha,2beta,3gamma");
+    CHECK_STR(shelf_sql(&shelf, "select group_concat(attempt || error) from attempts where number = 0"), "1delta");
+    CHECK_OK(kl__history_check(shelf.history));
+
+    /* Now the position has moved: another row of the task is of another life, which has no such errors. */
+    CHECK_OK(kl__history_add(shelf.history, rows, 1, 6));
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("alpha")}, 1), "");
+    CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("gamma")}, 1), "5");
+    CHECK_OK(kl__history_check(shelf.history));
+    shelf_free(&shelf);
+}
+
 TEST(finished_times_never_step_back)
 {
     struct shelf shelf;
@@ -507,6 +578,23 @@ TEST(other_programs_see_names_uuids_and_dates)
     CHECK_STR(shelf_sql(&shelf, "select typeof(key) || typeof(payload) from tasks"), "textblob");
     CHECK_STR(shelf_sql(&shelf, "pragma integrity_check"), "ok");
     CHECK_STR(shelf_sql(&shelf, "pragma journal_mode"), "wal");
+    shelf_free(&shelf);
+}
+
+TEST(a_name_that_is_there_already_needs_no_transaction)
+{
+    struct shelf shelf;
+    sqlite3 *db = NULL;
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    CHECK_OK(kl__history_name(shelf.history, 1, "orders"));
+    REQUIRE(sqlite3_open(shelf.path, &db) == SQLITE_OK);
+    CHECK_INT(sqlite3_exec(db, "begin immediate", NULL, NULL, NULL), SQLITE_OK); /* no other can write */
+    CHECK_OK(kl__history_name(shelf.history, 1, "orders"));
+    sqlite3_close(db);
+    CHECK_OK(kl__history_name(shelf.history, 2, "orders"));
+    CHECK_OK(kl__history_name(shelf.history, 1, "order"));
+    CHECK_STR(shelf_sql(&shelf, "select group_concat(number || name) from partitions"), "1order,2orders");
     shelf_free(&shelf);
 }
 

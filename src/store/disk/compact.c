@@ -123,6 +123,15 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
     return segment;
 }
 
+static void drop(kl__disk *disk)
+{
+    pthread_mutex_lock(&disk->state.mutex);
+    bool can_drop = kl__state_can_drop(&disk->state), may_drop = kl__state_may_drop(&disk->state);
+    pthread_mutex_unlock(&disk->state.mutex);
+    if (may_drop || (can_drop && kl__keeper_note(disk) == KL_OK)) /* else in a while */
+        kl__segments_drop(&disk->segments);
+}
+
 /* False: there was nothing to copy, or it could not be: then it is tried again in a while. */
 static bool compact(kl__disk *disk, uint64_t slack)
 {
@@ -131,7 +140,7 @@ static bool compact(kl__disk *disk, uint64_t slack)
         return false;
     disk->copied += segment->live;
     bool is_copied = copy_segment(disk, segment);
-    kl__segments_drop(&disk->segments);
+    drop(disk);
     return is_copied;
 }
 
@@ -141,7 +150,7 @@ static void keep_up(kl__disk *disk, bool next_wanted)
     pthread_mutex_lock(&disk->state.mutex);
     kl__state_sweep(&disk->state, kl__disk_now(disk), SWEEP_RECORDS);
     pthread_mutex_unlock(&disk->state.mutex);
-    kl__segments_drop(&disk->segments);
+    drop(disk);
     bool is_compacted = compact(disk, next_wanted ? 0 : kl__segments_slack(&disk->segments));
     if (next_wanted && !atomic_load(&disk->segments.has_next))
         (void)kl__segments_prepare(&disk->segments); /* it is tried again when it is needed */

@@ -251,10 +251,29 @@ static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts)
 {
     char path[KL_PATH_BYTES];
     snprintf(path, sizeof path, "%.4000s/history.db", disk->path);
+    kl__file *file = NULL;
+    disk->history_is_new = disk->vfs->open(disk->vfs, path, KL_OPEN_READ, &file) == -ENOENT;
+    disk->vfs->close(disk->vfs, file);
     kl_rc rc = kl__history_open(path, disk->vfs->sqlite_vfs, opts->history_rows_max, &disk->history);
     if (rc == KL_OK)
         disk->state.kept_sequence = kl__history_position(disk->history);
     return rc;
+}
+
+/* A damaged log of SQLite's looks like a shorter one: what it held is gone without a word. The journal remembers. */
+static kl_rc check_history(kl__disk *disk)
+{
+    uint64_t commits = kl__history_commits(disk->history), noted = disk->state.history_noted;
+    atomic_store(&disk->state.history_commits, commits);
+    if (commits >= noted)
+        return KL_OK;
+    if (!disk->history_is_new)
+        return kl__fail(KL_EDAMAGED,
+                        "history.db in %s has lost its last %llu transactions; nothing was changed: restore it, "
+                        "or let `keyline doctor --repair` move it aside and go on without",
+                        disk->path, (unsigned long long)(noted - commits));
+    kl__segments_log(&disk->segments, KL_LOG_WARN, "history.db is new: finished tasks of before are not there");
+    return kl__history_set_commits(disk->history, noted);
 }
 
 /* The next segment, unless the disk is full: then the store opens and refuses appends. */
@@ -283,6 +302,8 @@ static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
         rc = open_history(disk, opts);
     if (rc == KL_OK)
         rc = kl__recover(&disk->segments, &disk->state, &recovered);
+    if (rc == KL_OK)
+        rc = check_history(disk);
     if (rc == KL_OK)
         rc = prepare_segments(disk);
     if (rc != KL_OK)

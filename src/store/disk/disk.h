@@ -62,6 +62,7 @@ typedef struct kl__disk {
     uint32_t keeper_tries; /* that failed, one after another */
     char keeper_error[KL_KEEP_ERROR_BYTES];
     int64_t history_ms_max;
+    bool history_is_new; /* it was not there when the store was opened */
 } kl__disk;
 
 /* Opens a store in the directory `path` of another file system than the machine's, for tests. */
@@ -85,6 +86,10 @@ void kl__upkeep_stop(kl__disk *disk);
 
 kl_rc kl__keeper_start(kl__disk *disk);
 void kl__keeper_stop(kl__disk *disk); /* when everything is taken over, or cannot be */
+
+/* Lets the journal know how many transactions history has made, when it does not: before what history has taken over is
+ * dropped, and after something was forgotten. A history.db that has lost some is then noticed. */
+kl_rc kl__keeper_note(kl__disk *disk);
 
 /* With the state's mutex held: waits while history is far behind, so that what it has yet to take over stays bounded.
  * KL_EFULL: it cannot be written. */

@@ -159,6 +159,7 @@ static void tell_history(kl__doctor *doctor, const kl__history_report *report)
     kl__doctor_totals *totals = &doctor->totals;
     totals->history_was_checked = true;
     totals->history_position = report->position;
+    doctor->history_commits = report->commits;
     totals->history_tasks = report->tasks;
     if (report->health == KL_HISTORY_NEWER) {
         doctor->is_newer = true;
@@ -196,6 +197,23 @@ static kl_rc read_history(kl__doctor *doctor)
     return rc;
 }
 
+/* A damaged log of SQLite's looks like a shorter one. The journal has noted how long it was. */
+static void compare_history(kl__doctor *doctor)
+{
+    if (doctor->history_commits >= doctor->history_noted)
+        return;
+    if (doctor->history_commits == 0) {
+        kl__doctor_found(doctor, KL_FOUND_NO_HISTORY, KL_FOUND_WARNING, "history.db", -1,
+                         "The file is new: finished tasks that were kept before are not in it.");
+        return;
+    }
+    doctor->history_is_damaged = true;
+    kl__doctor_found(doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_DAMAGE, "history.db", -1,
+                     "The file has lost its last %llu transactions, and finished tasks with them: its log is damaged, "
+                     "or it is an older copy.",
+                     (ull)doctor->history_noted - doctor->history_commits);
+}
+
 /* What history knows came from the journal, after it was durable there; and it is made before the first segment. */
 static void compare(kl__doctor *doctor)
 {
@@ -203,6 +221,8 @@ static void compare(kl__doctor *doctor)
         kl__doctor_found(doctor, KL_FOUND_NO_HISTORY, KL_FOUND_DAMAGE, "history.db", -1,
                          "The file is missing: finished tasks that were kept are lost, unless there is a copy of it "
                          "elsewhere. A new one is made when the store is opened.");
+    if (doctor->totals.history_was_checked && !doctor->history_is_damaged)
+        compare_history(doctor);
     if (doctor->totals.history_position <= doctor->last_sequence)
         return;
     doctor->wants_end = true;

@@ -42,7 +42,7 @@ static kl_rc read_all(kl__hdb *db, kl__history_name_fn *named, void *ctx, kl__hi
     KL_TRY(kl__hdb_recognise(db, &is_new));
     if (is_new)
         return KL_OK;
-    KL_TRY(kl__hdb_position(db, &report->position));
+    KL_TRY(kl__hdb_progress(db, &report->position, &report->commits));
     KL_TRY(count_tasks(db, &report->tasks));
     KL_TRY(list_partitions(db, named, ctx));
     return kl__hdb_check(db);

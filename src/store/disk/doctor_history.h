@@ -12,7 +12,7 @@ typedef enum kl__history_health {
 
 typedef struct kl__history_report {
     kl__history_health health;
-    uint64_t position, tasks;
+    uint64_t position, commits, tasks;
     char text[512]; /* what is wrong */
 } kl__history_report;
 

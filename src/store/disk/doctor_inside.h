@@ -80,6 +80,7 @@ typedef struct kl__doctor {
     bool wants_end;        /* the journal's end is lost */
     const char *hindrance; /* why it cannot be repaired; NULL: it can */
 
+    uint64_t history_commits, history_noted; /* what history.db has made, and what the journal knows of that */
     bool history_is_damaged;
     bool history_fails;    /* to be read: the disk or the system refuses */
     bool history_can_wait; /* it is not looked at */

@@ -558,6 +558,7 @@ static void take_totals(struct addition *addition)
     totals->waiting = kl__stubs_count(addition->state.stubs);
     totals->settled = addition->state.kept_count;
     totals->values = addition->state.records.count;
+    addition->doctor->history_noted = addition->state.history_noted;
     totals->last_frame = addition->doctor->last_frame;
     totals->last_sequence = addition->doctor->last_sequence;
     for (uint32_t number = 1; number <= addition->doctor->known_count; number++)

@@ -3,7 +3,7 @@
  * A segment with damage is rewritten under its own number. Its readable frames stay as they are, byte for byte; where
  * frames are lost, empty ones with their numbers take their place, so that neither the frames behind them nor the
  * segments behind this one have to change. Missing segments are made anew in the same way. The first frame of each
- * rewritten segment names all partitions, as that of every segment must.
+ * rewritten segment names all partitions and has the note about history, as that of every segment must.
  *
  * Files without anything readable that stand before the first segment, or behind a gap at the end, are no part of the
  * journal and are taken out. Where the end of the journal is lost, a new end is written: it keeps the numbers of

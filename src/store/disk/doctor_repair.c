@@ -26,6 +26,7 @@
 #include "base/random.h"
 #include "store/disk/doctor_inside.h"
 #include "store/disk/history.h"
+#include "store/disk/journal.h"
 
 enum { COPY_BYTES = 1 << 20, COPIES_MAX = 1 << 20 };
 
@@ -202,8 +203,12 @@ static char *take_records(struct writer *w, const kl__frame *source, kl__frame *
     return out;
 }
 
-static char *put_partitions(struct writer *w, kl__frame *frame, char *out)
+/* What the first frame of a segment says, so that it can be read without those before it. */
+static char *put_beginning(struct writer *w, kl__frame *frame, char *out)
 {
+    frame->sum += kl__put_note(out, w->sequence, w->doctor->history_noted);
+    frame->records++;
+    out += sizeof(kl__record_header);
     for (uint32_t number = 1; number <= w->doctor->known_count; number++) {
         kl__record_header *record = (void *)out;
         out += kl__known_write(w->doctor, number, record);
@@ -213,13 +218,13 @@ static char *put_partitions(struct writer *w, kl__frame *frame, char *out)
     return out;
 }
 
-/* A frame with the records of `source`; NULL: an empty one. The first of the segment names the partitions. */
+/* A frame with the records of `source`; NULL: an empty one. */
 static kl_rc put_frame(struct writer *w, uint64_t number, const kl__frame *source)
 {
     bool is_first = w->at == KL_SEGMENT_HEADER;
     size_t room = KL_FRAME_HEADER + (source ? source->bytes : 0);
     if (is_first)
-        room += (size_t)w->doctor->known_count * KL_KNOWN_BYTES_MAX;
+        room += sizeof(kl__record_header) + (size_t)w->doctor->known_count * KL_KNOWN_BYTES_MAX;
     if (!reserve(w, room))
         return kl__fail_memory();
     kl__frame *frame = (void *)w->buffer;
@@ -231,7 +236,7 @@ static kl_rc put_frame(struct writer *w, uint64_t number, const kl__frame *sourc
                          .sequence = w->sequence};
     char *out = (char *)(frame + 1);
     if (is_first)
-        out = put_partitions(w, frame, out);
+        out = put_beginning(w, frame, out);
     if (source)
         out = take_records(w, source, frame, out);
     frame->bytes = (uint32_t)(out - (char *)(frame + 1));
@@ -492,6 +497,8 @@ static kl_rc make_history(kl__doctor *doctor)
     kl__history *history = NULL;
     join(doctor->path, "history.db", path);
     kl_rc rc = kl__history_open(path, doctor->vfs->sqlite_vfs, 0, &history);
+    if (rc == KL_OK && doctor->history_noted)
+        rc = kl__history_set_commits(history, doctor->history_noted);
     for (uint32_t number = 1; number <= doctor->known_count && rc == KL_OK; number++)
         rc = kl__history_name(history, number, doctor->known[number].name);
     kl__history_close(history);

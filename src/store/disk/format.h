@@ -62,6 +62,7 @@
  *
  * Flag 8 of any type: moved, that is written again because the segment where it stood was dropped.
  *
+ * NOTE         epoch: how many transactions history.db had by then. It has lost some if it has fewer when it is opened.
  * CLOSE        the store was closed in order: everything before it is whole.
  *
  * Records are facts, not requests: whether a settle came too late, a version was another or a token known was decided
@@ -119,6 +120,7 @@ typedef enum kl__record_type {
     KL_RECORD_TOKEN,
     KL_RECORD_WRITE,
     KL_RECORD_CLOSE,
+    KL_RECORD_NOTE,
     KL_RECORD_TYPES,
 } kl__record_type;
 

@@ -106,6 +106,7 @@ bool kl__record_is_sound(const kl__record_header *record)
         return record->bytes >= sizeof(kl__settle_record) && is_sound_settle((const void *)record);
     case KL_RECORD_FENCE:
     case KL_RECORD_CLOSE:
+    case KL_RECORD_NOTE:
         return record->bytes == sizeof(kl__record_header);
     case KL_RECORD_PARTITION:
         return record->bytes >= sizeof(kl__partition_record) && is_sound_partition((const void *)record);

@@ -23,8 +23,9 @@
  *     expires_ms   when it goes if its task never finishes; NULL: it came with the row of its task
  *   counts       how many tasks there are of each partition and state
  *   partitions   number and name
- *   progress     one row: the journal's position (H1), the last number, time and segment that were given, checksum, and
- *     settled_number   the last number when the position moved; tasks above it are ahead of the position
+ *   progress     one row: the journal's position (H1), the last number, time and segment that were given, how many
+ *                transactions there were, checksum, and
+ *     settled_number   tasks above it are ahead of the position, and may be added again
  *   segments, blocks     the search index (history_segments.c)
  *     first, last  numbers of the first and last document; segment: its name in blocks
  *     docs, live   documents, and those of them that have not been removed
@@ -48,9 +49,12 @@ enum { COUNTS_CACHED = 64 }; /* (partition, state) pairs whose changes are gathe
 /* A write transaction. */
 struct change {
     int64_t position, last_number, settled_number, last_ms;
+    int64_t commits;      /* transactions, this one included */
     int64_t began_number; /* last_number when it began */
-    bool changed;         /* else there is nothing to write and sync */
-    bool pending;         /* there are errors of tasks that are not finished */
+    int64_t final_number; /* last_number after the last row that is not ahead */
+    bool any_ahead;
+    bool changed; /* else there is nothing to write and sync */
+    bool pending; /* there are errors of tasks that are not finished */
     struct count {
         uint32_t partition;
         int state;
@@ -106,9 +110,10 @@ uint32_t kl__history_sum_task(const kl_task *task, uint32_t errors, int64_t expi
 /* 0 for the row of a new file. */
 static uint32_t sum_progress(const struct change *change, int64_t last_segment)
 {
-    static const int64_t zero[5];
-    int64_t numbers[] = {change->position, change->last_number, change->settled_number, change->last_ms, last_segment};
-    return (uint32_t)(sum_numbers(numbers, 5) ^ sum_numbers(zero, 5));
+    static const int64_t zero[6];
+    int64_t numbers[] = {change->position, change->last_number, change->settled_number,
+                         change->last_ms,  last_segment,        change->commits};
+    return (uint32_t)(sum_numbers(numbers, 6) ^ sum_numbers(zero, 6));
 }
 
 /* ---- Open and close ---- */
@@ -139,7 +144,8 @@ static kl_rc read_progress(kl__hdb *db, struct change *change, int64_t *ret_last
     change->settled_number = sqlite3_column_int64(statement, 2);
     change->last_ms = sqlite3_column_int64(statement, 3);
     *ret_last_segment = sqlite3_column_int64(statement, 4);
-    int64_t checksum = sqlite3_column_int64(statement, 5);
+    change->commits = sqlite3_column_int64(statement, 5);
+    int64_t checksum = sqlite3_column_int64(statement, 6);
     change->began_number = change->last_number;
     sqlite3_reset(statement);
     if (checksum != sum_progress(change, *ret_last_segment))
@@ -147,12 +153,13 @@ static kl_rc read_progress(kl__hdb *db, struct change *change, int64_t *ret_last
     return KL_OK;
 }
 
-kl_rc kl__hdb_position(kl__hdb *db, uint64_t *ret_position)
+kl_rc kl__hdb_progress(kl__hdb *db, uint64_t *ret_position, uint64_t *ret_commits)
 {
     struct change change = {0};
     int64_t last_segment;
     KL_TRY(read_progress(db, &change, &last_segment));
     *ret_position = (uint64_t)change.position;
+    *ret_commits = (uint64_t)change.commits;
     return KL_OK;
 }
 
@@ -174,6 +181,7 @@ static kl_rc open_parts(kl__history *history, const char *path, const char *sqli
     struct change change = {0};
     KL_TRY(load_progress(history, &change));
     history->position = (uint64_t)change.position;
+    history->commits = (uint64_t)change.commits;
     return KL_OK;
 }
 
@@ -217,6 +225,8 @@ void kl__history_close(kl__history *history)
 }
 
 uint64_t kl__history_position(const kl__history *history) { return atomic_load(&history->position); }
+
+uint64_t kl__history_commits(const kl__history *history) { return atomic_load(&history->commits); }
 
 /* ---- Transactions ---- */
 
@@ -286,7 +296,8 @@ static kl_rc write_change(kl__history *history, struct change *change)
     sqlite3_bind_int64(statement, 3, change->settled_number);
     sqlite3_bind_int64(statement, 4, change->last_ms);
     sqlite3_bind_int64(statement, 5, history->index.last_segment);
-    sqlite3_bind_int64(statement, 6, sum_progress(change, history->index.last_segment));
+    sqlite3_bind_int64(statement, 6, ++change->commits);
+    sqlite3_bind_int64(statement, 7, sum_progress(change, history->index.last_segment));
     return kl__hdb_run(db, statement);
 }
 
@@ -298,11 +309,21 @@ static kl_rc end(kl__history *history, struct change *change, kl_rc rc)
     rc = kl__hdb_end(history->writer, rc);
     if (rc == KL_OK) {
         atomic_store(&history->position, (uint64_t)change->position);
+        atomic_store(&history->commits, (uint64_t)change->commits);
         kl__hdb_checkpoint(history->writer);
     }
     pthread_mutex_unlock(&history->write_mutex);
     kl__free(change->removed);
     return rc;
+}
+
+kl_rc kl__history_set_commits(kl__history *history, uint64_t commits)
+{
+    struct change change = {0};
+    kl_rc rc = begin(history, &change);
+    change.commits = (int64_t)commits - 1; /* and this one */
+    change.changed = true;
+    return end(history, &change, rc);
 }
 
 /* ---- Forgetting ---- */
@@ -662,10 +683,28 @@ static kl_rc add_task(kl__history *history, struct change *change, const kl__his
 static kl_rc add_row(kl__history *history, struct change *change, const kl__history_row *row)
 {
     check_limits(row);
-    if (row->outcome != KL_RETRY)
-        return add_task(history, change, row);
-    change->pending |= row->error.len > 0;
-    return row->error.len ? add_attempt(history->writer, row, row->attempts, 0) : KL_OK;
+    if (row->outcome != KL_RETRY) {
+        KL_TRY(add_task(history, change, row));
+    } else if (row->error.len) {
+        change->pending = true;
+        KL_TRY(add_attempt(history->writer, row, row->attempts, 0));
+    }
+    if (row->ahead)
+        change->any_ahead = true;
+    else
+        change->final_number = change->last_number;
+    return KL_OK;
+}
+
+static void move(struct change *change, int64_t position)
+{
+    if (change->position == position)
+        return; /* so every row is ahead */
+    change->position = position;
+    if (!change->any_ahead)
+        change->settled_number = change->last_number;
+    else if (change->final_number > change->settled_number)
+        change->settled_number = change->final_number;
 }
 
 static kl_rc any_pending(kl__hdb *db, bool *ret_pending)
@@ -685,10 +724,8 @@ kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t 
         rc = any_pending(history->writer, &change.pending);
     for (size_t i = 0; i < count && rc == KL_OK; i++)
         rc = add_row(history, &change, &rows[i]);
-    if (rc == KL_OK && change.position != (int64_t)position) {
-        change.position = (int64_t)position;
-        change.settled_number = change.last_number;
-    }
+    if (rc == KL_OK)
+        move(&change, (int64_t)position);
     return end(history, &change, rc);
 }
 

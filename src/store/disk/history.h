@@ -4,9 +4,9 @@
  *
  * Rows are added in the order of the journal. The sequence number of the last settle that was added is committed in
  * the same transaction (H1), so after a crash the journal is read on from there and nothing is lost. The rows of one
- * settle may be added in several transactions of which only the last moves the position: those of the others are ahead
- * of it, and replace themselves when they are added again. Each transaction is synced (WAL, synchronous = FULL) before
- * add returns, so the journal may then drop what it held (H2).
+ * settle may be added in several transactions of which only the last moves the position to it: those of the others are
+ * ahead of the position, and replace themselves when they are added again. Each transaction is synced (WAL, synchronous
+ * = FULL) before add returns, so the journal may then drop what it held (H2).
  *
  * Tasks are kept in the order in which they are added, and that is the order of their finished times: a time that would
  * step back is kept as that of the task before (H3). Every field of a kept task is covered by a checksum (H4).
@@ -35,6 +35,11 @@ void kl__history_close(kl__history *history); /* NULL is fine */
 /* The sequence number up to which settles have been added; 0: none. */
 uint64_t kl__history_position(const kl__history *history);
 
+/* How many transactions it has made: a file that has fewer than it once had has lost some. A new file can be given a
+ * number to go on from. */
+uint64_t kl__history_commits(const kl__history *history);
+kl_rc kl__history_set_commits(kl__history *history, uint64_t commits);
+
 /* The partition's name, for people who look into the file. Writes nothing when it is there already. */
 kl_rc kl__history_name(kl__history *history, uint32_t partition, const char *name);
 
@@ -42,6 +47,7 @@ kl_rc kl__history_name(kl__history *history, uint32_t partition, const char *nam
 typedef struct kl__history_row {
     const kl_entry *entry; /* RETRY: only place, id are looked at */
     kl_outcome outcome;
+    bool ahead; /* its settle comes after the position that is given with it */
     uint32_t attempts;
     int64_t finished_ms;
     int64_t expires_ms; /* when it may be forgotten */
@@ -52,9 +58,9 @@ typedef struct kl__history_row {
  * there already replaces it, with its errors. The errors of a task's retries are kept with it once it is finished, and
  * until then, or when it never is (it was not to be kept), until their own expires_ms.
  *
- * With the position that it has now (H1), rows are added ahead of it: whether and how often they are added again before
- * it moves makes no difference. They must be of one settle, so that an id stands in them once. Best some 10,000 rows at
- * once. */
+ * Rows that are ahead come last, and are of one settle, so that an id stands in them once; all are when the position is
+ * the one that it has. How often they are added again before the position moves to their settle makes no difference.
+ * Best some 10,000 rows at once. */
 kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t count, uint64_t position);
 
 /* Forgets up to max rows (at most KL_BATCH_MAX) that have expired by now_ms or are over rows_max (the earliest finished

@@ -46,10 +46,11 @@ enum {
     X(BEGIN_WRITE, "BEGIN IMMEDIATE")                                                                                  \
     X(COMMIT, "COMMIT")                                                                                                \
     X(ROLLBACK, "ROLLBACK")                                                                                            \
-    X(GET_PROGRESS, "SELECT position, last_number, settled_number, last_ms, last_segment, checksum FROM progress")     \
+    X(GET_PROGRESS,                                                                                                    \
+      "SELECT position, last_number, settled_number, last_ms, last_segment, commits, checksum FROM progress")          \
     X(SET_PROGRESS,                                                                                                    \
       "UPDATE progress SET position = ?1, last_number = ?2, settled_number = ?3, last_ms = ?4, last_segment = ?5, "    \
-      "checksum = ?6")                                                                                                 \
+      "commits = ?6, checksum = ?7")                                                                                   \
     X(GET_NAME, "SELECT name FROM partitions WHERE number = ?1")                                                       \
     X(SET_NAME, "INSERT OR REPLACE INTO partitions(number, name) VALUES(?1, ?2)")                                      \
     X(ADD_COUNT, "INSERT INTO counts(partition, state, tasks) VALUES(?1, ?2, ?3) "                                     \
@@ -232,13 +233,15 @@ kl_rc kl__hdb_check(kl__hdb *db); /* kl__history_check on a connection, in a tra
 
 /* ---- history.c ---- */
 
-kl_rc kl__hdb_position(kl__hdb *db, uint64_t *ret_position); /* kl__history_position, checked */
+/* kl__history_position and kl__history_commits, as they stand in the file. */
+kl_rc kl__hdb_progress(kl__hdb *db, uint64_t *ret_position, uint64_t *ret_commits);
 
 struct kl__history {
     char *path;
     char *vfs; /* NULL: SQLite's own */
     int64_t rows_max;
     _Atomic(uint64_t) position;
+    _Atomic(uint64_t) commits; /* transactions */
 
     pthread_mutex_t write_mutex; /* over the next two */
     kl__hdb *writer;

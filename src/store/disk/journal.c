@@ -169,6 +169,14 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
     return KL_OK;
 }
 
+static void note_history(kl__state *state, uint64_t commits)
+{
+    pthread_mutex_lock(&state->mutex);
+    if (commits > state->history_noted)
+        state->history_noted = commits;
+    pthread_mutex_unlock(&state->mutex);
+}
+
 static char *put_partition(const kl__partition_state *partition, char *at, uint64_t *sum)
 {
     kl__partition_record *record = (kl__partition_record *)(void *)at;
@@ -182,22 +190,34 @@ static char *put_partition(const kl__partition_state *partition, char *at, uint6
     return at + record->header.bytes;
 }
 
-/* The first frame of a segment: the partitions, so that it can be read without those before it. */
+uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits)
+{
+    kl__record_header *record = (kl__record_header *)(void *)at;
+    *record = (kl__record_header){.sequence = sequence, .epoch = history_commits, .type = KL_RECORD_NOTE};
+    return kl__record_seal(record, (char *)(record + 1));
+}
+
+/* The first frame of a segment: the partitions and the note, so that it can be read without those before it. */
 static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t now_ms)
 {
     kl__state *state = journal->state;
-    size_t room = KL_FRAME_HEADER + PAGE;
+    size_t room = KL_FRAME_HEADER + sizeof(kl__record_header) + PAGE;
     room += (size_t)state->partition_count * kl__round8(sizeof(kl__partition_record) + KL_PARTITION_BYTES_MAX + 1);
     char *bytes = kl__alloc(room);
     if (!bytes)
         return break_down(journal, "beginning a segment", "out of memory");
-    frame_info info = {.records = state->partition_count, .sequence = sequence, .now_ms = now_ms};
+    frame_info info = {.records = state->partition_count + 1, .sequence = sequence, .now_ms = now_ms};
     char *at = bytes + KL_FRAME_HEADER;
+    uint64_t commits = atomic_load(&state->history_commits);
+    info.sum = kl__put_note(at, sequence, commits);
+    at += sizeof(kl__record_header);
     for (uint32_t number = 1; number <= state->partition_count; number++)
         at = put_partition(state->partitions[number], at, &info.sum);
     info.bytes = (size_t)(at - bytes) - KL_FRAME_HEADER;
     kl_rc rc = write_frame(journal, bytes, &info);
     kl__free(bytes);
+    if (rc == KL_OK)
+        note_history(state, commits);
     return rc;
 }
 
@@ -208,7 +228,7 @@ static kl_rc make_place(kl__journal *journal, const frame_info *info)
 {
     kl__segments *segments = journal->segments;
     const kl__segment *active = segments->active;
-    size_t partitions = KL_FRAME_HEADER + (size_t)journal->state->partition_count * 256;
+    size_t partitions = KL_FRAME_HEADER + (size_t)(journal->state->partition_count + 1) * 256;
     size_t total = KL_FRAME_HEADER + info->bytes;
     size_t before = active && active->end == KL_SEGMENT_HEADER ? partitions : 0;
     if (!active || active->end + before + total > active->bytes) {

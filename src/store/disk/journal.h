@@ -85,6 +85,9 @@ kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx);
 
 kl__journal_stats kl__journal_stats_of(kl__journal *journal);
 
+/* Writes a NOTE; returns its CRC. */
+uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits);
+
 /* Completes a record's header: bytes from `record` on are written, up to `end`; fills up to a multiple of 8. Returns
  * its CRC. */
 uint32_t kl__record_seal(kl__record_header *record, char *end);

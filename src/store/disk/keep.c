@@ -188,7 +188,10 @@ static kl_rc carry(kl__disk *disk, struct batch *batch)
 {
     size_t rows = 0;
     kl_rc rc = read_rows(disk, batch, &rows);
-    return rc == KL_OK ? kl__history_add(disk->history, batch->rows, rows, batch->position) : rc;
+    if (rc == KL_OK)
+        rc = kl__history_add(disk->history, batch->rows, rows, batch->position);
+    atomic_store(&disk->state.history_commits, kl__history_commits(disk->history));
+    return rc;
 }
 
 /* Called with the state's mutex held; lets go of it meanwhile. */
@@ -291,6 +294,22 @@ static kl_rc await_kept(kl__disk *disk)
                       disk->keeper_error);
     pthread_mutex_unlock(&state->mutex);
     return rc;
+}
+
+kl_rc kl__keeper_note(kl__disk *disk)
+{
+    kl__commit call = {.done = NULL};
+    uint64_t commits = atomic_load(&disk->state.history_commits);
+    pthread_mutex_lock(&disk->state.mutex);
+    bool is_known = disk->state.history_noted >= commits;
+    pthread_mutex_unlock(&disk->state.mutex);
+    if (is_known)
+        return KL_OK;
+    kl_rc rc = kl__journal_reserve(disk->journal, sizeof(kl__record_header), 1, false, &call);
+    if (rc != KL_OK)
+        return rc;
+    kl__journal_publish(disk->journal, &call, kl__put_note(call.bytes, call.sequence, commits));
+    return kl__journal_wait(disk->journal, &call);
 }
 
 kl_rc kl__keeper_make_room(kl__disk *disk)

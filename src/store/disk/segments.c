@@ -196,7 +196,7 @@ static int put_away(kl__segments *segments, const kl__segment *segment)
 static kl__segment *take_first(kl__state *state)
 {
     pthread_mutex_lock(&state->mutex);
-    kl__segment *first = kl__state_can_drop(state) ? kl__state_drop_segment(state) : NULL;
+    kl__segment *first = kl__state_may_drop(state) ? kl__state_drop_segment(state) : NULL;
     pthread_mutex_unlock(&state->mutex);
     return first;
 }

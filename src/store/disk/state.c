@@ -102,6 +102,11 @@ bool kl__state_can_drop(const kl__state *state)
     return first && first->live == 0 && first->pins == 0 && first->readers == 0;
 }
 
+bool kl__state_may_drop(const kl__state *state)
+{
+    return kl__state_can_drop(state) && state->history_noted >= state->history_needed;
+}
+
 bool kl__state_must_compact(const kl__state *state, uint64_t slack)
 {
     return state->segment_count > 1 && state->closed_bytes > 2 * state->live + slack;
@@ -369,6 +374,7 @@ void kl__state_kept_done(kl__state *state, size_t count, uint64_t sequence)
         state->kept_count--;
     }
     state->kept_sequence = sequence;
+    state->history_needed = atomic_load(&state->history_commits);
 }
 
 static bool retry(kl__state *state, uint32_t number, const kl__settled_item *item)
@@ -571,6 +577,10 @@ kl_rc kl__state_apply(kl__state *state, const kl__record_header *record, kl__whe
         return apply_token(state, (const void *)record, where);
     case KL_RECORD_WRITE:
         return apply_write(state, (const void *)record, where);
+    case KL_RECORD_NOTE:
+        if (record->epoch > state->history_noted)
+            state->history_noted = record->epoch;
+        break;
     case KL_RECORD_CLOSE:
     case KL_RECORD_TYPES:
         break;
@@ -620,6 +630,7 @@ bool kl__state_is_live(kl__state *state, const kl__record_header *record, kl__wh
         forget_record(state, held);
         return false;
     }
+    case KL_RECORD_NOTE: /* each segment begins with one */
     case KL_RECORD_SETTLE:
     case KL_RECORD_PARTITION:
     case KL_RECORD_CLOSE:

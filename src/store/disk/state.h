@@ -19,6 +19,7 @@
 #define KL_STORE_STATE_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "keyline/store.h"
 #include "store/disk/format.h"
@@ -86,7 +87,10 @@ typedef struct kl__state {
 
     kl__kept *kept; /* a ring, in order of sequence */
     size_t kept_first, kept_count, kept_capacity;
-    uint64_t kept_sequence; /* history has taken over everything up to here */
+    uint64_t kept_sequence;            /* history has taken over everything up to here */
+    _Atomic(uint64_t) history_commits; /* transactions that history has made */
+    uint64_t history_needed;           /* those by which it took over what the journal may drop now */
+    uint64_t history_noted;            /* those that the journal knows of */
 
     uint64_t live;         /* bytes of all segments together */
     uint64_t closed_bytes; /* of the files of all segments but the last, which is being written */
@@ -129,8 +133,9 @@ kl__segment *kl__state_segment(const kl__state *state, uint64_t number); /* NULL
 bool kl__state_add_segment(kl__state *state, kl__segment *segment);      /* the next number; false: out of memory */
 kl__segment *kl__state_drop_segment(kl__state *state);                   /* the first */
 
-/* Is there a segment to drop? Is more of the journal not needed than may be, `slack` bytes more (G2 of segments.h)? */
+/* Is there a segment to drop? May it be, now that the journal knows what history has taken over? Is more of the journal not needed than may be, `slack` bytes more (G2 of segments.h)? */
 bool kl__state_can_drop(const kl__state *state);
+bool kl__state_may_drop(const kl__state *state);
 bool kl__state_must_compact(const kl__state *state, uint64_t slack);
 
 /* History has taken over the first `count` kept tasks, which end with `sequence`. */

@@ -184,5 +184,10 @@ kl_rc kl__disk_forget(void *self, kl_place place, const kl_task_id *ids, size_t 
 {
     kl__disk *disk = self;
     kl_rc rc = kl__keeper_catch_up(disk);
-    return rc == KL_OK ? kl__history_forget(disk->history, place, ids, count) : rc;
+    if (rc == KL_OK)
+        rc = kl__history_forget(disk->history, place, ids, count);
+    if (rc != KL_OK)
+        return rc;
+    atomic_store(&disk->state.history_commits, kl__history_commits(disk->history));
+    return kl__keeper_note(disk);
 }
