@@ -123,12 +123,15 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
     return segment;
 }
 
-static void drop(kl__disk *disk)
+/* Behind copies a frame is written in any case: if they were the last and got damaged, they would look like the torn
+ * end of a write that nobody was told of, while what they are copies of is gone. */
+static void drop(kl__disk *disk, bool is_copied)
 {
     pthread_mutex_lock(&disk->state.mutex);
     bool can_drop = kl__state_can_drop(&disk->state), may_drop = kl__state_may_drop(&disk->state);
     pthread_mutex_unlock(&disk->state.mutex);
-    if (may_drop || (can_drop && kl__keeper_note(disk) == KL_OK)) /* else in a while */
+    bool is_noted = may_drop && !is_copied;
+    if (is_noted || (can_drop && kl__keeper_note(disk, is_copied) == KL_OK)) /* else in a while */
         kl__segments_drop(&disk->segments);
 }
 
@@ -140,7 +143,7 @@ static bool compact(kl__disk *disk, uint64_t slack)
         return false;
     disk->copied += segment->live;
     bool is_copied = copy_segment(disk, segment);
-    drop(disk);
+    drop(disk, true);
     return is_copied;
 }
 
@@ -150,7 +153,7 @@ static void keep_up(kl__disk *disk, bool next_wanted)
     pthread_mutex_lock(&disk->state.mutex);
     kl__state_sweep(&disk->state, kl__disk_now(disk), SWEEP_RECORDS);
     pthread_mutex_unlock(&disk->state.mutex);
-    drop(disk);
+    drop(disk, false);
     bool is_compacted = compact(disk, next_wanted ? 0 : kl__segments_slack(&disk->segments));
     if (next_wanted && !atomic_load(&disk->segments.has_next))
         (void)kl__segments_prepare(&disk->segments); /* it is tried again when it is needed */

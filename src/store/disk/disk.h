@@ -88,8 +88,9 @@ kl_rc kl__keeper_start(kl__disk *disk);
 void kl__keeper_stop(kl__disk *disk); /* when everything is taken over, or cannot be */
 
 /* Lets the journal know how many transactions history has made, when it does not: before what history has taken over is
- * dropped, and after something was forgotten. A history.db that has lost some is then noticed. */
-kl_rc kl__keeper_note(kl__disk *disk);
+ * dropped, and after something was forgotten. A history.db that has lost some is then noticed. Always: also
+ * when it does know. */
+kl_rc kl__keeper_note(kl__disk *disk, bool always);
 
 /* With the state's mutex held: waits while history is far behind, so that what it has yet to take over stays bounded.
  * KL_EFULL: it cannot be written. */

@@ -55,15 +55,20 @@
  *      Moved, it has the sequence number                     then error, result (flag 2)
  *      of its first writing.
  *
- * FENCE        the shard's epoch is the record's. PARTITION    26: shard_prefix_len; 32: 4 number, 4 zero; then the
- * name up to the first zero. TOKEN        32: 16 token, of the append whose entries stand behind it. WRITE        a
- * record of store.h. 32: 8 version; 40: 8 expires; 48: 2 bytes of its name, 2 zero, 4 bytes of its value;
- *              56: name, value. Flag 1: removed.
+ * FENCE        the shard's epoch is the record's.
  *
- * Flag 8 of any type: moved, that is written again because the segment where it stood was dropped.
+ * PARTITION    26: shard_prefix_len; 32: 4 number, 4 zero; then the name up to the first zero.
+ *
+ * TOKEN        32: 16 token, of the append whose entries stand behind it.
+ *
+ * WRITE        a record of store.h. 32: 8 version; 40: 8 expires; 48: 2 bytes of its name, 2 zero, 4 bytes of its
+ *              value; 56: name, value. Flag 1: removed.
  *
  * NOTE         epoch: how many transactions history.db had by then. It has lost some if it has fewer when it is opened.
+ *
  * CLOSE        the store was closed in order: everything before it is whole.
+ *
+ * Flag 8 of any type: moved, that is written again because the segment where it stood was dropped.
  *
  * Records are facts, not requests: whether a settle came too late, a version was another or a token known was decided
  * before it was written. So the journal can be read from any segment on: the first frame of each names the partitions,
@@ -192,9 +197,11 @@ _Static_assert(sizeof(kl__write_record) == 56, "the format says so");
 /* A priority is one signed byte. */
 static inline int kl__entry_priority(const kl__entry_record *entry) { return (entry->header.small[0] ^ 0x80) - 0x80; }
 
-_Static_assert(KL_KIND_BYTES_MAX <= UINT8_MAX && KL_HEADERS_BYTES_MAX <= UINT16_MAX && KL_KEY_BYTES_MAX <= UINT16_MAX &&
-                   KL_ATTEMPTS_MAX <= UINT16_MAX && KL_ERROR_BYTES_MAX <= UINT16_MAX &&
-                   KL_SHARDS_MAX - 1 <= UINT16_MAX && KL_RECORD_NAME_MAX <= UINT16_MAX && KL_CANCELLED == 3,
+#define KL_FITS(type, number) ((type)(number) == (number))
+_Static_assert(KL_FITS(uint8_t, KL_KIND_BYTES_MAX) && KL_FITS(uint16_t, KL_HEADERS_BYTES_MAX) &&
+                   KL_FITS(uint16_t, KL_KEY_BYTES_MAX) && KL_FITS(uint16_t, KL_ATTEMPTS_MAX) &&
+                   KL_FITS(uint16_t, KL_ERROR_BYTES_MAX) && KL_FITS(uint16_t, KL_SHARDS_MAX - 1) &&
+                   KL_FITS(uint16_t, KL_RECORD_NAME_MAX) && KL_CANCELLED == 3,
                "what the contract allows has a place");
 
 static inline size_t kl__round8(size_t bytes) { return (bytes + 7) & ~(size_t)7; }

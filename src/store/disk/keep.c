@@ -126,6 +126,7 @@ static void fill_row(const kl__disk *disk, const struct batch *batch, const kl__
     at += 16;
     int64_t latest_ms = kept->now_ms + disk->history_ms_max;
     *ret_row = (kl__history_row){.entry = entry,
+                                 .ahead = kept->sequence > batch->position,
                                  .outcome = (kl_outcome)item.outcome,
                                  .attempts = item.attempts,
                                  .finished_ms = kept->now_ms,
@@ -296,14 +297,14 @@ static kl_rc await_kept(kl__disk *disk)
     return rc;
 }
 
-kl_rc kl__keeper_note(kl__disk *disk)
+kl_rc kl__keeper_note(kl__disk *disk, bool always)
 {
     kl__commit call = {.done = NULL};
     uint64_t commits = atomic_load(&disk->state.history_commits);
     pthread_mutex_lock(&disk->state.mutex);
     bool is_known = disk->state.history_noted >= commits;
     pthread_mutex_unlock(&disk->state.mutex);
-    if (is_known)
+    if (is_known && !always)
         return KL_OK;
     kl_rc rc = kl__journal_reserve(disk->journal, sizeof(kl__record_header), 1, false, &call);
     if (rc != KL_OK)

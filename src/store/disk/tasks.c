@@ -189,5 +189,5 @@ kl_rc kl__disk_forget(void *self, kl_place place, const kl_task_id *ids, size_t 
     if (rc != KL_OK)
         return rc;
     atomic_store(&disk->state.history_commits, kl__history_commits(disk->history));
-    return kl__keeper_note(disk);
+    return kl__keeper_note(disk, false);
 }
