@@ -196,7 +196,7 @@ static bool make_run(struct damaged *damaged, uint64_t seed)
         recording_apply(recording, &damaged->models[1], i);
     damaged->models[0] = damaged->models[1];
     recording_apply(recording, &damaged->models[0], last);
-    damaged->models[1].now_ms = damaged->models[0].now_ms; /* the clock goes on, whatever became of the call */
+    model_begin(script, &damaged->models[1], &script->calls[last]); /* the clock goes on, whatever became of the call */
     simdisk *disk = simdisk_new();
     simdisk_forward(disk, recording->disk, recording->ended[last]);
     damaged->cut_off = simdisk_image(disk, SIM_ALL, 1);
