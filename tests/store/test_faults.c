@@ -336,6 +336,7 @@ struct full_disk {
     kl_task_id ids[FULL_TASKS];
     uint64_t positions[FULL_TASKS];
     uint32_t count, settled;
+    uint32_t straggler; /* every so manieth task is due at the end of time; 0: none */
 };
 
 static kl_rc append_one(struct full_disk *full)
@@ -344,6 +345,8 @@ static kl_rc append_one(struct full_disk *full)
     static const char payload[FULL_PAYLOAD];
     kl_id_parts parts = {.shard = full->place.shard, .sequence = full->count, .ms = SCRIPT_START_MS};
     kl_entry entry = {.place = full->place, .payload = {payload, sizeof payload}};
+    if (full->straggler && full->count % full->straggler == 0)
+        entry.due_ms = KL_ID_MS_MAX;
     KL_ASSERT(full->count < FULL_TASKS);
     kl_rc rc = kl_id_pack(&layout, &parts, &entry.id);
     if (rc == KL_OK)
@@ -444,6 +447,23 @@ TEST(a_full_disk_refuses_tasks_and_accepts_what_came_of_them_until_there_is_room
         CHECK_INT(waiting(full), 0);
         await_room(full);
         CHECK_INT(waiting(full), 1);
+    }
+    end_full(full);
+}
+
+/* A few tasks that stay must not keep the segments in which all others are settled. */
+TEST(a_full_disk_is_worked_off_around_tasks_that_are_due_much_later)
+{
+    struct full_disk *full = begin_full();
+    full->straggler = 50;
+    if (open_full(full) && fill(full)) {
+        uint64_t there = waiting(full);
+        kl_rc rc = KL_OK;
+        while (rc == KL_OK && full->settled < there)
+            rc = settle_one(full, 0);
+        CHECK_STR(kl_rc_name(rc), "KL_OK");
+        CHECK_INT(waiting(full), 0);
+        await_room(full);
     }
     end_full(full);
 }

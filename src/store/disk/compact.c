@@ -114,11 +114,13 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
         disk->copied = 0;
     }
     disk->copied_live = state->live;
-    if (disk->copied <= 2 * state->live && kl__state_must_compact(state, slack) &&
-        state->segments[0]->number > disk->compacted)
+    bool is_worth_it = disk->copied <= 2 * state->live && kl__state_must_compact(state, slack);
+    if (atomic_load(&disk->segments.is_full))
+        is_worth_it = kl__segments_can_relieve(&disk->segments);
+    if (is_worth_it && state->segments[0]->number > disk->compacted) {
         segment = state->segments[0];
-    if (segment && atomic_load(&disk->segments.is_full) && segment->live > disk->segments.segment_bytes / 8)
-        segment = NULL;
+        disk->copied += segment->live;
+    }
     pthread_mutex_unlock(&state->mutex);
     return segment;
 }
@@ -141,7 +143,6 @@ static bool compact(kl__disk *disk, uint64_t slack)
     kl__segment *segment = find_work(disk, slack);
     if (!segment)
         return false;
-    disk->copied += segment->live;
     bool is_copied = copy_segment(disk, segment);
     drop(disk, true);
     return is_copied;

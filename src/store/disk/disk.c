@@ -276,6 +276,20 @@ static kl_rc check_history(kl__disk *disk)
     return kl__history_set_commits(disk->history, noted);
 }
 
+/* History has only what the journal had before. */
+static kl_rc check_journal(kl__disk *disk, const kl__recovered *recovered)
+{
+    uint64_t known = disk->state.kept_sequence;
+    if (known <= recovered->last_sequence)
+        return KL_OK;
+    return kl__fail(
+        KL_EDAMAGED,
+        "the journal in %s is missing or older than history.db beside it (it ends at %llu, and history "
+        "knows of %llu); nothing was changed: see that the right directory is there, or let `keyline doctor "
+        "--repair` go on with what is",
+        disk->segments.dir, (unsigned long long)recovered->last_sequence, (unsigned long long)known);
+}
+
 /* The next segment, unless the disk is full: then the store opens and refuses appends. */
 static kl_rc prepare_segments(kl__disk *disk)
 {
@@ -302,6 +316,8 @@ static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
         rc = open_history(disk, opts);
     if (rc == KL_OK)
         rc = kl__recover(&disk->segments, &disk->state, &recovered);
+    if (rc == KL_OK)
+        rc = check_journal(disk, &recovered);
     if (rc == KL_OK)
         rc = check_history(disk);
     if (rc == KL_OK)
@@ -380,6 +396,10 @@ static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, 
 
 static kl_rc open_disk(const char *where, const kl_store_opts *opts, void **ret_self)
 {
+    if (strncmp(where, "//", 2) == 0)
+        return kl__fail(KL_EINVAL,
+                        "disk:%s would be a directory in the root of the file system; write disk:%s or disk:%s", where,
+                        where + 2, where + 1);
     return open_on(&kl__vfs_system, where, opts, ret_self);
 }
 

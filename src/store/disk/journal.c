@@ -104,6 +104,7 @@ typedef struct frame_info {
     uint64_t sum;          /* of their CRCs */
     uint64_t sequence;     /* of the first */
     int64_t now_ms;
+    bool is_upkeep; /* by which room is made: it may take the last of it */
 } frame_info;
 
 /* Soon after a segment was begun, the next should be there: most of this one is then left for outcomes when the disk
@@ -231,7 +232,9 @@ static kl_rc make_place(kl__journal *journal, const frame_info *info)
     size_t partitions = KL_FRAME_HEADER + (size_t)(journal->state->partition_count + 1) * 256;
     size_t total = KL_FRAME_HEADER + info->bytes;
     size_t before = active && active->end == KL_SEGMENT_HEADER ? partitions : 0;
-    if (!active || active->end + before + total > active->bytes) {
+    bool is_kept_back = active && !info->is_upkeep && atomic_load(&segments->is_full);
+    size_t behind = is_kept_back ? active->bytes / 4 : 0;
+    if (!active || active->end + before + total + behind > active->bytes) {
         kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total);
         if (rc == KL_ESYSTEM)
             return break_down(journal, "going to the next segment", kl_error_text());
@@ -514,7 +517,7 @@ kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx)
     uint64_t word = close_group(group);
     if (CALLS_OF(word))
         end_group(journal, group, CALLS_OF(word), write_group(journal, group, word));
-    frame_info info = {.sequence = group->first_sequence + RECORDS_OF(word)};
+    frame_info info = {.sequence = group->first_sequence + RECORDS_OF(word), .is_upkeep = true};
     info.records = fill(ctx, other->frame + KL_FRAME_HEADER, info.sequence, &info.bytes, &info.sum);
     kl_rc rc = info.records ? write_and_apply(journal, other->frame, info) : KL_OK;
     open_group(journal, other, info.sequence + info.records);

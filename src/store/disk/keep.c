@@ -297,20 +297,22 @@ static kl_rc await_kept(kl__disk *disk)
     return rc;
 }
 
+static size_t fill_note(void *ctx, char *bytes, uint64_t sequence, size_t *ret_bytes, uint64_t *ret_sum)
+{
+    *ret_sum = kl__put_note(bytes, sequence, *(const uint64_t *)ctx);
+    *ret_bytes = sizeof(kl__record_header);
+    return 1;
+}
+
 kl_rc kl__keeper_note(kl__disk *disk, bool always)
 {
-    kl__commit call = {.done = NULL};
     uint64_t commits = atomic_load(&disk->state.history_commits);
     pthread_mutex_lock(&disk->state.mutex);
     bool is_known = disk->state.history_noted >= commits;
     pthread_mutex_unlock(&disk->state.mutex);
     if (is_known && !always)
         return KL_OK;
-    kl_rc rc = kl__journal_reserve(disk->journal, sizeof(kl__record_header), 1, false, &call);
-    if (rc != KL_OK)
-        return rc;
-    kl__journal_publish(disk->journal, &call, kl__put_note(call.bytes, call.sequence, commits));
-    return kl__journal_wait(disk->journal, &call);
+    return kl__journal_exclusive(disk->journal, fill_note, &commits);
 }
 
 kl_rc kl__keeper_make_room(kl__disk *disk)

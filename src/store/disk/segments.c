@@ -291,9 +291,17 @@ uint64_t kl__segments_slack(const kl__segments *segments)
     return atomic_load_explicit(&segments->has_next, memory_order_relaxed) ? 0 : segments->segment_bytes;
 }
 
+bool kl__segments_can_relieve(const kl__segments *segments)
+{
+    const kl__state *state = segments->state;
+    return atomic_load_explicit(&segments->is_full, memory_order_relaxed) && state->segment_count > 1 &&
+           state->segments[0]->live <= segments->segment_bytes / 8;
+}
+
 bool kl__segments_need_upkeep(const kl__segments *segments)
 {
-    return kl__state_can_drop(segments->state) || kl__state_must_compact(segments->state, kl__segments_slack(segments));
+    return kl__state_can_drop(segments->state) || kl__segments_can_relieve(segments) ||
+           kl__state_must_compact(segments->state, kl__segments_slack(segments));
 }
 
 void kl__segments_want_upkeep(kl__segments *segments)

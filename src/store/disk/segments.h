@@ -10,7 +10,7 @@
  * G1  There are no gaps in the numbers.
  * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c).
  * G3  When there is no room to prepare the next segment, appends are refused, and the rest of the current one, at least
- *     three quarters less a group, is for outcomes. */
+ *     seven eighths less a group, is for outcomes; its last quarter for the copies and notes that make room again. */
 #ifndef KL_STORE_SEGMENTS_H
 #define KL_STORE_SEGMENTS_H
 
@@ -70,6 +70,10 @@ void kl__segments_drop(kl__segments *segments);
 
 /* Is there something for the thread of upkeep to do? With the state's mutex held. */
 bool kl__segments_need_upkeep(const kl__segments *segments);
+
+/* The disk is full, and copying the little that is live in the first segment would give a whole one. With the state's
+ * mutex held. */
+bool kl__segments_can_relieve(const kl__segments *segments);
 
 /* What may stand on the disk beside twice what is live and the segment being written: one more, as long as the next is
  * not there. */

@@ -5,11 +5,14 @@
  * state that nothing under way can change, and takes its place in the journal before the mutex is released: a fence
  * that comes later stands behind it (S3 of store.h). */
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "base/hash.h"
 #include "base/wait.h"
 #include "store/disk/disk.h"
+
+enum { RELIEF_NS = 2000000, RELIEFS = 500 }; /* about a second */
 
 /* ---- Claims ---- */
 
@@ -200,9 +203,8 @@ static kl_rc decide_when_free(kl__disk *disk, kl_settle *batches, size_t count, 
     return rc;
 }
 
-kl_rc kl__disk_settle(void *self, kl_settle *batches, size_t count)
+static kl_rc settle_once(kl__disk *disk, kl_settle *batches, size_t count)
 {
-    kl__disk *disk = self;
     kl__commit call = {.done = NULL};
     size_t accepted;
     kl_rc rc;
@@ -219,6 +221,27 @@ kl_rc kl__disk_settle(void *self, kl_settle *batches, size_t count)
     if (written != KL_OK)
         refuse(batches, count, written);
     return written == KL_OK ? rc : written;
+}
+
+/* The disk is full, but upkeep is about to give back what settles before have freed. */
+static bool await_relief(kl__disk *disk)
+{
+    pthread_mutex_lock(&disk->state.mutex);
+    bool is_coming = kl__segments_need_upkeep(&disk->segments);
+    pthread_mutex_unlock(&disk->state.mutex);
+    if (!is_coming)
+        return false;
+    kl__segments_want_upkeep(&disk->segments);
+    nanosleep(&(struct timespec){.tv_nsec = RELIEF_NS}, NULL);
+    return true;
+}
+
+kl_rc kl__disk_settle(void *self, kl_settle *batches, size_t count)
+{
+    kl_rc rc = settle_once(self, batches, count);
+    for (int i = 0; i < RELIEFS && rc == KL_EFULL && await_relief(self); i++)
+        rc = settle_once(self, batches, count);
+    return rc;
 }
 
 /* ---- Fence ---- */

@@ -23,7 +23,7 @@
 
 #include "base/base.h"
 
-enum { FILE_MODE = 0666, DIRECTORY_MODE = 0777, PID_BYTES_MAX = 24 };
+enum { FILE_MODE = 0600, DIRECTORY_MODE = 0700, PID_BYTES_MAX = 24 };
 
 struct kl__file {
     int fd;
