@@ -197,12 +197,16 @@ _Static_assert(sizeof(kl__write_record) == 56, "the format says so");
 /* A priority is one signed byte. */
 static inline int kl__entry_priority(const kl__entry_record *entry) { return (entry->header.small[0] ^ 0x80) - 0x80; }
 
-#define KL_FITS(type, number) ((type)(number) == (number))
-_Static_assert(KL_FITS(uint8_t, KL_KIND_BYTES_MAX) && KL_FITS(uint16_t, KL_HEADERS_BYTES_MAX) &&
-                   KL_FITS(uint16_t, KL_KEY_BYTES_MAX) && KL_FITS(uint16_t, KL_ATTEMPTS_MAX) &&
-                   KL_FITS(uint16_t, KL_ERROR_BYTES_MAX) && KL_FITS(uint16_t, KL_SHARDS_MAX - 1) &&
-                   KL_FITS(uint16_t, KL_RECORD_NAME_MAX) && KL_CANCELLED == 3,
-               "what the contract allows has a place");
+/* What the contract allows has a place. */
+#define KL_FITS(type, number) _Static_assert((type)(number) == (number), #number " fits")
+KL_FITS(uint8_t, KL_KIND_BYTES_MAX);
+KL_FITS(uint16_t, KL_KEY_BYTES_MAX);
+KL_FITS(uint16_t, KL_HEADERS_BYTES_MAX);
+KL_FITS(uint16_t, KL_ERROR_BYTES_MAX);
+KL_FITS(uint16_t, KL_RECORD_NAME_MAX);
+KL_FITS(uint16_t, KL_ATTEMPTS_MAX);
+KL_FITS(uint16_t, KL_SHARDS_MAX - 1);
+_Static_assert(KL_CANCELLED == 3, "outcomes are numbered as in task.h");
 
 static inline size_t kl__round8(size_t bytes) { return (bytes + 7) & ~(size_t)7; }
 
