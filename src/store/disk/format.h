@@ -71,8 +71,8 @@
  * Flag 8 of any type: moved, that is written again because the segment where it stood was dropped.
  *
  * Records are facts, not requests: whether a settle came too late, a version was another or a token known was decided
- * before it was written. So the journal can be read from any segment on: the first frame of each names the partitions,
- * and what older segments still had to say was written again, moved, before they were dropped. */
+ * before it was written. So the journal can be read from any segment on: the first frame of each names the partitions
+ * and fences, and what older segments still had to say was written again, moved, before they were dropped. */
 #ifndef KL_STORE_FORMAT_H
 #define KL_STORE_FORMAT_H
 

@@ -198,22 +198,47 @@ uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits)
     return kl__record_seal(record, (char *)(record + 1));
 }
 
-/* The first frame of a segment: the partitions and the note, so that it can be read without those before it. */
+static char *put_fences(const kl__partition_state *partition, char *at, uint64_t *sum)
+{
+    for (uint32_t shard = 0; shard < 1u << (4 * partition->shard_prefix_len); shard++) {
+        if (!partition->shards[shard] || partition->shards[shard]->epoch == 0)
+            continue;
+        kl__record_header *record = (kl__record_header *)(void *)at;
+        *record = (kl__record_header){.epoch = partition->shards[shard]->epoch,
+                                      .type = KL_RECORD_FENCE,
+                                      .flags = KL_RECORD_MOVED,
+                                      .partition = (uint16_t)partition->number,
+                                      .shard = (uint16_t)shard};
+        *sum += kl__record_seal(record, (char *)(record + 1));
+        at += record->bytes;
+    }
+    return at;
+}
+
+/* What the first frame of a segment takes at most. */
+static size_t first_frame_bytes(const kl__state *state)
+{
+    size_t named = kl__round8(sizeof(kl__partition_record) + KL_PARTITION_BYTES_MAX + 1);
+    return KL_FRAME_HEADER + (1 + (size_t)state->fenced) * sizeof(kl__record_header) + state->partition_count * named;
+}
+
+/* The first frame of a segment: the partitions, the fences and the note, so that it can be read without those before
+ * it. */
 static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t now_ms)
 {
     kl__state *state = journal->state;
-    size_t room = KL_FRAME_HEADER + sizeof(kl__record_header) + PAGE;
-    room += (size_t)state->partition_count * kl__round8(sizeof(kl__partition_record) + KL_PARTITION_BYTES_MAX + 1);
-    char *bytes = kl__alloc(room);
+    char *bytes = kl__alloc(first_frame_bytes(state) + PAGE);
     if (!bytes)
         return break_down(journal, "beginning a segment", "out of memory");
-    frame_info info = {.records = state->partition_count + 1, .sequence = sequence, .now_ms = now_ms};
+    frame_info info = {.records = 1 + state->partition_count + state->fenced, .sequence = sequence, .now_ms = now_ms};
     char *at = bytes + KL_FRAME_HEADER;
     uint64_t commits = atomic_load(&state->history_commits);
     info.sum = kl__put_note(at, sequence, commits);
     at += sizeof(kl__record_header);
     for (uint32_t number = 1; number <= state->partition_count; number++)
         at = put_partition(state->partitions[number], at, &info.sum);
+    for (uint32_t number = 1; number <= state->partition_count; number++)
+        at = put_fences(state->partitions[number], at, &info.sum);
     info.bytes = (size_t)(at - bytes) - KL_FRAME_HEADER;
     kl_rc rc = write_frame(journal, bytes, &info);
     kl__free(bytes);
@@ -229,7 +254,7 @@ static kl_rc make_place(kl__journal *journal, const frame_info *info)
 {
     kl__segments *segments = journal->segments;
     const kl__segment *active = segments->active;
-    size_t partitions = KL_FRAME_HEADER + (size_t)(journal->state->partition_count + 1) * 256;
+    size_t partitions = first_frame_bytes(journal->state);
     size_t total = KL_FRAME_HEADER + info->bytes;
     size_t before = active && active->end == KL_SEGMENT_HEADER ? partitions : 0;
     bool is_kept_back = active && !info->is_upkeep && atomic_load(&segments->is_full);

@@ -459,17 +459,15 @@ static kl_rc apply_settle(kl__state *state, const kl__settle_record *settle, kl_
 
 /* ---- Fences, partitions, tokens, records ---- */
 
-static kl_rc apply_fence(kl__state *state, const kl__record_header *fence, kl__where where)
+/* Each segment begins with the fences that are known, so none has to be kept for their sake. */
+static kl_rc apply_fence(kl__state *state, const kl__record_header *fence)
 {
     kl__shard_state *shard = make_shard(state, (kl_place){fence->partition, fence->shard});
     if (!shard)
         return KL_ENOMEM;
-    if (shard->fence_segment)
-        end_live(state, shard->fence_segment, fence->bytes);
+    state->fenced += shard->epoch == 0 && fence->epoch > 0;
     if (fence->epoch > shard->epoch)
         shard->epoch = fence->epoch;
-    shard->fence_segment = where.segment;
-    add_live(state, where.segment, fence->bytes);
     return KL_OK;
 }
 
@@ -570,7 +568,7 @@ kl_rc kl__state_apply(kl__state *state, const kl__record_header *record, kl__whe
     case KL_RECORD_SETTLE:
         return apply_settle(state, (const void *)record, where, now_ms);
     case KL_RECORD_FENCE:
-        return apply_fence(state, record, where);
+        return apply_fence(state, record);
     case KL_RECORD_PARTITION:
         return apply_partition(state, (const void *)record);
     case KL_RECORD_TOKEN:
@@ -611,10 +609,6 @@ bool kl__state_is_live(kl__state *state, const kl__record_header *record, kl__wh
         kl__where at = slot ? kl__slot_where(state, slot) : (kl__where){0, 0};
         return slot && at.segment == where.segment && at.offset == where.offset;
     }
-    case KL_RECORD_FENCE: {
-        const kl__shard_state *shard = kl__state_shard(state, (kl_place){record->partition, record->shard});
-        return shard && shard->fence_segment == where.segment && shard->epoch == record->epoch;
-    }
     case KL_RECORD_TOKEN: {
         memcpy(&token, ((const kl__token_record *)record)->token, sizeof token);
         const kl__token_info *known = kl__tokens_find(state->tokens, &token);
@@ -630,7 +624,8 @@ bool kl__state_is_live(kl__state *state, const kl__record_header *record, kl__wh
         forget_record(state, held);
         return false;
     }
-    case KL_RECORD_NOTE: /* each segment begins with one */
+    case KL_RECORD_NOTE: /* this, fences and partitions stand at the beginning of each segment */
+    case KL_RECORD_FENCE:
     case KL_RECORD_SETTLE:
     case KL_RECORD_PARTITION:
     case KL_RECORD_CLOSE:

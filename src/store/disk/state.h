@@ -9,7 +9,7 @@
  *
  * T1  A waiting task is in the table of ids, in exactly one line of its shard, and its record's bytes count as live in
  *     the segment that its slot names.
- * T2  So do the latest FENCE, TOKEN and WRITE of each shard, token and record.
+ * T2  So do the latest TOKEN and WRITE of each token and record.
  * T3  A task that is settled and to be kept counts as live, and pins the segment of its SETTLE, until history has it.
  *     A retry whose error is to be kept pins the segments of its SETTLE and of its task.
  * T4  live == 0 and pins == 0: nothing in the segment is needed.
@@ -44,7 +44,6 @@ typedef struct kl__segment {
 typedef struct kl__shard_state {
     kl__line *lines[KL_STATE_LINES]; /* NULL: never used */
     uint64_t epoch;
-    uint64_t fence_segment; /* 0: never fenced */
 } kl__shard_state;
 
 typedef struct kl__partition_state {
@@ -76,6 +75,7 @@ typedef struct kl__state {
     kl__stubs *stubs;
     kl__partition_state *partitions[KL_DISK_PARTITIONS_MAX + 1]; /* by number; [0] is NULL */
     uint32_t partition_count;
+    uint32_t fenced; /* shards that have an epoch */
     kl__records records;
     char swept[KL_RECORD_NAME_MAX]; /* where to go on looking for expired ones */
     size_t swept_bytes;
