@@ -48,10 +48,11 @@ powerloss: ## lose power at every operation of random runs, N images of the disk
 	@tools/build plain
 	@KL_TEST_IMAGES=$(N) build/tests/test-powerloss what_was_acknowledged
 
-bench: ## measure the executor beside its peers, the per-key scheduler and the id generator
+bench: ## measure executor and disk store beside their peers, the per-key scheduler and the id generator
 	@tools/setup build
 	@tools/build release
 	@bench/exec/run
+	@bench/disk/run
 	@ninja -C build-release --quiet bench/bench-id bench/bench-lanes
 	@build-release/bench/bench-id
 	@build-release/bench/bench-lanes

@@ -122,8 +122,8 @@ KL_API kl_store_info kl_store_info_of(const kl_store *store);
 KL_API KL_MUST_USE kl_rc kl_store_now(kl_store *store, int64_t *ret_ms);
 
 /* The number of the partition of this name, made when there is none. Numbers are small, count from 1, and stay the same
- * for the life of the store. KL_EINVAL: an empty or too long name; or the partition exists with another
- * shard_prefix_len, and the sentence names both. */
+ * for the life of the store; each process asks for a partition once before it uses its number. KL_EINVAL: an empty or
+ * too long name; or the partition exists with another shard_prefix_len, and the sentence names both. */
 KL_API KL_MUST_USE kl_rc kl_store_partition(kl_store *store, const char *name, uint32_t shard_prefix_len,
                                             uint32_t *ret_partition);
 
@@ -140,10 +140,11 @@ typedef struct kl_token {
  * sentence, "" on KL_OK. */
 typedef void kl_appended_fn(void *ctx, kl_rc rc, const char *error);
 
-/* Appends entries of any partitions and shards; durable when it returns KL_OK. token NULL: a repeat would be stored
- * again. KL_EINVAL: a limit, an unknown partition or shard, an id that does not begin with its shard: nothing was
- * stored, and the sentence names the entry. KL_EFULL: there is no room; what waits must be settled first, or space
- * made. KL_ESYSTEM: the disk failed. */
+/* Appends entries of any partitions and shards; durable when it returns KL_OK. token NULL: a repeat is stored again
+ * once the task is finished; while a task of the same partition and id waits, it is passed over, whatever it says.
+ * KL_EINVAL: a limit, an unknown partition or shard, an id that does not begin with its shard: nothing was stored, and
+ * the sentence names the entry. KL_EFULL: there is no room; what waits must be settled first, or space made.
+ * KL_ESYSTEM: the disk failed. */
 KL_API KL_MUST_USE kl_rc kl_store_append(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token);
 
 /* The same without waiting. KL_OK: `done` has been or will be called, exactly once; the entries were copied. Anything
@@ -230,7 +231,7 @@ typedef struct kl_find {
     kl_bytes kind;
     kl_task_id job;
     int64_t from_ms, until_ms; /* finished in [from, until) */
-    kl_bytes words;            /* words that all stand in an error of the task, in any case */
+    kl_bytes words;            /* whole words that all stand in one error of the task; a to z in either case */
     const kl_task *after;      /* go on behind this one */
     size_t max;
 } kl_find;
