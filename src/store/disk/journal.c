@@ -258,7 +258,7 @@ static kl_rc make_place(kl__journal *journal, const frame_info *info)
     size_t total = KL_FRAME_HEADER + info->bytes;
     size_t before = active && active->end == KL_SEGMENT_HEADER ? partitions : 0;
     bool is_kept_back = active && !info->is_upkeep && atomic_load(&segments->is_full);
-    size_t behind = is_kept_back ? active->bytes / 4 : 0;
+    size_t behind = is_kept_back ? active->bytes / 8 : 0;
     if (!active || active->end + before + total + behind > active->bytes) {
         kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total);
         if (rc == KL_ESYSTEM)

@@ -295,7 +295,7 @@ bool kl__segments_can_relieve(const kl__segments *segments)
 {
     const kl__state *state = segments->state;
     return atomic_load_explicit(&segments->is_full, memory_order_relaxed) && state->segment_count > 1 &&
-           state->segments[0]->live <= segments->segment_bytes / 8;
+           state->segments[0]->live <= segments->segment_bytes / 32 * 3; /* less than is kept back */
 }
 
 bool kl__segments_need_upkeep(const kl__segments *segments)

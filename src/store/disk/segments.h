@@ -10,7 +10,7 @@
  * G1  There are no gaps in the numbers.
  * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c).
  * G3  When there is no room to prepare the next segment, appends are refused, and the rest of the current one, at least
- *     seven eighths less a group, is for outcomes; its last quarter for the copies and notes that make room again. */
+ *     seven eighths less a group, is for outcomes; its last eighth for the copies and notes that make room again. */
 #ifndef KL_STORE_SEGMENTS_H
 #define KL_STORE_SEGMENTS_H
 
