@@ -19,7 +19,7 @@
 #include "store/disk/history.h"
 #include "workers.h"
 
-enum { CALLS = 250, DAMAGES = 4000, FILES_MAX = 256, PATH_BYTES = 128, FAILURES_MAX = 5 };
+enum { CALLS = 250, DAMAGES = 2000, FILES_MAX = 256, PATH_BYTES = 128, FAILURES_MAX = 5 };
 
 struct damaged {
     struct recording *recording;
