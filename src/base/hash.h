@@ -13,6 +13,13 @@ enum { KL_SEED_PARTITION = 1, KL_SEED_SHARD = 2, KL_SEED_LANE = 3 };
 
 static inline uint64_t kl__hash(kl_bytes key, uint64_t seed) { return XXH64(key.data, key.len, seed); }
 
+/* By which stores tell keys apart: never 0, which means no key. */
+static inline uint64_t kl__key_hash(kl_bytes key)
+{
+    uint64_t hash = key.len ? kl__hash(key, KL_SEED_LANE) : 0;
+    return key.len && hash == 0 ? 1 : hash;
+}
+
 /* A hash that never leaves the process: XXH3, which is cheaper for short keys. */
 static inline uint64_t kl__hash_local(kl_bytes key) { return XXH3_64bits(key.data, key.len); }
 

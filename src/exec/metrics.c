@@ -1,28 +1,8 @@
 /* metrics.c - the executor's metrics in Prometheus text, one line per shard. */
+#include "base/text.h"
 #include "exec/internal.h"
 
-#include <stdarg.h>
 #include <stdio.h>
-
-struct text {
-    char *buffer;
-    size_t size;
-    size_t length;
-};
-
-static void put(struct text *text, const char *format, ...) KL_PRINTF(2, 3);
-
-static void put(struct text *text, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    bool room = text->length < text->size;
-    int written =
-        vsnprintf(room ? text->buffer + text->length : NULL, room ? text->size - text->length : 0, format, arguments);
-    va_end(arguments);
-    KL_ASSERT(written >= 0);
-    text->length += (size_t)written;
-}
 
 /* What one shard shows, copied out under its mutex. */
 struct sample {
@@ -60,21 +40,22 @@ static const char *seconds_text(int64_t ns, char *buffer, size_t size)
     return buffer;
 }
 
-static void put_histogram(struct text *text, uint32_t shard, const kl__run_histogram *runs)
+static void put_histogram(kl__text *text, uint32_t shard, const kl__run_histogram *runs)
 {
     uint64_t below = 0;
     char seconds[32];
     for (int i = 0; i < KL_RUN_BUCKETS; i++) {
         below += runs->count[i];
-        put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"%s\"} %llu\n", shard,
-            seconds_text(kl__run_bucket_ns(i), seconds, sizeof seconds), (unsigned long long)below);
+        kl__text_put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"%s\"} %llu\n", shard,
+                     seconds_text(kl__run_bucket_ns(i), seconds, sizeof seconds), (unsigned long long)below);
     }
     below += runs->count[KL_RUN_BUCKETS];
-    put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"+Inf\"} %llu\n", shard,
-        (unsigned long long)below);
-    put(text, "keyline_exec_run_duration_seconds_sum{shard=\"%u\"} %s\n", shard,
-        seconds_text(runs->sum_ns, seconds, sizeof seconds));
-    put(text, "keyline_exec_run_duration_seconds_count{shard=\"%u\"} %llu\n", shard, (unsigned long long)below);
+    kl__text_put(text, "keyline_exec_run_duration_seconds_bucket{shard=\"%u\",le=\"+Inf\"} %llu\n", shard,
+                 (unsigned long long)below);
+    kl__text_put(text, "keyline_exec_run_duration_seconds_sum{shard=\"%u\"} %s\n", shard,
+                 seconds_text(runs->sum_ns, seconds, sizeof seconds));
+    kl__text_put(text, "keyline_exec_run_duration_seconds_count{shard=\"%u\"} %llu\n", shard,
+                 (unsigned long long)below);
 }
 
 struct family {
@@ -94,19 +75,20 @@ static const struct family families[] = {
      offsetof(struct sample, cancelled)},
 };
 
-static void put_keys(struct text *text, uint32_t shard, const uint64_t *keys)
+static void put_keys(kl__text *text, uint32_t shard, const uint64_t *keys)
 {
     static const char *const names[KL_LANE_STATES] = {"idle",    "ready",  "running", "retrying",
                                                       "delayed", "paused", "halted"};
     for (int i = KL_LANE_READY; i < KL_LANE_STATES; i++)
-        put(text, "keyline_exec_keys{shard=\"%u\",state=\"%s\"} %llu\n", shard, names[i], (unsigned long long)keys[i]);
+        kl__text_put(text, "keyline_exec_keys{shard=\"%u\",state=\"%s\"} %llu\n", shard, names[i],
+                     (unsigned long long)keys[i]);
 }
 
 kl_rc kl_exec_metrics(kl_exec *exec, char *buffer, size_t size, size_t *ret_length)
 {
     if ((!buffer && size > 0) || !ret_length)
         return kl__fail(KL_EINVAL, "kl_exec_metrics needs a buffer (or size 0) and somewhere to put the length");
-    struct text text = {buffer, size, 0};
+    kl__text text = {buffer, size, 0};
     struct sample *samples = kl__alloc_zeroed(exec->shard_count, sizeof *samples);
     if (!samples)
         return kl__fail_memory();
@@ -114,17 +96,18 @@ kl_rc kl_exec_metrics(kl_exec *exec, char *buffer, size_t size, size_t *ret_leng
         take_sample(&exec->shards[i], &samples[i]);
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         const struct family *family = &families[f];
-        put(&text, "# HELP %s %s\n# TYPE %s %s\n", family->name, family->help, family->name, family->type);
+        kl__text_put(&text, "# HELP %s %s\n# TYPE %s %s\n", family->name, family->help, family->name, family->type);
         for (uint32_t i = 0; i < exec->shard_count; i++) {
             uint64_t value = *(const uint64_t *)(const void *)((const char *)&samples[i] + family->offset);
-            put(&text, "%s{shard=\"%u\"} %llu\n", family->name, i, (unsigned long long)value);
+            kl__text_put(&text, "%s{shard=\"%u\"} %llu\n", family->name, i, (unsigned long long)value);
         }
     }
-    put(&text, "# HELP keyline_exec_keys Keys with tasks, by what they are doing.\n# TYPE keyline_exec_keys gauge\n");
+    kl__text_put(&text,
+                 "# HELP keyline_exec_keys Keys with tasks, by what they are doing.\n# TYPE keyline_exec_keys gauge\n");
     for (uint32_t i = 0; i < exec->shard_count; i++)
         put_keys(&text, i, samples[i].keys);
-    put(&text, "# HELP keyline_exec_run_duration_seconds How long attempts ran.\n"
-               "# TYPE keyline_exec_run_duration_seconds histogram\n");
+    kl__text_put(&text, "# HELP keyline_exec_run_duration_seconds How long attempts ran.\n"
+                        "# TYPE keyline_exec_run_duration_seconds histogram\n");
     for (uint32_t i = 0; i < exec->shard_count; i++)
         put_histogram(&text, i, &samples[i].runs);
     kl__free(samples);

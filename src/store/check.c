@@ -358,11 +358,7 @@ kl_rc kl__check_wait(kl_store *store, uint32_t partition, const uint64_t *seen)
 
 /* --- What is finished --- */
 
-static bool all_zero(const kl_task_id *id)
-{
-    static const kl_task_id none;
-    return memcmp(id, &none, sizeof none) == 0;
-}
+static bool all_zero(const kl_task_id *id) { return kl__id_is_none(id); }
 
 kl_rc kl__check_results(kl_store *store, kl_place place, const kl_task_id *job, size_t max, const kl_arena *arena,
                         const kl_task *ret_tasks, const size_t *ret_count)

@@ -14,6 +14,7 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "base/compare.h"
 #include "keyline/store.h"
 
 /* Every call that is counted, by the name that traces and metrics show. An asynchronous append is counted when it is

@@ -3,10 +3,10 @@
  * A counter is one relaxed addition per call, whatever the size of the batch. The text is made from a copy of the
  * counters, so that its length is known before it is written; counters of one call that ran meanwhile may be a call
  * apart from one another. */
-#include <stdarg.h>
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "store/dispatch.h"
 
 static const char *const call_names[KL_CALLS] = {
@@ -55,26 +55,6 @@ kl_rc kl__store_count(kl_store *store, kl__call call, int64_t start_ns, kl_rc rc
 
 /* --- Text --- */
 
-struct text {
-    char *buffer;
-    size_t size;
-    size_t length;
-};
-
-static void put(struct text *text, const char *format, ...) KL_PRINTF(2, 3);
-
-static void put(struct text *text, const char *format, ...)
-{
-    va_list arguments;
-    va_start(arguments, format);
-    bool room = text->length < text->size;
-    int written =
-        vsnprintf(room ? text->buffer + text->length : NULL, room ? text->size - text->length : 0, format, arguments);
-    va_end(arguments);
-    KL_ASSERT(written >= 0);
-    text->length += (size_t)written;
-}
-
 /* The counters of one kind of call, copied. */
 struct sample {
     uint64_t calls, sum_ns, items, bytes;
@@ -109,30 +89,31 @@ static const char *seconds_text(uint64_t ns, char *buffer, size_t size)
     return buffer;
 }
 
-static void put_histogram(struct text *text, const char *engine, const char *call, const struct sample *sample)
+static void put_histogram(kl__text *text, const char *engine, const char *call, const struct sample *sample)
 {
     static const char name[] = "keyline_store_call_duration_seconds";
     uint64_t below = 0;
     char seconds[48];
     for (int i = 0; i < KL_CALL_BUCKETS; i++) {
         below += sample->buckets[i];
-        put(text, "%s_bucket{engine=\"%s\",call=\"%s\",le=\"%s\"} %llu\n", name, engine, call,
-            seconds_text((uint64_t)bounds_ns[i], seconds, sizeof seconds), (unsigned long long)below);
+        kl__text_put(text, "%s_bucket{engine=\"%s\",call=\"%s\",le=\"%s\"} %llu\n", name, engine, call,
+                     seconds_text((uint64_t)bounds_ns[i], seconds, sizeof seconds), (unsigned long long)below);
     }
-    put(text, "%s_bucket{engine=\"%s\",call=\"%s\",le=\"+Inf\"} %llu\n", name, engine, call,
-        (unsigned long long)sample->calls);
-    put(text, "%s_sum{engine=\"%s\",call=\"%s\"} %s\n", name, engine, call,
-        seconds_text(sample->sum_ns, seconds, sizeof seconds));
-    put(text, "%s_count{engine=\"%s\",call=\"%s\"} %llu\n", name, engine, call, (unsigned long long)sample->calls);
+    kl__text_put(text, "%s_bucket{engine=\"%s\",call=\"%s\",le=\"+Inf\"} %llu\n", name, engine, call,
+                 (unsigned long long)sample->calls);
+    kl__text_put(text, "%s_sum{engine=\"%s\",call=\"%s\"} %s\n", name, engine, call,
+                 seconds_text(sample->sum_ns, seconds, sizeof seconds));
+    kl__text_put(text, "%s_count{engine=\"%s\",call=\"%s\"} %llu\n", name, engine, call,
+                 (unsigned long long)sample->calls);
 }
 
 /* Only codes that occurred: 14 for each call would be mostly zeros. */
-static void put_errors(struct text *text, const char *engine, const char *call, const struct sample *sample)
+static void put_errors(kl__text *text, const char *engine, const char *call, const struct sample *sample)
 {
     for (int i = 1; i <= KL_CALL_CODES; i++)
         if (sample->errors[i] > 0)
-            put(text, "keyline_store_errors_total{engine=\"%s\",call=\"%s\",code=\"%s\"} %llu\n", engine, call,
-                kl_rc_name((kl_rc)-i), (unsigned long long)sample->errors[i]);
+            kl__text_put(text, "keyline_store_errors_total{engine=\"%s\",call=\"%s\",code=\"%s\"} %llu\n", engine, call,
+                         kl_rc_name((kl_rc)-i), (unsigned long long)sample->errors[i]);
 }
 
 struct family {
@@ -146,23 +127,23 @@ static const struct family families[] = {
     {"keyline_store_bytes_total", "Bytes of what calls took in or gave out.", offsetof(struct sample, bytes)},
 };
 
-static void put_all(struct text *text, const char *engine, const struct sample *samples)
+static void put_all(kl__text *text, const char *engine, const struct sample *samples)
 {
     for (size_t f = 0; f < sizeof families / sizeof families[0]; f++) {
         const struct family *family = &families[f];
-        put(text, "# HELP %s %s\n# TYPE %s counter\n", family->name, family->help, family->name);
+        kl__text_put(text, "# HELP %s %s\n# TYPE %s counter\n", family->name, family->help, family->name);
         for (int i = 0; i < KL_CALLS; i++) {
             uint64_t value = *(const uint64_t *)(const void *)((const char *)&samples[i] + family->offset);
-            put(text, "%s{engine=\"%s\",call=\"%s\"} %llu\n", family->name, engine, call_names[i],
-                (unsigned long long)value);
+            kl__text_put(text, "%s{engine=\"%s\",call=\"%s\"} %llu\n", family->name, engine, call_names[i],
+                         (unsigned long long)value);
         }
     }
-    put(text, "# HELP keyline_store_errors_total Calls that failed, by the code that they returned.\n"
-              "# TYPE keyline_store_errors_total counter\n");
+    kl__text_put(text, "# HELP keyline_store_errors_total Calls that failed, by the code that they returned.\n"
+                       "# TYPE keyline_store_errors_total counter\n");
     for (int i = 0; i < KL_CALLS; i++)
         put_errors(text, engine, call_names[i], &samples[i]);
-    put(text, "# HELP keyline_store_call_duration_seconds How long calls took.\n"
-              "# TYPE keyline_store_call_duration_seconds histogram\n");
+    kl__text_put(text, "# HELP keyline_store_call_duration_seconds How long calls took.\n"
+                       "# TYPE keyline_store_call_duration_seconds histogram\n");
     for (int i = 0; i < KL_CALLS; i++)
         put_histogram(text, engine, call_names[i], &samples[i]);
 }
@@ -174,9 +155,9 @@ kl_rc kl_store_metrics(kl_store *store, kl_arena *arena, kl_bytes *ret_text)
     struct sample samples[KL_CALLS];
     for (int i = 0; i < KL_CALLS; i++)
         take_sample(&store->calls[i], &samples[i]);
-    struct text text = {NULL, 0, 0};
+    kl__text text = {NULL, 0, 0};
     put_all(&text, store->engine->scheme, samples);
-    text = (struct text){kl_arena_alloc(arena, text.length + 1), text.length + 1, 0};
+    text = (kl__text){kl_arena_alloc(arena, text.length + 1), text.length + 1, 0};
     if (!text.buffer)
         return kl__fail_memory();
     put_all(&text, store->engine->scheme, samples);

@@ -73,35 +73,6 @@ void gate_await(struct gate *gate, int number)
     pthread_mutex_unlock(&gate->mutex);
 }
 
-void tally_add(struct tally *tally, int64_t number)
-{
-    pthread_mutex_lock(&tally->mutex);
-    tally->value += number;
-    pthread_cond_broadcast(&tally->changed);
-    pthread_mutex_unlock(&tally->mutex);
-}
-
-bool tally_await(struct tally *tally, int64_t number)
-{
-    int64_t until = patience(), value;
-    pthread_mutex_lock(&tally->mutex);
-    while (tally->value < number && wait_change(&tally->changed, &tally->mutex, until))
-        ;
-    value = tally->value;
-    pthread_mutex_unlock(&tally->mutex);
-    if (value < number)
-        test_fail(__FILE__, __LINE__, "a tally came to %" PRId64 ", expected %" PRId64, value, number);
-    return value >= number;
-}
-
-int64_t tally_read(struct tally *tally)
-{
-    pthread_mutex_lock(&tally->mutex);
-    int64_t value = tally->value;
-    pthread_mutex_unlock(&tally->mutex);
-    return value;
-}
-
 /* --- The journal --- */
 
 static struct {

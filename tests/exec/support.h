@@ -10,6 +10,7 @@
 
 #include "exec/internal.h"
 #include "harness.h"
+#include "tally.h"
 
 enum { PATIENCE_MS = 30000, MS = 1000000 };
 
@@ -31,22 +32,6 @@ struct gate {
 bool gate_pass(struct gate *gate);              /* waits until it is open */
 void gate_open(struct gate *gate);              /* for good */
 void gate_await(struct gate *gate, int number); /* until that many stand in front of it */
-
-/* A number that others wait for. */
-struct tally {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    int64_t value;
-};
-
-#define TALLY                                                                                                          \
-    {                                                                                                                  \
-        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0                                                         \
-    }
-
-void tally_add(struct tally *tally, int64_t number);
-bool tally_await(struct tally *tally, int64_t number); /* until it is at least that */
-int64_t tally_read(struct tally *tally);
 
 /* The journal of the running test: words, in the order in which they happened. */
 void journal_clear(void);

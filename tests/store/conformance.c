@@ -117,38 +117,6 @@ bool still(int64_t until_ns)
     return kl__monotonic_ns() < until_ns;
 }
 
-void tally_add(struct tally *tally, int64_t number)
-{
-    pthread_mutex_lock(&tally->mutex);
-    tally->value += number;
-    pthread_cond_broadcast(&tally->changed);
-    pthread_mutex_unlock(&tally->mutex);
-}
-
-bool tally_await(struct tally *tally, int64_t number)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += PATIENCE_MS / 1000;
-    int error = 0;
-    pthread_mutex_lock(&tally->mutex);
-    while (tally->value < number && !error)
-        error = pthread_cond_timedwait(&tally->changed, &tally->mutex, &until);
-    bool reached = tally->value >= number;
-    if (!reached)
-        test_fail(__FILE__, __LINE__, "waited in vain for %" PRId64 ", it is %" PRId64, number, tally->value);
-    pthread_mutex_unlock(&tally->mutex);
-    return reached;
-}
-
-int64_t tally_read(struct tally *tally)
-{
-    pthread_mutex_lock(&tally->mutex);
-    int64_t value = tally->value;
-    pthread_mutex_unlock(&tally->mutex);
-    return value;
-}
-
 /* ---- Making tasks ---- */
 
 kl_place order_place(const struct trial *t, uint32_t shard) { return (kl_place){t->orders, shard}; }

@@ -18,6 +18,7 @@
 #include "harness.h"
 #include "keyline/keyline.h"
 #include "keyline/store.h"
+#include "tally.h"
 
 enum { PATIENCE_MS = 60000 };
 
@@ -131,22 +132,6 @@ bool still(int64_t until_ns); /* yields the processor */
         if (!(condition))                                                                                              \
             test_fail(__FILE__, __LINE__, "waited in vain for %s", #condition);                                        \
     } while (0)
-
-/* A number that others wait for. */
-struct tally {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    int64_t value;
-};
-
-#define TALLY                                                                                                          \
-    {                                                                                                                  \
-        PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, 0                                                         \
-    }
-
-void tally_add(struct tally *tally, int64_t number);
-bool tally_await(struct tally *tally, int64_t number); /* until it is at least that; fails the test in the end */
-int64_t tally_read(struct tally *tally);
 
 /* ---- Tasks ---- */
 

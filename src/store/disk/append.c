@@ -3,6 +3,7 @@
  * The caller's thread writes the records straight into the group's buffer: each byte of a payload is copied once. */
 #include <string.h>
 
+#include "base/compare.h"
 #include "base/hash.h"
 #include "base/wait.h"
 #include "store/disk/disk.h"
@@ -10,17 +11,11 @@
 /* What may wait, less what two groups may add before it is counted. */
 enum { TASKS_MAX = KL_SLOTS_MAX - (1 << 23) };
 
-static bool has_job(const kl_entry *entry)
-{
-    static const kl_task_id none;
-    return memcmp(&entry->job, &none, sizeof none) != 0;
-}
-
 static size_t record_bytes(const kl_entry *entry)
 {
     size_t bytes =
         sizeof(kl__entry_record) + entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
-    return kl__round8(bytes + (entry->due_ms ? 8 : 0) + (has_job(entry) ? 16 : 0));
+    return kl__round8(bytes + (entry->due_ms ? 8 : 0) + (!kl__id_is_none(&entry->job) ? 16 : 0));
 }
 
 static char *put_bytes(char *at, kl_bytes bytes)
@@ -28,14 +23,6 @@ static char *put_bytes(char *at, kl_bytes bytes)
     if (bytes.len)
         memcpy(at, bytes.data, bytes.len);
     return at + bytes.len;
-}
-
-static uint64_t key_hash(kl_bytes key)
-{
-    if (key.len == 0)
-        return 0;
-    uint64_t hash = kl__hash(key, KL_SEED_LANE);
-    return hash ? hash : 1;
 }
 
 /* Writes the entry's record at `at`; returns its CRC. */
@@ -49,7 +36,7 @@ static uint32_t put_entry(const kl_entry *entry, uint64_t sequence, char *at, si
                    .small = {(uint8_t)(int8_t)entry->priority, (uint8_t)entry->kind.len},
                    .partition = (uint16_t)entry->place.partition,
                    .shard = (uint16_t)entry->place.shard},
-        .key_hash = key_hash(entry->key),
+        .key_hash = kl__key_hash(entry->key),
         .key_bytes = (uint16_t)entry->key.len,
         .headers_bytes = (uint16_t)entry->headers.len,
         .payload_bytes = (uint32_t)entry->payload.len,
@@ -60,7 +47,7 @@ static uint32_t put_entry(const kl_entry *entry, uint64_t sequence, char *at, si
         memcpy(end, &entry->due_ms, 8);
         end += 8;
     }
-    if (has_job(entry)) {
+    if (!kl__id_is_none(&entry->job)) {
         record->header.flags |= KL_ENTRY_JOB;
         memcpy(end, &entry->job, 16);
         end += 16;

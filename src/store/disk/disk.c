@@ -190,7 +190,9 @@ static kl_rc make_directory(kl__disk *disk, const char *path)
 {
     int error = disk->vfs->mkdir(disk->vfs, path);
     if (error && error != -EEXIST)
-        return kl__fail(KL_ESYSTEM, "the directory %s could not be made: %s", path, strerror(-error));
+        return kl__fail(KL_ESYSTEM,
+                        "the directory %s could not be made: %s; make the one it stands in, or choose another", path,
+                        strerror(-error));
     return KL_OK;
 }
 
@@ -294,7 +296,7 @@ static kl_rc check_journal(kl__disk *disk, const kl__recovered *recovered)
 static kl_rc prepare_segments(kl__disk *disk)
 {
     int error = kl__segments_prepare(&disk->segments);
-    bool is_full = error == -ENOSPC || error == -EDQUOT;
+    bool is_full = kl__vfs_is_full(error);
     if (error && !(is_full && disk->segments.active))
         return kl__fail(is_full ? KL_EFULL : KL_ESYSTEM, "the journal in %s could not be prepared: %s; make room there",
                         disk->segments.dir, strerror(-error));

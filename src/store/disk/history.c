@@ -519,7 +519,6 @@ static kl_rc index_doc(kl__history *history, struct change *change, const kl_tas
 {
     kl__index *index = &history->index;
     const kl_entry *entry = &task->entry;
-    static const kl_task_id none;
     KL_TRY(kl__index_doc(index, history->writer));
     KL_TRY(kl__index_term(index, kl__term_number(KL_TERM_PARTITION, entry->place.partition)));
     KL_TRY(kl__index_term(index, kl__term_number(KL_TERM_STATE, task->state)));
@@ -527,7 +526,7 @@ static kl_rc index_doc(kl__history *history, struct change *change, const kl_tas
         KL_TRY(kl__index_term(index, kl__term(KL_TERM_KEY, entry->key)));
     if (entry->kind.len)
         KL_TRY(kl__index_term(index, kl__term(KL_TERM_KIND, entry->kind)));
-    if (memcmp(&entry->job, &none, sizeof none) != 0)
+    if (!kl__id_is_none(&entry->job))
         KL_TRY(kl__index_term(index, kl__term(KL_TERM_JOB, (kl_bytes){entry->job.bytes, sizeof entry->job.bytes})));
     for (uint64_t term; kl__term_word(&error, &term);)
         KL_TRY(kl__index_term(index, term));

@@ -229,8 +229,7 @@ void kl__hdb_bind_text(sqlite3_stmt *statement, int index, kl_bytes bytes)
 
 void kl__hdb_bind_id(sqlite3_stmt *statement, int index, const kl_task_id *id)
 {
-    static const kl_task_id none;
-    kl__hdb_bind_bytes(statement, index, (kl_bytes){id->bytes, memcmp(id, &none, sizeof none) ? sizeof none : 0});
+    kl__hdb_bind_bytes(statement, index, (kl_bytes){id->bytes, kl__id_is_none(id) ? 0 : sizeof id->bytes});
 }
 
 kl_bytes kl__hdb_bytes(sqlite3_stmt *statement, int column)

@@ -377,13 +377,11 @@ static kl_rc intersect(struct search *search, const kl__term_segment *segment, b
     return KL_OK;
 }
 
-static bool equal(kl_bytes a, kl_bytes b) { return a.len == b.len && memcmp(a.data, b.data, a.len) == 0; }
-
 /* Different keys may have the same hash. */
 static bool is_asked(const kl_find *find, const kl_task *task)
 {
-    return (!find->key.len || equal(find->key, task->entry.key)) &&
-           (!find->kind.len || equal(find->kind, task->entry.kind)) &&
+    return (!find->key.len || kl__bytes_equal(find->key, task->entry.key)) &&
+           (!find->kind.len || kl__bytes_equal(find->kind, task->entry.kind)) &&
            (!memcmp(&find->job, &no_id, sizeof no_id) || !memcmp(&find->job, &task->entry.job, sizeof no_id)) &&
            (!find->state || find->state == task->state) &&
            (!find->partition || find->partition == task->entry.place.partition);

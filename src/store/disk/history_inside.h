@@ -12,6 +12,7 @@
 #include <sqlite3.h>
 #include <stdatomic.h>
 
+#include "base/compare.h"
 #include "store/disk/history.h"
 
 enum {

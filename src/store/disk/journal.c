@@ -126,7 +126,7 @@ static kl_rc take_back(kl__journal *journal, char *bytes)
     kl__segments *segments = journal->segments;
     memset(bytes, 0, KL_FRAME_HEADER);
     int error = kl__vfs_write(segments->vfs, segments->active->file, bytes, KL_FRAME_HEADER, segments->active->end);
-    if (error && error != -ENOSPC && error != -EDQUOT)
+    if (error && !kl__vfs_is_full(error))
         return break_down(journal, "writing the journal", strerror(-error));
     return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
 }
@@ -153,7 +153,7 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
         rest = 0;
     memset(bytes + total, 0, rest);
     int error = kl__vfs_write(segments->vfs, active->file, bytes, total + rest, active->end);
-    if (error == -ENOSPC || error == -EDQUOT)
+    if (kl__vfs_is_full(error))
         return take_back(journal, bytes);
     if (error)
         return break_down(journal, "writing the journal", strerror(-error));

@@ -3,25 +3,21 @@
 
 #include <string.h>
 
-static int compare(kl_bytes a, kl_bytes b)
-{
-    size_t common = a.len < b.len ? a.len : b.len;
-    int order = common ? memcmp(a.data, b.data, common) : 0;
-    return order ? order : (a.len > b.len) - (a.len < b.len);
-}
+#include "base/compare.h"
 
 static kl__held_record *record_of(kl__tree_node *node) { return KL_CONTAINER(node, kl__held_record, node); }
 
 static bool less(const kl__tree_node *a, const kl__tree_node *b)
 {
-    return compare(kl__held_name(record_of((kl__tree_node *)a)), kl__held_name(record_of((kl__tree_node *)b))) < 0;
+    return kl__bytes_compare(kl__held_name(record_of((kl__tree_node *)a)),
+                             kl__held_name(record_of((kl__tree_node *)b))) < 0;
 }
 
 kl__held_record *kl__records_after(const kl__records *records, kl_bytes name, bool or_equal)
 {
     kl__tree_node *best = NULL;
     for (kl__tree_node *node = records->root; node;) {
-        int order = compare(kl__held_name(record_of(node)), name);
+        int order = kl__bytes_compare(kl__held_name(record_of(node)), name);
         if (order > 0 || (order == 0 && or_equal)) {
             best = node;
             node = node->left;
@@ -35,7 +31,7 @@ kl__held_record *kl__records_after(const kl__records *records, kl_bytes name, bo
 kl__held_record *kl__records_find(const kl__records *records, kl_bytes name)
 {
     kl__held_record *record = kl__records_after(records, name, true);
-    return record && compare(kl__held_name(record), name) == 0 ? record : NULL;
+    return record && kl__bytes_compare(kl__held_name(record), name) == 0 ? record : NULL;
 }
 
 kl__held_record *kl__records_set(kl__records *records, const kl__write_record *write, uint64_t segment)

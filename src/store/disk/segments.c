@@ -127,11 +127,9 @@ static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_
     return error;
 }
 
-static bool is_no_room(int error) { return error == -ENOSPC || error == -EDQUOT; }
-
 static void set_next(kl__segments *segments, kl__segment *next, int error)
 {
-    bool is_full = is_no_room(error), was_full = atomic_exchange(&segments->is_full, is_full);
+    bool is_full = kl__vfs_is_full(error), was_full = atomic_exchange(&segments->is_full, is_full);
     segments->next = next;
     segments->next_number += next != NULL;
     atomic_store(&segments->has_next, next != NULL);
@@ -233,7 +231,7 @@ static kl__segment *take_next(kl__segments *segments, int *ret_error)
 {
     pthread_mutex_lock(&segments->files);
     *ret_error = segments->next ? 0 : prepare(segments);
-    if (is_no_room(*ret_error)) { /* upkeep may not have come to drop what can be */
+    if (kl__vfs_is_full(*ret_error)) { /* upkeep may not have come to drop what can be */
         drop(segments);
         *ret_error = segments->next ? 0 : *ret_error;
     }
@@ -268,7 +266,7 @@ kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
 {
     int error;
     kl__segment *next = take_next(segments, &error);
-    if (is_no_room(error))
+    if (kl__vfs_is_full(error))
         return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
     if (!error && bytes > next->bytes)
         error = enlarge(segments, next, bytes);

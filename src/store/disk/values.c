@@ -4,6 +4,7 @@
  * way can change. What is refused never reaches the journal. */
 #include <string.h>
 
+#include "base/compare.h"
 #include "base/hash.h"
 #include "store/disk/disk.h"
 
@@ -38,13 +39,6 @@ static bool begins_with(kl_bytes name, kl_bytes prefix)
     return name.len >= prefix.len && (prefix.len == 0 || memcmp(name.data, prefix.data, prefix.len) == 0);
 }
 
-static bool is_before(kl_bytes a, kl_bytes b)
-{
-    size_t common = a.len < b.len ? a.len : b.len;
-    int order = common ? memcmp(a.data, b.data, common) : 0;
-    return order ? order < 0 : a.len < b.len;
-}
-
 kl_rc kl__disk_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
                     size_t *ret_count)
 {
@@ -53,7 +47,7 @@ kl_rc kl__disk_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_
     int64_t now_ms = kl__disk_now(disk);
     kl_rc rc = KL_OK;
     size_t count = 0;
-    bool from_prefix = after.len == 0 || is_before(after, prefix);
+    bool from_prefix = after.len == 0 || kl__bytes_compare(after, prefix) < 0;
     pthread_mutex_lock(&disk->state.mutex);
     const kl__held_record *held = kl__records_after(records, from_prefix ? prefix : after, from_prefix);
     while (held && count < max && rc == KL_OK && begins_with(kl__held_name(held), prefix)) {
@@ -69,11 +63,6 @@ kl_rc kl__disk_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_
 }
 
 /* ---- Put ---- */
-
-static bool is_same(kl_bytes a, kl_bytes b)
-{
-    return a.len == b.len && (a.len == 0 || memcmp(a.data, b.data, a.len) == 0);
-}
 
 static kl_rc fail_conflict(const kl_write *write, uint64_t version)
 {
@@ -96,7 +85,7 @@ static bool decide(const kl__disk *disk, kl_write *write, int64_t now_ms)
     if (version == write->version)
         return true;
     if (!write->remove && is_there && held->expires_ms == write->expires_ms &&
-        is_same(kl__held_value(held), write->value))
+        kl__bytes_equal(kl__held_value(held), write->value))
         write->new_version = version; /* the repeat of a write whose reply was lost */
     else
         write->rc = fail_conflict(write, version);

@@ -6,6 +6,7 @@
 #ifndef KL_STORE_VFS_H
 #define KL_STORE_VFS_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -56,6 +57,9 @@ struct kl__vfs {
     /* The name of SQLite's file layer under which history.db is opened; NULL: SQLite's own. */
     const char *sqlite_vfs;
 };
+
+/* Does the errno say that there is no room on the disk? */
+static inline bool kl__vfs_is_full(int error) { return error == -ENOSPC || error == -EDQUOT; }
 
 /* The machine's file system. */
 extern kl__vfs kl__vfs_system;

@@ -44,11 +44,7 @@ static bool less_expiry(const kl__tree_node *a, const kl__tree_node *b)
                                                    : (uintptr_t)first < (uintptr_t)second;
 }
 
-static bool is_set(const kl_task_id *id)
-{
-    static const kl_task_id none;
-    return kl_id_compare(id, &none) != 0;
-}
+static bool is_set(const kl_task_id *id) { return !kl__id_is_none(id); }
 
 /* --- Keeping and dropping --- */
 
@@ -264,15 +260,13 @@ static bool an_error_has(const kl__memory_task *task, kl_bytes words)
     return false;
 }
 
-static bool same_bytes(kl_bytes a, kl_bytes b) { return a.len == b.len && memcmp(a.data, b.data, a.len) == 0; }
-
 static bool matches(const kl__memory_task *task, const kl_find *find)
 {
     const kl_entry *entry = &task->entry;
     return (find->partition == 0 || entry->place.partition == find->partition) &&
            (find->state == KL_TASK_UNKNOWN || task->state == find->state) &&
-           (find->key.len == 0 || same_bytes(entry->key, find->key)) &&
-           (find->kind.len == 0 || same_bytes(entry->kind, find->kind)) &&
+           (find->key.len == 0 || kl__bytes_equal(entry->key, find->key)) &&
+           (find->kind.len == 0 || kl__bytes_equal(entry->kind, find->kind)) &&
            (!is_set(&find->job) || kl_id_compare(&entry->job, &find->job) == 0) &&
            (find->from_ms == 0 || task->finished_ms >= find->from_ms) &&
            (find->until_ms == 0 || task->finished_ms < find->until_ms) &&

@@ -20,6 +20,7 @@
 #include <pthread.h>
 
 #include "base/base.h"
+#include "base/compare.h"
 #include "base/tree.h"
 #include "keyline/store.h"
 

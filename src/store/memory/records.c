@@ -11,16 +11,9 @@ static kl__memory_record *by_expiry(const kl__tree_node *node)
     return KL_CONTAINER(node, kl__memory_record, by_expiry);
 }
 
-static int compare_names(kl_bytes a, kl_bytes b)
-{
-    size_t shorter = a.len < b.len ? a.len : b.len;
-    int order = shorter ? memcmp(a.data, b.data, shorter) : 0;
-    return order != 0 ? order : (a.len > b.len) - (a.len < b.len);
-}
-
 static bool less_name(const kl__tree_node *a, const kl__tree_node *b)
 {
-    return compare_names(by_name(a)->name, by_name(b)->name) < 0;
+    return kl__bytes_compare(by_name(a)->name, by_name(b)->name) < 0;
 }
 
 static bool less_expiry(const kl__tree_node *a, const kl__tree_node *b)
@@ -88,7 +81,7 @@ kl_rc kl__memory_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, k
     bool copied = true;
     size_t count = 0;
     kl__memory_record from = {.name = prefix}, behind = {.name = after};
-    bool goes_on = after.len > 0 && compare_names(after, prefix) >= 0;
+    bool goes_on = after.len > 0 && kl__bytes_compare(after, prefix) >= 0;
     kl__memory_enter(memory);
     kl__tree_node *node = goes_on ? kl__memory_after(memory->records, &behind.by_name, less_name)
                                   : kl__memory_from(memory->records, &from.by_name, less_name);
@@ -150,7 +143,7 @@ static kl_rc refuse(const kl_write *write, size_t index, uint64_t version)
 
 static bool is_repeat(const kl__memory_record *there, const kl__memory_record *made)
 {
-    return there && there->expires_ms == made->expires_ms && compare_names(there->value, made->value) == 0;
+    return there && there->expires_ms == made->expires_ms && kl__bytes_equal(there->value, made->value);
 }
 
 static void put_in(kl__memory *memory, kl__memory_record *made)

@@ -92,10 +92,7 @@ static kl__memory_task *make_task(kl__memory_shard *shard, const kl_entry *entry
     task->entry.headers = copy_to(&bytes, entry->headers);
     task->entry.payload = copy_to(&bytes, entry->payload);
     task->not_before_ms = entry->due_ms;
-    if (entry->key.len > 0) {
-        task->key_hash = kl__hash(entry->key, KL_SEED_LANE);
-        task->key_hash = task->key_hash ? task->key_hash : 1;
-    }
+    task->key_hash = kl__key_hash(entry->key);
     return task;
 }
 
