@@ -324,6 +324,42 @@ bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task)
     return true;
 }
 
+void kl__lanes_hold(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms)
+{
+    if (lane->head || (lane->odd & ODD_CROWD)) {
+        kl__lanes_add(lanes, lane, task, now_ms);
+        return;
+    }
+    advance(lanes, now_ms);
+    task->lane = lane;
+    task->mark.place = KL_PLACE_HELD;
+    lane->head = task;
+    lane->entry.tasks++;
+    lanes->tasks++;
+    lanes->prioritized += task->mark.priority != 0;
+    settle_lane(lanes, lane);
+}
+
+kl__lane_task *kl__lanes_evict(kl__lanes *lanes, kl__lane *lane)
+{
+    kl__lane_task *chain = NULL, **end = &chain, *task;
+    while ((task = first_in_line(lane)) || (lane->later && (task = task_of(kl__tree_first(lane->later))))) {
+        if (task->mark.place == KL_PLACE_LATER)
+            kl__tree_remove(&lane->later, &task->node, later_less);
+        else
+            leave_line(lane, task);
+        task->mark.place = KL_PLACE_NONE;
+        task->next = NULL;
+        lane->entry.tasks--;
+        lanes->tasks--;
+        lanes->prioritized -= task->mark.priority != 0;
+        *end = task;
+        end = &task->next;
+    }
+    settle_lane(lanes, lane);
+    return chain;
+}
+
 void kl__lanes_advance(kl__lanes *lanes, int64_t now_ms)
 {
     advance(lanes, now_ms);
@@ -673,6 +709,11 @@ void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__l
         }
     }
 }
+
+kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key) { return find_lane(lanes, key); }
+kl__lane_task *kl__lane_head(const kl__lane *lane) { return lane->head; }
+uint64_t kl__lane_tasks(const kl__lane *lane) { return lane->entry.tasks; }
+kl__lane_state kl__lane_state_of(const kl__lane *lane) { return (kl__lane_state)lane->state; }
 
 int64_t kl__lanes_next_due(const kl__lanes *lanes) { return lanes->next_due; }
 bool kl__lanes_ready(const kl__lanes *lanes) { return lanes->ready_bits != 0; }

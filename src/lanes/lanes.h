@@ -97,6 +97,21 @@ void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_
  * once; nothing has happened. Its priority must be 0 and it must be due. */
 bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task);
 
+/* The same for a task that has started before, in another process: it holds its key until it ends, and is ready when its
+ * due_ms has come. If another task holds the key already, it stands in line like any other. */
+void kl__lanes_hold(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
+
+/* Takes everything that waits out of the key's line for good, chained by `next`, but leaves what runs or holds the key. */
+kl__lane_task *kl__lanes_evict(kl__lanes *lanes, kl__lane *lane);
+
+/* The task that runs or holds the key; NULL: none. And all of its tasks, that one included. */
+kl__lane_task *kl__lane_head(const kl__lane *lane);
+uint64_t kl__lane_tasks(const kl__lane *lane);
+
+/* The lane of a key, or NULL: it has none. */
+kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key);
+kl__lane_state kl__lane_state_of(const kl__lane *lane);
+
 /* Waits for the end of all tasks that a key has now: `reached` is called from the call that ends the last of them. */
 typedef struct kl__lane_barrier {
     struct kl__lane_barrier *next;
