@@ -1,0 +1,532 @@
+/* dead.c - dead letters: put back, moved to another queue, or forgotten.
+ *
+ * From: applications, net/, cli/.  To: store/, look.c.
+ *
+ *     find a page -> put its letters again, the oldest first -> forget those that were stored -> tell, wait -> go on
+ *
+ * Stores show finished tasks the latest first, but letters of one key must stand in line as they died. So the pages of
+ * a partition are found twice: once to mark where each begins, then from the last page to the first. A mark takes
+ * little, so there may be millions of letters.
+ *
+ * R1  A letter is forgotten only after its task was stored again.
+ * R2  The append's token follows from the letter's id: a letter that was put back but not forgotten is not stored a
+ *     second time by the next run, for as long as the store remembers the token.
+ * R3  Only what had died when the run began is looked at, so what dies again meanwhile is left alone. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/compare.h"
+#include "base/layout.h"
+#include "base/wait.h"
+#include "queue/envelope.h"
+#include "queue/look.h"
+#include "queue/put.h"
+
+enum {
+    PAGE = 64,       /* letters in memory at once */
+    SEED_RETRY = 6,  /* of append tokens */
+    CHUNKS_A_S = 10, /* with a rate: how often in a second some are put */
+};
+
+enum action { RETRY, MOVE, PURGE };
+
+/* Where a page of a partition begins: behind this task. */
+struct marks {
+    kl_task *tasks;
+    size_t count, room;
+};
+
+/* One letter on its way. */
+struct letter {
+    struct run *run;
+    const kl_task *task;
+    kl_entry entry; /* as it is put again */
+    kl_rc rc;
+    bool again; /* it is to be appended (once more) */
+    char error[sizeof((kl_account *)0)->error];
+};
+
+struct run {
+    kl_queue *queue, *to;
+    const kl_redrive *which;
+    enum action action;
+    kl__source source; /* that is being worked on */
+    kl_find find;
+    kl_account account;
+    uint64_t waited_for; /* letters that the rate has been paid for */
+    bool stopped;
+    kl_arena arena; /* of one page */
+    pthread_mutex_t mutex;
+    pthread_cond_t landed;
+    size_t flying; /* appends that have not ended; under the mutex */
+    kl_task tasks[PAGE];
+    struct letter letters[PAGE];
+};
+
+/* --- Putting again --- */
+
+/* By the hash, not by the id: that may be the token of the call that put it first. */
+static kl_token token_of(const kl_task *task)
+{
+    kl_token token;
+    uint64_t hashes[2];
+    kl_bytes id = {task->entry.id.bytes, sizeof task->entry.id.bytes};
+    for (uint64_t half = 0; half < 2; half++)
+        hashes[half] = kl__hash(id, (uint64_t)SEED_RETRY << 32 | half);
+    memcpy(token.bytes, hashes, sizeof token.bytes);
+    return token;
+}
+
+static void choose_place(const kl_layout *layout, const kl_task *task, uint32_t *ret_partition, uint32_t *ret_shard)
+{
+    kl_bytes id = {task->entry.id.bytes, sizeof task->entry.id.bytes}, key = task->entry.key;
+    bool keyed = key.len > 0;
+    *ret_partition =
+        keyed ? kl_partition_of(layout, key) : kl__hash_scale(kl__hash(id, KL_SEED_PARTITION), layout->partitions);
+    *ret_shard =
+        keyed ? kl_shard_of(layout, key) : kl__hash_scale(kl__hash(id, KL_SEED_SHARD), kl_layout_shards(layout));
+}
+
+/* A due time that has passed is left out: with it, the task would stand before others of its key. */
+static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_layout *layout, int64_t now_ms,
+                        kl_store **ret_store)
+{
+    const kl_entry *old = &letter->task->entry;
+    uint32_t partition, shard;
+    choose_place(&layout->layout, letter->task, &partition, &shard);
+    letter->entry = *old;
+    letter->entry.place = (kl_place){layout->numbers[partition], shard};
+    letter->entry.due_ms = old->due_ms > now_ms ? old->due_ms : 0;
+    *ret_store = layout->stores[partition];
+    kl_rc rc = kl_idgen_next(layout->idgen, shard, kl_lane_of(old->key), &letter->entry.id);
+    return rc == KL_OK ? kl__envelope_repeat(old->headers, &old->id, &run->arena, &letter->entry.headers) : rc;
+}
+
+static void note(struct letter *letter, kl_rc rc, const char *error)
+{
+    letter->rc = rc;
+    snprintf(letter->error, sizeof letter->error, "%s", rc == KL_OK ? "" : error);
+}
+
+static void land(void *ctx, kl_rc rc, const char *error)
+{
+    struct letter *letter = ctx;
+    struct run *run = letter->run;
+    pthread_mutex_lock(&run->mutex);
+    note(letter, rc, error);
+    run->flying--;
+    pthread_cond_signal(&run->landed);
+    pthread_mutex_unlock(&run->mutex);
+}
+
+static void launch(struct run *run, struct letter *letter, const kl__queue_layout *layout, int64_t now_ms)
+{
+    kl_store *store;
+    kl_token token = token_of(letter->task);
+    kl_rc rc = make_entry(run, letter, layout, now_ms, &store);
+    if (rc == KL_OK) {
+        pthread_mutex_lock(&run->mutex);
+        run->flying++;
+        pthread_mutex_unlock(&run->mutex);
+        rc = kl_store_append_async(store, &letter->entry, 1, &token, land, letter);
+        if (rc == KL_OK)
+            return;
+        pthread_mutex_lock(&run->mutex);
+        run->flying--;
+        pthread_mutex_unlock(&run->mutex);
+    }
+    note(letter, rc, kl_error_text());
+}
+
+static void await(struct run *run)
+{
+    pthread_mutex_lock(&run->mutex);
+    while (run->flying > 0)
+        kl__cond_wait(&run->landed, &run->mutex, KL_NEVER);
+    pthread_mutex_unlock(&run->mutex);
+}
+
+/* Appends what is to be, all at once so that the store can make one write of it, in order. */
+static kl_rc append_some(struct run *run, struct letter *letters, size_t count)
+{
+    int64_t now_ms;
+    kl__descriptor *descriptor = kl__queue_descriptor(run->to);
+    kl_rc rc = kl_store_now(run->to->store, &now_ms);
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        if (letters[i].again)
+            launch(run, &letters[i], kl__newest_layout(descriptor), now_ms);
+    await(run);
+    kl__descriptor_release(descriptor);
+    return rc;
+}
+
+/* What is to be appended once more. True: something is. */
+static bool sort_out(struct letter *letters, size_t count, bool *ret_sealed)
+{
+    bool any = false;
+    *ret_sealed = false;
+    for (size_t i = 0; i < count; i++) {
+        kl_rc rc = letters[i].rc;
+        letters[i].again = letters[i].again && (rc == KL_ESEALED || rc == KL_EBUSY);
+        any |= letters[i].again;
+        *ret_sealed |= letters[i].again && rc == KL_ESEALED;
+    }
+    return any;
+}
+
+static kl_rc put_again(struct run *run, struct letter *letters, size_t count)
+{
+    for (uint32_t tries = 0;; tries++) {
+        bool sealed;
+        kl_rc rc = append_some(run, letters, count);
+        if (kl__put_again(rc, tries))
+            continue;
+        if (rc != KL_OK || !sort_out(letters, count, &sealed))
+            return rc;
+        rc = sealed ? kl__queue_refresh(run->to) : KL_OK;
+        if (rc != KL_OK && rc != KL_EBUSY)
+            return rc;
+        if (!kl__put_again(KL_EBUSY, tries))
+            return KL_OK; /* those that are left failed */
+    }
+}
+
+/* --- Forgetting --- */
+
+static kl_rc forget_some(struct run *run, uint32_t shard, const kl_task_id *ids, size_t count)
+{
+    kl_place place = {run->source.layout->numbers[run->source.partition], shard};
+    kl_rc rc;
+    uint32_t tries = 0;
+    do
+        rc = kl_store_forget(kl__source_store(run->source), place, ids, count);
+    while (kl__put_again(rc, tries++));
+    return rc;
+}
+
+/* Of one shard at a time: a page has few, so they are looked for. */
+static void forget(struct run *run, struct letter *letters, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        kl_task_id ids[PAGE];
+        size_t same = 0;
+        uint32_t shard = letters[i].task->entry.place.shard;
+        if (letters[i].rc != KL_OK || letters[i].again)
+            continue;
+        for (size_t j = i; j < count; j++) {
+            if (letters[j].rc != KL_OK || letters[j].again || letters[j].task->entry.place.shard != shard)
+                continue;
+            ids[same++] = letters[j].task->entry.id;
+            letters[j].again = true; /* it is in hand */
+        }
+        kl_rc rc = forget_some(run, shard, ids, same);
+        for (size_t j = i; rc != KL_OK && j < count; j++)
+            if (letters[j].rc == KL_OK && letters[j].task->entry.place.shard == shard)
+                note(&letters[j], rc, kl_error_text());
+    }
+}
+
+/* --- Pages --- */
+
+static void count_letters(struct run *run, const struct letter *letters, size_t count)
+{
+    kl_account *account = &run->account;
+    bool hopeless = count > 0;
+    for (size_t i = 0; i < count; i++) {
+        kl_rc rc = letters[i].rc;
+        account->seen++;
+        account->done += rc == KL_OK;
+        if (rc == KL_OK && run->action != PURGE)
+            account->last = letters[i].entry.id;
+        if (rc != KL_OK && account->failed++ == 0)
+            snprintf(account->error, sizeof account->error, "%s", letters[i].error);
+        hopeless &= rc == KL_EFULL || kl_rc_class(rc) == KL_CLASS_FATAL;
+    }
+    run->stopped |= hopeless; /* the next ones would fare no better */
+    if (run->which->told && !run->which->told(run->which->told_ctx, account))
+        run->stopped = true;
+}
+
+static void wait_for_rate(struct run *run)
+{
+    int64_t rate = run->which->rate;
+    if (rate <= 0 || run->stopped)
+        return;
+    uint64_t due = (run->account.seen - run->waited_for) * 1000 / (uint64_t)rate; /* ms */
+    kl__queue_sleep((int64_t)due);
+    run->waited_for += due * (uint64_t)rate / 1000;
+}
+
+static kl_rc handle_chunk(struct run *run, struct letter *letters, size_t count)
+{
+    kl_rc rc = run->action == PURGE ? KL_OK : put_again(run, letters, count);
+    for (size_t i = 0; i < count; i++)
+        letters[i].again = false;
+    if (rc != KL_OK)
+        return rc;
+    forget(run, letters, count);
+    count_letters(run, letters, count);
+    wait_for_rate(run);
+    return KL_OK;
+}
+
+/* How many may be handled next: of these, of those that are asked for, and of the rate's share. */
+static size_t chunk_of(const struct run *run, size_t left)
+{
+    uint64_t chunk = left, max = run->which->max;
+    if (max > 0 && max - run->account.seen < chunk)
+        chunk = max - run->account.seen;
+    uint64_t share = run->which->rate > 0 ? ((uint64_t)run->which->rate + CHUNKS_A_S - 1) / CHUNKS_A_S : chunk;
+    return (size_t)(share < chunk ? share : chunk);
+}
+
+/* Letters of a page, which are shown the latest first, from the last to the first. */
+static kl_rc handle_page(struct run *run, size_t count)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; i < count; i++)
+        run->letters[i] = (struct letter){.run = run, .task = &run->tasks[count - 1 - i], .again = true};
+    for (size_t done = 0, chunk; rc == KL_OK && !run->stopped && done < count; done += chunk) {
+        chunk = chunk_of(run, count - done);
+        rc = handle_chunk(run, run->letters + done, chunk);
+        if (run->which->max > 0 && run->account.seen >= run->which->max)
+            run->stopped = true;
+    }
+    return rc;
+}
+
+static kl_rc find_page(struct run *run, const kl_task *after, size_t *ret_count)
+{
+    kl_rc rc;
+    uint32_t tries = 0;
+    run->find.after = after;
+    run->find.max = PAGE;
+    do {
+        kl_arena_reset(&run->arena);
+        rc = kl_store_find(kl__source_store(run->source), &run->find, &run->arena, run->tasks, ret_count);
+    } while (kl__put_again(rc, tries++));
+    return rc;
+}
+
+static kl_rc add_mark(struct marks *marks, const kl_task *task)
+{
+    if (marks->count == marks->room) {
+        size_t room = marks->room ? 2 * marks->room : 16;
+        kl_task *tasks = kl__alloc_zeroed(room, sizeof *tasks);
+        if (!tasks)
+            return kl__fail_memory();
+        if (marks->count > 0)
+            memcpy(tasks, marks->tasks, marks->count * sizeof *tasks);
+        kl__free(marks->tasks);
+        marks->tasks = tasks;
+        marks->room = room;
+    }
+    marks->tasks[marks->count++] = (kl_task){
+        .entry = {.place = task->entry.place, .id = task->entry.id},
+        .state = task->state,
+        .position = task->position,
+        .finished_ms = task->finished_ms,
+    };
+    return KL_OK;
+}
+
+/* Marks where each page but the first begins. The last one, which may be empty, is in memory then. */
+static kl_rc mark_pages(struct run *run, struct marks *marks, size_t *ret_count)
+{
+    size_t count;
+    kl_rc rc = find_page(run, NULL, &count);
+    while (rc == KL_OK && count == PAGE) {
+        rc = add_mark(marks, &run->tasks[PAGE - 1]);
+        if (rc == KL_OK)
+            rc = find_page(run, &marks->tasks[marks->count - 1], &count);
+    }
+    if (rc == KL_OK)
+        *ret_count = count;
+    return rc;
+}
+
+/* How many of the page in memory come no later than its last one did when it was marked: others may have taken letters
+ * out, and then it shows some of the page behind it, which has been handled. */
+static size_t cut_page(const struct run *run, size_t count, const kl_task *end)
+{
+    size_t kept = 0;
+    while (kept < count && run->tasks[kept].finished_ms >= end->finished_ms) {
+        if (kl_id_compare(&run->tasks[kept++].entry.id, &end->entry.id) == 0)
+            break;
+    }
+    return kept;
+}
+
+static kl_rc handle_marked(struct run *run, struct marks *marks)
+{
+    size_t count;
+    kl_rc rc = mark_pages(run, marks, &count);
+    if (rc == KL_OK)
+        rc = handle_page(run, count);
+    for (size_t i = marks->count; rc == KL_OK && !run->stopped && i-- > 0;) {
+        rc = find_page(run, i > 0 ? &marks->tasks[i - 1] : NULL, &count);
+        if (rc == KL_OK)
+            rc = handle_page(run, cut_page(run, count, &marks->tasks[i]));
+    }
+    return rc;
+}
+
+/* Forgetting needs no order, and what is forgotten is not shown again. */
+static kl_rc handle_purged(struct run *run, struct marks *marks)
+{
+    size_t count = PAGE;
+    kl_rc rc = KL_OK;
+    for (const kl_task *after = NULL; rc == KL_OK && !run->stopped && count == PAGE;) {
+        marks->count = 0;
+        rc = find_page(run, after, &count);
+        if (rc == KL_OK && count > 0)
+            rc = add_mark(marks, &run->tasks[count - 1]);
+        if (rc == KL_OK)
+            rc = handle_page(run, count);
+        after = marks->tasks;
+    }
+    return rc;
+}
+
+/* --- Runs --- */
+
+static kl_finished filter_of(const kl_redrive *which)
+{
+    kl_finished filter = which->which;
+    if (filter.state == KL_TASK_UNKNOWN)
+        filter.state = KL_TASK_DEAD;
+    return filter;
+}
+
+static kl_rc handle_source(struct run *run, kl__source source, int64_t began_ms)
+{
+    kl_finished filter = filter_of(run->which);
+    struct marks marks = {0};
+    if (filter.until_ms == 0 || filter.until_ms > began_ms + 1)
+        filter.until_ms = began_ms + 1; /* R3 */
+    run->source = source;
+    run->find = kl__finished_find(&filter, source);
+    kl_rc rc = run->action == PURGE ? handle_purged(run, &marks) : handle_marked(run, &marks);
+    kl__free(marks.tasks);
+    return rc;
+}
+
+/* All partitions of a queue, the oldest layout first: a key's letters there died before those in newer ones. */
+static size_t list_sources(const kl__descriptor *descriptor, kl__source *sources)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < descriptor->layout_count; i++)
+        for (uint32_t p = 0; p < descriptor->layouts[i].layout.partitions; p++, count++)
+            if (sources)
+                sources[count] = (kl__source){&descriptor->layouts[i], p};
+    return count;
+}
+
+/* The time at which the run begins, on the clock of each partition's store. */
+static kl_rc read_clocks(const kl__source *sources, size_t count, int64_t *ret_ms)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        bool same = i > 0 && kl__source_store(sources[i]) == kl__source_store(sources[i - 1]);
+        uint32_t tries = 0;
+        if (same) {
+            ret_ms[i] = ret_ms[i - 1];
+            continue;
+        }
+        do
+            rc = kl_store_now(kl__source_store(sources[i]), &ret_ms[i]);
+        while (kl__put_again(rc, tries++));
+    }
+    return rc;
+}
+
+static kl_rc handle_all(struct run *run, const kl__descriptor *descriptor)
+{
+    size_t count = list_sources(descriptor, NULL);
+    kl__source *sources = kl__alloc_zeroed(count, sizeof *sources);
+    int64_t *began_ms = kl__alloc_zeroed(count, sizeof *began_ms);
+    kl_rc rc = sources && began_ms ? KL_OK : kl__fail_memory();
+    if (rc == KL_OK) {
+        list_sources(descriptor, sources);
+        rc = read_clocks(sources, count, began_ms);
+    }
+    for (size_t i = 0; rc == KL_OK && !run->stopped && i < count; i++)
+        rc = handle_source(run, sources[i], began_ms[i]);
+    kl__free(sources);
+    kl__free(began_ms);
+    return rc;
+}
+
+static kl_rc handle_one(struct run *run, const kl__descriptor *descriptor)
+{
+    char id[KL_ID_TEXT_BYTES];
+    kl_rc rc = kl__look_task(run->queue, descriptor, &run->which->id, &run->arena, &run->tasks[0], &run->source);
+    if (rc != KL_OK)
+        return rc;
+    kl_id_print(&run->which->id, id);
+    if (run->tasks[0].state != filter_of(run->which).state)
+        return kl__fail(KL_ENOTFOUND, "the task %s is no dead letter of the queue %s: it %s", id, run->queue->name,
+                        run->tasks[0].state == KL_TASK_WAITING ? "waits" : "is finished otherwise");
+    return handle_page(run, 1);
+}
+
+static kl_rc check(const struct run *run, const kl_account *ret_account)
+{
+    if (!run->queue)
+        return kl__refuse_no_queue();
+    if (!run->which || !ret_account)
+        return kl__fail(KL_EINVAL, "the kl_redrive or ret_account is NULL; pass both");
+    if (run->which->rate < 0)
+        return kl__fail(KL_EINVAL, "rate is %lld; write tasks per second, or 0 for as fast as it goes",
+                        (long long)run->which->rate);
+    if (run->action == MOVE && !run->which->to)
+        return kl__fail(KL_EINVAL, "there is no queue to move to; set `to`");
+    if (run->action == MOVE && run->which->to == run->queue)
+        return kl__fail(KL_EINVAL, "the letters are in the queue %s already; use kl_dead_retry", run->queue->name);
+    if (run->action != MOVE && run->which->to)
+        return kl__fail(KL_EINVAL, "`to` is set, but nothing is moved; use kl_dead_move, or leave it NULL");
+    return KL_OK;
+}
+
+static kl_rc redrive(kl_queue *queue, const kl_redrive *which, enum action action, kl_account *ret_account)
+{
+    struct run *run = kl__alloc_zeroed(1, sizeof *run);
+    if (!run)
+        return kl__fail_memory();
+    run->queue = queue;
+    run->which = which;
+    run->action = action;
+    kl_rc rc = check(run, ret_account);
+    if (rc != KL_OK) {
+        kl__free(run);
+        return rc;
+    }
+    run->to = action == MOVE ? which->to : queue;
+    pthread_mutex_init(&run->mutex, NULL);
+    kl__cond_init(&run->landed);
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    rc = kl__id_is_none(&which->id) ? handle_all(run, descriptor) : handle_one(run, descriptor);
+    if (rc == KL_OK)
+        *ret_account = run->account;
+    kl__descriptor_release(descriptor);
+    pthread_cond_destroy(&run->landed);
+    pthread_mutex_destroy(&run->mutex);
+    kl_arena_free(&run->arena);
+    kl__free(run);
+    return rc;
+}
+
+kl_rc kl_dead_retry(kl_queue *queue, const kl_redrive *which, kl_account *ret_account)
+{
+    return redrive(queue, which, RETRY, ret_account);
+}
+
+kl_rc kl_dead_move(kl_queue *queue, const kl_redrive *which, kl_account *ret_account)
+{
+    return redrive(queue, which, MOVE, ret_account);
+}
+
+kl_rc kl_dead_purge(kl_queue *queue, const kl_redrive *which, kl_account *ret_account)
+{
+    return redrive(queue, which, PURGE, ret_account);
+}

@@ -1,0 +1,176 @@
+/* inside.h - what the files of a queue share: its descriptor, its layouts, the names of its records.
+ *
+ * Reading order: queue.c (open, alter) -> descriptor.c (the record) -> settings.c -> layouts.c (names, stores, sealing)
+ * -> put.c (producers) -> envelope.c (what a task carries) -> look.c (tasks, lists) -> dead.c -> job*.c -> cron*.c.
+ *
+ * A queue's layouts are numbered from 1. Tasks are put into the newest. When a newer one is opened, the older ones are
+ * sealed: from then on their shards take no task, so that what they hold only becomes less. A key's tasks in a newer
+ * layout are started once no older layout holds one of that key. That is how order per key survives the change.
+ *
+ * Q1  Every process computes the same place for a key in a given layout, and the layout stands in the queue's record.
+ * Q2  A layout is run only when all older ones are sealed.
+ * Q3  A layout that is drained stays drained: it is sealed and holds nothing.
+ *
+ * Records of a queue (values are JSON):
+ *
+ *     queue/NAME                      the descriptor
+ *     gone/NAME                       the last layout number of a queue that was removed: its next one goes on there
+ *     owners/PARTITION                who owns its shards (work/owners.c); PARTITION by kl__layout_partition_name
+ *     ask/PARTITION/SHARD/NONCE       a request to the shard's owner, then its answer (work/ask.c)
+ *     pause/NAME/KEYHASH              a paused key
+ *     unique/NAME/HASH, token/NAME/HASH   put.c
+ *     job/NAME/ID, cancel/NAME/ID, idempotency/NAME/HASH   job.c
+ *     cron/NAME/SCHEDULE              cron.c */
+#ifndef KL_QUEUE_INSIDE_H
+#define KL_QUEUE_INSIDE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "base/hash.h"
+#include "keyline/queue.h"
+#include "queue/record.h"
+
+enum {
+    KL_LAYOUTS_MAX = 16, /* of one queue, drained ones included: those are forgotten first */
+    KL_PARTITION_NAME_BYTES = KL_PARTITION_BYTES_MAX + 1,
+};
+
+/* What a process needs to use a layout, made once and shared by the descriptors that have it (layouts.c). */
+typedef struct kl__layout_parts kl__layout_parts;
+
+/* One layout of a queue. */
+typedef struct kl__queue_layout {
+    uint64_t number;
+    kl_layout layout;
+    bool sealed;
+    bool drained;
+    const char *origin;      /* who stated it; "": nobody said */
+    const char *const *urls; /* of the store of each partition, "" for the queue's own; NULL: all there */
+    kl__layout_parts *parts; /* what the three below belong to */
+    uint32_t *numbers;       /* of its partitions in their stores, as kl_store_partition said */
+    kl_store **stores;       /* where its partitions are */
+    kl_idgen *idgen;         /* every descriptor that has this layout shares it */
+} kl__queue_layout;
+
+/* What the record says; never changed once it is made. */
+typedef struct kl__descriptor {
+    _Atomic(uint32_t) references;
+    uint64_t version;       /* of the record */
+    kl_queue_opts settings; /* complete: every field set, stores and origin being its own */
+    bool paused;
+    int64_t created_ms;
+    kl_arena arena;      /* its texts */
+    size_t layout_count; /* 1..KL_LAYOUTS_MAX; ascending numbers; tasks are put into the last */
+    kl__queue_layout layouts[KL_LAYOUTS_MAX];
+} kl__descriptor;
+
+struct kl_queue {
+    kl_store *store;
+    char name[KL_QUEUE_NAME_MAX + 1];
+    pthread_mutex_t refresh_mutex; /* one reads the record at a time; taken before the other */
+    pthread_mutex_t mutex;         /* guards what follows */
+    kl__descriptor *descriptor;    /* the latest that is known; NULL only while the queue is opened */
+};
+
+/* --- settings.c: what can be stated of a queue, from one table --- */
+
+/* Copies what is stated, each checked for its range; texts stay the caller's. NULL: nothing is stated. */
+kl_rc kl__settings_take(const kl_queue_opts *given, kl_queue_opts *ret_stated);
+
+/* All defaults; no texts. */
+kl_queue_opts kl__settings_defaults(void);
+
+/* Overwrites what is stated, the layout and texts excepted, and checks what it comes to. */
+kl_rc kl__settings_merge(kl_queue_opts *settings, const kl_queue_opts *stated);
+
+/* As JSON, without the layout. */
+json_t *kl__settings_write(json_t *over, const kl_queue_opts *settings); /* takes `over` over; NULL: out of memory */
+void kl__settings_read(kl__json *from, kl_queue_opts *ret_settings);
+
+/* --- stores.c: other stores, opened once in a process however many queues have partitions there --- */
+
+kl_rc kl__store_share(const char *url, kl_store **ret_store);
+void kl__store_unshare(kl_store *store);
+
+/* --- descriptor.c --- */
+
+/* The latest that is known, to be released. Never NULL. */
+kl__descriptor *kl__queue_descriptor(kl_queue *queue);
+void kl__descriptor_release(kl__descriptor *descriptor); /* NULL is fine */
+
+/* Reads the record again. KL_ENOTFOUND: the queue was removed. */
+kl_rc kl__queue_refresh(kl_queue *queue);
+
+/* Changes the record: `change` edits the draft and may be called again after a conflict. Afterwards the queue knows the
+ * new descriptor. */
+typedef kl_rc kl__descriptor_change_fn(kl__descriptor *draft, void *ctx);
+kl_rc kl__queue_change(kl_queue *queue, kl__descriptor_change_fn *change, void *ctx);
+
+/* Writes the record of a new queue: settings and texts of `first`, which become its layout 1, or a later one where a
+ * queue of that name was removed. KL_ECONFLICT: there is one already. */
+kl_rc kl__queue_make(kl_queue *queue, const kl_queue_opts *settings);
+
+/* Adds a layout to a draft, or says why not; texts are copied. Stores NULL: all in the queue's own. */
+kl_rc kl__draft_layout(kl__descriptor *draft, kl_layout layout, const char *const *urls, const char *origin);
+
+static inline const kl__queue_layout *kl__newest_layout(const kl__descriptor *descriptor)
+{
+    return &descriptor->layouts[descriptor->layout_count - 1];
+}
+
+/* --- layouts.c --- */
+
+/* Gives every layout that has no parts those of `known` (or NULL), or makes them: the stores are opened. The rest,
+ * which makes partitions in the stores, is done by complete. */
+kl_rc kl__layouts_attach(kl_queue *queue, kl__descriptor *descriptor, const kl__descriptor *known);
+kl_rc kl__layouts_complete(kl_queue *queue, kl__descriptor *descriptor);
+void kl__layout_parts_release(kl__layout_parts *parts); /* NULL is fine */
+
+/* What waits and is kept in all partitions of a layout together; added to what is there. */
+kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts);
+
+static inline uint64_t kl__counts_waiting(const kl_counts *counts)
+{
+    return counts->ready + counts->due + counts->retry;
+}
+
+/* The name of a partition in its store: kl_partition_name, and for layout n > 1 "@n" behind it. */
+kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *layout, uint32_t partition,
+                                char ret_name[KL_PARTITION_NAME_BYTES]);
+
+/* KL_EINVAL: a store of the layout cannot seal. */
+kl_rc kl__layout_check_seal(const kl_queue *queue, const kl__queue_layout *layout);
+
+/* Seals every shard of all layouts but the newest, and writes into the record that they are. Anybody may call it, any
+ * number of times; whoever opens a layout does, and every worker that finds one not sealed. */
+kl_rc kl__queue_seal(kl_queue *queue);
+
+/* Writes into the record that this sealed layout holds no task any more. */
+kl_rc kl__queue_drained(kl_queue *queue, uint64_t layout_number);
+
+/* The id that a task has after it was moved from one layout to another: the new shard, the same time and lane, and of
+ * sequence and random bits as much as has room. Moving it twice makes the same id. Ids of one generator stay different,
+ * and those of one lane keep their order. */
+kl_task_id kl__id_moved(const kl_layout *from, const kl_layout *to, uint32_t shard, const kl_task_id *id);
+
+/* --- put.c --- */
+
+/* Appends tasks as they are (entry.place, id and bytes set by the caller, layout chosen), or says KL_ESEALED. The append's
+ * token is a hash of their places and ids: a task that was moved may have its old id, and its move must not be taken for
+ * a repeat of its put. Used by whoever moves tasks. */
+kl_rc kl__queue_append(kl_store *store, const kl_entry *entries, size_t count);
+
+/* The 16-bit group that stubs carry: 0 for no group, never 0 otherwise. */
+uint16_t kl__group_hash(kl_bytes group);
+
+/* --- envelope.c: what a task carries beside its entry, in entry.headers --- */
+
+/* Bytes in the arena; empty when there is nothing to carry. KL_EINVAL: over KL_HEADERS_BYTES_MAX. */
+kl_rc kl__envelope_encode(const kl_task_extra *extra, kl_arena *arena, kl_bytes *ret_bytes);
+
+/* KL_EDAMAGED: no envelope. Fields of unknown numbers are passed over. What is returned lies in arena and bytes. */
+kl_rc kl__envelope_decode(kl_bytes bytes, kl_arena *arena, kl_task_extra *ret_extra);
+
+#endif

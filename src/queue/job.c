@@ -1,0 +1,413 @@
+/* job.c - a job's record, and what can be seen of it: show, list; and adding tasks to it.
+ *
+ * From: kl_job_show, kl_job_list, kl_job_add; the other files about jobs.  To: records, put.c, the stores' counts.
+ *
+ * The record says how many tasks a job has, stores count the finished ones that are kept, and what is left waits. So an
+ * add is counted before its tasks are put, once for each token: a caller that repeats a failed add makes it true. */
+#include "queue/job.h"
+
+#include <stdio.h>
+
+#include "base/compare.h"
+#include "base/random.h"
+
+enum {
+    ADDS_MAX = 64, /* adds whose repeats are told from new ones */
+    ADD_DIGITS = 16,
+    ADD_TRIES = 64,
+    SEED_ADD = 9,
+};
+
+/* --- The record --- */
+
+kl_bytes kl__job_record_name(const kl_queue *queue, const char *kind, const kl_task_id *id,
+                             char buffer[KL_RECORD_NAME_BYTES])
+{
+    char text[KL_ID_TEXT_BYTES];
+    kl_id_print(id, text);
+    return kl__record_name(buffer, KL_RECORD_NAME_BYTES, kind, queue->name, text);
+}
+
+void kl__nonce(char ret_nonce[KL_NONCE_BYTES])
+{
+    snprintf(ret_nonce, KL_NONCE_BYTES, "%016llx", (unsigned long long)kl__random_seed());
+}
+
+static kl_rc parse_job(const kl_record *record, kl__json *from, kl_arena *arena, kl__job *ret_job)
+{
+    *ret_job = (kl__job){
+        .id = kl__json_id(from, "id"),
+        .version = record->version,
+        .name = kl__json_bytes_or(from, "name", arena, (kl_bytes){"", 0}).data,
+        .idempotency = kl__json_text_or(from, "idempotency", arena, ""),
+        .layout = (uint64_t)kl__json_int(from, "layout", 1, INT64_MAX),
+        .shard_prefix_len = (uint32_t)kl__json_int(from, "shard_prefix_len", 1, KL_SHARD_PREFIX_LEN_MAX),
+        .tasks = (uint64_t)kl__json_int(from, "tasks", 0, INT64_MAX),
+        .complete = kl__json_bool(from, "complete"),
+        .run = kl__json_int(from, "run", 1, INT64_MAX),
+        .created_ms = kl__json_int(from, "created_ms", 0, KL_ID_MS_MAX),
+        .due_ms = kl__json_int_or(from, "due_ms", 0, KL_ID_MS_MAX, 0),
+        .keep_ms = kl__json_int(from, "keep_ms", 1, KL_ID_MS_MAX),
+        .expires_ms = record->expires_ms,
+        .run_ms = kl__json_int(from, "run_ms", 0, KL_ID_MS_MAX),
+        .shift_ms = kl__json_int_or(from, "shift_ms", 0, KL_ID_MS_MAX, 0),
+        .rerun_until_ms = kl__json_int_or(from, "rerun_until_ms", 0, INT64_MAX, 0),
+        .rerun_layout = (uint64_t)kl__json_int_or(from, "rerun_layout", 1, INT64_MAX, 0),
+        .rerun_prefix_len = (uint32_t)kl__json_int_or(from, "rerun_prefix_len", 1, KL_SHARD_PREFIX_LEN_MAX, 0),
+        .failed_only = kl__json_bool_or(from, "failed_only", false),
+        .nonce = kl__json_text_or(from, "nonce", arena, ""),
+        .adds = kl__json_text_or(from, "adds", arena, ""),
+    };
+    return from->rc;
+}
+
+static kl_rc parse_record(const kl_record *record, kl_arena *arena, kl__job *ret_job)
+{
+    kl__json from;
+    kl_rc rc = kl__json_parse(record->value, record->name.data, &from);
+    if (rc != KL_OK)
+        return rc;
+    rc = parse_job(record, &from, arena, ret_job);
+    kl__json_free(&from);
+    return rc;
+}
+
+kl_rc kl__job_read(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl__job *ret_job)
+{
+    char buffer[KL_RECORD_NAME_BYTES], text[KL_ID_TEXT_BYTES];
+    kl_record record;
+    kl_rc rc = kl__record_get(queue->store, kl__job_record_name(queue, "job", id, buffer), arena, &record);
+    if (rc != KL_OK)
+        return rc;
+    if (record.version != 0)
+        return parse_record(&record, arena, ret_job);
+    kl_id_print(id, text);
+    return kl__fail(KL_ENOTFOUND, "the queue %s has no job %s, or not any more; kl_job_list lists those that it has",
+                    queue->name, text);
+}
+
+static bool set_job(json_t *to, const kl__job *job)
+{
+    bool made = kl__json_set_id(to, "id", &job->id) && kl__json_set_int(to, "layout", (int64_t)job->layout) &&
+                kl__json_set_int(to, "shard_prefix_len", job->shard_prefix_len) &&
+                kl__json_set_int(to, "tasks", (int64_t)job->tasks) &&
+                kl__json_set_bool(to, "complete", job->complete) && kl__json_set_int(to, "run", job->run) &&
+                kl__json_set_int(to, "created_ms", job->created_ms) && kl__json_set_int(to, "keep_ms", job->keep_ms) &&
+                kl__json_set_int(to, "run_ms", job->run_ms);
+    if (made && *job->name)
+        made = kl__json_set_bytes(to, "name", kl_str(job->name));
+    if (made && *job->idempotency)
+        made = kl__json_set_text(to, "idempotency", job->idempotency);
+    if (made && *job->adds)
+        made = kl__json_set_text(to, "adds", job->adds);
+    if (made && job->due_ms)
+        made = kl__json_set_int(to, "due_ms", job->due_ms);
+    if (made && job->shift_ms)
+        made = kl__json_set_int(to, "shift_ms", job->shift_ms);
+    if (made && job->rerun_until_ms)
+        made = kl__json_set_int(to, "rerun_until_ms", job->rerun_until_ms) &&
+               kl__json_set_int(to, "rerun_layout", (int64_t)job->rerun_layout) &&
+               kl__json_set_int(to, "rerun_prefix_len", job->rerun_prefix_len) &&
+               kl__json_set_bool(to, "failed_only", job->failed_only) && kl__json_set_text(to, "nonce", job->nonce);
+    return made;
+}
+
+kl_rc kl__job_write(kl_queue *queue, kl__job *job)
+{
+    char buffer[KL_RECORD_NAME_BYTES];
+    kl_bytes name = kl__job_record_name(queue, "job", &job->id, buffer);
+    json_t *value = kl__json_object();
+    kl_rc rc = set_job(value, job)
+                   ? kl__record_write(queue->store, name, job->version, value, job->expires_ms, &job->version)
+                   : kl__fail_memory();
+    json_decref(value);
+    return rc;
+}
+
+/* --- Progress --- */
+
+static kl_rc add_counts(const kl__queue_layout *layout, const kl_task_id *job, kl_job_info *info)
+{
+    for (uint32_t i = 0; i < layout->layout.partitions; i++) {
+        kl_counts counts;
+        kl_rc rc = kl_store_counts(layout->stores[i], (kl_place){layout->numbers[i], KL_ALL_SHARDS}, job, &counts);
+        if (rc != KL_OK)
+            return rc;
+        info->done += counts.done;
+        info->dead += counts.dead;
+        info->cancelled += counts.cancelled;
+    }
+    return KL_OK;
+}
+
+static kl_rc count_tasks(const kl__descriptor *descriptor, const kl__job *job, kl_job_info *info)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++)
+        if (descriptor->layouts[i].number >= job->layout)
+            rc = add_counts(&descriptor->layouts[i], &job->id, info);
+    uint64_t finished = info->done + info->dead + info->cancelled;
+    info->waiting = info->tasks > finished ? info->tasks - finished : 0;
+    return rc;
+}
+
+static kl_job_state state_of(const kl__job *job, const kl__cancelled *mark, const kl_job_info *info)
+{
+    if (mark->run >= job->run)
+        return KL_JOB_CANCELLED;
+    return job->complete && job->rerun_until_ms == 0 && info->waiting == 0 ? KL_JOB_FINISHED : KL_JOB_RUNNING;
+}
+
+/* The job with its progress; text lies where the job's does. */
+static kl_rc tell(kl_queue *queue, const kl__descriptor *descriptor, const kl__job *job, kl_job_info *ret_info)
+{
+    kl__cancelled mark;
+    kl_job_info info = {
+        .id = job->id,
+        .name = job->name,
+        .tasks = job->tasks,
+        .run = (uint64_t)job->run,
+        .created_ms = job->created_ms,
+        .due_ms = job->due_ms,
+    };
+    kl_rc rc = kl__cancel_read(queue, &job->id, &mark);
+    if (rc == KL_OK)
+        rc = count_tasks(descriptor, job, &info);
+    if (rc != KL_OK)
+        return rc;
+    info.state = state_of(job, &mark, &info);
+    *ret_info = info;
+    return KL_OK;
+}
+
+/* Keeps a job that has tasks waiting. That it fails is no reason not to show the job: the next one to look tries
+ * again. */
+static void keep_alive(kl_queue *queue, kl__job *job)
+{
+    int64_t now_ms;
+    if (kl_store_now(queue->store, &now_ms) != KL_OK || job->expires_ms - now_ms > job->keep_ms / 2)
+        return;
+    job->expires_ms = now_ms + job->keep_ms;
+    if (kl__job_write(queue, job) != KL_OK)
+        return;
+}
+
+kl_rc kl_job_show(kl_queue *queue, const kl_task_id *job, kl_arena *arena, kl_job_info *ret_info)
+{
+    kl__job record;
+    if (!queue || !job || !arena || !ret_info)
+        return kl__fail(KL_EINVAL,
+                        "an argument is NULL; pass the queue, the job's id, an arena and room for the answer");
+    kl_rc rc = kl__job_read(queue, job, arena, &record);
+    if (rc == KL_OK)
+        rc = kl__queue_refresh(queue);
+    if (rc != KL_OK)
+        return rc;
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    rc = tell(queue, descriptor, &record, ret_info);
+    kl__descriptor_release(descriptor);
+    if (rc == KL_OK && ret_info->waiting > 0)
+        keep_alive(queue, &record);
+    return rc;
+}
+
+/* --- List --- */
+
+static kl_rc tell_all(kl_queue *queue, const kl_record *records, size_t count, kl_arena *arena, kl_job_info *ret_jobs)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        kl__job job;
+        rc = parse_record(&records[i], arena, &job);
+        if (rc == KL_OK)
+            rc = tell(queue, descriptor, &job, &ret_jobs[i]);
+    }
+    kl__descriptor_release(descriptor);
+    return rc;
+}
+
+static kl_rc list_records(kl_queue *queue, const kl_task_id *after, size_t max, kl_arena *arena, kl_record *records,
+                          size_t *ret_count)
+{
+    char prefix_buffer[KL_RECORD_NAME_BYTES], after_buffer[KL_RECORD_NAME_BYTES];
+    kl_bytes prefix = kl__record_name(prefix_buffer, sizeof prefix_buffer, "job", queue->name, "");
+    kl_bytes behind = {"", 0};
+    if (after)
+        behind = kl__job_record_name(queue, "job", after, after_buffer);
+    return kl_store_list(queue->store, prefix, behind, max, arena, records, ret_count);
+}
+
+kl_rc kl_job_list(kl_queue *queue, const kl_task_id *after, size_t max, kl_arena *arena, kl_job_info *ret_jobs,
+                  size_t *ret_count)
+{
+    size_t count = 0;
+    if (!queue || !arena || !ret_jobs || !ret_count)
+        return kl__fail(KL_EINVAL, "an argument is NULL; only `after` may be");
+    if (max < 1 || max > KL_JOB_PAGE_MAX)
+        return kl__fail(KL_EINVAL, "max is %zu; ask for 1 to %d jobs at a time", max, KL_JOB_PAGE_MAX);
+    kl_record *records = kl__alloc_zeroed(max, sizeof *records);
+    if (!records)
+        return kl__fail_memory();
+    kl_rc rc = kl__queue_refresh(queue);
+    if (rc == KL_OK)
+        rc = list_records(queue, after, max, arena, records, &count);
+    if (rc == KL_OK)
+        rc = tell_all(queue, records, count, arena, ret_jobs);
+    kl__free(records);
+    if (rc == KL_OK)
+        *ret_count = count;
+    return rc;
+}
+
+/* --- Add --- */
+
+static kl_rc check_added(const kl_put *tasks, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (!kl__id_is_none(&tasks[i].job) || tasks[i].keep_ms != 0 || tasks[i].job_run != 0 || tasks[i].queue ||
+            tasks[i].unique.len > 0)
+            return kl__fail(KL_EINVAL,
+                            "task %zu has a queue, unique, job, job_run or keep_ms of its own; leave them out, for "
+                            "they are the job's",
+                            i + 1);
+    }
+    return KL_OK;
+}
+
+static kl_rc refuse_cancelled(kl_queue *queue, const kl__job *job)
+{
+    kl__cancelled mark;
+    kl_rc rc = kl__cancel_read(queue, &job->id, &mark);
+    if (rc == KL_OK && mark.run >= job->run)
+        rc = kl__fail(KL_ECLOSED, "the job was cancelled and takes no more tasks; submit a new one, or rerun it first");
+    return rc;
+}
+
+/* An add as the record remembers it: so many hex digits of its token's hash. */
+struct add {
+    char hash[ADD_DIGITS + 1];
+    const kl_put *tasks;
+    size_t count;
+    kl_bytes token;
+};
+
+static void name_add(struct add *add)
+{
+    uint64_t hash = add->token.len > 0 ? kl__hash(add->token, SEED_ADD) : kl__random_seed();
+    snprintf(add->hash, sizeof add->hash, "%016llx", (unsigned long long)hash);
+}
+
+static bool is_counted(const kl__job *job, const struct add *add)
+{
+    for (const char *at = job->adds; strlen(at) >= ADD_DIGITS; at += ADD_DIGITS)
+        if (memcmp(at, add->hash, ADD_DIGITS) == 0)
+            return true;
+    return false;
+}
+
+/* The job must last as long as the latest of its tasks. */
+static void extend(kl__job *job, const struct add *add, int64_t now_ms)
+{
+    int64_t last_ms = now_ms;
+    for (size_t i = 0; i < add->count; i++) {
+        const kl_put *task = &add->tasks[i];
+        int64_t due_ms = task->due_ms ? task->due_ms : now_ms + task->delay_ms;
+        last_ms = due_ms > last_ms ? due_ms : last_ms;
+    }
+    if (last_ms + job->keep_ms > job->expires_ms)
+        job->expires_ms = last_ms + job->keep_ms;
+}
+
+/* Counts the add and remembers it, the newest first, instead of the oldest when there are many. */
+static kl_rc count_add(kl_queue *queue, kl__job *job, const struct add *add)
+{
+    char adds[ADDS_MAX * ADD_DIGITS + 1];
+    int64_t now_ms;
+    kl_rc rc = kl_store_now(queue->store, &now_ms);
+    if (rc != KL_OK)
+        return rc;
+    snprintf(adds, sizeof adds, "%s%s", add->hash, job->adds);
+    job->adds = adds;
+    job->tasks += add->count;
+    extend(job, add, now_ms);
+    rc = kl__job_write(queue, job);
+    job->adds = ""; /* the caller reads the record again before it writes it */
+    return rc;
+}
+
+/* Tasks that were refused are none of the job's. Failing that, the job shows too many. */
+static kl_rc uncount_add(kl_queue *queue, const kl_task_id *id, const struct add *add, kl_rc refused)
+{
+    char why[512];
+    kl_arena arena = {0};
+    kl__job job;
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    kl_rc rc = KL_ECONFLICT;
+    for (int i = 0; i < ADD_TRIES && rc == KL_ECONFLICT; i++) {
+        rc = kl__job_read(queue, id, &arena, &job);
+        if (rc != KL_OK || strncmp(job.adds, add->hash, ADD_DIGITS) != 0)
+            break;
+        job.adds += ADD_DIGITS;
+        job.tasks -= add->count;
+        rc = kl__job_write(queue, &job);
+    }
+    kl_arena_free(&arena);
+    return kl__fail(refused, "%s", why);
+}
+
+static kl_rc put_added(kl_queue *queue, const kl__job *job, const struct add *add, kl_put_result *ret_results)
+{
+    kl_put *puts = kl__alloc_zeroed(add->count ? add->count : 1, sizeof *puts);
+    if (!puts)
+        return kl__fail_memory();
+    for (size_t i = 0; i < add->count; i++) {
+        puts[i] = add->tasks[i];
+        puts[i].job = job->id;
+        puts[i].job_run = job->run;
+        puts[i].keep_ms = job->keep_ms;
+        if (puts[i].due_ms == 0 && puts[i].delay_ms == 0)
+            puts[i].due_ms = job->due_ms;
+    }
+    kl_rc rc = kl_queue_put(queue, puts, add->count, add->token, ret_results);
+    kl__free(puts);
+    return rc;
+}
+
+static kl_rc begin_add(kl_queue *queue, const kl_task_id *id, const struct add *add, kl_arena *arena, kl__job *ret_job)
+{
+    kl_rc rc = KL_ECONFLICT;
+    for (int i = 0; i < ADD_TRIES && rc == KL_ECONFLICT; i++) {
+        rc = kl__job_read(queue, id, arena, ret_job);
+        if (rc == KL_OK)
+            rc = refuse_cancelled(queue, ret_job);
+        if (rc == KL_OK && !is_counted(ret_job, add))
+            rc = count_add(queue, ret_job, add);
+    }
+    return rc == KL_ECONFLICT ? kl__fail(KL_EBUSY, "many add to the job at once; call again") : rc;
+}
+
+kl_rc kl_job_add(kl_queue *queue, const kl_task_id *job, const kl_put *tasks, size_t count, kl_bytes token,
+                 kl_put_result *ret_results)
+{
+    kl_arena arena = {0};
+    kl__job record;
+    struct add add = {.tasks = tasks, .count = count, .token = token};
+    if (!queue || !job || (count > 0 && !tasks) || (token.len > 0 && !token.data))
+        return kl__fail(KL_EINVAL,
+                        "an argument is NULL; pass the queue, the job's id, the tasks and the token's bytes");
+    if (count > KL_PUT_MAX)
+        return kl__fail(KL_EINVAL, "there are %zu tasks; one call takes up to %d", count, KL_PUT_MAX);
+    kl_rc rc = check_added(tasks, count);
+    if (rc != KL_OK)
+        return rc;
+    name_add(&add);
+    rc = begin_add(queue, job, &add, &arena, &record);
+    if (rc == KL_OK) {
+        rc = put_added(queue, &record, &add, ret_results);
+        if (rc == KL_EINVAL)
+            rc = uncount_add(queue, job, &add, rc);
+    }
+    kl_arena_free(&arena);
+    return rc;
+}

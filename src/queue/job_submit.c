@@ -1,0 +1,560 @@
+/* job_submit.c - putting the tasks of a job: in batches, under ids that a repeat makes again.
+ *
+ * From: kl_job_submit, idempotency.c, job_rerun.c.  To: put.c's append, the stores.
+ *
+ *     check all tasks -> record of the job -> batch, batch, ... -> record: complete
+ *
+ * The id of task i follows from the job alone: its sequence starts at a random place in the lower half, at the
+ * job's time, plus i. So ids of one job differ, and ascend in its order, in every layout
+ * (JB2). Batches end at the same tasks on every repeat, and so their tokens are the same.
+ *
+ * Three things keep a repeat from putting a task twice: the store passes over ids that wait, it knows the tokens of the
+ * last ten minutes, and after that (careful) what is kept is looked for before each batch. */
+#include <stdio.h>
+
+#include "base/compare.h"
+#include "base/layout.h"
+#include "base/random.h"
+#include "queue/job.h"
+
+enum {
+    SEED_TASKS = 6,
+    SEED_SPREAD = 7,
+    LAYOUT_TRIES = 8, /* layouts that may be opened one after the other meanwhile */
+    WRITE_TRIES = 16,
+    SEQUENCE_BITS = 28,  /* together with the shard's */
+    ENVELOPE_ROOM = 256, /* numbers, ids and lengths of an envelope, at most */
+    FIELD_ROOM = 8,      /* number and lengths of one of its fields */
+    KEEP_MS = 7 * 86400 * 1000,
+    ANSWER_MS = 86400 * 1000,
+};
+
+/* --- Places --- */
+
+uint32_t kl__job_shard(const kl_layout *layout, kl_bytes key, uint64_t spread)
+{
+    return key.len > 0 ? kl_shard_of(layout, key) : kl__hash_scale(spread, kl_layout_shards(layout));
+}
+
+static kl_rc find_named(const kl_queue *queue, const kl_layout *layout, const char *wanted, uint32_t *ret_partition)
+{
+    char name[KL_PARTITION_NAME_BYTES];
+    for (uint32_t i = 0; i < layout->partitions; i++) {
+        kl_rc rc = kl_partition_name(layout, queue->name, i, sizeof name, name);
+        if (rc != KL_OK)
+            return rc;
+        if (strcmp(name, wanted) == 0) {
+            *ret_partition = i;
+            return KL_OK;
+        }
+    }
+    return kl__fail(KL_EINVAL, "the queue %s has no partition %.80s; leave it out, or name one of its %u", queue->name,
+                    wanted, layout->partitions);
+}
+
+/* Partition and shard of a task without a key come from different halves of its spread. */
+static kl_rc place(const kl_queue *queue, const kl__queue_layout *in, kl__job_task *task)
+{
+    kl_bytes key = task->entry.key;
+    uint32_t partition =
+        key.len > 0 ? kl_partition_of(&in->layout, key) : kl__hash_scale(task->spread << 32, in->layout.partitions);
+    kl_rc rc = task->partition ? find_named(queue, &in->layout, task->partition, &partition) : KL_OK;
+    if (rc != KL_OK)
+        return rc;
+    task->entry.place = (kl_place){in->numbers[partition], kl_id_shard(&in->layout, &task->entry.id)};
+    task->store = in->stores[partition];
+    return KL_OK;
+}
+
+static kl_rc place_all(const kl_queue *queue, const kl__queue_layout *in, kl__job_task *tasks, size_t count)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        if (!tasks[i].stored)
+            rc = place(queue, in, &tasks[i]);
+    return rc;
+}
+
+/* --- Looking before putting --- */
+
+struct known {
+    kl_ref *refs;
+    size_t *indexes;
+    kl_task *found;
+};
+
+/* Marks those of one store that it knows. */
+static kl_rc mark_in_store(kl_store *store, kl__job_task *tasks, size_t count, struct known *known)
+{
+    size_t asked = 0, done = 0, read;
+    for (size_t i = 0; i < count; i++)
+        if (!tasks[i].stored && tasks[i].store == store) {
+            known->refs[asked] = (kl_ref){.place = tasks[i].entry.place, .id = tasks[i].entry.id};
+            known->indexes[asked++] = i;
+        }
+    kl_rc rc = KL_OK;
+    kl_arena arena = {0};
+    for (; rc == KL_OK && done < asked; done += read) {
+        kl_arena_reset(&arena);
+        rc = kl_store_read(store, known->refs + done, asked - done, &arena, known->found, &read);
+        for (size_t i = 0; rc == KL_OK && i < read; i++)
+            tasks[known->indexes[done + i]].stored = known->found[i].state != KL_TASK_UNKNOWN;
+    }
+    kl_arena_free(&arena);
+    return rc;
+}
+
+/* Several partitions may lie in one store; each store is asked once. */
+static bool first_of_store(const kl__queue_layout *in, uint32_t partition)
+{
+    for (uint32_t i = 0; i < partition; i++)
+        if (in->stores[i] == in->stores[partition])
+            return false;
+    return true;
+}
+
+static kl_rc mark_known(const kl__queue_layout *in, kl__job_task *tasks, size_t count)
+{
+    struct known known = {
+        kl__alloc_zeroed(count, sizeof *known.refs),
+        kl__alloc_zeroed(count, sizeof *known.indexes),
+        kl__alloc_zeroed(count, sizeof *known.found),
+    };
+    kl_rc rc = known.refs && known.indexes && known.found ? KL_OK : kl__fail_memory();
+    for (uint32_t i = 0; rc == KL_OK && i < in->layout.partitions; i++)
+        if (first_of_store(in, i))
+            rc = mark_in_store(in->stores[i], tasks, count, &known);
+    kl__free(known.refs);
+    kl__free(known.indexes);
+    kl__free(known.found);
+    return rc;
+}
+
+/* --- Putting --- */
+
+static kl_rc append_to(kl_store *store, kl__job_task *tasks, size_t count, kl_entry *gathered, uint64_t *put)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!tasks[i].stored && tasks[i].store == store)
+            gathered[found++] = tasks[i].entry;
+    kl_rc rc = found > 0 ? kl__queue_append(store, gathered, found) : KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        tasks[i].stored |= tasks[i].store == store;
+    if (rc == KL_OK)
+        *put += found;
+    return rc;
+}
+
+static kl_rc append_all(const kl__queue_layout *in, kl__job_task *tasks, size_t count, uint64_t *put)
+{
+    kl_entry *gathered = kl__alloc_zeroed(count, sizeof *gathered);
+    kl_rc rc = gathered ? KL_OK : kl__fail_memory();
+    for (uint32_t i = 0; rc == KL_OK && i < in->layout.partitions; i++)
+        if (first_of_store(in, i))
+            rc = append_to(in->stores[i], tasks, count, gathered, put);
+    kl__free(gathered);
+    return rc;
+}
+
+static const kl__queue_layout *layout_numbered(const kl__descriptor *descriptor, uint64_t number)
+{
+    for (size_t i = 0; i < descriptor->layout_count; i++)
+        if (descriptor->layouts[i].number == number)
+            return &descriptor->layouts[i];
+    return NULL;
+}
+
+static void move_ids(const kl_layout *from, const kl_layout *to, kl__job_task *tasks, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        kl_entry *entry = &tasks[i].entry;
+        if (!tasks[i].stored)
+            entry->id = kl__id_moved(from, to, kl__job_shard(to, entry->key, tasks[i].spread), &entry->id);
+    }
+}
+
+/* Looks in the layout that the ids were made with, goes on to the newest, and puts there what is not known. */
+static kl_rc put_in_newest(const kl_queue *queue, const kl__descriptor *descriptor, kl__job_task *tasks, size_t count,
+                           kl__job_made *made, bool careful, uint64_t *put)
+{
+    const kl__queue_layout *newest = kl__newest_layout(descriptor), *old = layout_numbered(descriptor, made->number);
+    kl_rc rc = KL_OK;
+    if (old && old != newest) {
+        rc = place_all(queue, old, tasks, count);
+        if (rc == KL_OK)
+            rc = mark_known(old, tasks, count);
+    }
+    if (rc == KL_OK && old != newest) {
+        move_ids(&made->layout, &newest->layout, tasks, count);
+        *made = (kl__job_made){newest->number, newest->layout};
+    }
+    if (rc == KL_OK)
+        rc = place_all(queue, newest, tasks, count);
+    if (rc == KL_OK && careful)
+        rc = mark_known(newest, tasks, count);
+    return rc == KL_OK ? append_all(newest, tasks, count, put) : rc;
+}
+
+kl_rc kl__job_put(kl_queue *queue, kl__job_task *tasks, size_t count, kl__job_made made, bool careful,
+                  uint64_t *ret_put)
+{
+    uint64_t put = 0;
+    kl_rc rc = count > 0 ? KL_ESEALED : KL_OK;
+    for (int i = 0; i < LAYOUT_TRIES && rc == KL_ESEALED; i++) {
+        rc = i > 0 ? kl__queue_refresh(queue) : KL_OK;
+        if (rc != KL_OK)
+            return rc;
+        kl__descriptor *descriptor = kl__queue_descriptor(queue);
+        rc = put_in_newest(queue, descriptor, tasks, count, &made, careful, &put);
+        kl__descriptor_release(descriptor);
+    }
+    if (rc == KL_ESEALED)
+        return kl__fail(KL_EBUSY, "the layout of the queue %s changes again and again; call again later", queue->name);
+    if (rc == KL_OK)
+        *ret_put = put;
+    return rc;
+}
+
+/* --- Checking --- */
+
+static kl_rc refuse(size_t index, const char *why)
+{
+    return kl__fail(KL_EINVAL, "task %zu of the job: %s", index + 1, why);
+}
+
+static bool fits(kl_bytes bytes, size_t max) { return bytes.len <= max && (bytes.len == 0 || bytes.data); }
+
+static bool lists_fit(const kl_put *task)
+{
+    if (task->header_count > KL_HEADERS_MAX || (task->header_count > 0 && !task->headers) ||
+        task->tag_count > KL_TAGS_MAX || (task->tag_count > 0 && !task->tags))
+        return false;
+    for (size_t i = 0; i < task->header_count; i++)
+        if (task->headers[i].name.len == 0 || !fits(task->headers[i].name, KL_HEADERS_BYTES_MAX) ||
+            !fits(task->headers[i].value, KL_HEADERS_BYTES_MAX))
+            return false;
+    for (size_t i = 0; i < task->tag_count; i++)
+        if (task->tags[i].len == 0 || !fits(task->tags[i], KL_TAG_BYTES_MAX))
+            return false;
+    return true;
+}
+
+/* At most so many bytes are its envelope's. */
+static size_t envelope_bound(const kl_put *task)
+{
+    size_t bound = ENVELOPE_ROOM + task->group.len + task->traceparent.len;
+    for (size_t i = 0; i < task->header_count; i++)
+        bound += task->headers[i].name.len + task->headers[i].value.len + FIELD_ROOM;
+    for (size_t i = 0; i < task->tag_count; i++)
+        bound += task->tags[i].len + FIELD_ROOM;
+    return bound;
+}
+
+static kl_rc check_owned(const kl_queue *queue, const kl_put *task, size_t i)
+{
+    if (task->queue && task->queue != queue)
+        return refuse(i, "it is for another queue; submit a job for each queue");
+    if (task->unique.len > 0 || task->unique_ms != 0)
+        return refuse(i, "it has a unique; leave that out and give the job an idempotency key");
+    if (!kl__id_is_none(&task->job) || task->keep_ms != 0 || task->job_run != 0)
+        return refuse(i, "it has a job, job_run or keep_ms of its own; leave them 0: they are the job's");
+    return KL_OK;
+}
+
+static kl_rc check_task(const kl_queue *queue, const kl_put *task, size_t i)
+{
+    kl_rc rc = check_owned(queue, task, i);
+    if (rc != KL_OK)
+        return rc;
+    if (!fits(task->key, KL_KEY_BYTES_MAX))
+        return refuse(i, "its key is longer than KL_KEY_BYTES_MAX; shorten it");
+    if (!fits(task->kind, KL_KIND_BYTES_MAX))
+        return refuse(i, "its kind is longer than KL_KIND_BYTES_MAX; shorten it");
+    if (!fits(task->payload, KL_PAYLOAD_BYTES_MAX))
+        return refuse(i, "its payload is larger than KL_PAYLOAD_BYTES_MAX; keep it elsewhere and pass where");
+    if (task->priority < KL_PRIORITY_MIN || task->priority > KL_PRIORITY_MAX)
+        return refuse(i, "its priority is out of range; write KL_PRIORITY_MIN to KL_PRIORITY_MAX");
+    if (task->due_ms < 0 || task->due_ms > KL_ID_MS_MAX || task->delay_ms < 0 || task->delay_ms > KL_ID_MS_MAX / 2 ||
+        (task->due_ms && task->delay_ms))
+        return refuse(i, "its due_ms or delay_ms is out of range, or both are set; set one of them");
+    if (task->attempts_max < 0 || task->attempts_max > KL_ATTEMPTS_MAX || task->timeout_ms < 0)
+        return refuse(i, "its attempts_max or timeout_ms is out of range; 0 means the queue's");
+    if (!fits(task->group, KL_GROUP_BYTES_MAX) || !fits(task->traceparent, KL_HEADERS_BYTES_MAX) || !lists_fit(task))
+        return refuse(i, "its group, traceparent, headers or tags are too long, too many or without a name");
+    if (envelope_bound(task) > KL_HEADERS_BYTES_MAX)
+        return refuse(i, "its headers and tags together are too large; put what is large into the payload");
+    return KL_OK;
+}
+
+static kl_rc check_named(kl_queue *queue, const kl_put *task)
+{
+    uint32_t partition;
+    if (!task->partition)
+        return KL_OK;
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    kl_rc rc = find_named(queue, &kl__newest_layout(descriptor)->layout, task->partition, &partition);
+    kl__descriptor_release(descriptor);
+    return rc;
+}
+
+static kl_rc check_tasks(kl_queue *queue, const kl_put *tasks, size_t count)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        rc = check_task(queue, &tasks[i], i);
+        if (rc == KL_OK)
+            rc = check_named(queue, &tasks[i]);
+    }
+    return rc;
+}
+
+static kl_rc check_spec(const kl_queue *queue, const kl_job_spec *spec)
+{
+    if (!queue || !spec)
+        return kl__fail(KL_EINVAL, "an argument is NULL; pass the queue, the spec and room for the answer");
+    if (spec->size != sizeof *spec)
+        return kl__fail(KL_EINVAL, "kl_job_spec.size is %zu; set it to sizeof(kl_job_spec)", spec->size);
+    if (spec->count > KL_JOB_TASKS_MAX || (spec->count > 0 && !spec->tasks))
+        return kl__fail(KL_EINVAL, "the job has %zu tasks; pass that many, and up to %d", spec->count,
+                        KL_JOB_TASKS_MAX);
+    if (spec->name && strlen(spec->name) > KL_JOB_NAME_MAX)
+        return kl__fail(KL_EINVAL, "the job's name has %zu bytes; it may have up to %d", strlen(spec->name),
+                        KL_JOB_NAME_MAX);
+    if (spec->scope && strlen(spec->scope) > KL_JOB_SCOPE_MAX)
+        return kl__fail(KL_EINVAL, "the scope has %zu bytes; it may have up to %d", strlen(spec->scope),
+                        KL_JOB_SCOPE_MAX);
+    if (!fits(spec->idempotency_key, KL_IDEMPOTENCY_KEY_MAX))
+        return kl__fail(KL_EINVAL, "the idempotency key has %zu bytes; it may have up to %d", spec->idempotency_key.len,
+                        KL_IDEMPOTENCY_KEY_MAX);
+    if (spec->due_ms < 0 || spec->due_ms > KL_ID_MS_MAX || spec->keep_ms < 0 || spec->keep_ms > KL_ID_MS_MAX ||
+        spec->answer_ms < 0 || spec->answer_ms > KL_ID_MS_MAX)
+        return kl__fail(KL_EINVAL, "due_ms, keep_ms and answer_ms are milliseconds from 0 to %lld",
+                        (long long)KL_ID_MS_MAX);
+    return KL_OK;
+}
+
+/* --- Batches --- */
+
+static size_t bytes_bound(const kl_put *task)
+{
+    return task->key.len + task->kind.len + task->payload.len + envelope_bound(task);
+}
+
+/* Where the batch ends that begins here: the same on every repeat. */
+static size_t batch_end(const kl_job_spec *spec, size_t from)
+{
+    size_t to = from, bytes = 0;
+    while (to < spec->count && to - from < KL_PUT_MAX) {
+        bytes += bytes_bound(&spec->tasks[to]);
+        if (bytes > KL_BATCH_BYTES_MAX && to > from)
+            break;
+        to++;
+    }
+    return to;
+}
+
+/* When a task is due: delays count from the job's time, so that a repeat says the same. */
+static int64_t due_of(const kl__job *job, const kl_put *task)
+{
+    if (task->delay_ms > 0)
+        return job->created_ms + task->delay_ms;
+    return task->due_ms ? task->due_ms : job->due_ms;
+}
+
+/* JB2. A sequence that runs over goes on in the next ms. */
+static kl_rc id_of(const kl__job *job, size_t index, const kl_layout *layout, kl_bytes key, uint64_t spread,
+                   kl_task_id *ret_id)
+{
+    uint32_t bits = SEQUENCE_BITS - kl__shard_bits(layout);
+    uint64_t seed = kl__hash((kl_bytes){job->id.bytes, sizeof job->id.bytes}, SEED_TASKS);
+    uint64_t start = (seed >> 32) & ((UINT64_C(1) << (bits - 1)) - 1);
+    uint64_t number = start + index;
+    kl_id_parts parts = {
+        .shard = kl__job_shard(layout, key, spread),
+        .sequence = (uint32_t)(number & ((UINT64_C(1) << bits) - 1)),
+        .ms = job->created_ms + (int64_t)(number >> bits),
+        .lane = kl_lane_of(key),
+        .random = (uint32_t)(seed + index) & KL_ID_RANDOM_MAX,
+    };
+    return kl_id_pack(layout, &parts, ret_id);
+}
+
+static kl_rc make_task(const kl__job *job, const kl_put *put, size_t index, const kl_layout *layout, kl_arena *arena,
+                       kl__job_task *ret_task)
+{
+    uint64_t state = kl__hash((kl_bytes){job->id.bytes, sizeof job->id.bytes}, SEED_SPREAD) + index;
+    kl_task_extra extra = {
+        .attempts_max = (uint32_t)put->attempts_max,
+        .timeout_ms = put->timeout_ms,
+        .group = put->group,
+        .traceparent = put->traceparent,
+        .headers = (kl_header *)(uintptr_t)put->headers, /* only read */
+        .header_count = put->header_count,
+        .tags = (kl_bytes *)(uintptr_t)put->tags,
+        .tag_count = put->tag_count,
+        .keep_ms = job->keep_ms,
+        .job_run = job->run,
+    };
+    *ret_task = (kl__job_task){.spread = kl__random_next(&state), .partition = put->partition};
+    ret_task->entry = (kl_entry){
+        .job = job->id,
+        .due_ms = due_of(job, put),
+        .priority = (int32_t)put->priority,
+        .group = kl__group_hash(put->group),
+        .key = put->key,
+        .kind = put->kind,
+        .payload = put->payload,
+    };
+    kl_rc rc = kl__envelope_encode(&extra, arena, &ret_task->entry.headers);
+    return rc == KL_OK ? id_of(job, index, layout, put->key, ret_task->spread, &ret_task->entry.id) : rc;
+}
+
+static kl_rc put_batch(const kl__submit *submit, const kl__job *job, size_t from, size_t to)
+{
+    kl__job_made made = {job->layout, {1, job->shard_prefix_len}};
+    kl_arena arena = {0};
+    uint64_t put;
+    kl__job_task *tasks = kl__alloc_zeroed(to - from, sizeof *tasks);
+    kl_rc rc = tasks ? KL_OK : kl__fail_memory();
+    for (size_t i = from; rc == KL_OK && i < to; i++)
+        rc = make_task(job, &submit->spec.tasks[i], i, &made.layout, &arena, &tasks[i - from]);
+    if (rc == KL_OK)
+        rc = kl__job_put(submit->queue, tasks, to - from, made, submit->careful, &put);
+    kl__free(tasks);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+/* --- The job --- */
+
+kl_rc kl__job_begin(const kl__submit *submit, kl__job *ret_job)
+{
+    const kl_layout layout = {1, 1}; /* job.h: whatever the queue's is */
+    uint64_t random = kl__random_seed();
+    kl_id_parts parts = {
+        .ms = submit->now_ms,
+        .sequence = (uint32_t)(random >> 40),
+        .random = (uint32_t)random & KL_ID_RANDOM_MAX,
+    };
+    kl__descriptor *descriptor = kl__queue_descriptor(submit->queue);
+    const kl__queue_layout *newest = kl__newest_layout(descriptor);
+    *ret_job = (kl__job){
+        .layout = newest->number,
+        .shard_prefix_len = newest->layout.shard_prefix_len,
+        .created_ms = submit->now_ms,
+        .tasks = submit->spec.count,
+        .idempotency = "",
+    };
+    kl__descriptor_release(descriptor);
+    return kl_id_pack(&layout, &parts, &ret_job->id);
+}
+
+/* What follows from the spec and the job's time, the same for whoever continues it. */
+static void fill(const kl_job_spec *spec, kl__job *job)
+{
+    int64_t last_ms = job->created_ms;
+    job->version = 0;
+    job->name = spec->name ? spec->name : "";
+    job->nonce = job->adds = "";
+    job->run = 1;
+    job->run_ms = job->created_ms;
+    job->due_ms = spec->due_ms;
+    job->keep_ms = spec->keep_ms;
+    for (size_t i = 0; i < spec->count; i++) {
+        int64_t due_ms = due_of(job, &spec->tasks[i]);
+        last_ms = due_ms > last_ms ? due_ms : last_ms;
+    }
+    if (job->due_ms > last_ms)
+        last_ms = job->due_ms;
+    job->expires_ms = last_ms + job->keep_ms;
+}
+
+/* A record that is there already was written by whoever began this job. */
+static kl_rc write_first(kl_queue *queue, kl__job *job, kl_arena *arena)
+{
+    kl_rc rc = kl__job_write(queue, job);
+    return rc == KL_ECONFLICT ? kl__job_read(queue, &job->id, arena, job) : rc;
+}
+
+static kl_rc write_complete(kl_queue *queue, kl__job *job, kl_arena *arena)
+{
+    kl_rc rc = KL_ECONFLICT;
+    for (int i = 0; i < WRITE_TRIES && rc == KL_ECONFLICT && !job->complete; i++) {
+        job->complete = true;
+        rc = kl__job_write(queue, job);
+        if (rc != KL_ECONFLICT)
+            break;
+        rc = kl__job_read(queue, &job->id, arena, job);
+        if (rc == KL_ENOTFOUND)
+            return kl__fail(KL_ECLOSED, "the job was removed while it was submitted; submit it again if it is wanted");
+        if (rc == KL_OK && !job->complete)
+            rc = KL_ECONFLICT;
+    }
+    return rc == KL_ECONFLICT ? kl__fail(KL_EBUSY, "the job's record changes again and again; call again later") : rc;
+}
+
+kl_rc kl__job_put_all(kl__submit *submit, kl__job *job, kl_arena *arena)
+{
+    fill(&submit->spec, job);
+    kl_rc rc = write_first(submit->queue, job, arena);
+    if (rc != KL_OK || job->complete)
+        return rc;
+    while (rc == KL_OK && submit->put < submit->spec.count) {
+        size_t to = batch_end(&submit->spec, submit->put);
+        rc = put_batch(submit, job, submit->put, to);
+        if (rc != KL_OK)
+            return rc;
+        submit->put = to;
+        if (to < submit->spec.count && submit->renew)
+            rc = submit->renew(submit);
+    }
+    return rc == KL_OK ? write_complete(submit->queue, job, arena) : rc;
+}
+
+/* A part of the tasks may have been put, and the next submit is another job. The sentence stays. */
+static kl_rc give_up(kl_queue *queue, const kl_task_id *job, kl_rc rc)
+{
+    char why[512];
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    kl_rc cancelled = kl_job_cancel(queue, job);
+    return kl__fail(rc, "%s%s", why, cancelled == KL_OK ? "; what was put of the job is cancelled" : "");
+}
+
+static kl_rc submit_new(kl__submit *submit, kl_job_answer *ret_answer)
+{
+    kl_arena arena = {0};
+    kl__job job;
+    kl_rc rc = kl_store_now(submit->queue->store, &submit->now_ms);
+    if (rc == KL_OK)
+        rc = kl__job_begin(submit, &job);
+    if (rc == KL_OK) {
+        rc = kl__job_put_all(submit, &job, &arena);
+        if (rc != KL_OK)
+            rc = give_up(submit->queue, &job.id, rc);
+    }
+    kl_arena_free(&arena);
+    if (rc == KL_OK)
+        *ret_answer = (kl_job_answer){.job = job.id, .tasks = submit->spec.count};
+    return rc;
+}
+
+kl_rc kl_job_submit(kl_queue *queue, const kl_job_spec *spec, kl_job_answer *ret_answer, int64_t *ret_retry_ms)
+{
+    int64_t retry_ms = 0;
+    kl_rc rc = check_spec(queue, spec);
+    if (rc == KL_OK && !ret_answer)
+        rc = kl__fail(KL_EINVAL, "ret_answer is NULL; pass room for the answer");
+    if (rc == KL_OK)
+        rc = check_tasks(queue, spec->tasks, spec->count);
+    if (rc == KL_OK) {
+        kl__submit submit = {.queue = queue, .spec = *spec};
+        submit.spec.keep_ms = spec->keep_ms ? spec->keep_ms : KEEP_MS;
+        submit.spec.answer_ms = spec->answer_ms ? spec->answer_ms : ANSWER_MS;
+        rc = spec->idempotency_key.len > 0 ? kl__idempotent_submit(&submit, ret_answer, &retry_ms)
+                                           : submit_new(&submit, ret_answer);
+    }
+    if (ret_retry_ms)
+        *ret_retry_ms = retry_ms;
+    return rc;
+}

@@ -1,0 +1,446 @@
+/* queue.c - queues: opened, shown, listed, altered, paused.
+ *
+ * From: applications, workers, the program.  To: descriptor.c (the record), layouts.c.
+ *
+ * Two processes that open a queue which does not exist both try to put its record where none is. One wins, and both
+ * read what the winner wrote. */
+#include "queue/inside.h"
+
+#include <stdio.h>
+
+#include "base/layout.h"
+
+enum {
+    OPEN_TRIES_MAX = 16, /* made by one and removed by another, again and again */
+    LIST_PIECE = 64,     /* names listed at once */
+    REASON_BYTES = 256,
+};
+
+/* --- Names --- */
+
+static bool is_alphanumeric(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9');
+}
+
+static const char *what_is_wrong(const char *name)
+{
+    size_t length = strlen(name);
+    if (length == 0)
+        return "is empty";
+    if (length > KL_QUEUE_NAME_MAX)
+        return "is longer than 64 bytes";
+    if (!is_alphanumeric(*name))
+        return "does not begin with a letter or digit";
+    if (strstr(name, "__p"))
+        return "has __p in it, which names of partitions have";
+    for (const char *c = name; *c; c++)
+        if (!is_alphanumeric(*c) && *c != '.' && *c != '_' && *c != '-')
+            return "has other characters than letters, digits, '.', '_' and '-'";
+    return NULL;
+}
+
+static kl_rc check_name(const char *name)
+{
+    char quoted[KL_QUOTE_BYTES];
+    if (!name)
+        return kl__fail(KL_EINVAL, "the queue's name is NULL; pass one such as \"orders\"");
+    const char *wrong = what_is_wrong(name);
+    if (wrong)
+        return kl__fail(KL_EINVAL, "the queue's name %s %s; write one such as orders or billing.invoices",
+                        kl__quote(kl_str(name), quoted), wrong);
+    return KL_OK;
+}
+
+/* --- Layouts: stated and there --- */
+
+/* " (made so by keyline.toml line 3)", or nothing. */
+static const char *made_by(const kl__queue_layout *layout, char *buffer, size_t size)
+{
+    bool known = *layout->origin;
+    snprintf(buffer, size, "%s%s%s", known ? " (made so by " : "", layout->origin, known ? ")" : "");
+    return buffer;
+}
+
+static const char *says(const kl_queue_opts *stated)
+{
+    return stated->origin && *stated->origin ? stated->origin : "this call";
+}
+
+static const char *store_text(const char *url) { return *url ? url : "the queue's own store"; }
+
+#define LEAVE_IT_OUT "leave it out, or change the queue with `keyline queue alter`"
+
+static kl_rc check_numbers(const kl_queue *queue, const kl__queue_layout *there, const kl_queue_opts *stated)
+{
+    char by[REASON_BYTES];
+    uint32_t partitions = there->layout.partitions, len = there->layout.shard_prefix_len;
+    made_by(there, by, sizeof by);
+    if (stated->partitions != 0 && stated->partitions != partitions)
+        return kl__fail(KL_EINVAL, "queue %s has %u partition%s%s, and %s says %lld; " LEAVE_IT_OUT, queue->name,
+                        partitions, partitions == 1 ? "" : "s", by, says(stated), (long long)stated->partitions);
+    if (stated->shard_prefix_len != 0 && stated->shard_prefix_len != len)
+        return kl__fail(KL_EINVAL, "queue %s has a shard_prefix_len of %u%s, and %s says %lld; " LEAVE_IT_OUT,
+                        queue->name, len, by, says(stated), (long long)stated->shard_prefix_len);
+    if (stated->store_count != 0 && stated->store_count != partitions)
+        return kl__fail(KL_EINVAL, "queue %s has %u partition%s%s, and %s names %zu stores; name one for each",
+                        queue->name, partitions, partitions == 1 ? "" : "s", by, says(stated), stated->store_count);
+    return KL_OK;
+}
+
+static const char *url_of(const kl__queue_layout *layout, size_t partition)
+{
+    return layout->urls ? layout->urls[partition] : "";
+}
+
+static kl_rc check_stores(const kl_queue *queue, const kl__queue_layout *there, const kl_queue_opts *stated)
+{
+    char by[REASON_BYTES];
+    for (size_t i = 0; i < stated->store_count; i++) {
+        const char *url = url_of(there, i);
+        if (strcmp(url, stated->stores[i]) != 0)
+            return kl__fail(KL_EINVAL, "partition %zu of queue %s lies in %.80s%s, and %s says %.80s; " LEAVE_IT_OUT, i,
+                            queue->name, store_text(url), made_by(there, by, sizeof by), says(stated),
+                            store_text(stated->stores[i]));
+    }
+    return KL_OK;
+}
+
+static kl_rc check_layout(kl_queue *queue, const kl_queue_opts *stated)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    const kl__queue_layout *there = kl__newest_layout(descriptor);
+    kl_rc rc = check_numbers(queue, there, stated);
+    if (rc == KL_OK)
+        rc = check_stores(queue, there, stated);
+    kl__descriptor_release(descriptor);
+    return rc;
+}
+
+/* --- Open and close --- */
+
+/* What a queue that is made now is like. */
+static kl_rc complete(const kl_queue_opts *stated, kl_queue_opts *ret_settings)
+{
+    kl_queue_opts settings = kl__settings_defaults();
+    kl_rc rc = kl__settings_merge(&settings, stated);
+    if (rc != KL_OK)
+        return rc;
+    if (stated->partitions != 0)
+        settings.partitions = stated->partitions;
+    if (stated->shard_prefix_len != 0)
+        settings.shard_prefix_len = stated->shard_prefix_len;
+    if (stated->store_count != 0 && (int64_t)stated->store_count != settings.partitions)
+        return kl__fail(KL_EINVAL, "partitions is %lld and store_count is %zu; name a store for each partition",
+                        (long long)settings.partitions, stated->store_count);
+    settings.stores = stated->stores;
+    settings.store_count = stated->store_count;
+    settings.origin = stated->origin ? stated->origin : "";
+    *ret_settings = settings;
+    return KL_OK;
+}
+
+static kl_rc make_queue(kl_store *store, const char *name, kl_queue **ret_queue)
+{
+    kl_queue *queue = kl__alloc_zeroed(1, sizeof *queue);
+    if (!queue)
+        return kl__fail_memory();
+    queue->store = store;
+    memcpy(queue->name, name, strlen(name) + 1);
+    pthread_mutex_init(&queue->refresh_mutex, NULL);
+    pthread_mutex_init(&queue->mutex, NULL);
+    *ret_queue = queue;
+    return KL_OK;
+}
+
+void kl_queue_close(kl_queue *queue)
+{
+    if (!queue)
+        return;
+    kl__descriptor_release(queue->descriptor);
+    pthread_mutex_destroy(&queue->mutex);
+    pthread_mutex_destroy(&queue->refresh_mutex);
+    kl__free(queue);
+}
+
+/* Reads the record, making it first where there is none. */
+static kl_rc find_or_make(kl_queue *queue, const kl_queue_opts *stated)
+{
+    kl_queue_opts settings;
+    for (int i = 0; i < OPEN_TRIES_MAX; i++) {
+        kl_rc rc = kl__queue_refresh(queue);
+        if (rc != KL_ENOTFOUND)
+            return rc;
+        rc = complete(stated, &settings);
+        if (rc == KL_OK)
+            rc = kl__queue_make(queue, &settings);
+        if (rc != KL_OK && rc != KL_ECONFLICT)
+            return rc;
+    }
+    return kl__fail(KL_EBUSY, "queue %s was made and removed %d times meanwhile; try again", queue->name,
+                    OPEN_TRIES_MAX);
+}
+
+static kl_rc check_open(const kl_store *store, const char *name, kl_queue **ret_queue)
+{
+    if (!store)
+        return kl__fail(KL_EINVAL, "the store is NULL; open one with kl_store_open");
+    if (!ret_queue)
+        return kl__fail(KL_EINVAL, "ret_queue is NULL; pass somewhere to put the queue");
+    return check_name(name);
+}
+
+kl_rc kl_queue_open(kl_store *store, const char *name, const kl_queue_opts *opts, kl_queue **ret_queue)
+{
+    kl_queue_opts stated;
+    kl_queue *queue = NULL;
+    kl_rc rc = check_open(store, name, ret_queue);
+    if (rc == KL_OK)
+        rc = kl__settings_take(opts, &stated);
+    if (rc == KL_OK)
+        rc = make_queue(store, name, &queue);
+    if (rc == KL_OK)
+        rc = find_or_make(queue, &stated);
+    if (rc == KL_OK)
+        rc = check_layout(queue, &stated);
+    if (rc == KL_OK)
+        *ret_queue = queue;
+    else
+        kl_queue_close(queue);
+    return rc;
+}
+
+kl_rc kl_queue_find(kl_store *store, const char *name, kl_queue **ret_queue)
+{
+    kl_queue *queue = NULL;
+    kl_rc rc = check_open(store, name, ret_queue);
+    if (rc == KL_OK)
+        rc = make_queue(store, name, &queue);
+    if (rc == KL_OK)
+        rc = kl__queue_refresh(queue);
+    if (rc == KL_OK)
+        *ret_queue = queue;
+    else
+        kl_queue_close(queue);
+    return rc;
+}
+
+/* --- Showing --- */
+
+static kl_rc check_queue(const kl_queue *queue)
+{
+    return queue ? KL_OK : kl__fail(KL_EINVAL, "the queue is NULL; open one with kl_queue_open");
+}
+
+static bool copy_text(kl_arena *arena, const char *text, const char **ret_text)
+{
+    kl_bytes copy;
+    if (!kl_arena_copy(arena, kl_str(text), &copy))
+        return false;
+    *ret_text = copy.data;
+    return true;
+}
+
+static kl_rc copy_settings(const kl__descriptor *descriptor, kl_arena *arena, kl_queue_opts *ret_settings)
+{
+    kl_queue_opts settings = descriptor->settings;
+    const char **urls = kl_arena_alloc(arena, settings.store_count * sizeof *urls + 1);
+    bool copied = urls && copy_text(arena, descriptor->settings.origin, &settings.origin);
+    for (size_t i = 0; copied && i < settings.store_count; i++)
+        copied = copy_text(arena, descriptor->settings.stores[i], &urls[i]);
+    if (!copied)
+        return kl__fail_memory();
+    settings.stores = settings.store_count ? urls : NULL;
+    *ret_settings = settings;
+    return KL_OK;
+}
+
+/* Of all layouts; *ret_draining: how many of the older ones hold tasks. */
+static kl_rc count_layouts(const kl__descriptor *descriptor, kl_counts *ret_counts, uint64_t *ret_draining)
+{
+    kl_counts sum = {0};
+    uint64_t draining = 0;
+    for (size_t i = 0; i < descriptor->layout_count; i++) {
+        uint64_t before = kl__counts_waiting(&sum);
+        kl_rc rc = kl__layout_count(&descriptor->layouts[i], &sum);
+        if (rc != KL_OK)
+            return rc;
+        draining += i + 1 < descriptor->layout_count && kl__counts_waiting(&sum) > before;
+    }
+    *ret_counts = sum;
+    *ret_draining = draining;
+    return KL_OK;
+}
+
+static kl_rc show(const kl_queue *queue, const kl__descriptor *descriptor, kl_arena *arena, kl_queue_info *ret_info)
+{
+    kl_queue_info info = {
+        .paused = descriptor->paused,
+        .layout_number = kl__newest_layout(descriptor)->number,
+        .created_ms = descriptor->created_ms,
+    };
+    kl_rc rc = copy_settings(descriptor, arena, &info.settings);
+    if (rc == KL_OK && !copy_text(arena, queue->name, &info.name))
+        rc = kl__fail_memory();
+    if (rc == KL_OK)
+        rc = count_layouts(descriptor, &info.counts, &info.layouts_draining);
+    if (rc == KL_OK)
+        *ret_info = info;
+    return rc;
+}
+
+kl_rc kl_queue_show(kl_queue *queue, kl_arena *arena, kl_queue_info *ret_info)
+{
+    kl_rc rc = check_queue(queue);
+    if (rc == KL_OK && (!arena || !ret_info))
+        rc = kl__fail(KL_EINVAL, "the arena or ret_info is NULL; pass both");
+    if (rc == KL_OK)
+        rc = kl__queue_refresh(queue);
+    if (rc != KL_OK)
+        return rc;
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    rc = show(queue, descriptor, arena, ret_info);
+    kl__descriptor_release(descriptor);
+    return rc;
+}
+
+/* --- Listing --- */
+
+static const char prefix[] = "queue/";
+
+enum { PREFIX_BYTES = sizeof prefix - 1 };
+
+/* Up to `max` names behind `after`, which lies in the arena or is the caller's. */
+static kl_rc list_piece(kl_store *store, const char *after, size_t max, kl_arena *arena, const char **ret_names,
+                        size_t *ret_count)
+{
+    char behind[PREFIX_BYTES + KL_QUEUE_NAME_MAX + 1];
+    kl_record records[LIST_PIECE];
+    size_t count;
+    snprintf(behind, sizeof behind, "%s%s", prefix, after);
+    kl_rc rc = kl_store_list(store, kl_str(prefix), kl_str(*after ? behind : ""), max, arena, records, &count);
+    if (rc != KL_OK)
+        return rc;
+    for (size_t i = 0; i < count; i++) {
+        kl_bytes copy, name = {(const char *)records[i].name.data + PREFIX_BYTES, records[i].name.len - PREFIX_BYTES};
+        if (!kl_arena_copy(arena, name, &copy))
+            return kl__fail_memory();
+        ret_names[i] = copy.data;
+    }
+    *ret_count = count;
+    return KL_OK;
+}
+
+static kl_rc check_list(const kl_store *store, const char *after, size_t max, const kl_arena *arena,
+                        const char *const *ret_names, const size_t *ret_count)
+{
+    if (!store)
+        return kl__fail(KL_EINVAL, "the store is NULL; open one with kl_store_open");
+    if (!arena || !ret_names || !ret_count)
+        return kl__fail(KL_EINVAL, "the arena, ret_names or ret_count is NULL; pass all of them");
+    if (max == 0)
+        return kl__fail(KL_EINVAL, "max is 0; ask for at least one name");
+    return after && *after ? check_name(after) : KL_OK;
+}
+
+kl_rc kl_queue_list(kl_store *store, const char *after, size_t max, kl_arena *arena, const char **ret_names,
+                    size_t *ret_count)
+{
+    size_t count = 0, piece = 0, asked;
+    kl_rc rc = check_list(store, after, max, arena, ret_names, ret_count);
+    if (rc != KL_OK)
+        return rc;
+    after = after ? after : "";
+    do {
+        asked = max - count < LIST_PIECE ? max - count : LIST_PIECE;
+        rc = list_piece(store, after, asked, arena, ret_names + count, &piece);
+        if (rc != KL_OK)
+            return rc;
+        count += piece;
+        after = count > 0 ? ret_names[count - 1] : after;
+    } while (piece == asked && count < max);
+    *ret_count = count;
+    return KL_OK;
+}
+
+/* --- Altering --- */
+
+struct alter {
+    kl_queue *queue;
+    kl_queue_opts stated;
+};
+
+/* The layout that is wanted, and its stores; false: it is the one that is there. */
+static bool wants_layout(const kl__queue_layout *there, const kl_queue_opts *stated, kl_layout *ret_layout)
+{
+    bool stores_differ = false;
+    ret_layout->partitions = stated->partitions ? (uint32_t)stated->partitions : there->layout.partitions;
+    ret_layout->shard_prefix_len =
+        stated->shard_prefix_len ? (uint32_t)stated->shard_prefix_len : there->layout.shard_prefix_len;
+    bool numbers_differ = ret_layout->partitions != there->layout.partitions ||
+                          ret_layout->shard_prefix_len != there->layout.shard_prefix_len;
+    for (size_t i = 0; !numbers_differ && i < stated->store_count && i < there->layout.partitions; i++)
+        stores_differ |= strcmp(url_of(there, i), stated->stores[i]) != 0;
+    return numbers_differ || stores_differ;
+}
+
+static kl_rc check_wanted(const kl_queue *queue, const kl__queue_layout *there, kl_layout wanted,
+                          const kl_queue_opts *stated)
+{
+    if (stated->store_count != 0 && stated->store_count != wanted.partitions)
+        return kl__fail(KL_EINVAL, "queue %s would have %u partitions, and store_count is %zu; name a store for each",
+                        queue->name, wanted.partitions, stated->store_count);
+    if (stated->store_count == 0 && there->urls && wanted.partitions != there->layout.partitions)
+        return kl__fail(KL_EINVAL,
+                        "the partitions of queue %s lie in several stores; name the store of each of the %u that it "
+                        "shall have",
+                        queue->name, wanted.partitions);
+    return KL_OK;
+}
+
+static kl_rc apply(kl__descriptor *draft, void *ctx)
+{
+    const struct alter *alter = ctx;
+    const kl_queue_opts *stated = &alter->stated;
+    const kl__queue_layout *there = kl__newest_layout(draft);
+    kl_layout wanted;
+    kl_rc rc = kl__settings_merge(&draft->settings, stated);
+    bool wants = wants_layout(there, stated, &wanted);
+    if (rc == KL_OK)
+        rc = check_wanted(alter->queue, there, wanted, stated);
+    if (rc != KL_OK || !wants)
+        return rc;
+    rc = kl__layout_check_seal(alter->queue, there);
+    return rc == KL_OK ? kl__draft_layout(draft, wanted, stated->store_count ? stated->stores : there->urls,
+                                          stated->origin ? stated->origin : "")
+                       : rc;
+}
+
+/* A repeat after a lost reply, or after the process ended here, finds the layout there and seals what is not. */
+kl_rc kl_queue_alter(kl_queue *queue, const kl_queue_opts *opts)
+{
+    struct alter alter = {.queue = queue};
+    kl_rc rc = check_queue(queue);
+    if (rc == KL_OK && !opts)
+        rc = kl__fail(KL_EINVAL, "opts is NULL; state what is to be changed");
+    if (rc == KL_OK)
+        rc = kl__settings_take(opts, &alter.stated);
+    if (rc == KL_OK)
+        rc = kl__queue_change(queue, apply, &alter);
+    return rc == KL_OK ? kl__queue_seal(queue) : rc;
+}
+
+static kl_rc set_paused(kl__descriptor *draft, void *ctx)
+{
+    draft->paused = *(const bool *)ctx;
+    return KL_OK;
+}
+
+static kl_rc pause_or_resume(kl_queue *queue, bool paused)
+{
+    kl_rc rc = check_queue(queue);
+    return rc == KL_OK ? kl__queue_change(queue, set_paused, &paused) : rc;
+}
+
+kl_rc kl_queue_pause(kl_queue *queue) { return pause_or_resume(queue, true); }
+kl_rc kl_queue_resume(kl_queue *queue) { return pause_or_resume(queue, false); }
