@@ -1,0 +1,418 @@
+/* ask.c - the owner of a shard carries out what operators ask of it.
+ *
+ * From: beat.c, every tick.  To: window.c, sweep.c, and the store; the answer goes into the request's record.
+ *
+ * A request may be carried out twice, when its answer could not be written; each is made so that this changes nothing
+ * more. Only the owner's own settles are used, so a stale owner changes nothing either. */
+#include "work/ask.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/compare.h"
+#include "keyline/control.h"
+#include "work/inside.h"
+
+enum { PAGE = 64 };
+
+struct ask {
+    kl__pump *pump;
+    kl__window *window;
+    kl_arena arena;
+    const char *verb;
+    kl_task_id id;
+    kl_bytes key;
+    uint64_t key_hash;
+    bool dead;
+    json_t *answer;
+};
+
+/* --- Finding what it is about --- */
+
+static kl_rc fail_ended(void) { return kl__fail(KL_ENOTFOUND, "the task has ended, or there never was one"); }
+
+/* The mutex is left meanwhile; the window is pinned by the caller. */
+static kl_rc read_one(struct ask *ask, const kl_task_id *id, kl_task *ret_task)
+{
+    kl_ref ref = {.place = ask->window->place, .id = *id};
+    size_t count = 0;
+    kl_store *store = ask->window->partition->store;
+    kl__pump_leave(ask->pump);
+    kl_rc rc = kl_store_read(store, &ref, 1, &ask->arena, ret_task, &count);
+    kl__pump_enter(ask->pump);
+    if (rc == KL_OK && ask->window->lost)
+        rc = kl__fail(KL_EBUSY, "the shard is going to another worker; ask again");
+    return rc != KL_OK ? rc : ret_task->state == KL_TASK_WAITING ? KL_OK : fail_ended();
+}
+
+static kl_rc settle_one(struct ask *ask, const kl_settled *settled)
+{
+    kl__window *window = ask->window;
+    kl_settle batch = {.place = window->place, .epoch = window->epoch, .tasks = settled, .count = 1};
+    kl_store *store = window->partition->store;
+    kl__pump_leave(ask->pump);
+    kl_rc rc = kl_store_settle(store, &batch, 1);
+    kl__pump_enter(ask->pump);
+    if (rc == KL_OK && window->lost)
+        rc = kl__fail(KL_EBUSY, "the shard is going to another worker; ask again");
+    return rc;
+}
+
+/* The first task of the key in one line; false: there is none. */
+static kl_rc first_in_line(struct ask *ask, int32_t line, kl_stub *ret_stub, bool *ret_found)
+{
+    kl_stub stubs[256], last;
+    kl_store *store = ask->window->partition->store;
+    kl_scan scan = {.place = ask->window->place, .line = line, .until_ms = KL_ID_MS_MAX, .stubs = stubs, .max = 256};
+    *ret_found = false;
+    do {
+        kl_rc rc = kl_store_scan(store, &scan, 1);
+        if (rc != KL_OK)
+            return rc;
+        for (size_t i = 0; i < scan.count; i++) {
+            if (stubs[i].key_hash != ask->key_hash)
+                continue;
+            *ret_stub = stubs[i];
+            *ret_found = true;
+            return KL_OK;
+        }
+        if (scan.count)
+            last = stubs[scan.count - 1];
+        scan.after = &last;
+    } while (scan.count == 256);
+    return KL_OK;
+}
+
+/* The first task of the key that waits, in memory or not: what was tried, then by priority, then what is delayed. */
+static kl_rc first_of_key(struct ask *ask, kl_stub *ret_stub, bool *ret_found)
+{
+    kl_counts counts;
+    kl_store *store = ask->window->partition->store;
+    *ret_found = false;
+    kl__pump_leave(ask->pump);
+    kl_rc rc = kl_store_counts(store, ask->window->place, NULL, &counts);
+    if (rc == KL_OK && counts.retry)
+        rc = first_in_line(ask, KL_LINE_RETRY, ret_stub, ret_found);
+    for (uint32_t lines = rc == KL_OK ? counts.priorities : 0; lines && rc == KL_OK && !*ret_found; lines &= lines - 1)
+        rc = first_in_line(ask, __builtin_ctz(lines) + KL_PRIORITY_MIN, ret_stub, ret_found);
+    if (rc == KL_OK && counts.due && !*ret_found)
+        rc = first_in_line(ask, KL_LINE_DUE, ret_stub, ret_found);
+    kl__pump_enter(ask->pump);
+    if (rc == KL_OK && ask->window->lost)
+        rc = kl__fail(KL_EBUSY, "the shard is going to another worker; ask again");
+    return rc;
+}
+
+static kl__held *head_of(struct ask *ask)
+{
+    kl__lane *lane = kl__window_lane(ask->window, ask->key_hash);
+    kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
+    return head ? kl__held_of(head) : NULL;
+}
+
+/* --- Ending tasks --- */
+
+/* Ends a task that waits, wherever it is. keep: as the queue says; else nothing is kept of it. */
+static kl_rc end_task(struct ask *ask, const kl_task_id *id, kl_outcome outcome, bool keep, bool *ret_running)
+{
+    kl__held *held = kl__window_find(ask->window, id, 0);
+    int64_t keep_ms = keep ? kl__pump_keep_ms(ask->pump, outcome, 0) : 0;
+    kl_task task;
+    *ret_running = false;
+    if (held && held->state == KL_HELD_FINISHED)
+        return fail_ended();
+    if (held && held->state == KL_HELD_RUNNING) {
+        *ret_running = true;
+        return KL_OK;
+    }
+    if (held) {
+        kl__window_withdraw(held);
+        kl__pump_settle_later(ask->pump, held, outcome, keep_ms);
+        kl__window_ready(ask->window);
+        return KL_OK;
+    }
+    kl_rc rc = read_one(ask, id, &task);
+    kl_settled settled = {.id = *id, .outcome = outcome, .keep_ms = keep_ms};
+    if (rc != KL_OK)
+        return rc;
+    settled.position = task.position;
+    settled.attempts = task.attempts;
+    return kl__window_find(ask->window, id, 0) ? end_task(ask, id, outcome, keep, ret_running)
+                                               : settle_one(ask, &settled);
+}
+
+static kl_rc cancel(struct ask *ask)
+{
+    bool running = false;
+    kl_rc rc = end_task(ask, &ask->id, KL_CANCELLED, true, &running);
+    kl__held *held = running ? kl__window_find(ask->window, &ask->id, 0) : NULL;
+    if (held)
+        atomic_store(&held->cancel, true);
+    return rc != KL_OK ? rc : kl__json_set_bool(ask->answer, "running", running) ? KL_OK : kl__fail_memory();
+}
+
+static kl_rc end_traceless(struct ask *ask)
+{
+    bool running = false;
+    kl_rc rc = end_task(ask, &ask->id, KL_CANCELLED, false, &running);
+    return rc == KL_OK && running ? kl__fail(KL_EBUSY, "the task is running; wait for its end, or cancel it") : rc;
+}
+
+static kl_rc skip(struct ask *ask)
+{
+    kl_stub stub;
+    bool found = false, running = false;
+    kl__held *head = head_of(ask);
+    kl_rc rc = KL_OK;
+    if (head && head->state == KL_HELD_RUNNING)
+        return kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end");
+    if (!head || head->state == KL_HELD_FINISHED) {
+        rc = first_of_key(ask, &stub, &found);
+        if (rc != KL_OK || !found)
+            return rc != KL_OK ? rc : kl__fail(KL_ENOTFOUND, "the key has no task that waits");
+    }
+    kl_task_id id = head && !found ? head->id : stub.id;
+    rc = end_task(ask, &id, KL_CANCELLED, true, &running);
+    if (rc == KL_OK && running)
+        return kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end");
+    return rc != KL_OK ? rc : kl__json_set_id(ask->answer, "id", &id) ? KL_OK : kl__fail_memory();
+}
+
+static kl_rc sweep(struct ask *ask, uint64_t key_hash, kl_outcome outcome, const char *error)
+{
+    uint64_t count = 0;
+    kl_rc rc = kl__window_sweep(ask->window, key_hash, NULL, outcome, error, &count);
+    return rc != KL_OK ? rc : kl__json_set_int(ask->answer, "count", (int64_t)count) ? KL_OK : kl__fail_memory();
+}
+
+static kl_rc drain(struct ask *ask)
+{
+    return sweep(ask, ask->key_hash, ask->dead ? KL_DEAD : KL_CANCELLED, "its key was drained");
+}
+
+static kl_rc purge(struct ask *ask) { return sweep(ask, 0, KL_CANCELLED, "its queue was purged"); }
+
+/* --- Trying again --- */
+
+/* Gives a waiting task all its attempts again and makes it due: in the store, then in memory. */
+static kl_rc try_now(struct ask *ask, const kl_task_id *id)
+{
+    kl_task task;
+    kl_rc rc = read_one(ask, id, &task);
+    if (rc != KL_OK)
+        return rc;
+    kl__held *held = kl__window_find(ask->window, id, task.position);
+    if (held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED || held->state == KL_HELD_ROOM))
+        return KL_OK; /* it is being tried */
+    kl_settled again = {.id = *id, .position = task.position, .outcome = KL_RETRY};
+    if ((rc = settle_one(ask, &again)) != KL_OK)
+        return rc;
+    uint64_t key_hash = kl__key_hash(task.entry.key);
+    kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
+    held = kl__window_find(ask->window, id, task.position);
+    if (held) {
+        held->lane.mark.attempts = 0;
+        held->retry_line = true;
+        held->draining = false;
+        if (key_hash && !kl__keyset_has(ask->pump->paused, key_hash))
+            kl__lanes_resume(ask->window->lanes, &key, ask->pump->now_ms);
+    } else {
+        kl_stub stub = {.id = *id,
+                        .position = task.position,
+                        .key_hash = key_hash,
+                        .priority = (int8_t)task.entry.priority,
+                        .group = task.entry.group};
+        if (!kl__window_admit(ask->window, KL_LINE_RETRY, &stub, false))
+            return kl__fail_memory();
+    }
+    kl__window_ready(ask->window);
+    return KL_OK;
+}
+
+static kl_rc again(struct ask *ask) { return try_now(ask, &ask->id); }
+
+static kl_rc wake(struct ask *ask)
+{
+    kl_stub stub;
+    bool found = false;
+    kl__held *head = head_of(ask);
+    if (head)
+        return try_now(ask, &head->id);
+    kl_rc rc = first_of_key(ask, &stub, &found);
+    if (rc == KL_OK && !found)
+        return kl__fail(KL_ENOTFOUND, "the key has no task that waits");
+    return rc != KL_OK ? rc : try_now(ask, &stub.id);
+}
+
+/* --- Why does it wait? --- */
+
+static kl_why why(const struct ask *ask, const kl__held *head, const kl__lane *lane, bool elsewhere)
+{
+    const kl__pump *pump = ask->pump;
+    if (head && (head->state == KL_HELD_RUNNING || head->state == KL_HELD_FINISHED))
+        return KL_WHY_RUNNING;
+    if (kl__keyset_has(pump->paused, ask->key_hash))
+        return KL_WHY_PAUSED;
+    if (head && head->blocked == KL_BLOCKED_HALTED)
+        return KL_WHY_HALTED;
+    if (head && (head->blocked == KL_BLOCKED_KIND || head->blocked == KL_BLOCKED_DAMAGED))
+        return head->blocked == KL_BLOCKED_KIND ? KL_WHY_KIND : KL_WHY_HALTED;
+    if (head && head->lane.due_ms > pump->now_ms)
+        return KL_WHY_RETRYING;
+    if (kl__gate_closed(ask->window->partition->gate, ask->key_hash))
+        return KL_WHY_LAYOUT;
+    if (!lane && !elsewhere)
+        return KL_WHY_IDLE;
+    if (pump->descriptor->paused)
+        return KL_WHY_QUEUE_PAUSED;
+    if (pump->opts.handler_count == 0)
+        return KL_WHY_NO_WORKER;
+    return pump->limited ? KL_WHY_RATE : KL_WHY_READY;
+}
+
+static bool tell_head(struct ask *ask, const kl__held *head)
+{
+    json_t *answer = ask->answer;
+    if (!head)
+        return true;
+    const kl__progress *progress = head->progress;
+    return kl__json_set_id(answer, "head", &head->id) &&
+           kl__json_set_int(answer, "attempts", head->lane.mark.attempts) &&
+           kl__json_set_bytes(answer, "error", head->text ? head->text->error : (kl_bytes){0}) &&
+           kl__json_set_int(answer, "running_ms",
+                            head->state == KL_HELD_RUNNING ? ask->pump->now_ms - head->started_ms : 0) &&
+           kl__json_set_int(answer, "percent", progress ? progress->percent : -1) &&
+           kl__json_set_text(answer, "progress", progress ? progress->text : "");
+}
+
+static kl_rc show(struct ask *ask)
+{
+    kl_stub stub = {0};
+    bool found = false;
+    kl__lane *lane = kl__window_lane(ask->window, ask->key_hash);
+    if (!lane || kl__lane_tasks(lane) == 0) {
+        kl_rc rc = first_of_key(ask, &stub, &found);
+        if (rc != KL_OK)
+            return rc;
+        lane = kl__window_lane(ask->window, ask->key_hash);
+    }
+    if (lane && kl__lane_tasks(lane) == 0)
+        lane = NULL;
+    kl__held *head = head_of(ask);
+    kl_why reason = why(ask, head, lane, found);
+    if (reason == KL_WHY_READY && found && !lane && stub.due_ms > ask->pump->now_ms)
+        reason = KL_WHY_DELAYED;
+    int64_t until_ms = reason == KL_WHY_RETRYING ? head->lane.due_ms : reason == KL_WHY_DELAYED ? stub.due_ms : 0;
+    bool good = kl__json_set_int(ask->answer, "why", reason) && kl__json_set_int(ask->answer, "until", until_ms) &&
+                tell_head(ask, head);
+    if (good && !head && found)
+        good =
+            kl__json_set_id(ask->answer, "head", &stub.id) && kl__json_set_int(ask->answer, "attempts", stub.attempts);
+    return good ? KL_OK : kl__fail_memory();
+}
+
+/* --- Requests --- */
+
+static const struct verb {
+    const char *name;
+    kl_rc (*carry_out)(struct ask *ask);
+} verbs[] = {{"cancel", cancel}, {"again", again}, {"end", end_traceless}, {"skip", skip},
+             {"wake", wake},     {"drain", drain}, {"purge", purge},       {"show", show}};
+
+static kl_rc carry_out(struct ask *ask)
+{
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
+        if (strcmp(ask->verb, verbs[i].name) == 0)
+            return verbs[i].carry_out(ask);
+    return kl__fail(KL_EINVAL, "this worker does not know the request '%s'; run the same version everywhere",
+                    ask->verb);
+}
+
+/* False: it is not for this worker, or answered already. */
+static bool understand(struct ask *ask, kl__json *from)
+{
+    if (kl__json_bool_or(from, "answered", false))
+        return false;
+    ask->verb = kl__json_text_or(from, "verb", &ask->arena, "");
+    ask->id = kl__json_id_or(from, "id", (kl_task_id){{0}});
+    ask->key = kl__json_bytes_or(from, "key", &ask->arena, (kl_bytes){0});
+    ask->dead = kl__json_bool_or(from, "dead", false);
+    ask->key_hash = kl__key_hash(ask->key);
+    return from->rc == KL_OK;
+}
+
+static kl_rc answer(struct ask *ask, const kl_record *record, kl_rc said)
+{
+    char error[256] = "";
+    if (said != KL_OK)
+        snprintf(error, sizeof error, "%s", kl_error_text());
+    if (!kl__json_set_bool(ask->answer, "answered", true) || !kl__json_set_int(ask->answer, "rc", said) ||
+        !kl__json_set_text(ask->answer, "error", error))
+        return kl__fail_memory();
+    kl_store *store = ask->window->partition->store;
+    kl__pump_leave(ask->pump);
+    kl_rc rc = kl__record_write(store, record->name, record->version, ask->answer, record->expires_ms, NULL);
+    kl__pump_enter(ask->pump);
+    return rc == KL_ECONFLICT ? KL_OK : rc; /* it was withdrawn */
+}
+
+static kl_rc handle(kl__pump *pump, kl__window *window, const kl_record *record)
+{
+    struct ask ask = {.pump = pump, .window = window};
+    kl__json from = {0};
+    kl_rc rc = kl__json_parse(record->value, "a request", &from);
+    if (rc == KL_OK && understand(&ask, &from)) {
+        ask.answer = kl__json_object();
+        window->out++;
+        rc = ask.answer ? answer(&ask, record, carry_out(&ask)) : kl__fail_memory();
+        window->out--;
+        kl__window_free_if_done(window);
+    }
+    json_decref(ask.answer);
+    kl__json_free(&from);
+    kl_arena_free(&ask.arena);
+    return rc == KL_EDAMAGED ? KL_OK : rc; /* not for us: it expires */
+}
+
+static kl__window *asked_window(kl__partition *partition, kl_bytes name, size_t prefix_len)
+{
+    const char *rest = (const char *)name.data + prefix_len;
+    const char *slash = memchr(rest, '/', name.len - prefix_len);
+    uint32_t shard;
+    if (!slash || kl_shard_parse(&partition->layout, (kl_bytes){rest, (size_t)(slash - rest)}, &shard) != KL_OK)
+        return NULL;
+    kl__window *window = partition->windows;
+    while (window && window->place.shard != shard)
+        window = window->next;
+    return window && !window->leaving ? window : NULL;
+}
+
+static kl_rc carry_out_partition(kl__pump *pump, kl__partition *partition)
+{
+    char name[KL_RECORD_NAME_BYTES];
+    kl_record records[PAGE];
+    kl_arena arena = {0};
+    size_t count = 0;
+    kl_store *store = partition->store;
+    kl_bytes prefix = kl__record_name(name, sizeof name, "ask", partition->name, "");
+    kl__pump_leave(pump);
+    kl_rc rc = kl_store_list(store, prefix, (kl_bytes){0}, PAGE, &arena, records, &count);
+    kl__pump_enter(pump);
+    for (size_t i = 0; i < count && rc == KL_OK; i++) {
+        kl__window *window = asked_window(partition, records[i].name, prefix.len);
+        if (window)
+            rc = handle(pump, window, &records[i]);
+    }
+    kl_arena_free(&arena);
+    return rc;
+}
+
+kl_rc kl__asks_carry_out(kl__pump *pump)
+{
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        kl_rc rc = partition->windows ? carry_out_partition(pump, partition) : KL_OK;
+        if (rc != KL_OK)
+            return rc;
+    }
+    return KL_OK;
+}

@@ -1,0 +1,221 @@
+/* beat.c - what a worker looks at from time to time.
+ *
+ * From: worker.c, every kl__pump_beat_ms.  To: partitions.c, older.c, gate.c, sweep.c, and the queue's records.
+ *
+ * Every TICK_MS: the queue's record (settings, pause, layouts), paused keys, cancelled jobs, requests of operators, and
+ * schedules that are due. Every third of a lease, or at once when a shard is to be given back: ownership. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "queue/cron.h"
+#include "work/ask.h"
+#include "work/inside.h"
+
+enum { TICK_MS = 100, PAUSED_PAGE = 256, PAUSED_MAX = 100000 };
+
+int64_t kl__pump_beat_ms(const kl__pump *pump)
+{
+    return pump->stopping || pump->opts.handler_count == 0 ? TICK_MS / 10 : TICK_MS;
+}
+
+/* --- The clock and the record --- */
+
+static kl_rc set_clock(kl__pump *pump)
+{
+    int64_t store_ms = 0, local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    kl__pump_leave(pump);
+    kl_rc rc = kl_store_now(pump->queue->store, &store_ms);
+    kl__pump_enter(pump);
+    if (rc != KL_OK)
+        return rc;
+    pump->clock_offset_ms = store_ms - local_ms; /* of before the call: rather behind the store's clock than ahead */
+    kl__pump_now(pump);
+    return KL_OK;
+}
+
+static kl_rc refresh(kl__pump *pump)
+{
+    kl__pump_leave(pump);
+    kl_rc rc = kl__queue_refresh(pump->queue);
+    kl__pump_enter(pump);
+    if (rc != KL_OK)
+        return rc;
+    kl__descriptor *old = pump->descriptor;
+    pump->descriptor = kl__queue_descriptor(pump->queue);
+    kl__descriptor_release(old);
+    return kl__partitions_sync(pump);
+}
+
+/* --- Paused keys --- */
+
+static void pause_key(kl__window *window, uint64_t key_hash)
+{
+    kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
+    kl__lane *lane = kl__window_lane(window, key_hash);
+    int64_t now_ms = window->pump->now_ms;
+    kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
+    if (!lane)
+        return;
+    kl__held *held = head ? kl__held_of(head) : NULL;
+    if (held && held->state == KL_HELD_ROOM) {
+        kl__room_remove(window->pump->room, held);
+        held->state = KL_HELD_LINE;
+        kl__lanes_untake(window->lanes, head, held->retry_line, now_ms);
+    }
+    if (kl__lanes_pause(window->lanes, &key, now_ms) != KL_OK)
+        return; /* no memory: the next tick tries again */
+    kl__window_evict(window, lane);
+    head = kl__lane_head(lane);
+    if (head && kl__held_of(head)->state == KL_HELD_LINE)
+        kl__window_block(window, kl__held_of(head), KL_BLOCKED_PAUSED);
+}
+
+static void resume_key(kl__window *window, uint64_t key_hash)
+{
+    kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
+    if (!kl__window_lane(window, key_hash))
+        return;
+    kl__lanes_resume(window->lanes, &key, window->pump->now_ms);
+    kl__window_ready(window);
+}
+
+static void each_new(kl__pump *pump, const kl__keyset *keys, const kl__keyset *known,
+                     void (*change)(kl__window *window, uint64_t key_hash))
+{
+    for (uint64_t i = 0; i < kl__keyset_capacity(keys); i++) {
+        uint64_t key_hash = kl__keyset_at(keys, i);
+        if (!key_hash || kl__keyset_has(known, key_hash))
+            continue;
+        for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
+            for (kl__window *window = partition->windows; window; window = window->next)
+                change(window, key_hash);
+    }
+}
+
+/* Names end in the 16 hex digits of the key's hash. */
+static kl_rc read_paused(kl__pump *pump, kl_arena *arena, kl__keyset *keys)
+{
+    char name[KL_RECORD_NAME_BYTES];
+    kl_bytes prefix = kl__record_name(name, sizeof name, "pause", pump->queue->name, ""), after = {0};
+    kl_record *records = kl_arena_alloc(arena, PAUSED_PAGE * sizeof *records);
+    size_t count = PAUSED_PAGE;
+    if (!records)
+        return kl__fail_memory();
+    while (count == PAUSED_PAGE && kl__keyset_count(keys) < PAUSED_MAX) {
+        kl_rc rc = kl_store_list(pump->queue->store, prefix, after, PAUSED_PAGE, arena, records, &count);
+        if (rc != KL_OK)
+            return rc;
+        for (size_t i = 0; i < count; i++) {
+            uint64_t key_hash = strtoull((const char *)records[i].name.data + prefix.len, NULL, 16);
+            if (key_hash && !kl__keyset_add(keys, key_hash))
+                return kl__fail_memory();
+        }
+        if (count)
+            after = records[count - 1].name;
+    }
+    return KL_OK;
+}
+
+static kl_rc look_at_paused(kl__pump *pump)
+{
+    kl_arena arena = {0};
+    kl__keyset *keys = kl__keyset_open(), *old = pump->paused;
+    if (!keys)
+        return kl__fail_memory();
+    kl__pump_leave(pump);
+    kl_rc rc = read_paused(pump, &arena, keys);
+    kl__pump_enter(pump);
+    kl_arena_free(&arena);
+    if (rc != KL_OK) {
+        kl__keyset_free(keys);
+        return rc;
+    }
+    pump->paused = keys;
+    each_new(pump, keys, old, pause_key);
+    each_new(pump, old, keys, resume_key);
+    kl__keyset_free(old);
+    return KL_OK;
+}
+
+/* --- Jobs and schedules --- */
+
+static kl_rc look_at_jobs(kl__pump *pump)
+{
+    kl__pump_leave(pump);
+    kl__cancelled_set fresh = {0};
+    kl_rc rc = kl__jobs_cancelled(pump->queue, &fresh);
+    kl__pump_enter(pump);
+    if (rc != KL_OK) {
+        kl__cancelled_free(&fresh);
+        return rc;
+    }
+    kl__cancelled_free(&pump->cancelled);
+    pump->cancelled = fresh;
+    return KL_OK;
+}
+
+/* Others may add schedules, so it looks again every second at least. */
+static kl_rc look_at_schedules(kl__pump *pump)
+{
+    enum { CRON_EVERY_MS = 1000 };
+    if (pump->opts.handler_count == 0 || pump->now_ms < pump->cron_ms)
+        return KL_OK;
+    int64_t next_ms = KL_NEVER;
+    kl__pump_leave(pump);
+    kl_rc rc = kl__cron_fire(pump->queue, &next_ms);
+    kl__pump_enter(pump);
+    int64_t again_ms = pump->now_ms + CRON_EVERY_MS;
+    pump->cron_ms = next_ms < again_ms ? next_ms : again_ms;
+    return rc;
+}
+
+/* --- The beat --- */
+
+static kl_rc tick(kl__pump *pump)
+{
+    kl_rc rc = refresh(pump);
+    if (rc == KL_OK)
+        rc = look_at_paused(pump);
+    if (rc == KL_OK)
+        rc = look_at_jobs(pump);
+    if (rc == KL_OK)
+        rc = kl__older_layouts(pump);
+    if (rc == KL_OK)
+        rc = kl__gates_refresh(pump);
+    if (rc == KL_OK)
+        rc = kl__pump_drain_keys(pump);
+    if (rc == KL_OK)
+        rc = kl__asks_carry_out(pump);
+    return rc == KL_OK && !pump->stopping ? look_at_schedules(pump) : rc;
+}
+
+static kl_rc beat(kl__pump *pump)
+{
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    kl_rc first = set_clock(pump);
+    if (first != KL_OK)
+        return first;
+    if (pump->tick_ms == 0 || local_ms - pump->tick_ms >= kl__pump_beat_ms(pump)) {
+        first = tick(pump);
+        pump->tick_ms = local_ms ? local_ms : 1;
+    }
+    bool due = pump->owners_ms == 0 || local_ms - pump->owners_ms >= pump->descriptor->settings.lease_ms / 3;
+    if (!due && !pump->beat_now)
+        return first;
+    pump->beat_now = pump->stopping;
+    kl_rc rc = kl__partitions_beat(pump);
+    if (rc == KL_OK)
+        pump->owners_ms = local_ms ? local_ms : 1;
+    return first != KL_OK ? first : rc;
+}
+
+kl_rc kl__pump_beat(kl__pump *pump)
+{
+    if (pump->beating)
+        return KL_OK;
+    pump->beating = true;
+    kl_rc rc = beat(pump);
+    pump->beating = false;
+    return rc;
+}

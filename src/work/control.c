@@ -1,0 +1,482 @@
+/* control.c - steering single tasks and keys (control.h).
+ *
+ * From: the application or the program.  To: ask_send.c, for what only a shard's owner may do; records, for what must
+ * hold whoever owns it. */
+#include "keyline/control.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/compare.h"
+#include "queue/look.h"
+#include "work/ask.h"
+#include "work/inside.h"
+
+static kl_rc check_key(kl_bytes key)
+{
+    if (key.len == 0)
+        return kl__fail(KL_EINVAL, "no key was named; tasks without a key are steered one by one, by their ids");
+    if (key.len > KL_KEY_BYTES_MAX)
+        return kl__fail(KL_EINVAL, "the key has %zu bytes; keys have up to %d", key.len, KL_KEY_BYTES_MAX);
+    return KL_OK;
+}
+
+static json_t *ask_for(const char *verb)
+{
+    json_t *ask = kl__json_object();
+    if (kl__json_set_text(ask, "verb", verb))
+        return ask;
+    json_decref(ask);
+    return NULL;
+}
+
+/* --- Single tasks --- */
+
+/* Asks the owner of the task's shard. Finished tasks are KL_ENOTFOUND here. */
+static kl_rc ask_about(kl_queue *queue, const kl_task_id *id, const char *verb, kl_arena *arena, kl__json *ret_answer)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    kl_task task;
+    kl__source source;
+    kl_rc rc = kl__look_task(queue, descriptor, id, arena, &task, &source);
+    if (rc == KL_OK && task.state != KL_TASK_WAITING)
+        rc = kl__fail(KL_ENOTFOUND, "the task is finished already");
+    if (rc == KL_OK) {
+        json_t *ask = ask_for(verb);
+        if (ask && !kl__json_set_id(ask, "id", &task.entry.id)) {
+            json_decref(ask);
+            ask = NULL;
+        }
+        rc = kl__ask_send(queue, source, task.entry.place.shard, ask, arena, ret_answer);
+    }
+    kl__descriptor_release(descriptor);
+    return rc;
+}
+
+kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, bool *ret_running)
+{
+    kl_arena arena = {0};
+    kl__json answer = {0};
+    kl_rc rc = ask_about(queue, id, "cancel", &arena, &answer);
+    if (rc == KL_OK)
+        *ret_running = kl__json_bool_or(&answer, "running", false);
+    kl__json_free(&answer);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+/* A finished task is put again: into the queue it came from, or another. */
+static kl_rc put_finished(kl_queue *queue, kl_queue *to, const kl_task *task, kl_task_id *ret_id)
+{
+    kl_redrive which = {.id = task->entry.id, .to = to, .which = {.state = task->state}};
+    kl_account account;
+    kl_rc rc = to ? kl_dead_move(queue, &which, &account) : kl_dead_retry(queue, &which, &account);
+    if (rc == KL_OK && account.done == 0)
+        rc = account.failed
+                 ? kl__fail(KL_EBUSY, "%s", account.error)
+                 : kl__fail(KL_ENOTFOUND, "the task is no longer kept; it was put again or forgotten meanwhile");
+    if (rc == KL_OK)
+        *ret_id = account.last;
+    return rc;
+}
+
+static kl_rc look(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl_task *ret_task)
+{
+    kl_found found;
+    kl_rc rc = kl_queue_task(queue, id, arena, &found);
+    if (rc == KL_OK)
+        *ret_task = found.task;
+    return rc;
+}
+
+kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
+{
+    kl_arena arena = {0};
+    kl__json answer = {0};
+    kl_task task;
+    kl_rc rc = look(queue, id, &arena, &task);
+    if (rc == KL_OK && task.state != KL_TASK_WAITING) {
+        rc = put_finished(queue, NULL, &task, ret_id);
+    } else if (rc == KL_OK) {
+        rc = ask_about(queue, id, "again", &arena, &answer);
+        if (rc == KL_OK)
+            *ret_id = task.entry.id;
+    }
+    kl__json_free(&answer);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+/* Put there first and ended here then: should it be called again in between, the token knows it. */
+static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, kl_arena *arena, kl_task_id *ret_id)
+{
+    const kl_entry *entry = &found->task.entry;
+    const kl_task_extra *extra = &found->extra;
+    char token[KL_ID_TEXT_BYTES + 8] = "move ";
+    kl_id_print(&entry->id, token + 5);
+    kl_put put = {.key = entry->key,
+                  .kind = entry->kind,
+                  .payload = entry->payload,
+                  .priority = entry->priority,
+                  .due_ms = entry->due_ms,
+                  .attempts_max = extra->attempts_max,
+                  .timeout_ms = extra->timeout_ms,
+                  .group = extra->group,
+                  .traceparent = extra->traceparent,
+                  .headers = extra->headers,
+                  .header_count = extra->header_count,
+                  .tags = extra->tags,
+                  .tag_count = extra->tag_count};
+    kl_put_result result;
+    kl__json answer = {0};
+    kl_rc rc = kl_queue_put(to, &put, 1, kl_str(token), &result);
+    if (rc == KL_OK)
+        rc = ask_about(queue, &entry->id, "end", arena, &answer);
+    kl__json_free(&answer);
+    if (rc == KL_OK)
+        *ret_id = result.id;
+    return rc;
+}
+
+kl_rc kl_task_move(kl_queue *queue, const kl_task_id *id, kl_queue *to, kl_task_id *ret_id)
+{
+    kl_arena arena = {0};
+    kl_found found;
+    kl_rc rc = kl_queue_task(queue, id, &arena, &found);
+    if (rc == KL_OK && found.task.state == KL_TASK_WAITING)
+        rc = move_waiting(queue, to, &found, &arena, ret_id);
+    else if (rc == KL_OK)
+        rc = put_finished(queue, to, &found.task, ret_id);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+/* --- Whole queues --- */
+
+typedef kl_rc each_fn(kl_queue *queue, kl__source source, void *ctx);
+
+/* Every partition of every layout that may hold tasks, the oldest layout first. */
+static kl_rc each_source(kl_queue *queue, each_fn *each, void *ctx)
+{
+    kl_rc rc = kl__queue_refresh(queue);
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++)
+        for (uint32_t p = 0;
+             rc == KL_OK && !descriptor->layouts[i].drained && p < descriptor->layouts[i].layout.partitions; p++)
+            rc = each(queue, (kl__source){&descriptor->layouts[i], p}, ctx);
+    kl__descriptor_release(descriptor);
+    return rc;
+}
+
+static kl_rc purge_source(kl_queue *queue, kl__source source, void *ctx)
+{
+    uint64_t *total = ctx;
+    kl_arena arena = {0};
+    kl_rc rc = KL_OK;
+    for (uint32_t shard = 0; rc == KL_OK && shard < kl_layout_shards(&source.layout->layout); shard++) {
+        kl__json answer = {0};
+        kl_counts counts;
+        kl_place place = {source.layout->numbers[source.partition], shard};
+        rc = kl_store_counts(kl__source_store(source), place, NULL, &counts);
+        if (rc != KL_OK || kl__counts_waiting(&counts) == 0)
+            continue;
+        rc = kl__ask_send(queue, source, shard, ask_for("purge"), &arena, &answer);
+        if (rc == KL_OK)
+            *total += (uint64_t)kl__json_int_or(&answer, "count", 0, INT64_MAX, 0);
+        kl__json_free(&answer);
+        kl_arena_reset(&arena);
+    }
+    kl_arena_free(&arena);
+    return rc;
+}
+
+kl_rc kl_queue_purge(kl_queue *queue, uint64_t *ret_count)
+{
+    uint64_t total = 0;
+    kl_rc rc = each_source(queue, purge_source, &total);
+    if (rc == KL_OK)
+        *ret_count = total;
+    return rc;
+}
+
+/* --- Single keys --- */
+
+/* A request about a key to the owner of its shard in each layout, until `stop` says that it has been answered. */
+struct key_ask {
+    kl_bytes key;
+    const char *verb;
+    bool dead;
+    bool first_only; /* the first layout in which there is something of the key answers */
+    kl_arena *arena;
+    bool answered;
+    uint64_t count;
+    kl_task_id id;
+    kl__json answer; /* of `show` */
+    const char *owner;
+};
+
+static json_t *key_request(const struct key_ask *ask)
+{
+    json_t *request = ask_for(ask->verb);
+    if (!request || (kl__json_set_bytes(request, "key", ask->key) && kl__json_set_bool(request, "dead", ask->dead)))
+        return request;
+    json_decref(request);
+    return NULL;
+}
+
+/* The worker that owns the shard, for people; "" when nobody does, or only an operator for a moment. */
+static kl_rc name_owner(const kl_queue *queue, kl__source source, uint32_t shard, kl_arena *arena,
+                        const char **ret_owner)
+{
+    char name[KL_PARTITION_NAME_BYTES];
+    kl__ownership ownership;
+    kl_rc rc = kl__layout_partition_name(queue, source.layout, source.partition, name);
+    if (rc == KL_OK)
+        rc = kl__owners_read(kl__source_store(source), name, &source.layout->layout, arena, &ownership);
+    if (rc != KL_OK)
+        return rc;
+    const kl__owner *owner = kl__ownership_of(&ownership, shard);
+    *ret_owner = owner && strcmp(owner->name, KL_OPERATOR_NAME) != 0 ? owner->name : "";
+    return KL_OK;
+}
+
+static kl_rc ask_source(kl_queue *queue, kl__source source, void *ctx)
+{
+    struct key_ask *ask = ctx;
+    const kl_layout *layout = &source.layout->layout;
+    if (source.partition != kl_partition_of(layout, ask->key) || (ask->first_only && ask->answered))
+        return KL_OK;
+    kl__json answer = {0};
+    uint32_t shard = kl_shard_of(layout, ask->key);
+    kl_rc rc = name_owner(queue, source, shard, ask->arena, &ask->owner);
+    if (rc == KL_OK)
+        rc = kl__ask_send(queue, source, shard, key_request(ask), ask->arena, &answer);
+    if (rc != KL_OK)
+        return rc == KL_ENOTFOUND ? KL_OK : rc;
+    bool idle = strcmp(ask->verb, "show") == 0 && kl__json_int_or(&answer, "why", 0, 100, 0) == KL_WHY_IDLE;
+    ask->count += (uint64_t)kl__json_int_or(&answer, "count", 0, INT64_MAX, 0);
+    ask->id = kl__json_id_or(&answer, "id", (kl_task_id){{0}});
+    ask->answered = !idle;
+    kl__json_free(&ask->answer);
+    ask->answer = answer;
+    return KL_OK;
+}
+
+/* KL_ENOTFOUND: no layout holds anything of the key. */
+static kl_rc ask_key(kl_queue *queue, struct key_ask *ask)
+{
+    kl_rc rc = check_key(ask->key);
+    if (rc == KL_OK)
+        rc = each_source(queue, ask_source, ask);
+    if (rc == KL_OK && !ask->answered && strcmp(ask->verb, "show") != 0)
+        rc = kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits", (int)ask->key.len, (const char *)ask->key.data);
+    return rc;
+}
+
+static kl_rc ask_key_simply(kl_queue *queue, kl_bytes key, const char *verb, bool dead, bool first_only,
+                            uint64_t *ret_count, kl_task_id *ret_id)
+{
+    kl_arena arena = {0};
+    struct key_ask ask = {.key = key, .verb = verb, .dead = dead, .first_only = first_only, .arena = &arena};
+    kl_rc rc = ask_key(queue, &ask);
+    if (rc == KL_OK && ret_count)
+        *ret_count = ask.count;
+    if (rc == KL_OK && ret_id)
+        *ret_id = ask.id;
+    kl__json_free(&ask.answer);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+kl_rc kl_key_retry(kl_queue *queue, kl_bytes key)
+{
+    return ask_key_simply(queue, key, "wake", false, true, NULL, NULL);
+}
+
+kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, kl_task_id *ret_id)
+{
+    return ask_key_simply(queue, key, "skip", false, true, NULL, ret_id);
+}
+
+kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, bool dead, uint64_t *ret_count)
+{
+    kl_rc rc = ask_key_simply(queue, key, "drain", dead, false, ret_count, NULL);
+    if (rc == KL_OK && *ret_count == 0)
+        return kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits", (int)key.len, (const char *)key.data);
+    return rc;
+}
+
+/* --- Pause: a record, so that it holds whoever owns the shard --- */
+
+static kl_bytes pause_name(const kl_queue *queue, kl_bytes key, char buffer[KL_RECORD_NAME_BYTES])
+{
+    char hash[17];
+    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)kl__key_hash(key));
+    return kl__record_name(buffer, KL_RECORD_NAME_BYTES, "pause", queue->name, hash);
+}
+
+kl_rc kl_key_pause(kl_queue *queue, kl_bytes key)
+{
+    char buffer[KL_RECORD_NAME_BYTES];
+    kl_rc rc = check_key(key);
+    if (rc != KL_OK)
+        return rc;
+    json_t *value = kl__json_object();
+    rc = kl__json_set_bytes(value, "key", key)
+             ? kl__record_write(queue->store, pause_name(queue, key, buffer), 0, value, 0, NULL)
+             : kl__fail_memory();
+    json_decref(value);
+    return rc == KL_ECONFLICT ? KL_OK : rc; /* it is paused */
+}
+
+kl_rc kl_key_resume(kl_queue *queue, kl_bytes key)
+{
+    char buffer[KL_RECORD_NAME_BYTES];
+    kl_arena arena = {0};
+    kl_record record;
+    kl_rc rc = check_key(key);
+    if (rc != KL_OK)
+        return rc;
+    kl_bytes name = pause_name(queue, key, buffer);
+    rc = kl__record_get(queue->store, name, &arena, &record);
+    if (rc == KL_OK && record.version)
+        rc = kl__record_remove(queue->store, name, record.version);
+    kl_arena_free(&arena);
+    if (rc == KL_OK)
+        rc = kl_key_retry(queue, key);
+    return rc == KL_ENOTFOUND ? KL_OK : rc;
+}
+
+/* --- Show --- */
+
+static const char *reason_text(kl_why why)
+{
+    switch (why) {
+    case KL_WHY_IDLE:
+        return "no task of it waits";
+    case KL_WHY_READY:
+        return "nothing is in its way: it waits for a free thread";
+    case KL_WHY_RUNNING:
+        return "its first task is running";
+    case KL_WHY_RETRYING:
+        return "its first task failed and is tried again later; `key retry` tries it now";
+    case KL_WHY_DELAYED:
+        return "its first task is not due yet";
+    case KL_WHY_PAUSED:
+        return "it is paused; `key resume` lets it go on";
+    case KL_WHY_HALTED:
+        return "its first task failed for good; `key retry`, `key skip` or `key drain` lets it go on";
+    case KL_WHY_QUEUE_PAUSED:
+        return "the queue is paused; `queue resume` lets it go on";
+    case KL_WHY_KIND:
+        return "no worker here has a handler for the kind of its first task; start one that has";
+    case KL_WHY_LAYOUT:
+        return "tasks of it in an older layout of the queue come first";
+    case KL_WHY_RATE:
+        return "the queue's rate or concurrency is used up";
+    case KL_WHY_NO_WORKER:
+        return "no worker owns its shard; start one";
+    }
+    return "";
+}
+
+/* How many tasks of the key wait: read from the store, up to a bound. */
+static kl_rc count_tasks(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *status)
+{
+    enum { COUNT_MAX = 1000 };
+    kl_found *found = kl_arena_alloc(arena, COUNT_MAX * sizeof *found);
+    size_t count = 0;
+    kl_bytes cursor = {0};
+    kl_waiting which = {.key = key, .max = COUNT_MAX};
+    if (!found)
+        return kl__fail_memory();
+    kl_rc rc = kl_queue_waiting(queue, &which, arena, found, &count, &cursor);
+    if (rc != KL_OK)
+        return rc;
+    status->waiting = count;
+    status->at_least = cursor.len > 0;
+    return KL_OK;
+}
+
+static kl_rc fill_status(struct key_ask *ask, kl_key_status *status)
+{
+    kl__json *answer = &ask->answer;
+    status->key = ask->key;
+    status->why = (kl_why)kl__json_int(answer, "why", 0, KL_WHY_NO_WORKER);
+    status->until_ms = kl__json_int_or(answer, "until", 0, INT64_MAX, 0);
+    status->head = kl__json_id_or(answer, "head", (kl_task_id){{0}});
+    status->attempts = (uint32_t)kl__json_int_or(answer, "attempts", 0, UINT32_MAX, 0);
+    status->error = (const char *)kl__json_bytes_or(answer, "error", ask->arena, kl_str("")).data;
+    status->running_ms = kl__json_int_or(answer, "running_ms", 0, INT64_MAX, 0);
+    status->percent = (int)kl__json_int_or(answer, "percent", -1, 100, -1);
+    status->progress = kl__json_text_or(answer, "progress", ask->arena, "");
+    status->owner = ask->owner ? ask->owner : "";
+    status->reason = reason_text(status->why);
+    return answer->rc;
+}
+
+kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status)
+{
+    struct key_ask ask = {.key = key, .verb = "show", .first_only = true, .arena = arena};
+    kl_key_status status = {0};
+    kl_rc rc = ask_key(queue, &ask);
+    if (rc == KL_OK)
+        rc = fill_status(&ask, &status);
+    if (rc == KL_OK)
+        rc = count_tasks(queue, key, arena, &status);
+    if (rc == KL_OK)
+        *ret_status = status;
+    kl__json_free(&ask.answer);
+    return rc;
+}
+
+/* --- Workers --- */
+
+struct workers {
+    kl_arena *arena;
+    kl_worker_status *status;
+    size_t max, count;
+};
+
+static kl_worker_status *status_of(struct workers *workers, const char *name)
+{
+    for (size_t i = 0; i < workers->count; i++)
+        if (strcmp(workers->status[i].name, name) == 0)
+            return &workers->status[i];
+    if (workers->count == workers->max)
+        return NULL;
+    workers->status[workers->count] = (kl_worker_status){.name = name};
+    return &workers->status[workers->count++];
+}
+
+static kl_rc add_workers(kl_queue *queue, kl__source source, void *ctx)
+{
+    struct workers *workers = ctx;
+    char name[KL_PARTITION_NAME_BYTES];
+    kl__ownership ownership;
+    kl_rc rc = kl__layout_partition_name(queue, source.layout, source.partition, name);
+    if (rc == KL_OK)
+        rc = kl__owners_read(kl__source_store(source), name, &source.layout->layout, workers->arena, &ownership);
+    for (size_t i = 0; rc == KL_OK && i < ownership.count; i++) {
+        const kl__owner *owner = &ownership.workers[i];
+        kl_worker_status *status = status_of(workers, owner->name);
+        if (!status)
+            continue;
+        status->shards += owner->shards;
+        status->running = owner->running; /* the same in every partition of the queue */
+        status->concurrency = owner->concurrency;
+        if (owner->seen_ms > status->seen_ms)
+            status->seen_ms = owner->seen_ms;
+    }
+    return rc;
+}
+
+kl_rc kl_queue_workers(kl_queue *queue, size_t max, kl_arena *arena, kl_worker_status *ret_workers, size_t *ret_count)
+{
+    struct workers workers = {arena, ret_workers, max, 0};
+    kl_rc rc = each_source(queue, add_workers, &workers);
+    if (rc == KL_OK)
+        *ret_count = workers.count;
+    return rc;
+}

@@ -1,0 +1,181 @@
+/* gate.c - keys whose tasks in older layouts come first.
+ *
+ * From: beat.c.  To: window.c, which leaves such keys out.
+ *
+ * Older layouts are sealed, so what they hold only becomes less: a key that is not in the set never will be, and the set
+ * may be read at leisure. While an older layout is not sealed, or holds more than KEYS_MAX tasks, the gate is shut and
+ * nothing of the newer layout is run: it is being drained first, which is what most changes of layout look like. */
+#include "work/inside.h"
+
+enum { KEYS_MAX = 1 << 20, SCANS = 64, STUBS = 256 };
+
+struct kl__gate {
+    uint64_t layout_number;
+    bool shut;
+    kl__keyset *keys;
+    kl__gate *next;
+};
+
+bool kl__gate_shut(const kl__gate *gate) { return gate && gate->shut; }
+
+bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash)
+{
+    return gate && (gate->shut || (key_hash && kl__keyset_has(gate->keys, key_hash)));
+}
+
+kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number)
+{
+    kl__gate *gate = pump->gates;
+    while (gate && gate->layout_number != layout_number)
+        gate = gate->next;
+    return gate;
+}
+
+static void remove_gate(kl__pump *pump, uint64_t layout_number)
+{
+    kl__gate **link = &pump->gates;
+    while (*link && (*link)->layout_number != layout_number)
+        link = &(*link)->next;
+    if (!*link)
+        return;
+    kl__gate *gate = *link;
+    *link = gate->next;
+    kl__keyset_free(gate->keys);
+    kl__free(gate);
+}
+
+void kl__gates_free(kl__pump *pump)
+{
+    while (pump->gates)
+        remove_gate(pump, pump->gates->layout_number);
+}
+
+/* --- Reading older layouts; the mutex is not held --- */
+
+static kl_rc add_line(kl_store *store, kl_place place, int32_t line, kl__keyset *keys)
+{
+    kl_stub stubs[STUBS];
+    kl_scan scan = {.place = place, .line = line, .until_ms = KL_ID_MS_MAX, .stubs = stubs, .max = STUBS};
+    kl_stub last;
+    do {
+        kl_rc rc = kl_store_scan(store, &scan, 1);
+        if (rc != KL_OK)
+            return rc;
+        for (size_t i = 0; i < scan.count; i++)
+            if (stubs[i].key_hash && !kl__keyset_add(keys, stubs[i].key_hash))
+                return kl__fail_memory();
+        if (scan.count > 0)
+            last = stubs[scan.count - 1];
+        scan.after = &last;
+    } while (scan.count == STUBS);
+    return KL_OK;
+}
+
+static kl_rc add_shard(kl_store *store, kl_place place, kl__keyset *keys)
+{
+    kl_counts counts;
+    kl_rc rc = kl_store_counts(store, place, NULL, &counts);
+    for (uint32_t lines = rc == KL_OK ? counts.priorities : 0; lines && rc == KL_OK; lines &= lines - 1)
+        rc = add_line(store, place, __builtin_ctz(lines) + KL_PRIORITY_MIN, keys);
+    if (rc == KL_OK && counts.due)
+        rc = add_line(store, place, KL_LINE_DUE, keys);
+    if (rc == KL_OK && counts.retry)
+        rc = add_line(store, place, KL_LINE_RETRY, keys);
+    return rc;
+}
+
+static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64_t *tasks)
+{
+    uint32_t shards = kl_layout_shards(&layout->layout);
+    for (uint32_t p = 0; p < layout->layout.partitions; p++) {
+        kl_counts counts;
+        kl_rc rc = kl_store_counts(layout->stores[p], (kl_place){layout->numbers[p], KL_ALL_SHARDS}, NULL, &counts);
+        if (rc != KL_OK)
+            return rc;
+        uint64_t waiting = counts.ready + counts.due + counts.retry;
+        *tasks += waiting;
+        for (uint32_t s = 0; s < shards && waiting > 0 && *tasks <= KEYS_MAX && rc == KL_OK; s++)
+            rc = add_shard(layout->stores[p], (kl_place){layout->numbers[p], s}, keys);
+        if (rc != KL_OK)
+            return rc;
+    }
+    return KL_OK;
+}
+
+/* The keys of all layouts before number `index` of the descriptor. */
+static kl_rc read_older(const kl__descriptor *descriptor, size_t index, kl__keyset *keys, bool *ret_shut)
+{
+    uint64_t tasks = 0;
+    *ret_shut = false;
+    for (size_t i = 0; i < index; i++) {
+        const kl__queue_layout *layout = &descriptor->layouts[i];
+        if (layout->drained)
+            continue;
+        *ret_shut |= !layout->sealed;
+        kl_rc rc = *ret_shut ? KL_OK : add_layout(layout, keys, &tasks);
+        if (rc != KL_OK)
+            return rc;
+        *ret_shut |= tasks > KEYS_MAX;
+    }
+    return KL_OK;
+}
+
+static bool has_older(const kl__descriptor *descriptor, size_t index)
+{
+    for (size_t i = 0; i < index; i++)
+        if (!descriptor->layouts[i].drained)
+            return true;
+    return false;
+}
+
+static kl__gate *make_gate(kl__pump *pump, uint64_t layout_number)
+{
+    kl__gate *gate = kl__alloc_zeroed(1, sizeof *gate);
+    if (!gate)
+        return NULL;
+    gate->layout_number = layout_number;
+    gate->shut = true;
+    gate->next = pump->gates;
+    pump->gates = gate;
+    return gate;
+}
+
+static kl_rc refresh_gate(kl__pump *pump, kl__descriptor *descriptor, size_t index)
+{
+    uint64_t number = descriptor->layouts[index].number;
+    kl__gate *gate = kl__gate_of(pump, number);
+    if (!gate && !(gate = make_gate(pump, number)))
+        return kl__fail_memory();
+    bool shut = true;
+    kl__keyset *keys = kl__keyset_open();
+    if (!keys)
+        return kl__fail_memory();
+    kl__pump_leave(pump);
+    kl_rc rc = read_older(descriptor, index, keys, &shut);
+    kl__pump_enter(pump);
+    if (rc != KL_OK) {
+        kl__keyset_free(keys);
+        return rc;
+    }
+    kl__keyset_free(gate->keys);
+    gate->keys = keys;
+    gate->shut = shut;
+    return KL_OK;
+}
+
+kl_rc kl__gates_refresh(kl__pump *pump)
+{
+    kl__descriptor *descriptor = pump->descriptor;
+    kl_rc rc = KL_OK;
+    atomic_fetch_add(&descriptor->references, 1);
+    for (size_t i = 0; i < descriptor->layout_count && rc == KL_OK; i++) {
+        if (has_older(descriptor, i) && !descriptor->layouts[i].drained)
+            rc = refresh_gate(pump, descriptor, i);
+        else
+            remove_gate(pump, descriptor->layouts[i].number);
+    }
+    kl__descriptor_release(descriptor);
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        partition->gate = kl__gate_of(pump, partition->layout_number);
+    return rc;
+}

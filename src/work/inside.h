@@ -1,0 +1,348 @@
+/* inside.h - what the files of a worker share: held tasks, windows, the pump.
+ *
+ *            beat.c                look.c              room.c            worker.c           settle.c
+ *      own shards (owners.c) -> scan into windows -> ready tasks -> threads run them -> outcomes, in batches
+ *      watch the record         (window.c, lanes)    fair by group                      under the shard's epoch
+ *
+ * Reading order: pump.h (what a worker's threads call) -> look.c -> window.c -> skips.h -> room.c -> pump.c (take,
+ * finish) -> settle.c -> beat.c -> gate.c.
+ *
+ * A window holds a part of one owned shard's lines, so memory stays bounded however many tasks wait. Three things keep
+ * what is held from hiding what is not:
+ *
+ *   - A key gets at most key_max places. What stands behind is skipped: the key is entered in the window's skips with
+ *     the position of the first task left out, and a side look from there brings more when its line has become short.
+ *   - A key that cannot run (its first task waits for a retry, or somebody, or a kind of worker) keeps only that first
+ *     task, which does not count as held.
+ *   - Once groups have been seen, a full window goes on being read: each group gets at least group_min places.
+ *
+ * P1  Every task between the start of a ready line and the window's cursor is held, finished, skipped under its key's
+ *     entry, or gone.
+ * P2  A key that has an entry in the skips admits nothing of that line behind the entry's position.
+ * P3  A task's outcome is sent after those of its key that finished before it: outcomes of a shard are sent in one
+ *     settle at a time, in the order in which they came. So what is settled of a key is always its first tasks.
+ * P4  Nothing is taken from a window whose owner's lease may be over.
+ * P5  A task that may have ended the process before (suspect) is run only after its start has been made durable. */
+#ifndef KL_WORK_INSIDE_H
+#define KL_WORK_INSIDE_H
+
+#include "base/base.h"
+#include "base/clock.h"
+#include "keyline/worker.h"
+#include "lanes/lanes.h"
+#include "queue/inside.h"
+#include "queue/job.h"
+#include "work/owners.h"
+#include "work/pump.h"
+#include "work/skips.h"
+
+enum {
+    KL_WINDOW_MIN = 64,        /* tasks of one shard, however many shards share window_max */
+    KL_KEY_MAX = 1024,         /* tasks of one key in a window; a quarter of the window where that is less */
+    KL_GROUP_MIN = 64,         /* tasks of a group that are held even if the window is full */
+    KL_BLOCKED_FACTOR = 16,    /* blocked first tasks: at most so many times window_max */
+    KL_LOOK_STUBS = 8192,      /* stubs read in one look: 448 KiB */
+    KL_SETTLE_MAX = 8192,      /* outcomes in one settle */
+    KL_SETTLE_BYTES = 4 << 20, /* and bytes of errors and results, below KL_BATCH_BYTES_MAX */
+    KL_LOAD_MAX = 64,          /* tasks loaded at once */
+    KL_LINES = KL_LINE_RETRY - KL_PRIORITY_MIN + 1,
+};
+
+/* Where a held task is. */
+typedef enum kl__held_state {
+    KL_HELD_LINE,     /* in its lane, waiting or parked there */
+    KL_HELD_ROOM,     /* taken from its lane, waiting for a thread */
+    KL_HELD_RUNNING,  /* with a thread */
+    KL_HELD_FINISHED, /* has an outcome that is not settled yet */
+    KL_HELD_ASIDE,    /* has no key and cannot be run here */
+} kl__held_state;
+
+typedef struct kl__window kl__window;
+typedef struct kl__group kl__group;
+typedef struct kl__partition kl__partition;
+typedef struct kl__settles kl__settles;
+
+struct kl__held {
+    kl__lane_task lane; /* position is the stub's; mark.attempts: made so far */
+    kl_task_id id;
+    uint64_t key_hash;
+    kl__window *window;
+    kl__group *group;
+    kl__held *prev, *next;  /* in the room, among the finished, or aside */
+    int64_t keep_ms;        /* FINISHED */
+    int64_t retry_ms;       /* FINISHED as RETRY: not before; 0: at once */
+    kl__verdict_text *text; /* FINISHED: error and result, or NULL */
+    uint8_t state;          /* kl__held_state */
+    uint8_t outcome;        /* FINISHED: kl_outcome */
+    uint8_t blocked;        /* kl__blocked: why its key cannot go on */
+    bool suspect;           /* may have ended its worker: P5 */
+    bool marked;            /* its start is durable: attempts includes this one */
+    bool retry_line;        /* in the store it stands in the retry line */
+    bool halted;            /* FINISHED as RETRY: then hold the key until somebody acts, */
+    bool draining;          /* or until the rest of its line is dead too */
+    bool sending;           /* FINISHED: a settle under way has it */
+    _Atomic(bool) cancel;   /* somebody asked */
+    int64_t started_ms;     /* RUNNING: on the store's clock */
+    kl__progress *progress; /* RUNNING: what the handler told, or NULL */
+};
+
+enum { KL_HELD_FROM_DUE = 1 }; /* lane.mark.kind: it stands in the due line */
+
+typedef enum kl__blocked {
+    KL_BLOCKED_NOT,
+    KL_BLOCKED_RETRY,   /* waits for its next attempt */
+    KL_BLOCKED_HALTED,  /* failed for good */
+    KL_BLOCKED_KIND,    /* nobody here runs its kind */
+    KL_BLOCKED_PAUSED,  /* somebody paused the key */
+    KL_BLOCKED_DAMAGED, /* its bytes cannot be read */
+} kl__blocked;
+
+struct kl__verdict_text {
+    kl_bytes error, result;
+    char bytes[];
+};
+
+/* One line of a window. */
+typedef struct kl__cursor {
+    kl_stub last;  /* the last stub read */
+    bool any;      /* one was */
+    bool ended;    /* the last read came to the end of the line */
+    uint64_t old;  /* tasks up to this position were there when the end was reached first; 0: it was not yet */
+    int64_t floor; /* the latest time of a task read so far: gives tasks a due time that ascends along the line */
+    kl__skips skips;
+    bool siding;      /* a side look is under way, */
+    bool side_turn;   /* and it is its turn to read */
+    kl_stub side;     /* behind this stub */
+    uint64_t wanting; /* keys of the skips that it is for */
+} kl__cursor;
+
+struct kl__window {
+    kl__pump *pump;
+    kl__partition *partition;
+    kl_place place;
+    uint64_t epoch;
+    kl__lanes *lanes; /* NULL while nothing is held */
+    kl__held **table; /* every held task by position, for what is read twice */
+    uint32_t table_capacity, table_count;
+    uint64_t held;    /* that count */
+    uint64_t blocked; /* first tasks of keys that cannot run */
+    uint64_t out;     /* RUNNING, or finished and in a settle under way */
+    kl__held *finished, *finished_last;
+    uint64_t finished_count;
+    kl__held *aside;
+    bool suspect;       /* taken over from an owner that did not give it back */
+    bool retry_read;    /* the retry line has been read to its end: only then may others be */
+    bool leaving;       /* is to be given back */
+    _Atomic(bool) lost; /* belongs to somebody else */
+    bool settling;
+    bool unserved;         /* holds a task of a kind that is not run here */
+    bool draining;         /* holds a first task whose line is to follow it to the dead letters */
+    int64_t due_looked_ms; /* when the due line was last begun */
+    bool due_under_way;    /* it is being read in pieces, behind this stub */
+    kl_stub due_last;
+    kl__cursor *cursors[KL_LINES]; /* by line, less KL_PRIORITY_MIN; NULL: never had anything. The due line has none */
+    kl__window *next;              /* in its partition */
+};
+
+/* A partition of one layout, and this worker's part in it. */
+struct kl__partition {
+    kl__pump *pump;
+    kl_store *store;
+    uint32_t number;
+    kl_layout layout;
+    uint64_t layout_number;
+    char name[KL_PARTITION_NAME_BYTES];
+    kl__owners *owners;
+    kl__window *windows;
+    uint32_t window_count;
+    uint32_t priorities; /* lines known to be in use, as in kl_counts */
+    int64_t counted_ms;  /* when that was asked; */
+    kl_counts counts;    /* the answer */
+    uint64_t seen;       /* of kl_store_wait */
+    kl__gate *gate;      /* NULL: no older layout holds anything */
+    bool ending;         /* its layout is drained: to be left */
+    bool gone;           /* and has been */
+    kl__partition *next;
+};
+
+/* --- room.c: ready tasks, in the order in which threads get them --- */
+
+typedef struct kl__room kl__room;
+kl__room *kl__room_open(void);
+void kl__room_close(kl__room *room);
+kl__group *kl__room_group(kl__room *room, uint16_t group); /* NULL: no memory */
+void kl__room_put(kl__room *room, kl__held *held);         /* behind all others of its priority and group */
+void kl__room_put_back(kl__room *room, kl__held *held);    /* before them */
+void kl__room_remove(kl__room *room, kl__held *held);
+kl__held *kl__room_take(kl__room *room); /* lowest priority first, then one of each group in turn; NULL: empty */
+uint64_t kl__room_count(const kl__room *room);
+
+struct kl__group {
+    uint16_t number;
+    uint64_t held; /* tasks in windows */
+    struct kl__group_line {
+        kl__held *first, *last;
+        kl__group *next_active;
+        bool active;
+    } lines[KL_LANE_PRIORITIES];
+    kl__group *next; /* in its bucket */
+};
+
+struct kl__pump {
+    kl__pump_opts opts;
+    kl_queue *queue;
+    kl__descriptor *descriptor;
+    kl__partition *partitions;
+    kl__room *room;
+    kl__held *free_held; /* for reuse */
+    struct held_block *held_blocks;
+    kl_stub *stubs;          /* of a look: KL_LOOK_STUBS */
+    struct looks *looks;     /* and its scans */
+    uint64_t look_from;      /* the window that the next one begins with */
+    kl__gate *gates;         /* of layouts that have older ones with tasks */
+    int64_t clock_offset_ms; /* the store's clock less the local one */
+    int64_t now_ms;          /* the store's clock, as far as it is known; never steps back */
+    uint64_t random;
+    uint64_t held, blocked, running, finished;
+    uint64_t shard_count, all_shards; /* owned here; and of the layouts that are served, altogether */
+    uint64_t permits;                 /* tasks that may run here at a time */
+    uint64_t left_out;                /* entries in skips */
+    uint64_t side_credit;             /* stubs' worth of work that may go into finding keys for side looks */
+    bool grouped;                     /* a task with a group has been seen */
+    bool looking;                     /* a look is under way */
+    bool beating;
+    bool stopping; /* nothing is started any more */
+    bool limited;  /* the queue's rate or concurrency let nothing start when last asked */
+    bool more;     /* the last look did not come to the end of all lines */
+    double tokens; /* of the rate */
+    int64_t tokens_ms;
+    kl__keyset *paused;          /* paused keys */
+    kl__cancelled_set cancelled; /* jobs */
+    kl__settles *settles;        /* what is being sent */
+    int64_t owners_ms;           /* when owners were last asked, on the local clock */
+    int64_t tick_ms;             /* when everything else was */
+    int64_t cron_ms;             /* when schedules are to be looked at, on the store's clock */
+    bool beat_now;               /* something is to be given back */
+    uint64_t elsewhere;          /* tasks in partitions that are not all owned here, */
+    int64_t elsewhere_ms;        /* and since when so many */
+    kl__pump_counts counts;
+};
+
+/* --- held.c --- */
+
+kl__held *kl__held_new(kl__pump *pump); /* all zero; NULL: no memory */
+void kl__held_delete(kl__pump *pump, kl__held *held);
+void kl__held_free_blocks(kl__pump *pump);
+bool kl__held_enter(kl__window *window, kl__held *held); /* into the table; false: no memory */
+void kl__held_forget(kl__window *window, kl__held *held);
+kl__held *kl__held_at(const kl__window *window, uint64_t position); /* NULL: not held */
+
+/* --- window.c --- */
+
+kl__window *kl__window_open(kl__partition *partition, uint32_t shard, uint64_t epoch, bool clean); /* NULL: no memory */
+void kl__window_drop(kl__window *window); /* lost or left: forgets what it holds; freed once nothing is out */
+void kl__window_free_if_done(kl__window *window);
+
+/* A stub of a line: admitted, skipped, or neither because there is no room (false: stop reading this line before it). */
+bool kl__window_admit(kl__window *window, int32_t line, const kl_stub *stub, bool side);
+kl__cursor *kl__window_cursor(kl__window *window, int32_t line); /* NULL: no memory */
+
+/* Moves ready tasks into the room. */
+void kl__window_ready(kl__window *window);
+
+/* The key of this task cannot go on: its other tasks leave the window, to be read again later. */
+void kl__window_block(kl__window *window, kl__held *held, kl__blocked why);
+
+/* Tasks of the lane that wait leave the window, to be read again later; what runs or holds the key stays. */
+void kl__window_evict(kl__window *window, kl__lane *lane);
+
+/* Takes a held task out of wherever it is and frees it; its lane goes on. */
+void kl__window_remove(kl__window *window, kl__held *held);
+
+/* In two steps: out of lane, room or aside; and freed, once it is in none. */
+void kl__window_withdraw(kl__held *held);
+void kl__window_release(kl__held *held);
+kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t position);
+kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash); /* NULL: none */
+
+uint64_t kl__window_max(const kl__pump *pump); /* tasks of one shard */
+uint64_t kl__key_max(const kl__pump *pump);    /* tasks of one key */
+
+/* --- look.c --- */
+
+struct looks *kl__looks_open(void); /* NULL: no memory */
+
+/* Whether tasks that were left out could be held now. Looks at every key of which some were. */
+bool kl__window_wants_side(kl__window *window);
+
+/* --- gate.c: keys of older layouts --- */
+
+kl_rc kl__gates_refresh(kl__pump *pump); /* makes, renews and removes the gates of all layouts */
+void kl__gates_free(kl__pump *pump);
+bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash);       /* tasks of this key must wait; NULL gate: no */
+bool kl__gate_shut(const kl__gate *gate);                            /* all must */
+kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number); /* NULL: there is none */
+
+/* --- keyset.c --- */
+kl__keyset *kl__keyset_open(void);
+void kl__keyset_free(kl__keyset *set);
+bool kl__keyset_add(kl__keyset *set, uint64_t key_hash);       /* false: no memory */
+bool kl__keyset_has(const kl__keyset *set, uint64_t key_hash); /* NULL set: no */
+uint64_t kl__keyset_count(const kl__keyset *set);
+uint64_t kl__keyset_at(const kl__keyset *set, uint64_t index); /* for visiting, index < capacity; 0: nothing there */
+uint64_t kl__keyset_capacity(const kl__keyset *set);
+
+/* --- settle.c --- */
+
+kl__settles *kl__settles_open(void);
+void kl__settles_free(kl__settles *settles);
+bool kl__pump_settling(const kl__pump *pump);
+
+/* --- pump.c --- */
+
+void kl__pump_log(const kl__pump *pump, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
+
+/* Gives a task that is in no lane, or holds its lane, its outcome, to be sent with the next settle. */
+void kl__pump_settle_later(kl__pump *pump, kl__held *held, kl_outcome outcome, int64_t keep_ms);
+void kl__held_keep_text(kl__held *held, kl_bytes error, kl_bytes result);
+int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked_ms);
+
+/* --- partitions.c: which partitions there are, and which shards of them are owned --- */
+
+kl_rc kl__partitions_sync(kl__pump *pump); /* as the descriptor says */
+kl_rc kl__partitions_beat(kl__pump *pump);
+void kl__partitions_close(kl__pump *pump);
+
+/* --- sweep.c: tasks that are ended without being run --- */
+
+/* Ends all waiting tasks of the shard with this key (0: of every key) that are not running, those not in memory
+ * included; `head` (or NULL) is left. *ret_count: how many. */
+kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *head, kl_outcome outcome,
+                       const char *error, uint64_t *ret_count);
+
+/* First tasks whose queue's policy is to drain: the rest of their lines follow them. */
+kl_rc kl__pump_drain_keys(kl__pump *pump);
+
+/* --- older.c: what older layouts still hold --- */
+
+kl_rc kl__older_layouts(kl__pump *pump); /* seals them, moves what is not due, says when they are drained */
+
+/* Times: the store's clock as the worker knows it. */
+int64_t kl__pump_now(kl__pump *pump);
+
+/* Leaves and enters the worker's mutex around a store call. */
+static inline void kl__pump_leave(kl__pump *pump)
+{
+    if (pump->opts.leave)
+        pump->opts.leave(pump->opts.mutex_ctx);
+}
+
+static inline void kl__pump_enter(kl__pump *pump)
+{
+    if (pump->opts.enter)
+        pump->opts.enter(pump->opts.mutex_ctx);
+}
+
+static inline kl__held *kl__held_of(kl__lane_task *task) { return KL_CONTAINER(task, kl__held, lane); }
+
+#endif

@@ -1,0 +1,61 @@
+/* keyset.c - a set of key hashes: linear probing, grows, never shrinks. */
+#include "base/base.h"
+#include "work/inside.h"
+
+struct kl__keyset {
+    uint64_t *slots; /* 0: empty */
+    uint64_t capacity, count;
+};
+
+kl__keyset *kl__keyset_open(void) { return kl__alloc_zeroed(1, sizeof(kl__keyset)); }
+
+void kl__keyset_free(kl__keyset *set)
+{
+    if (!set)
+        return;
+    kl__free(set->slots);
+    kl__free(set);
+}
+
+static uint64_t place_for(const uint64_t *slots, uint64_t capacity, uint64_t key_hash)
+{
+    uint64_t i = (key_hash * 0x9e3779b97f4a7c15u >> 32) & (capacity - 1);
+    while (slots[i] != 0 && slots[i] != key_hash)
+        i = (i + 1) & (capacity - 1);
+    return i;
+}
+
+static bool grow(kl__keyset *set)
+{
+    uint64_t capacity = set->capacity ? set->capacity * 2 : 16;
+    uint64_t *slots = kl__alloc_zeroed(capacity, sizeof *slots);
+    if (!slots)
+        return false;
+    for (uint64_t i = 0; i < set->capacity; i++)
+        if (set->slots[i])
+            slots[place_for(slots, capacity, set->slots[i])] = set->slots[i];
+    kl__free(set->slots);
+    set->slots = slots;
+    set->capacity = capacity;
+    return true;
+}
+
+bool kl__keyset_add(kl__keyset *set, uint64_t key_hash)
+{
+    KL_ASSERT(key_hash != 0);
+    if (set->count * 2 >= set->capacity && !grow(set))
+        return false;
+    uint64_t i = place_for(set->slots, set->capacity, key_hash);
+    set->count += set->slots[i] == 0;
+    set->slots[i] = key_hash;
+    return true;
+}
+
+bool kl__keyset_has(const kl__keyset *set, uint64_t key_hash)
+{
+    return set && set->count && set->slots[place_for(set->slots, set->capacity, key_hash)] == key_hash;
+}
+
+uint64_t kl__keyset_count(const kl__keyset *set) { return set ? set->count : 0; }
+uint64_t kl__keyset_capacity(const kl__keyset *set) { return set ? set->capacity : 0; }
+uint64_t kl__keyset_at(const kl__keyset *set, uint64_t index) { return set->slots[index]; }

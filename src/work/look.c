@@ -1,0 +1,356 @@
+/* look.c - read the lines of owned shards into their windows.
+ *
+ * From: worker.c (memory has room, or something was appended).  To: window.c (stub by stub).
+ *
+ * One look is one scan call per store, for as many lines as need reading. A window's retry line is read first and to its
+ * end, because those tasks hold their keys. Then come the ready lines that are known to be in use, each from where the
+ * last look ended; and the due line, from its first task again every DUE_EVERY_MS, because a task can be put into its
+ * middle.
+ *
+ * A side look reads a ready line again from the first task that was left out of some key whose line has become short. It
+ * takes turns with the ordinary one, so neither holds the other up. When it has come to where the ordinary one is, the
+ * keys it was for have nothing left out any more. */
+#include <string.h>
+
+#include "work/inside.h"
+
+enum { SCANS_MAX = 512, DUE_EVERY_MS = 20, COUNTS_EVERY_MS = 20 };
+
+_Static_assert(KL_LOOK_STUBS / SCANS_MAX >= 16, "every line that is read gets some room");
+
+typedef enum look_kind { LOOK_ON, LOOK_SIDE } look_kind;
+
+struct look {
+    kl__window *window;
+    kl__cursor *cursor; /* NULL: the due line */
+    look_kind kind;
+};
+
+struct looks {
+    kl_store *store;
+    size_t count;
+    struct look each[SCANS_MAX];
+    kl_scan scans[SCANS_MAX];
+};
+
+/* --- What to read --- */
+
+static void plan(struct looks *looks, kl__window *window, int32_t line, look_kind kind)
+{
+    kl__cursor *cursor = line == KL_LINE_DUE ? NULL : kl__window_cursor(window, line);
+    if (looks->count == SCANS_MAX || (line != KL_LINE_DUE && !cursor))
+        return;
+    const kl_stub *after = !cursor             ? (window->due_under_way ? &window->due_last : NULL)
+                           : kind == LOOK_SIDE ? &cursor->side
+                                               : (cursor->any ? &cursor->last : NULL);
+    looks->each[looks->count] = (struct look){window, cursor, kind};
+    looks->scans[looks->count++] =
+        (kl_scan){.place = window->place, .line = line, .until_ms = window->pump->now_ms, .after = after};
+    window->out++; /* it must not be freed while the store is asked */
+}
+
+static bool has_room(const kl__window *window)
+{
+    const kl__pump *pump = window->pump;
+    return pump->grouped || (window->held < kl__window_max(pump) && pump->held < (uint64_t)pump->opts.window_max);
+}
+
+/* Whether tasks of this key could be held now. */
+static bool is_wanted(kl__window *window, const kl__skip *skip)
+{
+    kl__pump *pump = window->pump;
+    bool keyed = skip->key < KL_SKIP_KEYLESS;
+    kl__lane *lane = keyed ? kl__window_lane(window, skip->key) : NULL;
+    kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
+    if (keyed && kl__gate_closed(window->partition->gate, skip->key))
+        return false;
+    if (lane && (kl__lane_tasks(lane) > kl__key_max(pump) / 4 || (head && kl__held_of(head)->blocked)))
+        return false;
+    if (lane && kl__lane_tasks(lane) > 0 && kl__keyset_has(pump->paused, skip->key))
+        return false;
+    if (window->held < kl__window_max(pump) && pump->held < (uint64_t)pump->opts.window_max)
+        return true;
+    kl__group *group = pump->grouped ? kl__room_group(pump->room, skip->group) : NULL;
+    return group && group->held < KL_GROUP_MIN / 2;
+}
+
+bool kl__window_wants_side(kl__window *window)
+{
+    for (int i = 0; i < KL_LINES; i++) {
+        const kl__cursor *cursor = window->cursors[i];
+        for (uint32_t s = 0; cursor && s < cursor->skips.capacity; s++)
+            if (cursor->skips.slots[s].key && is_wanted(window, &cursor->skips.slots[s]))
+                return true;
+    }
+    return false;
+}
+
+/* Begins a side look if some key that was left out could be held now. Asking that of every key costs time too, and is
+ * paid for with credit that each look adds to. */
+static void begin_side(kl__window *window, kl__cursor *cursor)
+{
+    uint64_t cost = 1 + cursor->skips.count / 8, from = UINT64_MAX;
+    if (cursor->siding || cursor->skips.count == 0 || window->pump->side_credit < cost)
+        return;
+    window->pump->side_credit -= cost;
+    for (uint32_t i = 0; i < cursor->skips.capacity; i++) {
+        kl__skip *skip = &cursor->skips.slots[i];
+        if (skip->key == 0 || !is_wanted(window, skip))
+            continue;
+        skip->wanting = true;
+        cursor->wanting++;
+        from = skip->from < from ? skip->from : from;
+    }
+    if (cursor->wanting == 0)
+        return;
+    cursor->siding = cursor->side_turn = true;
+    cursor->side = (kl_stub){.position = from - 1, .priority = 0};
+    window->pump->counts.side_looks++;
+}
+
+static void plan_ready(struct looks *looks, kl__window *window, int32_t line)
+{
+    kl__cursor *cursor = window->cursors[line - KL_PRIORITY_MIN];
+    if (cursor)
+        begin_side(window, cursor);
+    if (cursor && cursor->siding && cursor->side_turn)
+        plan(looks, window, line, LOOK_SIDE);
+    else if (has_room(window))
+        plan(looks, window, line, LOOK_ON);
+    if (cursor)
+        cursor->side_turn = !cursor->side_turn;
+}
+
+static void plan_window(struct looks *looks, kl__window *window)
+{
+    int64_t now_ms = window->pump->now_ms;
+    if (window->leaving || window->lost || kl__gate_shut(window->partition->gate))
+        return;
+    if (!window->retry_read) {
+        plan(looks, window, KL_LINE_RETRY, LOOK_ON);
+        return;
+    }
+    if (window->due_under_way || now_ms - window->due_looked_ms >= DUE_EVERY_MS) {
+        if (!window->due_under_way)
+            window->due_looked_ms = now_ms;
+        plan(looks, window, KL_LINE_DUE, LOOK_ON);
+    }
+    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    for (; lines; lines &= lines - 1)
+        plan_ready(looks, window, __builtin_ctz(lines) + KL_PRIORITY_MIN);
+}
+
+/* All windows of one store, beginning behind those that the last look came to. */
+static void plan_store(kl__pump *pump, struct looks *looks)
+{
+    uint64_t number = 0, skip = pump->look_from;
+    bool again = false;
+    for (int round = 0; round < 2; round++) {
+        number = 0;
+        for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+            if (partition->store != looks->store)
+                continue;
+            for (kl__window *window = partition->windows; window; window = window->next, number++) {
+                if ((number < skip) != again)
+                    continue;
+                if (looks->count + KL_LINES > SCANS_MAX) {
+                    pump->look_from = number;
+                    pump->more = true;
+                    return;
+                }
+                plan_window(looks, window);
+            }
+        }
+        again = true;
+    }
+    pump->look_from = 0;
+}
+
+/* --- What was read --- */
+
+/* How many of the stubs were admitted or left out; the rest must be read again. */
+static size_t admit(struct look *look, const kl_scan *scan)
+{
+    bool side = look->kind == LOOK_SIDE;
+    size_t i = 0;
+    while (i < scan->count) {
+        const kl_stub *stub = &scan->stubs[i];
+        if (side && (look->cursor->wanting == 0 || stub->position > look->cursor->last.position))
+            break;
+        if (!kl__window_admit(look->window, scan->line, stub, side))
+            break;
+        i++;
+    }
+    return i;
+}
+
+/* Everything of the keys it was for has been read: they have no more left out. */
+static void end_side(kl__pump *pump, kl__cursor *cursor, bool caught_up)
+{
+    for (uint32_t i = 0; cursor->wanting > 0 && i < cursor->skips.capacity;) {
+        kl__skip *skip = &cursor->skips.slots[i];
+        if (skip->key == 0 || !skip->wanting) {
+            i++;
+            continue;
+        }
+        cursor->wanting--;
+        skip->wanting = false;
+        if (!caught_up)
+            continue;
+        pump->left_out--;
+        kl__skips_remove(&cursor->skips, skip); /* another may have taken its place: look at it again */
+    }
+    cursor->siding = false;
+}
+
+static void apply_side(struct look *look, const kl_scan *scan, size_t admitted)
+{
+    kl__cursor *cursor = look->cursor;
+    bool whole = admitted == scan->count;
+    if (admitted > 0)
+        cursor->side = scan->stubs[admitted - 1];
+    if (cursor->wanting == 0) {
+        cursor->siding = false;
+    } else if (whole && scan->count < scan->max) {
+        end_side(look->window->pump, cursor, true);
+    } else if (!whole) { /* past the ordinary look's place, or no room */
+        end_side(look->window->pump, cursor, scan->stubs[admitted].position > cursor->last.position);
+    }
+}
+
+static void apply_on(struct look *look, const kl_scan *scan, size_t admitted)
+{
+    kl__cursor *cursor = look->cursor;
+    kl__window *window = look->window;
+    if (admitted > 0) {
+        cursor->last = scan->stubs[admitted - 1];
+        cursor->any = true;
+    }
+    cursor->ended = admitted == scan->count && scan->count < scan->max;
+    if (cursor->ended && cursor->old == 0)
+        cursor->old = cursor->any ? cursor->last.position : 1;
+    if (scan->line == KL_LINE_RETRY && cursor->ended)
+        window->retry_read = true;
+    window->pump->more |= !cursor->ended || scan->line == KL_LINE_RETRY;
+}
+
+static void apply_due(struct look *look, const kl_scan *scan, size_t admitted)
+{
+    kl__window *window = look->window;
+    window->due_under_way = admitted == scan->count && scan->count == scan->max;
+    if (window->due_under_way)
+        window->due_last = scan->stubs[admitted - 1];
+    window->pump->more |= window->due_under_way;
+}
+
+static void apply(struct look *look, const kl_scan *scan)
+{
+    kl__window *window = look->window;
+    window->out--;
+    if (window->lost) {
+        kl__window_free_if_done(window);
+        return;
+    }
+    size_t admitted = admit(look, scan);
+    if (look->kind == LOOK_SIDE)
+        apply_side(look, scan, admitted);
+    else if (look->cursor)
+        apply_on(look, scan, admitted);
+    else
+        apply_due(look, scan, admitted);
+    window->pump->more |= look->cursor && look->cursor->siding;
+    kl__window_ready(window);
+}
+
+static void give_up(struct looks *looks)
+{
+    for (size_t i = 0; i < looks->count; i++) {
+        looks->each[i].window->out--;
+        kl__window_free_if_done(looks->each[i].window);
+    }
+}
+
+static kl_rc look_at(kl__pump *pump, struct looks *looks)
+{
+    plan_store(pump, looks);
+    if (looks->count == 0)
+        return KL_OK;
+    size_t each = KL_LOOK_STUBS / looks->count;
+    for (size_t i = 0; i < looks->count; i++) {
+        looks->scans[i].stubs = pump->stubs + i * each;
+        looks->scans[i].max = each;
+    }
+    kl__pump_leave(pump);
+    kl_rc rc = kl_store_scan(looks->store, looks->scans, looks->count);
+    kl__pump_enter(pump);
+    if (rc != KL_OK) {
+        give_up(looks);
+        return rc;
+    }
+    for (size_t i = 0; i < looks->count; i++)
+        apply(&looks->each[i], &looks->scans[i]);
+    return KL_OK;
+}
+
+/* Which lines are in use, and what waits. */
+static kl_rc count_partition(kl__pump *pump, kl__partition *partition)
+{
+    if (partition->counted_ms && pump->now_ms - partition->counted_ms < COUNTS_EVERY_MS)
+        return KL_OK;
+    kl_counts counts;
+    kl_store *store = partition->store;
+    kl_place place = {partition->number, KL_ALL_SHARDS};
+    kl__pump_leave(pump);
+    kl_rc rc = kl_store_counts(store, place, NULL, &counts);
+    kl__pump_enter(pump);
+    if (rc != KL_OK)
+        return rc;
+    partition->counted_ms = pump->now_ms;
+    partition->counts = counts;
+    partition->priorities = counts.priorities;
+    return KL_OK;
+}
+
+static kl_rc count_all(kl__pump *pump)
+{
+    kl_rc rc = KL_OK;
+    for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next)
+        rc = count_partition(pump, partition);
+    return rc;
+}
+
+static bool seen_before(kl__pump *pump, const kl__partition *partition)
+{
+    for (kl__partition *before = pump->partitions; before != partition; before = before->next)
+        if (before->store == partition->store)
+            return true;
+    return false;
+}
+
+kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
+{
+    kl_rc rc = KL_OK;
+    *ret_ready = kl__room_count(pump->room);
+    if (pump->looking || pump->stopping)
+        return KL_OK;
+    pump->looking = true;
+    pump->more = false;
+    pump->counts.looks++;
+    kl__pump_now(pump);
+    pump->side_credit += KL_LOOK_STUBS / 8;
+    if (pump->side_credit > KL_SKIPS_MAX)
+        pump->side_credit = KL_SKIPS_MAX;
+    rc = count_all(pump);
+    for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next) {
+        if (seen_before(pump, partition))
+            continue;
+        pump->looks->store = partition->store;
+        pump->looks->count = 0;
+        rc = look_at(pump, pump->looks);
+    }
+    pump->looking = false;
+    *ret_ready = kl__room_count(pump->room);
+    return rc;
+}
+
+struct looks *kl__looks_open(void) { return kl__alloc(sizeof(struct looks)); }

@@ -1,0 +1,185 @@
+/* older.c - what older layouts of the queue still hold: seal them, move what is not due, and say when they are drained.
+ *
+ * From: beat.c.  To: the queue's record, and the newest layout.
+ *
+ * Tasks that are due are run where they are. Those that are not would hold up their keys in the newer layout until they
+ * are, so the owner of their shard puts them into the newest layout and ends them here. Their new ids follow from the
+ * old ones, so doing that twice puts nothing twice. */
+#include <string.h>
+
+#include "work/inside.h"
+
+enum { MOVE_MAX = 128 };
+
+struct mover {
+    kl__window *window;
+    kl__descriptor *descriptor;
+    kl_arena arena;
+    size_t count;
+    kl_stub stubs[MOVE_MAX];
+    kl_ref refs[MOVE_MAX];
+    kl_task tasks[MOVE_MAX];
+    kl_entry entries[MOVE_MAX];
+    kl_settled settled[MOVE_MAX];
+};
+
+/* The same task in the newest layout. */
+static kl_entry moved(const kl__window *window, const kl__queue_layout *to, const kl_task *task)
+{
+    kl_entry entry = task->entry;
+    uint32_t partition = 0, shard = kl_id_shard(&to->layout, &task->entry.id);
+    if (entry.key.len > 0) {
+        partition = kl_partition_of(&to->layout, entry.key);
+        shard = kl_shard_of(&to->layout, entry.key);
+    }
+    entry.place = (kl_place){to->numbers[partition], shard};
+    entry.id = kl__id_moved(&window->partition->layout, &to->layout, shard, &task->entry.id);
+    return entry;
+}
+
+/* Puts them where they go, partition stores being what they may, and then ends them here. The mutex is not held. */
+static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch)
+{
+    const kl__queue_layout *to = kl__newest_layout(mover->descriptor);
+    size_t read = 0, count = 0;
+    kl_rc rc = kl_store_read(store, mover->refs, mover->count, &mover->arena, mover->tasks, &read);
+    for (size_t i = 0; i < read && rc == KL_OK; i++) {
+        if (mover->tasks[i].state != KL_TASK_WAITING)
+            continue;
+        mover->entries[0] = moved(mover->window, to, &mover->tasks[i]);
+        uint32_t partition =
+            mover->tasks[i].entry.key.len ? kl_partition_of(&to->layout, mover->tasks[i].entry.key) : 0;
+        rc = kl__queue_append(to->stores[partition], mover->entries, 1);
+        mover->settled[count++] = (kl_settled){.id = mover->tasks[i].entry.id,
+                                               .position = mover->tasks[i].position,
+                                               .outcome = KL_DONE,
+                                               .attempts = mover->tasks[i].attempts};
+    }
+    if (rc != KL_OK || count == 0)
+        return rc;
+    batch->tasks = mover->settled;
+    batch->count = count;
+    return kl_store_settle(store, batch, 1);
+}
+
+/* Those of a page of the due line that are not due and not in memory. */
+static void choose(struct mover *mover, const kl_scan *scan)
+{
+    kl__window *window = mover->window;
+    mover->count = 0;
+    for (size_t i = 0; i < scan->count; i++) {
+        const kl_stub *stub = &scan->stubs[i];
+        if (stub->due_ms > window->pump->now_ms && !kl__held_at(window, stub->position))
+            mover->refs[mover->count++] = (kl_ref){window->place, stub->id, stub->position};
+    }
+}
+
+static kl_rc move_page(struct mover *mover, bool *ret_more)
+{
+    kl__window *window = mover->window;
+    kl__pump *pump = window->pump;
+    kl_store *store = window->partition->store;
+    kl_stub due = {.due_ms = pump->now_ms, .position = UINT64_MAX};
+    kl_scan scan = {.place = window->place,
+                    .line = KL_LINE_DUE,
+                    .until_ms = KL_ID_MS_MAX,
+                    .after = &due,
+                    .stubs = mover->stubs,
+                    .max = MOVE_MAX};
+    kl_settle batch = {.place = window->place, .epoch = window->epoch};
+    kl__pump_leave(pump);
+    kl_rc rc = kl_store_scan(store, &scan, 1);
+    kl__pump_enter(pump);
+    if (rc != KL_OK)
+        return rc;
+    choose(mover, &scan);
+    *ret_more = scan.count == MOVE_MAX && mover->count > 0;
+    kl__pump_leave(pump);
+    rc = mover->count ? move(mover, store, &batch) : KL_OK;
+    kl__pump_enter(pump);
+    kl_arena_reset(&mover->arena);
+    return rc;
+}
+
+static kl_rc move_window(kl__pump *pump, kl__window *window)
+{
+    struct mover *mover = kl__alloc_zeroed(1, sizeof *mover);
+    bool more = true;
+    kl_rc rc = KL_OK;
+    if (!mover)
+        return kl__fail_memory();
+    mover->window = window;
+    mover->descriptor = pump->descriptor;
+    atomic_fetch_add(&mover->descriptor->references, 1);
+    while (more && rc == KL_OK && !window->lost)
+        rc = move_page(mover, &more);
+    kl__descriptor_release(mover->descriptor);
+    kl_arena_free(&mover->arena);
+    kl__free(mover);
+    return rc;
+}
+
+static kl_rc move_all(kl__pump *pump, uint64_t newest)
+{
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        if (partition->layout_number == newest || partition->ending)
+            continue;
+        for (kl__window *window = partition->windows; window; window = window->next) {
+            if (window->leaving)
+                continue;
+            window->out++;
+            kl_rc rc = move_window(pump, window);
+            window->out--;
+            bool lost = window->lost;
+            kl__window_free_if_done(window);
+            if (rc == KL_ESTALE || rc == KL_ESEALED)
+                return KL_OK; /* another owner, or a still newer layout: the next beat knows */
+            if (rc != KL_OK || lost)
+                return rc;
+        }
+    }
+    return KL_OK;
+}
+
+static kl_rc tell_drained(kl__pump *pump, kl__descriptor *descriptor)
+{
+    for (size_t i = 0; i + 1 < descriptor->layout_count; i++) {
+        const kl__queue_layout *layout = &descriptor->layouts[i];
+        kl_counts counts = {0};
+        if (layout->drained || !layout->sealed)
+            continue;
+        kl__pump_leave(pump);
+        kl_rc rc = kl__layout_count(layout, &counts);
+        if (rc == KL_OK && kl__counts_waiting(&counts) == 0)
+            rc = kl__queue_drained(pump->queue, layout->number);
+        kl__pump_enter(pump);
+        if (rc != KL_OK)
+            return rc;
+    }
+    return KL_OK;
+}
+
+kl_rc kl__older_layouts(kl__pump *pump)
+{
+    kl__descriptor *descriptor = pump->descriptor;
+    bool unsealed = false, undrained = false;
+    for (size_t i = 0; i + 1 < descriptor->layout_count; i++) {
+        unsealed |= !descriptor->layouts[i].sealed;
+        undrained |= !descriptor->layouts[i].drained;
+    }
+    if (!undrained)
+        return KL_OK;
+    atomic_fetch_add(&descriptor->references, 1);
+    kl_rc rc = KL_OK;
+    if (unsealed) {
+        kl__pump_leave(pump);
+        rc = kl__queue_seal(pump->queue);
+        kl__pump_enter(pump);
+    }
+    if (rc == KL_OK && !unsealed)
+        rc = move_all(pump, kl__newest_layout(descriptor)->number);
+    if (rc == KL_OK && !unsealed)
+        rc = tell_drained(pump, descriptor);
+    kl__descriptor_release(descriptor);
+    return rc;
+}

@@ -1,0 +1,279 @@
+/* partitions.c - which partitions of the queue there are, and which of their shards this worker owns.
+ *
+ * From: beat.c.  To: owners.c (the record), window.c (a window for each owned shard).
+ *
+ *      taken -> a window is opened        wanted -> nothing more is taken from it; when it is idle it is dropped and
+ *      lost  -> it is dropped                       given back with the next beat */
+#include <string.h>
+
+#include "work/inside.h"
+
+/* --- As the descriptor says --- */
+
+static kl__partition *find(const kl__pump *pump, uint64_t layout_number, const char *name)
+{
+    kl__partition *partition = pump->partitions;
+    while (partition && (partition->layout_number != layout_number || strcmp(partition->name, name) != 0))
+        partition = partition->next;
+    return partition;
+}
+
+/* A restriction that was made for another layout cannot hold for this one; then every shard may be taken, or what is in
+ * an older layout would never be run. */
+static kl_rc allowed_shards(const kl__pump *pump, const kl_layout *layout, bool newest, kl_shards *ret_shards)
+{
+    const kl__pump_opts *opts = &pump->opts;
+    if (opts->slices > 0)
+        return kl_shards_slice(layout, opts->slice, opts->slices, ret_shards);
+    kl_shards_all(layout, ret_shards);
+    if (!opts->shards)
+        return KL_OK;
+    kl_rc rc = kl_shards_parse(layout, kl_str(opts->shards), ret_shards);
+    if (rc == KL_OK || newest)
+        return rc;
+    kl__pump_log(pump, KL_LOG_WARN, "the shards '%s' are none of an older layout, of which all may be taken: %s",
+                 opts->shards, kl_error_text());
+    kl_shards_all(layout, ret_shards);
+    return KL_OK;
+}
+
+static kl_rc open_owners(kl__pump *pump, kl__partition *partition, bool newest)
+{
+    kl__owners_opts *opts = kl__alloc_zeroed(1, sizeof *opts); /* 8 KiB of shards */
+    const char *kinds[KL_HANDLERS_MAX];
+    size_t kind_count = 0;
+    bool any = pump->opts.handler_count == 0;
+    if (!opts)
+        return kl__fail_memory();
+    for (size_t i = 0; i < pump->opts.handler_count; i++) {
+        if (pump->opts.handlers[i].kind)
+            kinds[kind_count++] = pump->opts.handlers[i].kind;
+        else
+            any = true;
+    }
+    *opts = (kl__owners_opts){.store = partition->store,
+                              .partition = partition->number,
+                              .name = partition->name,
+                              .layout = partition->layout,
+                              .worker = pump->opts.worker,
+                              .worker_name = pump->opts.worker_name,
+                              .lease_ms = pump->descriptor->settings.lease_ms,
+                              .seed = pump->opts.seed ^ partition->number,
+                              .kinds = kinds,
+                              .kind_count = any ? 0 : kind_count,
+                              .concurrency = (uint64_t)pump->opts.concurrency};
+    kl_rc rc = allowed_shards(pump, &partition->layout, newest, &opts->allowed);
+    if (rc == KL_OK)
+        rc = kl__owners_open(opts, &partition->owners);
+    kl__free(opts);
+    return rc;
+}
+
+static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index, bool newest)
+{
+    char name[KL_PARTITION_NAME_BYTES];
+    kl_rc rc = kl__layout_partition_name(pump->queue, layout, index, name);
+    if (rc != KL_OK || find(pump, layout->number, name))
+        return rc;
+    kl__partition *partition = kl__alloc_zeroed(1, sizeof *partition);
+    if (!partition)
+        return kl__fail_memory();
+    partition->pump = pump;
+    partition->store = layout->stores[index];
+    partition->number = layout->numbers[index];
+    partition->layout = layout->layout;
+    partition->layout_number = layout->number;
+    memcpy(partition->name, name, sizeof name);
+    partition->gate = kl__gate_of(pump, layout->number);
+    if ((rc = open_owners(pump, partition, newest)) != KL_OK) {
+        kl__free(partition);
+        return rc;
+    }
+    kl__partition **link = &pump->partitions; /* oldest layouts first */
+    while (*link)
+        link = &(*link)->next;
+    *link = partition;
+    return KL_OK;
+}
+
+static const kl__queue_layout *layout_of(const kl__descriptor *descriptor, uint64_t number)
+{
+    for (size_t i = 0; i < descriptor->layout_count; i++)
+        if (descriptor->layouts[i].number == number)
+            return &descriptor->layouts[i];
+    return NULL;
+}
+
+kl_rc kl__partitions_sync(kl__pump *pump)
+{
+    kl__descriptor *descriptor = pump->descriptor;
+    kl_rc rc = KL_OK;
+    pump->all_shards = 0;
+    for (size_t i = 0; i < descriptor->layout_count; i++) {
+        const kl__queue_layout *layout = &descriptor->layouts[i];
+        if (layout->drained)
+            continue;
+        pump->all_shards += (uint64_t)layout->layout.partitions * kl_layout_shards(&layout->layout);
+        for (uint32_t p = 0; p < layout->layout.partitions && rc == KL_OK; p++)
+            rc = add(pump, layout, p, i + 1 == descriptor->layout_count);
+    }
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        const kl__queue_layout *layout = layout_of(descriptor, partition->layout_number);
+        partition->ending = !layout || layout->drained;
+    }
+    return rc;
+}
+
+/* --- Giving back --- */
+
+/* Tasks that wait for a thread go back into their lines; what runs goes on. */
+static void begin_leaving(kl__window *window)
+{
+    kl__pump *pump = window->pump;
+    window->leaving = true;
+    for (uint32_t i = 0; i < window->table_capacity; i++) {
+        kl__held *held = window->table[i];
+        if (!held || held->state != KL_HELD_ROOM)
+            continue;
+        kl__room_remove(pump->room, held);
+        held->state = KL_HELD_LINE;
+        kl__lanes_untake(window->lanes, &held->lane, held->retry_line, pump->now_ms);
+    }
+}
+
+static bool is_idle(const kl__window *window) { return window->out == 0 && !window->finished; }
+
+/* Drops the windows that are to be given back and are idle, and lists their shards. */
+static size_t leave_idle(kl__partition *partition, uint32_t *left)
+{
+    size_t count = 0;
+    kl__window *next;
+    for (kl__window *window = partition->windows; window; window = next) {
+        next = window->next;
+        if (!window->leaving && !partition->ending && !partition->pump->stopping)
+            continue;
+        if (!window->leaving)
+            begin_leaving(window);
+        if (!is_idle(window))
+            continue;
+        left[count++] = window->place.shard;
+        kl__window_drop(window);
+    }
+    return count;
+}
+
+static size_t list_unserved(const kl__partition *partition, uint32_t *unserved)
+{
+    size_t count = 0;
+    for (const kl__window *window = partition->windows; window; window = window->next)
+        if (window->unserved && !window->leaving)
+            unserved[count++] = window->place.shard;
+    return count;
+}
+
+/* --- A beat --- */
+
+static kl__window *window_of(const kl__partition *partition, uint32_t shard)
+{
+    kl__window *window = partition->windows;
+    while (window && window->place.shard != shard)
+        window = window->next;
+    return window;
+}
+
+static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_change *change)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; i < change->lost_count; i++) {
+        kl__window *window = window_of(partition, change->lost[i]);
+        if (window)
+            kl__window_drop(window);
+    }
+    for (kl__window *window = partition->windows; window; window = window->next)
+        if (window->leaving && !pump->stopping && !partition->ending)
+            window->leaving = false; /* what is not among the wanted may be kept */
+    for (size_t i = 0; i < change->wanted_count; i++) {
+        kl__window *window = window_of(partition, change->wanted[i]);
+        if (window && !window->leaving)
+            begin_leaving(window);
+    }
+    for (size_t i = 0; i < change->taken_count && rc == KL_OK; i++) {
+        const kl__owned *owned = &change->taken[i];
+        KL_ASSERT(!window_of(partition, owned->shard));
+        if (!kl__window_open(partition, owned->shard, owned->epoch, owned->clean))
+            rc = kl__fail_memory();
+    }
+    if (change->wanted_count)
+        pump->beat_now = true;
+    return rc;
+}
+
+static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
+{
+    uint32_t shards = kl_layout_shards(&partition->layout);
+    uint32_t *lists = kl__alloc((size_t)shards * 2 * sizeof *lists);
+    if (!lists)
+        return kl__fail_memory();
+    const kl_queue_opts *settings = &pump->descriptor->settings;
+    uint64_t wanted = pump->running + kl__room_count(pump->room);
+    kl__owners_report report = {
+        .local_now_ms = pump->opts.local_ms(pump->opts.local_ctx),
+        .running = pump->running,
+        .leaving = pump->stopping || partition->ending,
+        .left = lists,
+        .left_count = leave_idle(partition, lists),
+        .unserved = lists + shards,
+        .unserved_count = list_unserved(partition, lists + shards),
+        .permits_wanted = wanted < (uint64_t)pump->opts.concurrency ? wanted : (uint64_t)pump->opts.concurrency,
+        .permits_max = settings->concurrency == KL_FOREVER ? UINT64_MAX : (uint64_t)settings->concurrency,
+    };
+    kl__owners_change change;
+    kl__pump_leave(pump);
+    kl_rc rc = kl__owners_beat(partition->owners, &report, &change);
+    kl__pump_enter(pump);
+    kl__free(lists);
+    if (rc != KL_OK)
+        return rc;
+    const kl__queue_layout *newest = kl__newest_layout(pump->descriptor);
+    if (partition->layout_number == newest->number && partition->number == newest->numbers[0])
+        pump->permits = change.permits;
+    *ret_gone = change.gone;
+    return apply(pump, partition, &change);
+}
+
+static void free_partition(kl__partition *partition)
+{
+    while (partition->windows)
+        kl__window_drop(partition->windows);
+    kl__owners_close(partition->owners);
+    kl__free(partition);
+}
+
+kl_rc kl__partitions_beat(kl__pump *pump)
+{
+    kl_rc first = KL_OK;
+    kl__partition **link = &pump->partitions;
+    while (*link) {
+        kl__partition *partition = *link;
+        bool gone = false;
+        kl_rc rc = partition->gone ? KL_OK : beat(pump, partition, &gone);
+        first = first != KL_OK ? first : rc;
+        partition->gone |= gone;
+        if (partition->gone && !partition->windows && !pump->looking && !kl__pump_settling(pump)) {
+            *link = partition->next;
+            free_partition(partition);
+        } else {
+            link = &partition->next;
+        }
+    }
+    return first;
+}
+
+void kl__partitions_close(kl__pump *pump)
+{
+    while (pump->partitions) {
+        kl__partition *partition = pump->partitions;
+        pump->partitions = partition->next;
+        free_partition(partition);
+    }
+}

@@ -1,0 +1,609 @@
+/* pump.c - take tasks that may run, load them, and decide what comes of a run.
+ *
+ * From: room.c (ready tasks).  To: worker.c, whose threads run them; then settle.c.
+ *
+ *      take          load              (a thread runs it)        finish
+ *    -------> held --------> to be run ------------------> outcome -------> settle.c
+ *                      |---> settled at once: cancelled, or no attempts left
+ *                      +---> its key waits: nobody here runs its kind, or it cannot be read */
+#include "work/inside.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/compare.h"
+#include "base/random.h"
+
+enum { LOG_BYTES = 512 };
+
+void kl__pump_log(const kl__pump *pump, kl_log_level level, const char *format, ...)
+{
+    char text[LOG_BYTES];
+    va_list arguments;
+    if (!pump->opts.log)
+        return;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    pump->opts.log(pump->opts.log_ctx, level, text);
+}
+
+int64_t kl__pump_now(kl__pump *pump)
+{
+    int64_t now_ms = pump->opts.local_ms(pump->opts.local_ctx) + pump->clock_offset_ms;
+    if (now_ms > pump->now_ms)
+        pump->now_ms = now_ms;
+    return pump->now_ms;
+}
+
+kl_rc kl__pump_open(const kl__pump_opts *opts, kl__pump **ret_pump)
+{
+    kl__pump *pump = kl__alloc_zeroed(1, sizeof *pump);
+    if (!pump)
+        return kl__fail_memory();
+    pump->opts = *opts;
+    pump->queue = opts->queue;
+    pump->random = opts->seed;
+    pump->descriptor = kl__queue_descriptor(opts->queue);
+    pump->room = kl__room_open();
+    pump->stubs = kl__alloc_zeroed(KL_LOOK_STUBS, sizeof *pump->stubs);
+    pump->looks = kl__looks_open();
+    pump->settles = kl__settles_open();
+    pump->paused = kl__keyset_open();
+    pump->tokens = -1;
+    if (!pump->room || !pump->stubs || !pump->looks || !pump->settles || !pump->paused) {
+        kl__pump_close(pump);
+        return kl__fail_memory();
+    }
+    *ret_pump = pump;
+    return KL_OK;
+}
+
+void kl__pump_close(kl__pump *pump)
+{
+    if (!pump)
+        return;
+    KL_ASSERT(pump->running == 0);
+    kl__partitions_close(pump);
+    kl__gates_free(pump);
+    kl__room_close(pump->room);
+    kl__settles_free(pump->settles);
+    kl__keyset_free(pump->paused);
+    kl__held_free_blocks(pump);
+    kl__cancelled_free(&pump->cancelled);
+    kl__free(pump->stubs);
+    kl__free(pump->looks);
+    kl__descriptor_release(pump->descriptor);
+    kl__free(pump);
+}
+
+/* --- Take --- */
+
+/* Tasks that have become due since the last time. */
+static void wake_windows(kl__pump *pump)
+{
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        for (kl__window *window = partition->windows; window; window = window->next)
+            if (window->lanes && kl__lanes_next_due(window->lanes) <= pump->now_ms)
+                kl__window_ready(window);
+}
+
+int64_t kl__pump_next_due(kl__pump *pump)
+{
+    int64_t next = KL_NEVER;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        for (kl__window *window = partition->windows; window; window = window->next) {
+            int64_t due = window->lanes ? kl__lanes_next_due(window->lanes) : KL_NEVER;
+            next = due < next ? due : next;
+        }
+    }
+    return next;
+}
+
+/* How many the queue's rate lets start now; -1 tokens: the bucket has never been used and is full. */
+static size_t allowed_by_rate(kl__pump *pump, size_t max)
+{
+    const kl_queue_opts *settings = &pump->descriptor->settings;
+    if (settings->rate == KL_FOREVER || pump->all_shards == 0)
+        return max;
+    double share = (double)pump->shard_count / (double)pump->all_shards;
+    double burst = (double)settings->burst * share < 1 ? 1 : (double)settings->burst * share;
+    double gained = (double)(pump->now_ms - pump->tokens_ms) * (double)settings->rate * share / 1000;
+    pump->tokens = pump->tokens < 0 || pump->tokens + gained > burst ? burst : pump->tokens + gained;
+    pump->tokens_ms = pump->now_ms;
+    return pump->tokens < (double)max ? (size_t)pump->tokens : max;
+}
+
+static size_t allowed(kl__pump *pump, size_t max)
+{
+    const kl_queue_opts *settings = &pump->descriptor->settings;
+    if (pump->stopping || pump->descriptor->paused || pump->opts.handler_count == 0)
+        return 0;
+    size_t most = allowed_by_rate(pump, max);
+    if (settings->concurrency != KL_FOREVER) {
+        uint64_t free = pump->permits > pump->running ? pump->permits - pump->running : 0;
+        most = free < most ? (size_t)free : most;
+    }
+    pump->limited = max > 0 && most == 0;
+    return most;
+}
+
+static bool lease_holds(const kl__pump *pump, const kl__held *held)
+{
+    return kl__owners_holds(held->window->partition->owners, pump->opts.local_ms(pump->opts.local_ctx));
+}
+
+size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
+{
+    size_t count = 0;
+    kl__held *held;
+    int64_t before_ms = pump->now_ms;
+    if (kl__pump_now(pump) != before_ms)
+        wake_windows(pump);
+    max = allowed(pump, max);
+    while (count < max && (held = kl__room_take(pump->room))) {
+        if (!lease_holds(pump, held)) { /* P4: the next beat gets the lease back, or tells that it is lost */
+            kl__room_put_back(pump->room, held);
+            pump->beat_now = true;
+            break;
+        }
+        held->state = KL_HELD_RUNNING;
+        held->started_ms = pump->now_ms;
+        held->window->out++;
+        ret_held[count++] = held;
+    }
+    pump->running += count;
+    if (pump->tokens >= 0)
+        pump->tokens -= (double)count;
+    return count;
+}
+
+uint64_t kl__pump_ready(kl__pump *pump)
+{
+    int64_t before_ms = pump->now_ms;
+    if (kl__pump_now(pump) != before_ms)
+        wake_windows(pump);
+    return kl__room_count(pump->room) && allowed(pump, 1) ? kl__room_count(pump->room) : 0;
+}
+
+/* It is no longer with a thread. False: its window is lost, and it is gone. */
+static bool come_back(kl__pump *pump, kl__held *held)
+{
+    kl__window *window = held->window;
+    pump->running--;
+    window->out--;
+    if (!window->lost)
+        return true;
+    pump->counts.refused++;
+    kl__held_delete(pump, held);
+    kl__window_free_if_done(window);
+    return false;
+}
+
+void kl__pump_untake(kl__pump *pump, kl__held *held)
+{
+    if (!come_back(pump, held))
+        return;
+    if (held->marked) { /* the start that was written down is taken back */
+        held->lane.mark.attempts--;
+        kl__pump_settle_later(pump, held, KL_RETRY, 0);
+        return;
+    }
+    held->state = KL_HELD_LINE;
+    kl__lanes_untake(held->window->lanes, &held->lane, held->retry_line, pump->now_ms);
+    kl__window_ready(held->window);
+}
+
+/* --- Outcomes --- */
+
+void kl__pump_settle_later(kl__pump *pump, kl__held *held, kl_outcome outcome, int64_t keep_ms)
+{
+    kl__window *window = held->window;
+    held->state = KL_HELD_FINISHED;
+    held->outcome = (uint8_t)outcome;
+    held->keep_ms = keep_ms;
+    held->next = NULL;
+    *(window->finished_last ? &window->finished_last->next : &window->finished) = held;
+    window->finished_last = held;
+    pump->finished++;
+}
+
+/* Keeps what the run said. When there is no memory for it, the outcome goes without. */
+void kl__held_keep_text(kl__held *held, kl_bytes error, kl_bytes result)
+{
+    kl__free(held->text); /* of an earlier attempt */
+    held->text = NULL;
+    if (error.len > KL_ERROR_BYTES_MAX)
+        error.len = KL_ERROR_BYTES_MAX;
+    if (error.len + result.len == 0 || !(held->text = kl__alloc(sizeof *held->text + error.len + result.len)))
+        return;
+    char *bytes = held->text->bytes;
+    if (error.len)
+        memcpy(bytes, error.data, error.len);
+    if (result.len)
+        memcpy(bytes + error.len, result.data, result.len);
+    held->text->error = (kl_bytes){bytes, error.len};
+    held->text->result = (kl_bytes){bytes + error.len, result.len};
+}
+
+/* base, doubled for each attempt after the first, up to max; then half of it fixed and half at random. */
+static int64_t back_off(kl__pump *pump, uint32_t attempts)
+{
+    const kl_queue_opts *settings = &pump->descriptor->settings;
+    int64_t wait_ms = settings->backoff_base_ms;
+    for (uint32_t i = 1; i < attempts && wait_ms < settings->backoff_max_ms; i++)
+        wait_ms *= 2;
+    if (wait_ms > settings->backoff_max_ms)
+        wait_ms = settings->backoff_max_ms;
+    return wait_ms / 2 + (int64_t)kl__random_below(&pump->random, (uint64_t)(wait_ms / 2) + 1);
+}
+
+static int64_t keep_ms_of(int64_t setting) { return setting == KL_NO_WAIT ? 0 : setting; }
+
+int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked_ms)
+{
+    const kl_queue_opts *settings = &pump->descriptor->settings;
+    int64_t queue_ms = keep_ms_of(outcome == KL_DEAD ? settings->keep_dead_ms : settings->keep_done_ms);
+    return asked_ms > queue_ms ? asked_ms : queue_ms;
+}
+
+/* It has failed for good. Where the queue's policy holds the key, the task stays, with all its attempts used up: that is
+ * how every later owner knows. */
+static void end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, int64_t asked_ms)
+{
+    kl_head_policy policy = pump->descriptor->settings.head_policy;
+    if (policy == KL_HEAD_CONTINUE || !held->key_hash) {
+        kl__lanes_end(held->window->lanes, &held->lane, pump->now_ms);
+        kl__pump_settle_later(pump, held, KL_DEAD, kl__pump_keep_ms(pump, KL_DEAD, asked_ms));
+        return;
+    }
+    if (held->lane.mark.attempts < attempts_max)
+        held->lane.mark.attempts = (uint16_t)attempts_max;
+    held->halted = true;
+    held->draining = policy == KL_HEAD_DRAIN;
+    held->retry_ms = 0;
+    kl__pump_settle_later(pump, held, KL_RETRY, 0);
+}
+
+void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
+{
+    if (!come_back(pump, held))
+        return;
+    uint32_t max = verdict->attempts_max ? verdict->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
+    kl_outcome outcome = verdict->outcome;
+    kl__window *window = held->window;
+    if (!held->marked && held->lane.mark.attempts < KL_ATTEMPTS_MAX)
+        held->lane.mark.attempts++;
+    if (outcome != KL_DONE && atomic_load(&held->cancel))
+        outcome = KL_CANCELLED;
+    else if (outcome == KL_CANCELLED || (outcome == KL_RETRY && held->lane.mark.attempts >= max))
+        outcome = KL_DEAD;
+    kl__held_keep_text(held, verdict->error, outcome == KL_RETRY ? (kl_bytes){0} : verdict->result);
+    if (outcome == KL_DEAD) {
+        end_dead(pump, held, max, verdict->keep_ms);
+    } else if (outcome == KL_RETRY) {
+        int64_t wait_ms =
+            verdict->retry_after_ms >= 0 ? verdict->retry_after_ms : back_off(pump, held->lane.mark.attempts);
+        held->retry_ms = pump->now_ms + wait_ms;
+        kl__pump_settle_later(pump, held, KL_RETRY, 0);
+    } else {
+        kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
+        kl__pump_settle_later(pump, held, outcome, kl__pump_keep_ms(pump, outcome, verdict->keep_ms));
+    }
+    kl__window_ready(window);
+}
+
+/* --- Load --- */
+
+static const kl_handler *handler_for(const kl__pump *pump, kl_bytes kind)
+{
+    const kl_handler *any = NULL;
+    for (size_t i = 0; i < pump->opts.handler_count; i++) {
+        const kl_handler *handler = &pump->opts.handlers[i];
+        if (!handler->kind)
+            any = handler;
+        else if (strlen(handler->kind) == kind.len && memcmp(handler->kind, kind.data, kind.len) == 0)
+            return handler;
+    }
+    return any;
+}
+
+/* What a mark says of the task's job, if it says that this task is not to be started; else NULL. */
+static const kl__cancelled *job_mark(const kl__pump *pump, const kl_task *task, const kl_task_extra *extra)
+{
+    if (pump->cancelled.count == 0 || kl__id_is_none(&task->entry.job))
+        return NULL;
+    const kl__cancelled *mark = kl__cancelled_find(&pump->cancelled, &task->entry.job);
+    return mark && (mark->removed || extra->job_run <= mark->run) ? mark : NULL;
+}
+
+/* Nobody here can run it: its key waits, and so does it. */
+static void set_aside(kl__pump *pump, kl__held *held, kl__blocked why)
+{
+    kl__window *window = held->window;
+    if (!come_back(pump, held))
+        return;
+    window->unserved |= why == KL_BLOCKED_KIND;
+    if (held->key_hash) {
+        held->state = KL_HELD_LINE;
+        kl__lanes_halt(window->lanes, &held->lane, pump->now_ms);
+        kl__window_block(window, held, why);
+        return;
+    }
+    kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
+    held->state = KL_HELD_ASIDE;
+    held->prev = NULL;
+    held->next = window->aside;
+    if (window->aside)
+        window->aside->prev = held;
+    window->aside = held;
+    kl__window_block(window, held, why);
+}
+
+/* Settled behind this worker's back, by a request that was carried out: it is over. */
+static void forget_gone(kl__pump *pump, kl__held *held)
+{
+    kl__window *window = held->window;
+    if (!come_back(pump, held))
+        return;
+    kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
+    kl__window_release(held);
+    kl__window_ready(window);
+}
+
+static void end_unrun(kl__pump *pump, kl__held *held, kl_outcome outcome, const kl_task_extra *extra, const char *error)
+{
+    if (!come_back(pump, held))
+        return;
+    kl__held_keep_text(held, kl_str(error), (kl_bytes){0});
+    uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
+    if (outcome == KL_DEAD) {
+        end_dead(pump, held, max, extra->keep_ms);
+        return;
+    }
+    kl__lanes_end(held->window->lanes, &held->lane, pump->now_ms);
+    kl__pump_settle_later(pump, held, outcome, kl__pump_keep_ms(pump, outcome, extra->keep_ms));
+}
+
+/* Whether a task that has been read is to be run; otherwise it has been dealt with. */
+static bool is_to_run(kl__pump *pump, kl__held *held, const kl_task *task, kl_task_extra *extra, kl_arena *arena,
+                      const kl_handler **ret_handler)
+{
+    if (task->state != KL_TASK_WAITING) {
+        forget_gone(pump, held);
+        return false;
+    }
+    if (kl__envelope_decode(task->entry.headers, arena, extra) != KL_OK) {
+        kl__pump_log(pump, KL_LOG_ERROR, "a task's headers cannot be read: %s", kl_error_text());
+        set_aside(pump, held, KL_BLOCKED_DAMAGED);
+        return false;
+    }
+    const kl__cancelled *mark = job_mark(pump, task, extra);
+    if (atomic_load(&held->cancel) || mark) {
+        end_unrun(pump, held, KL_CANCELLED, extra, mark ? "its job was cancelled" : "");
+        if (mark && mark->removed)
+            held->keep_ms = 0;
+        return false;
+    }
+    uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
+    if (held->lane.mark.attempts >= max) {
+        end_unrun(pump, held, KL_DEAD, extra, "its attempts are used up; the last ended its worker or failed for good");
+        return false;
+    }
+    *ret_handler = handler_for(pump, task->entry.kind);
+    if (*ret_handler)
+        return true;
+    pump->counts.unserved++;
+    set_aside(pump, held, KL_BLOCKED_KIND);
+    return false;
+}
+
+/* Reads the tasks, in as many calls as their size takes. *ret_read: how many; the one behind is damaged if rc says so.
+ * The mutex is not held. */
+static kl_rc read_tasks(kl_store *store, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks,
+                        size_t *ret_read)
+{
+    kl_rc rc = KL_OK;
+    *ret_read = 0;
+    while (*ret_read < count && rc == KL_OK) {
+        size_t read = 0;
+        rc = kl_store_read(store, refs + *ret_read, count - *ret_read, arena, tasks + *ret_read, &read);
+        if (rc == KL_OK || rc == KL_EDAMAGED)
+            *ret_read += read;
+    }
+    return rc;
+}
+
+static size_t same_store(kl__held **held, size_t count)
+{
+    size_t same = 1;
+    while (same < count && held[same]->window->partition->store == held[0]->window->partition->store)
+        same++;
+    return same;
+}
+
+/* The starts of these tasks of one store, all suspect: one settle, a batch for each, so that each is refused alone. */
+static kl_rc send_starts(kl__pump *pump, kl__held **held, size_t count)
+{
+    kl_settled starts[KL_LOAD_MAX];
+    kl_settle batches[KL_LOAD_MAX];
+    for (size_t i = 0; i < count; i++) {
+        starts[i] = (kl_settled){.id = held[i]->id,
+                                 .position = held[i]->lane.position,
+                                 .outcome = KL_RETRY,
+                                 .attempts = held[i]->lane.mark.attempts + 1u};
+        batches[i] = (kl_settle){.place = held[i]->window->place,
+                                 .epoch = held[i]->window->epoch,
+                                 .tasks = &starts[i],
+                                 .count = 1,
+                                 .rc = KL_EBUSY};
+    }
+    kl_store *store = held[0]->window->partition->store;
+    kl__pump_leave(pump);
+    kl_rc rc = kl_store_settle(store, batches, count);
+    kl__pump_enter(pump);
+    for (size_t i = 0; i < count; i++) {
+        if (rc == KL_OK || (rc == KL_ESTALE && batches[i].rc == KL_OK)) {
+            held[i]->marked = held[i]->retry_line = true;
+            held[i]->lane.mark.attempts++;
+        } else if (batches[i].rc == KL_ESTALE && !held[i]->window->lost) {
+            kl__window_drop(held[i]->window);
+        }
+    }
+    return rc == KL_ESTALE ? KL_OK : rc;
+}
+
+/* Makes the starts of suspect tasks durable (P5): they count as tried from now on. */
+static kl_rc mark_starts(kl__pump *pump, kl__held **held, size_t count)
+{
+    kl__held *suspects[KL_LOAD_MAX];
+    size_t found = 0;
+    for (size_t i = 0; i < count; i++)
+        if (held[i]->suspect && !held[i]->window->lost)
+            suspects[found++] = held[i];
+    for (size_t i = 0; i < found;) {
+        size_t same = same_store(suspects + i, found - i);
+        kl_rc rc = send_starts(pump, suspects + i, same);
+        if (rc != KL_OK)
+            return rc;
+        i += same;
+    }
+    return KL_OK;
+}
+
+/* Tasks of one store. */
+static kl_rc load_some(kl__pump *pump, kl__held **held, size_t count, kl_arena *arena, kl_task *tasks, size_t *ret_read)
+{
+    kl_ref refs[KL_LOAD_MAX];
+    kl_store *store = held[0]->window->partition->store;
+    for (size_t i = 0; i < count; i++)
+        refs[i] = (kl_ref){held[i]->window->place, held[i]->id, held[i]->lane.position};
+    kl__pump_leave(pump);
+    kl_rc rc = read_tasks(store, refs, count, arena, tasks, ret_read);
+    kl__pump_enter(pump);
+    return rc;
+}
+
+static void untake_all(kl__pump *pump, kl__held **held, size_t count)
+{
+    for (size_t i = count; i-- > 0;)
+        kl__pump_untake(pump, held[i]);
+}
+
+kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                    kl_task_extra *ret_extras, const kl_handler **ret_handlers, size_t *ret_run)
+{
+    size_t run = 0, done = 0;
+    kl_rc rc = KL_OK;
+    KL_ASSERT(count <= KL_LOAD_MAX);
+    while (done < count && rc == KL_OK) {
+        size_t some = same_store(held + done, count - done), read = 0;
+        kl_task *tasks = kl_arena_alloc(arena, some * sizeof *tasks);
+        rc = tasks ? load_some(pump, held + done, some, arena, tasks, &read) : kl__fail_memory();
+        for (size_t i = 0; i < read; i++) {
+            kl__held *each = held[done + i];
+            if (!is_to_run(pump, each, &tasks[i], &ret_extras[run], arena, &ret_handlers[run]))
+                continue;
+            ret_tasks[run] = tasks[i];
+            held[run++] = each;
+        }
+        done += read;
+        if (rc == KL_EDAMAGED) {
+            kl__pump_log(pump, KL_LOG_ERROR, "a task cannot be read, and its key waits: %s", kl_error_text());
+            set_aside(pump, held[done++], KL_BLOCKED_DAMAGED);
+            rc = KL_OK;
+        }
+    }
+    if (rc == KL_OK)
+        rc = mark_starts(pump, held, run);
+    if (rc != KL_OK) {
+        untake_all(pump, held + done, count - done);
+        untake_all(pump, held, run);
+        return rc;
+    }
+    pump->counts.started += run;
+    *ret_run = run;
+    return KL_OK;
+}
+
+/* --- The end, and what is told --- */
+
+void kl__pump_stop(kl__pump *pump)
+{
+    pump->stopping = pump->beat_now = true;
+    kl__held *held;
+    while ((held = kl__room_take(pump->room))) {
+        held->state = KL_HELD_LINE;
+        kl__lanes_untake(held->window->lanes, &held->lane, held->retry_line, pump->now_ms);
+    }
+}
+
+bool kl__pump_gone(const kl__pump *pump) { return pump->stopping && pump->shard_count == 0 && pump->running == 0; }
+
+bool kl__pump_wants_look(kl__pump *pump)
+{
+    return !pump->looking && !pump->stopping && pump->held < (uint64_t)pump->opts.window_max / 2;
+}
+
+/* Nothing ready, running or to be sent in the window, nothing to be read, and nothing that waits for a retry. */
+static bool window_is_empty(kl__window *window)
+{
+    kl__lane_counts counts = {0};
+    if (window->lanes)
+        counts = kl__lanes_counts(window->lanes);
+    if (window->out || window->finished || !window->retry_read || counts.keys[KL_LANE_READY] ||
+        counts.keys[KL_LANE_RETRYING] || counts.keys[KL_LANE_RUNNING])
+        return false;
+    for (int i = 0; i < KL_LINES; i++) {
+        const kl__cursor *cursor = window->cursors[i];
+        if (cursor && (cursor->siding || (!cursor->ended && i + KL_PRIORITY_MIN != KL_LINE_RETRY)))
+            return false;
+    }
+    return !kl__window_wants_side(window);
+}
+
+/* Tasks wait in shards that are not owned here, and their number has changed within a lease: whoever owns them is at work,
+ * or has died and will be replaced. */
+static bool others_are_busy(kl__pump *pump)
+{
+    enum { GRACE_MS = 2000 };
+    uint64_t elsewhere = 0;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        uint64_t waiting = partition->counts.ready + partition->counts.retry;
+        if (partition->window_count < kl_layout_shards(&partition->layout))
+            elsewhere += waiting;
+    }
+    if (elsewhere != pump->elsewhere)
+        pump->elsewhere_ms = pump->now_ms;
+    pump->elsewhere = elsewhere;
+    return elsewhere > 0 && pump->now_ms - pump->elsewhere_ms < pump->descriptor->settings.lease_ms + GRACE_MS;
+}
+
+bool kl__pump_empty(kl__pump *pump)
+{
+    if (pump->running || pump->finished || pump->looking || pump->more || kl__room_count(pump->room) ||
+        pump->owners_ms == 0 || pump->counts.looks == 0)
+        return false;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        if (kl__gate_shut(partition->gate))
+            return false;
+        for (kl__window *window = partition->windows; window; window = window->next)
+            if (!window_is_empty(window))
+                return false;
+    }
+    return !others_are_busy(pump);
+}
+
+bool kl__pump_unwanted(const kl__held *held) { return atomic_load(&held->cancel) || atomic_load(&held->window->lost); }
+
+void kl__pump_tell(kl__pump *pump, kl__held *held, kl__progress *progress)
+{
+    (void)pump;
+    held->progress = progress;
+}
+
+kl__pump_counts kl__pump_counted(const kl__pump *pump) { return pump->counts; }
+uint64_t kl__pump_held(const kl__pump *pump) { return pump->held + pump->blocked; }
+uint64_t kl__pump_running(const kl__pump *pump) { return pump->running; }
+uint64_t kl__pump_shards(const kl__pump *pump) { return pump->shard_count; }

@@ -1,0 +1,290 @@
+/* settle.c - send what came of tasks to the store, in batches, under the epochs of their shards.
+ *
+ * From: pump.c (finished tasks).  To: the store; then the lanes, for tasks that are to be tried again.
+ *
+ * One settle is under way at a time; what finishes meanwhile goes with the next. So batches grow with the load, a shard's
+ * outcomes keep their order (P3), and a task costs a part of one commit. A key goes on as soon as its task is done, before
+ * that is durable; but a task that is to be tried again is parked only when that is. */
+#include <string.h>
+
+#include "work/inside.h"
+
+enum { EVICT_MS = 20 }; /* a key that waits longer leaves its places to others */
+
+struct kl__settles {
+    bool under_way;
+    kl_store *store;
+    kl_settle *batches;
+    kl__window **windows; /* of the batches */
+    size_t count, room;
+    kl_settled *tasks;
+    kl__held **held; /* of the tasks */
+    size_t task_count, task_room;
+    size_t bytes;
+};
+
+kl__settles *kl__settles_open(void) { return kl__alloc_zeroed(1, sizeof(kl__settles)); }
+
+void kl__settles_free(kl__settles *settles)
+{
+    if (!settles)
+        return;
+    kl__free(settles->batches);
+    kl__free(settles->windows);
+    kl__free(settles->tasks);
+    kl__free(settles->held);
+    kl__free(settles);
+}
+
+/* Makes room for one more; what was there is copied. */
+static bool grow(void **array, size_t used, size_t room, size_t size)
+{
+    void *bigger = kl__alloc_zeroed(room, size);
+    if (!bigger)
+        return false;
+    if (used)
+        memcpy(bigger, *array, used * size);
+    kl__free(*array);
+    *array = bigger;
+    return true;
+}
+
+static bool room_for_batch(kl__settles *settles)
+{
+    if (settles->count < settles->room)
+        return true;
+    size_t room = settles->room ? settles->room * 2 : 16;
+    if (!grow((void **)&settles->batches, settles->count, room, sizeof *settles->batches) ||
+        !grow((void **)&settles->windows, settles->count, room, sizeof *settles->windows))
+        return false;
+    settles->room = room;
+    return true;
+}
+
+static bool room_for_task(kl__settles *settles)
+{
+    if (settles->task_count < settles->task_room)
+        return true;
+    size_t room = settles->task_room ? settles->task_room * 2 : 64;
+    if (!grow((void **)&settles->tasks, settles->task_count, room, sizeof *settles->tasks) ||
+        !grow((void **)&settles->held, settles->task_count, room, sizeof *settles->held))
+        return false;
+    settles->task_room = room;
+    return true;
+}
+
+/* --- Collecting --- */
+
+static kl_settled settled_of(const kl__held *held)
+{
+    return (kl_settled){
+        .id = held->id,
+        .position = held->lane.position,
+        .outcome = (kl_outcome)held->outcome,
+        .attempts = held->lane.mark.attempts,
+        .due_ms = held->retry_ms,
+        .keep_ms = held->keep_ms,
+        .error = held->text ? held->text->error : (kl_bytes){0},
+        .result = held->text ? held->text->result : (kl_bytes){0},
+    };
+}
+
+static size_t text_bytes(const kl__held *held)
+{
+    return held->text ? held->text->error.len + held->text->result.len : 0;
+}
+
+static void collect_window(kl__settles *settles, kl__window *window)
+{
+    if (!window->finished || !room_for_batch(settles))
+        return;
+    size_t first = settles->task_count;
+    while (window->finished && settles->task_count < KL_SETTLE_MAX && room_for_task(settles)) {
+        kl__held *held = window->finished;
+        if (settles->task_count > 0 && settles->bytes + text_bytes(held) > KL_SETTLE_BYTES)
+            break;
+        if (!(window->finished = held->next))
+            window->finished_last = NULL;
+        held->sending = true;
+        window->out++;
+        window->pump->finished--;
+        settles->bytes += text_bytes(held);
+        settles->held[settles->task_count] = held;
+        settles->tasks[settles->task_count++] = settled_of(held);
+    }
+    if (settles->task_count == first)
+        return;
+    window->settling = true;
+    settles->windows[settles->count] = window;
+    settles->batches[settles->count++] =
+        (kl_settle){.place = window->place, .epoch = window->epoch, .count = settles->task_count - first};
+}
+
+/* Outcomes of one store; those of others go with the next call. */
+static void collect(kl__pump *pump, kl__settles *settles)
+{
+    settles->store = NULL;
+    settles->count = settles->task_count = settles->bytes = 0;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        for (kl__window *window = partition->windows; window; window = window->next) {
+            if (!window->finished || (settles->store && settles->store != partition->store))
+                continue;
+            settles->store = partition->store;
+            collect_window(settles, window);
+        }
+    }
+    size_t first = 0;
+    for (size_t i = 0; i < settles->count; i++) { /* the array may have moved while it grew */
+        settles->batches[i].tasks = settles->tasks + first;
+        first += settles->batches[i].count;
+    }
+}
+
+/* --- Afterwards --- */
+
+static void count(kl__pump *pump, kl_outcome outcome, bool halted)
+{
+    switch (outcome) {
+    case KL_DONE:
+        pump->counts.done++;
+        break;
+    case KL_RETRY:
+        pump->counts.retried += !halted;
+        break;
+    case KL_DEAD:
+        pump->counts.dead++;
+        break;
+    case KL_CANCELLED:
+        pump->counts.cancelled++;
+        break;
+    }
+}
+
+/* What went wrong stays with it, for those who ask why the key waits. */
+static void clear_outcome(kl__held *held)
+{
+    held->state = KL_HELD_LINE;
+    held->marked = false;
+    held->retry_line = true;
+}
+
+/* The attempt has failed, and that is durable: the task waits for the next one, and its key with it. */
+static void park(kl__window *window, kl__held *held)
+{
+    kl__pump *pump = window->pump;
+    bool halted = held->halted;
+    int64_t due_ms = held->retry_ms;
+    clear_outcome(held);
+    held->halted = false;
+    window->draining |= held->draining;
+    if (halted) {
+        kl__lanes_halt(window->lanes, &held->lane, pump->now_ms);
+        kl__window_block(window, held, KL_BLOCKED_HALTED);
+        return;
+    }
+    kl__lanes_retry(window->lanes, &held->lane, due_ms, pump->now_ms);
+    if (due_ms > pump->now_ms + EVICT_MS)
+        kl__window_block(window, held, KL_BLOCKED_RETRY);
+}
+
+static void applied(kl__window *window, kl__held *held)
+{
+    count(window->pump, (kl_outcome)held->outcome, held->halted);
+    held->sending = false;
+    window->out--;
+    if (window->lost) {
+        kl__held_delete(window->pump, held);
+    } else if (held->outcome == KL_RETRY) {
+        park(window, held);
+    } else {
+        kl__window_release(held);
+    }
+}
+
+/* They are sent again, before those that finished later. */
+static void put_back(kl__window *window, kl__held **held, size_t count)
+{
+    for (size_t i = count; i-- > 0;) {
+        held[i]->sending = false;
+        window->out--;
+        if (window->lost) {
+            kl__held_delete(window->pump, held[i]);
+            continue;
+        }
+        held[i]->next = window->finished;
+        window->finished = held[i];
+        if (!window->finished_last)
+            window->finished_last = held[i];
+        window->pump->finished++;
+    }
+}
+
+static void refused(kl__window *window, kl__held **held, size_t count)
+{
+    window->pump->counts.refused += count;
+    for (size_t i = 0; i < count; i++) {
+        held[i]->sending = false;
+        window->out--;
+        if (window->lost)
+            kl__held_delete(window->pump, held[i]);
+    }
+    if (!window->lost) {
+        for (size_t i = 0; i < count; i++)
+            kl__window_release(held[i]);
+        kl__window_drop(window);
+        return;
+    }
+    kl__window_free_if_done(window);
+}
+
+static void apply(kl__settles *settles, kl_rc rc)
+{
+    size_t first = 0;
+    for (size_t b = 0; b < settles->count; b++) {
+        kl_settle *batch = &settles->batches[b];
+        kl__window *window = settles->windows[b];
+        kl__held **held = settles->held + first;
+        first += batch->count;
+        window->settling = false;
+        if (rc != KL_OK && batch->rc == KL_ESTALE) {
+            refused(window, held, batch->count);
+            continue;
+        }
+        if (rc != KL_OK && (rc != KL_ESTALE || batch->rc != KL_OK)) {
+            put_back(window, held, batch->count);
+        } else {
+            for (size_t i = 0; i < batch->count; i++)
+                applied(window, held[i]);
+        }
+        if (window->lost)
+            kl__window_free_if_done(window);
+        else
+            kl__window_ready(window);
+    }
+}
+
+bool kl__pump_has_finished(const kl__pump *pump) { return pump->finished > 0; }
+
+kl_rc kl__pump_settle(kl__pump *pump, uint64_t *ret_sent)
+{
+    kl__settles *settles = pump->settles;
+    *ret_sent = 0;
+    if (settles->under_way || pump->finished == 0)
+        return KL_OK;
+    collect(pump, settles);
+    if (settles->count == 0)
+        return kl__fail_memory();
+    settles->under_way = true;
+    for (size_t i = 0; i < settles->count; i++)
+        settles->batches[i].rc = KL_EBUSY; /* until the store says otherwise */
+    kl__pump_leave(pump);
+    kl_rc rc = kl_store_settle(settles->store, settles->batches, settles->count);
+    kl__pump_enter(pump);
+    kl__pump_now(pump);
+    *ret_sent = settles->task_count;
+    apply(settles, rc);
+    settles->under_way = false;
+    return rc == KL_ESTALE ? KL_OK : rc;
+}
+
+bool kl__pump_settling(const kl__pump *pump) { return pump->settles->under_way; }

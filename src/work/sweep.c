@@ -1,0 +1,184 @@
+/* sweep.c - end waiting tasks that are not to be run: a key that is drained, a queue that is purged.
+ *
+ * All lines of the shard are read once from their first task, because most of what waits is not in memory. Tasks in
+ * memory leave their lanes and are settled with the others; those that are not are settled right away. A running task is
+ * left alone. */
+#include <string.h>
+
+#include "work/inside.h"
+
+enum { STUBS = 512 };
+
+struct sweep {
+    kl__window *window;
+    uint64_t key_hash;
+    const kl__held *head;
+    kl_outcome outcome;
+    int64_t keep_ms;
+    kl_bytes error;
+    uint64_t count;
+    kl_stub stubs[STUBS];
+    kl_settled tasks[STUBS];
+};
+
+/* True: it is to be settled by the sweep itself. */
+static bool take(struct sweep *sweep, const kl_stub *stub)
+{
+    kl__window *window = sweep->window;
+    if (sweep->key_hash && stub->key_hash != sweep->key_hash)
+        return false;
+    kl__held *held = kl__held_at(window, stub->position);
+    if (!held)
+        return true;
+    if (held == sweep->head || held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED)
+        return false;
+    kl__window_withdraw(held);
+    kl__held_keep_text(held, sweep->error, (kl_bytes){0});
+    kl__pump_settle_later(window->pump, held, sweep->outcome, sweep->keep_ms);
+    sweep->count++;
+    return false;
+}
+
+static kl_rc settle_unheld(struct sweep *sweep, size_t count)
+{
+    kl__window *window = sweep->window;
+    kl_settle batch = {.place = window->place, .epoch = window->epoch, .tasks = sweep->tasks, .count = count};
+    if (count == 0)
+        return KL_OK;
+    kl_store *store = window->partition->store;
+    kl__pump_leave(window->pump);
+    kl_rc rc = kl_store_settle(store, &batch, 1);
+    kl__pump_enter(window->pump);
+    if (rc == KL_OK)
+        sweep->count += count;
+    return rc;
+}
+
+static kl_rc sweep_line(struct sweep *sweep, int32_t line)
+{
+    kl__window *window = sweep->window;
+    kl_stub last;
+    kl_scan scan = {
+        .place = window->place, .line = line, .until_ms = KL_ID_MS_MAX, .stubs = sweep->stubs, .max = STUBS};
+    do {
+        size_t unheld = 0;
+        kl_store *store = window->partition->store;
+        kl__pump_leave(window->pump);
+        kl_rc rc = kl_store_scan(store, &scan, 1);
+        kl__pump_enter(window->pump);
+        if (rc == KL_OK && window->lost)
+            rc = kl__fail(KL_ESTALE, "the shard went to another worker meanwhile; call again");
+        if (rc != KL_OK)
+            return rc;
+        for (size_t i = 0; i < scan.count; i++) {
+            const kl_stub *stub = &sweep->stubs[i];
+            if (take(sweep, stub))
+                sweep->tasks[unheld++] = (kl_settled){.id = stub->id,
+                                                      .position = stub->position,
+                                                      .outcome = sweep->outcome,
+                                                      .attempts = stub->attempts,
+                                                      .keep_ms = sweep->keep_ms,
+                                                      .error = sweep->error};
+        }
+        if (scan.count)
+            last = sweep->stubs[scan.count - 1];
+        scan.after = &last;
+        if ((rc = settle_unheld(sweep, unheld)) != KL_OK)
+            return rc;
+    } while (scan.count == STUBS && !window->lost);
+    return KL_OK;
+}
+
+static kl_rc sweep_lines(struct sweep *sweep)
+{
+    kl__window *window = sweep->window;
+    kl_counts counts;
+    kl_store *store = window->partition->store;
+    kl__pump_leave(window->pump);
+    kl_rc rc = kl_store_counts(store, window->place, NULL, &counts);
+    kl__pump_enter(window->pump);
+    if (rc == KL_OK && counts.retry)
+        rc = sweep_line(sweep, KL_LINE_RETRY);
+    for (uint32_t lines = rc == KL_OK ? counts.priorities : 0; lines && rc == KL_OK; lines &= lines - 1)
+        rc = sweep_line(sweep, __builtin_ctz(lines) + KL_PRIORITY_MIN);
+    if (rc == KL_OK && counts.due)
+        rc = sweep_line(sweep, KL_LINE_DUE);
+    return rc;
+}
+
+kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *head, kl_outcome outcome,
+                       const char *error, uint64_t *ret_count)
+{
+    struct sweep *sweep = kl__alloc_zeroed(1, sizeof *sweep);
+    if (!sweep)
+        return kl__fail_memory();
+    sweep->window = window;
+    sweep->key_hash = key_hash;
+    sweep->head = head;
+    sweep->outcome = outcome;
+    sweep->keep_ms = kl__pump_keep_ms(window->pump, outcome, 0);
+    sweep->error = sweep->keep_ms ? kl_str(error) : (kl_bytes){0};
+    window->out++; /* stays while the mutex is left */
+    kl_rc rc = sweep_lines(sweep);
+    window->out--;
+    *ret_count = sweep->count;
+    kl__free(sweep);
+    if (window->lost)
+        kl__window_free_if_done(window);
+    else
+        kl__window_ready(window);
+    return rc;
+}
+
+/* --- The policy `drain` --- */
+
+static kl__held *next_draining(kl__window *window)
+{
+    for (uint32_t i = 0; i < window->table_capacity; i++) {
+        kl__held *held = window->table[i];
+        if (held && held->draining && held->state == KL_HELD_LINE)
+            return held;
+    }
+    return NULL;
+}
+
+/* The rest first and the head last: should this worker end in between, the next one finds the head with no attempts
+ * left and goes on. */
+static kl_rc drain_window(kl__pump *pump, kl__window *window)
+{
+    kl__held *head;
+    while (!window->lost && (head = next_draining(window))) {
+        uint64_t count = 0, position = head->lane.position;
+        kl_task_id id = head->id;
+        kl_rc rc =
+            kl__window_sweep(window, head->key_hash, head, KL_DEAD, "the task before it failed for good", &count);
+        if (rc != KL_OK)
+            return rc;
+        head = kl__window_find(window, &id, position); /* an operator may have ended it meanwhile */
+        if (!head || head->state != KL_HELD_LINE)
+            continue;
+        head->draining = false;
+        kl__window_withdraw(head);
+        kl__pump_settle_later(pump, head, KL_DEAD, kl__pump_keep_ms(pump, KL_DEAD, 0));
+    }
+    window->draining = false;
+    return KL_OK;
+}
+
+kl_rc kl__pump_drain_keys(kl__pump *pump)
+{
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        for (kl__window *window = partition->windows; window; window = window->next) {
+            if (!window->draining)
+                continue;
+            window->out++;
+            kl_rc rc = drain_window(pump, window);
+            window->out--;
+            bool lost = window->lost;
+            kl__window_free_if_done(window);
+            if (rc != KL_OK || lost)
+                return rc == KL_ESTALE ? KL_OK : rc;
+        }
+    }
+    return KL_OK;
+}

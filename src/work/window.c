@@ -1,0 +1,474 @@
+/* window.c - the part of one shard's lines that is in memory.
+ *
+ * From: look.c (stubs read from the store).  To: room.c (tasks that may run).
+ *
+ * inside.h tells how what is held is kept from hiding what is not. Lanes know keys by their hash here: two keys of one
+ * shard with the same 64 bits would run one after the other, which is in order too. */
+#include <string.h>
+
+#include "work/inside.h"
+
+uint64_t kl__window_max(const kl__pump *pump)
+{
+    uint64_t share = (uint64_t)pump->opts.window_max / (pump->shard_count ? pump->shard_count : 1);
+    return share > KL_WINDOW_MIN ? share : KL_WINDOW_MIN;
+}
+
+uint64_t kl__key_max(const kl__pump *pump)
+{
+    uint64_t quarter = kl__window_max(pump) / 4;
+    return quarter < KL_KEY_MAX ? quarter : KL_KEY_MAX;
+}
+
+kl__window *kl__window_open(kl__partition *partition, uint32_t shard, uint64_t epoch, bool clean)
+{
+    kl__window *window = kl__alloc_zeroed(1, sizeof *window);
+    if (!window)
+        return NULL;
+    window->pump = partition->pump;
+    window->partition = partition;
+    window->place = (kl_place){partition->number, shard};
+    window->epoch = epoch;
+    window->suspect = !clean;
+    window->next = partition->windows;
+    partition->windows = window;
+    partition->window_count++;
+    partition->pump->shard_count++;
+    return window;
+}
+
+kl__cursor *kl__window_cursor(kl__window *window, int32_t line)
+{
+    kl__cursor **cursor = &window->cursors[line - KL_PRIORITY_MIN];
+    if (!*cursor)
+        *cursor = kl__alloc_zeroed(1, sizeof **cursor);
+    return *cursor;
+}
+
+kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash)
+{
+    kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
+    return window->lanes && key_hash ? kl__lanes_find(window->lanes, &key) : NULL;
+}
+
+/* --- Counting --- */
+
+static void count_held(kl__held *held, int by)
+{
+    held->window->held += (uint64_t)(int64_t)by;
+    held->window->pump->held += (uint64_t)(int64_t)by;
+    held->group->held += (uint64_t)(int64_t)by;
+}
+
+static void count_blocked(kl__held *held, int by)
+{
+    held->window->blocked += (uint64_t)(int64_t)by;
+    held->window->pump->blocked += (uint64_t)(int64_t)by;
+}
+
+static void set_blocked(kl__held *held, kl__blocked why)
+{
+    if ((held->blocked != KL_BLOCKED_NOT) != (why != KL_BLOCKED_NOT)) {
+        count_held(held, why == KL_BLOCKED_NOT ? 1 : -1);
+        count_blocked(held, why == KL_BLOCKED_NOT ? -1 : 1);
+    }
+    held->blocked = (uint8_t)why;
+}
+
+/* --- Admitting --- */
+
+static bool is_full(const kl__window *window)
+{
+    return window->held >= kl__window_max(window->pump) ||
+           window->pump->held >= (uint64_t)window->pump->opts.window_max;
+}
+
+static bool key_is_blocked(kl__window *window, uint64_t key_hash)
+{
+    kl__lane *lane = kl__window_lane(window, key_hash);
+    kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
+    return (head && kl__held_of(head)->blocked != KL_BLOCKED_NOT) ||
+           (lane && kl__lane_tasks(lane) > 0 && kl__keyset_has(window->pump->paused, key_hash));
+}
+
+/* A held task that is in no lane yet; NULL: no memory. */
+static kl__held *hold(kl__window *window, const kl_stub *stub)
+{
+    kl__pump *pump = window->pump;
+    if (!window->lanes && !(window->lanes = kl__lanes_open()))
+        return NULL;
+    kl__group *group = kl__room_group(pump->room, stub->group);
+    kl__held *held = group ? kl__held_new(pump) : NULL;
+    if (!held)
+        return NULL;
+    held->id = stub->id;
+    held->key_hash = stub->key_hash;
+    held->window = window;
+    held->group = group;
+    held->lane.position = stub->position;
+    held->lane.mark = (kl__lane_mark){.priority = stub->priority, .attempts = stub->attempts};
+    if (kl__held_enter(window, held))
+        return held;
+    kl__held_delete(pump, held);
+    return NULL;
+}
+
+static void let_go(kl__held *held)
+{
+    kl__held_forget(held->window, held);
+    kl__held_delete(held->window->pump, held);
+}
+
+/* Puts a held task into its key's lane. False: no memory, and it is let go. */
+static bool join_lane(kl__held *held, bool started)
+{
+    kl__window *window = held->window;
+    kl__lane_key key = {{(const char *)&held->key_hash, held->key_hash ? sizeof held->key_hash : 0},
+                        (uint32_t)held->key_hash};
+    int64_t now_ms = window->pump->now_ms;
+    kl__lane *lane = kl__lanes_lane(window->lanes, &key);
+    bool paused = held->key_hash && kl__keyset_has(window->pump->paused, held->key_hash);
+    if (!lane || (paused && kl__lanes_pause(window->lanes, &key, now_ms) != KL_OK)) {
+        let_go(held);
+        return false;
+    }
+    if (started)
+        kl__lanes_hold(window->lanes, lane, &held->lane, now_ms);
+    else
+        kl__lanes_add(window->lanes, lane, &held->lane, now_ms);
+    count_held(held, 1);
+    if (paused)
+        set_blocked(held, KL_BLOCKED_PAUSED);
+    return true;
+}
+
+/* More urgent than the task of its key that waits for a thread: that one goes back into line. */
+static void overtake(kl__held *held)
+{
+    kl__lane *lane = kl__window_lane(held->window, held->key_hash);
+    kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
+    kl__held *first = head ? kl__held_of(head) : NULL;
+    if (!first || first->state != KL_HELD_ROOM || first->lane.mark.priority <= held->lane.mark.priority ||
+        first->retry_line)
+        return;
+    kl__room_remove(held->window->pump->room, first);
+    first->state = KL_HELD_LINE;
+    kl__lanes_untake(held->window->lanes, &first->lane, false, held->window->pump->now_ms);
+}
+
+/* Tried before, and not finished: it holds its key. */
+static bool admit_started(kl__window *window, const kl_stub *stub)
+{
+    kl__pump *pump = window->pump;
+    if (pump->blocked >= (uint64_t)pump->opts.window_max * KL_BLOCKED_FACTOR)
+        return false;
+    kl__held *held = hold(window, stub);
+    if (!held)
+        return false;
+    held->retry_line = true;
+    held->suspect = window->suspect;
+    held->lane.due_ms = stub->due_ms;
+    if (!join_lane(held, true))
+        return false;
+    if (stub->due_ms > pump->now_ms && held->blocked == KL_BLOCKED_NOT)
+        set_blocked(held, KL_BLOCKED_RETRY);
+    return true;
+}
+
+/* Tasks that are due and cannot be held now are shown again by the next look at the line. */
+static bool admit_due(kl__window *window, const kl_stub *stub)
+{
+    if (kl__gate_closed(window->partition->gate, stub->key_hash) || key_is_blocked(window, stub->key_hash))
+        return true;
+    if (is_full(window))
+        return false;
+    kl__held *held = hold(window, stub);
+    if (!held)
+        return false;
+    held->suspect = window->suspect;
+    held->lane.due_ms = stub->due_ms;
+    held->lane.mark.kind = KL_HELD_FROM_DUE;
+    if (!join_lane(held, false))
+        return false;
+    overtake(held);
+    return true;
+}
+
+/* Tasks of the key stand, left out, in a line that comes before this one. */
+static bool left_out_before(const kl__window *window, int32_t line, uint64_t key)
+{
+    for (int32_t before = KL_PRIORITY_MIN; before < line; before++) {
+        const kl__cursor *cursor = window->cursors[before - KL_PRIORITY_MIN];
+        if (cursor && kl__skips_find(&cursor->skips, key))
+            return true;
+    }
+    return false;
+}
+
+typedef enum verdict { ADMIT, LEAVE_OUT, STOP } verdict;
+
+static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint64_t key)
+{
+    kl__pump *pump = window->pump;
+    if (kl__gate_closed(window->partition->gate, stub->key_hash) || left_out_before(window, line, key))
+        return LEAVE_OUT;
+    if (stub->key_hash) {
+        kl__lane *lane = kl__window_lane(window, stub->key_hash);
+        if (key_is_blocked(window, stub->key_hash) || (lane && kl__lane_tasks(lane) >= kl__key_max(pump)))
+            return LEAVE_OUT;
+    }
+    if (!is_full(window))
+        return ADMIT;
+    if (!pump->grouped)
+        return STOP;
+    kl__group *group = kl__room_group(pump->room, stub->group);
+    return !group ? STOP : group->held < KL_GROUP_MIN ? ADMIT : LEAVE_OUT;
+}
+
+/* The side look that is under way is not for this key any more. */
+static void stop_wanting(kl__cursor *cursor, kl__skip *skip)
+{
+    cursor->wanting -= skip->wanting;
+    skip->wanting = false;
+}
+
+/* Remembers that tasks of the key are left out from this one on; where it had an entry, that says from where. False: no
+ * room for that either. */
+static bool leave_out(kl__window *window, kl__cursor *cursor, kl__skip *skip, const kl_stub *stub, uint64_t key)
+{
+    if (skip) {
+        stop_wanting(cursor, skip);
+        return true;
+    }
+    if (!(skip = kl__skips_add(&cursor->skips, key)))
+        return false;
+    window->pump->left_out++;
+    skip->floor = cursor->floor;
+    skip->from = stub->position;
+    skip->group = stub->group;
+    return true;
+}
+
+/* When it came, in a form that never goes back along the line, so that the order of positions is kept. */
+static int64_t time_of(const kl__window *window, const kl_stub *stub, int64_t *floor)
+{
+    int64_t ms = kl_id_ms(&window->partition->layout, &stub->id);
+    if (ms > window->pump->now_ms)
+        ms = window->pump->now_ms;
+    if (ms > *floor)
+        *floor = ms;
+    return *floor;
+}
+
+static bool admit_ready(kl__window *window, int32_t line, const kl_stub *stub, bool side)
+{
+    kl__cursor *cursor = kl__window_cursor(window, line);
+    if (!cursor)
+        return false;
+    uint64_t key = stub->key_hash ? stub->key_hash : KL_SKIP_KEYLESS | stub->group;
+    kl__skip *skip = kl__skips_find(&cursor->skips, key);
+    if (side ? !skip || !skip->wanting || stub->position < skip->from : skip != NULL)
+        return true;
+    switch (judge(window, line, stub, key)) {
+    case STOP:
+        return false;
+    case LEAVE_OUT:
+        return leave_out(window, cursor, skip, stub, key);
+    case ADMIT:
+        break;
+    }
+    kl__held *held = hold(window, stub);
+    if (!held)
+        return false;
+    held->suspect = window->suspect && (cursor->old == 0 || stub->position <= cursor->old);
+    held->lane.due_ms = time_of(window, stub, side ? &skip->floor : &cursor->floor);
+    if (side)
+        skip->from = stub->position + 1;
+    if (!join_lane(held, false))
+        return false;
+    overtake(held);
+    return true;
+}
+
+bool kl__window_admit(kl__window *window, int32_t line, const kl_stub *stub, bool side)
+{
+    window->pump->grouped |= stub->group != 0;
+    if (kl__held_at(window, stub->position))
+        return true;
+    if (line == KL_LINE_RETRY)
+        return admit_started(window, stub);
+    if (line == KL_LINE_DUE)
+        return admit_due(window, stub);
+    return admit_ready(window, line, stub, side);
+}
+
+/* --- Ready, blocked, gone --- */
+
+void kl__window_ready(kl__window *window)
+{
+    kl__lane_task *tasks[64];
+    uint32_t count;
+    kl__pump *pump = window->pump;
+    if (!window->lanes || window->leaving || window->lost || pump->stopping)
+        return;
+    while ((count = kl__lanes_take(window->lanes, tasks, 64, pump->now_ms)) > 0) {
+        for (uint32_t i = 0; i < count; i++) {
+            kl__held *held = kl__held_of(tasks[i]);
+            set_blocked(held, KL_BLOCKED_NOT);
+            kl__room_put(pump->room, held);
+        }
+    }
+}
+
+/* A task that leaves the window without having run, to be read again. */
+static void evict(kl__held *held)
+{
+    kl__window *window = held->window;
+    bool due = held->lane.mark.kind == KL_HELD_FROM_DUE;
+    kl__cursor *cursor = due ? NULL : kl__window_cursor(window, held->lane.mark.priority);
+    kl__skip *skip = cursor ? kl__skips_find(&cursor->skips, held->key_hash) : NULL;
+    if (cursor && !skip && (skip = kl__skips_add(&cursor->skips, held->key_hash))) {
+        *skip = (kl__skip){.key = held->key_hash, .from = UINT64_MAX, .floor = held->lane.due_ms};
+        window->pump->left_out++;
+    }
+    if (held->retry_line || (cursor && !skip)) { /* it holds its key too, or there is no room to remember it */
+        kl__lanes_add(window->lanes, held->lane.lane, &held->lane, window->pump->now_ms);
+        return;
+    }
+    if (skip)
+        stop_wanting(cursor, skip); /* what it reads next would overtake this one */
+    if (skip && held->lane.position < skip->from) {
+        skip->from = held->lane.position;
+        skip->group = held->group->number;
+        if (held->lane.due_ms < skip->floor)
+            skip->floor = held->lane.due_ms;
+    }
+    count_held(held, -1);
+    let_go(held);
+}
+
+void kl__window_evict(kl__window *window, kl__lane *lane)
+{
+    kl__lane_task *next, *task = kl__lanes_evict(window->lanes, lane);
+    for (; task; task = next) {
+        next = task->next;
+        evict(kl__held_of(task));
+    }
+}
+
+void kl__window_block(kl__window *window, kl__held *held, kl__blocked why)
+{
+    set_blocked(held, why);
+    if (held->key_hash)
+        kl__window_evict(window, held->lane.lane);
+}
+
+/* Out of lane or room. */
+static void take_away(kl__held *held)
+{
+    kl__window *window = held->window;
+    int64_t now_ms = window->pump->now_ms;
+    switch ((kl__held_state)held->state) {
+    case KL_HELD_LINE:
+        kl__lanes_withdraw(window->lanes, &held->lane, now_ms);
+        kl__lanes_end(window->lanes, &held->lane, now_ms);
+        break;
+    case KL_HELD_ROOM:
+        kl__room_remove(window->pump->room, held);
+        kl__lanes_end(window->lanes, &held->lane, now_ms);
+        break;
+    case KL_HELD_ASIDE:
+        *(held->prev ? &held->prev->next : &window->aside) = held->next;
+        if (held->next)
+            held->next->prev = held->prev;
+        break;
+    default:
+        KL_ASSERT(!"only a task that waits can be taken away");
+    }
+}
+
+void kl__window_remove(kl__window *window, kl__held *held)
+{
+    take_away(held);
+    set_blocked(held, KL_BLOCKED_NOT);
+    count_held(held, -1);
+    let_go(held);
+    kl__window_ready(window);
+}
+
+void kl__window_release(kl__held *held)
+{
+    set_blocked(held, KL_BLOCKED_NOT);
+    count_held(held, -1);
+    let_go(held);
+}
+
+void kl__window_withdraw(kl__held *held) { take_away(held); }
+
+kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t position)
+{
+    kl__held *held = position ? kl__held_at(window, position) : NULL;
+    if (held)
+        return memcmp(&held->id, id, sizeof *id) == 0 ? held : NULL;
+    for (uint32_t i = 0; i < window->table_capacity; i++)
+        if (window->table[i] && memcmp(&window->table[i]->id, id, sizeof *id) == 0)
+            return window->table[i];
+    return NULL;
+}
+
+/* --- The end --- */
+
+static void free_window(kl__window *window)
+{
+    kl__lanes_close(window->lanes);
+    for (int i = 0; i < KL_LINES; i++) {
+        if (window->cursors[i]) {
+            window->pump->left_out -= window->cursors[i]->skips.count;
+            kl__skips_free(&window->cursors[i]->skips);
+        }
+        kl__free(window->cursors[i]);
+    }
+    kl__free(window->table);
+    kl__free(window);
+}
+
+void kl__window_free_if_done(kl__window *window)
+{
+    if (window->lost && window->out == 0)
+        free_window(window);
+}
+
+/* What runs, and what a settle under way has, stays until it comes back. */
+static bool is_out(const kl__held *held)
+{
+    return held->state == KL_HELD_RUNNING || (held->state == KL_HELD_FINISHED && held->sending);
+}
+
+void kl__window_drop(kl__window *window)
+{
+    kl__pump *pump = window->pump;
+    kl__window **link = &window->partition->windows;
+    while (*link != window)
+        link = &(*link)->next;
+    *link = window->next;
+    window->partition->window_count--;
+    pump->shard_count--;
+    window->lost = true;
+    for (uint32_t i = 0; i < window->table_capacity; i++) {
+        kl__held *held = window->table[i];
+        if (!held)
+            continue;
+        set_blocked(held, KL_BLOCKED_NOT);
+        count_held(held, -1);
+        if (held->state == KL_HELD_ROOM)
+            kl__room_remove(pump->room, held);
+        if (held->state == KL_HELD_FINISHED && !held->sending)
+            pump->finished--;
+        if (!is_out(held))
+            kl__held_delete(pump, held);
+    }
+    memset(window->table, 0, window->table_capacity * sizeof *window->table);
+    window->table_count = 0;
+    window->finished = window->finished_last = window->aside = NULL;
+    kl__window_free_if_done(window);
+}

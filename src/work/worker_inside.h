@@ -1,0 +1,106 @@
+/* worker_inside.h - what the files of a worker's threads share.
+ *
+ * Reading order: worker.c (start, drain, close) -> worker_thread.c (take, run, finish) -> worker_keep.c (beats, looks) ->
+ * work.c (what handlers call).
+ *
+ * One mutex guards the pumps and everything here; it is not held while a handler runs or the store is called. */
+#ifndef KL_WORKER_INSIDE_H
+#define KL_WORKER_INSIDE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "work/inside.h"
+
+enum {
+    KL_HAND_SIZE_MAX = 32, /* tasks in one hand */
+    KL_STEAL_NS = 1000000, /* a task that takes longer is long */
+    KL_RETRY_MS = 100,     /* after the store has failed */
+};
+
+/* A queue that is served. */
+typedef struct kl__served {
+    kl__pump *pump;
+    kl_queue *queue;
+    kl_handler *handlers;
+    size_t handler_count;
+    int64_t weight, min;
+    uint64_t busy; /* threads that run its tasks */
+    double passed; /* tasks taken, divided by weight: the least is next */
+} kl__served;
+
+/* One attempt of one task. */
+struct kl_work {
+    struct kl_worker *worker;
+    kl__served *served;
+    kl__held *held;
+    const kl_task *task;
+    const kl_task_extra *extra;
+    uint32_t attempt;
+    int64_t deadline_ns; /* KL_NEVER: none */
+    int64_t retry_after_ms;
+    kl__progress progress;
+    char *error; /* KL_ERROR_BYTES_MAX + 1, made when it is needed; reused */
+    size_t error_len;
+    char *result; /* of this run */
+    size_t result_len;
+};
+
+/* The tasks that a thread has taken. It claims them one by one; others may take back those that it has not claimed. */
+typedef struct kl__thread {
+    struct kl_worker *worker;
+    pthread_t id;
+    bool started;
+    kl__served *served; /* whose tasks it has; NULL: none */
+    kl__held *held[KL_LOAD_MAX];
+    kl_task tasks[KL_LOAD_MAX];
+    kl_task_extra extras[KL_LOAD_MAX];
+    const kl_handler *handlers[KL_LOAD_MAX];
+    kl__verdict verdicts[KL_LOAD_MAX];
+    bool stopped[KL_LOAD_MAX]; /* the run was ended by a stop: it costs no attempt */
+    _Atomic(uint64_t) claim;   /* next << 32 | count */
+    size_t handed_in;          /* outcomes of those before this one are with the pump */
+    int64_t timeout_ms;        /* the queue's */
+    _Atomic(int64_t) began_ns; /* when the one that runs did */
+    size_t hand_size;
+    kl_arena arena;
+    kl_work work;
+} kl__thread;
+
+struct kl_worker {
+    pthread_mutex_t mutex;
+    pthread_cond_t ready;    /* a task may run, or the worker ends */
+    pthread_cond_t scout;    /* look again */
+    pthread_cond_t outcomes; /* some are to be sent */
+    pthread_cond_t changed;  /* for those who wait for the end */
+    kl_worker_opts opts;
+    char name[128];
+    kl__served *served;
+    size_t served_count;
+    kl__thread *threads;
+    size_t thread_count, idle, threads_ended;
+    pthread_t scout_id, beat_id, settler_id;
+    bool scout_started, beat_started, settler_started;
+    bool look_now;
+    bool stopping;            /* starts nothing more */
+    bool ended;               /* everything was given back */
+    bool closing;             /* threads go home */
+    _Atomic(bool) abandoning; /* what runs is asked to stop */
+    int64_t stopping_ns;
+};
+
+void *kl__worker_thread(void *thread);  /* runs tasks */
+void *kl__worker_scout(void *worker);   /* looks for tasks */
+void *kl__worker_beat(void *worker);    /* beats */
+void *kl__worker_settler(void *worker); /* sends outcomes */
+
+/* With the mutex held. */
+void kl__worker_stop(kl_worker *worker);
+void kl__worker_wake(kl_worker *worker, uint64_t ready);
+void kl__worker_take_back(kl_worker *worker, bool all); /* what waits in hands behind a long task, or all; and outcomes
+                                                         * of those that were run before it */
+bool kl__worker_has_outcomes(const kl_worker *worker);  /* that nobody is sending */
+void kl__worker_log(const kl_worker *worker, kl_log_level level, const char *text);
+void kl__worker_wait(kl_worker *worker, pthread_cond_t *condition, int64_t wait_ms);
+
+#endif

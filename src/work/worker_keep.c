@@ -1,0 +1,191 @@
+/* worker_keep.c - the three threads that keep a worker going: one looks for tasks, one sends outcomes, one beats.
+ *
+ * The scout waits for appends where the store can tell of them and there is one partition to wait for; otherwise it looks
+ * again and again, less often the longer nothing comes. */
+#include "work/worker_inside.h"
+
+enum { POLL_MIN_MS = 1, POLL_MAX_MS = 50, WAIT_MAX_MS = 20, FAILED_MS = 250 };
+
+/* --- The scout --- */
+
+/* The one partition to wait for; NULL: none, or several. */
+static kl__partition *only_partition(kl_worker *worker)
+{
+    kl__partition *only = worker->served_count == 1 ? worker->served[0].pump->partitions : NULL;
+    return only && !only->next && (kl_store_info_of(only->store).can & KL_STORE_WAIT) ? only : NULL;
+}
+
+static bool wants_look(kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++)
+        if (kl__pump_wants_look(worker->served[i].pump))
+            return true;
+    return false;
+}
+
+/* False: it failed. */
+static bool look(kl_worker *worker, uint64_t *ret_ready)
+{
+    bool good = true;
+    *ret_ready = 0;
+    for (size_t i = 0; i < worker->served_count; i++) {
+        uint64_t ready = 0;
+        if (!kl__pump_wants_look(worker->served[i].pump))
+            continue;
+        if (kl__pump_look(worker->served[i].pump, &ready) != KL_OK) {
+            kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+            good = false;
+        }
+        *ret_ready += ready;
+    }
+    kl__worker_wake(worker, *ret_ready);
+    return good;
+}
+
+/* Waits until there may be something new. The mutex is held, and left meanwhile. */
+static void wait_for_work(kl_worker *worker, int64_t *poll_ms)
+{
+    kl__partition *only = only_partition(worker);
+    if (!only || worker->look_now) {
+        kl__worker_wait(worker, &worker->scout, *poll_ms);
+        *poll_ms = *poll_ms * 2 < POLL_MAX_MS ? *poll_ms * 2 : POLL_MAX_MS;
+        worker->look_now = false;
+        return;
+    }
+    kl_store *store = only->store;
+    uint32_t number = only->number;
+    uint64_t seen = only->seen;
+    pthread_mutex_unlock(&worker->mutex);
+    kl_rc rc = kl_store_wait(store, number, WAIT_MAX_MS, &seen);
+    pthread_mutex_lock(&worker->mutex);
+    if (only_partition(worker) == only)
+        only->seen = seen;
+    if (rc != KL_OK)
+        kl__worker_wait(worker, &worker->scout, FAILED_MS);
+}
+
+void *kl__worker_scout(void *context)
+{
+    kl_worker *worker = context;
+    int64_t poll_ms = POLL_MIN_MS;
+    pthread_mutex_lock(&worker->mutex);
+    while (!worker->closing) {
+        uint64_t ready = 0;
+        kl__worker_take_back(worker, false);
+        if (worker->stopping) {
+            kl__worker_wait(worker, &worker->scout, POLL_MAX_MS);
+            continue;
+        }
+        if (!wants_look(worker)) {
+            kl__worker_wait(worker, &worker->scout, POLL_MAX_MS);
+            continue;
+        }
+        if (!look(worker, &ready)) {
+            kl__worker_wait(worker, &worker->scout, FAILED_MS);
+            continue;
+        }
+        if (ready)
+            poll_ms = POLL_MIN_MS;
+        wait_for_work(worker, &poll_ms);
+    }
+    pthread_mutex_unlock(&worker->mutex);
+    return NULL;
+}
+
+/* --- The settler --- */
+
+bool kl__worker_has_outcomes(const kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++)
+        if (kl__pump_has_finished(worker->served[i].pump) && !kl__pump_settling(worker->served[i].pump))
+            return true;
+    return false;
+}
+
+/* Outcomes that could not be sent are kept, and sent again after a while. */
+static void settle(kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++) {
+        uint64_t sent = 0;
+        if (kl__pump_settle(worker->served[i].pump, &sent) != KL_OK) {
+            kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+            kl__worker_wait(worker, &worker->changed, KL_RETRY_MS);
+        }
+        kl__worker_wake(worker, kl__pump_ready(worker->served[i].pump));
+    }
+    if (worker->stopping)
+        pthread_cond_broadcast(&worker->changed);
+}
+
+void *kl__worker_settler(void *context)
+{
+    kl_worker *worker = context;
+    pthread_mutex_lock(&worker->mutex);
+    while (!worker->closing) {
+        if (kl__worker_has_outcomes(worker))
+            settle(worker);
+        else
+            kl__worker_wait(worker, &worker->outcomes, FAILED_MS);
+    }
+    pthread_mutex_unlock(&worker->mutex);
+    return NULL;
+}
+
+/* --- The beat --- */
+
+static bool all_gone(const kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++)
+        if (!kl__pump_gone(worker->served[i].pump))
+            return false;
+    return true;
+}
+
+static bool all_empty(kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++)
+        if (!kl__pump_empty(worker->served[i].pump))
+            return false;
+    return true;
+}
+
+static void check_stop(kl_worker *worker)
+{
+    if (worker->stopping && !worker->ended) {
+        int64_t waited_ms = (kl__monotonic_ns() - worker->stopping_ns) / 1000000;
+        if (waited_ms >= worker->opts.stop_ms)
+            atomic_store(&worker->abandoning, true);
+        worker->ended = all_gone(worker);
+        pthread_cond_broadcast(&worker->changed);
+    }
+}
+
+static int64_t beat_ms(const kl_worker *worker)
+{
+    int64_t least_ms = FAILED_MS;
+    for (size_t i = 0; i < worker->served_count; i++) {
+        int64_t ms = kl__pump_beat_ms(worker->served[i].pump);
+        least_ms = ms < least_ms ? ms : least_ms;
+    }
+    return least_ms;
+}
+
+void *kl__worker_beat(void *context)
+{
+    kl_worker *worker = context;
+    int empty = 0; /* in a row */
+    pthread_mutex_lock(&worker->mutex);
+    while (!worker->closing && !worker->ended) {
+        for (size_t i = 0; i < worker->served_count; i++)
+            if (kl__pump_beat(worker->served[i].pump) != KL_OK)
+                kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+        check_stop(worker);
+        empty = worker->opts.until_empty && !worker->stopping && all_empty(worker) ? empty + 1 : 0;
+        if (empty >= 3)
+            kl__worker_stop(worker);
+        if (!worker->ended && !worker->closing)
+            kl__worker_wait(worker, &worker->changed, beat_ms(worker));
+    }
+    pthread_mutex_unlock(&worker->mutex);
+    return NULL;
+}
