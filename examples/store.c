@@ -76,7 +76,7 @@ static kl_rc run(kl_store *store, kl_arena *arena)
     if (rc == KL_OK)
         rc = work(store, place, arena);
     if (rc == KL_OK)
-        rc = kl_store_counts(store, place, &counts);
+        rc = kl_store_counts(store, place, NULL, &counts);
     if (rc == KL_OK)
         printf("waiting: %d\n", (int)counts.ready);
     kl_idgen_close(idgen);

@@ -260,7 +260,7 @@ static void run_open(const struct settings *settings)
     int64_t resident = resident_bytes(), begin = now_ns();
     open_in(&queue, settings, "large");
     double seconds = (double)(now_ns() - begin) / 1e9;
-    MUST_KL(kl_store_counts(queue.store, (kl_place){queue.partition, KL_ALL_SHARDS}, &counts));
+    MUST_KL(kl_store_counts(queue.store, (kl_place){queue.partition, KL_ALL_SHARDS}, NULL, &counts));
     MUST_SAYING((long)counts.ready == settings->tasks, "another number of tasks is waiting than was left");
     printf("open_s %.3f bytes_a_task %.1f resident_bytes %lld\n", seconds,
            (double)(resident_bytes() - resident) / (double)settings->tasks, (long long)resident_bytes());

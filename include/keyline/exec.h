@@ -32,10 +32,6 @@
 extern "C" {
 #endif
 
-/* How long a call may wait. 0 in an options struct means the default, so "do not wait" has a value of its own. */
-#define KL_NO_WAIT                 (-1)
-#define KL_FOREVER                 INT64_MAX
-
 #define KL_EXEC_SHARDS_MAX         256
 #define KL_EXEC_THREADS_MAX        1024
 #define KL_EXEC_SHARD_CAPACITY_MAX (1 << 24)

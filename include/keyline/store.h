@@ -23,6 +23,8 @@
  *       safe.
  *   S7  Times are judged on the store's clock (kl_store_now), which never steps back.
  *   S8  What a call that returned has changed, every later call shows.
+ *   S9  After a fence with `seal` returned KL_OK, no append stores anything in that shard: every later scan shows what is
+ *       there, and no more will come. An append under way meanwhile was stored before the seal, or is refused.
  *
  * All calls are in batches and safe from any thread, except close. Nothing is kept of the caller's memory after a call
  * returns. Answers lie in the caller's arrays and arena. The engines are described in docs/stores/. */
@@ -66,9 +68,11 @@ enum {
     KL_STORE_KEY_HASH = 1 << 2,      /* stubs carry key_hash */
     KL_STORE_WAIT = 1 << 3,          /* wait is told of new work; else it sleeps, and the caller polls */
     KL_STORE_ASYNC = 1 << 4,         /* append_async returns before the entries are durable; else after */
-    KL_STORE_SHARED = 1 << 5,        /* several processes may open it at once */
+    KL_STORE_SHARED = 1 << 5,        /* several processes may open it at once; disk: through the one that holds it */
     KL_STORE_SEARCH = 1 << 6,        /* find uses indexes; else it reads through what is kept */
     KL_STORE_ORDERED = 1 << 7,       /* positions ascend in the order of appends of all processes together */
+    KL_STORE_GROUP = 1 << 8,         /* stubs carry group */
+    KL_STORE_SEAL = 1 << 9,          /* fence can seal a shard; else that is KL_EINVAL */
 };
 
 /* ---- Open and close ---- */
@@ -96,6 +100,7 @@ typedef struct kl_store_opts {
     int64_t segment_bytes;    /* disk: of a journal file: 64 MiB; 64 KiB to 1 GiB */
     int64_t history_rows_max; /* finished tasks that are kept: 10,000,000; the oldest go first */
     int64_t history_ms_max;   /* no finished task is kept longer: 30 days */
+    bool no_socket; /* disk: for this process alone: do not listen, and do not connect to who has it open: KL_EBUSY */
 } kl_store_opts;
 
 /* Opens the store that the URL names:
@@ -103,8 +108,12 @@ typedef struct kl_store_opts {
  *     memory:         in this process, gone when it is closed
  *     disk:PATH       a directory on this machine, made when it is not there; `disk:` alone is ./keyline-data
  *
+ * A disk store is held by the first process that opens it; others reach it through a socket in the directory, and when
+ * the holder ends, one of them holds it from then on. Calls under way then are completed by the next holder, or fail
+ * with KL_EBUSY: make them again.
+ *
  * KL_EINVAL: no such scheme (the sentence lists them), or an option out of range. KL_EBUSY: another process has it open
- * (the sentence names its pid). KL_EDAMAGED: it is damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
+ * (the sentence names its pid) and does not listen. KL_EDAMAGED: it is damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store);
 
 /* Ends the store. What was acknowledged is durable already. Appends under way are completed first; no other call may be
@@ -143,8 +152,9 @@ typedef void kl_appended_fn(void *ctx, kl_rc rc, const char *error);
 /* Appends entries of any partitions and shards; durable when it returns KL_OK. token NULL: a repeat is stored again
  * once the task is finished; while a task of the same partition and id waits, it is passed over, whatever it says.
  * KL_EINVAL: a limit, an unknown partition or shard, an id that does not begin with its shard: nothing was stored, and
- * the sentence names the entry. KL_EFULL: there is no room; what waits must be settled first, or space made.
- * KL_ESYSTEM: the disk failed. */
+ * the sentence names the entry. KL_ESEALED: an entry's shard is sealed (kl_fence), and nothing was stored; read the
+ * queue's layout again and append where it says. A repeat whose token is known is KL_OK all the same. KL_EFULL: there
+ * is no room; what waits must be settled first, or space made. KL_ESYSTEM: the disk failed. */
 KL_API KL_MUST_USE kl_rc kl_store_append(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token);
 
 /* The same without waiting. KL_OK: `done` has been or will be called, exactly once; the entries were copied. Anything
@@ -189,11 +199,17 @@ KL_API KL_MUST_USE kl_rc kl_store_settle(kl_store *store, kl_settle *batches, si
 
 typedef struct kl_fence {
     kl_place place;
-    uint64_t epoch; /* 1..KL_EPOCH_MAX */
-    kl_rc rc;       /* set by the call: KL_OK, or KL_ESTALE: it is fenced above this epoch already */
+    uint64_t epoch; /* 1..KL_EPOCH_MAX; with seal also 0: leaves the epoch as it is */
+    bool seal;      /* and from now on no append to this shard, whatever its epoch */
+    kl_rc rc;       /* set by the call: KL_OK, or (without seal) KL_ESTALE: it is fenced above this epoch already */
 } kl_fence;
 
-/* From now on settles of these shards below `epoch` are refused. Shards begin at epoch 0. */
+/* From now on settles of these shards below `epoch` are refused. Shards begin at epoch 0.
+ *
+ * With `seal`, appends to the shard are refused as well, for ever: nothing takes a seal back, and sealing again changes
+ * nothing. It is not a matter of who owns the shard, so it takes effect also where the shard is fenced above `epoch`;
+ * then the epoch stays as it is, and rc is KL_OK all the same. What waits in a sealed shard is scanned, read and
+ * settled as ever. KL_EINVAL: the engine cannot seal (KL_STORE_SEAL). */
 KL_API KL_MUST_USE kl_rc kl_store_fence(kl_store *store, kl_fence *fences, size_t count);
 
 /* What waits in a shard, or in all of a partition. */
@@ -207,8 +223,10 @@ typedef struct kl_counts {
     bool at_least;                  /* there may be more: counting further would have cost too much */
 } kl_counts;
 
-/* shard KL_ALL_SHARDS: the whole partition. Finished tasks are counted for partitions only. */
-KL_API KL_MUST_USE kl_rc kl_store_counts(kl_store *store, kl_place place, kl_counts *ret_counts);
+/* shard KL_ALL_SHARDS: the whole partition. Finished tasks are counted for partitions only. With a job (NULL: all),
+ * which is asked of a whole partition only, done, dead and cancelled are those of that job that are kept, and nothing
+ * else is counted. */
+KL_API KL_MUST_USE kl_rc kl_store_counts(kl_store *store, kl_place place, const kl_task_id *job, kl_counts *ret_counts);
 
 /* Waits until something has been appended to the partition since *seen was set by an earlier call (0: ever), or until
  * wait_ms have passed, and sets *seen. Both are KL_OK: look and see. */
@@ -312,7 +330,7 @@ typedef struct kl_engine {
     kl_rc (*read)(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
     kl_rc (*settle)(void *self, kl_settle *batches, size_t count);
     kl_rc (*fence)(void *self, kl_fence *fences, size_t count);
-    kl_rc (*counts)(void *self, kl_place place, kl_counts *ret_counts);
+    kl_rc (*counts)(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts); /* job may be NULL */
     kl_rc (*wait)(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen);
     kl_rc (*results)(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
                      kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);

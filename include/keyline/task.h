@@ -25,6 +25,10 @@
 extern "C" {
 #endif
 
+/* How long something may take or wait. 0 in an options struct means the default, so "not at all" has a value of its own. */
+#define KL_NO_WAIT (-1)
+#define KL_FOREVER INT64_MAX
+
 /* Priorities work like nice values: lower runs first, 0 is normal. Between keys of one shard they are strict: while a
  * key with a lower value is ready, keys with higher ones wait. */
 #define KL_PRIORITY_MIN (-16)
@@ -62,6 +66,7 @@ typedef struct kl_entry {
     kl_task_id job;   /* all zero: none */
     int64_t due_ms;   /* 0: at once; else not before this time of the store's clock, up to KL_ID_MS_MAX */
     int32_t priority; /* KL_PRIORITY_MIN..KL_PRIORITY_MAX */
+    uint16_t group;   /* whom it is for, as 16 bits of a hash; 0: nobody in particular */
     kl_bytes key;     /* empty: no order asked */
     kl_bytes kind;
     kl_bytes headers;
@@ -87,6 +92,7 @@ typedef struct kl_stub {
     int64_t due_ms;    /* due line: when it is due; retry line: not before; else 0 */
     uint32_t bytes;    /* of its key, kind, headers and payload */
     uint16_t attempts; /* made so far */
+    uint16_t group;    /* the entry's; 0: nobody in particular, or not known (KL_STORE_GROUP) */
     int8_t priority;
 } kl_stub;
 

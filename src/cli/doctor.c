@@ -5,29 +5,35 @@
  * For people, findings are printed as they come, then what is there, then what to do. For machines (--json) one object
  * is printed at the end; its findings have been written into memory meanwhile. */
 #include "cli/cli.h"
+#include "cli/config.h"
+#include "cli/output.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "store/disk/doctor.h"
 
 typedef struct doctor_opts {
-    int64_t repair, json;
+    const char *directory;
+    int64_t repair;
 } doctor_opts;
 
-const char kl__doctor_about[] =
+static const char about[] =
     "Examines the data directory of a disk store that is not open, and explains what it finds.\n"
     "Nothing is changed without --repair. With it, damaged files are copied or moved to\n"
     "DIR/quarantine/ and replaced by what is readable of them, so that the store opens again.\n"
     "\n"
     "Exits with 0 if the store is whole, or is again, and with 1 if it is not.\n";
 
-const kl__option kl__doctor_options[] = {
+static const kl__option options[] = {
     {"--repair", NULL, "repair what is damaged", offsetof(doctor_opts, repair), 0, 0},
-    {"--json", NULL, "print one JSON object, for machines", offsetof(doctor_opts, json), 0, 0},
+    {0},
+};
+
+static const kl__argument arguments[] = {
+    {"DIR", offsetof(doctor_opts, directory), KL_NEEDED, "the data directory, such as ./keyline-data"},
     {0},
 };
 
@@ -51,12 +57,6 @@ struct report {
     FILE *json; /* the findings so far; NULL: for people */
     size_t count;
 };
-
-static bool wants_colour(void)
-{
-    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
-    return isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb") != 0 && (!no_color || !*no_color);
-}
 
 static void tell(const struct report *report, const kl__finding *finding)
 {
@@ -240,9 +240,9 @@ static int examine_for_machines(const char *path, const doctor_opts *opts)
     return rc == KL_OK && is_written ? KL_EXIT_OK : KL_EXIT_FAILURE;
 }
 
-static int examine_for_people(const char *path, const doctor_opts *opts)
+static int examine_for_people(const char *path, const doctor_opts *opts, bool colour)
 {
-    struct report report = {.colour = wants_colour()};
+    struct report report = {.colour = colour};
     kl__doctor_totals totals;
     kl__doctor_opts asked = {&kl__vfs_system, path, opts->repair, found, &report};
     kl_rc rc = kl__doctor_see(&asked, &totals);
@@ -257,28 +257,21 @@ static int examine_for_people(const char *path, const doctor_opts *opts)
     return rc == KL_OK ? KL_EXIT_OK : KL_EXIT_FAILURE;
 }
 
-/* Takes the one word that is no option out of the others. NULL: it has complained. */
-static const char *take_directory(int *argc, char **argv)
+static int run_doctor(kl__call *call)
 {
-    const char *path = NULL;
-    int kept = 1;
-    for (int i = 1; i < *argc; i++) {
-        if (argv[i][0] == '-' || path)
-            argv[kept++] = argv[i];
-        else
-            path = argv[i];
-    }
-    *argc = kept;
-    if (!path)
-        kl__complain("doctor needs the data directory: `keyline doctor DIR`, such as ./keyline-data");
-    return path;
+    const doctor_opts *opts = call->values;
+    if (kl__call_json(call))
+        return examine_for_machines(opts->directory, opts);
+    return examine_for_people(opts->directory, opts, kl__config_colour(call->config));
 }
 
-int kl__doctor_command(int argc, char **argv)
-{
-    doctor_opts opts = {0};
-    const char *path = take_directory(&argc, argv);
-    if (!path || !kl__options_parse(kl__doctor_options, argc, argv, &opts))
-        return KL_EXIT_USAGE;
-    return opts.json ? examine_for_machines(path, &opts) : examine_for_people(path, &opts);
-}
+const kl__command kl__doctor_command = {
+    .name = "doctor",
+    .summary = "examine the data directory of a store, and repair it",
+    .about = about,
+    .arguments = arguments,
+    .options = options,
+    .values_size = sizeof(doctor_opts),
+    .takes = KL_TAKES_JSON,
+    .run = run_doctor,
+};

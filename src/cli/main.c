@@ -1,121 +1,122 @@
-/* main.c - the program: a table of commands, and help made from it.
- *
- * To add a command, write its function in a file of its own and add a row below. Exit statuses: 0 it worked, 1 it
- * failed, 2 it was called in a way that it does not understand, 128 + n it was ended by signal n. */
-#include "cli/cli.h"
-
+/* main.c - the program: finds the command, reads its words and its settings, runs it. */
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-static int help_command(int argc, char **argv);
-static int version_command(int argc, char **argv);
+#include "base/base.h"
+#include "cli/cli.h"
+#include "cli/config.h"
 
-static const kl__command commands[] = {
-    {"demo", "watch 50 keys at work while one of them keeps failing", kl__demo_command, "", kl__demo_about,
-     kl__demo_options},
-    {"doctor", "examine the data directory of a store, and repair it", kl__doctor_command, " DIR", kl__doctor_about,
-     kl__doctor_options},
-    {"help", "list the commands, or explain one", help_command, " [COMMAND]",
-     "Lists the commands, or explains the one named.\n", NULL},
-    {"version", "print the version", version_command, "", "Prints the program's name and version.\n", NULL},
-};
-
-enum { COMMANDS = sizeof commands / sizeof commands[0] };
-
-static bool is_one_of(const char *word, const char *first, const char *second)
+/* Options that all commands take may stand in front of the command; they are moved behind it. False: something else
+ * stands there, and it has complained. *ret_at: where the command is, argc when there is none. */
+static bool find_word(int argc, char **argv, int *ret_at)
 {
-    return strcmp(word, first) == 0 || strcmp(word, second) == 0;
-}
-
-/* NULL: there is none, and it has complained. */
-static const kl__command *find_command(const char *name)
-{
-    const char *closest = NULL;
-    for (int i = 0; i < COMMANDS; i++) {
-        if (strcmp(commands[i].name, name) == 0)
-            return &commands[i];
-        closest = kl__closer(name, closest, commands[i].name);
+    int at = 1;
+    while (at < argc && argv[at][0] == '-') {
+        bool value_follows;
+        if (kl__is_one_of(argv[at], "--help", "-h") || kl__is_one_of(argv[at], "--version", "-V"))
+            break;
+        if (!kl__option_is_common(argv[at], &value_follows)) {
+            kl__complain("'%s' is no command, nor an option that all commands take; `keyline help` lists the commands",
+                         argv[at]);
+            return false;
+        }
+        at += value_follows ? 2 : 1;
     }
-    if (closest)
-        kl__complain("there is no command '%s'; did you mean `keyline %s`? `keyline help` lists the commands", name,
-                     closest);
-    else
-        kl__complain("there is no command '%s'; `keyline help` lists those there are", name);
-    return NULL;
+    *ret_at = at < argc ? at : argc;
+    return true;
 }
 
-static void list_commands(FILE *out)
+static char **put_first(int argc, char **argv, int at, kl_arena *arena)
 {
-    fputs("Keyline runs tasks in order per key, in parallel across keys.\n\n"
-          "usage: keyline COMMAND [OPTION...]\n\n",
-          out);
-    for (int i = 0; i < COMMANDS; i++)
-        fprintf(out, "  %-9s %s\n", commands[i].name, commands[i].summary);
-    fputs("\n`keyline help COMMAND` explains one. Start with `keyline demo`.\n", out);
+    char **words = kl_arena_alloc(arena, (size_t)(argc + 1) * sizeof *words);
+    if (!words)
+        return NULL;
+    words[0] = argv[0];
+    words[1] = argv[at];
+    for (int from = 1, to = 2; from < argc; from++)
+        if (from != at)
+            words[to++] = argv[from];
+    words[argc] = NULL;
+    return words;
 }
 
-static void explain(const kl__command *command)
+/* Whether a word stands in front of `--`. */
+static bool is_said(int argc, char **argv, const char *word, const char *other)
 {
-    printf("usage: keyline %s%s%s\n\n%s", command->name, command->options ? " [OPTION...]" : "", command->arguments,
-           command->about);
-    for (const kl__option *option = command->options; option && option->name; option++) {
-        char usage[32];
-        snprintf(usage, sizeof usage, "%s %s", option->name, option->value_name ? option->value_name : "");
-        printf("%s  %-13s %s\n", option == command->options ? "\n" : "", usage, option->help);
-    }
+    for (int i = 1; i < argc && strcmp(argv[i], "--") != 0; i++)
+        if (kl__is_one_of(argv[i], word, other))
+            return true;
+    return false;
 }
 
-static int help_command(int argc, char **argv)
+static int run_call(kl__call *call, int argc, char **argv)
 {
-    if (argc > 2) {
-        kl__complain("help explains one command at a time; call `keyline help %s`", argv[1]);
+    kl__config *config = kl_arena_alloc(&call->arena, sizeof *config);
+    call->values = kl_arena_alloc(&call->arena, call->command->values_size + 1);
+    if (!config || !call->values)
+        return kl__fail_call(kl__fail_memory());
+    *config = (kl__config){0};
+    memset(call->values, 0, call->command->values_size + 1);
+    call->config = config;
+    if (!kl__call_parse(call, argc, argv))
         return KL_EXIT_USAGE;
-    }
-    if (argc == 1) {
-        list_commands(stdout);
+    if (call->command->takes && !kl__config_complete(config, environ, &call->arena))
+        return KL_EXIT_USAGE;
+    return call->command->run(call);
+}
+
+/* words[0] is the command. */
+static int run_command(int argc, char **words, kl_arena *arena)
+{
+    int taken;
+    kl__call call = {0};
+    call.command = kl__command_find(argc, words, &taken, arena, &call.name);
+    if (!call.command)
+        return KL_EXIT_USAGE;
+    if (is_said(argc, words, "--help", "-h")) {
+        kl__help_explain(call.command, call.name);
         return KL_EXIT_OK;
     }
-    const kl__command *command = find_command(argv[1]);
-    if (!command)
-        return KL_EXIT_USAGE;
-    explain(command);
-    return KL_EXIT_OK;
-}
-
-static int version_command(int argc, char **argv)
-{
-    if (!kl__options_parse(NULL, argc, argv, NULL))
-        return KL_EXIT_USAGE;
-    puts("keyline " KEYLINE_VERSION);
-    return KL_EXIT_OK;
-}
-
-static int run(int argc, char **argv)
-{
-    if (argc < 2) {
-        list_commands(stderr);
+    if (call.command->subs) {
+        kl__help_need_sub(call.command);
         return KL_EXIT_USAGE;
     }
-    if (is_one_of(argv[1], "--help", "-h"))
-        argv[1] = "help";
-    else if (is_one_of(argv[1], "--version", "-V"))
-        argv[1] = "version";
-    const kl__command *command = find_command(argv[1]);
-    if (!command)
+    if (call.command->run_alone)
+        return call.command->run_alone(argc - taken + 1, words + taken - 1);
+    int status = run_call(&call, argc - taken + 1, words + taken - 1);
+    kl__call_close(&call);
+    kl_arena_free(&call.arena);
+    return status;
+}
+
+static int run(int argc, char **argv, kl_arena *arena)
+{
+    int at;
+    kl__complain_in_json(is_said(argc, argv, "--json", "--json"));
+    if (!find_word(argc, argv, &at))
         return KL_EXIT_USAGE;
-    for (int i = 2; i < argc; i++) {
-        if (is_one_of(argv[i], "--help", "-h")) {
-            explain(command);
-            return KL_EXIT_OK;
-        }
+    if (at == argc) {
+        kl__help_list(stderr);
+        return KL_EXIT_USAGE;
     }
-    return command->run(argc - 1, argv + 1);
+    char **words = put_first(argc, argv, at, arena);
+    if (!words)
+        return kl__fail_call(kl__fail_memory());
+    if (kl__is_one_of(words[1], "--help", "-h"))
+        words[1] = "help";
+    else if (kl__is_one_of(words[1], "--version", "-V"))
+        words[1] = "version";
+    return run_command(argc - 1, words + 1, arena);
 }
 
 int main(int argc, char **argv)
 {
-    int status = run(argc, argv);
+    kl_arena arena = {0};
+    int status = run(argc, argv, &arena);
+    kl_arena_free(&arena);
     /* What could not be written was not said: a full disk must not look like success. */
     if ((fflush(stdout) != 0 || ferror(stdout)) && status == KL_EXIT_OK) {
         kl__complain("the output could not be written (%s); make room or write elsewhere", strerror(errno));

@@ -327,25 +327,38 @@ kl_rc kl__check_settle(kl_store *store, const kl_settle *batches, size_t count, 
     return rc;
 }
 
-kl_rc kl__check_fence(kl_store *store, const kl_fence *fences, size_t count)
+static kl_rc check_one_fence(kl_store *store, const struct item *item, const kl_fence *fence)
 {
-    kl_rc rc = check_array(fences, "fences", count);
-    for (size_t i = 0; rc == KL_OK && i < count; i++) {
-        struct item item = {"fence", i, NO_BATCH};
-        uint32_t prefix_len;
-        rc = check_place(store, &item, fences[i].place, &prefix_len);
-        if (rc == KL_OK && (fences[i].epoch < 1 || fences[i].epoch > KL_EPOCH_MAX))
-            rc = refuse(&item, "epoch is %llu; it must be from 1 to %llu", (unsigned long long)fences[i].epoch,
-                        (unsigned long long)KL_EPOCH_MAX);
-    }
+    uint32_t prefix_len;
+    kl_rc rc = check_place(store, item, fence->place, &prefix_len);
+    if (rc == KL_OK && fence->seal && !(store->engine->can & KL_STORE_SEAL))
+        return refuse(item, "a store of engine '%s' cannot seal shards; look for KL_STORE_SEAL before you ask",
+                      store->engine->scheme);
+    uint64_t min = fence->seal ? 0 : 1;
+    if (rc == KL_OK && (fence->epoch < min || fence->epoch > KL_EPOCH_MAX))
+        return refuse(item, "epoch is %llu; it must be from %llu to %llu", (unsigned long long)fence->epoch,
+                      (unsigned long long)min, (unsigned long long)KL_EPOCH_MAX);
     return rc;
 }
 
-kl_rc kl__check_counts(kl_store *store, kl_place place, const kl_counts *ret_counts)
+kl_rc kl__check_fence(kl_store *store, const kl_fence *fences, size_t count)
+{
+    kl_rc rc = check_array(fences, "fences", count);
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        rc = check_one_fence(store, &(struct item){"fence", i, NO_BATCH}, &fences[i]);
+    return rc;
+}
+
+kl_rc kl__check_counts(kl_store *store, kl_place place, const kl_task_id *job, const kl_counts *ret_counts)
 {
     uint32_t prefix_len;
     kl_rc rc = place.shard == KL_ALL_SHARDS ? check_known(store, &call_itself, place.partition, &prefix_len)
                                             : check_place(store, &call_itself, place, &prefix_len);
+    if (rc == KL_OK && job && place.shard != KL_ALL_SHARDS)
+        return kl__fail(KL_EINVAL, "a job's tasks are counted in a whole partition only; pass KL_ALL_SHARDS, not %u",
+                        place.shard);
+    if (rc == KL_OK && job && kl__id_is_none(job))
+        return kl__fail(KL_EINVAL, "the job's id is all zero, which means no job; pass NULL to count all tasks");
     return rc != KL_OK ? rc : check_pointer(ret_counts, "ret_counts");
 }
 

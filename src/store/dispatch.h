@@ -104,7 +104,7 @@ kl_rc kl__check_read(kl_store *store, const kl_ref *refs, size_t count, const kl
 kl_rc kl__check_settle(kl_store *store, const kl_settle *batches, size_t count, uint64_t *ret_tasks,
                        uint64_t *ret_bytes);
 kl_rc kl__check_fence(kl_store *store, const kl_fence *fences, size_t count);
-kl_rc kl__check_counts(kl_store *store, kl_place place, const kl_counts *ret_counts);
+kl_rc kl__check_counts(kl_store *store, kl_place place, const kl_task_id *job, const kl_counts *ret_counts);
 kl_rc kl__check_wait(kl_store *store, uint32_t partition, const uint64_t *seen);
 kl_rc kl__check_results(kl_store *store, kl_place place, const kl_task_id *job, size_t max, const kl_arena *arena,
                         const kl_task *ret_tasks, const size_t *ret_count);

@@ -8,6 +8,7 @@
 #include "base/layout.h"
 #include "store/dispatch.h"
 #include "store/engines.h"
+#include "store/socket/socket.h"
 
 /* --- Options --- */
 
@@ -157,6 +158,9 @@ kl_rc kl_store_open_engine(const kl_engine *engine, const char *where, const kl_
     return KL_OK;
 }
 
+/* Does the caller want the disk for itself? Callers with an older header do not know the question. */
+static bool wants_alone(const kl_store_opts *opts) { return opts && opts->size > FIELD(no_socket) && opts->no_socket; }
+
 kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store)
 {
     if (!url)
@@ -165,6 +169,8 @@ kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_s
     const char *colon = strchr(url, ':');
     kl_bytes scheme = {url, colon ? (size_t)(colon - url) : strlen(url)};
     const kl_engine *engine = colon ? engine_of(scheme) : NULL;
+    if (engine == &kl__engine_disk && !wants_alone(opts))
+        engine = &kl__engine_shared;
     return engine ? kl_store_open_engine(engine, colon + 1, opts, ret_store)
                   : refuse_url(url, scheme, colon ? colon + 1 : "");
 }
@@ -183,7 +189,8 @@ void kl_store_close(kl_store *store)
 kl_store_info kl_store_info_of(const kl_store *store)
 {
     KL_ASSERT(store);
-    return (kl_store_info){store->engine->scheme, store->engine->can};
+    bool is_shared = store->engine == &kl__engine_shared;
+    return (kl_store_info){store->engine->scheme, is_shared ? kl__shared_can(store->self) : store->engine->can};
 }
 
 /* --- Every call --- */
@@ -359,14 +366,14 @@ kl_rc kl_store_fence(kl_store *store, kl_fence *fences, size_t count)
     return kl__store_count(store, KL_CALL_FENCE, start_ns, rc, items, 0);
 }
 
-kl_rc kl_store_counts(kl_store *store, kl_place place, kl_counts *ret_counts)
+kl_rc kl_store_counts(kl_store *store, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
 {
     if (!store)
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
-    kl_rc rc = kl__check_counts(store, place, ret_counts);
+    kl_rc rc = kl__check_counts(store, place, job, ret_counts);
     if (rc == KL_OK)
-        rc = store->engine->counts(store->self, place, ret_counts);
+        rc = store->engine->counts(store->self, place, job, ret_counts);
     return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
 }
 

@@ -276,7 +276,15 @@ kl_task_state state_of(struct trial *t, kl_place place, const kl_task_id *id) { 
 kl_counts counts_of(struct trial *t, kl_place place)
 {
     kl_counts counts = {0};
-    CHECK_OK(kl_store_counts(t->store, place, &counts));
+    CHECK_OK(kl_store_counts(t->store, place, NULL, &counts));
+    return counts;
+}
+
+kl_counts job_counts_of(struct trial *t, uint32_t partition, const kl_task_id *job)
+{
+    kl_counts counts = {.ready = 1, .due = 1, .retry = 1, .priorities = 1};
+    CHECK_OK(kl_store_counts(t->store, whole(partition), job, &counts));
+    CHECK(counts.ready == 0 && counts.due == 0 && counts.retry == 0 && counts.priorities == 0);
     return counts;
 }
 
@@ -289,6 +297,8 @@ void check_entry(const kl_entry *actual, const kl_entry *expected, const char *f
     if (actual->due_ms != expected->due_ms || actual->priority != expected->priority)
         test_fail(file, at, "due_ms is %" PRId64 " and the priority %d, expected %" PRId64 " and %d", actual->due_ms,
                   actual->priority, expected->due_ms, expected->priority);
+    if (actual->group != expected->group)
+        test_fail(file, at, "the group is %u, expected %u", actual->group, expected->group);
     if (!same_bytes(actual->key, expected->key) || !same_bytes(actual->kind, expected->kind))
         test_fail(file, at, "the key or the kind is another");
     if (!same_bytes(actual->headers, expected->headers) || !same_bytes(actual->payload, expected->payload))
@@ -330,6 +340,14 @@ void finish(struct trial *t, kl_place place, const kl_task_id *id, kl_outcome ou
 kl_rc fence(struct trial *t, kl_place place, uint64_t epoch)
 {
     kl_fence one = {.place = place, .epoch = epoch, .rc = KL_EDEAD};
+    kl_rc rc = kl_store_fence(t->store, &one, 1);
+    CHECK_INT(rc, one.rc);
+    return rc;
+}
+
+kl_rc seal(struct trial *t, kl_place place, uint64_t epoch)
+{
+    kl_fence one = {.place = place, .epoch = epoch, .seal = true, .rc = KL_EDEAD};
     kl_rc rc = kl_store_fence(t->store, &one, 1);
     CHECK_INT(rc, one.rc);
     return rc;

@@ -176,10 +176,12 @@ kl_rc settle(struct trial *t, kl_place place, uint64_t epoch, const kl_settled *
 void finish(struct trial *t, kl_place place, const kl_task_id *id, kl_outcome outcome, int64_t keep_ms,
             const char *error, const char *result);
 kl_rc fence(struct trial *t, kl_place place, uint64_t epoch);
+kl_rc seal(struct trial *t, kl_place place, uint64_t epoch);
 
 kl_task read_one(struct trial *t, kl_place place, const kl_task_id *id);
 kl_task_state state_of(struct trial *t, kl_place place, const kl_task_id *id);
 kl_counts counts_of(struct trial *t, kl_place place);
+kl_counts job_counts_of(struct trial *t, uint32_t partition, const kl_task_id *job);
 
 /* Every field of what was appended. */
 void check_entry(const kl_entry *actual, const kl_entry *expected, const char *file, int at);

@@ -44,6 +44,40 @@ CLAIM(a_call_whose_reply_is_lost_was_made_and_one_whose_request_is_lost_was_not)
     kl_store_close(store);
 }
 
+CLAIM(a_seal_whose_reply_is_lost_holds_and_one_whose_request_is_lost_does_not)
+{
+    struct lossy lossy;
+    kl_store *store;
+    kl_place sealed = order_place(t, 3), open = order_place(t, 4);
+    if (!can(t, KL_STORE_SEAL))
+        return;
+    REQUIRE(open_lossy(t, &lossy, &store));
+    kl_entry entry = make_entry(t, sealed, "k", "before"), late = make_entry(t, sealed, "k", "late");
+    kl_token token = make_token();
+    CHECK_OK(kl_store_append(t->store, &entry, 1, &token));
+    kl_fence fences[2] = {{.place = sealed, .seal = true}, {.place = open, .seal = true}};
+    for (int i = 0; i < 2; i++) {
+        lossy.replies_lost = i == 0 ? 100 : 0;
+        lossy.requests_lost = i == 0 ? 0 : 100;
+        CHECK_RC(kl_store_fence(store, &fences[i], 1), LOSSY_RC);
+        CHECK_INT(fences[i].rc, LOSSY_RC);
+    }
+    kl_task_id id = append_one(t, open, "x");
+    CHECK_RC(kl_store_append(t->store, &late, 1, NULL), KL_ESEALED);
+    CHECK_OK(kl_store_append(t->store, &entry, 1, &token));
+    lossy.requests_lost = 0;
+    CHECK_OK(kl_store_fence(store, fences, 2)); /* the repeat */
+    CHECK(fences[0].rc == KL_OK && fences[1].rc == KL_OK);
+    kl_store_close(store);
+    BOTH_LIVES(t)
+    {
+        CHECK_RC(kl_store_append(t->store, &late, 1, NULL), KL_ESEALED);
+        CHECK_OK(kl_store_append(t->store, &entry, 1, &token));
+        CHECK_LINE(t, sealed, 0, &entry.id, 1);
+        CHECK_LINE(t, open, 0, &id, 1);
+    }
+}
+
 /* ---- Counting in one record ---- */
 
 enum { COUNTERS = 4 };

@@ -62,7 +62,7 @@ static int by_due(const void *a, const void *b)
     return x < y ? -1 : 1; /* the array is in the order of appends */
 }
 
-static void check_shown(struct model_task *task, const kl_stub *stub, int32_t line)
+static void check_shown(const struct model *m, struct model_task *task, const kl_stub *stub, int32_t line)
 {
     CHECK_ID(stub->id, task->entry.id);
     CHECK(task->position == 0 || task->position == stub->position);
@@ -70,6 +70,7 @@ static void check_shown(struct model_task *task, const kl_stub *stub, int32_t li
     CHECK_INT(stub->attempts, task->attempts);
     CHECK_INT(stub->due_ms, line <= KL_PRIORITY_MAX ? 0 : task->not_before_ms);
     CHECK_INT(stub->priority, task->entry.priority);
+    CHECK_INT(stub->group, can(m->t, KL_STORE_GROUP) ? task->entry.group : 0);
 }
 
 void model_check_line(struct model *m, int place, int32_t line)
@@ -90,7 +91,7 @@ void model_check_line(struct model *m, int place, int32_t line)
     kl_stub *stubs = scan_pieces(m->t, &scan, 1 + model_below(m, 40), &shown);
     CHECK_INT(shown, count);
     for (size_t i = 0; i < shown && i < count; i++) {
-        check_shown(expected[i], &stubs[i], line);
+        check_shown(m, expected[i], &stubs[i], line);
         CHECK(i == 0 || line == KL_LINE_DUE || stubs[i].position > stubs[i - 1].position);
     }
     free(expected);
@@ -122,6 +123,18 @@ static void compare_counts(const kl_counts *shown, const kl_counts *expected, bo
     }
 }
 
+static void check_job(struct model *m, const kl_task_id *job)
+{
+    kl_counts expected[2] = {{0}};
+    for (size_t i = 0; i < m->count; i++)
+        if (m->tasks[i].line == NOWHERE && same_id(&m->tasks[i].entry.job, job))
+            add_task(&expected[m->tasks[i].place < 3 ? 0 : 1], &m->tasks[i]);
+    for (int i = 0; i < 2; i++) {
+        kl_counts shown = job_counts_of(m->t, i == 0 ? m->t->orders : m->t->bills, job);
+        compare_counts(&shown, &expected[i], true);
+    }
+}
+
 void model_check_counts(struct model *m)
 {
     kl_counts shards[MODEL_PLACES] = {{0}}, orders = {0}, bills = {0}, shown;
@@ -137,6 +150,8 @@ void model_check_counts(struct model *m)
     compare_counts(&shown, &orders, true);
     shown = counts_of(m->t, whole(m->t->bills));
     compare_counts(&shown, &bills, true);
+    for (int i = 0; i < MODEL_JOBS; i++)
+        check_job(m, &m->jobs[i]);
 }
 
 /* ---- Tasks ---- */
@@ -416,6 +431,9 @@ void model_check_all(struct model *m)
             CHECK_OK(fence(m->t, m->places[place], epoch));
         if (epoch > 1)
             CHECK_RC(fence(m->t, m->places[place], epoch - 1), KL_ESTALE);
+        kl_entry late = make_entry(m->t, m->places[place], "k", "too late");
+        if (m->seals[place])
+            CHECK_RC(kl_store_append(m->t->store, &late, 1, NULL), KL_ESEALED);
     }
     kl_arena_reset(&m->t->arena);
 }

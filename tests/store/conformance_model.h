@@ -55,6 +55,7 @@ struct model {
     uint64_t random;
     kl_place places[MODEL_PLACES];
     uint64_t fences[MODEL_PLACES];
+    bool seals[MODEL_PLACES];
     kl_task_id jobs[MODEL_JOBS];
     struct model_task *tasks;
     size_t count, room;

@@ -127,6 +127,7 @@ static void check_stub(struct trial *t, const kl_entry *entry, int32_t line)
     if (entry->key.len && hash == 0)
         hash = 1;
     CHECK(stub.key_hash == (can(t, KL_STORE_KEY_HASH) ? hash : 0));
+    CHECK_INT(stub.group, can(t, KL_STORE_GROUP) ? entry->group : 0);
 }
 
 CLAIM(a_stub_tells_all_but_the_bytes)
@@ -142,6 +143,9 @@ CLAIM(a_stub_tells_all_but_the_bytes)
     entries[2].due_ms = START_MS + 5000;
     entries[2].priority = 3;
     entries[3].priority = KL_PRIORITY_MIN;
+    entries[1].group = UINT16_MAX;
+    entries[2].group = 1;
+    entries[3].group = 0x8000;
     append(t, entries, COUNT(entries));
     BOTH_LIVES(t)
     {
@@ -162,6 +166,35 @@ CLAIM(tasks_of_one_key_share_a_hash_and_others_do_not)
         stubs[i] = stub_of(t, entries[i].place, &entries[i].id);
     CHECK(stubs[0].key_hash == stubs[1].key_hash);
     CHECK(stubs[0].key_hash != stubs[2].key_hash || !can(t, KL_STORE_KEY_HASH));
+}
+
+CLAIM(a_task_keeps_its_group_through_its_tries_and_its_end)
+{
+    enum { TASKS = 4 };
+    static const uint16_t groups[TASKS] = {0, 1, 0xa5c3, UINT16_MAX};
+    kl_entry entries[TASKS];
+    for (int i = 0; i < TASKS; i++) {
+        entries[i] = make_entry(t, order_place(t, 2), i % 2 ? "k" : NULL, "x");
+        entries[i].group = groups[i];
+    }
+    append(t, entries, TASKS);
+    for (int i = 0; i < TASKS; i++) {
+        kl_settled retry = outcome_of(t, entries[i].place, &entries[i].id, KL_RETRY);
+        CHECK_OK(settle(t, entries[i].place, 0, &retry, 1));
+    }
+    BOTH_LIVES(t)
+    for (int i = 0; i < TASKS; i++) {
+        CHECK_INT(stub_of(t, entries[i].place, &entries[i].id).group, can(t, KL_STORE_GROUP) ? groups[i] : 0);
+        CHECK_INT(read_one(t, entries[i].place, &entries[i].id).entry.group, groups[i]);
+    }
+    for (int i = 0; i < TASKS; i++)
+        finish(t, entries[i].place, &entries[i].id, i % 2 ? KL_DONE : KL_DEAD, KEEP_MS, NULL, NULL);
+    BOTH_LIVES(t)
+    for (int i = 0; i < TASKS; i++) {
+        kl_task task = read_one(t, entries[i].place, &entries[i].id);
+        CHECK(task.state == KL_TASK_DONE || task.state == KL_TASK_DEAD);
+        CHECK_INT(task.entry.group, groups[i]);
+    }
 }
 
 /* ---- In pieces ---- */

@@ -8,7 +8,7 @@
 #include "store/conformance_model.h"
 #include "store/lossy.h"
 
-enum { SETTLE_MAX = 6, BATCHES_MAX = 3, WRITES_MAX = 4, FORGET_MAX = 8, CHECK_ALL_EVERY = 1000 };
+enum { SETTLE_MAX = 6, BATCHES_MAX = 3, WRITES_MAX = 4, FORGET_MAX = 8, CHECK_ALL_EVERY = 1000, SEALED_FROM = 4 };
 
 /* ---- Calls that are repeated until they are answered ---- */
 
@@ -64,16 +64,27 @@ static kl_rc append_all(struct model *m, const kl_entry *entries, size_t count, 
 
 /* ---- Appending ---- */
 
+/* Few of a place that is sealed, or nothing would be appended any more. */
+static int choose_place(struct model *m)
+{
+    int place = (int)model_below(m, MODEL_PLACES);
+    while (m->seals[place] && model_below(m, 16) > 0)
+        place = (int)model_below(m, MODEL_PLACES);
+    return place;
+}
+
 static kl_entry make_task(struct model *m)
 {
     static const char *const keys[] = {NULL, "anna", "bert", "carl"}, *const kinds[] = {NULL, "mail", "print"};
     struct model_task *task = &m->tasks[m->count];
-    task->place = (int)model_below(m, MODEL_PLACES);
+    task->place = choose_place(m);
     task->entry = make_entry(m->t, m->places[task->place], keys[model_below(m, 4)], NULL);
     snprintf(task->number, sizeof task->number, "%zu", m->count++);
     task->entry.payload = kl_str(task->number);
     task->entry.kind = kl_str(kinds[model_below(m, 3)]);
     task->entry.headers = kl_str(model_below(m, 2) ? "h" : NULL);
+    if (model_below(m, 2))
+        task->entry.group = (uint16_t)model_below(m, UINT16_MAX + 1);
     if (model_below(m, 3) == 0)
         task->entry.job = m->jobs[model_below(m, MODEL_JOBS)];
     if (model_below(m, 4) == 0)
@@ -91,11 +102,16 @@ static void do_append(struct model *m)
     struct model_append new = {.count = 1 + model_below(m, MODEL_ENTRIES), .token = make_token()};
     if (m->count + new.count > m->room)
         return;
-    for (size_t i = 0; i < new.count; i++)
+    bool sealed = false;
+    for (size_t i = 0; i < new.count; i++) {
         new.entries[i] = make_task(m);
+        sealed |= m->seals[m->tasks[m->count - 1].place];
+    }
     bool named = m->lossy || model_below(m, 2);
-    CHECK_OK(append_all(m, new.entries, new.count, named ? &new.token : NULL));
-    if (named)
+    CHECK_RC(append_all(m, new.entries, new.count, named ? &new.token : NULL), sealed ? KL_ESEALED : KL_OK);
+    if (sealed)
+        m->count -= new.count; /* none of them */
+    else if (named)
         m->appends[model_below(m, MODEL_APPENDS)] = new;
 }
 
@@ -212,10 +228,15 @@ static void do_fence(struct model *m)
     epoch = epoch > 1 ? epoch - 1 : 1;
     kl_fence one = {.place = m->places[place], .epoch = epoch};
     kl_rc rc;
+    if (place >= SEALED_FROM && can(m->t, KL_STORE_SEAL) && model_below(m, 8) == 0) {
+        one.seal = true;
+        one.epoch = epoch = model_below(m, 2) ? epoch : 0;
+    }
     do {
         rc = kl_store_fence(m->store, &one, 1);
     } while (rc == LOSSY_RC);
-    CHECK_INT(rc, epoch < m->fences[place] ? KL_ESTALE : KL_OK);
+    CHECK_INT(rc, epoch < m->fences[place] && !one.seal ? KL_ESTALE : KL_OK);
+    m->seals[place] |= one.seal;
     CHECK_INT(one.rc, rc);
     m->fences[place] = epoch > m->fences[place] ? epoch : m->fences[place];
 }

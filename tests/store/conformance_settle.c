@@ -392,7 +392,7 @@ CLAIM(one_call_fences_many_shards_each_for_itself)
 {
     kl_fence fences[16];
     for (uint32_t i = 0; i < 16; i++)
-        fences[i] = (kl_fence){order_place(t, i), 10 + i, KL_EDEAD};
+        fences[i] = (kl_fence){.place = order_place(t, i), .epoch = 10 + i, .rc = KL_EDEAD};
     CHECK_OK(fence(t, order_place(t, 3), 100));
     CHECK_RC(kl_store_fence(t->store, fences, COUNT(fences)), KL_ESTALE);
     BOTH_LIVES(t)

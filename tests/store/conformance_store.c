@@ -216,6 +216,62 @@ CLAIM(counts_of_a_partition_add_up_its_shards)
     }
 }
 
+CLAIM(counts_of_a_job_are_of_its_finished_tasks_that_are_kept)
+{
+    enum { TASKS = 60 };
+    static const kl_outcome ends[] = {KL_DONE, KL_DONE, KL_DEAD, KL_CANCELLED};
+    kl_task_id jobs[2] = {make_id(t, order_place(t, 0), kl_str(NULL)), make_id(t, order_place(t, 0), kl_str(NULL))};
+    kl_task_id nobody = make_id(t, order_place(t, 0), kl_str(NULL)), forgotten = {{0}};
+    for (int i = 0; i < TASKS; i++) {
+        kl_entry entry = make_entry(t, order_place(t, (uint32_t)i % 7), "k", "x");
+        if (i % 3 < 2)
+            entry.job = jobs[i % 3];
+        append(t, &entry, 1);
+        if (i % 5 < 4) /* of the others, one waits and one is not kept */
+            finish(t, entry.place, &entry.id, ends[i / 3 % 4], KEEP_MS, "e", "r");
+        else if (i % 2)
+            finish(t, entry.place, &entry.id, KL_DONE, 0, NULL, NULL);
+        if (i == 0)
+            forgotten = entry.id;
+    }
+    kl_entry elsewhere = make_entry(t, bill_place(t, 200), "k", "x");
+    elsewhere.job = jobs[0];
+    append(t, &elsewhere, 1);
+    finish(t, elsewhere.place, &elsewhere.id, KL_DEAD, KEEP_MS, NULL, NULL);
+    for (int life = 0; life < 2; life++) {
+        kl_counts expected[2] = {{0}};
+        for (int i = life; i < TASKS; i++) {
+            kl_counts *its = &expected[i % 3 < 2 ? i % 3 : 0];
+            bool counts = i % 3 < 2 && i % 5 < 4;
+            its->done += counts && ends[i / 3 % 4] == KL_DONE;
+            its->dead += counts && ends[i / 3 % 4] == KL_DEAD;
+            its->cancelled += counts && ends[i / 3 % 4] == KL_CANCELLED;
+        }
+        for (int i = 0; i < 2; i++) {
+            kl_counts shown = job_counts_of(t, t->orders, &jobs[i]);
+            CHECK_INT(shown.done, expected[i].done);
+            CHECK_INT(shown.dead, expected[i].dead);
+            CHECK_INT(shown.cancelled, expected[i].cancelled);
+        }
+        if (life == 0) {
+            CHECK_OK(kl_store_forget(t->store, order_place(t, 0), &forgotten, 1));
+            (void)next_life(t);
+        }
+    }
+    kl_counts there = job_counts_of(t, t->bills, &jobs[0]), none = job_counts_of(t, t->orders, &nobody);
+    CHECK(there.done == 0 && there.dead == 1 && there.cancelled == 0);
+    CHECK(none.done == 0 && none.dead == 0 && none.cancelled == 0);
+}
+
+CLAIM(counts_of_a_job_are_refused_for_one_shard_and_for_no_job)
+{
+    kl_task_id job = make_id(t, order_place(t, 0), kl_str(NULL)), none = {{0}};
+    kl_counts counts;
+    CHECK_REFUSED(kl_store_counts(t->store, order_place(t, 0), &job, &counts));
+    CHECK_REFUSED(kl_store_counts(t->store, whole(t->orders), &none, &counts));
+    CHECK_REFUSED(kl_store_counts(t->store, whole(99), &job, &counts));
+}
+
 CLAIM(counts_tell_which_ready_lines_are_not_empty)
 {
     static const int32_t priorities[] = {KL_PRIORITY_MIN, -3, 0, 7, KL_PRIORITY_MAX};
@@ -440,13 +496,13 @@ CLAIM(places_that_do_not_exist_are_refused_by_every_call)
         CHECK_REFUSED(read_some(t->store, places[i], &id, 1, &t->arena, &task, &count));
         CHECK_REFUSED(kl_store_settle(t->store, &batch, 1));
         CHECK_REFUSED(kl_store_fence(t->store, &one, 1));
-        CHECK_REFUSED(kl_store_counts(t->store, places[i], &counts));
+        CHECK_REFUSED(kl_store_counts(t->store, places[i], NULL, &counts));
         CHECK_REFUSED(kl_store_results(t->store, places[i], &job, NULL, 1, &t->arena, &task, &count));
         CHECK_REFUSED(kl_store_forget(t->store, places[i], &id, 1));
     }
     uint64_t seen = 0;
     CHECK_REFUSED(kl_store_wait(t->store, 99, 0, &seen));
-    CHECK_REFUSED(kl_store_counts(t->store, whole(99), &counts));
+    CHECK_REFUSED(kl_store_counts(t->store, whole(99), NULL, &counts));
     CHECK_REFUSED(kl_store_find(t->store, &(kl_find){.partition = 99, .max = 1}, &t->arena, &task, &count));
 }
 

@@ -17,7 +17,8 @@
  * C5  Below an acknowledged fence nothing is settled; at one that was attempted everything is.
  * C6  A record is what was last acknowledged, or what was attempted behind it.
  * C7  A task to be kept is in history exactly once, with its outcome, error and result.
- * C8  An append that is repeated with its token stores nothing twice, acknowledged or not. */
+ * C8  An append that is repeated with its token stores nothing twice, acknowledged or not.
+ * C9  A shard whose seal was acknowledged takes no task; one that nobody tried to seal does. */
 #ifndef TESTS_STORE_CRASH_H
 #define TESTS_STORE_CRASH_H
 
@@ -34,6 +35,8 @@ enum {
     CRASH_PRODUCERS = 8,
     CRASH_SETTLERS = 3,
     CRASH_RECORDS = 16,
+    CRASH_SEALS = 4096, /* shards of a partition of its own, sealed one after the other */
+    CRASH_SEALS_PREFIX_LEN = 3,
     CRASH_SLOTS = 1 << 16, /* tasks that are not forgotten yet */
     CRASH_CALL_MAX = 64,   /* tasks in one call */
     CRASH_ATTEMPTS_MAX = 5,
@@ -79,6 +82,7 @@ struct crash_ledger {
     struct crash_call settles[CRASH_SETTLERS];
 
     _Atomic uint64_t fencing[CRASH_SHARDS], fenced[CRASH_SHARDS];
+    _Atomic uint32_t sealing, sealed;                                /* shards, from the first on */
     _Atomic uint64_t writing[CRASH_RECORDS], written[CRASH_RECORDS]; /* how often */
     _Atomic uint64_t versions[CRASH_RECORDS];                        /* of what was acknowledged */
 
@@ -101,6 +105,10 @@ kl_token crash_token(uint64_t serial);
 /* How an attempt ends. Bytes lie in `room`. */
 enum { CRASH_SETTLED_BYTES = 256 };
 kl_settled crash_settled(uint64_t serial, uint32_t attempt, char *room);
+
+/* The partition whose shards are sealed, and a task for one of them. */
+#define CRASH_SEALS_NAME "sealed"
+kl_task_id crash_sealed_id(uint32_t shard);
 
 /* The value after so many writes; false: the record was removed. */
 enum { CRASH_VALUE_BYTES = 8 << 10 };

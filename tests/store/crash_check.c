@@ -155,7 +155,7 @@ static void check_entry(struct check *check, const kl_task *found, uint64_t seri
     crash_entry(check->ledger, serial, check->rooms, &expected);
     const kl_entry *entry = &found->entry;
     if (memcmp(&entry->job, &expected.job, sizeof entry->job) != 0 || entry->due_ms != expected.due_ms ||
-        entry->priority != expected.priority || !is_same(entry->key, expected.key) ||
+        entry->priority != expected.priority || entry->group != expected.group || !is_same(entry->key, expected.key) ||
         !is_same(entry->kind, expected.kind) || !is_same(entry->headers, expected.headers) ||
         !is_same(entry->payload, expected.payload))
         fail(check, "task %llu has other bytes than it was appended with", (unsigned long long)serial);
@@ -258,7 +258,7 @@ static void check_counts(struct check *check)
 {
     kl_counts counts;
     kl_place all = {check->ledger->partition, KL_ALL_SHARDS};
-    if (!ok(check, kl_store_counts(check->store, all, &counts), "counts"))
+    if (!ok(check, kl_store_counts(check->store, all, NULL, &counts), "counts"))
         return;
     if (counts.ready + counts.due + counts.retry != check->waiting)
         fail(check, "counts says that %llu tasks wait, scan shows %llu",
@@ -417,6 +417,27 @@ static void judge_fences(struct check *check)
     }
 }
 
+static void judge_seals(struct check *check)
+{
+    enum { LOOKED_AT = 50 };
+    struct crash_ledger *ledger = check->ledger;
+    uint32_t sealed = atomic_load(&ledger->sealed), sealing = atomic_load(&ledger->sealing), partition;
+    if (!ok(check, kl_store_partition(check->store, CRASH_SEALS_NAME, CRASH_SEALS_PREFIX_LEN, &partition), "partition"))
+        return;
+    uint32_t from = sealed > LOOKED_AT ? sealed - LOOKED_AT : 0;
+    for (uint32_t shard = from; shard <= sealing && shard < CRASH_SEALS; shard++) {
+        kl_entry entry = {.place = {partition, shard}, .id = crash_sealed_id(shard)};
+        kl_rc rc = kl_store_append(check->store, &entry, 1, NULL);
+        if (shard < sealed ? rc != KL_ESEALED : shard >= sealing ? rc != KL_OK : rc != KL_OK && rc != KL_ESEALED)
+            fail(check, "C9: %u shards were sealed and %u tried, and an append to shard %u is %s", sealed, sealing,
+                 shard, kl_rc_name(rc));
+    }
+    kl_fence again = {.place = {partition, sealing - 1}, .seal = true};
+    if (sealing)
+        ok(check, kl_store_fence(check->store, &again, 1), "C9: a repeated seal");
+    atomic_store(&ledger->sealed, sealing);
+}
+
 static void judge_record(struct check *check, uint32_t record, const kl_record *found, char *room)
 {
     struct crash_ledger *ledger = check->ledger;
@@ -524,6 +545,7 @@ static void compare(struct check *check)
     judge_settles(check);
     judge_order(check);
     judge_fences(check);
+    judge_seals(check);
     judge_records(check);
     if (!check->failed)
         close_books(check);

@@ -67,7 +67,9 @@ static size_t payload_bytes(uint64_t hash)
 void crash_entry(const struct crash_ledger *ledger, uint64_t serial, char *room, kl_entry *ret_entry)
 {
     uint64_t hash = crash_hash(serial, 4), when = crash_hash(serial, 5);
-    *ret_entry = (kl_entry){.place = {ledger->partition, crash_shard(serial)}, .id = crash_id(serial)};
+    *ret_entry = (kl_entry){.place = {ledger->partition, crash_shard(serial)},
+                            .id = crash_id(serial),
+                            .group = (uint16_t)crash_hash(serial, 7)};
     if (hash % 4 == 0)
         ret_entry->priority = (int32_t)(hash / 4 % 5) - 2;
     if (when % 10 == 0)
@@ -422,7 +424,34 @@ static void *settle(void *ctx)
     return NULL;
 }
 
-/* ---- The writer of records ---- */
+/* ---- The writer of records, who also seals ---- */
+
+kl_task_id crash_sealed_id(uint32_t shard)
+{
+    static const kl_layout sealed = {1, CRASH_SEALS_PREFIX_LEN};
+    kl_id_parts parts = {.shard = shard, .ms = 1};
+    kl_task_id id;
+    if (kl_id_pack(&sealed, &parts, &id) != KL_OK)
+        abort();
+    return id;
+}
+
+static void seal_next(struct hand *hand)
+{
+    struct crash_ledger *ledger = hand->ledger;
+    uint32_t shard = atomic_load(&ledger->sealed), partition;
+    if (shard == CRASH_SEALS)
+        return;
+    expect(hand, kl_store_partition(hand->store, CRASH_SEALS_NAME, CRASH_SEALS_PREFIX_LEN, &partition), "partition");
+    kl_fence fence = {.place = {partition, shard}, .seal = true};
+    atomic_store(&ledger->sealing, shard + 1);
+    expect(hand, kl_store_fence(hand->store, &fence, 1), "seal");
+    atomic_store(&ledger->sealed, shard + 1);
+    kl_entry late = {.place = fence.place, .id = crash_sealed_id(shard)};
+    if (kl_store_append(hand->store, &late, 1, NULL) != KL_ESEALED)
+        give_up(ledger, "shard %u was sealed, and takes a task", shard);
+    count_call(ledger);
+}
 
 static void write_record(struct hand *hand, uint32_t record, char *room)
 {
@@ -443,8 +472,11 @@ static void write_record(struct hand *hand, uint32_t record, char *room)
 static void *write_records(void *ctx)
 {
     struct hand *hand = ctx;
-    for (;;)
+    for (;;) {
         write_record(hand, (uint32_t)below(hand, CRASH_RECORDS), hand->rooms);
+        if (below(hand, 16) == 0)
+            seal_next(hand);
+    }
     return NULL;
 }
 

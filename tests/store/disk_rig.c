@@ -19,7 +19,7 @@ bool rig_begin(struct rig *rig, int64_t segment_bytes)
     snprintf(rig->data, sizeof rig->data, "%s/data", rig->dir);
     snprintf(rig->journal, sizeof rig->journal, "%s/journal", rig->data);
     snprintf(rig->url, sizeof rig->url, "disk:%s", rig->data);
-    rig->opts = (kl_store_opts){.size = sizeof rig->opts, .segment_bytes = segment_bytes};
+    rig->opts = (kl_store_opts){.size = sizeof rig->opts, .segment_bytes = segment_bytes, .no_socket = true};
     CHECK_OK(rig_open(rig));
     return rig->store != NULL;
 }
@@ -85,6 +85,7 @@ kl_entry rig_entry(const struct rig *rig, uint64_t number, size_t size)
     pthread_once(&bytes_made, make_bytes);
     return (kl_entry){.place = rig_place(rig, number),
                       .id = rig_id(number),
+                      .group = (uint16_t)(number * 40503 >> 3),
                       .key = {bytes + number % 100, 8},
                       .kind = {"rig", 3},
                       .payload = {bytes + number % 256, size}};
@@ -150,7 +151,7 @@ uint64_t rig_waiting(struct rig *rig)
     uint64_t waiting = 0;
     for (uint32_t shard = 0; shard < RIG_SHARDS; shard++) {
         kl_counts counts = {0};
-        CHECK_OK(kl_store_counts(rig->store, (kl_place){rig->partition, shard}, &counts));
+        CHECK_OK(kl_store_counts(rig->store, (kl_place){rig->partition, shard}, NULL, &counts));
         waiting += counts.ready + counts.due + counts.retry;
     }
     return waiting;
@@ -164,7 +165,7 @@ bool rig_is_whole(struct rig *rig, uint64_t number, size_t size)
     kl_arena_reset(&rig->arena);
     if (read_some(rig->store, expected.place, &expected.id, 1, &rig->arena, &task, &count) != KL_OK || count != 1)
         return false;
-    return task.state == KL_TASK_WAITING && task.entry.payload.len == size &&
+    return task.state == KL_TASK_WAITING && task.entry.group == expected.group && task.entry.payload.len == size &&
            (size == 0 || memcmp(task.entry.payload.data, expected.payload.data, size) == 0) &&
            task.entry.key.len == 8 && memcmp(task.entry.key.data, expected.key.data, 8) == 0;
 }

@@ -27,7 +27,7 @@ struct rig {
             test_fail(__FILE__, __LINE__, "%s is %d: %s", #call, rc_, kl_error_text());                                \
     } while (0)
 
-/* A new store with segments of that size. False: there is none, and the test has failed. */
+/* A new store with segments of that size, for this process alone. False: there is none, and the test has failed. */
 bool rig_begin(struct rig *rig, int64_t segment_bytes);
 void rig_end(struct rig *rig); /* closes, and removes the directory */
 

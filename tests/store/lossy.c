@@ -139,10 +139,10 @@ static kl_rc lossy_fence(void *self, kl_fence *fences, size_t count)
     PASS_ON_ITEMS(lossy, kl_store_fence(lossy->inner, fences, count), fences, count);
 }
 
-static kl_rc lossy_counts(void *self, kl_place place, kl_counts *ret_counts)
+static kl_rc lossy_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
 {
     struct lossy *lossy = self;
-    PASS_ON(lossy, kl_store_counts(lossy->inner, place, ret_counts));
+    PASS_ON(lossy, kl_store_counts(lossy->inner, place, job, ret_counts));
 }
 
 static kl_rc lossy_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)

@@ -56,7 +56,7 @@ static void fill(kl_store *store, uint32_t partition)
     for (uint32_t task = 0; task < TASKS; task += DONE_OF)
         settle(store, make_entry(partition, task));
     kl_counts counts; /* when this returns, history has what was settled */
-    must(kl_store_counts(store, (kl_place){partition, KL_ALL_SHARDS}, &counts));
+    must(kl_store_counts(store, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts));
 }
 
 static void list(kl_store *store, uint32_t partition)

@@ -81,7 +81,7 @@ static kl_rc fill(kl_store *store)
             rc = settle(store, task, partitions);
     }
     kl_counts counts; /* when this returns, history has what was settled */
-    return rc == KL_OK ? kl_store_counts(store, (kl_place){partitions[0], KL_ALL_SHARDS}, &counts) : rc;
+    return rc == KL_OK ? kl_store_counts(store, (kl_place){partitions[0], KL_ALL_SHARDS}, NULL, &counts) : rc;
 }
 
 static void note_frames(struct patient *patient, uint64_t segment)
@@ -219,12 +219,17 @@ static kl_rc scan_partition(kl_store *store, const char *name, bool ret_waiting[
     return rc;
 }
 
-kl_rc patient_waiting(struct patient *patient, bool ret_waiting[PATIENT_TASKS])
+kl_rc patient_open(struct patient *patient, kl_store **ret_store)
 {
     kl_store_opts opts = options();
+    return kl__disk_open_on(patient->vfs, RECORDING_PATH, &opts, ret_store);
+}
+
+kl_rc patient_waiting(struct patient *patient, bool ret_waiting[PATIENT_TASKS])
+{
     kl_store *store = NULL;
     memset(ret_waiting, 0, PATIENT_TASKS * sizeof(*ret_waiting));
-    kl_rc rc = kl__disk_open_on(patient->vfs, RECORDING_PATH, &opts, &store);
+    kl_rc rc = patient_open(patient, &store);
     if (rc == KL_OK)
         rc = scan_partition(store, "a", ret_waiting);
     if (rc == KL_OK)

@@ -48,6 +48,9 @@ bool patient_says(const struct patient *patient, const char *part); /* in some f
 /* Opens the store and notes which tasks are shown as waiting. KL_EDAMAGED etc.: it does not open. */
 kl_rc patient_waiting(struct patient *patient, bool ret_waiting[PATIENT_TASKS]);
 
+/* Opens the store, which the caller closes. */
+kl_rc patient_open(struct patient *patient, kl_store **ret_store);
+
 /* Does it open, with exactly these tasks missing from those that should wait? `missing` NULL: none. */
 bool patient_is_well(struct patient *patient, const bool *missing);
 

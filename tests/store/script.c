@@ -54,6 +54,8 @@ const char *script_partition_name(uint32_t partition)
     return names[partition];
 }
 
+bool script_can_be_sealed(uint32_t place) { return place % SCRIPT_SHARDS == 1; }
+
 /* ---- Tasks ---- */
 
 static size_t payload_bytes(struct maker *m)
@@ -86,6 +88,19 @@ uint32_t script_find(const struct script *script, const kl_task_id *id)
     return same ? number : SCRIPT_TASKS_MAX;
 }
 
+enum { NOBODY = SCRIPT_TASKS_MAX + 1 };
+
+kl_task_id script_nobody(const struct script *script, uint32_t place)
+{
+    kl_id_parts parts = {.shard = script->places[place].shard, .sequence = NOBODY, .ms = 1};
+    kl_task_id id;
+    kl_rc rc = kl_id_pack(&layout, &parts, &id);
+    KL_ASSERT(rc == KL_OK);
+    return id;
+}
+
+bool script_is_nobody(const kl_task_id *id) { return kl_id_sequence(&layout, id) == NOBODY; }
+
 static void make_task(struct maker *m, uint32_t partitions)
 {
     static const char *const keys[] = {"", "customer-1", "customer-2", "k",
@@ -94,7 +109,9 @@ static void make_task(struct maker *m, uint32_t partitions)
     struct script *script = m->script;
     uint32_t number = script->task_count++;
     struct script_task *task = &script->tasks[number];
-    task->place = (uint32_t)below(m, partitions * SCRIPT_SHARDS);
+    do {
+        task->place = (uint32_t)below(m, partitions * SCRIPT_SHARDS);
+    } while (m->model.seals[task->place]);
     kl_entry *entry = &task->entry;
     entry->place = script->places[task->place];
     entry->key = kl_str(keys[below(m, 5)]);
@@ -106,6 +123,8 @@ static void make_task(struct maker *m, uint32_t partitions)
         entry->due_ms = m->now_ms + 1 + (int64_t)below(m, one_in(m, 2) ? 100 : 86400000);
     if (one_in(m, 4))
         entry->priority = KL_PRIORITY_MIN + (int32_t)below(m, 32);
+    if (one_in(m, 2))
+        entry->group = (uint16_t)below(m, UINT16_MAX + 1);
     if (one_in(m, 3))
         entry->headers = take_noise(m, 1 + below(m, 90));
     entry->payload = take_noise(m, payload_bytes(m));
@@ -213,6 +232,17 @@ static bool plan_settle(struct maker *m, struct script_call *call)
     return call->step_count > 0;
 }
 
+/* A seal is never too late, whatever its epoch. */
+static void plan_seal(struct maker *m, struct script_step *step)
+{
+    if (!script_can_be_sealed(step->place) || !one_in(m, 6))
+        return;
+    step->seal = true;
+    step->stale = false;
+    if (one_in(m, 2))
+        step->epoch = 0;
+}
+
 static bool plan_fence(struct maker *m, struct script_call *call)
 {
     call->kind = CALL_FENCE;
@@ -225,6 +255,7 @@ static bool plan_fence(struct maker *m, struct script_call *call)
             call->steps[i].stale = true;
             call->steps[i].epoch = epoch - 1;
         }
+        plan_seal(m, &call->steps[i]);
     }
     return true;
 }
@@ -440,8 +471,9 @@ void model_step(const struct script *script, struct model *model, const struct s
             apply_item(script, model, step->first_item + i);
         break;
     case CALL_FENCE:
-        if (!step->stale)
+        if (!step->stale && step->epoch > model->epochs[step->place])
             model->epochs[step->place] = step->epoch;
+        model->seals[step->place] |= step->seal;
         break;
     case CALL_PUT:
         apply_put(model, step);

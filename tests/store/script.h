@@ -49,6 +49,7 @@ struct script_item {
 struct script_step {
     uint32_t place;             /* SETTLE, FENCE */
     uint64_t epoch;             /* likewise */
+    bool seal;                  /* FENCE */
     bool stale;                 /* it must be refused */
     uint32_t first_item, items; /* SETTLE */
     uint32_t record;            /* PUT */
@@ -108,6 +109,7 @@ struct model {
     int64_t now_ms;
     bool partitions[SCRIPT_PARTITIONS];
     uint64_t epochs[SCRIPT_PLACES];
+    bool seals[SCRIPT_PLACES];
     struct model_record records[SCRIPT_RECORDS];
     uint32_t task_count; /* tasks[i] for i beyond are UNKNOWN */
     struct model_task tasks[SCRIPT_TASKS_MAX];
@@ -118,8 +120,12 @@ struct script *script_make(uint64_t seed, uint32_t calls);
 void script_free(struct script *script);
 
 uint32_t script_steps(const struct script_call *call);
+bool script_can_be_sealed(uint32_t place); /* every second one, so that there is always one to append to */
 kl_bytes script_record_name(uint32_t record);
 const char *script_partition_name(uint32_t partition);
+/* A task that no call makes: a look at the store appends it, to see whether the place is sealed, and settles it. */
+kl_task_id script_nobody(const struct script *script, uint32_t place);
+bool script_is_nobody(const kl_task_id *id);
 /* The task that bears the id, or SCRIPT_TASKS_MAX. */
 uint32_t script_find(const struct script *script, const kl_task_id *id);
 /* One line about call `number`. */

@@ -55,8 +55,8 @@ static bool check_bytes(struct look *look, uint32_t number, const kl_task *task)
     const kl_entry *made = &look->script->tasks[number].entry, *entry = &task->entry;
     bool right = memcmp(&entry->place, &made->place, sizeof made->place) == 0 &&
                  kl_id_compare(&entry->id, &made->id) == 0 && memcmp(&entry->job, &made->job, sizeof made->job) == 0 &&
-                 entry->due_ms == made->due_ms && entry->priority == made->priority && same(entry->key, made->key) &&
-                 same(entry->kind, made->kind) && same(entry->headers, made->headers) &&
+                 entry->due_ms == made->due_ms && entry->priority == made->priority && entry->group == made->group &&
+                 same(entry->key, made->key) && same(entry->kind, made->kind) && same(entry->headers, made->headers) &&
                  same(entry->payload, made->payload);
     return right ? true : wrong(look, "task %u is shown with bytes that were never appended", number);
 }
@@ -103,12 +103,15 @@ static bool read_one(struct look *look, uint32_t number)
 
 static bool check_stub(struct look *look, int32_t line, const kl_stub *stub)
 {
+    if (script_is_nobody(&stub->id))
+        return true; /* the look before this one was interrupted */
     uint32_t number = script_find(look->script, &stub->id);
     if (number == SCRIPT_TASKS_MAX)
         return wrong(look, "a task waits that was never made");
     const struct model_task *known = known_task(look, number);
     if (known->state != KL_TASK_WAITING || known->tried != (line == KL_LINE_RETRY) ||
         known->attempts != stub->attempts || known->not_before_ms != stub->due_ms ||
+        stub->group != look->script->tasks[number].entry.group ||
         (known->position && known->position != stub->position))
         return wrong(look, "task %u is shown in line %d, and should not be, or not so", number, line);
     return true;

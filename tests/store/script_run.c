@@ -25,7 +25,7 @@ static kl_rc wrong(struct subject *subject, const char *format, ...)
  * defect. */
 static kl_rc refused(struct subject *subject, const char *name, kl_rc rc)
 {
-    if (rc == KL_EINVAL || rc == KL_ESTALE || rc == KL_ECONFLICT)
+    if (rc == KL_EINVAL || rc == KL_ESTALE || rc == KL_ECONFLICT || rc == KL_ESEALED)
         return wrong(subject, "%s returned %s: %s", name, kl_rc_name(rc), kl_error_text());
     return rc;
 }
@@ -156,7 +156,10 @@ static kl_rc call_fence(struct subject *subject, const struct script_call *call)
 {
     kl_fence fences[SCRIPT_STEPS_MAX];
     for (uint32_t i = 0; i < call->step_count; i++)
-        fences[i] = (kl_fence){subject->script->places[call->steps[i].place], call->steps[i].epoch, KL_EDEAD};
+        fences[i] = (kl_fence){.place = subject->script->places[call->steps[i].place],
+                               .epoch = call->steps[i].epoch,
+                               .seal = call->steps[i].seal,
+                               .rc = KL_EDEAD};
     kl_rc rc = kl_store_fence(subject->store, fences, call->step_count);
     if (rc != KL_OK && rc != KL_ESTALE)
         return refused(subject, "fence", rc);

@@ -75,6 +75,7 @@ static bool check_entry(struct view *view, uint32_t number, const kl_entry *entr
                        : memcmp(&entry->job, &made->job, sizeof entry->job) != 0 ? "job"
                        : entry->due_ms != made->due_ms                           ? "due time"
                        : entry->priority != made->priority                       ? "priority"
+                       : entry->group != made->group                             ? "group"
                        : !same(entry->key, made->key)                            ? "key"
                        : !same(entry->kind, made->kind)                          ? "kind"
                        : !same(entry->headers, made->headers)                    ? "headers"
@@ -98,7 +99,8 @@ static bool check_stub(struct view *view, uint32_t number, int32_t line, const k
     int32_t first = made->due_ms ? (int32_t)KL_LINE_DUE : made->priority;
     if (line != KL_LINE_RETRY && line != first)
         return wrong(view, "task %u stands in line %d instead of %d", number, line, first);
-    if (stub->bytes != bytes || stub->priority != made->priority || stub->key_hash != hash_key(made->key))
+    if (stub->bytes != bytes || stub->priority != made->priority || stub->key_hash != hash_key(made->key) ||
+        stub->group != made->group)
         return wrong(view, "the stub of task %u does not fit its task", number);
     if (line == KL_LINE_DUE && stub->due_ms != made->due_ms)
         return wrong(view, "task %u is due at %" PRId64 " instead of %" PRId64, number, stub->due_ms, made->due_ms);
@@ -110,6 +112,8 @@ static bool check_stub(struct view *view, uint32_t number, int32_t line, const k
 static bool see_stub(struct view *view, kl_place place, int32_t line, const kl_stub *stub, const kl_stub *last)
 {
     char text[KL_ID_TEXT_BYTES];
+    if (script_is_nobody(&stub->id))
+        return true; /* the look before this one was interrupted */
     kl_id_print(&stub->id, text);
     uint32_t number = script_find(view->script, &stub->id);
     if (number == SCRIPT_TASKS_MAX)
@@ -155,7 +159,7 @@ static bool see_line(struct view *view, kl_place place, int32_t line, uint64_t *
 static bool see_place(struct view *view, kl_place place, kl_counts *sum)
 {
     kl_counts counts;
-    kl_rc rc = kl_store_counts(view->subject->store, place, &counts);
+    kl_rc rc = kl_store_counts(view->subject->store, place, NULL, &counts);
     if (rc != KL_OK)
         return failed(view, "counts", rc);
     uint64_t ready = 0, due = 0, retry = 0;
@@ -319,10 +323,33 @@ static bool check_results(struct view *view, uint32_t place, uint32_t job)
     return ok;
 }
 
+/* How many of one job's tasks ended in each way, against what find has shown. */
+static bool check_job_counts(struct view *view, uint32_t partition, uint32_t job)
+{
+    kl_counts counts;
+    uint64_t ends[KL_TASK_CANCELLED + 1] = {0};
+    const kl_task_id *id = &view->script->jobs[job];
+    kl_rc rc = kl_store_counts(view->subject->store, (kl_place){partition + 1, KL_ALL_SHARDS}, id, &counts);
+    if (rc != KL_OK)
+        return failed(view, "counts", rc);
+    for (uint32_t i = 0; i < view->script->task_count; i++)
+        if (view->script->tasks[i].place / SCRIPT_SHARDS == partition &&
+            memcmp(&view->script->tasks[i].entry.job, id, sizeof *id) == 0)
+            ends[view->tasks[i].state]++;
+    if (counts.done != ends[KL_TASK_DONE] || counts.dead != ends[KL_TASK_DEAD] ||
+        counts.cancelled != ends[KL_TASK_CANCELLED])
+        return wrong(view,
+                     "job %u counts %" PRIu64 " done, %" PRIu64 " dead, %" PRIu64 " cancelled in partition %u; find "
+                     "shows %" PRIu64 ", %" PRIu64 ", %" PRIu64,
+                     job, counts.done, counts.dead, counts.cancelled, partition, ends[KL_TASK_DONE], ends[KL_TASK_DEAD],
+                     ends[KL_TASK_CANCELLED]);
+    return true;
+}
+
 static bool check_counts(struct view *view, uint32_t partition, const kl_counts *sum, const uint64_t finished[3])
 {
     kl_counts all;
-    kl_rc rc = kl_store_counts(view->subject->store, (kl_place){partition + 1, KL_ALL_SHARDS}, &all);
+    kl_rc rc = kl_store_counts(view->subject->store, (kl_place){partition + 1, KL_ALL_SHARDS}, NULL, &all);
     if (rc != KL_OK)
         return failed(view, "counts", rc);
     if (all.ready != sum->ready || all.due != sum->due || all.retry != sum->retry)
@@ -387,7 +414,7 @@ static bool look(struct view *view)
     kl_counts sums[SCRIPT_PARTITIONS] = {{0}};
     for (uint32_t p = 0; p < SCRIPT_PARTITIONS; p++) {
         kl_counts counts;
-        kl_rc rc = kl_store_counts(view->subject->store, (kl_place){p + 1, KL_ALL_SHARDS}, &counts);
+        kl_rc rc = kl_store_counts(view->subject->store, (kl_place){p + 1, KL_ALL_SHARDS}, NULL, &counts);
         view->partitions[p] = rc == KL_OK;
         if (rc != KL_OK && rc != KL_EINVAL)
             return failed(view, "counts", rc);
@@ -399,7 +426,8 @@ static bool look(struct view *view)
         return false;
     for (uint32_t p = 0; p < SCRIPT_PARTITIONS; p++) {
         uint64_t ends[3] = {finished[KL_TASK_DONE][p], finished[KL_TASK_DEAD][p], finished[KL_TASK_CANCELLED][p]};
-        if (view->partitions[p] && !check_counts(view, p, &sums[p], ends))
+        if (view->partitions[p] && (!check_counts(view, p, &sums[p], ends) ||
+                                    !check_job_counts(view, p, (uint32_t)kl__random_below(&view->random, SCRIPT_JOBS))))
             return false;
         for (uint32_t s = 0; view->partitions[p] && s < SCRIPT_SHARDS; s++)
             if (!read_place(view, p * SCRIPT_SHARDS + s) ||
@@ -508,6 +536,58 @@ static bool compare_fences(struct view *view, const struct model *model)
     return true;
 }
 
+/* Settles what compare_open has appended. */
+static bool settle_open(struct view *view, const struct model *model, const kl_entry *entries, size_t count)
+{
+    kl_ref refs[SCRIPT_PLACES];
+    kl_task tasks[SCRIPT_PLACES];
+    kl_settled settled[SCRIPT_PLACES];
+    kl_settle batches[SCRIPT_PLACES];
+    size_t got = 0;
+    for (size_t i = 0; i < count; i++)
+        refs[i] = (kl_ref){.place = entries[i].place, .id = entries[i].id};
+    kl_rc rc = kl_store_read(view->subject->store, refs, count, &view->arena, tasks, &got);
+    if (rc != KL_OK || got != count)
+        return failed(view, "read", rc);
+    for (size_t i = 0; i < count; i++) {
+        uint32_t place = (entries[i].place.partition - 1) * SCRIPT_SHARDS + 1;
+        settled[i] = (kl_settled){.id = entries[i].id, .position = tasks[i].position, .attempts = 1};
+        batches[i] = (kl_settle){entries[i].place, model->epochs[place], &settled[i], 1, KL_OK};
+    }
+    rc = kl_store_settle(view->subject->store, batches, count);
+    return rc == KL_OK ? true : failed(view, "settle", rc);
+}
+
+/* The places that are not sealed take tasks. On a full disk they are refused for that reason, which is looked at
+ * last. */
+static bool compare_open(struct view *view, const struct model *model)
+{
+    kl_entry entries[SCRIPT_PLACES];
+    size_t count = 0;
+    for (uint32_t i = 0; i < SCRIPT_PLACES; i++)
+        if (model->partitions[i / SCRIPT_SHARDS] && script_can_be_sealed(i) && !model->seals[i])
+            entries[count++] = (kl_entry){.place = view->script->places[i], .id = script_nobody(view->script, i)};
+    kl_rc rc = count ? kl_store_append(view->subject->store, entries, count, NULL) : KL_EFULL;
+    if (rc == KL_EFULL)
+        return true;
+    if (rc != KL_OK)
+        return wrong(view, "an append to shards that are not sealed returned %s: %s", kl_rc_name(rc), kl_error_text());
+    return settle_open(view, model, entries, count);
+}
+
+static bool compare_seals(struct view *view, const struct model *model)
+{
+    for (uint32_t i = 0; i < SCRIPT_PLACES; i++) {
+        if (!model->partitions[i / SCRIPT_SHARDS] || !model->seals[i])
+            continue;
+        kl_entry entry = {.place = view->script->places[i], .id = script_nobody(view->script, i)};
+        kl_rc rc = kl_store_append(view->subject->store, &entry, 1, NULL);
+        if (rc != KL_ESEALED)
+            return wrong(view, "place %u is sealed, but an append returned %s", i, kl_rc_name(rc));
+    }
+    return compare_open(view, model);
+}
+
 static bool compare(struct view *view, const struct model *model)
 {
     for (uint32_t i = 0; i < SCRIPT_PARTITIONS; i++)
@@ -519,7 +599,7 @@ static bool compare(struct view *view, const struct model *model)
     for (uint32_t i = 0; i < SCRIPT_RECORDS; i++)
         if (!compare_record(view, model, i))
             return false;
-    return compare_fences(view, model);
+    return compare_fences(view, model) && compare_seals(view, model);
 }
 
 static struct view *open_view(struct subject *subject, uint64_t random)

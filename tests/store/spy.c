@@ -92,9 +92,9 @@ static kl_rc spy_fence(void *self, kl_fence *fences, size_t count)
     return note();
 }
 
-static kl_rc spy_counts(void *self, kl_place place, kl_counts *ret_counts)
+static kl_rc spy_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
 {
-    (void)self, (void)place;
+    (void)self, (void)place, (void)job;
     *ret_counts = (kl_counts){0};
     return note();
 }

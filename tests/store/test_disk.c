@@ -300,7 +300,7 @@ TEST(a_store_whose_history_was_deleted_goes_on)
     CHECK(last_position(&rig, 199 + 8) > position);
     for (uint64_t i = 100; i < 110; i++)
         keep(&rig, i);
-    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, &counts));
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
     CHECK(counts.dead >= 10 && counts.dead <= 110);
     CHECK_INT(counts.ready, 91);
     rig_end(&rig);
@@ -314,7 +314,7 @@ TEST(a_journal_that_is_gone_or_older_than_history_is_noticed)
     for (uint64_t i = 0; i < 100; i++)
         keep(&rig, i);
     kl_counts counts;
-    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, &counts));
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
     CHECK_INT(counts.dead, 100);
     rig_close(&rig);
     CHECK(workdir_remove(rig.journal));

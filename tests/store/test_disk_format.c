@@ -35,12 +35,15 @@ static char *make_entry(struct image *image, char *at)
 {
     kl__entry_record *entry = (kl__entry_record *)(void *)at;
     uint8_t flags = (uint8_t)below(image, 16);
-    *entry = (kl__entry_record){
-        .header = {.type = KL_RECORD_ENTRY, .flags = flags, .small = {(uint8_t)below(image, 16), 3}, .partition = 1},
-        .id = {(uint8_t)below(image, 32)},
-        .key_bytes = (uint16_t)below(image, 20),
-        .headers_bytes = (uint16_t)below(image, 9),
-        .payload_bytes = (uint32_t)below(image, 100)};
+    *entry = (kl__entry_record){.header = {.type = KL_RECORD_ENTRY,
+                                           .flags = flags,
+                                           .epoch = below(image, UINT16_MAX + 1),
+                                           .small = {(uint8_t)below(image, 16), 3},
+                                           .partition = 1},
+                                .id = {(uint8_t)below(image, 32)},
+                                .key_bytes = (uint16_t)below(image, 20),
+                                .headers_bytes = (uint16_t)below(image, 9),
+                                .payload_bytes = (uint32_t)below(image, 100)};
     size_t more =
         (flags & KL_ENTRY_DUE ? 8u : 0) + (flags & KL_ENTRY_JOB ? 16u : 0) + (flags & KL_ENTRY_TRIED ? 16u : 0);
     return put_noise(image, (char *)(entry + 1),
@@ -341,6 +344,25 @@ TEST(a_forged_frame_is_refused_or_does_no_harm)
     }
     CHECK(believed > 0);
     CHECK(refused > 0);
+}
+
+/* A slot in memory has no room for more (stubs.h). */
+TEST(an_entry_over_the_limits_of_the_contract_is_not_believed)
+{
+    static uint64_t room[(sizeof(kl__entry_record) + KL_PAYLOAD_BYTES_MAX + 16) / 8];
+    kl__entry_record *entry = (void *)room;
+    for (uint32_t over = 0; over < 2; over++) {
+        *entry = (kl__entry_record){.header = {.type = KL_RECORD_ENTRY, .epoch = UINT16_MAX + over}};
+        entry->header.bytes = sizeof *entry;
+        CHECK_INT(kl__record_is_sound(&entry->header), !over);
+        *entry = (kl__entry_record){.header = {.type = KL_RECORD_ENTRY}, .payload_bytes = KL_PAYLOAD_BYTES_MAX + over};
+        entry->header.bytes = (uint32_t)kl__round8(sizeof *entry + entry->payload_bytes);
+        CHECK_INT(kl__record_is_sound(&entry->header), !over);
+        *entry =
+            (kl__entry_record){.header = {.type = KL_RECORD_ENTRY}, .key_bytes = (uint16_t)(KL_KEY_BYTES_MAX + over)};
+        entry->header.bytes = (uint32_t)kl__round8(sizeof *entry + entry->key_bytes);
+        CHECK_INT(kl__record_is_sound(&entry->header), !over);
+    }
 }
 
 TEST(bytes_that_mean_nothing_are_no_frame)

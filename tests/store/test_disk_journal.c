@@ -69,7 +69,7 @@ static uint32_t put_write(char *at, uint64_t sequence)
 
 static kl_rc reserve(struct bench *bench, size_t records, kl__commit *call)
 {
-    return kl__journal_reserve(bench->journal, records * write_bytes(), records, false, call);
+    return kl__journal_reserve(bench->journal, records * write_bytes(), records, call);
 }
 
 static void publish(struct bench *bench, size_t records, kl__commit *call)

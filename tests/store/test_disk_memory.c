@@ -103,7 +103,7 @@ static void look_all(struct rig *rig)
     uint64_t seen = 0;
     (void)!scan_one(rig->store, &scan, stubs, &count);
     (void)!read_some(rig->store, rig_place(rig, FIRST), &id, 1, &rig->arena, tasks, &count);
-    (void)!kl_store_counts(rig->store, (kl_place){rig->partition, KL_ALL_SHARDS}, &counts);
+    (void)!kl_store_counts(rig->store, (kl_place){rig->partition, KL_ALL_SHARDS}, NULL, &counts);
     (void)!kl_store_results(rig->store, rig_place(rig, FIRST), &job, NULL, 8, &rig->arena, tasks, &count);
     (void)!kl_store_find(rig->store, &find, &rig->arena, tasks, &count);
     (void)!kl_store_forget(rig->store, rig_place(rig, FIRST), &job, 1);

@@ -3,6 +3,7 @@
 
 #include "base/random.h"
 #include "harness.h"
+#include "store/disk/format.h"
 #include "store/disk/line.h"
 #include "store/disk/records.h"
 #include "store/disk/stubs.h"
@@ -252,6 +253,16 @@ TEST(stubs_are_found_until_they_are_removed)
         check_slot(stubs, number, slots[number]);
     free(slots);
     kl__stubs_close(stubs);
+}
+
+TEST(a_slot_has_room_for_the_largest_task_at_the_last_place)
+{
+    enum { BYTES = KL_KEY_BYTES_MAX + KL_KIND_BYTES_MAX + KL_HEADERS_BYTES_MAX + KL_PAYLOAD_BYTES_MAX };
+    kl__slot slot = {.offset8 = (KL_SEGMENT_BYTES_MAX - 8) / 8, .bytes = BYTES, .group = UINT16_MAX};
+    CHECK_INT(slot.offset8, (KL_SEGMENT_BYTES_MAX - 8) / 8);
+    CHECK_INT(slot.bytes, BYTES);
+    CHECK_INT(slot.group, UINT16_MAX);
+    CHECK_INT(sizeof slot, 56);
 }
 
 TEST(a_stub_that_finds_no_memory_is_not_added)

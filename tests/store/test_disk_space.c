@@ -35,12 +35,26 @@ static void check_bound(struct rig *rig, uint64_t live, const char *what)
                (unsigned long long)workdir_files(rig->journal, "").bytes);
 }
 
+/* Every stub has the group that its task was appended with. */
+static void check_groups(struct rig *rig)
+{
+    for (uint32_t shard = 0; shard < RIG_SHARDS; shard++) {
+        static kl_stub stubs[RIG_BATCH];
+        kl_scan scan = {.place = {rig->partition, shard}, .max = RIG_BATCH};
+        size_t count = 0;
+        CHECK_OK(scan_one(rig->store, &scan, stubs, &count));
+        for (size_t i = 0; i < count; i++)
+            CHECK_INT(stubs[i].group, rig_entry(rig, rig_number(&stubs[i].id), 0).group);
+    }
+}
+
 /* Within the bound, everything is still there, and so it is after a restart. */
 static void check_stragglers(struct rig *rig, const uint64_t *numbers, size_t count)
 {
     check_bound(rig, count * task_bytes(BYTES, false), "the stragglers are copied");
     for (int life = 0; life < 2 && rig->store; life++) {
         CHECK_INT(rig_waiting(rig), count);
+        check_groups(rig);
         for (size_t i = 0; i < count; i += 1 + count / 100)
             CHECK(rig_is_whole(rig, numbers[i], BYTES));
         if (life == 0)
@@ -158,7 +172,7 @@ TEST(what_is_kept_leaves_the_journal_for_history)
     }
     check_bound(&rig, RETRIED * (task_bytes(BYTES, false) + KL_MOVED_MORE), "what history has is dropped");
     for (int life = 0; life < 2 && rig.store; life++) {
-        CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, &counts));
+        CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
         CHECK_INT(counts.dead, COUNT - RETRIED);
         CHECK_INT(counts.retry, RETRIED);
         rig_reopen(&rig);
@@ -247,22 +261,24 @@ TEST(tokens_take_the_room_of_those_that_are_remembered)
     rig_end(&rig);
 }
 
-/* A record, a fence, a token and a partition of long ago, while tasks pass. */
+/* A record, a fence, a seal, a token and a partition of long ago, while tasks pass. */
 TEST(what_was_written_once_does_not_keep_its_segment)
 {
     enum { SHARD = 3, EPOCH = 5, PASSING = 40 };
     struct rig rig;
     kl_write write = {.name = {"once", 4}, .value = {"written", 7}};
-    kl_fence fence = {.epoch = EPOCH};
+    kl_fence fence = {.epoch = EPOCH}, seal = {.seal = true};
     kl_record record;
     uint32_t other = 0;
     REQUIRE(rig_begin(&rig, SEGMENT));
     CHECK_OK(kl_store_partition(rig.store, "other", 1, &other));
     fence.place = (kl_place){other, SHARD};
+    seal.place = (kl_place){other, SHARD + 1};
     kl_entry entry = rig_entry(&rig, 1, BYTES);
     kl_token token = token_of(1);
     CHECK_OK(kl_store_put(rig.store, &write, 1));
     CHECK_OK(kl_store_fence(rig.store, &fence, 1));
+    CHECK_OK(kl_store_fence(rig.store, &seal, 1));
     CHECK_OK(kl_store_append(rig.store, &entry, 1, &token));
     rig_settle(&rig, 1, 1);
     for (uint64_t i = 1; i <= PASSING && !test_failed(); i++) {
@@ -275,6 +291,8 @@ TEST(what_was_written_once_does_not_keep_its_segment)
         kl_settle late = {.place = fence.place, .epoch = EPOCH - 1, .tasks = &nobody, .count = 1};
         CHECK_OK(kl_store_partition(rig.store, "other", 1, &other));
         CHECK_INT(kl_store_settle(rig.store, &late, 1), KL_ESTALE);
+        kl_entry refused = {.place = seal.place, .id = rig_id(16 * 1000000 + SHARD + 1)};
+        CHECK_INT(kl_store_append(rig.store, &refused, 1, NULL), KL_ESEALED);
         CHECK_OK(kl_store_get(rig.store, &write.name, 1, &rig.arena, &record));
         CHECK_INT(record.version, write.new_version);
         CHECK_OK(kl_store_append(rig.store, &entry, 1, &token));

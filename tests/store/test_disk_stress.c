@@ -217,7 +217,7 @@ static void compare(struct owner *owners)
         }
         check_values(owner);
     }
-    CHECK_OK(kl_store_counts(owners->rig->store, (kl_place){owners->rig->partition, KL_ALL_SHARDS}, &counts));
+    CHECK_OK(kl_store_counts(owners->rig->store, (kl_place){owners->rig->partition, KL_ALL_SHARDS}, NULL, &counts));
     CHECK_INT(counts.ready + counts.due + counts.retry, waiting);
     CHECK_INT(counts.done + counts.dead, kept);
 }

@@ -157,7 +157,7 @@ TEST(a_call_without_a_store_is_refused)
     REFUSED(kl_store_read(NULL, NULL, 0, NULL, NULL, &count), "the store is NULL");
     REFUSED(kl_store_settle(NULL, NULL, 0), "the store is NULL");
     REFUSED(kl_store_fence(NULL, NULL, 0), "the store is NULL");
-    REFUSED(kl_store_counts(NULL, place, &counts), "the store is NULL");
+    REFUSED(kl_store_counts(NULL, place, NULL, &counts), "the store is NULL");
     REFUSED(kl_store_wait(NULL, 1, 0, &seen), "the store is NULL");
     REFUSED(kl_store_results(NULL, place, NULL, NULL, 1, NULL, NULL, &count), "the store is NULL");
     REFUSED(kl_store_find(NULL, NULL, NULL, NULL, &count), "the store is NULL");
@@ -461,15 +461,50 @@ TEST(a_fence_needs_a_shard_and_an_epoch)
     kl_store_close(store);
 }
 
+TEST(a_seal_needs_an_engine_that_can_and_no_epoch)
+{
+    kl_engine sealing = spy_engine;
+    kl_fence fences[] = {{.place = {1, 3}, .epoch = 1}, {.place = {1, 4}, .seal = true}};
+    kl_store *store = open_spy(NULL);
+    REFUSED(kl_store_fence(store, fences, 2), "fence 1: a store of engine 'spy' cannot seal shards");
+    CHECK(fences[0].rc == KL_EINVAL && fences[1].rc == KL_EINVAL);
+    TAKEN(kl_store_fence(store, fences, 1));
+    kl_store_close(store);
+    sealing.can |= KL_STORE_SEAL;
+    uint32_t partition;
+    REQUIRE(kl_store_open_engine(&sealing, "", NULL, &store) == KL_OK);
+    REQUIRE(kl_store_partition(store, "p1", 1, &partition) == KL_OK && partition == 1);
+    TAKEN(kl_store_fence(store, fences, 2));
+    fences[1].epoch = KL_EPOCH_MAX;
+    TAKEN(kl_store_fence(store, fences, 2));
+    fences[1].epoch = KL_EPOCH_MAX + 1;
+    REFUSED(kl_store_fence(store, fences, 2), "it must be from 0 to 9223372036854775807");
+    fences[0].epoch = 0;
+    REFUSED(kl_store_fence(store, fences, 1), "fence 0: epoch is 0; it must be from 1");
+    kl_store_close(store);
+}
+
+TEST(counts_of_a_job_are_of_all_shards)
+{
+    kl_counts counts;
+    kl_task_id job = id_of(0x30, 1), none = {{0}};
+    kl_store *store = open_spy(NULL);
+    TAKEN(kl_store_counts(store, (kl_place){1, KL_ALL_SHARDS}, &job, &counts));
+    REFUSED(kl_store_counts(store, (kl_place){1, 15}, &job, &counts), "pass KL_ALL_SHARDS, not 15");
+    REFUSED(kl_store_counts(store, (kl_place){1, KL_ALL_SHARDS}, &none, &counts), "pass NULL to count all tasks");
+    REFUSED(kl_store_counts(store, (kl_place){4, KL_ALL_SHARDS}, &job, &counts), "partition 4 is not known");
+    kl_store_close(store);
+}
+
 TEST(counts_may_be_of_all_shards)
 {
     kl_counts counts;
     kl_store *store = open_spy(NULL);
-    TAKEN(kl_store_counts(store, (kl_place){1, KL_ALL_SHARDS}, &counts));
-    TAKEN(kl_store_counts(store, (kl_place){1, 15}, &counts));
-    REFUSED(kl_store_counts(store, (kl_place){1, 16}, &counts), "shard 16");
-    REFUSED(kl_store_counts(store, (kl_place){4, KL_ALL_SHARDS}, &counts), "partition 4 is not known");
-    REFUSED(kl_store_counts(store, (kl_place){1, 0}, NULL), "ret_counts is NULL");
+    TAKEN(kl_store_counts(store, (kl_place){1, KL_ALL_SHARDS}, NULL, &counts));
+    TAKEN(kl_store_counts(store, (kl_place){1, 15}, NULL, &counts));
+    REFUSED(kl_store_counts(store, (kl_place){1, 16}, NULL, &counts), "shard 16");
+    REFUSED(kl_store_counts(store, (kl_place){4, KL_ALL_SHARDS}, NULL, &counts), "partition 4 is not known");
+    REFUSED(kl_store_counts(store, (kl_place){1, 0}, NULL, NULL), "ret_counts is NULL");
     kl_store_close(store);
 }
 

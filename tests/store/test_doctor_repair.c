@@ -131,6 +131,78 @@ TEST(a_rewritten_segment_can_be_read_without_those_before_it)
     patient_free(patient);
 }
 
+/* Shard 3 of partition "a" is fenced at epoch 7, shard 4 sealed; then records pass, into further segments. */
+static void fence_and_seal(struct patient *patient)
+{
+    enum { PASSING = 12, VALUE_BYTES = 30000 };
+    kl_store *store = NULL;
+    uint32_t partition = 0;
+    char *value = calloc(1, VALUE_BYTES);
+    REQUIRE(value && patient_open(patient, &store) == KL_OK);
+    CHECK_INT(kl_store_partition(store, "a", 1, &partition), KL_OK);
+    kl_fence fences[2] = {{.place = {partition, 3}, .epoch = 7}, {.place = {partition, 4}, .seal = true}};
+    CHECK_INT(kl_store_fence(store, fences, 2), KL_OK);
+    kl_write write = {.name = {"passing", 7}, .value = {value, VALUE_BYTES}};
+    for (int i = 0; i < PASSING; i++) {
+        memcpy(value, &i, sizeof i);
+        CHECK_INT(kl_store_put(store, &write, 1), KL_OK);
+        write.version = write.new_version;
+    }
+    kl_store_close(store);
+    free(value);
+}
+
+/* The last segment that has a frame. */
+static struct patient_frame first_frame_of_last(struct patient *patient)
+{
+    struct patient_frame found = {.task = -1};
+    for (uint64_t segment = 1; segment < 64; segment++) {
+        kl__frame frame;
+        char path[64];
+        patient_path(segment, path);
+        if (!patient_has(patient, path))
+            continue;
+        patient_read(patient, path, KL_SEGMENT_HEADER, &frame, sizeof frame);
+        if (frame.magic == KL_FRAME_MAGIC && frame.segment == segment)
+            found = (struct patient_frame){segment, KL_SEGMENT_HEADER, KL_FRAME_HEADER + frame.bytes, frame.number, -1};
+    }
+    return found;
+}
+
+static void check_fence_and_seal(struct patient *patient)
+{
+    kl_store *store = NULL;
+    uint32_t partition = 0;
+    REQUIRE(patient_open(patient, &store) == KL_OK);
+    CHECK_INT(kl_store_partition(store, "a", 1, &partition), KL_OK);
+    kl_fence stale = {.place = {partition, 3}, .epoch = 6};
+    kl_entry late = {.place = {partition, 4}, .id = {{0x40}}};
+    CHECK_INT(kl_store_fence(store, &stale, 1), KL_ESTALE);
+    CHECK_INT(kl_store_append(store, &late, 1, NULL), KL_ESEALED);
+    kl_store_close(store);
+}
+
+TEST(a_rewritten_segment_names_fences_and_seals_from_before_it)
+{
+    struct patient *patient = patient_make(true);
+    REQUIRE(patient);
+    uint64_t before = patient->last_segment;
+    char path[64];
+    fence_and_seal(patient);
+    struct patient_frame first = first_frame_of_last(patient);
+    REQUIRE(first.segment > before + 1);
+    patient_wipe(patient, &first);
+    CHECK(repair(patient));
+    check_fence_and_seal(patient);
+    for (uint64_t segment = 1; segment < first.segment; segment++) {
+        patient_path(segment, path);
+        if (patient_has(patient, path))
+            patient_unlink(patient, path); /* as when all in them is settled */
+    }
+    check_fence_and_seal(patient);
+    patient_free(patient);
+}
+
 TEST(the_first_segment_is_repaired_without_anything_before_it)
 {
     struct patient *patient = patient_make(true);

@@ -374,7 +374,7 @@ static kl_rc settle_one(struct full_disk *full, int64_t keep_ms)
 static uint64_t waiting(struct full_disk *full)
 {
     kl_counts counts = {0};
-    kl_rc rc = kl_store_counts(full->handle, full->place, &counts);
+    kl_rc rc = kl_store_counts(full->handle, full->place, NULL, &counts);
     CHECK_INT(rc, KL_OK);
     return counts.ready;
 }
@@ -488,7 +488,8 @@ TEST(a_full_disk_accepts_tasks_again_when_it_grows_and_has_lost_none)
         if (open_full(full)) {
             kl_counts counts = {0};
             CHECK_INT(waiting(full), there);
-            CHECK_INT(kl_store_counts(full->handle, (kl_place){full->place.partition, KL_ALL_SHARDS}, &counts), KL_OK);
+            CHECK_INT(kl_store_counts(full->handle, (kl_place){full->place.partition, KL_ALL_SHARDS}, NULL, &counts),
+                      KL_OK);
             CHECK_INT(counts.done, 50);
         }
     }
@@ -499,7 +500,7 @@ TEST(a_full_disk_accepts_tasks_again_when_it_grows_and_has_lost_none)
 static kl_rc count_done(struct full_disk *full, uint64_t *ret_done)
 {
     kl_counts counts = {0};
-    kl_rc rc = kl_store_counts(full->handle, (kl_place){full->place.partition, KL_ALL_SHARDS}, &counts);
+    kl_rc rc = kl_store_counts(full->handle, (kl_place){full->place.partition, KL_ALL_SHARDS}, NULL, &counts);
     *ret_done = counts.done;
     return rc;
 }

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "history_support.h"
+#include "store/disk/history_inside.h"
 
 /* ---- Keeping ---- */
 
@@ -15,6 +16,7 @@ static void check_entry(const kl_entry *actual, const kl_entry *expected)
     CHECK(memcmp(&actual->job, &expected->job, sizeof actual->job) == 0);
     CHECK_INT(actual->due_ms, expected->due_ms);
     CHECK_INT(actual->priority, expected->priority);
+    CHECK_INT(actual->group, expected->group);
     CHECK_BYTES(actual->key, expected->key);
     CHECK_BYTES(actual->kind, expected->kind);
     CHECK_BYTES(actual->headers, expected->headers);
@@ -33,6 +35,7 @@ TEST(a_kept_task_reads_back_whole)
                       .job = shelf_id(9),
                       .due_ms = KL_ID_MS_MAX,
                       .priority = KL_PRIORITY_MIN,
+                      .group = UINT16_MAX,
                       .key = {"k\0\xff", 3},
                       .kind = kl_str("caf\xc3\xa9"),
                       .headers = {headers, sizeof headers},
@@ -120,7 +123,7 @@ TEST(a_row_of_a_task_that_is_kept_replaces_it)
     CHECK_OK(kl__history_add(shelf.history, rows, 1, 2)); /* and in another */
     CHECK_STR(shelf_find(&shelf, (kl_find){.state = KL_TASK_DEAD}, 10), "5 6");
     CHECK_BYTES(shelf_read(&shelf, 5).error, kl_str("broken"));
-    CHECK_OK(kl__history_counts(shelf.history, 1, &done, &dead, &cancelled));
+    CHECK_OK(kl__history_counts(shelf.history, 1, NULL, &done, &dead, &cancelled));
     CHECK_INT(done, 0);
     CHECK_INT(dead, 2);
     CHECK_INT(cancelled, 0);
@@ -202,7 +205,7 @@ TEST(rows_ahead_of_the_position_may_be_added_again)
     CHECK_BYTES(shelf_read(&shelf, 5).error, kl_str("gamma"));
     CHECK_OK(kl__history_results(shelf.history, (kl_place){1, 2}, &job, NULL, 4, &shelf.arena, tasks, &count));
     CHECK_INT(count, 3);
-    CHECK_OK(kl__history_counts(shelf.history, 1, &done, &dead, &cancelled));
+    CHECK_OK(kl__history_counts(shelf.history, 1, NULL, &done, &dead, &cancelled));
     CHECK_INT(done, 2);
     CHECK_INT(dead, 1);
     CHECK_STR(shelf_sql(&shelf, "select group_concat(attempt || error) from attempts where number > 0"),
@@ -266,6 +269,85 @@ TEST(results_of_a_job_are_those_of_its_shard_by_id)
     CHECK_INT(shelf_number(&tasks[1]), 40);
     CHECK_OK(kl__history_results(shelf.history, (kl_place){2, 2}, &job, NULL, 6, &shelf.arena, tasks, &count));
     CHECK_INT(count, 0);
+    shelf_free(&shelf);
+}
+
+static void check_job(struct shelf *shelf, uint32_t partition, kl_task_id job, const uint64_t expected[3])
+{
+    uint64_t shown[3] = {9, 9, 9};
+    CHECK_OK(kl__history_counts(shelf->history, partition, &job, &shown[0], &shown[1], &shown[2]));
+    for (int i = 0; i < 3; i++)
+        CHECK_INT(shown[i], expected[i]);
+}
+
+TEST(counts_of_a_job_follow_what_is_added_replaced_forgotten_and_trimmed)
+{
+    struct shelf shelf;
+    kl_entry entries[8];
+    kl__history_row rows[8];
+    static const kl_outcome outcomes[8] = {KL_DONE, KL_DONE, KL_DEAD, KL_CANCELLED, KL_DONE, KL_DEAD, KL_DONE, KL_DONE};
+    kl_task_id job = shelf_id(1000), other = shelf_id(1001), none = shelf_id(1002), gone = shelf_id(2);
+    size_t trimmed = 0;
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    for (uint32_t i = 0; i < 8; i++) {
+        entries[i] = shelf_entry(i + 1, NULL);
+        entries[i].job = i < 5 ? job : i == 5 ? other : (kl_task_id){{0}};
+        entries[i].place.shard = i % 3;
+        rows[i] = shelf_row(&entries[i], outcomes[i], 1, NULL);
+    }
+    entries[7].job = job;
+    entries[7].place.partition = 2;
+    CHECK_OK(kl__history_add(shelf.history, rows, 8, 8));
+    check_job(&shelf, 1, job, (const uint64_t[]){3, 1, 1});
+    check_job(&shelf, 1, other, (const uint64_t[]){0, 1, 0});
+    check_job(&shelf, 1, none, (const uint64_t[]){0, 0, 0});
+    check_job(&shelf, 2, job, (const uint64_t[]){1, 0, 0});
+    check_job(&shelf, 2, other, (const uint64_t[]){0, 0, 0});
+    rows[0].outcome = KL_DEAD; /* finished again, in another way */
+    CHECK_OK(kl__history_add(shelf.history, rows, 1, 9));
+    check_job(&shelf, 1, job, (const uint64_t[]){2, 2, 1});
+    CHECK_OK(kl__history_forget(shelf.history, entries[1].place, &gone, 1));
+    shelf_close(&shelf);
+    shelf_open(&shelf);
+    REQUIRE(shelf.history);
+    check_job(&shelf, 1, job, (const uint64_t[]){1, 2, 1});
+    CHECK_OK(kl__history_trim(shelf.history, rows[3].expires_ms, 100, &trimmed));
+    CHECK_INT(trimmed, 3); /* tasks 1, 3 and 4 */
+    check_job(&shelf, 1, job, (const uint64_t[]){1, 0, 0});
+    CHECK_OK(kl__history_check(shelf.history));
+    shelf_free(&shelf);
+}
+
+/* What SQLite plans to do for one of our statements, its first step. */
+static void plan_of(struct shelf *shelf, kl__sql which, char *ret_plan, size_t size)
+{
+    static const char *const texts[] = {
+#define SQL_TEXT(name, text) text,
+        KL_HISTORY_SQL(SQL_TEXT)
+#undef SQL_TEXT
+    };
+    char sql[1000];
+    sqlite3 *db = NULL;
+    sqlite3_stmt *statement = NULL;
+    snprintf(sql, sizeof sql, "EXPLAIN QUERY PLAN %s", texts[which]);
+    snprintf(ret_plan, size, "none");
+    if (sqlite3_open(shelf->path, &db) == SQLITE_OK && sqlite3_prepare_v2(db, sql, -1, &statement, NULL) == SQLITE_OK &&
+        sqlite3_step(statement) == SQLITE_ROW)
+        snprintf(ret_plan, size, "%s", (const char *)sqlite3_column_text(statement, 3));
+    sqlite3_finalize(statement);
+    sqlite3_close(db);
+}
+
+/* So it takes time in proportion to the job, not to what is kept. */
+TEST(a_jobs_tasks_are_counted_in_the_index_and_not_read)
+{
+    struct shelf shelf;
+    char plan[200];
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    plan_of(&shelf, KL_SQL_COUNT_JOB, plan, sizeof plan);
+    CHECK_CONTAINS(plan, "USING COVERING INDEX tasks_by_job (job=? AND partition=?)");
     shelf_free(&shelf);
 }
 
@@ -465,7 +547,7 @@ TEST(forgotten_tasks_are_gone_from_everywhere)
     CHECK_STR(shelf_find(&shelf, (kl_find){.key = kl_str("k")}, 10), "1");
     CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("word")}, 10), "");
     CHECK_INT(shelf_read(&shelf, 2).state, KL_TASK_UNKNOWN);
-    CHECK_OK(kl__history_counts(shelf.history, 1, &done, &dead, &cancelled));
+    CHECK_OK(kl__history_counts(shelf.history, 1, NULL, &done, &dead, &cancelled));
     CHECK_INT(done, 1);
     CHECK_INT(dead, 0);
     CHECK_INT(cancelled, 0);

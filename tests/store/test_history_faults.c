@@ -39,7 +39,7 @@ static const char *describe(struct shelf *shelf)
     size_t len = (size_t)snprintf(text, sizeof text, "%s; errors: ", shelf_find(shelf, (kl_find){0}, 5));
     len += (size_t)snprintf(text + len, sizeof text - len, "%s; ",
                             shelf_find(shelf, (kl_find){.words = kl_str("error")}, 5));
-    CHECK_OK(kl__history_counts(shelf->history, 1, &done, &dead, &cancelled));
+    CHECK_OK(kl__history_counts(shelf->history, 1, NULL, &done, &dead, &cancelled));
     snprintf(text + len, sizeof text - len, "%d %d %d at %d", (int)done, (int)dead, (int)cancelled,
              (int)kl__history_position(shelf->history));
     return text;

@@ -78,6 +78,7 @@ static void put_row(struct model *m, struct batch *batch, uint32_t number, kl_ou
     entry.key = name(batch->keys[at], 'k', task->key);
     entry.kind = name(batch->kinds[at], 'n', task->kind);
     entry.job = job_id(task->job);
+    entry.group = (uint16_t)(number * 7919);
     batch->entries[at] = entry;
     batch->rows[at] = (kl__history_row){.entry = &batch->entries[at],
                                         .outcome = outcome,
@@ -335,6 +336,8 @@ static void read_some(struct model *m)
         CHECK_OK(read_kept(m->shelf.history, (kl_place){expected->partition, expected->shard}, &id, 1, &m->shelf.arena,
                            &task));
         CHECK_INT(task.state, expected->state);
+        if (expected->state)
+            CHECK_INT(task.entry.group, (uint16_t)(number * 7919));
         if (expected->state && expected->error_count)
             CHECK_BYTES(task.error, print_error(error, expected->errors[expected->error_count - 1]));
     }
@@ -346,11 +349,24 @@ static void count(struct model *m)
         uint64_t expected[KL_TASK_CANCELLED + 1] = {0}, done, dead, cancelled;
         for (uint32_t i = 0; i < m->count; i++)
             expected[m->tasks[i].state] += m->tasks[i].partition == partition;
-        CHECK_OK(kl__history_counts(m->shelf.history, partition, &done, &dead, &cancelled));
+        CHECK_OK(kl__history_counts(m->shelf.history, partition, NULL, &done, &dead, &cancelled));
         CHECK_INT(done, expected[KL_TASK_DONE]);
         CHECK_INT(dead, expected[KL_TASK_DEAD]);
         CHECK_INT(cancelled, expected[KL_TASK_CANCELLED]);
     }
+}
+
+static void count_job(struct model *m)
+{
+    uint32_t job = 1 + (uint32_t)below(m, JOBS - 1), partition = 1 + (uint32_t)below(m, PARTITIONS);
+    uint64_t expected[KL_TASK_CANCELLED + 1] = {0}, done, dead, cancelled;
+    kl_task_id id = job_id(job);
+    for (uint32_t i = 0; i < m->count; i++)
+        expected[m->tasks[i].state] += m->tasks[i].partition == partition && m->tasks[i].job == job;
+    CHECK_OK(kl__history_counts(m->shelf.history, partition, &id, &done, &dead, &cancelled));
+    CHECK_INT(done, expected[KL_TASK_DONE]);
+    CHECK_INT(dead, expected[KL_TASK_DEAD]);
+    CHECK_INT(cancelled, expected[KL_TASK_CANCELLED]);
 }
 
 static void list_results(struct model *m)
@@ -407,7 +423,7 @@ TEST(what_is_found_is_what_a_plain_list_says)
         else if (dice < 94)
             read_some(m);
         else if (dice < 97)
-            list_results(m);
+            list_results(m), count_job(m);
         else if (dice < 99)
             count(m);
         else

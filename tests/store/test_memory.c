@@ -107,7 +107,7 @@ static size_t found(kl_store *store, const char *words)
 static uint64_t waiting(kl_store *store)
 {
     kl_counts counts;
-    CHECK_INT(kl_store_counts(store, (kl_place){place.partition, KL_ALL_SHARDS}, &counts), KL_OK);
+    CHECK_INT(kl_store_counts(store, (kl_place){place.partition, KL_ALL_SHARDS}, NULL, &counts), KL_OK);
     return counts.ready + counts.due + counts.retry;
 }
 
@@ -253,7 +253,7 @@ TEST(the_oldest_finished_task_of_all_partitions_goes_first)
     REQUIRE(find(store, (kl_find){0}, &arena, tasks) == KEPT);
     for (uint32_t i = 0; i < KEPT; i++)
         CHECK_INT(tasks[i].finished_ms, 1005 - i);
-    REQUIRE(kl_store_counts(store, (kl_place){orders, KL_ALL_SHARDS}, &counts) == KL_OK);
+    REQUIRE(kl_store_counts(store, (kl_place){orders, KL_ALL_SHARDS}, NULL, &counts) == KL_OK);
     CHECK_INT(counts.done, 1);
     kl_arena_free(&arena);
     kl_store_close(store);
@@ -312,7 +312,7 @@ static char *picture_of(kl_store *store)
             fprintf(out, "line %d: %u at %lld, %u tries\n", line, stubs[i].id.bytes[5], (long long)stubs[i].due_ms,
                     stubs[i].attempts);
     }
-    CHECK_INT(kl_store_counts(store, (kl_place){place.partition, KL_ALL_SHARDS}, &counts), KL_OK);
+    CHECK_INT(kl_store_counts(store, (kl_place){place.partition, KL_ALL_SHARDS}, NULL, &counts), KL_OK);
     fprintf(out, "%d %d %d %x %d %d %d\n", (int)counts.ready, (int)counts.due, (int)counts.retry, counts.priorities,
             (int)counts.done, (int)counts.dead, (int)counts.cancelled);
     count = find(store, (kl_find){.max = 64}, &arena, tasks);

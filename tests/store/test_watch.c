@@ -202,7 +202,7 @@ TEST(every_call_is_traced_once_with_what_came_of_it)
     CHECK_INT(kl_store_settle(store, &batch, 1), KL_OK);
     CHECK_INT(traced.last.bytes, 9);
     CHECK_INT(kl_store_fence(store, &fence, 1), KL_OK);
-    CHECK_INT(kl_store_counts(store, place, &counts), KL_OK);
+    CHECK_INT(kl_store_counts(store, place, NULL, &counts), KL_OK);
     CHECK_INT(kl_store_wait(store, 1, 0, &seen), KL_OK);
     CHECK_INT(kl_store_results(store, place, &id, NULL, 2, &arena, tasks, &count), KL_OK);
     CHECK_INT(traced.last.items, 2);

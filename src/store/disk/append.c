@@ -1,6 +1,12 @@
 /* append.c - tasks into the journal.
  *
- * The caller's thread writes the records straight into the group's buffer: each byte of a payload is copied once. */
+ * The caller's thread writes the records straight into the group's buffer: each byte of a payload is copied once.
+ *
+ * Appends take no mutex, so a seal keeps them out by gates: an append looks at the seals and takes its place in the
+ * journal inside one. A seal shuts the gates, waits until nobody is inside, and is written behind all who were; those
+ * who come meanwhile wait until it is decided (S9 of store.h). Inside nothing is waited for, so a seal waits for
+ * moments only. */
+#include <sched.h>
 #include <string.h>
 
 #include "base/compare.h"
@@ -32,6 +38,7 @@ static uint32_t put_entry(const kl_entry *entry, uint64_t sequence, char *at, si
     char *end = (char *)(record + 1);
     *record = (kl__entry_record){
         .header = {.sequence = sequence,
+                   .epoch = entry->group,
                    .type = KL_RECORD_ENTRY,
                    .small = {(uint8_t)(int8_t)entry->priority, (uint8_t)entry->kind.len},
                    .partition = (uint16_t)entry->place.partition,
@@ -82,6 +89,78 @@ static void put_all(const kl_append *append, kl__commit *call, uint64_t *ret_sum
     }
 }
 
+/* ---- Gates ---- */
+
+static kl__gate *my_gate(kl__disk *disk)
+{
+    static _Atomic(uint32_t) threads;
+    static _Thread_local uint32_t number; /* 0: has none yet */
+    if (!number)
+        number = atomic_fetch_add(&threads, 1) % KL_GATES + 1;
+    return &disk->gates[number - 1];
+}
+
+/* Each side says first what it does and then looks at what the other does; one of them sees. */
+static void enter(kl__disk *disk, kl__gate *gate)
+{
+    for (;;) {
+        atomic_fetch_add(&gate->inside, 1);
+        if (KL_LIKELY(!atomic_load(&disk->sealing)))
+            return;
+        atomic_fetch_sub(&gate->inside, 1);
+        pthread_mutex_lock(&disk->state.mutex);
+        while (atomic_load(&disk->sealing))
+            kl__cond_wait(&disk->unclaimed, &disk->state.mutex, KL_NEVER);
+        pthread_mutex_unlock(&disk->state.mutex);
+    }
+}
+
+static void leave(kl__gate *gate) { atomic_fetch_sub(&gate->inside, 1); }
+
+void kl__gates_shut(kl__disk *disk)
+{
+    atomic_fetch_add(&disk->sealing, 1);
+    for (int i = 0; i < KL_GATES; i++)
+        while (atomic_load(&disk->gates[i].inside))
+            sched_yield();
+}
+
+void kl__gates_open(kl__disk *disk) { atomic_fetch_sub(&disk->sealing, 1); }
+
+/* KL_ESEALED: one of the entries is for a shard that is sealed. */
+static kl_rc check_seals(kl__disk *disk, const kl_append *append)
+{
+    if (KL_LIKELY(!atomic_load(&disk->state.sealed)))
+        return KL_OK;
+    for (size_t i = 0; i < append->count; i++) {
+        kl_place place = append->entries[i].place;
+        if (kl__partition_is_sealed(disk->state.partitions[place.partition], place.shard))
+            return kl__fail(KL_ESEALED,
+                            "entry %zu: shard %u of partition %u is sealed, because its queue has a newer layout; read "
+                            "that, and append where it says",
+                            i, place.shard, place.partition);
+    }
+    return KL_OK;
+}
+
+/* ---- Without a token ---- */
+
+/* A place behind no seal of its shards. */
+static kl_rc take_place(kl__disk *disk, const kl_append *append, size_t bytes, kl__commit *call)
+{
+    kl__gate *gate = my_gate(disk);
+    for (;;) {
+        enter(disk, gate);
+        kl_rc rc = check_seals(disk, append);
+        if (rc == KL_OK)
+            rc = kl__journal_try_append(disk->journal, bytes, append->count + (append->token != NULL), call);
+        leave(gate);
+        if (rc != KL_EBUSY)
+            return rc;
+        kl__journal_make_room(disk->journal);
+    }
+}
+
 static kl_rc append_now(kl__disk *disk, const kl_append *append, kl__commit *call)
 {
     size_t bytes = append->token ? sizeof(kl__token_record) : 0;
@@ -93,7 +172,7 @@ static kl_rc append_now(kl__disk *disk, const kl_append *append, kl__commit *cal
                         TASKS_MAX);
     for (size_t i = 0; i < append->count; i++)
         bytes += record_bytes(&append->entries[i]);
-    kl_rc rc = kl__journal_reserve(disk->journal, bytes, append->count + (append->token != NULL), true, call);
+    kl_rc rc = take_place(disk, append, bytes, call);
     if (rc != KL_OK)
         return rc;
     put_all(append, call, &sum);

@@ -54,8 +54,7 @@ static kl_rc make_partition(kl__disk *disk, const char *name, uint32_t shard_pre
 {
     kl__commit call = {.done = NULL};
     size_t name_bytes = strlen(name) + 1;
-    kl_rc rc =
-        kl__journal_reserve(disk->journal, kl__round8(sizeof(kl__partition_record) + name_bytes), 1, false, &call);
+    kl_rc rc = kl__journal_reserve(disk->journal, kl__round8(sizeof(kl__partition_record) + name_bytes), 1, &call);
     if (rc != KL_OK)
         return rc;
     kl__partition_record *record = (kl__partition_record *)(void *)call.bytes;
@@ -147,23 +146,28 @@ static void count_shard(const kl__state *state, const kl__partition_state *parti
     }
 }
 
-static kl_rc counts(void *self, kl_place place, kl_counts *ret_counts)
+static void count_waiting(kl__state *state, kl_place place, kl_counts *counts)
 {
-    kl__disk *disk = self;
-    kl__state *state = &disk->state;
-    memset(ret_counts, 0, sizeof *ret_counts);
     pthread_mutex_lock(&state->mutex);
     const kl__partition_state *its = state->partitions[place.partition];
     uint32_t first = place.shard == KL_ALL_SHARDS ? 0 : place.shard;
     uint32_t end = place.shard == KL_ALL_SHARDS ? 1u << (4 * its->shard_prefix_len) : place.shard + 1;
     for (uint32_t shard = first; shard < end; shard++)
         if (its->shards[shard])
-            count_shard(state, its, its->shards[shard], ret_counts);
+            count_shard(state, its, its->shards[shard], counts);
     pthread_mutex_unlock(&state->mutex);
+}
+
+static kl_rc counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
+{
+    kl__disk *disk = self;
+    memset(ret_counts, 0, sizeof *ret_counts);
+    if (!job)
+        count_waiting(&disk->state, place, ret_counts);
     if (place.shard != KL_ALL_SHARDS)
         return KL_OK;
     kl_rc rc = kl__keeper_catch_up(disk);
-    return rc == KL_OK ? kl__history_counts(disk->history, place.partition, &ret_counts->done, &ret_counts->dead,
+    return rc == KL_OK ? kl__history_counts(disk->history, place.partition, job, &ret_counts->done, &ret_counts->dead,
                                             &ret_counts->cancelled)
                        : rc;
 }
@@ -363,7 +367,7 @@ static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, 
     if (strlen(path) > KL_PATH_BYTES - 128)
         return kl__fail(KL_EINVAL, "the path of the data directory has %zu bytes; %d is the most", strlen(path),
                         KL_PATH_BYTES - 128);
-    kl__disk *disk = kl__alloc_zeroed(1, sizeof *disk);
+    kl__disk *disk = kl__alloc_aligned(alignof(kl__disk), 1, sizeof *disk); /* zeroed */
     if (!disk)
         return kl__fail_memory();
     disk->vfs = vfs;
@@ -410,7 +414,7 @@ const kl_engine kl__engine_disk = {
     .scheme = "disk",
     .usage = "disk:PATH",
     .can = KL_STORE_DURABLE | KL_STORE_ATOMIC_APPEND | KL_STORE_KEY_HASH | KL_STORE_WAIT | KL_STORE_ASYNC |
-           KL_STORE_ORDERED | KL_STORE_SEARCH,
+           KL_STORE_ORDERED | KL_STORE_SEARCH | KL_STORE_GROUP | KL_STORE_SEAL,
     .open = open_disk,
     .close = close_disk,
     .now = now,

@@ -19,7 +19,7 @@
 #include "store/disk/segments.h"
 #include "store/disk/state.h"
 
-enum { KL_CLAIM_WORDS = 4, KL_FLIGHTS = 256, KL_KEEP_ERROR_BYTES = 256 };
+enum { KL_CLAIM_WORDS = 4, KL_FLIGHTS = 256, KL_GATES = 16, KL_KEEP_ERROR_BYTES = 256 };
 
 /* Things that calls under way are about to change, as a set of hashes: 256 bits. Two things may share a bit; then one
  * waits for the other without need. */
@@ -28,6 +28,11 @@ typedef struct kl__claims {
 } kl__claims;
 
 typedef struct kl__flight kl__flight; /* append.c */
+
+/* How many appends stand between their look at the seals and their place in the journal; a cache line each. */
+typedef struct kl__gate {
+    alignas(KL_CACHE_LINE) _Atomic(uint32_t) inside;
+} kl__gate;
 
 typedef struct kl__disk {
     kl__vfs *vfs;
@@ -45,7 +50,9 @@ typedef struct kl__disk {
     kl__claims claimed_values; /* with the state's mutex, like the next two: records */
     kl__claims claimed_fences;
     kl__flight *flights[KL_FLIGHTS]; /* appends with a token that are under way */
-    pthread_cond_t unclaimed;        /* one of the three has changed */
+    pthread_cond_t unclaimed;        /* one of the three has changed, or `sealing` */
+    kl__gate gates[KL_GATES];        /* of the threads, in turn */
+    _Atomic(uint32_t) sealing;       /* seals under way: no append passes a gate */
     pthread_mutex_t partition_mutex; /* one is made at a time */
 
     pthread_t upkeep;
@@ -78,6 +85,14 @@ bool kl__claims_meet(const kl__claims *a, const kl__claims *b);
 /* Waits until none of `wanted` is claimed, and claims it. */
 void kl__claim(kl__disk *disk, kl__claims *claimed, const kl__claims *wanted);
 void kl__unclaim(kl__disk *disk, kl__claims *claimed, const kl__claims *wanted); /* takes the mutex itself */
+
+/* ---- Seals (append.c) ----
+ *
+ * Lets no append take a place in the journal from now on, and waits until those that have looked at the seals have
+ * theirs: what is written next stands behind them. Open lets them go on, to look again; the caller then wakes those
+ * that wait for `unclaimed`. */
+void kl__gates_shut(kl__disk *disk);
+void kl__gates_open(kl__disk *disk);
 
 /* ---- Upkeep (compact.c) and history (keep.c) ---- */
 

@@ -75,7 +75,8 @@ static void note_name(void *ctx, const char *name)
             return;
         }
     }
-    if (listing->tells_foreign && strcmp(name, "lost+found") != 0) /* the directory may be a whole file system */
+    /* The directory may be a whole file system, and a holder that was killed leaves its socket. */
+    if (listing->tells_foreign && strcmp(name, "lost+found") != 0 && strcmp(name, "socket") != 0)
         kl__doctor_found(doctor, KL_FOUND_FOREIGN_FILE, KL_FOUND_WARNING, name, -1,
                          "This is none of Keyline's; it does no harm.");
 }
@@ -271,6 +272,7 @@ static void discard(kl__doctor *doctor)
     if (!doctor)
         return;
     kl__free(doctor->cases);
+    kl__free(doctor->fences);
     kl__free(doctor->plan);
     kl__free(doctor);
 }

@@ -75,6 +75,11 @@ typedef struct kl__doctor {
     uint32_t known_count;                        /* the highest number */
     uint32_t announced;                          /* the highest that the journal has itself */
 
+    char *fences; /* FENCE records that name every fence and seal that is known */
+    size_t fence_bytes;
+    uint64_t fence_sum; /* of their CRCs */
+    uint32_t fence_count;
+
     kl__case *plan; /* what the journal is to become, without gaps */
     size_t plan_count;
     bool wants_end;        /* the journal's end is lost */

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "store/disk/doctor_inside.h"
+#include "store/disk/journal.h"
 #include "store/disk/recover.h"
 
 enum { BLOCK = 4096 };
@@ -565,6 +566,23 @@ static void take_totals(struct addition *addition)
         totals->partitions += addition->doctor->known[number].is_known;
 }
 
+/* Fences only rise and seals stay, so the last of them can be named anywhere. */
+static kl_rc take_fences(struct addition *addition)
+{
+    kl__doctor *doctor = addition->doctor;
+    const kl__state *state = &addition->state;
+    size_t bytes = (size_t)state->fenced * sizeof(kl__record_header);
+    doctor->fences = bytes ? kl__alloc(bytes) : NULL;
+    if (bytes && !doctor->fences)
+        return kl__fail_memory();
+    char *at = doctor->fences;
+    for (uint32_t number = 1; bytes && number <= state->partition_count; number++)
+        at = kl__put_fences(state->partitions[number], at, &doctor->fence_sum);
+    doctor->fence_bytes = bytes;
+    doctor->fence_count = state->fenced;
+    return KL_OK;
+}
+
 static kl_rc add_up(kl__doctor *doctor)
 {
     struct addition addition = {.doctor = doctor};
@@ -572,8 +590,10 @@ static kl_rc add_up(kl__doctor *doctor)
     kl_rc rc = open_state(&addition);
     for (size_t i = 0; i < doctor->case_count && rc == KL_OK; i++)
         rc = add_segment(&addition, &doctor->cases[i], &image);
-    if (rc == KL_OK)
+    if (rc == KL_OK) {
         take_totals(&addition);
+        rc = take_fences(&addition);
+    }
     kl__image_free(&image);
     close_state(&addition.state);
     return rc;

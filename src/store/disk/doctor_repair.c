@@ -215,7 +215,11 @@ static char *put_beginning(struct writer *w, kl__frame *frame, char *out)
         frame->sum += record->crc;
         frame->records++;
     }
-    return out;
+    if (w->doctor->fence_bytes)
+        memcpy(out, w->doctor->fences, w->doctor->fence_bytes);
+    frame->sum += w->doctor->fence_sum;
+    frame->records += w->doctor->fence_count;
+    return out + w->doctor->fence_bytes;
 }
 
 /* A frame with the records of `source`; NULL: an empty one. */
@@ -224,7 +228,8 @@ static kl_rc put_frame(struct writer *w, uint64_t number, const kl__frame *sourc
     bool is_first = w->at == KL_SEGMENT_HEADER;
     size_t room = KL_FRAME_HEADER + (source ? source->bytes : 0);
     if (is_first)
-        room += sizeof(kl__record_header) + (size_t)w->doctor->known_count * KL_KNOWN_BYTES_MAX;
+        room +=
+            sizeof(kl__record_header) + (size_t)w->doctor->known_count * KL_KNOWN_BYTES_MAX + w->doctor->fence_bytes;
     if (!reserve(w, room))
         return kl__fail_memory();
     kl__frame *frame = (void *)w->buffer;

@@ -35,11 +35,12 @@
  *       0  4  CRC-32C of bytes 4..          24  1  type
  *       4  4  bytes of this record          25  1  flags
  *       8  8  sequence number               26  1  \ as the type says
- *      16  8  epoch; 0 where none applies   27  1  /
- *                                           28  2  partition
+ *      16  8  epoch, where one applies;     27  1  /
+ *             of an ENTRY its group; else 0 28  2  partition
  *                                           30  2  shard
  *
  * ENTRY, a task                            SETTLE, what came of tasks of a shard
+ *      16  8  group, up to 65,535
  *      26  1  priority, signed                   32  4  how many tasks
  *      27  1  bytes of its kind                  36  4  zero
  *      32 16  id                                 40     each task: 24 bytes, then what its numbers say,
@@ -55,7 +56,7 @@
  *      Moved, it has the sequence number                     then error, result (flag 2)
  *      of its first writing.
  *
- * FENCE        the shard's epoch is the record's.
+ * FENCE        the shard's epoch is the record's, or higher. Flag 1: it is sealed as well; then the epoch may be 0.
  *
  * PARTITION    26: shard_prefix_len; 32: 4 number, 4 zero; then the name up to the first zero.
  *
@@ -71,8 +72,8 @@
  * Flag 8 of any type: moved, that is written again because the segment where it stood was dropped.
  *
  * Records are facts, not requests: whether a settle came too late, a version was another or a token known was decided
- * before it was written. So the journal can be read from any segment on: the first frame of each names the partitions
- * and fences, and what older segments still had to say was written again, moved, before they were dropped. */
+ * before it was written. So the journal can be read from any segment on: the first frame of each names the partitions,
+ * fences and seals, and what older segments still had to say was written again, moved, before they were dropped. */
 #ifndef KL_STORE_FORMAT_H
 #define KL_STORE_FORMAT_H
 
@@ -89,8 +90,10 @@
 
 enum { KL_FORMAT_VERSION = 1, KL_SEGMENT_HEADER = 64, KL_FRAME_HEADER = 64 };
 
-#define KL_SEGMENT_MAGIC "KLSEGMNT"
-#define KL_FRAME_MAGIC   UINT32_C(0x31464c4b) /* "KLF1" */
+#define KL_SEGMENT_BYTES_MAX (UINT64_C(1) << 30) /* no frame ends behind this */
+
+#define KL_SEGMENT_MAGIC     "KLSEGMNT"
+#define KL_FRAME_MAGIC       UINT32_C(0x31464c4b) /* "KLF1" */
 
 typedef struct kl__segment_header {
     char magic[8];
@@ -130,13 +133,14 @@ typedef enum kl__record_type {
 } kl__record_type;
 
 enum { KL_ENTRY_DUE = 1, KL_ENTRY_JOB = 2, KL_ENTRY_TRIED = 4, KL_RECORD_MOVED = 8, KL_WRITE_REMOVE = 1 };
+enum { KL_FENCE_SEAL = 1 };
 enum { KL_SETTLED_DUE = 1, KL_SETTLED_KEPT = 2 };
 
 typedef struct kl__record_header {
     uint32_t crc;
     uint32_t bytes;
     uint64_t sequence;
-    uint64_t epoch;
+    uint64_t epoch; /* of an entry, its group */
     uint8_t type;
     uint8_t flags;
     uint8_t small[2];

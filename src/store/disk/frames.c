@@ -63,7 +63,9 @@ static bool is_sound_entry(const kl__entry_record *entry)
     bytes += (size_t)entry->payload_bytes + (entry->header.flags & KL_ENTRY_DUE ? 8 : 0);
     bytes += (entry->header.flags & KL_ENTRY_JOB ? 16 : 0) + (entry->header.flags & KL_ENTRY_TRIED ? 16 : 0);
     int priority = kl__entry_priority(entry);
-    return kl__round8(bytes) == entry->header.bytes && priority >= KL_PRIORITY_MIN && priority <= KL_PRIORITY_MAX;
+    return kl__round8(bytes) == entry->header.bytes && priority >= KL_PRIORITY_MIN && priority <= KL_PRIORITY_MAX &&
+           entry->key_bytes <= KL_KEY_BYTES_MAX && entry->payload_bytes <= KL_PAYLOAD_BYTES_MAX &&
+           entry->header.epoch <= UINT16_MAX;
 }
 
 static bool is_sound_settle(const kl__settle_record *settle)
@@ -148,7 +150,8 @@ const kl__frame *kl__image_frame(const kl__segment_image *image, uint64_t offset
     const kl__frame *frame = (const kl__frame *)(const void *)(image->bytes + offset);
     if (frame->magic != KL_FRAME_MAGIC || frame->segment != image->header.number ||
         frame->journal != image->header.journal || frame->crc != kl__frame_crc(frame) ||
-        frame->bytes > image->size - offset - KL_FRAME_HEADER)
+        frame->bytes > image->size - offset - KL_FRAME_HEADER ||
+        offset + KL_FRAME_HEADER + frame->bytes > KL_SEGMENT_BYTES_MAX)
         return NULL;
     return has_its_records(frame) ? frame : NULL;
 }

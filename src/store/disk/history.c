@@ -9,6 +9,7 @@
  *   tasks        one row for each task, in the order of finishing
  *     number       ascending; a task with n > 1 errors takes n numbers, and this is the last
  *     partition, shard, id, state, attempts, priority, due_ms
+ *     group_hash   whom it was for; 0: nobody in particular
  *     errors       how many of its attempts' errors are kept
  *     finished_ms  never below the row before
  *     expires_ms   when it may be forgotten
@@ -16,7 +17,7 @@
  *     key, kind    text, or a blob where it is not UTF-8; NULL: empty
  *     result, headers, payload     blobs; NULL: empty
  *     checksum     over all of these but number
- *   tasks_by_id, tasks_by_expiry, tasks_by_job     indexes
+ *   tasks_by_id, tasks_by_expiry, tasks_by_job     indexes; the last has all that counting a job's tasks takes
  *   attempts     one row for each error, the last attempt's too: partition, id, attempt, finished_ms, checksum, and
  *     number       of its task, with which it goes; 0: that is not finished, whatever else of its id is kept
  *     error        text, or a blob where it is not UTF-8
@@ -92,6 +93,7 @@ uint32_t kl__history_sum_task(const kl_task *task, uint32_t errors, int64_t expi
                          entry->place.shard,
                          entry->priority,
                          entry->due_ms,
+                         entry->group,
                          task->state,
                          task->attempts,
                          errors,
@@ -608,6 +610,7 @@ static int insert_task(sqlite3_stmt *statement, const kl_task *task, int64_t num
     sqlite3_bind_int64(statement, at++, expires_ms);
     sqlite3_bind_int64(statement, at++, entry->priority);
     sqlite3_bind_int64(statement, at++, entry->due_ms);
+    sqlite3_bind_int64(statement, at++, entry->group);
     kl__hdb_bind_id(statement, at++, &entry->job);
     kl__hdb_bind_text(statement, at++, entry->key);
     kl__hdb_bind_text(statement, at++, entry->kind);

@@ -79,8 +79,9 @@ kl_rc kl__history_results(kl__history *history, kl_place place, const kl_task_id
 kl_rc kl__history_find(kl__history *history, const kl_find *find, kl_arena *arena, kl_task *ret_tasks,
                        size_t *ret_count);
 kl_rc kl__history_forget(kl__history *history, kl_place place, const kl_task_id *ids, size_t count);
-kl_rc kl__history_counts(kl__history *history, uint32_t partition, uint64_t *ret_done, uint64_t *ret_dead,
-                         uint64_t *ret_cancelled);
+/* job NULL: all. With one, its tasks are counted: some 10 ms for 50,000. */
+kl_rc kl__history_counts(kl__history *history, uint32_t partition, const kl_task_id *job, uint64_t *ret_done,
+                         uint64_t *ret_dead, uint64_t *ret_cancelled);
 
 /* Reads the whole file: SQLite's own check, every checksum, and whether counts and search index agree with the tasks.
  * KL_EDAMAGED with what it found first. */

@@ -88,7 +88,7 @@ static bool get_row(sqlite3_stmt *statement, struct row *ret_row)
 {
     struct row row = {.number = sqlite3_column_int64(statement, 0)};
     kl_entry *entry = &row.task.entry;
-    bool ok = get_id(statement, 3, false, &entry->id) && get_id(statement, 11, true, &entry->job);
+    bool ok = get_id(statement, 3, false, &entry->id) && get_id(statement, 12, true, &entry->job);
     entry->place.partition = (uint32_t)sqlite3_column_int64(statement, 1);
     entry->place.shard = (uint32_t)sqlite3_column_int64(statement, 2);
     row.task.state = (kl_task_state)sqlite3_column_int(statement, 4);
@@ -98,12 +98,13 @@ static bool get_row(sqlite3_stmt *statement, struct row *ret_row)
     row.expires_ms = sqlite3_column_int64(statement, 8);
     entry->priority = sqlite3_column_int(statement, 9);
     entry->due_ms = sqlite3_column_int64(statement, 10);
-    entry->key = kl__hdb_bytes(statement, 12);
-    entry->kind = kl__hdb_bytes(statement, 13);
-    row.task.result = kl__hdb_bytes(statement, 14);
-    entry->headers = kl__hdb_bytes(statement, 15);
-    entry->payload = kl__hdb_bytes(statement, 16);
-    row.checksum = sqlite3_column_int64(statement, 17);
+    entry->group = (uint16_t)sqlite3_column_int(statement, 11);
+    entry->key = kl__hdb_bytes(statement, 13);
+    entry->kind = kl__hdb_bytes(statement, 14);
+    row.task.result = kl__hdb_bytes(statement, 15);
+    entry->headers = kl__hdb_bytes(statement, 16);
+    entry->payload = kl__hdb_bytes(statement, 17);
+    row.checksum = sqlite3_column_int64(statement, 18);
     row.task.position = (uint64_t)row.number;
     *ret_row = row;
     return ok && row.checksum == kl__history_sum_task(&row.task, row.errors, row.expires_ms);
@@ -236,13 +237,27 @@ static kl_rc get_counts(kl__hdb *db, uint32_t partition, uint64_t *counts)
     }
 }
 
-kl_rc kl__history_counts(kl__history *history, uint32_t partition, uint64_t *ret_done, uint64_t *ret_dead,
-                         uint64_t *ret_cancelled)
+/* Walks over the job's part of tasks_by_job, which has the states, and reads no task. */
+static kl_rc count_job(kl__hdb *db, uint32_t partition, const kl_task_id *job, uint64_t *counts)
+{
+    sqlite3_stmt *statement;
+    bool found;
+    KL_TRY(kl__hdb_use(db, KL_SQL_COUNT_JOB, &statement));
+    kl__hdb_bind_bytes(statement, 1, (kl_bytes){job->bytes, sizeof job->bytes});
+    sqlite3_bind_int64(statement, 2, partition);
+    KL_TRY(kl__hdb_step(db, statement, &found));
+    for (int state = KL_TASK_DONE; state <= KL_TASK_CANCELLED; state++)
+        counts[state] = (uint64_t)sqlite3_column_int64(statement, state - KL_TASK_DONE);
+    return KL_OK;
+}
+
+kl_rc kl__history_counts(kl__history *history, uint32_t partition, const kl_task_id *job, uint64_t *ret_done,
+                         uint64_t *ret_dead, uint64_t *ret_cancelled)
 {
     uint64_t counts[KL_TASK_CANCELLED + 1] = {0};
     kl__hdb *db;
     KL_TRY(begin(history, &db));
-    KL_TRY(end(history, db, get_counts(db, partition, counts)));
+    KL_TRY(end(history, db, job ? count_job(db, partition, job, counts) : get_counts(db, partition, counts)));
     *ret_done = counts[KL_TASK_DONE];
     *ret_dead = counts[KL_TASK_DEAD];
     *ret_cancelled = counts[KL_TASK_CANCELLED];

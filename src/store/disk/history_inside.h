@@ -36,8 +36,9 @@ enum {
 
 /* The columns of a task in the order in which history_find.c reads them. */
 #define KL_TASK_COLUMNS                                                                                                \
-    "number, partition, shard, id, state, attempts, errors, finished_ms, expires_ms, priority, due_ms, job, key, "     \
-    "kind, result, headers, payload, checksum"
+    "number, partition, shard, id, state, attempts, errors, finished_ms, expires_ms, priority, due_ms, group_hash, "   \
+    "job, "                                                                                                            \
+    "key, kind, result, headers, payload, checksum"
 
 #define KL_SEGMENT_COLUMNS "first, last, segment, docs, postings, live"
 
@@ -57,9 +58,11 @@ enum {
     X(ADD_COUNT, "INSERT INTO counts(partition, state, tasks) VALUES(?1, ?2, ?3) "                                     \
                  "ON CONFLICT(partition, state) DO UPDATE SET tasks = tasks + excluded.tasks")                         \
     X(GET_COUNTS, "SELECT state, tasks FROM counts WHERE partition = ?1")                                              \
+    X(COUNT_JOB, "SELECT coalesce(sum(state = 2), 0), coalesce(sum(state = 3), 0), coalesce(sum(state = 4), 0) "       \
+                 "FROM tasks INDEXED BY tasks_by_job WHERE job = ?1 AND partition = ?2")                               \
     X(GET_TOTAL, "SELECT total(tasks) FROM counts")                                                                    \
     X(ADD_TASK, "INSERT INTO tasks(" KL_TASK_COLUMNS ") "                                                              \
-                "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18)")                              \
+                "VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9,?10,?11,?12,?13,?14,?15,?16,?17,?18,?19)")                          \
     X(DROP_TASK, "DELETE FROM tasks WHERE number = ?1")                                                                \
     X(WHERE_TASK, "SELECT number, errors, state, finished_ms FROM tasks WHERE partition = ?1 AND id = ?2")             \
     X(ABOUT_TASK, "SELECT partition, id, errors, state FROM tasks WHERE number = ?1")                                  \

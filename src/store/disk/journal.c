@@ -198,15 +198,16 @@ uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits)
     return kl__record_seal(record, (char *)(record + 1));
 }
 
-static char *put_fences(const kl__partition_state *partition, char *at, uint64_t *sum)
+char *kl__put_fences(const kl__partition_state *partition, char *at, uint64_t *sum)
 {
     for (uint32_t shard = 0; shard < 1u << (4 * partition->shard_prefix_len); shard++) {
-        if (!partition->shards[shard] || partition->shards[shard]->epoch == 0)
+        if (!kl__state_is_fenced(partition, shard))
             continue;
+        bool is_sealed = kl__partition_is_sealed(partition, shard);
         kl__record_header *record = (kl__record_header *)(void *)at;
         *record = (kl__record_header){.epoch = partition->shards[shard]->epoch,
                                       .type = KL_RECORD_FENCE,
-                                      .flags = KL_RECORD_MOVED,
+                                      .flags = KL_RECORD_MOVED | (is_sealed ? KL_FENCE_SEAL : 0),
                                       .partition = (uint16_t)partition->number,
                                       .shard = (uint16_t)shard};
         *sum += kl__record_seal(record, (char *)(record + 1));
@@ -222,8 +223,8 @@ static size_t first_frame_bytes(const kl__state *state)
     return KL_FRAME_HEADER + (1 + (size_t)state->fenced) * sizeof(kl__record_header) + state->partition_count * named;
 }
 
-/* The first frame of a segment: the partitions, the fences and the note, so that it can be read without those before
- * it. */
+/* The first frame of a segment: the partitions, the fences and seals, and the note, so that it can be read without
+ * those before it. */
 static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t now_ms)
 {
     kl__state *state = journal->state;
@@ -238,7 +239,7 @@ static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t n
     for (uint32_t number = 1; number <= state->partition_count; number++)
         at = put_partition(state->partitions[number], at, &info.sum);
     for (uint32_t number = 1; number <= state->partition_count; number++)
-        at = put_fences(state->partitions[number], at, &info.sum);
+        at = kl__put_fences(state->partitions[number], at, &info.sum);
     info.bytes = (size_t)(at - bytes) - KL_FRAME_HEADER;
     kl_rc rc = write_frame(journal, bytes, &info);
     kl__free(bytes);
@@ -260,6 +261,11 @@ static kl_rc make_place(kl__journal *journal, const frame_info *info)
     bool is_kept_back = active && !info->is_upkeep && atomic_load(&segments->is_full);
     size_t behind = is_kept_back ? active->bytes / 8 : 0;
     if (!active || active->end + before + total + behind > active->bytes) {
+        if (KL_SEGMENT_HEADER + partitions + total > KL_SEGMENT_BYTES_MAX)
+            return kl__fail(KL_EFULL,
+                            "%u shards are fenced, more than a segment of the journal can name; nothing was "
+                            "stored: spread the queues over several stores",
+                            journal->state->fenced);
         kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total);
         if (rc == KL_ESYSTEM)
             return break_down(journal, "going to the next segment", kl_error_text());
@@ -487,12 +493,17 @@ void kl__journal_make_room(kl__journal *journal)
         lead_once(journal);
 }
 
-kl_rc kl__journal_reserve(kl__journal *journal, size_t bytes, size_t records, bool is_append, kl__commit *call)
+kl_rc kl__journal_try_append(kl__journal *journal, size_t bytes, size_t records, kl__commit *call)
 {
-    if (is_append && atomic_load_explicit(&journal->segments->is_full, memory_order_relaxed))
+    if (atomic_load_explicit(&journal->segments->is_full, memory_order_relaxed))
         return kl__fail(KL_EFULL,
                         "the disk is full: tasks are refused until there is room again, outcomes are accepted; "
                         "make room, or let what waits be worked off");
+    return kl__journal_try_reserve(journal, bytes, records, call);
+}
+
+kl_rc kl__journal_reserve(kl__journal *journal, size_t bytes, size_t records, kl__commit *call)
+{
     kl_rc rc;
     while ((rc = kl__journal_try_reserve(journal, bytes, records, call)) == KL_EBUSY)
         kl__journal_make_room(journal);

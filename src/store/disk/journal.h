@@ -62,13 +62,14 @@ kl_rc kl__journal_open(kl__state *state, kl__segments *segments, kl_now_ms_fn *n
 /* Ends what is under way and notes that the end was orderly. NULL is fine. */
 void kl__journal_close(kl__journal *journal);
 
-/* A place for `bytes` (a multiple of 8) of `records` records. KL_EFULL: is_append, and the disk is full. KL_ESYSTEM:
- * broken. Whoever has a place must publish it without waiting for anything. */
-kl_rc kl__journal_reserve(kl__journal *journal, size_t bytes, size_t records, bool is_append, kl__commit *call);
+/* A place for `bytes` (a multiple of 8) of `records` records. KL_ESYSTEM: broken. Whoever has a place must publish it
+ * without waiting for anything. */
+kl_rc kl__journal_reserve(kl__journal *journal, size_t bytes, size_t records, kl__commit *call);
 
-/* The same without waiting and without looking at whether the disk is full, so that a mutex may be held. KL_EBUSY:
- * there is no room just now; let go of the mutex, make room, and try again. */
+/* The same without waiting, so that a mutex may be held. KL_EBUSY: there is no room just now; let go of the mutex, make
+ * room, and try again. For an append, also KL_EFULL: the disk is full. */
 kl_rc kl__journal_try_reserve(kl__journal *journal, size_t bytes, size_t records, kl__commit *call);
+kl_rc kl__journal_try_append(kl__journal *journal, size_t bytes, size_t records, kl__commit *call);
 void kl__journal_make_room(kl__journal *journal);
 
 /* The records are written; `sum` is that of their CRCs. */
@@ -84,6 +85,10 @@ typedef size_t kl__fill_fn(void *ctx, char *bytes, uint64_t sequence, size_t *re
 kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx);
 
 kl__journal_stats kl__journal_stats_of(kl__journal *journal);
+
+/* Writes a FENCE for each shard of the partition that is fenced or sealed, adds their CRCs to *sum, and returns where
+ * they end. The state's `fenced` is how many there are in all partitions. */
+char *kl__put_fences(const kl__partition_state *partition, char *at, uint64_t *sum);
 
 /* Writes a NOTE; returns its CRC. */
 uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits);

@@ -252,20 +252,29 @@ static void put_fence(const kl_fence *fence, uint64_t sequence, char *at, uint64
     *record = (kl__record_header){.sequence = sequence,
                                   .epoch = fence->epoch,
                                   .type = KL_RECORD_FENCE,
+                                  .flags = fence->seal ? KL_FENCE_SEAL : 0,
                                   .partition = (uint16_t)fence->place.partition,
                                   .shard = (uint16_t)fence->place.shard};
     *sum += kl__record_seal(record, (char *)(record + 1));
 }
 
-/* Which fences are to be written: those that are above what is there. Equal ones are there already. */
+/* Must the fence's seal be written? */
+static bool seals(const kl__disk *disk, const kl_fence *fence)
+{
+    const kl__partition_state *partition = kl__state_partition(&disk->state, fence->place.partition);
+    return fence->seal && !kl__partition_is_sealed(partition, fence->place.shard);
+}
+
+/* Which fences are to be written: those that are above what is there, and new seals. Equal ones are there already. */
 static kl_rc decide_fences(kl__disk *disk, kl_fence *fences, size_t count, bool *writes, size_t *ret_accepted)
 {
     kl_rc first = KL_OK;
     *ret_accepted = 0;
     for (size_t i = 0; i < count; i++) {
         uint64_t epoch = epoch_of(disk, fences[i].place);
-        fences[i].rc = fences[i].epoch < epoch ? fail_stale(fences[i].place, fences[i].epoch, epoch) : KL_OK;
-        writes[i] = fences[i].epoch > epoch;
+        bool is_stale = fences[i].epoch < epoch && !fences[i].seal;
+        fences[i].rc = is_stale ? fail_stale(fences[i].place, fences[i].epoch, epoch) : KL_OK;
+        writes[i] = fences[i].epoch > epoch || seals(disk, &fences[i]);
         *ret_accepted += writes[i];
         if (first == KL_OK)
             first = fences[i].rc;
@@ -277,7 +286,7 @@ static kl_rc write_fences(kl__disk *disk, const kl_fence *fences, size_t count, 
 {
     kl__commit call = {.done = NULL};
     uint64_t sum = 0, sequence;
-    kl_rc rc = kl__journal_reserve(disk->journal, accepted * sizeof(kl__record_header), accepted, false, &call);
+    kl_rc rc = kl__journal_reserve(disk->journal, accepted * sizeof(kl__record_header), accepted, &call);
     if (rc != KL_OK)
         return rc;
     char *at = call.bytes;
@@ -292,14 +301,35 @@ static kl_rc write_fences(kl__disk *disk, const kl_fence *fences, size_t count, 
     return kl__journal_wait(disk->journal, &call);
 }
 
+static bool any_seals(const kl_fence *fences, size_t count, const bool *writes)
+{
+    for (size_t i = 0; i < count; i++)
+        if (writes[i] && fences[i].seal)
+            return true;
+    return false;
+}
+
+/* Seals stand behind every append that did not see them. The caller wakes the appends that wait. */
+static kl_rc write_seals(kl__disk *disk, const kl_fence *fences, size_t count, const bool *writes, size_t accepted)
+{
+    kl__gates_shut(disk);
+    kl_rc rc = write_fences(disk, fences, count, writes, accepted);
+    kl__gates_open(disk);
+    return rc;
+}
+
 /* The claim is held until the fence is applied; then settles of its shards are decided anew. */
 static kl_rc fence_claimed(kl__disk *disk, kl_fence *fences, size_t count, bool *writes)
 {
     size_t accepted;
+    kl_rc written = KL_OK;
     pthread_mutex_lock(&disk->state.mutex);
     kl_rc rc = decide_fences(disk, fences, count, writes, &accepted);
     pthread_mutex_unlock(&disk->state.mutex);
-    kl_rc written = accepted ? write_fences(disk, fences, count, writes, accepted) : KL_OK;
+    if (accepted && any_seals(fences, count, writes))
+        written = write_seals(disk, fences, count, writes, accepted);
+    else if (accepted)
+        written = write_fences(disk, fences, count, writes, accepted);
     if (written == KL_OK)
         return rc;
     for (size_t i = 0; i < count; i++)

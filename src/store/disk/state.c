@@ -7,6 +7,8 @@
 
 enum { LINE_DUE = KL_LINE_DUE - KL_PRIORITY_MIN, LINE_RETRY = KL_LINE_RETRY - KL_PRIORITY_MIN };
 
+_Static_assert(KL_SEGMENT_BYTES_MAX / 8 <= 1 << KL_SLOT_OFFSET_BITS, "a slot can name any place in a segment");
+
 static void forget_token(void *ctx, const kl__token_info *forgotten);
 
 kl_rc kl__state_open(kl__state *state)
@@ -42,6 +44,7 @@ void kl__state_close(kl__state *state)
         for (uint32_t i = 0; i < shards_of(partition); i++)
             free_shard(partition->shards[i]);
         kl__free(partition->shards);
+        kl__free((void *)partition->seals);
         kl__free(partition);
     }
     kl__records_free(&state->records);
@@ -146,6 +149,12 @@ kl__shard_state *kl__state_shard(const kl__state *state, kl_place place)
     return partition && place.shard < shards_of(partition) ? partition->shards[place.shard] : NULL;
 }
 
+bool kl__state_is_fenced(const kl__partition_state *partition, uint32_t shard)
+{
+    const kl__shard_state *its = partition->shards[shard];
+    return (its && its->epoch) || kl__partition_is_sealed(partition, shard);
+}
+
 /* NULL: out of memory. The place is known to exist. */
 static kl__shard_state *make_shard(kl__state *state, kl_place place)
 {
@@ -198,6 +207,7 @@ static void fill_stub(const kl__slot *slot, kl_stub *stub)
         .due_ms = slot->line == LINE_DUE || slot->line == LINE_RETRY ? (int64_t)slot->due_ms : 0,
         .bytes = slot->bytes,
         .attempts = (uint16_t)slot->attempts,
+        .group = (uint16_t)slot->group,
         .priority = (int8_t)((int)slot->priority + KL_PRIORITY_MIN),
     };
 }
@@ -244,7 +254,8 @@ kl__where kl__slot_where(const kl__state *state, const kl__slot *slot)
 static void set_where(kl__slot *slot, kl__where where)
 {
     slot->segment = (uint32_t)where.segment;
-    slot->offset8 = (uint32_t)(where.offset / 8);
+    KL_ASSERT(where.offset < KL_SEGMENT_BYTES_MAX);
+    slot->offset8 = where.offset / 8 & ((UINT64_C(1) << KL_SLOT_OFFSET_BITS) - 1);
 }
 
 static uint32_t content_bytes(const kl__entry_record *entry)
@@ -287,7 +298,8 @@ static void fill_slot(kl__slot *slot, const kl__entry_record *entry, kl__where w
     slot->attempts = more.attempts;
     slot->record_flags = entry->header.flags & 15;
     set_where(slot, where);
-    slot->bytes = content_bytes(entry);
+    slot->bytes = content_bytes(entry) & ((UINT64_C(1) << KL_SLOT_BYTES_BITS) - 1); /* sound: it is less */
+    slot->group = entry->header.epoch & UINT16_MAX;
     slot->partition = entry->header.partition;
     slot->shard = entry->header.shard;
 }
@@ -459,15 +471,27 @@ static kl_rc apply_settle(kl__state *state, const kl__settle_record *settle, kl_
 
 /* ---- Fences, partitions, tokens, records ---- */
 
-/* Each segment begins with the fences that are known, so none has to be kept for their sake. */
+static void seal_shard(kl__state *state, kl__partition_state *partition, uint32_t shard)
+{
+    if (kl__partition_is_sealed(partition, shard))
+        return;
+    atomic_fetch_or(&partition->seals[shard / 64], UINT64_C(1) << shard % 64);
+    atomic_fetch_add(&state->sealed, 1);
+}
+
+/* Each segment begins with the fences and seals that are known, so none has to be kept for their sake. */
 static kl_rc apply_fence(kl__state *state, const kl__record_header *fence)
 {
+    kl__partition_state *partition = kl__state_partition(state, fence->partition);
     kl__shard_state *shard = make_shard(state, (kl_place){fence->partition, fence->shard});
     if (!shard)
         return KL_ENOMEM;
-    state->fenced += shard->epoch == 0 && fence->epoch > 0;
+    bool was_named = kl__state_is_fenced(partition, fence->shard);
     if (fence->epoch > shard->epoch)
         shard->epoch = fence->epoch;
+    if (fence->flags & KL_FENCE_SEAL)
+        seal_shard(state, partition, fence->shard);
+    state->fenced += !was_named && kl__state_is_fenced(partition, fence->shard);
     return KL_OK;
 }
 
@@ -483,7 +507,10 @@ static kl_rc apply_partition(kl__state *state, const kl__partition_record *recor
     partition->shard_prefix_len = record->header.small[0];
     memcpy(partition->name, record + 1, strlen((const char *)(record + 1)) + 1); /* not what fills it up */
     partition->shards = kl__alloc_zeroed(shards_of(partition), sizeof(*partition->shards));
-    if (!partition->shards) {
+    partition->seals = kl__alloc_zeroed((shards_of(partition) + 63) / 64, sizeof(*partition->seals));
+    if (!partition->shards || !partition->seals) {
+        kl__free(partition->shards);
+        kl__free((void *)partition->seals);
         kl__free(partition);
         return KL_ENOMEM;
     }

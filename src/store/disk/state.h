@@ -50,6 +50,7 @@ typedef struct kl__partition_state {
     char name[KL_PARTITION_BYTES_MAX + 1];
     uint32_t number, shard_prefix_len;
     uint64_t appended;        /* tasks ever, for wait */
+    _Atomic(uint64_t) *seals; /* a bit for each shard that takes no more appends; read without the mutex */
     kl__shard_state **shards; /* 16 ^ shard_prefix_len; NULL: never used */
 } kl__partition_state;
 
@@ -75,7 +76,8 @@ typedef struct kl__state {
     kl__stubs *stubs;
     kl__partition_state *partitions[KL_DISK_PARTITIONS_MAX + 1]; /* by number; [0] is NULL */
     uint32_t partition_count;
-    uint32_t fenced; /* shards that have an epoch */
+    uint32_t fenced;          /* shards that have an epoch or a seal */
+    _Atomic(uint32_t) sealed; /* those that have a seal */
     kl__records records;
     char swept[KL_RECORD_NAME_MAX]; /* where to go on looking for expired ones */
     size_t swept_bytes;
@@ -125,6 +127,15 @@ void kl__state_sweep(kl__state *state, int64_t now_ms, size_t max);
 
 kl__partition_state *kl__state_partition(const kl__state *state, uint32_t number);
 kl__shard_state *kl__state_shard(const kl__state *state, kl_place place); /* NULL: nothing was ever put there */
+
+/* Does the shard, which there is, take no more appends? Also without the mutex. */
+static inline bool kl__partition_is_sealed(const kl__partition_state *partition, uint32_t shard)
+{
+    return atomic_load_explicit(&partition->seals[shard / 64], memory_order_acquire) >> shard % 64 & 1;
+}
+
+/* Has the shard an epoch or a seal, so that each segment must name it? */
+bool kl__state_is_fenced(const kl__partition_state *partition, uint32_t shard);
 
 /* Fills scan->stubs and scan->count. */
 void kl__state_scan(kl__state *state, kl_scan *scan);

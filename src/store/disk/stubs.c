@@ -38,7 +38,7 @@ struct stripe {
 struct kl__stubs {
     kl__slot *slabs[SLABS_MAX];
     uint32_t slots;          /* that were ever given out, the unused slot 0 included */
-    uint32_t free_first;     /* a list through `bytes` */
+    uint32_t free_first;     /* a list through `segment` */
     _Atomic(uint64_t) count; /* changed by one at a time, read by any */
     struct stripe stripes[STRIPES];
 };
@@ -162,7 +162,7 @@ static uint32_t take_slot(kl__stubs *stubs)
 {
     uint32_t slot = stubs->free_first;
     if (slot != KL_SLOT_NONE) {
-        stubs->free_first = kl__stubs_slot(stubs, slot)->bytes;
+        stubs->free_first = kl__stubs_slot(stubs, slot)->segment;
         return slot;
     }
     if (stubs->slots > KL_SLOTS_MAX)
@@ -203,7 +203,7 @@ void kl__stubs_remove(kl__stubs *stubs, uint32_t slot)
     *element = is_last ? EMPTY : GONE;
     stripe->gone += !is_last;
     stripe->used--;
-    gone->bytes = stubs->free_first;
+    gone->segment = stubs->free_first;
     stubs->free_first = slot;
     atomic_store_explicit(&stubs->count, stubs->count - 1, memory_order_relaxed);
 }

@@ -11,6 +11,11 @@
 #include "keyline/task.h"
 
 enum { KL_SLOT_BITS = 28, KL_SLOT_NONE = 0, KL_SLOTS_MAX = (1 << KL_SLOT_BITS) - 1 };
+enum { KL_SLOT_OFFSET_BITS = 27, KL_SLOT_BYTES_BITS = 21 };
+
+_Static_assert(KL_KEY_BYTES_MAX + KL_KIND_BYTES_MAX + KL_HEADERS_BYTES_MAX + KL_PAYLOAD_BYTES_MAX <
+                   1 << KL_SLOT_BYTES_BITS,
+               "the largest task's bytes fit");
 
 /* The waiting task's record in the journal is that of its first writing or of its last move. */
 typedef struct kl__slot {
@@ -21,10 +26,11 @@ typedef struct kl__slot {
     uint64_t priority : 8;  /* less KL_PRIORITY_MIN */
     uint64_t due_ms : 44;   /* due line: its place; retry line: not before */
     uint64_t attempts : 16;
-    uint64_t record_flags : 4; /* of its record: KL_ENTRY_* and KL_RECORD_MOVED */
-    uint32_t segment;          /* where its record is: the low bits of the segment's number */
-    uint32_t offset8;          /* in eighths */
-    uint32_t bytes;            /* of key, kind, headers and payload */
+    uint64_t record_flags : 4;              /* of its record: KL_ENTRY_* and KL_RECORD_MOVED */
+    uint64_t offset8 : KL_SLOT_OFFSET_BITS; /* where its record is in its segment, in eighths */
+    uint64_t bytes : KL_SLOT_BYTES_BITS;    /* of key, kind, headers and payload */
+    uint64_t group : 16;
+    uint32_t segment; /* the low bits of the segment's number */
     uint16_t partition;
     uint16_t shard;
 } kl__slot;

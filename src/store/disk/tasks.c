@@ -7,7 +7,8 @@ void kl__entry_decode(const kl__entry_record *record, kl_entry *ret_entry)
 {
     const char *at = (const char *)(record + 1);
     kl_entry entry = {.place = {record->header.partition, record->header.shard},
-                      .priority = kl__entry_priority(record)};
+                      .priority = kl__entry_priority(record),
+                      .group = (uint16_t)record->header.epoch};
     memcpy(&entry.id, record->id, sizeof entry.id);
     if (record->header.flags & KL_ENTRY_DUE) {
         memcpy(&entry.due_ms, at, 8);

@@ -123,7 +123,7 @@ static kl_rc write_all(kl__disk *disk, kl_write *writes, size_t count, const boo
 {
     kl__commit call = {.done = NULL};
     uint64_t sum = 0;
-    kl_rc rc = kl__journal_reserve(disk->journal, bytes, accepted, false, &call);
+    kl_rc rc = kl__journal_reserve(disk->journal, bytes, accepted, &call);
     if (rc != KL_OK)
         return rc;
     char *at = call.bytes;

@@ -204,6 +204,19 @@ kl_rc kl__memory_results(void *self, kl_place place, const kl_task_id *job, cons
     return rc;
 }
 
+void kl__memory_count_job(const kl__memory_shard *shard, const kl_task_id *job, kl_counts *counts)
+{
+    kl__memory_task probe = {.entry = {.job = *job}};
+    kl__tree_node *node = kl__memory_from(shard->by_job, &probe.by_job, less_job);
+    for (; node && kl_id_compare(&by_job(node)->entry.job, job) == 0;
+         node = kl__memory_after(shard->by_job, node, less_job)) {
+        kl_task_state state = by_job(node)->state;
+        counts->done += state == KL_TASK_DONE;
+        counts->dead += state == KL_TASK_DEAD;
+        counts->cancelled += state == KL_TASK_CANCELLED;
+    }
+}
+
 /* --- Find --- */
 
 static unsigned char lower(unsigned char c) { return (unsigned char)(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c); }

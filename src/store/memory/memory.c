@@ -202,7 +202,8 @@ const kl_engine kl__engine_memory = {
     .size = sizeof(kl_engine),
     .scheme = "memory",
     .usage = "memory:",
-    .can = KL_STORE_ATOMIC_APPEND | KL_STORE_KEY_HASH | KL_STORE_ORDERED | KL_STORE_WAIT,
+    .can =
+        KL_STORE_ATOMIC_APPEND | KL_STORE_KEY_HASH | KL_STORE_ORDERED | KL_STORE_WAIT | KL_STORE_GROUP | KL_STORE_SEAL,
     .open = open_memory,
     .close = close_memory,
     .now = now,

@@ -45,6 +45,7 @@ enum { KL_MEMORY_READY, KL_MEMORY_LATER, KL_MEMORY_WAITING };
 typedef struct kl__memory_shard {
     kl_place place;
     uint64_t epoch;
+    bool sealed;
     kl__tree_node *lines[KL_MEMORY_LINES];     /* by (order_ms, position) */
     kl__tree_node *waiting[KL_MEMORY_WAITING]; /* by id */
     kl__tree_node *finished;                   /* by id */
@@ -168,7 +169,7 @@ void kl__memory_tokens_drop(kl__memory *memory, int64_t now_ms); /* those that n
 
 kl_rc kl__memory_append(void *self, const kl_append *append);
 kl_rc kl__memory_scan(void *self, kl_scan *scans, size_t count);
-kl_rc kl__memory_counts(void *self, kl_place place, kl_counts *ret_counts);
+kl_rc kl__memory_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts);
 kl_rc kl__memory_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen);
 
 /* --- settle.c: how tasks end --- */
@@ -180,7 +181,8 @@ kl_rc kl__memory_fence(void *self, kl_fence *fences, size_t count);
 
 /* The task, which is in no tree, is finished from now on; an earlier one of its id is replaced. */
 void kl__memory_keep(kl__memory *memory, kl__memory_task *task);
-void kl__memory_drop(kl__memory *memory, kl__memory_task *task);   /* a finished one */
+void kl__memory_drop(kl__memory *memory, kl__memory_task *task);                                    /* a finished one */
+void kl__memory_count_job(const kl__memory_shard *shard, const kl_task_id *job, kl_counts *counts); /* adds to it */
 void kl__memory_finished_drop(kl__memory *memory, int64_t now_ms); /* what has expired, or is one too many */
 
 kl_rc kl__memory_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,

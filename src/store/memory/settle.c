@@ -17,10 +17,12 @@ static kl_rc raise_fences(kl__memory *memory, kl_fence *fences, size_t count)
     kl_rc first = KL_OK;
     for (size_t i = 0; i < count; i++) {
         kl__memory_shard *shard = kl__memory_shard_of(memory, fences[i].place);
-        fences[i].rc = fences[i].epoch >= shard->epoch ? KL_OK : KL_ESTALE;
-        if (fences[i].rc == KL_OK)
+        bool rises = fences[i].epoch >= shard->epoch;
+        fences[i].rc = rises || fences[i].seal ? KL_OK : KL_ESTALE;
+        shard->sealed |= fences[i].seal;
+        if (rises)
             shard->epoch = fences[i].epoch;
-        else if (first == KL_OK)
+        else if (fences[i].rc != KL_OK && first == KL_OK)
             first = kl__fail(KL_ESTALE,
                              "fence %zu: shard %u of partition %u is fenced at epoch %llu already, above %llu; another "
                              "owner has taken it over",

@@ -188,12 +188,30 @@ static void link_in(kl__memory *memory, kl__memory_task *task)
     kl__memory_partition_of(memory, task->entry.place.partition)->appended++;
 }
 
+/* KL_ESEALED: one of the entries is for a shard that is sealed. */
+static kl_rc check_seals(kl__memory *memory, const kl_append *append)
+{
+    for (size_t i = 0; i < append->count; i++) {
+        kl_place place = append->entries[i].place;
+        const kl__memory_shard *shard = kl__memory_shard_of(memory, place);
+        if (shard && shard->sealed)
+            return kl__fail(KL_ESEALED,
+                            "entry %zu: shard %u of partition %u is sealed, because its queue has a newer layout; read "
+                            "that, and append where it says",
+                            i, place.shard, place.partition);
+    }
+    return KL_OK;
+}
+
 static kl_rc append_all(kl__memory *memory, const kl_append *append)
 {
     kl__memory_token *token = NULL;
     kl__memory_task *chain;
     if (token_known(memory, append->token))
         return KL_OK;
+    kl_rc rc = check_seals(memory, append);
+    if (rc != KL_OK)
+        return rc;
     if (append->token && !(token = kl__alloc(sizeof *token)))
         return kl__fail_memory();
     if (!make_chain(memory, append, &chain)) {
@@ -233,6 +251,7 @@ static kl_stub stub_of(const kl__memory_task *task)
         .due_ms = task->not_before_ms, /* 0 in a ready line */
         .bytes = (uint32_t)kl__memory_task_bytes(&task->entry),
         .attempts = (uint16_t)task->attempts,
+        .group = task->entry.group,
         .priority = (int8_t)task->entry.priority,
     };
 }
@@ -284,7 +303,7 @@ static void add_counts(const kl__memory_partition *partition, kl__memory_shard *
         counts->oldest_id_ms = oldest_ms;
 }
 
-kl_rc kl__memory_counts(void *self, kl_place place, kl_counts *ret_counts)
+kl_rc kl__memory_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
 {
     kl_counts counts = {0};
     kl__memory_enter(self);
@@ -292,10 +311,13 @@ kl_rc kl__memory_counts(void *self, kl_place place, kl_counts *ret_counts)
     kl_layout layout = {1, partition->shard_prefix_len};
     bool all = place.shard == KL_ALL_SHARDS;
     uint32_t first = all ? 0 : place.shard, end = all ? kl_layout_shards(&layout) : place.shard + 1;
-    for (uint32_t i = first; i < end; i++)
-        if (partition->shards[i])
+    for (uint32_t i = first; i < end; i++) {
+        if (partition->shards[i] && job)
+            kl__memory_count_job(partition->shards[i], job, &counts);
+        else if (partition->shards[i])
             add_counts(partition, partition->shards[i], &counts);
-    if (all) {
+    }
+    if (all && !job) {
         counts.done = partition->done;
         counts.dead = partition->dead;
         counts.cancelled = partition->cancelled;

@@ -1,0 +1,121 @@
+/* worker.h - workers: take shards of queues, run their tasks, settle what came of them.
+ *
+ *     static kl_outcome charge(kl_work *work, void *ctx) { ... kl_work_payload(work) ... return KL_DONE; }
+ *
+ *     kl_handler handlers[] = {{.kind = "charge", .fn = charge}};
+ *     kl_worker_queue served = {.queue = orders, .handlers = handlers, .handler_count = 1};
+ *     kl_worker *worker;
+ *     if (kl_worker_start(&served, 1, NULL, &worker) != KL_OK || kl_worker_drain(worker, KL_FOREVER) != KL_OK)
+ *         fprintf(stderr, "%s\n", kl_error_text());
+ *     kl_worker_close(worker);
+ *
+ * Promises
+ *   W1  Tasks of one key never overlap while this worker's lease holds, and start in the order (priority, due time,
+ *       position). A task that is to be retried holds its key until it ends, and no other key.
+ *   W2  A task is run at least once. After a crash the tasks of a key that were not settled are run again, in order,
+ *       beginning with the first of them.
+ *   W3  What a worker says of a task counts only while it owns the task's shard.
+ *   W4  A task that ends its process every time runs out of attempts all the same; a drain or a stop costs none.
+ *   W5  Memory is bounded by window_max, however many tasks wait.
+ *
+ * Any number of workers, in any number of processes where the store allows it, share the shards of a queue. */
+#ifndef KEYLINE_WORKER_H
+#define KEYLINE_WORKER_H
+
+#include "keyline/exec.h"
+#include "keyline/queue.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define KL_WORKER_QUEUES_MAX  64
+#define KL_WORKER_THREADS_MAX 1024
+#define KL_HANDLERS_MAX       256
+
+typedef struct kl_worker kl_worker;
+typedef struct kl_work kl_work; /* one attempt of one task, valid while its handler runs */
+
+/* Runs on one of the worker's threads; may block. KL_CANCELLED is taken as KL_DEAD. */
+typedef kl_outcome kl_handler_fn(kl_work *work, void *ctx);
+
+typedef struct kl_handler {
+    const char *kind; /* exactly this kind; NULL: every kind that no other handler is for, and none */
+    kl_handler_fn *fn;
+    void *ctx;
+} kl_handler;
+
+/* A queue to be served. */
+typedef struct kl_worker_queue {
+    kl_queue *queue;
+    const kl_handler *handlers; /* tasks of other kinds are left to other workers, and shown as waiting for one */
+    size_t handler_count;
+    int64_t weight;     /* 1: its share of the threads when all queues have work */
+    int64_t min;        /* 0: threads that are kept for it alone */
+    const char *shards; /* "00-3f", "0,1,8-f": only these shards of each partition; NULL: any */
+    int64_t slice, slices; /* or only the part number `slice` (from 0) of `slices` equal ones; slices 0: any */
+} kl_worker_queue;
+
+/* Zero in a field means its default; start from {.size = sizeof(kl_worker_opts)}. */
+typedef struct kl_worker_opts {
+    size_t size;
+    const char *name;    /* for people: host and pid */
+    int64_t concurrency; /* threads: the cores this process may use */
+    int64_t window_max;  /* tasks held in memory, running and waiting: 65,536; 1,024..16,777,216 */
+    int64_t stop_ms;     /* how long a drain lets running tasks go on before it gives them up: KL_FOREVER */
+    bool until_empty;    /* drains by itself once no task of its queues waits, or runs, that it could run */
+    kl_log_fn *log;
+    void *log_ctx;
+} kl_worker_opts;
+
+/* Starts a worker. The queues must outlive it. KL_EINVAL: a setting is out of range, the minimums exceed the
+ * concurrency, one kind has two handlers, or one queue is named twice. KL_ENOMEM, KL_ESYSTEM. */
+KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts,
+                                         kl_worker **ret_worker);
+
+/* Starts no more tasks, lets the running ones end (stop_ms), settles everything, and gives the shards back at once.
+ * Waits for that up to wait_ms, 0: not at all; KL_ETIMEDOUT: not yet, call again or close. What was given up is run
+ * again by the next owner and costs no attempt. */
+KL_API KL_MUST_USE kl_rc kl_worker_drain(kl_worker *worker, int64_t wait_ms);
+
+/* With until_empty: waits until nothing was left to do and it has drained by itself. KL_ETIMEDOUT: not within wait_ms. */
+KL_API KL_MUST_USE kl_rc kl_worker_wait(kl_worker *worker, int64_t wait_ms);
+
+/* Ends it, draining first if that was not done; running handlers are asked to stop and waited for. NULL is fine. */
+KL_API void kl_worker_close(kl_worker *worker);
+
+typedef struct kl_worker_info {
+    uint64_t shards;    /* owned now */
+    uint64_t held;      /* tasks in memory */
+    uint64_t running;
+    uint64_t started, done, retried, dead, cancelled; /* since the start */
+    uint64_t unserved;  /* tasks in memory whose kind it has no handler for */
+    uint64_t refused;   /* outcomes that came too late: another worker owns the shard */
+} kl_worker_info;
+
+KL_API kl_worker_info kl_worker_show(kl_worker *worker);
+
+/* Counters in Prometheus text, in the arena, with a zero byte behind. */
+KL_API KL_MUST_USE kl_rc kl_worker_metrics(kl_worker *worker, kl_arena *arena, kl_bytes *ret_text);
+
+/* Inside a handler. What is returned lasts as long as the work. */
+KL_API kl_task_id kl_work_id(const kl_work *work);
+KL_API const char *kl_work_queue(const kl_work *work);
+KL_API kl_bytes kl_work_key(const kl_work *work);
+KL_API kl_bytes kl_work_kind(const kl_work *work);
+KL_API kl_bytes kl_work_payload(const kl_work *work);
+KL_API const kl_task *kl_work_task(const kl_work *work);
+KL_API const kl_task_extra *kl_work_extra(const kl_work *work);
+KL_API uint32_t kl_work_attempt(const kl_work *work); /* 1 for the first */
+KL_API int64_t kl_work_timeout_ms(const kl_work *work); /* until it is over; KL_FOREVER: no limit */
+KL_API bool kl_work_cancelled(const kl_work *work); /* cancelled, timed out, or the shard is lost: better return */
+KL_API void kl_work_error(kl_work *work, const char *format, ...) KL_PRINTF(2, 3); /* why it fails; kept up to
+                                                                                    * KL_ERROR_BYTES_MAX */
+KL_API KL_MUST_USE kl_rc kl_work_result(kl_work *work, kl_bytes result); /* copied; KL_EINVAL: too long; KL_ENOMEM */
+KL_API void kl_work_retry_after(kl_work *work, int64_t delay_ms); /* instead of the back-off, if KL_RETRY is returned */
+KL_API void kl_work_progress(kl_work *work, int percent, const char *text); /* shown while it runs; text up to 80 bytes */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,103 @@
+/* open.c - opens what commands work on: the store that the settings name, and queues in it.
+ *
+ * Libraries return, programs log: what the store tells goes to standard error, as much of it as --log asks for. */
+#include <string.h>
+
+#include "base/base.h"
+#include "cli/cli.h"
+#include "cli/config.h"
+#include "keyline/queue.h"
+
+static void print_log(void *ctx, kl_log_level level, const char *text)
+{
+    static const char *const names[] = {"error", "warn", "info", "debug"};
+    const kl__config *config = ctx;
+    if ((int64_t)level < config->values[KL_SET_LOG].number)
+        fprintf(stderr, "keyline: %s: %s\n", names[level], text);
+}
+
+int kl__call_store(kl__call *call)
+{
+    kl_store_opts opts = {.size = sizeof opts, .log = print_log, .log_ctx = call->config};
+    if (call->store)
+        return KL_EXIT_OK;
+    const char *url = call->config->values[KL_SET_STORE].text;
+    return kl__fail_given(kl_store_open(url, &opts, &call->store));
+}
+
+static void keep(kl__call *call, kl_queue *queue)
+{
+    int at = 0;
+    while (at < KL_CALL_QUEUES_MAX && call->queues[at])
+        at++;
+    KL_ASSERT(at < KL_CALL_QUEUES_MAX);
+    call->queues[at] = queue;
+}
+
+int kl__call_find(kl__call *call, const char *name, kl_queue **ret_queue)
+{
+    int status = kl__call_store(call);
+    kl_queue *queue;
+    if (status != KL_EXIT_OK)
+        return status;
+    kl_rc rc = kl_queue_find(call->store, name, &queue);
+    if (rc != KL_OK)
+        return kl__fail_given(rc);
+    keep(call, queue);
+    *ret_queue = queue;
+    return KL_EXIT_OK;
+}
+
+/* Whether the queue exists with another layout than is stated. */
+static bool is_other_layout(kl__call *call, const char *name, const kl_queue_opts *stated)
+{
+    kl_queue *queue;
+    kl_queue_info info;
+    if ((!stated->partitions && !stated->shard_prefix_len) || kl_queue_find(call->store, name, &queue) != KL_OK)
+        return false;
+    bool other = kl_queue_show(queue, &call->arena, &info) == KL_OK &&
+                 ((stated->partitions && stated->partitions != info.settings.partitions) ||
+                  (stated->shard_prefix_len && stated->shard_prefix_len != info.settings.shard_prefix_len));
+    kl_queue_close(queue);
+    return other;
+}
+
+static int fail_open(kl__call *call, const char *name, const kl_queue_opts *stated, kl_rc rc)
+{
+    if (rc != KL_EINVAL)
+        return kl__fail_call(rc);
+    const char *sentence = kl__format(&call->arena, "%s", kl_error_text());
+    if (!sentence)
+        return KL_EXIT_AGAIN;
+    int status = is_other_layout(call, name, stated) ? KL_EXIT_CONFLICT : KL_EXIT_USAGE;
+    kl__complain_of(rc, status, sentence);
+    return status;
+}
+
+int kl__call_open_as(kl__call *call, const char *name, const kl_queue_opts *stated, kl_queue **ret_queue)
+{
+    int status = kl__call_store(call);
+    kl_queue *queue;
+    if (status != KL_EXIT_OK)
+        return status;
+    kl_rc rc = kl_queue_open(call->store, name, stated, &queue);
+    if (rc != KL_OK)
+        return fail_open(call, name, stated, rc);
+    keep(call, queue);
+    *ret_queue = queue;
+    return KL_EXIT_OK;
+}
+
+int kl__call_open(kl__call *call, const char *name, kl_queue **ret_queue)
+{
+    kl_queue_opts opts;
+    kl_rc rc = kl__config_queue_opts(call->config, name, false, &call->arena, &opts);
+    return rc == KL_OK ? kl__call_open_as(call, name, &opts, ret_queue) : kl__fail_call(rc);
+}
+
+void kl__call_close(kl__call *call)
+{
+    for (int i = 0; i < KL_CALL_QUEUES_MAX; i++)
+        kl_queue_close(call->queues[i]);
+    kl_store_close(call->store);
+}

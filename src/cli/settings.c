@@ -1,0 +1,111 @@
+/* settings.c - the table of all settings. See config.h.
+ *
+ * Text of a default goes through the same parser as what people write, so it cannot be out of range. */
+#include "cli/config.h"
+#include "keyline/exec.h"
+#include "keyline/layout.h"
+#include "keyline/worker.h"
+
+#define SECOND        INT64_C(1000)
+#define MINUTE        (60 * SECOND)
+#define HOUR          (60 * MINUTE)
+#define DAY           (24 * HOUR)
+#define LIMIT_MAX     INT64_C(1000000000)
+
+#define FIELD(member) offsetof(kl_queue_opts, member)
+
+/* clang-format off */
+const kl__setting kl__settings[KL_SETTINGS] = {
+    [KL_SET_STORE] = {"store", "KEYLINE_STORE",
+        {"--store", "URL", "where tasks are kept: `disk:DIRECTORY`, or another store's URL", 0, 0, 0},
+        "disk:./keyline-data", "", 0, KL_TAKES_STORE},
+    [KL_SET_COLOR] = {"color", "KEYLINE_COLOR",
+        {"--color", "auto|always|never", "whether output is coloured; auto: on a terminal, unless NO_COLOR is set", 0,
+         0, 0},
+        "auto", "", 0, KL_TAKES_JSON},
+    [KL_SET_LOG] = {"log", "KEYLINE_LOG",
+        {"--log", "error|warn|info|debug", "the least that is told on standard error of what happens inside", 0, 0, 0},
+        "warn", "", 0, KL_TAKES_STORE},
+
+    [KL_SET_WORKER_CONCURRENCY] = {"worker.concurrency", "KEYLINE_CONCURRENCY",
+        {"--concurrency", "N", "tasks that a worker runs at once", 0, 1, KL_WORKER_THREADS_MAX},
+        "", "the cores that the process may use", 0, KL_TAKES_WORK},
+    [KL_SET_WORKER_SHARDS] = {"worker.shards", "KEYLINE_SHARDS",
+        {"--shards", "LIST", "take only these shards of each partition: `0,1,8-f`; in the file also an array", 0, 0, 0},
+        "", "any shard", 0, KL_TAKES_WORK},
+    [KL_SET_WORKER_SHARD_RANGE] = {"worker.shard_range", "KEYLINE_SHARD_RANGE",
+        {"--shard-range", "RANGE", "take only the shards of this range: `00-3f`", 0, 0, 0},
+        "", "any shard", 0, KL_TAKES_WORK},
+    [KL_SET_WORKER_SLICE] = {"worker.slice", "KEYLINE_SLICE",
+        {"--slice", "I/N", "take only the I-th of N equal parts of the shards, from 0: `0/4`", 0, 0, 0},
+        "", "any shard", 0, KL_TAKES_WORK},
+    [KL_SET_WORKER_WINDOW] = {"worker.window", "KEYLINE_WINDOW",
+        {"--window", "N", "tasks that a worker holds in memory", 0, 1024, 16777216},
+        "65536", "", 0, KL_TAKES_WORK},
+    [KL_SET_WORKER_STOP] = {"worker.stop", "KEYLINE_STOP",
+        {"--stop", "DURATION|none",
+         "how long running tasks may go on when the worker is told to stop; none: as long as they take", 0, 1, 7 * DAY},
+        "none", "", KL_FOREVER, KL_TAKES_WORK},
+
+    [KL_SET_PARTITIONS] = {"queue.partitions", "KEYLINE_PARTITIONS",
+        {"--partitions", "N", "physical queues that carry the queue", FIELD(partitions), 1, KL_PARTITIONS_MAX},
+        "1", "", 0, KL_TAKES_QUEUE},
+    [KL_SET_SHARD_PREFIX_LEN] = {"queue.shard_prefix_len", "KEYLINE_SHARD_PREFIX_LEN",
+        {"--shard-prefix-len", "N", "hex digits of a shard's name: 16, 256, 4096 or 65536 shards in each partition",
+         FIELD(shard_prefix_len), 1, KL_SHARD_PREFIX_LEN_MAX},
+        "1", "", 0, KL_TAKES_QUEUE},
+    [KL_SET_ATTEMPTS] = {"queue.attempts", "KEYLINE_ATTEMPTS",
+        {"--attempts", "N", "how often a task is started before it is dead", FIELD(attempts_max), 1, KL_ATTEMPTS_MAX},
+        "8", "", 0, KL_TAKES_QUEUE},
+    [KL_SET_BACKOFF] = {"queue.backoff", "KEYLINE_BACKOFF",
+        {"--backoff", "DURATION", "wait before the second attempt, doubled for each further one",
+         FIELD(backoff_base_ms), 1, DAY},
+        "1s", "", 0, KL_TAKES_QUEUE},
+    [KL_SET_BACKOFF_MAX] = {"queue.backoff_max", "KEYLINE_BACKOFF_MAX",
+        {"--backoff-max", "DURATION", "the longest wait between two attempts", FIELD(backoff_max_ms), 1, 7 * DAY},
+        "10m", "", 0, KL_TAKES_QUEUE},
+    [KL_SET_TIMEOUT] = {"queue.timeout", "KEYLINE_TIMEOUT",
+        {"--timeout", "DURATION|none", "how long one attempt may run", FIELD(timeout_ms), 1, 30 * DAY},
+        "none", "", KL_FOREVER, KL_TAKES_QUEUE},
+    [KL_SET_LEASE] = {"queue.lease", "KEYLINE_LEASE",
+        {"--lease", "DURATION", "a worker that is not heard of for so long loses its shards", FIELD(lease_ms), SECOND,
+         HOUR},
+        "10s", "", 0, KL_TAKES_QUEUE},
+    [KL_SET_HEAD_POLICY] = {"queue.head_policy", "KEYLINE_HEAD_POLICY",
+        {"--head-policy", "continue|halt|drain",
+         "when a key's first task fails for good: go on with the next, stop the key until somebody acts, or give up "
+         "the rest of its line too", FIELD(head_policy), 0, 0},
+        "continue", "", 0, KL_TAKES_QUEUE},
+    [KL_SET_KEEP_DONE] = {"queue.keep_done", "KEYLINE_KEEP_DONE",
+        {"--keep-done", "DURATION|none", "how long done and cancelled tasks are kept", FIELD(keep_done_ms), 1,
+         365 * DAY},
+        "none", "", KL_NO_WAIT, KL_TAKES_QUEUE},
+    [KL_SET_KEEP_DEAD] = {"queue.keep_dead", "KEYLINE_KEEP_DEAD",
+        {"--keep-dead", "DURATION", "how long dead letters are kept", FIELD(keep_dead_ms), 1, 365 * DAY},
+        "30d", "", 0, KL_TAKES_QUEUE},
+    [KL_SET_RATE] = {"queue.rate", "KEYLINE_RATE",
+        {"--rate", "N|none", "tasks started per second by all workers together", FIELD(rate), 1, LIMIT_MAX},
+        "none", "", KL_FOREVER, KL_TAKES_QUEUE},
+    [KL_SET_BURST] = {"queue.burst", "KEYLINE_BURST",
+        {"--burst", "N", "tasks that may start at once after a quiet time", FIELD(burst), 1, LIMIT_MAX},
+        "", "what the rate allows in a second", 0, KL_TAKES_QUEUE},
+    [KL_SET_QUEUE_CONCURRENCY] = {"queue.concurrency", "KEYLINE_QUEUE_CONCURRENCY",
+        {"--queue-concurrency", "N|none", "tasks running at once in all workers together", FIELD(concurrency), 1,
+         LIMIT_MAX},
+        "none", "", KL_FOREVER, KL_TAKES_QUEUE},
+};
+/* clang-format on */
+
+const kl__variable kl__variables[] = {
+    {"KEYLINE_CONFIG", "the file to read instead of `keyline.toml`, as `--config` names it; empty: none"},
+    {"KEYLINE_EXEC_*", "settings of the in-process executor, which `keyline demo` and programs of your own use"},
+    {"KEYLINE_TASK_*",
+     "what `keyline work` tells its handlers; passed over here, so that a handler may call `keyline`"},
+    {NULL, NULL},
+};
+
+const kl__option kl__common_options[] = {
+    {"--json", NULL, "print JSON, for machines: a line for each thing", offsetof(kl__config, json), 0, 0},
+    {"--config", "FILE", "read settings from this file instead of keyline.toml", offsetof(kl__config, file), 0, 0},
+    {NULL, NULL, NULL, 0, 0, 0},
+};

@@ -1,0 +1,221 @@
+/* task_rows.c - see task_rows.h. */
+#include "cli/task_rows.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "queue/json.h"
+
+const kl__column kl__waiting_columns[] = {
+    {"id", KL_COLUMN_WHOLE},
+    {"state", KL_COLUMN_STATE},
+    {"key", 0},
+    {"kind", 0},
+    {"priority", KL_COLUMN_RIGHT},
+    {"attempts", KL_COLUMN_RIGHT},
+    {"due", KL_COLUMN_WHOLE},
+    {"finished", KL_COLUMN_MACHINE},
+    {"error", KL_COLUMN_MACHINE},
+    {"payload", 0},
+    {"partition", KL_COLUMN_MACHINE},
+    {"result", KL_COLUMN_MACHINE},
+    {"job", KL_COLUMN_MACHINE},
+    {NULL, 0},
+};
+
+const kl__column kl__finished_columns[] = {
+    {"id", KL_COLUMN_WHOLE},
+    {"state", KL_COLUMN_STATE},
+    {"key", 0},
+    {"kind", 0},
+    {"priority", KL_COLUMN_MACHINE},
+    {"attempts", KL_COLUMN_RIGHT},
+    {"due", KL_COLUMN_MACHINE},
+    {"finished", KL_COLUMN_WHOLE},
+    {"error", 0},
+    {"payload", 0},
+    {"partition", KL_COLUMN_MACHINE},
+    {"result", KL_COLUMN_MACHINE},
+    {"job", KL_COLUMN_MACHINE},
+    {NULL, 0},
+};
+
+/* A waiting task is told by the line in which it waits. */
+static const char *state_of(const kl_task *task)
+{
+    switch (task->state) {
+    case KL_TASK_DONE:
+        return "done";
+    case KL_TASK_DEAD:
+        return "dead";
+    case KL_TASK_CANCELLED:
+        return "cancelled";
+    case KL_TASK_WAITING:
+        return task->attempts ? "retry" : task->entry.due_ms ? "due" : "ready";
+    default:
+        return "unknown";
+    }
+}
+
+void kl__task_row(kl__out *out, const kl_found *found)
+{
+    const kl_task *task = &found->task;
+    const kl_entry *entry = &task->entry;
+    kl__out_row(out,
+                (kl__cell[]){kl__cell_id(&entry->id), kl__cell_text(state_of(task)), kl__cell_bytes_or_none(entry->key),
+                             kl__cell_bytes_or_none(entry->kind), kl__cell_number(entry->priority),
+                             kl__cell_number(task->attempts), kl__cell_time(task->not_before_ms),
+                             kl__cell_time(task->finished_ms), kl__cell_bytes_or_none(task->error),
+                             kl__cell_bytes(entry->payload), kl__cell_text(found->partition),
+                             kl__cell_bytes_or_none(task->result), kl__cell_id_or_none(&entry->job)});
+}
+
+/* ---- One task ---- */
+
+static const kl__column thing_columns[] = {
+    {"id", 0},           {"queue", 0},      {"partition", 0},   {"state", KL_COLUMN_STATE},
+    {"key", 0},          {"kind", 0},       {"priority", 0},    {"attempts", 0},
+    {"attempts_max", 0}, {"timeout_ms", 0}, {"due", 0},         {"finished", 0},
+    {"job", 0},          {"origin", 0},     {"unique", 0},      {"group", 0},
+    {"headers", 0},      {"tags", 0},       {"traceparent", 0}, {"error", 0},
+    {"result", 0},       {"payload", 0},    {NULL, 0},
+};
+
+static kl__cell headers_cell(const kl_task_extra *extra)
+{
+    if (extra->header_count == 0)
+        return kl__cell_none();
+    json_t *headers = kl__json_array();
+    for (size_t i = 0; i < extra->header_count && headers; i++) {
+        json_t *header = kl__json_object();
+        bool made = kl__json_set_bytes(header, "name", extra->headers[i].name) &&
+                    kl__json_set_bytes(header, "value", extra->headers[i].value);
+        if (kl__json_append(headers, header) && made)
+            continue;
+        json_decref(headers);
+        headers = NULL;
+    }
+    return kl__cell_json(headers);
+}
+
+static kl__cell tags_cell(const kl_task_extra *extra)
+{
+    if (extra->tag_count == 0)
+        return kl__cell_none();
+    json_t *tags = kl__json_array();
+    for (size_t i = 0; i < extra->tag_count && tags; i++) {
+        if (kl__json_append(tags, kl__json_bytes_value(extra->tags[i])))
+            continue;
+        json_decref(tags);
+        tags = NULL;
+    }
+    return kl__cell_json(tags);
+}
+
+static kl__cell number_or_none(int64_t number) { return number ? kl__cell_number(number) : kl__cell_none(); }
+
+static kl__cell duration_or_none(int64_t ms) { return ms ? kl__cell_duration(ms) : kl__cell_none(); }
+
+int kl__task_thing(const kl__call *call, const kl_found *found)
+{
+    const kl_task *task = &found->task;
+    const kl_entry *entry = &task->entry;
+    const kl_task_extra *extra = &found->extra;
+    return kl__out_thing(call, thing_columns,
+                         (kl__cell[]){kl__cell_id(&entry->id),
+                                      kl__cell_text(found->queue),
+                                      kl__cell_text(found->partition),
+                                      kl__cell_text(state_of(task)),
+                                      kl__cell_bytes_or_none(entry->key),
+                                      kl__cell_bytes_or_none(entry->kind),
+                                      kl__cell_number(entry->priority),
+                                      kl__cell_number(task->attempts),
+                                      number_or_none(extra->attempts_max),
+                                      duration_or_none(extra->timeout_ms),
+                                      kl__cell_time(task->not_before_ms),
+                                      kl__cell_time(task->finished_ms),
+                                      kl__cell_id_or_none(&entry->job),
+                                      kl__cell_id_or_none(&extra->origin),
+                                      kl__cell_bytes_or_none(extra->unique),
+                                      kl__cell_bytes_or_none(extra->group),
+                                      headers_cell(extra),
+                                      tags_cell(extra),
+                                      kl__cell_bytes_or_none(extra->traceparent),
+                                      kl__cell_bytes_or_none(task->error),
+                                      kl__cell_bytes_or_none(task->result),
+                                      kl__cell_bytes(entry->payload)});
+}
+
+/* ---- Choosing ---- */
+
+bool kl__id_read(const char *what, const char *text, kl_task_id *ret_id)
+{
+    if (kl_id_parse(kl_str(text), ret_id) == KL_OK)
+        return true;
+    kl__complain("%s is '%s', which is no id: %s", what, text, kl_error_text());
+    return false;
+}
+
+bool kl__filter_fill(const kl__filter_opts *opts, kl_finished *ret_which)
+{
+    *ret_which = (kl_finished){.key = kl_str(opts->key),
+                               .kind = kl_str(opts->kind),
+                               .words = kl_str(opts->words),
+                               .from_ms = opts->from_ms,
+                               .until_ms = opts->until_ms};
+    return !opts->job || kl__id_read("--job", opts->job, &ret_which->job);
+}
+
+bool kl__filter_is_set(const kl__filter_opts *opts)
+{
+    return opts->key || opts->kind || opts->words || opts->job || opts->from_ms || opts->until_ms;
+}
+
+void kl__tell_more(const kl__call *call, int64_t limit)
+{
+    fflush(stdout);
+    if (!kl__call_json(call))
+        fprintf(stderr, "keyline: there are more than these %" PRId64 "; see more of them with --limit\n", limit);
+}
+
+/* ---- Listing ---- */
+
+/* One page; the answer lies in the arena, so the cursor lasts until the page after next has been read. */
+static kl_rc list_page(kl_queue *queue, kl_finished *page, kl__out *out, kl_arena *arena, size_t *ret_count)
+{
+    kl_found found[KL_LIST_PAGE];
+    kl_bytes cursor;
+    kl_arena_reset(arena);
+    kl_rc rc = kl_queue_finished(queue, page, arena, found, ret_count, &cursor);
+    for (size_t i = 0; rc == KL_OK && i < *ret_count; i++)
+        kl__task_row(out, &found[i]);
+    if (rc == KL_OK)
+        page->cursor = cursor;
+    return rc;
+}
+
+int kl__finished_list(kl__call *call, kl_queue *queue, const kl_finished *which, int64_t limit)
+{
+    kl_finished page = *which;
+    kl_arena arenas[2] = {{0}, {0}}; /* the cursor that is asked with lies in the one that is not written to */
+    kl__out out;
+    kl_rc rc = KL_OK;
+    int64_t listed = 0;
+    kl__out_begin(&out, call, kl__finished_columns);
+    do {
+        size_t count;
+        page.max = limit - listed < KL_LIST_PAGE ? (size_t)(limit - listed) : KL_LIST_PAGE;
+        rc = list_page(queue, &page, &out, &arenas[0], &count);
+        listed += rc == KL_OK ? (int64_t)count : 0;
+        kl_arena spare = arenas[0];
+        arenas[0] = arenas[1];
+        arenas[1] = spare;
+    } while (rc == KL_OK && page.cursor.len && listed < limit);
+    int status = kl__out_end(&out);
+    if (rc == KL_OK && page.cursor.len)
+        kl__tell_more(call, limit);
+    kl_arena_free(&arenas[0]);
+    kl_arena_free(&arenas[1]);
+    return rc == KL_OK ? status : kl__fail_given(rc);
+}

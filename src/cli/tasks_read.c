@@ -1,0 +1,280 @@
+/* tasks_read.c - a task from a line of JSON. See tasks_in.h for its fields.
+ *
+ * A field that is not known is a mistake and not passed over: `"prioritiy": 1` would be lost in silence. */
+#include <jansson.h>
+#include <stdarg.h>
+#include <string.h>
+
+#include "cli/tasks_in.h"
+#include "queue/json.h"
+
+/* The line while it is read. */
+struct reading {
+    kl_arena *arena;
+    kl_put *task;
+    int64_t now_ms;
+    const char *field;
+    char *error; /* KL_LINE_ERROR_BYTES */
+};
+
+KL_PRINTF(2, 3) static bool refuse(const struct reading *reading, const char *format, ...)
+{
+    char clause[KL_LINE_ERROR_BYTES / 2];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(clause, sizeof clause, format, arguments);
+    va_end(arguments);
+    snprintf(reading->error, KL_LINE_ERROR_BYTES, "\"%.40s\" %s", reading->field, clause);
+    return false;
+}
+
+/* ---- Values ---- */
+
+static bool is_base64(const json_t *value)
+{
+    return json_is_object(value) && json_object_size(value) == 1 && json_is_string(json_object_get(value, "base64"));
+}
+
+static bool read_bytes(const struct reading *reading, const json_t *value, kl_bytes *ret_bytes)
+{
+    kl_bytes copy;
+    if (json_is_string(value)) {
+        if (!kl_arena_copy(reading->arena, (kl_bytes){json_string_value(value), json_string_length(value)}, &copy))
+            return refuse(reading, "is too much for the memory there is");
+        *ret_bytes = copy;
+        return true;
+    }
+    if (!is_base64(value))
+        return refuse(reading, "is no text; write \"...\", or {\"base64\": \"...\"} for other bytes");
+    kl__json from = {.what = "the line"};
+    copy = kl__json_bytes_of(&from, value, reading->field, reading->arena);
+    if (from.rc != KL_OK)
+        return refuse(reading, "is no base64; use the alphabet of RFC 4648 with its padding");
+    *ret_bytes = copy;
+    return true;
+}
+
+/* Texts in which a zero byte would hide the rest. */
+static bool read_text(const struct reading *reading, const json_t *value, const char **ret_text)
+{
+    kl_bytes bytes;
+    if (!read_bytes(reading, value, &bytes))
+        return false;
+    if (bytes.len && memchr(bytes.data, 0, bytes.len))
+        return refuse(reading, "has a zero byte in it; take it out");
+    *ret_text = bytes.len ? bytes.data : "";
+    return true;
+}
+
+/* Text is the payload itself; anything else is stored as the JSON that it is. */
+static bool read_payload(const struct reading *reading, const json_t *value, kl_bytes *ret_payload)
+{
+    if (json_is_string(value) || is_base64(value))
+        return read_bytes(reading, value, ret_payload);
+    size_t length = json_dumpb(value, NULL, 0, JSON_COMPACT | JSON_ENCODE_ANY);
+    char *text = kl_arena_alloc(reading->arena, length + 1);
+    if (!text || json_dumpb(value, text, length, JSON_COMPACT | JSON_ENCODE_ANY) != length)
+        return refuse(reading, "is too much for the memory there is");
+    *ret_payload = (kl_bytes){text, length};
+    return true;
+}
+
+static bool read_number(const struct reading *reading, const json_t *value, int64_t min, int64_t max, int64_t *ret)
+{
+    if (!json_is_integer(value) || json_integer_value(value) < min || json_integer_value(value) > max)
+        return refuse(reading, "must be a whole number from %lld to %lld", (long long)min, (long long)max);
+    *ret = json_integer_value(value);
+    return true;
+}
+
+static bool read_duration(const struct reading *reading, const json_t *value, int64_t *ret_ms)
+{
+    int64_t ms;
+    if (!json_is_string(value) || !kl__duration_parse(json_string_value(value), &ms) || ms == 0)
+        return refuse(reading, "must be a duration such as \"250ms\", \"5s\", \"2m\", \"1h\" or \"7d\"");
+    *ret_ms = ms;
+    return true;
+}
+
+static bool read_time(const struct reading *reading, const json_t *value, int64_t *ret_ms)
+{
+    int64_t ms;
+    if (!json_is_string(value) || !kl__time_parse(json_string_value(value), reading->now_ms, &ms) || ms <= 0)
+        return refuse(reading, "must be a time such as \"2026-11-15T18:00:00Z\" or \"+5m\"");
+    *ret_ms = ms;
+    return true;
+}
+
+static bool read_headers(const struct reading *reading, json_t *value)
+{
+    const char *name;
+    json_t *text;
+    size_t count = 0;
+    if (!json_is_object(value))
+        return refuse(reading, "must be an object of texts: {\"name\": \"value\"}");
+    kl_header *headers = kl_arena_alloc(reading->arena, (json_object_size(value) + 1) * sizeof *headers);
+    if (!headers)
+        return refuse(reading, "is too much for the memory there is");
+    json_object_foreach(value, name, text)
+    {
+        if (!kl_arena_copy(reading->arena, kl_str(name), &headers[count].name))
+            return refuse(reading, "is too much for the memory there is");
+        if (!read_bytes(reading, text, &headers[count].value))
+            return false;
+        count++;
+    }
+    reading->task->headers = headers;
+    reading->task->header_count = count;
+    return true;
+}
+
+static bool read_tags(const struct reading *reading, const json_t *value)
+{
+    if (!json_is_array(value))
+        return refuse(reading, "must be an array of texts: [\"a\", \"b\"]");
+    kl_bytes *tags = kl_arena_alloc(reading->arena, (json_array_size(value) + 1) * sizeof *tags);
+    if (!tags)
+        return refuse(reading, "is too much for the memory there is");
+    for (size_t i = 0; i < json_array_size(value); i++)
+        if (!read_bytes(reading, json_array_get(value, i), &tags[i]))
+            return false;
+    reading->task->tags = tags;
+    reading->task->tag_count = json_array_size(value);
+    return true;
+}
+
+/* ---- Fields ---- */
+
+enum field {
+    KEY,
+    KIND,
+    GROUP,
+    UNIQUE,
+    TRACEPARENT,
+    PAYLOAD,
+    PRIORITY,
+    ATTEMPTS,
+    IN,
+    AT,
+    TIMEOUT,
+    UNIQUE_FOR,
+    HEADERS,
+    TAGS,
+    PARTITION,
+    FIELDS
+};
+
+static const char *const names[FIELDS] = {
+    [KEY] = "key",
+    [KIND] = "kind",
+    [GROUP] = "group",
+    [UNIQUE] = "unique",
+    [TRACEPARENT] = "traceparent",
+    [PAYLOAD] = "payload",
+    [PRIORITY] = "priority",
+    [ATTEMPTS] = "attempts",
+    [IN] = "in",
+    [AT] = "at",
+    [TIMEOUT] = "timeout",
+    [UNIQUE_FOR] = "unique_for",
+    [HEADERS] = "headers",
+    [TAGS] = "tags",
+    [PARTITION] = "partition",
+};
+
+static enum field find_field(const char *name)
+{
+    int field = 0;
+    while (field < FIELDS && strcmp(names[field], name) != 0)
+        field++;
+    return (enum field)field;
+}
+
+static bool refuse_field(const struct reading *reading)
+{
+    const char *closest = NULL;
+    for (int i = 0; i < FIELDS; i++)
+        closest = kl__closer(reading->field, closest, names[i]);
+    if (closest)
+        return refuse(reading, "is no field of a task; did you mean \"%s\"?", closest);
+    return refuse(reading, "is no field of a task; there are key, payload, kind, priority, in, at and others");
+}
+
+static bool read_field(const struct reading *reading, enum field field, json_t *value)
+{
+    kl_put *task = reading->task;
+    switch (field) {
+    case KEY:
+        return read_bytes(reading, value, &task->key);
+    case KIND:
+        return read_bytes(reading, value, &task->kind);
+    case GROUP:
+        return read_bytes(reading, value, &task->group);
+    case UNIQUE:
+        return read_bytes(reading, value, &task->unique);
+    case TRACEPARENT:
+        return read_bytes(reading, value, &task->traceparent);
+    case PAYLOAD:
+        return read_payload(reading, value, &task->payload);
+    case PRIORITY:
+        return read_number(reading, value, KL_PRIORITY_MIN, KL_PRIORITY_MAX, &task->priority);
+    case ATTEMPTS:
+        return read_number(reading, value, 1, KL_ATTEMPTS_MAX, &task->attempts_max);
+    case IN:
+        task->due_ms = 0;
+        return read_duration(reading, value, &task->delay_ms);
+    case AT:
+        task->delay_ms = 0;
+        return read_time(reading, value, &task->due_ms);
+    case TIMEOUT:
+        return read_duration(reading, value, &task->timeout_ms);
+    case UNIQUE_FOR:
+        return read_duration(reading, value, &task->unique_ms);
+    case HEADERS:
+        return read_headers(reading, value);
+    case TAGS:
+        return read_tags(reading, value);
+    case PARTITION:
+        return read_text(reading, value, &task->partition);
+    default:
+        return refuse_field(reading);
+    }
+}
+
+static bool read_fields(struct reading *reading, json_t *object)
+{
+    const char *name;
+    json_t *value;
+    if (json_object_get(object, "in") && json_object_get(object, "at")) {
+        reading->field = "in";
+        return refuse(reading, "and \"at\" both say when; keep one of the two");
+    }
+    json_object_foreach(object, name, value)
+    {
+        reading->field = name;
+        if (!read_field(reading, find_field(name), value))
+            return false;
+    }
+    return true;
+}
+
+bool kl__task_read(kl_bytes line, int64_t now_ms, kl_arena *arena, kl_put *task, char ret_error[KL_LINE_ERROR_BYTES])
+{
+    json_error_t wrong;
+    struct reading reading = {.arena = arena, .task = task, .now_ms = now_ms, .error = ret_error};
+    if (line.len > KL_LINE_BYTES_MAX) {
+        snprintf(ret_error, KL_LINE_ERROR_BYTES, "it has %zu bytes; a line has at most %d", line.len,
+                 KL_LINE_BYTES_MAX);
+        return false;
+    }
+    json_t *object = json_loadb(line.data, line.len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &wrong);
+    bool read = false;
+    if (json_is_object(object))
+        read = read_fields(&reading, object);
+    else
+        snprintf(ret_error, KL_LINE_ERROR_BYTES,
+                 "it is not one JSON object such as {\"key\": \"a\", \"payload\": \"b\"}%s%s", object ? "" : ": ",
+                 object ? "" : wrong.text);
+    json_decref(object);
+    return read;
+}

@@ -1,0 +1,320 @@
+/* client.c - a client's connections to whoever holds the data directory.
+ *
+ * From: client_calls.c.  To: the socket; or, when nobody listens any more, to `absent`, which makes this process the
+ * holder.
+ *
+ * A call takes a link, and nobody else uses that until it is given back: a call that waits holds up no other. Links are
+ * kept for later calls, up to LINKS_KEPT. One whose holder has ended notices when it is used: sending fails at once,
+ * the call has not been made, and is made again on a new connection.
+ *
+ *      kl__link_call:  connected? --no--> connect, hello --nobody listens--> absent --it is ours--> KL_MOVED
+ *                          |                   ^                               '--somebody has it--> pause, again
+ *                        send ----failed-------|
+ *                          |                   |
+ *                       receive --"not made"---|
+ *                          |-----lost: repeats-'  else KL_EBUSY
+ *                        answer
+ */
+#include "store/socket/client.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+/* How long somebody may hold the directory without listening (it opens or closes it, or looks at it) before a call gives
+ * up; how long a holder may take for its hello; and the pauses between two tries. */
+enum { LISTEN_MS = 3000, HELLO_MS = 5000, PAUSE_MIN_MS = 1, PAUSE_MAX_MS = 32, LINKS_KEPT = 8 };
+
+/* ---- Links ---- */
+
+static void disconnect(kl__link *link)
+{
+    if (link->fd >= 0)
+        close(link->fd);
+    link->fd = -1;
+}
+
+static void free_link(kl__link *link)
+{
+    disconnect(link);
+    kl__out_free(&link->request);
+    kl__frame_free(&link->reply);
+    kl__free(link);
+}
+
+kl_rc kl__link_take(kl__client *client, kl__wire_call call, kl__link **ret_link)
+{
+    if (atomic_load_explicit(&client->moved, memory_order_acquire))
+        return KL_MOVED;
+    pthread_mutex_lock(&client->mutex);
+    kl__link *link = client->idle;
+    if (link) {
+        client->idle = link->next;
+        client->idle_count--;
+    }
+    pthread_mutex_unlock(&client->mutex);
+    if (!link) {
+        link = kl__alloc_zeroed(1, sizeof *link);
+        if (!link)
+            return kl__fail_memory();
+        link->fd = -1;
+    }
+    kl__out_request(&link->request, call, ++link->number);
+    *ret_link = link;
+    return KL_OK;
+}
+
+void kl__link_give(kl__client *client, kl__link *link)
+{
+    if (!link)
+        return;
+    pthread_mutex_lock(&client->mutex);
+    bool keeps = client->idle_count < LINKS_KEPT && !atomic_load(&client->moved);
+    if (keeps) {
+        link->next = client->idle;
+        client->idle = link;
+        client->idle_count++;
+    }
+    pthread_mutex_unlock(&client->mutex);
+    if (!keeps)
+        free_link(link);
+}
+
+/* ---- Connecting ---- */
+
+/* A new connection. 0 or a negative errno. */
+static int dial(const struct sockaddr_un *address, int *ret_fd)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    struct timeval limit = {.tv_sec = HELLO_MS / 1000};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit); /* for connect too, when the queue is full */
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+    int result;
+    do
+        result = connect(fd, (const struct sockaddr *)address, sizeof *address);
+    while (result < 0 && errno == EINTR);
+    if (result < 0) {
+        int error = errno;
+        close(fd);
+        return -error;
+    }
+    *ret_fd = fd;
+    return 0;
+}
+
+static kl_rc read_hello(kl__client *client, const kl__frame *reply)
+{
+    kl__answer answer;
+    if (kl__frame_version(reply) != KL_WIRE_VERSION)
+        return kl__fail(KL_EINVAL,
+                        "the process that has %s open speaks version %u of the socket's protocol, and this one version "
+                        "%d; run the same release of Keyline for both",
+                        client->dir, kl__frame_version(reply), KL_WIRE_VERSION);
+    if (!kl__frame_answer(reply, &answer) || kl__frame_call(reply) != KL_WIRE_HELLO)
+        return kl__fail(KL_ESYSTEM, "what listens in %s is no store", client->dir);
+    if (answer.state == KL_ANSWER_NOT)
+        return KL_EBUSY;
+    if (answer.state != KL_ANSWERED)
+        return kl__fail(answer.rc, "%.*s", (int)answer.sentence.len, (const char *)answer.sentence.data);
+    uint32_t can = kl__in_u32(&answer.body);
+    kl__in_u32(&answer.body);
+    uint32_t batch_max = kl__in_u32(&answer.body), batch_bytes_max = kl__in_u32(&answer.body);
+    if (!kl__in_done(&answer.body) || batch_max != KL_BATCH_MAX || batch_bytes_max != KL_BATCH_BYTES_MAX)
+        return kl__fail(KL_EINVAL, "the process that has %s open has other limits; run the same release of Keyline",
+                        client->dir);
+    atomic_store(&client->can, can);
+    return KL_OK;
+}
+
+/* KL_EBUSY: it went away meanwhile, or does not answer. The link's request is not touched: it is yet to be sent. */
+static kl_rc say_hello(kl__client *client, kl__link *link)
+{
+    kl__out hello = {0};
+    kl__out_request(&hello, KL_WIRE_HELLO, 0);
+    kl__out_u32(&hello, KL_WIRE_MAGIC);
+    int error = kl__frame_send(link->fd, &hello);
+    kl__out_free(&hello);
+    if (!error)
+        error = kl__frame_receive(link->fd, &link->reply);
+    if (error == -ENOMEM)
+        return kl__fail_memory();
+    if (error == -EAGAIN)
+        return kl__fail(KL_EBUSY,
+                        "the process that has %s open does not answer, or has all of its %d connections; "
+                        "try again",
+                        client->dir, KL_CONNECTIONS_MAX);
+    return error ? kl__fail(KL_EBUSY, "the process that had %s open has ended; try again", client->dir)
+                 : read_hello(client, &link->reply);
+}
+
+static void wait_without_limit(int fd)
+{
+    struct timeval none = {0};
+    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
+}
+
+/* One try. *ret_listens: somebody does. */
+static kl_rc try_to_connect(kl__client *client, kl__link *link, bool *ret_listens)
+{
+    struct sockaddr_un address;
+    int dir_fd;
+    kl_rc rc = kl__socket_address(client->dir, &address, &dir_fd);
+    *ret_listens = false;
+    if (rc != KL_OK)
+        return KL_EBUSY; /* there is no directory: whoever opens it makes it */
+    int error = dial(&address, &link->fd);
+    if (dir_fd >= 0)
+        close(dir_fd);
+    *ret_listens = error != -ECONNREFUSED && error != -ENOENT;
+    if (error == -ECONNREFUSED || error == -ENOENT || error == -ENOTDIR || error == -EAGAIN)
+        return kl__fail(KL_EBUSY, "nobody listens in %s", client->dir);
+    if (error)
+        return kl__fail(KL_ESYSTEM, "the socket in %s could not be reached: %s", client->dir, strerror(-error));
+    rc = say_hello(client, link);
+    if (rc == KL_OK)
+        wait_without_limit(link->fd);
+    else
+        disconnect(link);
+    return rc;
+}
+
+/* Nobody listens: is it ours? */
+static kl_rc ask_absent(kl__client *client)
+{
+    if (!client->absent)
+        return kl__fail(KL_EBUSY, "nobody listens in %s", client->dir);
+    pthread_mutex_lock(&client->absent_mutex);
+    kl_rc rc = KL_OK;
+    if (!atomic_load(&client->moved) && (rc = client->absent(client->absent_ctx)) == KL_OK)
+        atomic_store_explicit(&client->moved, true, memory_order_release);
+    pthread_mutex_unlock(&client->absent_mutex);
+    return rc == KL_OK ? KL_MOVED : rc;
+}
+
+static kl_rc connect_link(kl__client *client, kl__link *link)
+{
+    int64_t until_ns = kl__deadline_ns(LISTEN_MS);
+    for (int pause_ms = PAUSE_MIN_MS;; pause_ms = pause_ms < PAUSE_MAX_MS ? 2 * pause_ms : PAUSE_MAX_MS) {
+        bool listens;
+        kl_rc rc = try_to_connect(client, link, &listens);
+        if (rc == KL_EBUSY && !listens)
+            rc = ask_absent(client);
+        if (rc != KL_EBUSY || kl__monotonic_ns() > until_ns)
+            return rc;
+        poll(NULL, 0, pause_ms);
+    }
+}
+
+/* ---- Calling ---- */
+
+static kl_rc fail_lost(const kl__client *client)
+{
+    return kl__fail(KL_EBUSY,
+                    "the process that had %s open has ended during the call, and whether it was made is not known; "
+                    "make it again",
+                    client->dir);
+}
+
+kl_rc kl__link_refuse(kl__client *client, kl__link *link)
+{
+    disconnect(link);
+    return kl__fail(
+        KL_ESYSTEM,
+        "the answer of the process that has %s open cannot be read; run the same release of Keyline for both",
+        client->dir);
+}
+
+/* Is this the answer to the request that was sent? */
+static bool matches(const kl__link *link, kl__answer *ret_answer)
+{
+    const kl__frame *reply = &link->reply;
+    return kl__frame_version(reply) == KL_WIRE_VERSION && kl__frame_call(reply) == link->request.bytes[5] &&
+           kl__frame_number(reply) == link->number && kl__frame_answer(reply, ret_answer);
+}
+
+/* Once over a connection that stands. *ret_made: it was, or may have been. A negative errno: it has ended. */
+static int exchange(kl__link *link, bool *ret_made)
+{
+    *ret_made = false;
+    int error = kl__frame_send(link->fd, &link->request);
+    if (error)
+        return error;
+    *ret_made = true;
+    return kl__frame_receive(link->fd, &link->reply);
+}
+
+kl_rc kl__link_call(kl__client *client, kl__link *link, bool repeats, kl__in *ret_in, bool *ret_answered)
+{
+    *ret_answered = false;
+    if (link->request.failed)
+        return kl__fail_memory();
+    for (;;) {
+        bool made;
+        kl__answer answer;
+        kl_rc rc = link->fd < 0 ? connect_link(client, link) : KL_OK;
+        if (rc != KL_OK)
+            return rc;
+        int error = exchange(link, &made);
+        if (!error && !matches(link, &answer))
+            return kl__link_refuse(client, link);
+        if (!error && answer.state != KL_ANSWER_NOT) {
+            *ret_answered = answer.state == KL_ANSWERED;
+            *ret_in = answer.body;
+            return answer.rc == KL_OK
+                       ? KL_OK
+                       : kl__fail(answer.rc, "%.*s", (int)answer.sentence.len, (const char *)answer.sentence.data);
+        }
+        disconnect(link);
+        if (error && made && !repeats)
+            return fail_lost(client);
+    }
+}
+
+/* ---- Open and close ---- */
+
+kl_rc kl__client_open(const char *dir, kl__absent_fn *absent, void *ctx, kl__client **ret_client)
+{
+    kl__client *client = kl__alloc_zeroed(1, sizeof *client);
+    if (!client)
+        return kl__fail_memory();
+    client->dir = dir;
+    client->absent = absent;
+    client->absent_ctx = ctx;
+    pthread_mutex_init(&client->absent_mutex, NULL);
+    pthread_mutex_init(&client->mutex, NULL);
+    *ret_client = client;
+    return KL_OK;
+}
+
+void kl__client_close(kl__client *client)
+{
+    if (!client)
+        return;
+    while (client->idle) {
+        kl__link *link = client->idle;
+        client->idle = link->next;
+        free_link(link);
+    }
+    pthread_mutex_destroy(&client->absent_mutex);
+    pthread_mutex_destroy(&client->mutex);
+    kl__free(client);
+}
+
+kl_rc kl__client_connect(kl__client *client)
+{
+    kl__link *link = NULL;
+    kl_rc rc = kl__link_take(client, KL_WIRE_HELLO, &link);
+    if (rc == KL_OK && link->fd < 0)
+        rc = connect_link(client, link);
+    kl__link_give(client, link);
+    return rc;
+}
+
+uint32_t kl__client_can(const kl__client *client) { return atomic_load(&client->can); }

@@ -1,0 +1,295 @@
+/* test_dead.c - dead letters: put back in order and as they were, moved, purged; each once, and the run ends. */
+#include "queue/tasks.h"
+
+static kl_bytes none(void) { return (kl_bytes){NULL, 0}; }
+
+enum { KEEP_MS = 1 << 30 };
+
+/* Tasks of three keys and some without, whose payloads are their numbers; all die. */
+static void make_letters(kl_queue *queue, uint32_t first, uint32_t count)
+{
+    static const char *keys[] = {"a", "b", "c", ""};
+    for (uint32_t i = first; i < first + count; i++) {
+        kl_bytes tag = kl_str("t");
+        kl_put task = {.key = kl_str(keys[i % 4]),
+                       .kind = kl_str("charge"),
+                       .payload = {&i, sizeof i},
+                       .priority = 3,
+                       .group = kl_str("g"),
+                       .tags = &tag,
+                       .tag_count = 1,
+                       .job = {{1, 2, 3}}};
+        CHECK_INT(kl_queue_put(queue, &task, 1, none(), NULL), KL_OK);
+    }
+    CHECK_INT(settle_tasks(queue, KL_DEAD, KEEP_MS, "disk on fire"), count);
+}
+
+static uint64_t count_dead(kl_queue *queue)
+{
+    kl_arena arena = {0};
+    kl_queue_info info = {0};
+    CHECK_INT(kl_queue_show(queue, &arena, &info), KL_OK);
+    kl_arena_free(&arena);
+    return info.counts.dead;
+}
+
+/* What waits is the letters first..first+count-1, each key in order, as they were put. */
+static void check_waiting(struct rig *rig, kl_queue *queue, uint32_t first, uint32_t count)
+{
+    struct tasks tasks = scan_tasks(queue, &rig->arena);
+    uint32_t last[256] = {0};
+    static bool seen[4096];
+    memset(seen, 0, sizeof seen);
+    CHECK_INT(tasks.count, count);
+    for (size_t i = 0; i < tasks.count && !test_failed(); i++) {
+        const kl_entry *entry = &tasks.tasks[i].entry;
+        uint32_t number, key = entry->key.len ? *(const uint8_t *)entry->key.data : 0;
+        kl_task_extra extra;
+        REQUIRE(entry->payload.len == sizeof number);
+        memcpy(&number, entry->payload.data, sizeof number);
+        REQUIRE(number >= first && number < first + count && number < COUNT(seen) && !seen[number]);
+        seen[number] = true;
+        CHECK(key == 0 || last[key] == 0 || number > last[key]);
+        last[key] = number;
+        CHECK(same_bytes(entry->kind, "charge") && entry->priority == 3 && entry->job.bytes[2] == 3);
+        CHECK(tasks.tasks[i].attempts == 0 && entry->group == kl__group_hash(kl_str("g")));
+        REQUIRE(kl__envelope_decode(entry->headers, &rig->arena, &extra) == KL_OK);
+        CHECK(same_bytes(extra.group, "g") && extra.tag_count == 1 && extra.origin.bytes[6] >> 4 == 8);
+        CHECK(kl_id_compare(&extra.origin, &entry->id) != 0);
+    }
+}
+
+CLAIM(retried_letters_stand_in_line_as_they_died_and_are_what_they_were)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    kl_account account;
+    REQUIRE(queue);
+    make_letters(queue, 1, 150); /* more than two pages */
+    atomic_fetch_add(&rig->clock_ms, 1);
+    make_letters(queue, 151, 150);
+    CHECK_INT(count_dead(queue), 300);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+    CHECK(account.seen == 300 && account.done == 300 && account.failed == 0);
+    CHECK_INT(count_dead(queue), 0);
+    check_waiting(rig, queue, 1, 300);
+    kl_queue_close(queue);
+}
+
+CLAIM(letters_of_an_old_layout_are_put_into_the_newest)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    kl_queue *stale = OPEN(rig->store, "orders", .partitions = 1);
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 3, .shard_prefix_len = 2};
+    kl_account account;
+    REQUIRE(queue && stale);
+    make_letters(queue, 1, 100);
+    CHECK_INT(kl_queue_alter(queue, &opts), KL_OK);
+    make_letters(queue, 101, 100);
+    CHECK_INT(kl_dead_retry(stale, &(kl_redrive){.max = 100}, &account), KL_OK); /* it knows the first layout only */
+    CHECK_INT(account.done, 100);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+    CHECK_INT(account.done, 100);
+    check_waiting(rig, queue, 1, 200);
+    kl_queue_close(queue);
+    kl_queue_close(stale);
+}
+
+CLAIM(letters_move_to_another_queue)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1), *to = OPEN(rig->store, "again", .partitions = 2);
+    kl_account account;
+    REQUIRE(queue && to);
+    make_letters(queue, 1, 70);
+    CHECK_INT(kl_dead_move(queue, &(kl_redrive){.to = to}, &account), KL_OK);
+    CHECK_INT(account.done, 70);
+    CHECK_INT(count_dead(queue), 0);
+    CHECK_INT(scan_tasks(queue, &rig->arena).count, 0);
+    check_waiting(rig, to, 1, 70);
+    CHECK_FAILS(kl_dead_move(queue, &(kl_redrive){.max = 1}, &account), KL_EINVAL, "set `to`");
+    CHECK_FAILS(kl_dead_move(queue, &(kl_redrive){.to = queue}, &account), KL_EINVAL, "kl_dead_retry");
+    CHECK_FAILS(kl_dead_retry(queue, &(kl_redrive){.to = to}, &account), KL_EINVAL, "kl_dead_move");
+    CHECK_FAILS(kl_dead_retry(queue, &(kl_redrive){.rate = -1}, &account), KL_EINVAL, "rate is -1");
+    CHECK_FAILS(kl_dead_purge(NULL, &(kl_redrive){.max = 1}, &account), KL_EINVAL, "kl_queue_open");
+    CHECK_FAILS(kl_dead_purge(queue, NULL, &account), KL_EINVAL, "pass both");
+    kl_queue_close(queue);
+    kl_queue_close(to);
+}
+
+CLAIM(purged_letters_are_gone)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    kl_account account;
+    REQUIRE(queue);
+    make_letters(queue, 1, 200);
+    CHECK_INT(kl_dead_purge(queue, &(kl_redrive){.which = {.key = kl_str("a")}}, &account), KL_OK);
+    CHECK_INT(account.done, 50);
+    CHECK_INT(count_dead(queue), 150);
+    CHECK_INT(kl_dead_purge(queue, &(kl_redrive){.max = 130}, &account), KL_OK);
+    CHECK_INT(account.done, 130);
+    CHECK_INT(kl_dead_purge(queue, &(kl_redrive){.max = 0}, &account), KL_OK);
+    CHECK_INT(account.done, 20);
+    CHECK_INT(count_dead(queue), 0);
+    CHECK_INT(scan_tasks(queue, &rig->arena).count, 0);
+    kl_queue_close(queue);
+}
+
+CLAIM(one_letter_is_retried_by_its_id)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    kl_found found[1];
+    kl_account account;
+    size_t count;
+    kl_bytes cursor;
+    REQUIRE(queue);
+    make_letters(queue, 1, 9);
+    REQUIRE(kl_queue_finished(queue, &(kl_finished){.max = 1}, &rig->arena, found, &count, &cursor) == KL_OK);
+    kl_redrive which = {.id = found[0].task.entry.id};
+    CHECK_INT(kl_dead_retry(queue, &which, &account), KL_OK);
+    CHECK(account.seen == 1 && account.done == 1);
+    CHECK_INT(count_dead(queue), 8);
+    struct tasks tasks = scan_tasks(queue, &rig->arena);
+    REQUIRE(tasks.count == 1);
+    kl_found again;
+    REQUIRE(kl_queue_task(queue, &tasks.tasks[0].entry.id, &rig->arena, &again) == KL_OK);
+    CHECK(kl_id_compare(&again.extra.origin, &which.id) == 0);
+    CHECK_FAILS(kl_dead_retry(queue, &which, &account), KL_ENOTFOUND, "has no task");
+    which.id = tasks.tasks[0].entry.id;
+    CHECK_FAILS(kl_dead_retry(queue, &which, &account), KL_ENOTFOUND, "no dead letter of the queue orders: it waits");
+    kl_queue_close(queue);
+}
+
+CLAIM_IN_MEMORY(a_due_time_that_has_passed_is_left_out_and_one_to_come_is_kept)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    int64_t now_ms = atomic_load(&rig->clock_ms);
+    kl_account account;
+    REQUIRE(queue);
+    kl_put tasks[] = {{.due_ms = now_ms - 5, .kind = kl_str("past")}, {.due_ms = now_ms + 5000}};
+    CHECK_INT(kl_queue_put(queue, tasks, 2, none(), NULL), KL_OK);
+    CHECK_INT(settle_tasks(queue, KL_DEAD, KEEP_MS, "e"), 2);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+    struct tasks stored = scan_tasks(queue, &rig->arena);
+    REQUIRE(stored.count == 2);
+    for (size_t i = 0; i < 2; i++)
+        CHECK_INT(stored.tasks[i].entry.due_ms, same_bytes(stored.tasks[i].entry.kind, "past") ? 0 : now_ms + 5000);
+    kl_queue_close(queue);
+}
+
+/* --- The run --- */
+
+struct listener {
+    struct rig *rig;
+    kl_queue *queue;
+    int calls, stop_after;
+    bool kills; /* what was put back dies again at once */
+};
+
+static bool listen(void *ctx, const kl_account *account)
+{
+    struct listener *listener = ctx;
+    CHECK(account->seen > 0);
+    listener->calls++;
+    if (listener->kills) {
+        atomic_fetch_add(&listener->rig->clock_ms, 1);
+        settle_tasks(listener->queue, KL_DEAD, KEEP_MS, "again");
+    }
+    return listener->calls != listener->stop_after;
+}
+
+CLAIM_IN_MEMORY(letters_that_die_again_meanwhile_are_left_alone)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    struct listener listener = {.rig = rig, .queue = queue, .kills = true};
+    kl_account account;
+    REQUIRE(queue);
+    make_letters(queue, 1, 300);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.told = listen, .told_ctx = &listener}, &account), KL_OK);
+    CHECK_INT(account.seen, 300);
+    CHECK_INT(count_dead(queue), 300);
+    CHECK(listener.calls >= 5);
+    kl_queue_close(queue);
+}
+
+CLAIM_IN_MEMORY(a_run_keeps_to_its_rate_and_stops_when_it_is_told_to)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    struct listener listener = {.rig = rig, .queue = queue};
+    kl_account account;
+    REQUIRE(queue);
+    kl__queue_sleep_by(sleep_not);
+    make_letters(queue, 1, 200);
+    atomic_store(&slept_ms, 0);
+    kl_redrive which = {.max = 100, .rate = 50, .told = listen, .told_ctx = &listener};
+    CHECK_INT(kl_dead_retry(queue, &which, &account), KL_OK);
+    CHECK_INT(account.done, 100);
+    CHECK(listener.calls == 20 || listener.calls == 21); /* five at a time, but not across pages */
+    CHECK(atomic_load(&slept_ms) >= 1900 && atomic_load(&slept_ms) <= 2000);
+    listener.stop_after = listener.calls + 2;
+    CHECK_INT(kl_dead_retry(queue, &which, &account), KL_OK);
+    CHECK_INT(account.done, 10);
+    CHECK_INT(count_dead(queue), 90);
+    CHECK_INT(scan_tasks(queue, &rig->arena).count, 110);
+    kl__queue_sleep_by(NULL);
+    kl_queue_close(queue);
+}
+
+/* --- Faults --- */
+
+/* The first run is cut after so many calls; the second one finishes. False: it was not cut. */
+static bool cut_run(int calls, bool reply_lost)
+{
+    struct cut cut;
+    kl_account account;
+    bool happened = false;
+    if (!cut_open(&cut))
+        return false;
+    kl_queue *dying = OPEN(cut.wire, "orders", .partitions = 1), *other = OPEN(cut.inner, "orders", .partitions = 0);
+    if (dying && other) {
+        make_letters(other, 1, 5);
+        cut.reply_lost = reply_lost;
+        cut_arm(&cut, calls);
+        (void)!kl_dead_retry(dying, &(kl_redrive){.rate = 0}, &account);
+        happened = cut_disarm(&cut);
+        CHECK_INT(kl_dead_retry(other, &(kl_redrive){.rate = 0}, &account), KL_OK);
+        struct rig rig = {.store = cut.inner};
+        check_waiting(&rig, other, 1, 5);
+        CHECK_INT(count_dead(other), 0);
+        kl_arena_free(&rig.arena);
+    }
+    kl_queue_close(dying);
+    kl_queue_close(other);
+    cut_close(&cut);
+    return happened;
+}
+
+TEST(a_run_that_is_cut_at_any_call_doubles_nothing_and_loses_nothing)
+{
+    kl__queue_sleep_by(sleep_not);
+    for (int lost = 0; lost < 2; lost++) {
+        int calls = lost;
+        while (cut_run(calls, lost) && !test_failed() && calls < 100)
+            calls++;
+        CHECK(calls > 8 && calls < 100);
+        if (test_failed())
+            printf("# lost %d, after %d calls\n", lost, calls);
+    }
+    kl__queue_sleep_by(NULL);
+}
+
+CLAIM_IN_MEMORY(a_run_without_memory_says_so_and_loses_nothing)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    kl_account account;
+    REQUIRE(queue);
+    make_letters(queue, 1, 70);
+    for (uint64_t n = 1, calm = 0; calm < 1 && n < 3000 && !test_failed(); n++) {
+        kl__alloc_fail_at(n);
+        kl_rc rc = kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account);
+        calm = kl__alloc_fail_at(0) < n;
+        CHECK(rc == KL_OK || rc == KL_ENOMEM);
+        CHECK_INT(count_dead(queue) + scan_tasks(queue, &rig->arena).count, 70);
+        kl_arena_reset(&rig->arena);
+    }
+    CHECK_INT(count_dead(queue), 0);
+    kl_queue_close(queue);
+}

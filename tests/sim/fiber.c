@@ -1,0 +1,140 @@
+/* fiber.c - fibers on ucontext. Sanitizers are told of every change of stack. */
+#include "sim/fiber.h"
+
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define SANITIZED 1
+#endif
+
+#ifdef SANITIZED
+#include <sanitizer/common_interface_defs.h>
+enum { STACK_BYTES = 2 << 20 };
+#else
+enum { STACK_BYTES = 512 << 10 };
+#endif
+
+struct fiber {
+    ucontext_t context;
+    fiber_fn *run;
+    void *ctx;
+    void *stack;
+    void *fake; /* the sanitizer's second stack */
+    bool ended;
+};
+
+/* Of a stack that is not in use: the next one. */
+struct spare {
+    struct spare *next;
+};
+
+static struct fiber *current;
+static ucontext_t outside;
+static void *outside_fake;
+static const void *outside_stack;
+static size_t outside_bytes;
+static struct spare *spares;
+
+/* --- Changes of stack --- */
+
+static void leave_for(void **fake, const void *stack, size_t bytes)
+{
+#ifdef SANITIZED
+    __sanitizer_start_switch_fiber(fake, stack, bytes);
+#else
+    (void)fake, (void)stack, (void)bytes;
+#endif
+}
+
+static void arrive(void *fake, const void **from, size_t *bytes)
+{
+#ifdef SANITIZED
+    __sanitizer_finish_switch_fiber(fake, from, bytes);
+#else
+    (void)fake, (void)from, (void)bytes;
+#endif
+}
+
+static void begin(void)
+{
+    struct fiber *fiber = current;
+    arrive(NULL, &outside_stack, &outside_bytes);
+    fiber->run(fiber->ctx);
+    fiber->ended = true;
+    leave_for(NULL, outside_stack, outside_bytes);
+    setcontext(&outside);
+}
+
+bool fiber_resume(struct fiber *fiber)
+{
+    current = fiber;
+    leave_for(&outside_fake, fiber->stack, STACK_BYTES);
+    swapcontext(&outside, &fiber->context);
+    arrive(outside_fake, NULL, NULL);
+    current = NULL;
+    return !fiber->ended;
+}
+
+void fiber_pause(void)
+{
+    struct fiber *fiber = current;
+    leave_for(&fiber->fake, outside_stack, outside_bytes);
+    swapcontext(&fiber->context, &outside);
+    arrive(fiber->fake, &outside_stack, &outside_bytes);
+}
+
+struct fiber *fiber_current(void) { return current; }
+
+/* --- Making and freeing --- */
+
+static void *take_stack(void)
+{
+    struct spare *spare = spares;
+    if (spare) {
+        spares = spare->next;
+        return spare;
+    }
+    void *stack = mmap(NULL, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return stack == MAP_FAILED ? NULL : stack;
+}
+
+struct fiber *fiber_new(fiber_fn *run, void *ctx)
+{
+    struct fiber *fiber = calloc(1, sizeof *fiber);
+    if (!fiber || !(fiber->stack = take_stack()) || getcontext(&fiber->context) != 0) {
+        free(fiber);
+        return NULL;
+    }
+    fiber->run = run;
+    fiber->ctx = ctx;
+    fiber->context.uc_stack.ss_sp = fiber->stack;
+    fiber->context.uc_stack.ss_size = STACK_BYTES;
+    makecontext(&fiber->context, begin, 0);
+    return fiber;
+}
+
+void fiber_free(struct fiber *fiber)
+{
+    if (!fiber)
+        return;
+    struct spare *spare = fiber->stack;
+    spare->next = spares;
+    spares = spare;
+    free(fiber);
+}
+
+void fiber_free_stacks(void)
+{
+    while (spares) {
+        struct spare *spare = spares;
+        spares = spare->next;
+        munmap(spare, STACK_BYTES);
+    }
+}

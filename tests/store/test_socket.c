@@ -1,0 +1,558 @@
+/* test_socket.c - a disk store for several processes: who holds it, who reaches it, and what happens when a holder ends.
+ *
+ * Other processes are children that do one thing for each byte they are sent and answer with one. They are forked while
+ * this process has no threads. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "disk_rig.h"
+#include "store/engines.h"
+#include "store/socket/socket.h"
+
+enum { PATIENCE_MS = 60000 };
+
+/* ---- Several handles in one process ---- */
+
+/* A store that listens. */
+static bool begin(struct rig *rig)
+{
+    if (!rig_begin(rig, RIG_SEGMENT))
+        return false;
+    rig->opts.no_socket = false;
+    return rig_reopen(rig);
+}
+
+/* A second handle on the same directory. */
+static bool join_rig(const struct rig *first, struct rig *second)
+{
+    *second = *first;
+    second->arena = (kl_arena){0};
+    CHECK_OK(rig_open(second));
+    return second->store != NULL;
+}
+
+static void leave_rig(struct rig *second)
+{
+    rig_close(second);
+    kl_arena_free(&second->arena);
+}
+
+/* Only a holder appends without waiting. */
+static bool is_holder(const struct rig *rig) { return kl_store_info_of(rig->store).can & KL_STORE_ASYNC; }
+
+static bool has_socket(const struct rig *rig, struct stat *ret_status)
+{
+    char path[WORKDIR_BYTES + 32];
+    snprintf(path, sizeof path, "%s/socket", rig->data);
+    return lstat(path, ret_status) == 0;
+}
+
+TEST(two_handles_share_a_directory)
+{
+    struct rig first, second;
+    REQUIRE(begin(&first));
+    REQUIRE(join_rig(&first, &second));
+    CHECK(is_holder(&first) && !is_holder(&second));
+    CHECK(kl_store_info_of(first.store).can & KL_STORE_SHARED);
+    CHECK(kl_store_info_of(second.store).can & KL_STORE_SHARED);
+    CHECK_INT(first.partition, second.partition);
+    rig_append(&second, 1, 1000, 200);
+    CHECK_INT(rig_waiting(&first), 1000);
+    CHECK(rig_is_whole(&first, 77, 200) && rig_is_whole(&second, 77, 200));
+    rig_settle(&first, 1, 400);
+    CHECK_INT(rig_waiting(&second), 600);
+    leave_rig(&second);
+    rig_end(&first);
+}
+
+TEST(what_a_shared_disk_can_is_what_a_disk_can)
+{
+    CHECK_INT(kl__engine_shared.can, kl__engine_disk.can | KL_STORE_SHARED);
+}
+
+TEST(the_socket_is_its_owners_alone_and_goes_with_the_store)
+{
+    struct rig rig;
+    struct stat status;
+    REQUIRE(begin(&rig));
+    REQUIRE(has_socket(&rig, &status));
+    CHECK(S_ISSOCK(status.st_mode));
+    CHECK_INT(status.st_mode & 0777, 0600);
+    rig_close(&rig);
+    CHECK(!has_socket(&rig, &status));
+    rig_end(&rig);
+}
+
+TEST(what_a_killed_holder_left_is_replaced)
+{
+    struct rig rig, second;
+    struct sockaddr_un address;
+    int dir_fd, fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    REQUIRE(begin(&rig));
+    rig_close(&rig);
+    CHECK_OK(kl__socket_address(rig.data, &address, &dir_fd));
+    CHECK_INT(bind(fd, (struct sockaddr *)&address, sizeof address), 0);
+    close(fd); /* the name stays, and refuses everybody */
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store && is_holder(&rig));
+    REQUIRE(join_rig(&rig, &second));
+    CHECK(!is_holder(&second));
+    leave_rig(&second);
+    rig_end(&rig);
+}
+
+/* 108 bytes are all that an address takes. */
+TEST(a_long_path_is_no_obstacle)
+{
+    struct rig rig;
+    char path[1024];
+    kl_store *first = NULL, *second = NULL;
+    uint32_t a = 0, b = 0;
+    REQUIRE(begin(&rig));
+    size_t length = (size_t)snprintf(path, sizeof path, "disk:%s/", rig.dir);
+    memset(path + length, 'd', 240);
+    strcpy(path + length + 240, "/data");
+    path[length + 240] = 0;
+    CHECK_INT(mkdir(path + 5, 0700), 0);
+    path[length + 240] = '/';
+    CHECK_OK(kl_store_open(path, NULL, &first));
+    CHECK_OK(kl_store_open(path, NULL, &second));
+    REQUIRE(first && second);
+    CHECK(!(kl_store_info_of(second).can & KL_STORE_ASYNC));
+    CHECK_OK(kl_store_partition(second, "other", 1, &a));
+    CHECK_OK(kl_store_partition(first, "other", 1, &b));
+    CHECK_INT(a, b);
+    kl_store_close(second);
+    kl_store_close(first);
+    rig_end(&rig);
+}
+
+TEST(no_socket_means_one_process_and_no_waiting)
+{
+    struct rig rig;
+    struct stat status;
+    kl_store *second;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    CHECK(rig.opts.no_socket);
+    CHECK(!has_socket(&rig, &status));
+    CHECK(!(kl_store_info_of(rig.store).can & KL_STORE_SHARED));
+    int64_t start_ns = kl__monotonic_ns();
+    CHECK_INT(kl_store_open(rig.url, &rig.opts, &second), KL_EBUSY);
+    CHECK(kl__monotonic_ns() - start_ns < INT64_C(1000000000));
+    CHECK_CONTAINS(kl_error_text(), "is open in process");
+    rig_end(&rig);
+}
+
+TEST(a_holder_that_does_not_listen_is_named)
+{
+    struct rig rig;
+    kl_store *second;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    CHECK_INT(kl_store_open(rig.url, NULL, &second), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "is open in process");
+    rig_end(&rig);
+}
+
+/* ---- Waiting ---- */
+
+struct waiter {
+    struct rig *rig;
+    uint64_t seen;
+    int64_t wait_ms;
+    kl_rc rc;
+    atomic_bool begins;
+};
+
+static void *run_waiter(void *arg)
+{
+    struct waiter *waiter = arg;
+    waiter->begins = true;
+    waiter->rc = kl_store_wait(waiter->rig->store, waiter->rig->partition, waiter->wait_ms, &waiter->seen);
+    return NULL;
+}
+
+static bool waiter_begins(void *ctx) { return ((struct waiter *)ctx)->begins; }
+
+TEST(a_call_that_waits_holds_up_no_other)
+{
+    struct rig first, second;
+    REQUIRE(begin(&first));
+    REQUIRE(join_rig(&first, &second));
+    struct waiter waiter = {.rig = &second, .wait_ms = PATIENCE_MS};
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, run_waiter, &waiter) == 0);
+    CHECK(rig_await(waiter_begins, &waiter, "the wait begins"));
+    CHECK_INT(rig_waiting(&second), 0); /* it would come back in a minute */
+    rig_append(&first, 1, 1, 10);
+    pthread_join(thread, NULL);
+    CHECK_INT(waiter.rc, KL_OK);
+    CHECK(waiter.seen != 0);
+    uint64_t seen = waiter.seen;
+    CHECK_OK(kl_store_wait(second.store, second.partition, 0, &seen));
+    CHECK(seen == waiter.seen); /* nothing has come since */
+    leave_rig(&second);
+    rig_end(&first);
+}
+
+/* What is seen of one holder is never taken for what is seen of the next, even when both have counted as far. */
+TEST(a_wait_that_outlives_its_holder_returns_to_look)
+{
+    struct rig first, second;
+    REQUIRE(begin(&first));
+    REQUIRE(join_rig(&first, &second));
+    struct waiter waiter = {.rig = &second, .wait_ms = PATIENCE_MS};
+    rig_append(&first, 1, 1, 10);
+    CHECK_OK(kl_store_wait(second.store, second.partition, 0, &waiter.seen));
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, run_waiter, &waiter) == 0);
+    CHECK(rig_await(waiter_begins, &waiter, "the wait begins"));
+    int64_t start_ns = kl__monotonic_ns();
+    rig_close(&first);
+    pthread_join(thread, NULL);
+    CHECK_INT(waiter.rc, KL_OK);
+    CHECK(kl__monotonic_ns() - start_ns < INT64_C(1000000) * PATIENCE_MS / 2);
+    CHECK_INT(rig_waiting(&second), 1);
+    CHECK(is_holder(&second));
+    leave_rig(&second);
+    rig_end(&first);
+}
+
+/* ---- The holder closes ---- */
+
+TEST(a_client_becomes_the_holder_when_the_holder_closes)
+{
+    struct rig first, second, third;
+    REQUIRE(begin(&first));
+    REQUIRE(join_rig(&first, &second));
+    REQUIRE(join_rig(&first, &third));
+    kl_token token = {{7}};
+    kl_entry entry = rig_entry(&second, 1, 10);
+    CHECK_OK(kl_store_append(second.store, &entry, 1, &token));
+    rig_close(&first);
+    CHECK_OK(kl_store_append(second.store, &entry, 1, &token)); /* known, though another wrote it down */
+    CHECK(is_holder(&second) && !is_holder(&third));
+    CHECK_INT(rig_waiting(&third), 1); /* by the number that the first holder gave it */
+    rig_settle(&third, 1, 1);
+    CHECK_OK(kl_store_append(third.store, &entry, 1, &token));
+    CHECK_INT(rig_waiting(&second), 0);
+    leave_rig(&third);
+    leave_rig(&second);
+    rig_end(&first);
+}
+
+TEST(a_client_finds_its_directory_after_chdir)
+{
+    struct rig rig;
+    char before[1024];
+    kl_store *first = NULL, *second = NULL;
+    int64_t ms;
+    REQUIRE(begin(&rig));
+    REQUIRE(getcwd(before, sizeof before) && chdir(rig.dir) == 0);
+    CHECK_OK(kl_store_open("disk:here", NULL, &first));
+    CHECK_OK(kl_store_open("disk:here", NULL, &second));
+    CHECK_INT(chdir("/"), 0);
+    REQUIRE(first && second);
+    CHECK_OK(kl_store_now(second, &ms));
+    CHECK_INT(chdir(rig.dir), 0);
+    kl_store_close(first); /* whose own path is as it was given */
+    CHECK_INT(chdir("/"), 0);
+    CHECK_OK(kl_store_now(second, &ms));
+    CHECK(kl_store_info_of(second).can & KL_STORE_ASYNC);
+    kl_store_close(second);
+    CHECK_INT(chdir(before), 0);
+    rig_end(&rig);
+}
+
+/* ---- Answers larger than a frame ---- */
+
+static uint64_t count_results(struct rig *rig, const kl_task_id *job, size_t max, size_t bytes)
+{
+    kl_task *tasks = calloc(max, sizeof *tasks);
+    size_t count = 0;
+    kl_arena_reset(&rig->arena);
+    CHECK_OK(kl_store_results(rig->store, rig_place(rig, 0), job, NULL, max, &rig->arena, tasks, &count));
+    for (size_t i = 0; i < count; i++) {
+        CHECK_INT(tasks[i].entry.payload.len, bytes);
+        CHECK(i == 0 || memcmp(&tasks[i - 1].entry.id, &tasks[i].entry.id, sizeof(kl_task_id)) < 0);
+    }
+    kl_find find = {.job = *job, .max = max};
+    size_t found = 0;
+    CHECK_OK(kl_store_find(rig->store, &find, &rig->arena, tasks, &found));
+    CHECK_INT(found, count);
+    free(tasks);
+    return count;
+}
+
+TEST(large_answers_come_in_parts)
+{
+    enum { TASKS = 40, BYTES = 600 << 10 };
+    struct rig first, second;
+    kl_task_id job = {{1}};
+    REQUIRE(begin(&first));
+    REQUIRE(join_rig(&first, &second));
+    for (uint64_t i = 0; i < TASKS; i++) {
+        kl_entry entry = rig_entry(&second, i * RIG_SHARDS, BYTES);
+        entry.job = job;
+        kl_settled settled = {.id = entry.id, .position = 1, .outcome = KL_DEAD, .attempts = 1, .keep_ms = 3600000};
+        kl_settle batch = {.place = entry.place, .tasks = &settled, .count = 1};
+        CHECK_OK(kl_store_append(second.store, &entry, 1, NULL));
+        CHECK_OK(kl_store_settle(second.store, &batch, 1));
+    }
+    CHECK_INT(count_results(&second, &job, 100, BYTES), TASKS);
+    CHECK_INT(count_results(&second, &job, 33, BYTES), 33);
+    leave_rig(&second);
+    rig_end(&first);
+}
+
+TEST(large_records_come_in_parts)
+{
+    enum { RECORDS = 100 };
+    struct rig first, second;
+    static char value[KL_RECORD_BYTES_MAX], names[RECORDS][16];
+    kl_bytes asked[RECORDS + 1];
+    kl_record records[RECORDS + 1] = {{.version = 0}};
+    size_t count = 0;
+    REQUIRE(begin(&first));
+    REQUIRE(join_rig(&first, &second));
+    for (int i = 0; i < RECORDS; i++) {
+        snprintf(names[i], sizeof names[i], "name-%03d", i);
+        asked[i] = kl_str(names[i]);
+        kl_write write = {.name = asked[i], .value = {value, sizeof value}};
+        CHECK_OK(kl_store_put(second.store, &write, 1));
+    }
+    asked[RECORDS] = kl_str("none");
+    CHECK_OK(kl_store_get(second.store, asked, RECORDS + 1, &second.arena, records));
+    for (int i = 0; i < RECORDS; i++)
+        CHECK(records[i].value.len == sizeof value && memcmp(records[i].name.data, names[i], 8) == 0);
+    CHECK_INT(records[RECORDS].version, 0);
+    CHECK_OK(kl_store_list(second.store, kl_str("name"), kl_str(""), RECORDS + 1, &second.arena, records, &count));
+    CHECK_INT(count, RECORDS);
+    for (int i = 0; i < RECORDS && count == RECORDS; i++)
+        CHECK(records[i].value.len == sizeof value && memcmp(records[i].name.data, names[i], 8) == 0);
+    leave_rig(&second);
+    rig_end(&first);
+}
+
+TEST(more_scans_than_a_frame_takes_are_asked_for_in_turn)
+{
+    enum { SCANS = 12 };
+    struct rig first, second;
+    REQUIRE(begin(&first));
+    REQUIRE(join_rig(&first, &second));
+    rig_append(&first, 0, 3200, 10);
+    kl_stub *stubs = calloc((size_t)SCANS * KL_BATCH_MAX, sizeof *stubs);
+    kl_scan scans[SCANS];
+    REQUIRE(stubs);
+    for (uint32_t i = 0; i < SCANS; i++)
+        scans[i] =
+            (kl_scan){.place = {second.partition, i}, .stubs = stubs + (size_t)i * KL_BATCH_MAX, .max = KL_BATCH_MAX};
+    CHECK_OK(kl_store_scan(second.store, scans, SCANS));
+    for (uint32_t i = 0; i < SCANS; i++) {
+        CHECK_INT(scans[i].count, 200);
+        CHECK_INT(rig_number(&scans[i].stubs[199].id), 199 * RIG_SHARDS + i);
+    }
+    free(stubs);
+    leave_rig(&second);
+    rig_end(&first);
+}
+
+/* ---- Other processes ---- */
+
+struct other {
+    pid_t pid;
+    int to, from;
+};
+
+/* One process: opens, and does what it is told. */
+static void obey(struct rig *rig, int in, int out)
+{
+    uint64_t next = (uint64_t)getpid() << 20;
+    char byte, answer;
+    while (read(in, &byte, 1) == 1) {
+        answer = 'y';
+        if (byte == 'o')
+            answer = rig_open(rig) == KL_OK ? 'y' : 'n';
+        else if (byte == 'w')
+            answer = is_holder(rig) ? 'h' : 'c';
+        else if (byte == 'a')
+            rig_append(rig, next++, 1, 100);
+        else if (byte == 'q' || byte == 'x')
+            rig_close(rig);
+        if (test_failed() || write(out, &answer, 1) != 1)
+            _exit(1);
+        if (byte == 'x')
+            _exit(0);
+    }
+    _exit(1);
+}
+
+static bool start_other(struct rig *rig, struct other *ret_other)
+{
+    int to[2], from[2];
+    if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0)
+        return false;
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        close(to[1]);
+        close(from[0]);
+        obey(rig, to[0], from[1]);
+    }
+    close(to[0]);
+    close(from[1]);
+    *ret_other = (struct other){pid, to[1], from[0]};
+    return pid > 0;
+}
+
+/* Tells it to do something, and waits until it has. 0: it is gone. */
+static char tell(struct other *other, char what)
+{
+    char answer = 0;
+    if (write(other->to, &what, 1) != 1 || read(other->from, &answer, 1) != 1)
+        return 0;
+    return answer;
+}
+
+static void end_other(struct other *other)
+{
+    int status = 0;
+    CHECK_INT(tell(other, 'x'), 'y');
+    close(other->to);
+    CHECK_INT(waitpid(other->pid, &status, 0), other->pid);
+    CHECK_INT(status, 0);
+    close(other->from);
+}
+
+static void kill_other(struct other *other)
+{
+    CHECK_INT(kill(other->pid, SIGKILL), 0);
+    CHECK_INT(waitpid(other->pid, NULL, 0), other->pid);
+    close(other->to);
+    close(other->from);
+}
+
+/* Of two clients one becomes the holder and the other its client: by being used, when it is killed and when it closes.
+ */
+TEST(exactly_one_client_becomes_the_holder)
+{
+    struct rig rig;
+    struct other others[3];
+    REQUIRE(begin(&rig));
+    rig_close(&rig); /* no threads while forking */
+    for (int i = 0; i < 3; i++)
+        REQUIRE(start_other(&rig, &others[i]));
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(tell(&others[i], 'o'), 'y');
+        CHECK_INT(tell(&others[i], 'w'), i == 0 ? 'h' : 'c');
+        CHECK_INT(tell(&others[i], 'a'), 'y');
+    }
+    kill_other(&others[0]);
+    CHECK(write(others[1].to, "a", 1) == 1 && write(others[2].to, "a", 1) == 1); /* both at once */
+    char answer[2] = "";
+    CHECK(read(others[1].from, &answer[0], 1) == 1 && read(others[2].from, &answer[1], 1) == 1);
+    CHECK(answer[0] == 'y' && answer[1] == 'y');
+    char one = tell(&others[1], 'w'), two = tell(&others[2], 'w');
+    CHECK((one == 'h' && two == 'c') || (one == 'c' && two == 'h'));
+    struct other *holder = one == 'h' ? &others[1] : &others[2], *client = one == 'h' ? &others[2] : &others[1];
+    CHECK_INT(tell(holder, 'q'), 'y');
+    CHECK_INT(tell(client, 'a'), 'y');
+    CHECK_INT(tell(client, 'w'), 'h');
+    end_other(holder);
+    end_other(client);
+    CHECK_OK(rig_open(&rig));
+    CHECK_INT(rig_waiting(&rig), 6);
+    rig_end(&rig);
+}
+
+/* ---- A holder is killed under load ---- */
+
+enum { LOADERS = 4, LOAD_TASKS = 120 };
+
+struct load {
+    struct rig *rig;
+    uint64_t first;
+    atomic_uint *made;
+    uint32_t again; /* calls that were to be made again */
+    kl_rc wrong;    /* a result that nobody should see */
+};
+
+/* Whether to make the call again. */
+static bool again(struct load *load, kl_rc rc)
+{
+    if (rc == KL_OK)
+        return false;
+    load->again++;
+    if (kl_rc_class(rc) != KL_CLASS_RETRY)
+        load->wrong = rc;
+    return load->wrong == KL_OK;
+}
+
+/* Every third task is settled, and every other append has no token: it is told when it is in doubt, and knows that
+ * nobody else settles what it has put. */
+static void *run_load(void *arg)
+{
+    struct load *load = arg;
+    kl_store *store = load->rig->store;
+    for (uint64_t i = 0; i < LOAD_TASKS && load->wrong == KL_OK; i++) {
+        kl_entry entry = rig_entry(load->rig, load->first + i, 100);
+        kl_token token;
+        memcpy(&token, &entry.id, sizeof token);
+        while (again(load, kl_store_append(store, &entry, 1, i % 2 ? &token : NULL)))
+            ;
+        kl_settled settled = {.id = entry.id, .position = 1, .outcome = KL_DONE, .attempts = 1};
+        kl_settle batch = {.place = entry.place, .tasks = &settled, .count = 1};
+        while (i % 3 == 0 && again(load, kl_store_settle(store, &batch, 1)))
+            ;
+        atomic_fetch_add(load->made, 1);
+    }
+    return NULL;
+}
+
+static bool half_is_made(void *ctx) { return atomic_load((atomic_uint *)ctx) >= LOADERS * LOAD_TASKS / 2; }
+
+static void check_load(struct rig *rig)
+{
+    CHECK_INT(rig_waiting(rig), LOADERS * LOAD_TASKS * 2 / 3);
+    for (uint64_t i = 0; i < LOADERS * LOAD_TASKS; i++)
+        CHECK(rig_is_whole(rig, i, 100) == (i % LOAD_TASKS % 3 != 0));
+}
+
+TEST(a_client_goes_on_when_its_holder_is_killed_under_load)
+{
+    struct rig rig;
+    struct other other;
+    atomic_uint made = 0;
+    pthread_t threads[LOADERS];
+    struct load loads[LOADERS];
+    REQUIRE(begin(&rig));
+    rig_close(&rig);
+    REQUIRE(start_other(&rig, &other));
+    CHECK_INT(tell(&other, 'o'), 'y');
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store && !is_holder(&rig));
+    for (uint64_t i = 0; i < LOADERS; i++) {
+        loads[i] = (struct load){.rig = &rig, .first = i * LOAD_TASKS, .made = &made};
+        REQUIRE(pthread_create(&threads[i], NULL, run_load, &loads[i]) == 0);
+    }
+    CHECK(rig_await(half_is_made, &made, "half of the load"));
+    kill_other(&other);
+    for (int i = 0; i < LOADERS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK_INT(loads[i].wrong, KL_OK);
+        CHECK(loads[i].again <= 2);
+    }
+    CHECK(is_holder(&rig));
+    check_load(&rig);
+    CHECK(rig_reopen(&rig));
+    check_load(&rig);
+    rig_end(&rig);
+}

@@ -1,0 +1,169 @@
+/* test_worker.c - whole workers with their threads: order, priorities, delays. */
+#include "support.h"
+
+static void run_all(rig_kind kind, int keys, int each, int retry_every)
+{
+    static struct order order;
+    struct rig rig;
+    kl_queue_opts opts = {.size = sizeof opts, .attempts_max = 50};
+    memset(&order, 0, sizeof order);
+    order.retry_every = retry_every;
+    order.seed = test_seed();
+    if (!rig_open(&rig, kind, &opts))
+        return;
+    put_numbers(rig.queue, "key-", keys, each);
+    kl_worker *worker =
+        start_worker(rig.queue, &(struct start){.fn = order_handle, .ctx = &order, .until_empty = true});
+    if (worker) {
+        CHECK_INT(kl_worker_wait(worker, WAIT_MS), KL_OK);
+        kl_worker_info told = kl_worker_show(worker);
+        CHECK_INT(told.done, keys * each);
+        CHECK_INT(told.held, 0);
+        CHECK_INT(told.shards, 0);
+        kl_worker_close(worker);
+    }
+    order_check(&order, keys, each);
+    CHECK_INT(rig_waiting(&rig), 0);
+    rig_close(&rig);
+}
+
+TEST(tasks_of_a_key_run_in_order_and_never_overlap) { run_all(RIG_MEMORY, 64, 500, 0); }
+TEST(many_keys_run_in_order) { run_all(RIG_MEMORY, 10000, 3, 0); }
+TEST(a_task_that_is_retried_holds_its_key_and_no_other) { run_all(RIG_MEMORY, 64, 100, 7); }
+TEST(one_key_with_many_tasks_runs_them_in_order) { run_all(RIG_MEMORY, 1, 20000, 0); }
+TEST(one_key_with_many_tasks_and_retries_runs_them_in_order) { run_all(RIG_MEMORY, 1, 3000, 10); }
+TEST(order_holds_on_disk_too) { run_all(RIG_DISK, 300, 30, 20); }
+
+/* --- Priorities --- */
+
+TEST(lower_priorities_run_first_and_urgent_tasks_overtake_their_own_key)
+{
+    struct rig rig;
+    struct runs runs;
+    if (!rig_open(&rig, RIG_MEMORY, NULL))
+        return;
+    runs_init(&runs);
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .concurrency = 1});
+    put_task(rig.queue, "other", "hold");
+    runs_wait_for(&runs, "hold", 1);
+    const struct {
+        const char *key, *payload;
+        int64_t priority;
+    } tasks[] = {{"k", "done k5", 5},   {"k", "done k5 second", 5}, {"a", "done a9", 9},     {"b", "done b0", 0},
+                 {"k", "done k-3", -3}, {"c", "done c-16", -16},    {"k", "done k-16", -16}, {"d", "done d15", 15}};
+    for (size_t i = 0; i < sizeof tasks / sizeof tasks[0]; i++) {
+        kl_put put = {.key = kl_str(tasks[i].key), .payload = kl_str(tasks[i].payload), .priority = tasks[i].priority};
+        put_as(rig.queue, &put);
+    }
+    /* The thread is held, so that all are in memory before the first is chosen. */
+    while (worker && kl_worker_show(worker).held < 9 && !test_failed())
+        sched_yield();
+    runs_open(&runs, true);
+    runs_wait(&runs, 9);
+    static const char *const expected[] = {"hold",    "done c-16",      "done k-16", "done k-3", "done b0",
+                                           "done k5", "done k5 second", "done a9",   "done d15"};
+    for (size_t i = 0; i < 9 && runs.count == 9; i++)
+        CHECK_STR(runs.list[i].payload, expected[i]);
+    drain_and_close(worker);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+/* --- Delays --- */
+
+TEST(a_delayed_task_is_not_run_before_it_is_due_and_then_joins_its_line)
+{
+    struct rig rig;
+    struct runs runs;
+    if (!rig_open(&rig, RIG_MEMORY_CLOCK, NULL))
+        return;
+    runs_init(&runs);
+    int64_t now_ms = rig.now_ms;
+    kl_put later = {.key = kl_str("k"), .payload = kl_str("done later"), .delay_ms = 60000};
+    put_as(rig.queue, &later);
+    kl_put keyless = {.payload = kl_str("done keyless"), .delay_ms = 60000};
+    put_as(rig.queue, &keyless);
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    put_task(rig.queue, "k", "done first");
+    runs_wait_for(&runs, "done first", 1);
+    await_waiting(&rig, 2);
+    CHECK_INT(runs_count(&runs), 1);
+    await_why(&rig, "k", KL_WHY_DELAYED);
+    rig.now_ms = now_ms + 60001;
+    runs_wait_for(&runs, "done later", 1);
+    runs_wait_for(&runs, "done keyless", 1);
+    drain_and_close(worker);
+    CHECK_INT(rig_waiting(&rig), 0);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+/* A task due at T stands behind what was put before T and ahead of what came after. */
+TEST(a_task_that_has_become_due_stands_where_its_time_says)
+{
+    struct rig rig;
+    struct runs runs;
+    if (!rig_open(&rig, RIG_MEMORY_CLOCK, NULL))
+        return;
+    runs_init(&runs);
+    kl_put delayed = {.key = kl_str("k"), .payload = kl_str("done due"), .delay_ms = 1000};
+    put_as(rig.queue, &delayed);
+    put_task(rig.queue, "k", "hold");
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    runs_wait_for(&runs, "hold", 1);
+    put_task(rig.queue, "k", "done before");
+    rig.now_ms += 2000;
+    put_task(rig.queue, "k", "done after");
+    while (worker && kl_worker_show(worker).held < 4 && !test_failed())
+        sched_yield();
+    runs_open(&runs, true);
+    runs_wait(&runs, 4);
+    CHECK_INT(runs_first(&runs, "done before"), 1);
+    CHECK_INT(runs_first(&runs, "done due"), 2);
+    CHECK_INT(runs_first(&runs, "done after"), 3);
+    drain_and_close(worker);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+TEST(tasks_without_a_key_run_side_by_side)
+{
+    struct rig rig;
+    struct runs runs;
+    if (!rig_open(&rig, RIG_MEMORY, NULL))
+        return;
+    runs_init(&runs);
+    for (int i = 0; i < 12; i++)
+        put_task(rig.queue, NULL, "hold");
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .concurrency = 4});
+    runs_wait(&runs, 4);
+    runs_open(&runs, true);
+    runs_wait(&runs, 12);
+    CHECK_INT(runs.most, 4);
+    drain_and_close(worker);
+    CHECK_INT(rig_waiting(&rig), 0);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+TEST(a_long_task_holds_up_nobody_in_its_thread_s_hand)
+{
+    struct rig rig;
+    struct runs runs;
+    if (!rig_open(&rig, RIG_MEMORY, NULL))
+        return;
+    runs_init(&runs);
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .concurrency = 2});
+    char key[16];
+    for (int i = 0; i < 2000; i++) { /* quick ones make the hands large */
+        snprintf(key, sizeof key, "k%d", i);
+        put_task(rig.queue, key, i == 1500 ? "hold" : "done");
+    }
+    runs_wait_for(&runs, "done", 1999);
+    await_waiting(&rig, 1);
+    runs_open(&runs, true);
+    drain_and_close(worker);
+    CHECK_INT(rig_waiting(&rig), 0);
+    runs_free(&runs);
+    rig_close(&rig);
+}
