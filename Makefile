@@ -13,11 +13,11 @@ help: ## this list
 	@echo
 	@echo 'Start with `make run`.'
 
-run: ## install what is missing, build, and run the demo
+run: ## install what is missing, build, and show a durable queue at work
 	@tools/setup build
 	@tools/build plain
-	@build/keyline demo
-	@echo 'next: `make test` checks that it works here; README.md has a program of your own'
+	@tools/demo-queue
+	@echo 'next: `make test` checks that it works here; `build/keyline demo` is a live view of 50 keys at work'
 
 test: ## install what is missing, build, and run every test and check
 	@tools/setup test
@@ -48,11 +48,12 @@ powerloss: ## lose power at every operation of random runs, N images of the disk
 	@tools/build plain
 	@KL_TEST_IMAGES=$(N) build/tests/test-powerloss what_was_acknowledged
 
-bench: ## measure executor and disk store beside their peers, the per-key scheduler and the id generator
+bench: ## measure queue, disk store and executor beside their peers, the per-key scheduler and the id generator
 	@tools/setup build
 	@tools/build release
 	@bench/exec/run
 	@bench/disk/run
+	@bench/queue/run
 	@ninja -C build-release --quiet bench/bench-id bench/bench-lanes
 	@build-release/bench/bench-id
 	@build-release/bench/bench-lanes

@@ -9,7 +9,7 @@ _keyline()
         *)
             case $name in
             '') name=${COMP_WORDS[i]} ;;
-            queue | dead | job | cron) name="$name ${COMP_WORDS[i]}" ;;
+            queue | key | dead | job | cron) name="$name ${COMP_WORDS[i]}" ;;
             esac
             ;;
         esac
@@ -38,6 +38,21 @@ _keyline()
     'push --color') words='auto always never' ;;
     'push --log') words='error warn info debug' ;;
     'push --config') files=1 ;;
+    'work --kind') return ;;
+    'work --weight') return ;;
+    'work --min') return ;;
+    'work --name') return ;;
+    'work --store') return ;;
+    'work --color') words='auto always never' ;;
+    'work --log') words='error warn info debug' ;;
+    'work --concurrency') return ;;
+    'work --shards') return ;;
+    'work --shard-range') return ;;
+    'work --slice') return ;;
+    'work --window') return ;;
+    'work --stop') return ;;
+    'work --grace') return ;;
+    'work --config') files=1 ;;
     'ls --state') words='waiting ready due retry done dead cancelled finished' ;;
     'ls --key') return ;;
     'ls --kind') return ;;
@@ -54,6 +69,23 @@ _keyline()
     'show --color') words='auto always never' ;;
     'show --log') words='error warn info debug' ;;
     'show --config') files=1 ;;
+    'retry --store') return ;;
+    'retry --color') words='auto always never' ;;
+    'retry --log') words='error warn info debug' ;;
+    'retry --config') files=1 ;;
+    'cancel --store') return ;;
+    'cancel --color') words='auto always never' ;;
+    'cancel --log') words='error warn info debug' ;;
+    'cancel --config') files=1 ;;
+    'move --to') return ;;
+    'move --store') return ;;
+    'move --color') words='auto always never' ;;
+    'move --log') words='error warn info debug' ;;
+    'move --config') files=1 ;;
+    'purge --store') return ;;
+    'purge --color') words='auto always never' ;;
+    'purge --log') words='error warn info debug' ;;
+    'purge --config') files=1 ;;
     'queue create --partition-store') return ;;
     'queue create --store') return ;;
     'queue create --color') words='auto always never' ;;
@@ -110,6 +142,35 @@ _keyline()
     'queue rm --color') words='auto always never' ;;
     'queue rm --log') words='error warn info debug' ;;
     'queue rm --config') files=1 ;;
+    'key ls --limit') return ;;
+    'key ls --store') return ;;
+    'key ls --color') words='auto always never' ;;
+    'key ls --log') words='error warn info debug' ;;
+    'key ls --config') files=1 ;;
+    'key show --store') return ;;
+    'key show --color') words='auto always never' ;;
+    'key show --log') words='error warn info debug' ;;
+    'key show --config') files=1 ;;
+    'key pause --store') return ;;
+    'key pause --color') words='auto always never' ;;
+    'key pause --log') words='error warn info debug' ;;
+    'key pause --config') files=1 ;;
+    'key resume --store') return ;;
+    'key resume --color') words='auto always never' ;;
+    'key resume --log') words='error warn info debug' ;;
+    'key resume --config') files=1 ;;
+    'key skip --store') return ;;
+    'key skip --color') words='auto always never' ;;
+    'key skip --log') words='error warn info debug' ;;
+    'key skip --config') files=1 ;;
+    'key drain --store') return ;;
+    'key drain --color') words='auto always never' ;;
+    'key drain --log') words='error warn info debug' ;;
+    'key drain --config') files=1 ;;
+    'key retry --store') return ;;
+    'key retry --color') words='auto always never' ;;
+    'key retry --log') words='error warn info debug' ;;
+    'key retry --config') files=1 ;;
     'dead ls --key') return ;;
     'dead ls --kind') return ;;
     'dead ls --words') return ;;
@@ -243,8 +304,21 @@ _keyline()
     'cron rm --color') words='auto always never' ;;
     'cron rm --log') words='error warn info debug' ;;
     'cron rm --config') files=1 ;;
+    'top --every') return ;;
+    'top --store') return ;;
+    'top --color') words='auto always never' ;;
+    'top --log') words='error warn info debug' ;;
+    'top --config') files=1 ;;
     'demo --seconds') return ;;
     'demo --seed') return ;;
+    'bench --tasks') return ;;
+    'bench --payload') return ;;
+    'bench --batch') return ;;
+    'bench --keys') return ;;
+    'bench --store') return ;;
+    'bench --color') words='auto always never' ;;
+    'bench --log') words='error warn info debug' ;;
+    'bench --config') files=1 ;;
     'doctor --color') words='auto always never' ;;
     'doctor --config') files=1 ;;
     'config --queue') return ;;
@@ -257,6 +331,7 @@ _keyline()
     'config --slice') return ;;
     'config --window') return ;;
     'config --stop') return ;;
+    'config --grace') return ;;
     'config --partitions') return ;;
     'config --shard-prefix-len') return ;;
     'config --attempts') return ;;
@@ -273,14 +348,20 @@ _keyline()
     'config --config') files=1 ;;
     *)
         case $name in
-    '') words='push ls show queue dead job cron demo doctor config completion help version' ;;
+    '') words='push work ls show retry cancel move purge queue key dead job cron top demo bench doctor config completion help version' ;;
     queue) words='create alter ls show pause resume rm' ;;
+    key) words='ls show pause resume skip drain retry' ;;
     dead) words='ls retry move purge' ;;
     job) words='submit ls show results rerun cancel rm' ;;
     cron) words='add ls pause resume run rm' ;;
     'push') words=' --key --kind --priority --attempts --timeout --group --header --tag --traceparent --in --at --unique --unique-for --partition --token --file --skip-bad --batch --progress --no-progress --store --color --log --json --config --help' ;;
+    'work') words=' --kind --until-empty --weight --min --name --verbose --progress --no-progress --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --json --config --help' ;;
     'ls') words=' --state --key --kind --words --job --from --until --limit --store --color --log --json --config --help' ;;
     'show') words=' --store --color --log --json --config --help' ;;
+    'retry') words=' --store --color --log --json --config --help' ;;
+    'cancel') words=' --store --color --log --json --config --help' ;;
+    'move') words=' --to --store --color --log --json --config --help' ;;
+    'purge') words=' --yes --store --color --log --json --config --help' ;;
     'queue create') words=' --if-missing --partition-store --store --color --log --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
     'queue alter') words=' --partition-store --store --color --log --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
     'queue ls') words=' --store --color --log --json --config --help' ;;
@@ -288,6 +369,13 @@ _keyline()
     'queue pause') words=' --store --color --log --json --config --help' ;;
     'queue resume') words=' --store --color --log --json --config --help' ;;
     'queue rm') words=' --store --color --log --json --config --help' ;;
+    'key ls') words=' --limit --store --color --log --json --config --help' ;;
+    'key show') words=' --store --color --log --json --config --help' ;;
+    'key pause') words=' --store --color --log --json --config --help' ;;
+    'key resume') words=' --store --color --log --json --config --help' ;;
+    'key skip') words=' --store --color --log --json --config --help' ;;
+    'key drain') words=' --dead --store --color --log --json --config --help' ;;
+    'key retry') words=' --store --color --log --json --config --help' ;;
     'dead ls') words=' --key --kind --words --job --from --until --limit --store --color --log --json --config --help' ;;
     'dead retry') words=' --key --kind --words --job --from --until --id --max --rate --progress --no-progress --store --color --log --json --config --help' ;;
     'dead move') words=' --to --key --kind --words --job --from --until --id --max --rate --progress --no-progress --store --color --log --json --config --help' ;;
@@ -305,14 +393,16 @@ _keyline()
     'cron resume') words=' --store --color --log --json --config --help' ;;
     'cron run') words=' --store --color --log --json --config --help' ;;
     'cron rm') words=' --store --color --log --json --config --help' ;;
+    'top') words=' --once --every --store --color --log --json --config --help' ;;
     'demo') words=' --seconds --seed --plain --help' ;;
+    'bench') words=' --tasks --payload --batch --keys --store --color --log --json --config --help' ;;
     'doctor') words=' --repair --color --json --config --help' ;;
-    'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
+    'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
     'completion') words=' --help' ;;
     'help') words=' --help' ;;
     'version') words=' --help' ;;
         esac
-        [ "$name" != help ] || words='push ls show queue dead job cron demo doctor config completion help version'
+        [ "$name" != help ] || words='push work ls show retry cancel move purge queue key dead job cron top demo bench doctor config completion help version'
         ;;
     esac
     mapfile -t COMPREPLY < <(compgen ${files:+-f} -W "$words" -- "$word")

@@ -1,8 +1,12 @@
 /* control.h - steering what waits and runs: single tasks and single keys, wherever their worker is.
  *
- * A task's shard has one owner, and only the owner may settle. So these calls leave a request in the store, which the
- * owner carries out and answers; when no worker owns the shard, the call takes it for a moment and acts itself. Requests
- * wait up to KL_CONTROL_WAIT_MS; KL_ETIMEDOUT: no answer by then, and it may still be carried out. All may be repeated. */
+ * A task's shard has one owner, and only the owner may settle. So these calls leave a request in the store, which
+ * the owner carries out and answers within about a tenth of a second; when no worker owns the shard, the call takes
+ * it for a moment and acts itself.
+ *
+ * Every function is safe from any thread. What is returned lies in the caller's arrays and arena. Errors of every call,
+ * beside those of queue.h and those that it names: KL_ETIMEDOUT: no answer within KL_CONTROL_WAIT_MS, and it may still
+ * be carried out. KL_EBUSY: the shard is just going to another worker; call again. All may be repeated. */
 #ifndef KEYLINE_CONTROL_H
 #define KEYLINE_CONTROL_H
 
@@ -18,30 +22,34 @@ extern "C" {
  * KL_ENOTFOUND: it has ended or never was. ret_running: whether it was running. */
 KL_API KL_MUST_USE kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, bool *ret_running);
 
-/* Lets a waiting task be tried now, with all its attempts before it, instead of when its back-off or delay is over. A dead
- * or otherwise finished task is put again, as by kl_dead_retry. */
+/* Lets a waiting task be tried now, with all its attempts before it, instead of when its back-off or delay is over.
+ * A dead or otherwise finished task is put again, as by kl_dead_retry. ret_id: the same, or the new id of one that
+ * was put again. KL_ENOTFOUND: it is not known, or no longer kept. */
 KL_API KL_MUST_USE kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id);
 
-/* Puts a task that waits, or is finished and kept, into another queue, and ends it here. KL_EBUSY: it is running. */
+/* Puts a task that waits, or is finished and kept, into another queue, and ends it here; it leaves its job and its
+ * unique behind. ret_id: its id there. It is put there first: KL_EBUSY (it is running here) and KL_ENOTFOUND
+ * (it has ended here meanwhile, or is not known) may leave it in both; a repeat within an hour puts it no second time. */
 KL_API KL_MUST_USE kl_rc kl_task_move(kl_queue *queue, const kl_task_id *id, kl_queue *to, kl_task_id *ret_id);
 
-/* Ends all waiting tasks of the queue as cancelled, those that run excepted; *ret_count says how many. */
+/* Ends all waiting tasks of the queue as cancelled, those that run excepted, shard by shard; *ret_count says how many.
+ * After a failure some may have been ended. */
 KL_API KL_MUST_USE kl_rc kl_queue_purge(kl_queue *queue, uint64_t *ret_count);
 
 /* Why a key, or a task at the head of its key, does not run right now. */
 typedef enum kl_why {
-    KL_WHY_IDLE,        /* no task of it waits */
-    KL_WHY_READY,       /* nothing is in its way: it waits for a free thread */
-    KL_WHY_RUNNING,     /* its first task runs */
-    KL_WHY_RETRYING,    /* its first task failed and is tried again at until_ms */
-    KL_WHY_DELAYED,     /* its first task is not due before until_ms */
-    KL_WHY_PAUSED,      /* somebody paused the key */
-    KL_WHY_HALTED,      /* its first task failed for good and somebody must act */
+    KL_WHY_IDLE,     /* no task of it waits */
+    KL_WHY_READY,    /* nothing is in its way: it waits for a free thread */
+    KL_WHY_RUNNING,  /* its first task runs */
+    KL_WHY_RETRYING, /* its first task failed and is tried again at until_ms */
+    KL_WHY_DELAYED,  /* its first task is not due before until_ms */
+    KL_WHY_PAUSED,   /* somebody paused the key */
+    KL_WHY_HALTED,   /* its first task failed for good and somebody must act */
     KL_WHY_QUEUE_PAUSED,
-    KL_WHY_KIND,        /* no worker has a handler for the kind of its first task */
-    KL_WHY_LAYOUT,      /* tasks of it in an older layout come first */
-    KL_WHY_RATE,        /* the queue's rate or concurrency is used up */
-    KL_WHY_NO_WORKER,   /* no worker owns its shard */
+    KL_WHY_KIND,      /* no worker has a handler for the kind of its first task */
+    KL_WHY_LAYOUT,    /* tasks of it in an older layout come first */
+    KL_WHY_RATE,      /* the queue's rate or concurrency is used up */
+    KL_WHY_NO_WORKER, /* no worker owns its shard */
 } kl_why;
 
 typedef struct kl_key_status {
@@ -60,20 +68,26 @@ typedef struct kl_key_status {
     const char *progress;
 } kl_key_status;
 
-/* KL_EINVAL: no key, or too long a one. */
+/* Why the key waits, asked of the owner of its shard in the oldest layout that holds something of it. KL_EINVAL: no
+ * key, or too long a one. */
 KL_API KL_MUST_USE kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status);
 
-/* Keys with waiting tasks, longest lines first among the first look_max tasks that wait (0: 100,000). */
+/* Keys with waiting tasks, longest lines first among the first look_max tasks that wait (0: 100,000); max 1..1,000, and
+ * ret_keys has room for so many. Nobody is asked: `why` is what the store alone tells (PAUSED, RETRYING, DELAYED or
+ * READY), and reason, error, owner and progress are empty. */
 KL_API KL_MUST_USE kl_rc kl_key_list(kl_queue *queue, size_t look_max, size_t max, kl_arena *arena,
                                      kl_key_status *ret_keys, size_t *ret_count);
 
-/* A paused key starts no tasks until it is resumed, whoever owns its shard. Resume also wakes a halted or retrying key,
- * giving its first task all attempts again. */
+/* A paused key starts no tasks until it is resumed, whoever owns its shard; what runs goes on. Resume also tries the
+ * key's first task now, halted, retrying or not yet due, with all attempts again. KL_EINVAL: no key, or too long a
+ * one. */
 KL_API KL_MUST_USE kl_rc kl_key_pause(kl_queue *queue, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_key_resume(kl_queue *queue, kl_bytes key);
 
-/* Tries the key's first task again now, with all attempts; ends its first task as cancelled; ends all of its tasks that
- * are not running as cancelled (dead: as dead letters). KL_ENOTFOUND: there is none. KL_EBUSY: the first is running. */
+/* Retry tries the key's first task again now, with all attempts. Skip ends it as cancelled; *ret_id says which it
+ * was, and KL_EBUSY that it is running. Drain ends all of its tasks that are not running as cancelled (dead: as dead
+ * letters), in all layouts; *ret_count says how many. KL_ENOTFOUND: none waits. KL_EINVAL: no key, or too long a
+ * one. */
 KL_API KL_MUST_USE kl_rc kl_key_retry(kl_queue *queue, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, kl_task_id *ret_id);
 KL_API KL_MUST_USE kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, bool dead, uint64_t *ret_count);
@@ -85,6 +99,8 @@ typedef struct kl_worker_status {
     int64_t seen_ms; /* on the store's clock */
 } kl_worker_status;
 
+/* Workers that are alive, by name, up to max; shards are those of all partitions together. Workers of one name count as
+ * one. */
 KL_API KL_MUST_USE kl_rc kl_queue_workers(kl_queue *queue, size_t max, kl_arena *arena, kl_worker_status *ret_workers,
                                           size_t *ret_count);
 

@@ -4,8 +4,12 @@
  *                     .task = {.kind = kl_str("report")}};
  *     if (kl_cron_add(queue, &cron) != KL_OK) ...
  *
- * Any worker of the queue fires what is due. Each time fires once, and as surely as a put: a worker that dies over it
- * leaves it to another one, a few seconds later. Every function is safe from any thread. */
+ * Any worker of the queue fires what is due. Each time fires once, and as surely as a put: a worker that dies over
+ * it leaves it to another one, a few seconds later (docs/queue.md names the one exception). Nothing fires without a
+ * worker.
+ *
+ * Every function is safe from any thread. Nothing is kept of the caller's memory after a call returns. Errors of every
+ * call, beside those that it names: those of queue.h. */
 #ifndef KEYLINE_CRON_H
 #define KEYLINE_CRON_H
 
@@ -40,9 +44,9 @@ typedef struct kl_cron {
     const char *zone; /* "Europe/Zurich"; NULL: UTC. Workers need it too: package tzdata */
     kl_catch_up catch_up;
     bool paused; /* whether it begins so; one that is there stays as it is (kl_cron_pause) */
-    kl_put
-        task; /* what is put; queue, partition, unique, delay, due time and job are not used. Its headers get two more:
-                  * keyline-schedule, the name, and keyline-tick, the time that it is put for: 2026-11-15T03:00:00Z */
+    /* What is put; queue, partition, unique, delay, due time and job are not used. Its headers get two more:
+     * keyline-schedule, the name, and keyline-tick, the time that it is put for: 2026-11-15T03:00:00Z */
+    kl_put task;
     int64_t next_ms, last_ms; /* shown: when it fires next (0: never), when it fired last (0: never) */
 } kl_cron;
 

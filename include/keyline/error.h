@@ -45,7 +45,8 @@ typedef enum kl_class {
     X(KL_ESTALE, -11, "fenced off: another owner has taken the shard over", KL_CLASS_DROP)                             \
     X(KL_ECONFLICT, -12, "somebody else changed it first", KL_CLASS_RETRY)                                             \
     X(KL_EDAMAGED, -13, "what is stored is damaged", KL_CLASS_DROP)                                                    \
-    X(KL_ESEALED, -14, "sealed: the queue has a newer layout", KL_CLASS_RETRY)
+    X(KL_ESEALED, -14, "sealed: the queue has a newer layout", KL_CLASS_RETRY)                                         \
+    X(KL_EMISMATCH, -15, "it is there already, and is something else", KL_CLASS_FIX)
 
 typedef enum kl_rc {
 #define KL_RC_ENUM(code, value, text, class_) code = (value),

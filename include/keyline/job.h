@@ -9,8 +9,9 @@
  * forgotten keep_ms after the last due time that was known when it was submitted, added to, put again or last shown
  * with tasks still waiting.
  *
- * Every function is safe from any thread. Errors of every call, beside those that it names: those of the store
- * (store.h), KL_ENOMEM, and KL_ENOTFOUND where a job is named that is not known in the queue, or no longer. */
+ * Every function is safe from any thread. Nothing is kept of the caller's memory after a call returns; answers lie
+ * in the caller's arrays and arena. Errors of every call, beside those that it names: those of queue.h, and
+ * KL_ENOTFOUND where a job is named that is not known in the queue, or no longer. */
 #ifndef KEYLINE_JOB_H
 #define KEYLINE_JOB_H
 
@@ -56,15 +57,15 @@ typedef struct kl_job_answer {
  * job keeps its id; nothing is stored twice. Without a key, a job that could be submitted only in part is cancelled
  * when the store still lets us.
  *
- * KL_EINVAL: a limit or option (the sentence names the task), or the key was used for something else (the sentence says
- * that; a server answers 422). Nothing was stored. KL_EBUSY: the first call is still under way; ret_retry_ms (may be
- * NULL) says when to ask again, and is 0 for every other answer. KL_ECLOSED: the job was removed meanwhile. */
+ * KL_EINVAL: a limit or option (the sentence names the task); nothing was stored. KL_EMISMATCH: the key was used for
+ * something else; nothing was stored. KL_EBUSY: the first call is still under way; ret_retry_ms (may be NULL) says
+ * when to ask again, and is 0 for every other answer. KL_ECLOSED: the job was removed meanwhile. */
 KL_API KL_MUST_USE kl_rc kl_job_submit(kl_queue *queue, const kl_job_spec *spec, kl_job_answer *ret_answer,
                                        int64_t *ret_retry_ms);
 
 /* Adds tasks, up to KL_PUT_MAX, of which the same holds as of submitted ones; token and ret_results as for
- * kl_queue_put. They count as the job's from the beginning of the call: after any failure but KL_EINVAL, repeat it with
- * its token, or the job waits for tasks that never come. KL_ECLOSED: the job was cancelled. */
+ * kl_queue_put. They count as the job's from the beginning of the call: after any failure but KL_EINVAL and
+ * KL_EMISMATCH, repeat it with its token, or the job waits for tasks that never come. KL_ECLOSED: the job was cancelled. */
 KL_API KL_MUST_USE kl_rc kl_job_add(kl_queue *queue, const kl_task_id *job, const kl_put *tasks, size_t count,
                                     kl_bytes token, kl_put_result *ret_results);
 

@@ -2,15 +2,22 @@
  *
  *     kl_queue *orders;
  *     kl_put task = {.key = kl_str("customer-7"), .payload = kl_str("charge 12.00")};
- *     if (kl_queue_open(store, "orders", NULL, &orders) != KL_OK || kl_queue_put(orders, &task, 1, NULL, NULL) != KL_OK)
+ *     if (kl_queue_open(store, "orders", NULL, &orders) != KL_OK ||
+ *         kl_queue_put(orders, &task, 1, (kl_bytes){0}, NULL) != KL_OK)
  *         fprintf(stderr, "%s\n", kl_error_text());
  *
  * A queue is one or more partitions, and each partition 16^shard_prefix_len shards. A key belongs to one shard of one
  * partition, so its tasks stand in one line. What a queue is like stands in its record in the store and is the same for
  * everybody; nobody who opens it can have another layout.
  *
- * Every function is safe from any thread, except close. Times are milliseconds; what is judged by a clock is judged by
- * the store's. */
+ * Every function is safe from any thread, except close and remove. Nothing is kept of the caller's memory after a call
+ * returns; what is returned lies in the caller's arrays, and its texts and bytes in the caller's arena. Times are
+ * milliseconds; what is judged by a clock is judged by the store's.
+ *
+ * Errors of every call, beside those that it names: KL_EINVAL: an argument is not valid, and the sentence says which
+ * and how it should be; nothing was done. KL_ENOMEM. KL_ENOTFOUND: the queue was removed. KL_EBUSY: the store, or
+ * others who change the same records, do not let it just now; call again. KL_EDAMAGED: a record of the queue, or a
+ * task, is damaged, and the sentence names it. KL_ESYSTEM, KL_EFULL: as from the store. */
 #ifndef KEYLINE_QUEUE_H
 #define KEYLINE_QUEUE_H
 
@@ -43,9 +50,9 @@ typedef enum kl_head_policy {
     KL_HEAD_DRAIN,    /* the rest of the key's line follows it to the dead letters */
 } kl_head_policy;
 
-/* What a queue is like. Zero in a field means: not stated. Start from {.size = sizeof(kl_queue_opts)}. Opening states
- * what a queue that does not exist yet shall be like, and what layout is expected of one that does; altering states what
- * is to be changed. */
+/* What a queue is like. Zero in a field means: not stated. Start from {.size = sizeof(kl_queue_opts)}. Opening
+ * states what a queue that does not exist yet shall be like, and what layout is expected of one that does; altering
+ * states what is to be changed. */
 typedef struct kl_queue_opts {
     size_t size;
     int64_t partitions;         /* 1; 1..KL_PARTITIONS_MAX */
@@ -77,32 +84,39 @@ typedef struct kl_queue_info {
     kl_counts counts; /* of all partitions and layouts together */
 } kl_queue_info;
 
-/* Opens a queue, which is made when there is none of that name; then it is like opts say, the rest being defaults. opts
- * NULL: nothing is stated. Partitions that lie in other stores have those opened too, once in a process. The store must
- * outlive the queue.
- * KL_EINVAL: a bad name or setting, or the queue exists with another layout than was stated: the sentence names both
- * and where each came from. */
+/* Opens a queue, which is made when there is none of that name; then it is like opts say, the rest being defaults.
+ * opts NULL: nothing is stated. Of a queue that is there, only the layout is compared with what opts state; settings
+ * are left as they are (kl_queue_alter). Partitions that lie in other stores have those opened too, once in a
+ * process. The queue is the caller's, to be closed; the store must outlive it. KL_EINVAL: a bad name or setting.
+ * KL_EMISMATCH: the queue exists with another layout than was stated: the sentence names both and where each came
+ * from. As from kl_store_open, where another store has to be opened. */
 KL_API KL_MUST_USE kl_rc kl_queue_open(kl_store *store, const char *name, const kl_queue_opts *opts,
                                        kl_queue **ret_queue);
 
 /* The same, but KL_ENOTFOUND when there is none of that name; nothing is made. */
 KL_API KL_MUST_USE kl_rc kl_queue_find(kl_store *store, const char *name, kl_queue **ret_queue);
 
-/* No other call may be under way or follow, and workers on it must have been closed. NULL is fine. */
+/* Gives the handle's memory back; the queue stays in its store. No other call may be under way or follow, and workers
+ * on it must have been closed. NULL is fine. */
 KL_API void kl_queue_close(kl_queue *queue);
 
+/* What the queue is like, read anew from its record, with what waits and is kept counted in every partition. */
 KL_API KL_MUST_USE kl_rc kl_queue_show(kl_queue *queue, kl_arena *arena, kl_queue_info *ret_info);
 
-/* Names of queues in the store, in order, behind `after` ("" from the first). */
+/* Names of queues in the store, in order, behind `after` (NULL or "": from the first), at most max (1 or more).
+ * ret_names: room for max; the names lie in the arena. */
 KL_API KL_MUST_USE kl_rc kl_queue_list(kl_store *store, const char *after, size_t max, kl_arena *arena,
                                        const char **ret_names, size_t *ret_count);
 
 /* Changes what opts state. A new number of partitions or shards opens a new layout at once: tasks put from now on go
  * there, those of the old one are finished first, key by key, so that order per key survives. KL_EBUSY: too many older
- * layouts still hold tasks. KL_EINVAL: a bad setting, or a store that cannot do it (it says why). */
+ * layouts still hold tasks. KL_EINVAL: a bad setting, or a store that cannot do it (it says why). May be repeated
+ * after any failure. The latest 16 layouts are remembered: what is kept of tasks that finished in an older one (dead
+ * letters, results) is no longer shown, so deal with dead letters before the sixteenth change. */
 KL_API KL_MUST_USE kl_rc kl_queue_alter(kl_queue *queue, const kl_queue_opts *opts);
 
-/* A paused queue takes tasks and starts none. Both may be repeated. */
+/* A paused queue takes tasks and starts none; what runs goes on. Workers see it within about a tenth of a second. Both
+ * may be repeated. */
 KL_API KL_MUST_USE kl_rc kl_queue_pause(kl_queue *queue);
 KL_API KL_MUST_USE kl_rc kl_queue_resume(kl_queue *queue);
 
@@ -151,9 +165,11 @@ typedef struct kl_put_result {
 /* Puts tasks; durable when it returns KL_OK. Tasks of a call that lie in one store are stored together or not at all
  * where the engine can (KL_STORE_ATOMIC_APPEND), but those with a unique each on their own, before the others.
  * token: any bytes that name this call (up to KL_UNIQUE_BYTES_MAX, empty: none): the same call made again within an
- * hour, by whatever process, stores nothing and returns the first one's results. results: NULL, or one per task.
- * KL_EINVAL: a limit or option; nothing was stored, and the sentence names the task and what to do. KL_EFULL, KL_ESYSTEM,
- * KL_EBUSY: as from the store; making the call again with its token is safe. */
+ * hour, by whatever process, stores nothing and returns the first one's results. ret_results: NULL, or room for one per
+ * task. One call takes up to KL_PUT_MAX tasks with KL_BATCH_BYTES_MAX of keys, kinds, headers and payloads together.
+ * KL_EINVAL: a limit or option; nothing was stored, and the sentence names the task and what to do. KL_EMISMATCH: the
+ * token was used for another call. KL_EFULL, KL_ESYSTEM, KL_EBUSY: as from the store, or somebody else puts the same
+ * unique or token just now; making the call again with its token is safe, and without one may store tasks twice. */
 KL_API KL_MUST_USE kl_rc kl_queue_put(kl_queue *queue, const kl_put *tasks, size_t count, kl_bytes token,
                                       kl_put_result *ret_results);
 
@@ -181,7 +197,8 @@ typedef struct kl_found {
     const char *partition; /* its name, "orders__p1" */
 } kl_found;
 
-/* KL_ENOTFOUND: no such task in the queue, or finished and no longer kept. */
+/* One task by its id, waiting or finished; also by the id that it had before the layout was changed. KL_ENOTFOUND: no
+ * such task in the queue, or finished and no longer kept. */
 KL_API KL_MUST_USE kl_rc kl_queue_task(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl_found *ret_found);
 
 /* Which waiting tasks to list; zero in a field means any. */
@@ -193,7 +210,9 @@ typedef struct kl_waiting {
     kl_bytes cursor;        /* where the last list ended; empty: from the first */
 } kl_waiting;
 
-/* Waiting tasks, shard by shard in the order of their lines. ret_cursor is empty at the end. */
+/* Waiting tasks, shard by shard in the order of their lines, the oldest layout first; running ones are among them.
+ * ret_found: room for which->max. There may be fewer, down to none, with more to come: ret_cursor is empty only at the
+ * end. KL_EINVAL: also for what is no cursor of this list. */
 KL_API KL_MUST_USE kl_rc kl_queue_waiting(kl_queue *queue, const kl_waiting *which, kl_arena *arena,
                                           kl_found *ret_found, size_t *ret_count, kl_bytes *ret_cursor);
 
@@ -207,6 +226,7 @@ typedef struct kl_finished {
     kl_bytes cursor;
 } kl_finished;
 
+/* Finished tasks of all partitions and layouts in one list. ret_found and ret_cursor as for kl_queue_waiting. */
 KL_API KL_MUST_USE kl_rc kl_queue_finished(kl_queue *queue, const kl_finished *which, kl_arena *arena,
                                            kl_found *ret_found, size_t *ret_count, kl_bytes *ret_cursor);
 
@@ -234,9 +254,12 @@ typedef struct kl_redrive {
     void *told_ctx;
 } kl_redrive;
 
-/* Puts dead letters back at the end of their keys' lines with all their attempts before them; into another queue; or
- * forgets them. What was put back is forgotten as a dead letter. A repeat after a failure doubles nothing that was put
- * back within the last ten minutes. Returns KL_OK with an account also when some failed. */
+/* Puts dead letters back at the end of their keys' lines, the oldest first, with all their attempts before them;
+ * into another queue; or forgets them. What was put back is forgotten as a dead letter. Only what had died when the
+ * call began is looked at. A repeat after a failure doubles nothing that was put back within the last ten minutes.
+ * `told` is called on the caller's thread. Returns KL_OK with an account also when some failed. KL_ENOTFOUND: the
+ * one task that `id` names is no dead letter of the queue. KL_EINVAL: move without `to`, or to the same queue; the
+ * others with one. */
 KL_API KL_MUST_USE kl_rc kl_dead_retry(kl_queue *queue, const kl_redrive *which, kl_account *ret_account);
 KL_API KL_MUST_USE kl_rc kl_dead_move(kl_queue *queue, const kl_redrive *which, kl_account *ret_account);
 KL_API KL_MUST_USE kl_rc kl_dead_purge(kl_queue *queue, const kl_redrive *which, kl_account *ret_account);

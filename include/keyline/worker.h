@@ -18,7 +18,10 @@
  *   W4  A task that ends its process every time runs out of attempts all the same; a drain or a stop costs none.
  *   W5  Memory is bounded by window_max, however many tasks wait.
  *
- * Any number of workers, in any number of processes where the store allows it, share the shards of a queue. */
+ * Any number of workers, in any number of processes where the store allows it, share the shards of a queue.
+ *
+ * Functions of kl_worker are safe from any thread, except close, which must be the last; a handler must not wait for
+ * its own worker. Functions of kl_work are for the handler that it was passed to, on its thread. */
 #ifndef KEYLINE_WORKER_H
 #define KEYLINE_WORKER_H
 
@@ -36,7 +39,8 @@ extern "C" {
 typedef struct kl_worker kl_worker;
 typedef struct kl_work kl_work; /* one attempt of one task, valid while its handler runs */
 
-/* Runs on one of the worker's threads; may block. KL_CANCELLED is taken as KL_DEAD. */
+/* Runs on one of the worker's threads; may block. Whatever it does may be done again: tasks are run at least once. It
+ * must look at kl_work_cancelled itself if it takes long: nothing stops a thread. KL_CANCELLED is taken as KL_DEAD. */
 typedef kl_outcome kl_handler_fn(kl_work *work, void *ctx);
 
 typedef struct kl_handler {
@@ -50,9 +54,9 @@ typedef struct kl_worker_queue {
     kl_queue *queue;
     const kl_handler *handlers; /* tasks of other kinds are left to other workers, and shown as waiting for one */
     size_t handler_count;
-    int64_t weight;     /* 1: its share of the threads when all queues have work */
-    int64_t min;        /* 0: threads that are kept for it alone */
-    const char *shards; /* "00-3f", "0,1,8-f": only these shards of each partition; NULL: any */
+    int64_t weight;        /* 1: its share of the threads when all queues have work */
+    int64_t min;           /* 0: threads that are kept for it alone */
+    const char *shards;    /* "00-3f", "0,1,8-f": only these shards of each partition; NULL: any */
     int64_t slice, slices; /* or only the part number `slice` (from 0) of `slices` equal ones; slices 0: any */
 } kl_worker_queue;
 
@@ -68,52 +72,71 @@ typedef struct kl_worker_opts {
     void *log_ctx;
 } kl_worker_opts;
 
-/* Starts a worker. The queues must outlive it. KL_EINVAL: a setting is out of range, the minimums exceed the
- * concurrency, one kind has two handlers, or one queue is named twice. KL_ENOMEM, KL_ESYSTEM. */
+/* Starts a worker, which is the caller's, to be closed. The queues and what handlers' ctx point to must outlive it;
+ * all else is copied. KL_EINVAL: a setting is out of range, the minimums exceed the concurrency, one kind has two
+ * handlers, one queue is named twice, or `shards` are none of its layout. KL_ENOMEM. KL_ESYSTEM: no more threads. What
+ * fails later, such as a store that is away, is told to `log` and tried again. */
 KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts,
                                          kl_worker **ret_worker);
 
 /* Starts no more tasks, lets the running ones end (stop_ms), settles everything, and gives the shards back at once.
  * Waits for that up to wait_ms, 0: not at all; KL_ETIMEDOUT: not yet, call again or close. What was given up is run
- * again by the next owner and costs no attempt. */
+ * again by the next owner and costs no attempt. May be repeated. */
 KL_API KL_MUST_USE kl_rc kl_worker_drain(kl_worker *worker, int64_t wait_ms);
 
-/* With until_empty: waits until nothing was left to do and it has drained by itself. KL_ETIMEDOUT: not within wait_ms. */
+/* With until_empty: waits until nothing was left to do and it has drained by itself. Without, until somebody drains it.
+ * KL_ETIMEDOUT: not within wait_ms. */
 KL_API KL_MUST_USE kl_rc kl_worker_wait(kl_worker *worker, int64_t wait_ms);
 
 /* Ends it, draining first if that was not done; running handlers are asked to stop and waited for. NULL is fine. */
 KL_API void kl_worker_close(kl_worker *worker);
 
 typedef struct kl_worker_info {
-    uint64_t shards;    /* owned now */
-    uint64_t held;      /* tasks in memory */
+    uint64_t shards; /* owned now */
+    uint64_t held;   /* tasks in memory */
     uint64_t running;
     uint64_t started, done, retried, dead, cancelled; /* since the start */
-    uint64_t unserved;  /* tasks in memory whose kind it has no handler for */
-    uint64_t refused;   /* outcomes that came too late: another worker owns the shard */
+    uint64_t unserved;                                /* tasks in memory whose kind it has no handler for */
+    uint64_t refused;                                 /* outcomes that came too late: another worker owns the shard */
 } kl_worker_info;
 
+/* Counters, as of now. */
 KL_API kl_worker_info kl_worker_show(kl_worker *worker);
 
-/* Counters in Prometheus text, in the arena, with a zero byte behind. */
+/* Counters in Prometheus text, in the arena, with a zero byte behind. KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_worker_metrics(kl_worker *worker, kl_arena *arena, kl_bytes *ret_text);
 
-/* Inside a handler. What is returned lasts as long as the work. */
+/* Inside a handler. None of these fails, but for kl_work_result. What is returned belongs to the worker and lasts until
+ * the handler returns. */
 KL_API kl_task_id kl_work_id(const kl_work *work);
 KL_API const char *kl_work_queue(const kl_work *work);
+KL_API const char *kl_work_partition(const kl_work *work); /* its name in the store: "orders__p1" */
 KL_API kl_bytes kl_work_key(const kl_work *work);
 KL_API kl_bytes kl_work_kind(const kl_work *work);
 KL_API kl_bytes kl_work_payload(const kl_work *work);
 KL_API const kl_task *kl_work_task(const kl_work *work);
 KL_API const kl_task_extra *kl_work_extra(const kl_work *work);
 KL_API uint32_t kl_work_attempt(const kl_work *work); /* 1 for the first */
-KL_API int64_t kl_work_timeout_ms(const kl_work *work); /* until it is over; KL_FOREVER: no limit */
-KL_API bool kl_work_cancelled(const kl_work *work); /* cancelled, timed out, or the shard is lost: better return */
-KL_API void kl_work_error(kl_work *work, const char *format, ...) KL_PRINTF(2, 3); /* why it fails; kept up to
-                                                                                    * KL_ERROR_BYTES_MAX */
-KL_API KL_MUST_USE kl_rc kl_work_result(kl_work *work, kl_bytes result); /* copied; KL_EINVAL: too long; KL_ENOMEM */
-KL_API void kl_work_retry_after(kl_work *work, int64_t delay_ms); /* instead of the back-off, if KL_RETRY is returned */
-KL_API void kl_work_progress(kl_work *work, int percent, const char *text); /* shown while it runs; text up to 80 bytes */
+
+/* Milliseconds until the attempt has run for as long as it may, 0 when it has; KL_FOREVER: no limit. */
+KL_API int64_t kl_work_timeout_ms(const kl_work *work);
+
+/* It was cancelled or timed out, the worker is giving up, or the shard is lost: better return. KL_DONE counts
+ * all the same, unless the shard is lost. */
+KL_API bool kl_work_cancelled(const kl_work *work);
+
+/* Why it fails; kept up to KL_ERROR_BYTES_MAX, the last call's. */
+KL_API void kl_work_error(kl_work *work, const char *format, ...) KL_PRINTF(2, 3);
+
+/* What the run returned: copied, the last call's. It is kept when the task is, and not of an attempt that is to be
+ * repeated. KL_EINVAL: over KL_RESULT_BYTES_MAX. KL_ENOMEM. */
+KL_API KL_MUST_USE kl_rc kl_work_result(kl_work *work, kl_bytes result);
+
+/* How long to wait instead of the back-off, if KL_RETRY is returned. */
+KL_API void kl_work_retry_after(kl_work *work, int64_t delay_ms);
+
+/* Shown while it runs (kl_key_show); -1: no figure. The text is copied, up to 79 bytes of it. */
+KL_API void kl_work_progress(kl_work *work, int percent, const char *text);
 
 #ifdef __cplusplus
 }

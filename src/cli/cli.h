@@ -22,7 +22,7 @@
  *
  *     KL_OK                                          0
  *     KL_ENOTFOUND                                   3
- *     KL_ECONFLICT, and another layout than stated   4
+ *     KL_ECONFLICT, KL_EMISMATCH                     4   somebody else was first; it is there with another layout
  *     KL_ETIMEDOUT, and all others of class RETRY   75   the same call may work later (KL_EBUSY, KL_EFULL, ...)
  *     everything else                                1
  *
@@ -64,7 +64,7 @@ typedef struct kl__texts {
 typedef enum kl__need {
     KL_NEEDED,   /* const char * */
     KL_OPTIONAL, /* const char *, NULL when it is not there */
-    KL_SEVERAL,  /* kl__texts, at least one; the last of its table */
+    KL_SEVERAL,  /* kl__texts, at least one; the last of its table, or the last before KL_BEHIND */
     KL_BEHIND,   /* kl__texts: all words behind `--`; the last of its table */
 } kl__need;
 
@@ -76,7 +76,7 @@ typedef struct kl__argument {
     const char *help;
 } kl__argument;
 
-enum { KL_CALL_QUEUES_MAX = 2 }; /* that one command has open: from and to */
+enum { KL_CALL_QUEUES_MAX = 64 }; /* that one command has open: all of a worker */
 
 typedef struct kl__command kl__command;
 typedef struct kl__config kl__config;
@@ -209,6 +209,9 @@ int kl__call_store(kl__call *call);
 int kl__call_find(kl__call *call, const char *name, struct kl_queue **ret_queue);
 int kl__call_open(kl__call *call, const char *name, struct kl_queue **ret_queue);
 
+/* A kl_log_fn that prints on standard error what --log asks for; ctx is the kl__config. */
+void kl__log_print(void *ctx, kl_log_level level, const char *text);
+
 /* Closes what was opened. */
 void kl__call_close(kl__call *call);
 
@@ -220,6 +223,7 @@ extern const char kl__demo_about[];
 
 extern const kl__command kl__config_command, kl__completion_command, kl__doctor_command;
 extern const kl__command kl__queue_command, kl__push_command, kl__ls_command, kl__show_command, kl__dead_command;
-extern const kl__command kl__job_command, kl__cron_command;
+extern const kl__command kl__job_command, kl__cron_command, kl__work_command, kl__key_command, kl__cancel_command;
+extern const kl__command kl__retry_command, kl__move_command, kl__purge_command, kl__top_command, kl__bench_command;
 
 #endif

@@ -81,14 +81,22 @@ static const kl__command demo_command = {
 const kl__command *const kl__commands[] = {
     /* tasks and queues */
     &kl__push_command,
+    &kl__work_command,
     &kl__ls_command,
     &kl__show_command,
+    &kl__retry_command,
+    &kl__cancel_command,
+    &kl__move_command,
+    &kl__purge_command,
     &kl__queue_command,
+    &kl__key_command,
     &kl__dead_command,
     &kl__job_command,
     &kl__cron_command,
+    &kl__top_command,
     /* the program */
     &demo_command,
+    &kl__bench_command,
     &kl__doctor_command,
     &kl__config_command,
     &kl__completion_command,

@@ -55,7 +55,7 @@ int kl__exit_of(kl_rc rc)
         return KL_EXIT_OK;
     if (rc == KL_ENOTFOUND)
         return KL_EXIT_NOT_FOUND;
-    if (rc == KL_ECONFLICT)
+    if (rc == KL_ECONFLICT || rc == KL_EMISMATCH)
         return KL_EXIT_CONFLICT;
     if (rc == KL_ETIMEDOUT || kl_rc_class(rc) == KL_CLASS_RETRY)
         return KL_EXIT_AGAIN;

@@ -8,7 +8,7 @@
 #include "cli/config.h"
 #include "keyline/queue.h"
 
-static void print_log(void *ctx, kl_log_level level, const char *text)
+void kl__log_print(void *ctx, kl_log_level level, const char *text)
 {
     static const char *const names[] = {"error", "warn", "info", "debug"};
     const kl__config *config = ctx;
@@ -18,7 +18,7 @@ static void print_log(void *ctx, kl_log_level level, const char *text)
 
 int kl__call_store(kl__call *call)
 {
-    kl_store_opts opts = {.size = sizeof opts, .log = print_log, .log_ctx = call->config};
+    kl_store_opts opts = {.size = sizeof opts, .log = kl__log_print, .log_ctx = call->config};
     if (call->store)
         return KL_EXIT_OK;
     const char *url = call->config->values[KL_SET_STORE].text;
@@ -48,32 +48,6 @@ int kl__call_find(kl__call *call, const char *name, kl_queue **ret_queue)
     return KL_EXIT_OK;
 }
 
-/* Whether the queue exists with another layout than is stated. */
-static bool is_other_layout(kl__call *call, const char *name, const kl_queue_opts *stated)
-{
-    kl_queue *queue;
-    kl_queue_info info;
-    if ((!stated->partitions && !stated->shard_prefix_len) || kl_queue_find(call->store, name, &queue) != KL_OK)
-        return false;
-    bool other = kl_queue_show(queue, &call->arena, &info) == KL_OK &&
-                 ((stated->partitions && stated->partitions != info.settings.partitions) ||
-                  (stated->shard_prefix_len && stated->shard_prefix_len != info.settings.shard_prefix_len));
-    kl_queue_close(queue);
-    return other;
-}
-
-static int fail_open(kl__call *call, const char *name, const kl_queue_opts *stated, kl_rc rc)
-{
-    if (rc != KL_EINVAL)
-        return kl__fail_call(rc);
-    const char *sentence = kl__format(&call->arena, "%s", kl_error_text());
-    if (!sentence)
-        return KL_EXIT_AGAIN;
-    int status = is_other_layout(call, name, stated) ? KL_EXIT_CONFLICT : KL_EXIT_USAGE;
-    kl__complain_of(rc, status, sentence);
-    return status;
-}
-
 int kl__call_open_as(kl__call *call, const char *name, const kl_queue_opts *stated, kl_queue **ret_queue)
 {
     int status = kl__call_store(call);
@@ -82,7 +56,7 @@ int kl__call_open_as(kl__call *call, const char *name, const kl_queue_opts *stat
         return status;
     kl_rc rc = kl_queue_open(call->store, name, stated, &queue);
     if (rc != KL_OK)
-        return fail_open(call, name, stated, rc);
+        return kl__fail_given(rc); /* another layout than stated is KL_EMISMATCH, and so 4 */
     keep(call, queue);
     *ret_queue = queue;
     return KL_EXIT_OK;

@@ -154,8 +154,9 @@ static const char *colour_of(const char *text)
 {
     static const struct {
         const char *text, *colour;
-    } colours[] = {{"done", "\33[32m"},      {"finished", "\33[32m"}, {"running", "\33[36m"}, {"dead", "\33[31m"},
-                   {"cancelled", "\33[33m"}, {"paused", "\33[33m"},   {"halted", "\33[31m"},  {"retry", "\33[33m"}};
+    } colours[] = {{"done", "\33[32m"},   {"finished", "\33[32m"},  {"running", "\33[36m"},
+                   {"dead", "\33[31m"},   {"cancelled", "\33[33m"}, {"paused", "\33[33m"},
+                   {"halted", "\33[31m"}, {"retry", "\33[33m"},     {"retrying", "\33[33m"}};
     for (size_t i = 0; i < sizeof colours / sizeof colours[0]; i++)
         if (strcmp(colours[i].text, text) == 0)
             return colours[i].colour;

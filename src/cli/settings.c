@@ -46,6 +46,9 @@ const kl__setting kl__settings[KL_SETTINGS] = {
         {"--stop", "DURATION|none",
          "how long running tasks may go on when the worker is told to stop; none: as long as they take", 0, 1, 7 * DAY},
         "none", "", KL_FOREVER, KL_TAKES_WORK},
+    [KL_SET_WORKER_GRACE] = {"worker.grace", "KEYLINE_GRACE",
+        {"--grace", "DURATION", "between telling a handler's processes to end and killing them", 0, 1, HOUR},
+        "5s", "", 0, KL_TAKES_WORK},
 
     [KL_SET_PARTITIONS] = {"queue.partitions", "KEYLINE_PARTITIONS",
         {"--partitions", "N", "physical queues that carry the queue", FIELD(partitions), 1, KL_PARTITIONS_MAX},
@@ -96,11 +99,23 @@ const kl__setting kl__settings[KL_SETTINGS] = {
 };
 /* clang-format on */
 
+/* What handlers are told (work_run.c) is passed over when a handler calls `keyline` itself. */
+#define TOLD(what) what ", for handlers of `keyline work`; passed over here"
+
 const kl__variable kl__variables[] = {
     {"KEYLINE_CONFIG", "the file to read instead of `keyline.toml`, as `--config` names it; empty: none"},
     {"KEYLINE_EXEC_*", "settings of the in-process executor, which `keyline demo` and programs of your own use"},
-    {"KEYLINE_TASK_*",
-     "what `keyline work` tells its handlers; passed over here, so that a handler may call `keyline`"},
+    {"KEYLINE_TASK_ID", TOLD("the task's id")},
+    {"KEYLINE_QUEUE", TOLD("the task's queue")},
+    {"KEYLINE_KEY", TOLD("the task's key")},
+    {"KEYLINE_KIND", TOLD("the task's kind")},
+    {"KEYLINE_ATTEMPT", TOLD("the number of the attempt, from 1")},
+    {"KEYLINE_PRIORITY", TOLD("the task's priority")},
+    {"KEYLINE_PARTITION", TOLD("the partition that the task lies in")},
+    {"KEYLINE_GROUP", TOLD("the task's group")},
+    {"KEYLINE_JOB", TOLD("the id of the task's job")},
+    {"KEYLINE_TRACEPARENT", TOLD("the task's traceparent, as `TRACEPARENT` has it")},
+    {"KEYLINE_HEADER_*", TOLD("the task's headers")},
     {NULL, NULL},
 };
 

@@ -102,7 +102,9 @@ static inline bool later_less(const kl__tree_node *a, const kl__tree_node *b)
 static inline bool timer_less(const kl__tree_node *a, const kl__tree_node *b)
 {
     const kl__lane *x = KL_CONTAINER(a, kl__lane, timer), *y = KL_CONTAINER(b, kl__lane, timer);
-    return x->wake_ms != y->wake_ms ? x->wake_ms < y->wake_ms : x < y;
+    if (x->wake_ms != y->wake_ms)
+        return x->wake_ms < y->wake_ms;
+    return x->entry.hash != y->entry.hash ? x->entry.hash < y->entry.hash : x < y; /* the same order in every process */
 }
 
 static inline kl__lane_task *first_in_line(const kl__lane *lane)

@@ -15,14 +15,17 @@
  * C2  A record names one firing at a time, and each tick at most once: `next` is behind it from 1 on.
  * C3  When nothing is due, a call costs the clock and one list per page of schedules.
  *
- * What is left: a worker that stands still between reading a record and appending for longer than the store remembers
- * tokens (ten minutes, or 65,536 of them), while another one finishes the firing and the task is run, appends it again.
- * So nobody helps a firing that is fresh, two writers of 1 are told apart by a nonce (S5 of store.h would have let both
- * pass), and a schedule that was found in a list is read once more before it is acted on. */
+ * Nobody helps a firing that is fresh, two writers of 1 are told apart by a nonce (S5 of store.h would have let both
+ * pass), a schedule that was found in a list is read once more before it is acted on, whoever was held up for a second
+ * reads its version once more right before the append, and a firing that somebody else began is looked for before it is
+ * appended. What is left: a worker that stands still exactly between that look and the append, for longer than the
+ * store remembers tokens (ten minutes, or 65,536 of them), while another one finishes the firing and the task is run
+ * and not kept, appends it again. */
 #include <stdio.h>
 
 #include "base/clock.h"
 #include "base/layout.h"
+#include "base/mutant.h"
 #include "base/random.h"
 #include "queue/cron.h"
 #include "queue/inside.h"
@@ -49,11 +52,17 @@ static kl_bytes record_name(const kl_queue *queue, const char *name, char buffer
 /* "cron/QUEUE/" */
 static size_t prefix_len(const kl_queue *queue) { return sizeof "cron//" - 1 + strlen(queue->name); }
 
+static kl_rc check_queue(const kl_queue *queue)
+{
+    return queue ? KL_OK : kl__fail(KL_EINVAL, "the queue is NULL; open one with kl_queue_open");
+}
+
 /* KL_ENOTFOUND: with a sentence. */
 static kl_rc read_schedule(kl_queue *queue, const char *name, kl_arena *arena, kl__schedule *ret_schedule)
 {
     char buffer[NAME_BYTES];
     kl_record record;
+    int64_t seen_ns = kl__monotonic_ns();
     kl_rc rc = kl__cron_check_name(name);
     if (rc == KL_OK)
         rc = kl__record_get(queue->store, record_name(queue, name, buffer), arena, &record);
@@ -61,7 +70,10 @@ static kl_rc read_schedule(kl_queue *queue, const char *name, kl_arena *arena, k
         return rc;
     if (record.version == 0)
         return kl__fail(KL_ENOTFOUND, "the queue %s has no schedule %s", queue->name, name);
-    return kl__schedule_decode(&record, prefix_len(queue), arena, ret_schedule);
+    rc = kl__schedule_decode(&record, prefix_len(queue), arena, ret_schedule);
+    if (rc == KL_OK)
+        ret_schedule->seen_ns = seen_ns;
+    return rc;
 }
 
 /* Writes if the version is still the schedule's, and sets the new one. */
@@ -72,12 +84,9 @@ static kl_rc write_schedule(kl_queue *queue, kl__schedule *schedule, kl_arena *a
     kl_rc rc = kl__schedule_encode(schedule, arena, &value);
     if (rc != KL_OK)
         return rc;
-    uint32_t tries = 0;
-    do
-        rc = kl__record_put(queue->store, record_name(queue, schedule->cron.name, buffer), schedule->version, value, 0,
-                            &schedule->version);
-    while (kl__put_again(rc, tries++));
-    return rc;
+    schedule->seen_ns = kl__monotonic_ns();
+    return kl__record_put(queue->store, record_name(queue, schedule->cron.name, buffer), schedule->version, value, 0,
+                          &schedule->version);
 }
 
 /* --- Tasks --- */
@@ -123,6 +132,7 @@ static kl_rc make_entry(const kl_cron *cron, int64_t tick_ms, kl_arena *arena, k
         .header_count = task->header_count + KL_CRON_HEADERS,
         .tags = (kl_bytes *)task->tags, /* only read */
         .tag_count = task->tag_count,
+        .keep_ms = task->keep_ms,
     };
     *ret_entry = (kl_entry){
         .priority = (int32_t)task->priority,
@@ -195,36 +205,61 @@ static const kl__queue_layout *find_layout(const kl__descriptor *descriptor, uin
 
 /* --- Firing --- */
 
-/* Whether a task is in a shard that takes no more. */
-static kl_rc look_up(kl_store *store, const kl_entry *entry, kl_arena *arena)
+/* Whether the task is known, waiting or kept. */
+static kl_rc look_up(kl_store *store, const kl_entry *entry, kl_arena *arena, bool *ret_known)
 {
     kl_ref ref = {.place = entry->place, .id = entry->id};
     kl_task task = {.state = KL_TASK_UNKNOWN};
     size_t count;
     kl_rc rc = kl_store_read(store, &ref, 1, arena, &task, &count);
-    if (rc != KL_OK)
-        return rc;
-    return task.state != KL_TASK_UNKNOWN ? KL_OK : kl__fail(KL_ESEALED, "the queue has a newer layout");
+    *ret_known = rc == KL_OK && task.state != KL_TASK_UNKNOWN;
+    return rc;
+}
+
+/* C1, for one that was held up since it saw the record. KL_ECONFLICT: somebody else has changed it. */
+static kl_rc look_again(kl_queue *queue, const kl__schedule *schedule, kl_arena *arena)
+{
+    char buffer[NAME_BYTES];
+    kl_record record;
+    if (kl__monotonic_ns() - schedule->seen_ns < KL_CRON_LOOK_AGAIN_MS * INT64_C(1000000))
+        return KL_OK;
+    kl_rc rc = kl__record_get(queue->store, record_name(queue, schedule->cron.name, buffer), arena, &record);
+    if (rc == KL_OK && record.version != schedule->version)
+        rc = kl__fail(KL_ECONFLICT, "somebody else has changed the schedule %s meanwhile", schedule->cron.name);
+    return rc;
 }
 
 /* Step 2. KL_ESEALED: its layout takes no more tasks, and has not got this one. */
-static kl_rc append_in(kl_queue *queue, const kl__queue_layout *layout, const kl__schedule *schedule, kl_arena *arena)
+static kl_rc append_in(kl_queue *queue, const kl__queue_layout *layout, const kl__schedule *schedule, bool own,
+                       kl_arena *arena)
 {
     const kl__firing *firing = &schedule->firing;
     uint32_t partition = partition_of(queue, &layout->layout, &schedule->cron, firing->tick_ms);
     kl_store *store = layout->stores[partition];
     kl_entry entry;
+    bool known = false;
     kl_rc rc = make_entry(&schedule->cron, firing->tick_ms, arena, &entry);
     if (rc != KL_OK)
         return rc;
     entry.place = (kl_place){layout->numbers[partition], kl_id_shard(&layout->layout, &firing->id)};
     entry.id = firing->id;
+    if (KL_MUTANT(tick_twice))
+        entry.id.bytes[15] ^= (uint8_t)kl__random_seed();
+    if (!own)
+        rc = look_up(store, &entry, arena, &known);
+    if (rc == KL_OK && !known)
+        rc = look_again(queue, schedule, arena);
+    if (rc != KL_OK || known)
+        return rc;
     rc = kl__queue_append(store, &entry, 1);
-    return rc == KL_ESEALED ? look_up(store, &entry, arena) : rc;
+    if (rc != KL_ESEALED)
+        return rc;
+    rc = look_up(store, &entry, arena, &known);
+    return rc == KL_OK && !known ? kl__fail(KL_ESEALED, "the queue has a newer layout") : rc;
 }
 
 /* The same in the layout that the firing names. One that is known no more is older than all that are. */
-static kl_rc append_firing(kl_queue *queue, const kl__schedule *schedule, kl_arena *arena)
+static kl_rc append_firing(kl_queue *queue, const kl__schedule *schedule, bool own, kl_arena *arena)
 {
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
     const kl__queue_layout *layout = find_layout(descriptor, schedule->firing.layout);
@@ -236,20 +271,21 @@ static kl_rc append_firing(kl_queue *queue, const kl__schedule *schedule, kl_are
         descriptor = kl__queue_descriptor(queue);
         layout = find_layout(descriptor, schedule->firing.layout);
     }
-    kl_rc rc = layout ? append_in(queue, layout, schedule, arena)
+    kl_rc rc = layout ? append_in(queue, layout, schedule, own, arena)
                       : kl__fail(KL_ESEALED, "the queue's layout %llu is no more",
                                  (unsigned long long)schedule->firing.layout);
     kl__descriptor_release(descriptor);
     return rc;
 }
 
-/* Step 2, and what step 3 is to write. Where the layout was sealed meanwhile, the record says so first (C1). */
-static kl_rc finish_firing(kl_queue *queue, kl__schedule *schedule, kl_arena *arena)
+/* Step 2, and what step 3 is to write. Where the layout was sealed meanwhile, the record says so first (C1). own: this
+ * call has just begun it. */
+static kl_rc finish_firing(kl_queue *queue, kl__schedule *schedule, bool own, kl_arena *arena)
 {
     kl__firing *firing = &schedule->firing;
     kl_rc rc = KL_OK;
     for (int tries = 0; firing->tick_ms != 0 && tries < MOVE_TRIES; tries++) {
-        rc = append_firing(queue, schedule, arena);
+        rc = append_firing(queue, schedule, own, arena);
         if (rc == KL_OK) {
             schedule->cron.last_ms = firing->tick_ms;
             *firing = (kl__firing){.tick_ms = 0};
@@ -354,14 +390,18 @@ static void come_back_for(struct round *round, const kl__schedule *schedule)
 }
 
 /* One write: the end of the firing that there is, the beginning of the next, or both. */
-static kl_rc fire_tick(struct round *round, kl__schedule *schedule, kl_arena *arena)
+static kl_rc fire_tick(struct round *round, kl__schedule *schedule, bool own)
 {
-    kl_rc rc = finish_firing(round->queue, schedule, arena);
+    kl_arena arena = {0}; /* of this tick: there may be many */
+    kl_rc rc = finish_firing(round->queue, schedule, own, &arena);
     if (rc == KL_OK && round->left > 0 && is_due(schedule, round->now_ms)) {
         rc = begin_firing(round->queue, schedule, round->now_ms);
         round->left--;
     }
-    return rc == KL_OK ? write_schedule(round->queue, schedule, arena) : rc;
+    if (rc == KL_OK)
+        rc = write_schedule(round->queue, schedule, &arena);
+    kl_arena_free(&arena);
+    return rc;
 }
 
 /* A schedule with something to do, read once more. */
@@ -370,10 +410,11 @@ static kl_rc fire_schedule(struct round *round, const char *name)
     kl_arena arena = {0};
     kl__schedule schedule;
     kl_rc rc = read_schedule(round->queue, name, &arena, &schedule);
-    bool mine = rc == KL_OK && is_mine(round, &schedule);
+    bool own = false, mine = rc == KL_OK && is_mine(round, &schedule);
     while (rc == KL_OK && mine) {
-        rc = fire_tick(round, &schedule, &arena);
-        mine = schedule.firing.tick_ms != 0 || is_mine(round, &schedule);
+        rc = fire_tick(round, &schedule, own);
+        own = schedule.firing.tick_ms != 0;
+        mine = own || is_mine(round, &schedule);
     }
     if (rc == KL_OK)
         come_back_for(round, &schedule);
@@ -455,7 +496,7 @@ static kl_rc change_once(kl_queue *queue, const char *name, change_fn *change, c
     if (rc == KL_OK)
         rc = read_schedule(queue, name, arena, &schedule);
     if (rc == KL_OK)
-        rc = finish_firing(queue, &schedule, arena);
+        rc = finish_firing(queue, &schedule, false, arena);
     if (rc == KL_OK || rc == KL_ENOTFOUND)
         rc = change(&schedule, ctx, now_ms);
     return rc == KL_OK ? write_schedule(queue, &schedule, arena) : rc;
@@ -550,7 +591,11 @@ static kl_rc check_when(const kl_cron *cron)
 kl_rc kl_cron_add(kl_queue *queue, const kl_cron *given)
 {
     kl_cron cron;
-    kl_rc rc = copy_cron(given, &cron);
+    kl_rc rc = check_queue(queue);
+    if (rc == KL_OK && !given)
+        rc = kl__fail(KL_EINVAL, "the kl_cron is NULL; pass one");
+    if (rc == KL_OK)
+        rc = copy_cron(given, &cron);
     if (rc == KL_OK)
         rc = kl__cron_check(&cron);
     if (rc == KL_OK)
@@ -576,7 +621,8 @@ static kl_rc change_pause(kl__schedule *schedule, const void *ctx, int64_t now_m
 
 kl_rc kl_cron_pause(kl_queue *queue, const char *name, bool paused)
 {
-    return change_schedule(queue, name, change_pause, &paused);
+    kl_rc rc = check_queue(queue);
+    return rc == KL_OK ? change_schedule(queue, name, change_pause, &paused) : rc;
 }
 
 static kl_rc remove_once(kl_queue *queue, const char *name, kl_arena *arena)
@@ -585,13 +631,16 @@ static kl_rc remove_once(kl_queue *queue, const char *name, kl_arena *arena)
     kl__schedule schedule;
     kl_rc rc = read_schedule(queue, name, arena, &schedule);
     if (rc == KL_OK)
-        rc = finish_firing(queue, &schedule, arena);
+        rc = finish_firing(queue, &schedule, false, arena);
     return rc == KL_OK ? kl__record_remove(queue->store, record_name(queue, name, buffer), schedule.version) : rc;
 }
 
 kl_rc kl_cron_remove(kl_queue *queue, const char *name)
 {
-    kl_rc rc = KL_ECONFLICT;
+    kl_rc rc = check_queue(queue);
+    if (rc != KL_OK)
+        return rc;
+    rc = KL_ECONFLICT;
     for (int tries = 0; rc == KL_ECONFLICT && tries < CHANGE_TRIES; tries++) {
         kl_arena arena = {0};
         rc = remove_once(queue, name, &arena);
@@ -606,8 +655,12 @@ kl_rc kl_cron_list(kl_queue *queue, const char *after, size_t max, kl_arena *are
                    size_t *ret_count)
 {
     char prefix[NAME_BYTES], behind[NAME_BYTES];
-    kl_bytes begin = record_name(queue, "", prefix), from = NO_BYTES;
-    kl_rc rc = after && *after ? kl__cron_check_name(after) : KL_OK;
+    kl_bytes from = NO_BYTES;
+    kl_rc rc = check_queue(queue);
+    if (rc == KL_OK && (!arena || !ret_crons || !ret_count))
+        rc = kl__fail(KL_EINVAL, "the arena, ret_crons or ret_count is NULL; pass all three");
+    if (rc == KL_OK && after && *after)
+        rc = kl__cron_check_name(after);
     if (rc != KL_OK)
         return rc;
     if (max == 0 || max > KL_CRON_LOOK_MAX)
@@ -618,7 +671,7 @@ kl_rc kl_cron_list(kl_queue *queue, const char *after, size_t max, kl_arena *are
     size_t count;
     if (!records)
         return kl__fail_memory();
-    rc = kl_store_list(queue->store, begin, from, max, arena, records, &count);
+    rc = kl_store_list(queue->store, record_name(queue, "", prefix), from, max, arena, records, &count);
     for (size_t i = 0; rc == KL_OK && i < count; i++) {
         kl__schedule schedule;
         rc = kl__schedule_decode(&records[i], prefix_len(queue), arena, &schedule);
@@ -636,7 +689,9 @@ kl_rc kl_cron_run(kl_queue *queue, const char *name, kl_task_id *ret_id)
     kl__schedule schedule;
     kl_put_result result = {.duplicate = false};
     int64_t now_ms;
-    kl_rc rc = kl_store_now(queue->store, &now_ms);
+    kl_rc rc = check_queue(queue);
+    if (rc == KL_OK)
+        rc = kl_store_now(queue->store, &now_ms);
     if (rc == KL_OK)
         rc = read_schedule(queue, name, &arena, &schedule);
     if (rc == KL_OK) {

@@ -42,6 +42,7 @@ typedef struct kl__firing {
 typedef struct kl__schedule {
     kl_cron cron;     /* texts and bytes lie in an arena; zone and catch_up are set */
     uint64_t version; /* of the record; 0: it is not written yet */
+    int64_t seen_ns;  /* when this version was read or written here, on the monotonic clock */
     int64_t behind;   /* ticks made up for in a row by KL_CATCH_UP_ALL */
     kl__firing firing;
 } kl__schedule;
@@ -70,7 +71,7 @@ enum {
     KL_CRON_FIRE_MAX = 256,       /* tasks put by one call of kl__cron_fire; the rest by the next */
     KL_CRON_LATE_MS = 60000,      /* KL_CATCH_UP_NONE: what is later than this is passed over */
     KL_CRON_HELP_MS = 5000,       /* a firing so old is finished by others */
-    KL_CRON_LOOK_AGAIN_MS = 1000, /* when somebody else is just firing what is due */
+    KL_CRON_LOOK_AGAIN_MS = 1000, /* when somebody else is just firing what is due; and how long a record is believed */
 };
 
 /* Fires what is due in the queue on the store's clock, and finishes what a worker that died was firing. Any number of

@@ -329,6 +329,8 @@ kl_rc kl_cron_next(const char *when, const char *zone_name, int64_t after_ms, in
 {
     kl__cron_fields fields;
     kl__zone *zone;
+    if (!ret_ms)
+        return kl__fail(KL_EINVAL, "ret_ms is NULL; pass room for the time");
     if (after_ms < 0 || after_ms > KL_ID_MS_MAX)
         return kl__fail(KL_EINVAL, "after_ms is %lld: it must be from 0 (1970) to %lld (2527)", (long long)after_ms,
                         (long long)KL_ID_MS_MAX);

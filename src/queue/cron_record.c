@@ -15,6 +15,7 @@
 #include "keyline/exec.h" /* KL_FOREVER */
 #include "queue/cron.h"
 #include "queue/json.h"
+#include "queue/put.h"
 
 static const char *const catch_ups[] = {"", "none", "one", "all"};
 
@@ -42,6 +43,7 @@ static const struct {
     {"priority", offsetof(kl_put, priority), KL_PRIORITY_MIN, KL_PRIORITY_MAX},
     {"attempts_max", offsetof(kl_put, attempts_max), 0, KL_ATTEMPTS_MAX},
     {"timeout_ms", offsetof(kl_put, timeout_ms), 0, KL_FOREVER},
+    {"keep_ms", offsetof(kl_put, keep_ms), 0, KL_ID_MS_MAX},
 };
 
 enum { PARTS = sizeof parts / sizeof parts[0], NUMBERS = sizeof numbers / sizeof numbers[0] };
@@ -71,47 +73,21 @@ kl_rc kl__cron_check_name(const char *name)
                     kl__quote(kl_str(name), quoted), KL_CRON_NAME_MAX);
 }
 
-static kl_rc check_bytes(const char *name, const char *what, kl_bytes bytes, size_t min, size_t max)
-{
-    if (bytes.len >= min && bytes.len <= max && (bytes.len == 0 || bytes.data))
-        return KL_OK;
-    return kl__fail(KL_EINVAL, "the task of the schedule %s: its %s has %zu bytes; write %zu to %zu", name, what,
-                    bytes.len, min, max);
-}
-
-static kl_rc check_number(const char *name, const char *what, int64_t value, int64_t min, int64_t max)
-{
-    if (value >= min && value <= max)
-        return KL_OK;
-    return kl__fail(KL_EINVAL, "the task of the schedule %s: %s is %lld; write %lld to %lld", name, what,
-                    (long long)value, (long long)min, (long long)max);
-}
-
-static kl_rc check_lists(const char *name, const kl_put *task)
-{
-    kl_rc rc = check_number(name, "header_count", (int64_t)task->header_count, 0,
-                            task->headers ? KL_HEADERS_MAX - KL_CRON_HEADERS : 0);
-    if (rc == KL_OK)
-        rc = check_number(name, "tag_count", (int64_t)task->tag_count, 0, task->tags ? KL_TAGS_MAX : 0);
-    for (size_t i = 0; rc == KL_OK && i < task->header_count; i++) {
-        rc = check_bytes(name, "header's name", task->headers[i].name, 1, KL_HEADERS_BYTES_MAX);
-        if (rc == KL_OK)
-            rc = check_bytes(name, "header's value", task->headers[i].value, 0, KL_HEADERS_BYTES_MAX);
-    }
-    for (size_t i = 0; rc == KL_OK && i < task->tag_count; i++)
-        rc = check_bytes(name, "tag", task->tags[i], 1, KL_TAG_BYTES_MAX);
-    return rc;
-}
-
+/* Fields that are not used may say anything. Room for the two headers that a task gets is left. */
 static kl_rc check_task(const char *name, const kl_put *task)
 {
-    kl_put copy = *task;
-    kl_rc rc = KL_OK;
-    for (size_t i = 0; rc == KL_OK && i < PARTS; i++)
-        rc = check_bytes(name, parts[i].name, *part_of(&copy, i), 0, parts[i].max);
-    for (size_t i = 0; rc == KL_OK && i < NUMBERS; i++)
-        rc = check_number(name, numbers[i].name, *number_of(&copy, i), numbers[i].min, numbers[i].max);
-    return rc == KL_OK ? check_lists(name, task) : rc;
+    char why[512];
+    kl_put used = *task;
+    used.delay_ms = used.due_ms = used.unique_ms = used.job_run = 0;
+    used.unique = (kl_bytes){"", 0};
+    kl_rc rc = kl__put_check(&used);
+    if (rc == KL_OK && task->header_count > KL_HEADERS_MAX - KL_CRON_HEADERS)
+        rc = kl__fail(KL_EINVAL, "header_count is %zu; write 0 to %d, for it gets %d more", task->header_count,
+                      KL_HEADERS_MAX - KL_CRON_HEADERS, KL_CRON_HEADERS);
+    if (rc == KL_OK)
+        return KL_OK;
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    return kl__fail(rc, "the task of the schedule %s: %s", name, why);
 }
 
 kl_rc kl__cron_check(const kl_cron *cron)

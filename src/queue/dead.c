@@ -40,7 +40,8 @@ struct marks {
 struct letter {
     struct run *run;
     const kl_task *task;
-    kl_entry entry; /* as it is put again */
+    kl_entry entry;  /* as it is put again, */
+    kl_store *store; /* and where; NULL: not chosen yet, or its layout is sealed */
     kl_rc rc;
     bool again; /* it is to be appended (once more) */
     char error[sizeof((kl_account *)0)->error];
@@ -88,8 +89,7 @@ static void choose_place(const kl_layout *layout, const kl_task *task, uint32_t 
 }
 
 /* A due time that has passed is left out: with it, the task would stand before others of its key. */
-static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_layout *layout, int64_t now_ms,
-                        kl_store **ret_store)
+static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_layout *layout, int64_t now_ms)
 {
     const kl_entry *old = &letter->task->entry;
     uint32_t partition, shard;
@@ -97,9 +97,12 @@ static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_
     letter->entry = *old;
     letter->entry.place = (kl_place){layout->numbers[partition], shard};
     letter->entry.due_ms = old->due_ms > now_ms ? old->due_ms : 0;
-    *ret_store = layout->stores[partition];
     kl_rc rc = kl_idgen_next(layout->idgen, shard, kl_lane_of(old->key), &letter->entry.id);
-    return rc == KL_OK ? kl__envelope_repeat(old->headers, &old->id, &run->arena, &letter->entry.headers) : rc;
+    if (rc == KL_OK)
+        rc = kl__envelope_repeat(old->headers, &old->id, &run->arena, &letter->entry.headers);
+    if (rc == KL_OK)
+        letter->store = layout->stores[partition];
+    return rc;
 }
 
 static void note(struct letter *letter, kl_rc rc, const char *error)
@@ -119,16 +122,16 @@ static void land(void *ctx, kl_rc rc, const char *error)
     pthread_mutex_unlock(&run->mutex);
 }
 
+/* What is tried again, because the store was busy, keeps its id: it may have been stored. */
 static void launch(struct run *run, struct letter *letter, const kl__queue_layout *layout, int64_t now_ms)
 {
-    kl_store *store;
     kl_token token = token_of(letter->task);
-    kl_rc rc = make_entry(run, letter, layout, now_ms, &store);
+    kl_rc rc = letter->store ? KL_OK : make_entry(run, letter, layout, now_ms);
     if (rc == KL_OK) {
         pthread_mutex_lock(&run->mutex);
         run->flying++;
         pthread_mutex_unlock(&run->mutex);
-        rc = kl_store_append_async(store, &letter->entry, 1, &token, land, letter);
+        rc = kl_store_append_async(letter->store, &letter->entry, 1, &token, land, letter);
         if (rc == KL_OK)
             return;
         pthread_mutex_lock(&run->mutex);
@@ -169,6 +172,8 @@ static bool sort_out(struct letter *letters, size_t count, bool *ret_sealed)
         kl_rc rc = letters[i].rc;
         letters[i].again = letters[i].again && (rc == KL_ESEALED || rc == KL_EBUSY);
         any |= letters[i].again;
+        if (rc == KL_ESEALED)
+            letters[i].store = NULL;
         *ret_sealed |= letters[i].again && rc == KL_ESEALED;
     }
     return any;
@@ -197,10 +202,7 @@ static kl_rc forget_some(struct run *run, uint32_t shard, const kl_task_id *ids,
 {
     kl_place place = {run->source.layout->numbers[run->source.partition], shard};
     kl_rc rc;
-    uint32_t tries = 0;
-    do
-        rc = kl_store_forget(kl__source_store(run->source), place, ids, count);
-    while (kl__put_again(rc, tries++));
+    KL_ASK(rc, kl_store_forget(kl__source_store(run->source), place, ids, count));
     return rc;
 }
 
@@ -504,8 +506,10 @@ static kl_rc redrive(kl_queue *queue, const kl_redrive *which, enum action actio
     run->to = action == MOVE ? which->to : queue;
     pthread_mutex_init(&run->mutex, NULL);
     kl__cond_init(&run->landed);
+    rc = kl__queue_refresh(queue);
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    rc = kl__id_is_none(&which->id) ? handle_all(run, descriptor) : handle_one(run, descriptor);
+    if (rc == KL_OK)
+        rc = kl__id_is_none(&which->id) ? handle_all(run, descriptor) : handle_one(run, descriptor);
     if (rc == KL_OK)
         *ret_account = run->account;
     kl__descriptor_release(descriptor);

@@ -11,10 +11,12 @@
  *     sources after its own      what was finished at its time or before
  *
  * A source is asked for its share of the page and asked again only when that is used up, so about as many tasks are
- * read as are shown, and no more than that many are held. */
+ * read as are shown, and no more than that many are held. A page ends early where they are large. */
 #include <stdio.h>
 
 #include "queue/look.h"
+
+enum { SHARE_MAX = 128 /* tasks that a source is asked for at once: it holds them all with their bytes */ };
 
 struct stream {
     kl__source source;
@@ -32,6 +34,7 @@ struct merge {
     kl_arena *arena; /* the caller's */
     kl_found *found;
     size_t count;
+    size_t bytes; /* of what was shown */
     size_t share; /* tasks that a source is asked for at once */
     struct stream *streams;
     size_t stream_count;
@@ -60,6 +63,12 @@ static bool keep(kl_arena *arena, kl_bytes *bytes)
         return kl_arena_copy(arena, *bytes, bytes);
     *bytes = (kl_bytes){"", 0};
     return true;
+}
+
+static size_t bytes_of(const kl_task *task)
+{
+    return task->entry.key.len + task->entry.kind.len + task->entry.headers.len + task->entry.payload.len +
+           task->error.len + task->result.len;
 }
 
 /* The task's bytes move into the caller's arena. */
@@ -124,7 +133,13 @@ static kl_rc show(struct merge *merge, struct stream *stream)
         rc = kl__look_describe(merge->queue, stream->source, merge->arena, found);
     merge->last = stream;
     merge->count += rc == KL_OK;
+    merge->bytes += bytes_of(&found->task);
     return rc;
+}
+
+static bool is_full(const struct merge *merge)
+{
+    return merge->count == merge->which->max || merge->bytes >= KL_BATCH_BYTES_MAX;
 }
 
 /* --- Cursors --- */
@@ -145,7 +160,7 @@ static kl_rc write_place(const struct merge *merge, kl_bytes *ret_cursor)
     char text[KL_CURSOR_BYTES - 20], id[KL_ID_TEXT_BYTES];
     const struct stream *last = merge->last;
     *ret_cursor = (kl_bytes){"", 0};
-    if (merge->count < merge->which->max)
+    if (!is_full(merge))
         return KL_OK;
     kl_id_print(&last->after.entry.id, id);
     snprintf(text, sizeof text, "f1.%llu.%u.%u.%llu.%llu.%s", (unsigned long long)last->source.layout->number,
@@ -217,6 +232,8 @@ static kl_rc make_streams(struct merge *merge, const kl__descriptor *descriptor)
         return kl__fail_memory();
     merge->stream_count = count;
     merge->share = (merge->which->max + count - 1) / count;
+    if (merge->share > SHARE_MAX)
+        merge->share = SHARE_MAX;
     count = 0;
     for (size_t i = descriptor->layout_count; i-- > 0;) {
         const kl__queue_layout *layout = &descriptor->layouts[i];
@@ -234,7 +251,7 @@ static kl_rc make_streams(struct merge *merge, const kl__descriptor *descriptor)
 static kl_rc list(struct merge *merge, const kl__descriptor *descriptor, kl_bytes *ret_cursor)
 {
     kl_rc rc = make_streams(merge, descriptor);
-    for (bool more = true; rc == KL_OK && more && merge->count < merge->which->max;) {
+    for (bool more = true; rc == KL_OK && more && !is_full(merge);) {
         struct stream *stream = NULL;
         rc = choose(merge, &stream);
         more = rc == KL_OK && stream;
@@ -259,6 +276,8 @@ kl_rc kl_queue_finished(kl_queue *queue, const kl_finished *which, kl_arena *are
     if (!which)
         return kl__fail(KL_EINVAL, "the kl_finished is NULL; pass one, at least with max");
     kl_rc rc = kl__list_check(which->max, arena, ret_found, ret_count, ret_cursor);
+    if (rc == KL_OK)
+        rc = kl__queue_refresh(queue);
     if (rc != KL_OK)
         return rc;
     kl__descriptor *descriptor = kl__queue_descriptor(queue);

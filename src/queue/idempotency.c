@@ -7,7 +7,7 @@
  *                claim             commit                    answer_ms
  *     (none) ------------> claimed --------> committed ---------------> (none)
  *                           |   ^               | repeat: the answer
- *        lease over:        |   |               | other fingerprint: KL_EINVAL
+ *        lease over:        |   |               | other fingerprint: KL_EMISMATCH
  *        taken over by CAS  +---+
  *        lease holds: KL_EBUSY
  *
@@ -24,7 +24,9 @@
 #include <stdio.h>
 
 #include "base/compare.h"
+#include "base/mutant.h"
 #include "queue/job.h"
+#include "queue/put.h"
 
 enum {
     CLAIM_TRIES = 16,                        /* changes of the record by others that one call bears */
@@ -187,8 +189,8 @@ static kl_rc check_same(const struct claim *claim, const char *fingerprint, uint
 {
     if (strcmp(claim->fingerprint, fingerprint) == 0 && claim->job.tasks == tasks)
         return KL_OK;
-    return kl__fail(KL_EINVAL, "this idempotency key was used for another submit; repeat that one as it was, or use a "
-                               "new key");
+    return kl__fail(KL_EMISMATCH, "this idempotency key was used for another submit; repeat that one as it was, or use "
+                                  "a new key");
 }
 
 /* The claim becomes ours, or its answer is there already (claim->committed). KL_ECONFLICT: look again. */
@@ -197,7 +199,7 @@ static kl_rc try_to_claim(kl__submit *submit, const char *fingerprint, kl_arena 
 {
     kl_rc rc = read_claim(submit->queue, arena, claim);
     if (rc == KL_OK)
-        rc = kl_store_now(submit->queue->store, &submit->now_ms);
+        KL_ASK(rc, kl_store_now(submit->queue->store, &submit->now_ms));
     if (rc != KL_OK)
         return rc;
     if (claim->version == 0) {
@@ -214,6 +216,8 @@ static kl_rc try_to_claim(kl__submit *submit, const char *fingerprint, kl_arena 
         return fail_under_way(claim->until_ms - submit->now_ms, retry_ms);
     submit->careful = true;
     submit->put = claim->put;
+    if (KL_MUTANT(claim_other_job) && kl__job_begin(submit, &claim->job) != KL_OK)
+        return KL_EBUSY;
     return take(submit, claim);
 }
 
@@ -230,7 +234,8 @@ static kl_rc claim_it(kl__submit *submit, const char *fingerprint, kl_arena *are
 static kl_rc renew(kl__submit *submit)
 {
     struct claim *claim = submit->claim;
-    kl_rc rc = kl_store_now(submit->queue->store, &submit->now_ms);
+    kl_rc rc;
+    KL_ASK(rc, kl_store_now(submit->queue->store, &submit->now_ms));
     claim->put = submit->put;
     return rc == KL_OK ? take(submit, claim) : rc;
 }
@@ -261,6 +266,8 @@ static kl_rc learn(const kl__submit *submit, struct claim *claim, kl_arena *aren
 
 static kl_rc commit(const kl__submit *submit, struct claim *claim, kl_arena *arena, int64_t *retry_ms)
 {
+    if (KL_MUTANT(commit_lost))
+        return kl__record_remove(submit->queue->store, kl_str(claim->name), claim->version);
     claim->committed = true;
     claim->put = claim->job.tasks = submit->spec.count; /* what was added meanwhile is none of the answer */
     kl_rc rc = write_claim(submit->queue, claim, submit->now_ms + submit->spec.answer_ms);

@@ -10,6 +10,7 @@
 
 #include "base/compare.h"
 #include "base/random.h"
+#include "queue/put.h"
 
 enum {
     ADDS_MAX = 64, /* adds whose repeats are told from new ones */
@@ -130,7 +131,9 @@ static kl_rc add_counts(const kl__queue_layout *layout, const kl_task_id *job, k
 {
     for (uint32_t i = 0; i < layout->layout.partitions; i++) {
         kl_counts counts;
-        kl_rc rc = kl_store_counts(layout->stores[i], (kl_place){layout->numbers[i], KL_ALL_SHARDS}, job, &counts);
+        kl_place all = {layout->numbers[i], KL_ALL_SHARDS};
+        kl_rc rc;
+        KL_ASK(rc, kl_store_counts(layout->stores[i], all, job, &counts));
         if (rc != KL_OK)
             return rc;
         info->done += counts.done;
@@ -268,9 +271,9 @@ static kl_rc check_added(const kl_put *tasks, size_t count)
         if (!kl__id_is_none(&tasks[i].job) || tasks[i].keep_ms != 0 || tasks[i].job_run != 0 || tasks[i].queue ||
             tasks[i].unique.len > 0)
             return kl__fail(KL_EINVAL,
-                            "task %zu has a queue, unique, job, job_run or keep_ms of its own; leave them out, for "
-                            "they are the job's",
-                            i + 1);
+                            "task %zu of %zu has a queue, unique, job, job_run or keep_ms of its own; leave them out, "
+                            "for they are the job's",
+                            i + 1, count);
     }
     return KL_OK;
 }
@@ -290,6 +293,8 @@ struct add {
     const kl_put *tasks;
     size_t count;
     kl_bytes token;
+    kl_put *puts; /* the tasks with what they have from the job */
+    bool counted; /* by this call */
 };
 
 static void name_add(struct add *add)
@@ -298,12 +303,21 @@ static void name_add(struct add *add)
     snprintf(add->hash, sizeof add->hash, "%016llx", (unsigned long long)hash);
 }
 
-static bool is_counted(const kl__job *job, const struct add *add)
+static const char *find_add(const char *adds, const struct add *add)
 {
-    for (const char *at = job->adds; strlen(at) >= ADD_DIGITS; at += ADD_DIGITS)
-        if (memcmp(at, add->hash, ADD_DIGITS) == 0)
-            return true;
-    return false;
+    for (; strlen(adds) >= ADD_DIGITS; adds += ADD_DIGITS)
+        if (memcmp(adds, add->hash, ADD_DIGITS) == 0)
+            return adds;
+    return NULL;
+}
+
+/* One that the record no longer remembers is known by its token. */
+static kl_rc is_counted(kl_queue *queue, const kl__job *job, const struct add *add, bool *ret_counted)
+{
+    *ret_counted = find_add(job->adds, add) != NULL;
+    if (*ret_counted || add->token.len == 0 || strlen(job->adds) < ADDS_MAX * ADD_DIGITS)
+        return KL_OK;
+    return kl__put_token_ended(queue, add->token, ret_counted);
 }
 
 /* The job must last as long as the latest of its tasks. */
@@ -320,78 +334,101 @@ static void extend(kl__job *job, const struct add *add, int64_t now_ms)
 }
 
 /* Counts the add and remembers it, the newest first, instead of the oldest when there are many. */
-static kl_rc count_add(kl_queue *queue, kl__job *job, const struct add *add)
+static kl_rc count_add(kl_queue *queue, const kl__job *job, const struct add *add)
 {
     char adds[ADDS_MAX * ADD_DIGITS + 1];
     int64_t now_ms;
-    kl_rc rc = kl_store_now(queue->store, &now_ms);
+    kl_rc rc;
+    KL_ASK(rc, kl_store_now(queue->store, &now_ms));
     if (rc != KL_OK)
         return rc;
     snprintf(adds, sizeof adds, "%s%s", add->hash, job->adds);
-    job->adds = adds;
-    job->tasks += add->count;
-    extend(job, add, now_ms);
-    rc = kl__job_write(queue, job);
-    job->adds = ""; /* the caller reads the record again before it writes it */
-    return rc;
+    kl__job grown = *job;
+    grown.adds = adds;
+    grown.tasks += add->count;
+    extend(&grown, add, now_ms);
+    return kl__job_write(queue, &grown);
 }
 
-/* Tasks that were refused are none of the job's. Failing that, the job shows too many. */
+static kl_rc take_out(kl_queue *queue, const kl_task_id *id, const struct add *add, kl_arena *arena)
+{
+    char adds[ADDS_MAX * ADD_DIGITS + 1];
+    kl__job job;
+    kl_rc rc = kl__job_read(queue, id, arena, &job);
+    const char *at = rc == KL_OK ? find_add(job.adds, add) : NULL;
+    if (!at || job.tasks < add->count)
+        return rc;
+    snprintf(adds, sizeof adds, "%.*s%s", (int)(at - job.adds), job.adds, at + ADD_DIGITS);
+    job.adds = adds;
+    job.tasks -= add->count;
+    return kl__job_write(queue, &job);
+}
+
+/* Tasks that were refused are none of the job's. Failing that, the job shows too many. The sentence stays. */
 static kl_rc uncount_add(kl_queue *queue, const kl_task_id *id, const struct add *add, kl_rc refused)
 {
     char why[512];
     kl_arena arena = {0};
-    kl__job job;
     snprintf(why, sizeof why, "%s", kl_error_text());
     kl_rc rc = KL_ECONFLICT;
-    for (int i = 0; i < ADD_TRIES && rc == KL_ECONFLICT; i++) {
-        rc = kl__job_read(queue, id, &arena, &job);
-        if (rc != KL_OK || strncmp(job.adds, add->hash, ADD_DIGITS) != 0)
-            break;
-        job.adds += ADD_DIGITS;
-        job.tasks -= add->count;
-        rc = kl__job_write(queue, &job);
-    }
+    for (int i = 0; i < ADD_TRIES && rc == KL_ECONFLICT; i++)
+        rc = take_out(queue, id, add, &arena);
     kl_arena_free(&arena);
     return kl__fail(refused, "%s", why);
 }
 
-static kl_rc put_added(kl_queue *queue, const kl__job *job, const struct add *add, kl_put_result *ret_results)
+static void fill_puts(const kl__job *job, struct add *add)
 {
-    kl_put *puts = kl__alloc_zeroed(add->count ? add->count : 1, sizeof *puts);
-    if (!puts)
-        return kl__fail_memory();
     for (size_t i = 0; i < add->count; i++) {
-        puts[i] = add->tasks[i];
-        puts[i].job = job->id;
-        puts[i].job_run = job->run;
-        puts[i].keep_ms = job->keep_ms;
-        if (puts[i].due_ms == 0 && puts[i].delay_ms == 0)
-            puts[i].due_ms = job->due_ms;
+        kl_put *put = &add->puts[i];
+        *put = add->tasks[i];
+        put->job = job->id;
+        put->job_run = job->run;
+        put->keep_ms = job->keep_ms;
+        if (put->due_ms == 0 && put->delay_ms == 0)
+            put->due_ms = job->due_ms;
     }
-    kl_rc rc = kl_queue_put(queue, puts, add->count, add->token, ret_results);
-    kl__free(puts);
+}
+
+/* Tasks are checked before they are counted, and counted before they are put. KL_ECONFLICT: the record was changed. */
+static kl_rc try_add(kl_queue *queue, const kl_task_id *id, struct add *add, kl_arena *arena)
+{
+    kl__job job;
+    bool counted;
+    kl_rc rc = kl__job_read(queue, id, arena, &job);
+    if (rc == KL_OK)
+        rc = refuse_cancelled(queue, &job);
+    if (rc != KL_OK)
+        return rc;
+    fill_puts(&job, add);
+    rc = kl__put_check_call(queue, add->puts, add->count, add->token);
+    if (rc == KL_OK)
+        rc = is_counted(queue, &job, add, &counted);
+    if (rc == KL_OK && !counted) {
+        rc = count_add(queue, &job, add);
+        add->counted = rc == KL_OK;
+    }
     return rc;
 }
 
-static kl_rc begin_add(kl_queue *queue, const kl_task_id *id, const struct add *add, kl_arena *arena, kl__job *ret_job)
+static kl_rc carry_out(kl_queue *queue, const kl_task_id *id, struct add *add, kl_put_result *ret_results)
 {
+    kl_arena arena = {0};
     kl_rc rc = KL_ECONFLICT;
     for (int i = 0; i < ADD_TRIES && rc == KL_ECONFLICT; i++) {
-        rc = kl__job_read(queue, id, arena, ret_job);
-        if (rc == KL_OK)
-            rc = refuse_cancelled(queue, ret_job);
-        if (rc == KL_OK && !is_counted(ret_job, add))
-            rc = count_add(queue, ret_job, add);
+        kl_arena_reset(&arena);
+        rc = try_add(queue, id, add, &arena);
     }
-    return rc == KL_ECONFLICT ? kl__fail(KL_EBUSY, "many add to the job at once; call again") : rc;
+    kl_arena_free(&arena);
+    if (rc != KL_OK)
+        return rc == KL_ECONFLICT ? kl__fail(KL_EBUSY, "many add to the job at once; call again") : rc;
+    rc = kl_queue_put(queue, add->puts, add->count, add->token, ret_results);
+    return kl_rc_class(rc) == KL_CLASS_FIX && add->counted ? uncount_add(queue, id, add, rc) : rc;
 }
 
 kl_rc kl_job_add(kl_queue *queue, const kl_task_id *job, const kl_put *tasks, size_t count, kl_bytes token,
                  kl_put_result *ret_results)
 {
-    kl_arena arena = {0};
-    kl__job record;
     struct add add = {.tasks = tasks, .count = count, .token = token};
     if (!queue || !job || (count > 0 && !tasks) || (token.len > 0 && !token.data))
         return kl__fail(KL_EINVAL,
@@ -402,12 +439,8 @@ kl_rc kl_job_add(kl_queue *queue, const kl_task_id *job, const kl_put *tasks, si
     if (rc != KL_OK)
         return rc;
     name_add(&add);
-    rc = begin_add(queue, job, &add, &arena, &record);
-    if (rc == KL_OK) {
-        rc = put_added(queue, &record, &add, ret_results);
-        if (rc == KL_EINVAL)
-            rc = uncount_add(queue, job, &add, rc);
-    }
-    kl_arena_free(&arena);
+    add.puts = kl__alloc_zeroed(count ? count : 1, sizeof *add.puts);
+    rc = add.puts ? carry_out(queue, job, &add, ret_results) : kl__fail_memory();
+    kl__free(add.puts);
     return rc;
 }

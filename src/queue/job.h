@@ -26,6 +26,7 @@
 
 enum {
     KL_JOB_LEASE_MS = 30000, /* of a submit or rerun under way: not heard of for so long, it has died */
+    KL_JOB_LOOK_MS = 5000,   /* who was held up for so long looks before it puts: somebody may have taken over */
     KL_SHA256_BYTES = 32,
     KL_SHA256_TEXT_BYTES = 2 * KL_SHA256_BYTES + 1,
 };
@@ -108,8 +109,8 @@ typedef struct kl__job_made {
 uint32_t kl__job_shard(const kl_layout *layout, kl_bytes key, uint64_t spread);
 
 /* Puts tasks whose ids were made with `made`. careful: those that are known under these ids, waiting or kept, are left
- * out. When that layout is no longer the newest, they get the ids that they have in the newest, and what the older one
- * took before it was sealed is left out. *ret_put: how many were put now. */
+ * out. When that layout is no longer the newest, they get the ids that they have in the newest, layout by layout, and
+ * what older ones took before they were sealed is left out. *ret_put: how many were put now. */
 kl_rc kl__job_put(kl_queue *queue, kl__job_task *tasks, size_t count, kl__job_made made, bool careful,
                   uint64_t *ret_put);
 

@@ -6,6 +6,9 @@
  * are cancelled, and the owners act on it when each task's turn comes. The mark outlives the job by keep_ms, for tasks
  * that wait longer than anybody thought.
  *
+ * A job is removed by the version that its marks were made for: an add or rerun meanwhile makes it begin anew, with a
+ * mark for what came.
+ *
  * A mark holds for the runs up to the one that it names (JB3), so marks are never taken back. */
 #include <stdlib.h>
 
@@ -81,7 +84,7 @@ static kl_rc set_mark(kl_queue *queue, const kl__job *job, bool removed)
         mark = (kl__cancelled){job->id, job->run, removed || mark.removed};
         rc = write_mark(queue, name, version, &mark, job->expires_ms + job->keep_ms);
     }
-    return rc;
+    return rc == KL_ECONFLICT ? kl__fail(KL_EBUSY, "many cancel the job at once; call again") : rc;
 }
 
 kl_rc kl_job_cancel(kl_queue *queue, const kl_task_id *job)
@@ -142,8 +145,10 @@ static kl_rc list_marks(kl_queue *queue, kl_bytes prefix, kl__cancelled_set *set
         rc = kl_store_list(queue->store, prefix, after, MARKS_AT_ONCE, &arena, records, &count);
         if (rc == KL_OK)
             rc = add_marks(records, count, set);
-        if (rc == KL_OK && count > 0)
-            after = kl__job_record_name(queue, "cancel", &set->jobs[set->count - 1].job, buffer);
+        if (rc == KL_OK && count > 0) {
+            after = (kl_bytes){buffer, records[count - 1].name.len};
+            memcpy(buffer, records[count - 1].name.data, after.len);
+        }
     } while (rc == KL_OK && count == MARKS_AT_ONCE);
     kl_arena_free(&arena);
     return rc;
@@ -215,43 +220,38 @@ static kl_rc remove_mark(kl_queue *queue, const kl_task_id *job)
     return rc == KL_OK && version != 0 ? kl__record_remove(queue->store, name, version) : rc;
 }
 
-static kl_rc remove_record(kl_queue *queue, const kl_task_id *job)
+/* All that the job owns, its record last. KL_ECONFLICT: somebody added to it or put it again meanwhile. */
+static kl_rc try_to_remove(kl_queue *queue, const kl_task_id *job, kl_arena *arena)
 {
     char buffer[KL_RECORD_NAME_BYTES];
-    kl_bytes name = kl__job_record_name(queue, "job", job, buffer);
-    kl_rc rc = KL_ECONFLICT;
-    for (int i = 0; i < MARK_TRIES && rc == KL_ECONFLICT; i++) {
-        kl_arena arena = {0};
-        kl_record record;
-        rc = kl__record_get(queue->store, name, &arena, &record);
-        if (rc == KL_OK && record.version != 0)
-            rc = kl__record_remove(queue->store, name, record.version);
-        kl_arena_free(&arena);
-    }
-    return rc;
-}
-
-/* What waits is known only as long as there are results; a repeat after a crash leaves the mark to its expiry. */
-kl_rc kl_job_remove(kl_queue *queue, const kl_task_id *job)
-{
-    kl_arena arena = {0};
     kl__job record;
     kl_job_info info;
-    if (!queue || !job)
-        return kl__fail(KL_EINVAL, "an argument is NULL; pass the queue and the job's id");
-    kl_rc rc = kl_job_show(queue, job, &arena, &info);
+    kl_rc rc = kl__job_read(queue, job, arena, &record);
     if (rc == KL_OK)
-        rc = kl__job_read(queue, job, &arena, &record);
+        rc = kl_job_show(queue, job, arena, &info);
     if (rc == KL_OK)
         rc = set_mark(queue, &record, true);
     if (rc == KL_OK)
         rc = forget_all(queue, &record);
     if (rc == KL_OK)
         rc = kl__idempotency_forget(queue, record.idempotency, job);
-    if (rc == KL_OK && info.waiting == 0)
-        rc = remove_mark(queue, job);
     if (rc == KL_OK)
-        rc = remove_record(queue, job);
+        rc = kl__record_remove(queue->store, kl__job_record_name(queue, "job", job, buffer), record.version);
+    return rc == KL_OK && info.waiting == 0 ? remove_mark(queue, job) : rc;
+}
+
+/* The mark stays, until it expires, where tasks may still wait, and where this ends before it is removed too. */
+kl_rc kl_job_remove(kl_queue *queue, const kl_task_id *job)
+{
+    kl_arena arena = {0};
+    if (!queue || !job)
+        return kl__fail(KL_EINVAL, "an argument is NULL; pass the queue and the job's id");
+    kl_rc rc = KL_ECONFLICT;
+    for (int i = 0; i < MARK_TRIES && rc == KL_ECONFLICT; i++) {
+        rc = try_to_remove(queue, job, &arena);
+        if (rc == KL_ENOTFOUND && i > 0)
+            rc = KL_OK; /* by somebody else, meanwhile */
+    }
     kl_arena_free(&arena);
-    return rc;
+    return rc == KL_ECONFLICT ? kl__fail(KL_EBUSY, "others change the job all the time; call again") : rc;
 }

@@ -12,7 +12,9 @@
  * What this run has put may finish while pages are still read. It carries the run, and is passed over. */
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "queue/job.h"
+#include "queue/put.h"
 
 enum {
     PAGE_ROWS = 1000,
@@ -26,7 +28,8 @@ struct rerun {
     kl_arena *arena;  /* of the job's texts */
     kl__merged *rows; /* PAGE_ROWS each */
     kl__job_task *tasks;
-    bool careful; /* somebody began this run before */
+    bool careful;    /* somebody began this run before, or may have taken it over: look before each page */
+    int64_t held_ns; /* when the lease was last written */
     uint64_t put;
     char nonce[KL_NONCE_BYTES];
 };
@@ -53,6 +56,7 @@ static kl_rc write_lease(struct rerun *rerun, int64_t now_ms)
     rerun->job.nonce = rerun->nonce;
     if (now_ms + rerun->job.keep_ms > rerun->job.expires_ms)
         rerun->job.expires_ms = now_ms + rerun->job.keep_ms;
+    rerun->held_ns = kl__monotonic_ns();
     return kl__job_write(rerun->queue, &rerun->job);
 }
 
@@ -72,7 +76,7 @@ static kl_rc try_to_begin(struct rerun *rerun, const kl_task_id *id, bool failed
     int64_t now_ms;
     kl_rc rc = kl__job_read(rerun->queue, id, rerun->arena, &rerun->job);
     if (rc == KL_OK)
-        rc = kl_store_now(rerun->queue->store, &now_ms);
+        KL_ASK(rc, kl_store_now(rerun->queue->store, &now_ms));
     if (rc == KL_OK)
         rc = check_free(&rerun->job, now_ms);
     if (rc != KL_OK)
@@ -100,7 +104,7 @@ static kl_rc write_on(struct rerun *rerun, bool ended)
         int64_t now_ms;
         rc = i > 0 ? read_again(rerun) : KL_OK;
         if (rc == KL_OK)
-            rc = kl_store_now(rerun->queue->store, &now_ms);
+            KL_ASK(rc, kl_store_now(rerun->queue->store, &now_ms));
         if (rc != KL_OK)
             return rc;
         if (!ended) {
@@ -110,7 +114,7 @@ static kl_rc write_on(struct rerun *rerun, bool ended)
         rerun->job.rerun_until_ms = 0;
         rc = kl__job_write(rerun->queue, &rerun->job);
     }
-    return rc;
+    return rc == KL_ECONFLICT ? kl__fail(KL_EBUSY, "the job's record changes again and again; call again") : rc;
 }
 
 /* --- Tasks --- */
@@ -156,6 +160,10 @@ static kl_rc make_task(const struct rerun *rerun, const kl__merged *row, kl_task
     extra->keep_ms = rerun->job.keep_ms;
     extra->origin = *old;
     kl_rc rc = kl__envelope_encode(extra, arena, &ret_task->entry.headers);
+    if (rc == KL_EINVAL) { /* rather without its origin than not at all */
+        extra->origin = (kl_task_id){{0}};
+        rc = kl__envelope_encode(extra, arena, &ret_task->entry.headers);
+    }
     if (rc == KL_OK)
         rc = keep_partition(rerun, row, arena, ret_task);
     return rc == KL_OK ? shift_id(rerun, row, &to, ret_task) : rc;
@@ -181,6 +189,7 @@ static kl_rc put_page(struct rerun *rerun, size_t count, kl_arena *arena)
         else
             rerun->rows[i].layout = NULL; /* not to be forgotten */
     }
+    rerun->careful |= kl__monotonic_ns() - rerun->held_ns > KL_JOB_LOOK_MS * INT64_C(1000000);
     if (rc == KL_OK)
         rc = kl__job_put(rerun->queue, rerun->tasks, wanted, made, rerun->careful, &put);
     if (rc == KL_OK)
@@ -212,10 +221,13 @@ static kl_rc put_pages(struct rerun *rerun)
     return rc;
 }
 
-/* The next call may go on at once. The sentence of what went wrong stays. */
+/* The next call may go on at once, unless somebody else has taken the run over. The sentence of what went wrong stays.
+ */
 static kl_rc give_back(struct rerun *rerun, kl_rc rc)
 {
     char why[512];
+    if (strcmp(rerun->job.nonce, rerun->nonce) != 0)
+        return rc;
     snprintf(why, sizeof why, "%s", kl_error_text());
     rerun->job.rerun_until_ms = 1; /* under way, and its lease is over */
     kl_rc given = kl__job_write(rerun->queue, &rerun->job);

@@ -15,6 +15,10 @@
  * reads exactly the rows that it returns, and one of several reads few that it throws away. Asking every shard for a
  * whole page, as one would at first, reads shards x tasks rows for a full listing.
  *
+ * Where several shards of a partition have nothing, one search says which have any, if the results are few. So a page
+ * asks in vain a few dozen times, however many shards there are; but where there are more than FEW_MAX results, and yet
+ * fewer than shards, as often as shards lie between those that it returns.
+ *
  * R1  Everything up to the last id that was given out has been given out, in every stream. So that one id is the whole
  *     cursor, whatever layouts are opened between two pages.
  * R2  An id is given out once. The same id in two layouts is one task that was moved: the newer layout's counts.
@@ -26,14 +30,19 @@
  *     17..32      the last id that was given out
  *     33..36      CRC-32C of bytes 0..32, little-endian */
 #include <endian.h>
+#include <stdlib.h>
 
 #include "base/compare.h"
 #include "base/crc32c.h"
 #include "base/layout.h"
 #include "queue/job.h"
+#include "queue/put.h"
 
 enum {
     ROWS_FIRST_MAX = 128, /* rows asked for at once before it is known how large they are */
+    VAIN_MAX = 32,        /* shards of a partition without results, before it is asked which have any */
+    FEW_MAX = 1024,       /* results of a partition that are looked through for that, */
+    FEW_AT_ONCE = 16,     /* so many in one search: they come with their payloads */
     CURSOR_VERSION = 1,
     CURSOR_BYTES = 37,
     CURSOR_CHECKED_BYTES = 33,
@@ -54,6 +63,9 @@ struct stream {
     kl_task *rows;     /* from `at` to `count`; their bytes lie in the arena */
     size_t at, count, room;
     uint64_t given;
+    uint32_t in_vain; /* shards that were asked and had nothing */
+    uint32_t *shards; /* the only ones that have results, ascending; NULL: not known */
+    size_t shard_at, shard_count;
 };
 
 struct merge {
@@ -61,6 +73,7 @@ struct merge {
     kl_arena *arena;
     size_t page;
     uint64_t given, read, bytes;
+    uint64_t searched;    /* rows read to learn which shards have any */
     kl_task_id last;      /* given out; all zero: none */
     size_t count;         /* of the heap */
     struct stream **heap; /* the lowest first */
@@ -114,6 +127,21 @@ static kl_task_id first_of_shard(const kl_layout *layout, uint32_t shard)
     return id;
 }
 
+/* The first shard from this one on that may have results. False: there is none. */
+static bool next_shard(struct stream *stream, uint32_t from, uint32_t *ret_shard)
+{
+    if (!stream->shards) {
+        *ret_shard = from;
+        return from < kl_layout_shards(&stream->layout->layout);
+    }
+    while (stream->shard_at < stream->shard_count && stream->shards[stream->shard_at] < from)
+        stream->shard_at++;
+    if (stream->shard_at == stream->shard_count)
+        return false;
+    *ret_shard = stream->shards[stream->shard_at];
+    return true;
+}
+
 static void begin_stream(struct stream *stream, const kl_task_id *after)
 {
     if (!after)
@@ -130,12 +158,54 @@ static bool move_on(struct stream *stream)
         stream->key = stream->passed;
         return true;
     }
-    if (++stream->shard == kl_layout_shards(&stream->layout->layout))
+    if (!next_shard(stream, stream->shard + 1, &stream->shard))
         return false;
     stream->begun = stream->shard_ends = false;
     stream->key = first_of_shard(&stream->layout->layout, stream->shard);
     return true;
 }
+
+/* --- Few results in many shards --- */
+
+static int compare_shards(const void *a, const void *b)
+{
+    uint32_t left = *(const uint32_t *)a, right = *(const uint32_t *)b;
+    return (left > right) - (left < right);
+}
+
+/* Learns which shards have results. Where there are too many to look through, nothing is known: the search shows the
+ * latest first. */
+static kl_rc search_shards(struct merge *merge, struct stream *stream)
+{
+    kl_task rows[FEW_AT_ONCE], last;
+    kl_arena arena = {0};
+    kl_find find = {.partition = stream->layout->numbers[stream->partition], .job = merge->job, .max = FEW_AT_ONCE};
+    uint32_t *shards = kl__alloc_zeroed(FEW_MAX, sizeof *shards);
+    size_t count = FEW_AT_ONCE, known = 0;
+    kl_rc rc = shards ? KL_OK : kl__fail_memory();
+    while (rc == KL_OK && count == FEW_AT_ONCE && known + FEW_AT_ONCE <= FEW_MAX) {
+        kl_arena_reset(&arena);
+        KL_ASK(rc, kl_store_find(stream->layout->stores[stream->partition], &find, &arena, rows, &count));
+        for (size_t i = 0; rc == KL_OK && i < count; i++)
+            shards[known++] = rows[i].entry.place.shard;
+        if (rc == KL_OK && count > 0) {
+            last = rows[count - 1];
+            find.after = &last;
+        }
+    }
+    kl_arena_free(&arena);
+    merge->searched += known;
+    if (rc != KL_OK || count == FEW_AT_ONCE) {
+        kl__free(shards);
+        return rc;
+    }
+    qsort(shards, known, sizeof *shards, compare_shards);
+    stream->shards = shards;
+    stream->shard_count = known;
+    return KL_OK;
+}
+
+/* --- Asking --- */
 
 /* Its share of what the page still needs, as far as that is known by now. */
 static size_t rows_to_ask(const struct merge *merge, const struct stream *stream)
@@ -173,12 +243,15 @@ static kl_rc ask(struct merge *merge, struct stream *stream)
     if (!make_room(stream, max))
         return kl__fail_memory();
     size_t count;
-    kl_rc rc = kl_store_results(stream->layout->stores[stream->partition], place, &merge->job,
-                                stream->begun ? &stream->passed : NULL, max, merge->arena, stream->rows, &count);
+    kl_rc rc;
+    KL_ASK(rc, kl_store_results(stream->layout->stores[stream->partition], place, &merge->job,
+                                stream->begun ? &stream->passed : NULL, max, merge->arena, stream->rows, &count));
     if (rc != KL_OK)
         return rc;
     stream->count = count;
     stream->shard_ends = count < max;
+    if (count == 0 && ++stream->in_vain == VAIN_MAX)
+        return search_shards(merge, stream);
     merge->read += count;
     for (size_t i = 0; i < count; i++)
         merge->bytes += bytes_of(&stream->rows[i]);
@@ -220,8 +293,10 @@ static void close_merge(struct merge *merge)
 {
     if (!merge)
         return;
-    for (size_t i = 0; merge->streams && i < merge->stream_count; i++)
+    for (size_t i = 0; merge->streams && i < merge->stream_count; i++) {
         kl__free(merge->streams[i].rows);
+        kl__free(merge->streams[i].shards);
+    }
     kl__free(merge->streams);
     kl__free(merge->heap);
     kl__free(merge);
@@ -398,7 +473,7 @@ static kl_rc fill_page(struct merge *merge, kl__job_page *page)
         bytes += bytes_of(&row->task);
     }
     page->ended = merge->count == 0;
-    page->read = merge->read;
+    page->read = merge->read + merge->searched;
     return KL_OK;
 }
 
@@ -430,7 +505,9 @@ static kl_rc forget_shard(kl__merged *rows, size_t count, kl_task_id *ids)
             ids[found++] = rows[i].task.entry.id;
             rows[i].layout = NULL;
         }
-    return kl_store_forget(first.layout->stores[first.partition], first.task.entry.place, ids, found);
+    kl_rc rc;
+    KL_ASK(rc, kl_store_forget(first.layout->stores[first.partition], first.task.entry.place, ids, found));
+    return rc;
 }
 
 kl_rc kl__merged_forget(kl__merged *rows, size_t count)
@@ -446,10 +523,11 @@ kl_rc kl__merged_forget(kl__merged *rows, size_t count)
     return rc;
 }
 
-static kl_rc check_page(const kl_task_id *job, size_t max, const kl_arena *arena, const kl_found *ret_found,
-                        const size_t *ret_count, const kl_bytes *ret_cursor)
+static kl_rc check_page(const kl_queue *queue, const kl_task_id *job, kl_bytes cursor, size_t max,
+                        const kl_arena *arena, const kl_found *ret_found, const size_t *ret_count,
+                        const kl_bytes *ret_cursor)
 {
-    if (!job || !arena || !ret_found || !ret_count || !ret_cursor)
+    if (!queue || !job || !arena || !ret_found || !ret_count || !ret_cursor || (cursor.len > 0 && !cursor.data))
         return kl__fail(KL_EINVAL, "an argument is NULL; only ret_read may be");
     if (max < 1 || max > KL_JOB_PAGE_MAX)
         return kl__fail(KL_EINVAL, "max is %zu; ask for 1 to %d results at a time", max, KL_JOB_PAGE_MAX);
@@ -479,7 +557,7 @@ kl_rc kl_job_results(kl_queue *queue, const kl_task_id *job, kl_bytes cursor, si
     kl__job record;
     kl__job_page page = {.max = max};
     kl_bytes next_cursor = {"", 0};
-    kl_rc rc = check_page(job, max, arena, ret_found, ret_count, ret_cursor);
+    kl_rc rc = check_page(queue, job, cursor, max, arena, ret_found, ret_count, ret_cursor);
     if (rc != KL_OK)
         return rc;
     page.rows = kl__alloc_zeroed(max, sizeof *page.rows);

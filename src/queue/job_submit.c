@@ -12,10 +12,12 @@
  * last ten minutes, and after that (careful) what is kept is looked for before each batch. */
 #include <stdio.h>
 
+#include "base/clock.h"
 #include "base/compare.h"
 #include "base/layout.h"
 #include "base/random.h"
 #include "queue/job.h"
+#include "queue/put.h"
 
 enum {
     SEED_TASKS = 6,
@@ -66,12 +68,20 @@ static kl_rc place(const kl_queue *queue, const kl__queue_layout *in, kl__job_ta
     return KL_OK;
 }
 
-static kl_rc place_all(const kl_queue *queue, const kl__queue_layout *in, kl__job_task *tasks, size_t count)
+/* In an older layout a task may name a partition that there was not: then it is not there. */
+static kl_rc place_all(const kl_queue *queue, const kl__queue_layout *in, bool newest, kl__job_task *tasks,
+                       size_t count)
 {
     kl_rc rc = KL_OK;
-    for (size_t i = 0; rc == KL_OK && i < count; i++)
-        if (!tasks[i].stored)
-            rc = place(queue, in, &tasks[i]);
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        if (tasks[i].stored)
+            continue;
+        rc = place(queue, in, &tasks[i]);
+        if (rc == KL_EINVAL && !newest) {
+            tasks[i].store = NULL;
+            rc = KL_OK;
+        }
+    }
     return rc;
 }
 
@@ -86,7 +96,7 @@ struct known {
 /* Marks those of one store that it knows. */
 static kl_rc mark_in_store(kl_store *store, kl__job_task *tasks, size_t count, struct known *known)
 {
-    size_t asked = 0, done = 0, read;
+    size_t asked = 0, done = 0, read = 0;
     for (size_t i = 0; i < count; i++)
         if (!tasks[i].stored && tasks[i].store == store) {
             known->refs[asked] = (kl_ref){.place = tasks[i].entry.place, .id = tasks[i].entry.id};
@@ -96,7 +106,7 @@ static kl_rc mark_in_store(kl_store *store, kl__job_task *tasks, size_t count, s
     kl_arena arena = {0};
     for (; rc == KL_OK && done < asked; done += read) {
         kl_arena_reset(&arena);
-        rc = kl_store_read(store, known->refs + done, asked - done, &arena, known->found, &read);
+        KL_ASK(rc, kl_store_read(store, known->refs + done, asked - done, &arena, known->found, &read));
         for (size_t i = 0; rc == KL_OK && i < read; i++)
             tasks[known->indexes[done + i]].stored = known->found[i].state != KL_TASK_UNKNOWN;
     }
@@ -132,17 +142,39 @@ static kl_rc mark_known(const kl__queue_layout *in, kl__job_task *tasks, size_t 
 
 /* --- Putting --- */
 
+static size_t entry_bytes(const kl_entry *entry)
+{
+    return entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
+}
+
+/* The store's tasks from *next on that fit into one append; *next goes behind them. */
+static size_t gather(kl_store *store, const kl__job_task *tasks, size_t count, kl_entry *gathered, size_t *next)
+{
+    size_t found = 0, bytes = 0;
+    for (; *next < count; ++*next) {
+        const kl__job_task *task = &tasks[*next];
+        if (task->stored || task->store != store)
+            continue;
+        bytes += entry_bytes(&task->entry);
+        if (found > 0 && bytes > KL_BATCH_BYTES_MAX)
+            break;
+        gathered[found++] = task->entry;
+    }
+    return found;
+}
+
+/* One append, or several where they are large. */
 static kl_rc append_to(kl_store *store, kl__job_task *tasks, size_t count, kl_entry *gathered, uint64_t *put)
 {
-    size_t found = 0;
-    for (size_t i = 0; i < count; i++)
-        if (!tasks[i].stored && tasks[i].store == store)
-            gathered[found++] = tasks[i].entry;
-    kl_rc rc = found > 0 ? kl__queue_append(store, gathered, found) : KL_OK;
-    for (size_t i = 0; rc == KL_OK && i < count; i++)
-        tasks[i].stored |= tasks[i].store == store;
-    if (rc == KL_OK)
-        *put += found;
+    kl_rc rc = KL_OK;
+    for (size_t from = 0, next = 0; rc == KL_OK && next < count; from = next) {
+        size_t found = gather(store, tasks, count, gathered, &next);
+        rc = found > 0 ? kl__queue_append(store, gathered, found) : KL_OK;
+        for (size_t i = from; rc == KL_OK && i < next; i++)
+            tasks[i].stored |= tasks[i].store == store;
+        if (rc == KL_OK)
+            *put += found;
+    }
     return rc;
 }
 
@@ -157,14 +189,6 @@ static kl_rc append_all(const kl__queue_layout *in, kl__job_task *tasks, size_t 
     return rc;
 }
 
-static const kl__queue_layout *layout_numbered(const kl__descriptor *descriptor, uint64_t number)
-{
-    for (size_t i = 0; i < descriptor->layout_count; i++)
-        if (descriptor->layouts[i].number == number)
-            return &descriptor->layouts[i];
-    return NULL;
-}
-
 static void move_ids(const kl_layout *from, const kl_layout *to, kl__job_task *tasks, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -174,25 +198,27 @@ static void move_ids(const kl_layout *from, const kl_layout *to, kl__job_task *t
     }
 }
 
-/* Looks in the layout that the ids were made with, goes on to the newest, and puts there what is not known. */
+/* From the layout that the ids were made with to the newest, one by one: somebody else may have put some of the tasks
+ * into any of them, under the ids that they have on this way. What an older one knows is not put again. */
 static kl_rc put_in_newest(const kl_queue *queue, const kl__descriptor *descriptor, kl__job_task *tasks, size_t count,
                            kl__job_made *made, bool careful, uint64_t *put)
 {
-    const kl__queue_layout *newest = kl__newest_layout(descriptor), *old = layout_numbered(descriptor, made->number);
+    const kl__queue_layout *newest = kl__newest_layout(descriptor);
     kl_rc rc = KL_OK;
-    if (old && old != newest) {
-        rc = place_all(queue, old, tasks, count);
-        if (rc == KL_OK)
-            rc = mark_known(old, tasks, count);
+    if (newest->number < made->number)
+        return kl__fail(KL_ESEALED, "this process does not know layout %llu of the queue %s yet",
+                        (unsigned long long)made->number, queue->name);
+    for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++) {
+        const kl__queue_layout *layout = &descriptor->layouts[i];
+        if (layout->number < made->number)
+            continue;
+        if (layout->number > made->number)
+            move_ids(&made->layout, &layout->layout, tasks, count);
+        *made = (kl__job_made){layout->number, layout->layout};
+        rc = place_all(queue, layout, layout == newest, tasks, count);
+        if (rc == KL_OK && (layout != newest || careful))
+            rc = mark_known(layout, tasks, count);
     }
-    if (rc == KL_OK && old != newest) {
-        move_ids(&made->layout, &newest->layout, tasks, count);
-        *made = (kl__job_made){newest->number, newest->layout};
-    }
-    if (rc == KL_OK)
-        rc = place_all(queue, newest, tasks, count);
-    if (rc == KL_OK && careful)
-        rc = mark_known(newest, tasks, count);
     return rc == KL_OK ? append_all(newest, tasks, count, put) : rc;
 }
 
@@ -223,23 +249,6 @@ static kl_rc refuse(size_t index, const char *why)
     return kl__fail(KL_EINVAL, "task %zu of the job: %s", index + 1, why);
 }
 
-static bool fits(kl_bytes bytes, size_t max) { return bytes.len <= max && (bytes.len == 0 || bytes.data); }
-
-static bool lists_fit(const kl_put *task)
-{
-    if (task->header_count > KL_HEADERS_MAX || (task->header_count > 0 && !task->headers) ||
-        task->tag_count > KL_TAGS_MAX || (task->tag_count > 0 && !task->tags))
-        return false;
-    for (size_t i = 0; i < task->header_count; i++)
-        if (task->headers[i].name.len == 0 || !fits(task->headers[i].name, KL_HEADERS_BYTES_MAX) ||
-            !fits(task->headers[i].value, KL_HEADERS_BYTES_MAX))
-            return false;
-    for (size_t i = 0; i < task->tag_count; i++)
-        if (task->tags[i].len == 0 || !fits(task->tags[i], KL_TAG_BYTES_MAX))
-            return false;
-    return true;
-}
-
 /* At most so many bytes are its envelope's. */
 static size_t envelope_bound(const kl_put *task)
 {
@@ -262,26 +271,20 @@ static kl_rc check_owned(const kl_queue *queue, const kl_put *task, size_t i)
     return KL_OK;
 }
 
+static kl_rc refuse_again(size_t i)
+{
+    char why[512];
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    return refuse(i, why);
+}
+
 static kl_rc check_task(const kl_queue *queue, const kl_put *task, size_t i)
 {
     kl_rc rc = check_owned(queue, task, i);
     if (rc != KL_OK)
         return rc;
-    if (!fits(task->key, KL_KEY_BYTES_MAX))
-        return refuse(i, "its key is longer than KL_KEY_BYTES_MAX; shorten it");
-    if (!fits(task->kind, KL_KIND_BYTES_MAX))
-        return refuse(i, "its kind is longer than KL_KIND_BYTES_MAX; shorten it");
-    if (!fits(task->payload, KL_PAYLOAD_BYTES_MAX))
-        return refuse(i, "its payload is larger than KL_PAYLOAD_BYTES_MAX; keep it elsewhere and pass where");
-    if (task->priority < KL_PRIORITY_MIN || task->priority > KL_PRIORITY_MAX)
-        return refuse(i, "its priority is out of range; write KL_PRIORITY_MIN to KL_PRIORITY_MAX");
-    if (task->due_ms < 0 || task->due_ms > KL_ID_MS_MAX || task->delay_ms < 0 || task->delay_ms > KL_ID_MS_MAX / 2 ||
-        (task->due_ms && task->delay_ms))
-        return refuse(i, "its due_ms or delay_ms is out of range, or both are set; set one of them");
-    if (task->attempts_max < 0 || task->attempts_max > KL_ATTEMPTS_MAX || task->timeout_ms < 0)
-        return refuse(i, "its attempts_max or timeout_ms is out of range; 0 means the queue's");
-    if (!fits(task->group, KL_GROUP_BYTES_MAX) || !fits(task->traceparent, KL_HEADERS_BYTES_MAX) || !lists_fit(task))
-        return refuse(i, "its group, traceparent, headers or tags are too long, too many or without a name");
+    if (kl__put_check(task) != KL_OK)
+        return refuse_again(i);
     if (envelope_bound(task) > KL_HEADERS_BYTES_MAX)
         return refuse(i, "its headers and tags together are too large; put what is large into the payload");
     return KL_OK;
@@ -303,8 +306,8 @@ static kl_rc check_tasks(kl_queue *queue, const kl_put *tasks, size_t count)
     kl_rc rc = KL_OK;
     for (size_t i = 0; rc == KL_OK && i < count; i++) {
         rc = check_task(queue, &tasks[i], i);
-        if (rc == KL_OK)
-            rc = check_named(queue, &tasks[i]);
+        if (rc == KL_OK && check_named(queue, &tasks[i]) != KL_OK)
+            rc = refuse_again(i);
     }
     return rc;
 }
@@ -324,9 +327,13 @@ static kl_rc check_spec(const kl_queue *queue, const kl_job_spec *spec)
     if (spec->scope && strlen(spec->scope) > KL_JOB_SCOPE_MAX)
         return kl__fail(KL_EINVAL, "the scope has %zu bytes; it may have up to %d", strlen(spec->scope),
                         KL_JOB_SCOPE_MAX);
-    if (!fits(spec->idempotency_key, KL_IDEMPOTENCY_KEY_MAX))
-        return kl__fail(KL_EINVAL, "the idempotency key has %zu bytes; it may have up to %d", spec->idempotency_key.len,
-                        KL_IDEMPOTENCY_KEY_MAX);
+    if (spec->idempotency_key.len > KL_IDEMPOTENCY_KEY_MAX ||
+        (spec->idempotency_key.len > 0 && !spec->idempotency_key.data))
+        return kl__fail(KL_EINVAL, "the idempotency key has %zu bytes; pass that many, and up to %d",
+                        spec->idempotency_key.len, KL_IDEMPOTENCY_KEY_MAX);
+    if (spec->fingerprint.len > 0 && !spec->fingerprint.data)
+        return kl__fail(KL_EINVAL, "the fingerprint has %zu bytes, but the pointer to them is NULL; pass the bytes",
+                        spec->fingerprint.len);
     if (spec->due_ms < 0 || spec->due_ms > KL_ID_MS_MAX || spec->keep_ms < 0 || spec->keep_ms > KL_ID_MS_MAX ||
         spec->answer_ms < 0 || spec->answer_ms > KL_ID_MS_MAX)
         return kl__fail(KL_EINVAL, "due_ms, keep_ms and answer_ms are milliseconds from 0 to %lld",
@@ -470,11 +477,18 @@ static void fill(const kl_job_spec *spec, kl__job *job)
     job->expires_ms = last_ms + job->keep_ms;
 }
 
+static kl_rc fail_removed(void)
+{
+    return kl__fail(KL_ECLOSED, "the job was removed while it was submitted; submit it again if it is still wanted");
+}
+
 /* A record that is there already was written by whoever began this job. */
 static kl_rc write_first(kl_queue *queue, kl__job *job, kl_arena *arena)
 {
     kl_rc rc = kl__job_write(queue, job);
-    return rc == KL_ECONFLICT ? kl__job_read(queue, &job->id, arena, job) : rc;
+    if (rc == KL_ECONFLICT)
+        rc = kl__job_read(queue, &job->id, arena, job);
+    return rc == KL_ENOTFOUND ? fail_removed() : rc;
 }
 
 static kl_rc write_complete(kl_queue *queue, kl__job *job, kl_arena *arena)
@@ -487,7 +501,7 @@ static kl_rc write_complete(kl_queue *queue, kl__job *job, kl_arena *arena)
             break;
         rc = kl__job_read(queue, &job->id, arena, job);
         if (rc == KL_ENOTFOUND)
-            return kl__fail(KL_ECLOSED, "the job was removed while it was submitted; submit it again if it is wanted");
+            return fail_removed();
         if (rc == KL_OK && !job->complete)
             rc = KL_ECONFLICT;
     }
@@ -500,12 +514,15 @@ kl_rc kl__job_put_all(kl__submit *submit, kl__job *job, kl_arena *arena)
     kl_rc rc = write_first(submit->queue, job, arena);
     if (rc != KL_OK || job->complete)
         return rc;
+    int64_t held_ns = kl__monotonic_ns();
     while (rc == KL_OK && submit->put < submit->spec.count) {
         size_t to = batch_end(&submit->spec, submit->put);
+        submit->careful |= kl__monotonic_ns() - held_ns > KL_JOB_LOOK_MS * INT64_C(1000000);
         rc = put_batch(submit, job, submit->put, to);
         if (rc != KL_OK)
             return rc;
         submit->put = to;
+        held_ns = kl__monotonic_ns();
         if (to < submit->spec.count && submit->renew)
             rc = submit->renew(submit);
     }
@@ -525,7 +542,8 @@ static kl_rc submit_new(kl__submit *submit, kl_job_answer *ret_answer)
 {
     kl_arena arena = {0};
     kl__job job;
-    kl_rc rc = kl_store_now(submit->queue->store, &submit->now_ms);
+    kl_rc rc;
+    KL_ASK(rc, kl_store_now(submit->queue->store, &submit->now_ms));
     if (rc == KL_OK)
         rc = kl__job_begin(submit, &job);
     if (rc == KL_OK) {

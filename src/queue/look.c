@@ -186,18 +186,34 @@ kl_rc kl__look_task(kl_queue *queue, const kl__descriptor *descriptor, const kl_
     return rc;
 }
 
-kl_rc kl_queue_task(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl_found *ret_found)
+static kl_rc find_task(kl_queue *queue, const kl__descriptor *descriptor, const kl_task_id *id, kl_arena *arena,
+                       kl_found *ret_found)
 {
     kl__source source;
+    kl_rc rc = kl__look_task(queue, descriptor, id, arena, &ret_found->task, &source);
+    return rc == KL_OK ? kl__look_describe(queue, source, arena, ret_found) : rc;
+}
+
+/* What is not found may lie in a layout that was opened by another process since. */
+kl_rc kl_queue_task(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl_found *ret_found)
+{
     kl_found found;
     if (!queue)
         return kl__refuse_no_queue();
     if (!id || !arena || !ret_found)
         return kl__fail(KL_EINVAL, "the id, the arena or ret_found is NULL; pass all three");
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    kl_rc rc = kl__look_task(queue, descriptor, id, arena, &found.task, &source);
-    if (rc == KL_OK)
-        rc = kl__look_describe(queue, source, arena, &found);
+    kl_rc rc = find_task(queue, descriptor, id, arena, &found);
+    if (rc == KL_ENOTFOUND) {
+        kl_rc known = kl__queue_refresh(queue);
+        kl__descriptor *newer = kl__queue_descriptor(queue);
+        if (known != KL_OK)
+            rc = known;
+        else if (newer->version != descriptor->version)
+            rc = find_task(queue, newer, id, arena, &found);
+        kl__descriptor_release(descriptor);
+        descriptor = newer;
+    }
     kl__descriptor_release(descriptor);
     if (rc == KL_OK)
         *ret_found = found;
@@ -522,6 +538,8 @@ kl_rc kl_queue_waiting(kl_queue *queue, const kl_waiting *which, kl_arena *arena
     kl_rc rc = check_waiting(which);
     if (rc == KL_OK)
         rc = kl__list_check(which->max, arena, ret_found, ret_count, ret_cursor);
+    if (rc == KL_OK)
+        rc = kl__queue_refresh(queue);
     if (rc != KL_OK)
         return rc;
     kl__descriptor *descriptor = kl__queue_descriptor(queue);

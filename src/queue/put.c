@@ -19,6 +19,7 @@
 #include <time.h>
 
 #include "base/compare.h"
+#include "base/mutant.h"
 #include "base/random.h"
 #include "queue/envelope.h"
 
@@ -67,10 +68,7 @@ uint16_t kl__group_hash(kl_bytes group)
 static kl_rc append_entries(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token)
 {
     kl_rc rc;
-    uint32_t tries = 0;
-    do
-        rc = kl_store_append(store, entries, count, token);
-    while (kl__put_again(rc, tries++));
+    KL_ASK(rc, kl_store_append(store, entries, count, token));
     return rc;
 }
 
@@ -149,10 +147,7 @@ kl_rc kl__put_refresh(kl__put_call *call)
     for (size_t i = 0; i < call->route_count; i++) {
         kl__put_route *route = &call->routes[i];
         kl_rc rc;
-        uint32_t tries = 0;
-        do
-            rc = kl__queue_refresh(route->queue);
-        while (kl__put_again(rc, tries++));
+        KL_ASK(rc, kl__queue_refresh(route->queue));
         if (rc != KL_OK)
             return rc;
         kl__descriptor_release(route->descriptor);
@@ -175,78 +170,78 @@ static kl_rc refuse_again(const kl__put_call *call, size_t i)
     return REFUSE(call, i, "%s", why);
 }
 
-static inline kl_rc check_bytes(const kl__put_call *call, size_t i, const char *what, kl_bytes bytes, size_t max)
+static inline kl_rc check_bytes(const char *what, kl_bytes bytes, size_t max)
 {
     if (KL_UNLIKELY(bytes.len > max))
-        return REFUSE(call, i, "its %s has %zu bytes; make it %zu or fewer", what, bytes.len, max);
+        return kl__fail(KL_EINVAL, "its %s has %zu bytes; make it %zu or fewer", what, bytes.len, max);
     if (KL_UNLIKELY(bytes.len > 0 && !bytes.data))
-        return REFUSE(call, i, "its %s has %zu bytes, but the pointer to them is NULL; pass the bytes", what,
-                      bytes.len);
+        return kl__fail(KL_EINVAL, "its %s has %zu bytes, but the pointer to them is NULL; pass the bytes", what,
+                        bytes.len);
     return KL_OK;
 }
 
-static inline kl_rc check_number(const kl__put_call *call, size_t i, const char *what, int64_t value, int64_t min,
-                                 int64_t max)
+static inline kl_rc check_number(const char *what, int64_t value, int64_t min, int64_t max)
 {
     if (KL_LIKELY(value >= min && value <= max))
         return KL_OK;
-    return REFUSE(call, i, "%s is %lld; write %lld to %lld", what, (long long)value, (long long)min, (long long)max);
+    return kl__fail(KL_EINVAL, "%s is %lld; write %lld to %lld", what, (long long)value, (long long)min,
+                    (long long)max);
 }
 
-static kl_rc check_numbers(const kl__put_call *call, size_t i, const kl_put *task)
+static inline kl_rc check_numbers(const kl_put *task)
 {
-    kl_rc rc = check_number(call, i, "priority", task->priority, KL_PRIORITY_MIN, KL_PRIORITY_MAX);
+    kl_rc rc = check_number("priority", task->priority, KL_PRIORITY_MIN, KL_PRIORITY_MAX);
     if (rc == KL_OK)
-        rc = check_number(call, i, "delay_ms", task->delay_ms, 0, KL_ID_MS_MAX);
+        rc = check_number("delay_ms", task->delay_ms, 0, KL_DELAY_MS_MAX);
     if (rc == KL_OK)
-        rc = check_number(call, i, "due_ms", task->due_ms, 0, KL_ID_MS_MAX);
+        rc = check_number("due_ms", task->due_ms, 0, KL_ID_MS_MAX);
     if (rc == KL_OK && KL_UNLIKELY(task->delay_ms > 0 && task->due_ms > 0))
-        rc = REFUSE(call, i, "it has both delay_ms (%lld) and due_ms (%lld); set one of them",
-                    (long long)task->delay_ms, (long long)task->due_ms);
+        rc = kl__fail(KL_EINVAL, "it has both delay_ms (%lld) and due_ms (%lld); set one of them",
+                      (long long)task->delay_ms, (long long)task->due_ms);
     if (rc == KL_OK)
-        rc = check_number(call, i, "attempts_max", task->attempts_max, 0, KL_ATTEMPTS_MAX);
+        rc = check_number("attempts_max", task->attempts_max, 0, KL_ATTEMPTS_MAX);
     if (rc == KL_OK)
-        rc = check_number(call, i, "timeout_ms", task->timeout_ms, 0, KL_FOREVER);
+        rc = check_number("timeout_ms", task->timeout_ms, 0, KL_FOREVER);
     return rc;
 }
 
-static kl_rc check_unique(const kl__put_call *call, size_t i, const kl_put *task)
+static kl_rc check_unique(const kl_put *task)
 {
-    kl_rc rc = check_bytes(call, i, "unique", task->unique, KL_UNIQUE_BYTES_MAX);
+    kl_rc rc = check_bytes("unique", task->unique, KL_UNIQUE_BYTES_MAX);
     if (rc == KL_OK)
-        rc = check_number(call, i, "unique_ms", task->unique_ms, 0, KL_ID_MS_MAX);
+        rc = check_number("unique_ms", task->unique_ms, 0, KL_ID_MS_MAX);
     if (rc == KL_OK && task->unique_ms > 0 && task->unique.len == 0)
-        rc = REFUSE(call, i, "unique_ms is %lld, but it has no unique; set that too, or leave both",
-                    (long long)task->unique_ms);
+        rc = kl__fail(KL_EINVAL, "unique_ms is %lld, but it has no unique; set that too, or leave both",
+                      (long long)task->unique_ms);
     return rc;
 }
 
-static kl_rc check_headers(const kl__put_call *call, size_t i, const kl_put *task)
+static kl_rc check_headers(const kl_put *task)
 {
     kl_rc rc = KL_OK;
     if (task->header_count > KL_HEADERS_MAX || (task->header_count > 0 && !task->headers))
-        return REFUSE(call, i, "header_count is %zu; pass that many headers, and up to %d", task->header_count,
-                      KL_HEADERS_MAX);
+        return kl__fail(KL_EINVAL, "header_count is %zu; pass that many headers, and up to %d", task->header_count,
+                        KL_HEADERS_MAX);
     for (size_t j = 0; rc == KL_OK && j < task->header_count; j++) {
         const kl_header *header = &task->headers[j];
-        rc = check_bytes(call, i, "header's name", header->name, KL_HEADERS_BYTES_MAX);
+        rc = check_bytes("header's name", header->name, KL_HEADERS_BYTES_MAX);
         if (rc == KL_OK && header->name.len == 0)
-            rc = REFUSE(call, i, "header %zu has no name; give it one", j + 1);
+            rc = kl__fail(KL_EINVAL, "header %zu has no name; give it one", j + 1);
         if (rc == KL_OK)
-            rc = check_bytes(call, i, "header's value", header->value, KL_HEADERS_BYTES_MAX);
+            rc = check_bytes("header's value", header->value, KL_HEADERS_BYTES_MAX);
     }
     return rc;
 }
 
-static kl_rc check_tags(const kl__put_call *call, size_t i, const kl_put *task)
+static kl_rc check_tags(const kl_put *task)
 {
     kl_rc rc = KL_OK;
     if (task->tag_count > KL_TAGS_MAX || (task->tag_count > 0 && !task->tags))
-        return REFUSE(call, i, "tag_count is %zu; pass that many tags, and up to %d", task->tag_count, KL_TAGS_MAX);
+        return kl__fail(KL_EINVAL, "tag_count is %zu; pass that many tags, and up to %d", task->tag_count, KL_TAGS_MAX);
     for (size_t j = 0; rc == KL_OK && j < task->tag_count; j++) {
-        rc = check_bytes(call, i, "tag", task->tags[j], KL_TAG_BYTES_MAX);
+        rc = check_bytes("tag", task->tags[j], KL_TAG_BYTES_MAX);
         if (rc == KL_OK && task->tags[j].len == 0)
-            rc = REFUSE(call, i, "tag %zu is empty; give it a name, or leave it out", j + 1);
+            rc = kl__fail(KL_EINVAL, "tag %zu is empty; give it a name, or leave it out", j + 1);
     }
     return rc;
 }
@@ -258,21 +253,35 @@ static bool is_plain(const kl_put *task)
            (task->attempts_max | task->timeout_ms | task->unique_ms | task->keep_ms | task->job_run) == 0;
 }
 
-static kl_rc check_rest(const kl__put_call *call, size_t i, const kl_put *task)
+static kl_rc check_rest(const kl_put *task)
 {
-    kl_rc rc = check_unique(call, i, task);
+    kl_rc rc = check_unique(task);
     if (rc == KL_OK)
-        rc = check_number(call, i, "keep_ms", task->keep_ms, 0, KL_ID_MS_MAX);
+        rc = check_number("keep_ms", task->keep_ms, 0, KL_ID_MS_MAX);
     if (rc == KL_OK)
-        rc = check_number(call, i, "job_run", task->job_run, 0, INT64_MAX);
+        rc = check_number("job_run", task->job_run, 0, INT64_MAX);
     if (rc == KL_OK)
-        rc = check_bytes(call, i, "group", task->group, KL_GROUP_BYTES_MAX);
+        rc = check_bytes("group", task->group, KL_GROUP_BYTES_MAX);
     if (rc == KL_OK)
-        rc = check_bytes(call, i, "traceparent", task->traceparent, KL_HEADERS_BYTES_MAX);
+        rc = check_bytes("traceparent", task->traceparent, KL_HEADERS_BYTES_MAX);
     if (rc == KL_OK)
-        rc = check_headers(call, i, task);
-    return rc == KL_OK ? check_tags(call, i, task) : rc;
+        rc = check_headers(task);
+    return rc == KL_OK ? check_tags(task) : rc;
 }
+
+static inline kl_rc check_task(const kl_put *task, bool plain)
+{
+    kl_rc rc = check_bytes("key", task->key, KL_KEY_BYTES_MAX);
+    if (rc == KL_OK)
+        rc = check_bytes("kind", task->kind, KL_KIND_BYTES_MAX);
+    if (rc == KL_OK)
+        rc = check_bytes("payload", task->payload, KL_PAYLOAD_BYTES_MAX);
+    if (rc == KL_OK)
+        rc = check_numbers(task);
+    return rc == KL_OK && !plain ? check_rest(task) : rc;
+}
+
+kl_rc kl__put_check(const kl_put *task) { return check_task(task, is_plain(task)); }
 
 static kl_rc make_envelope(kl__put_call *call, size_t i, const kl_put *task)
 {
@@ -293,16 +302,6 @@ static kl_rc make_envelope(kl__put_call *call, size_t i, const kl_put *task)
     return rc == KL_EINVAL ? refuse_again(call, i) : rc;
 }
 
-static inline kl_rc check_task(const kl__put_call *call, size_t i, const kl_put *task)
-{
-    kl_rc rc = check_bytes(call, i, "key", task->key, KL_KEY_BYTES_MAX);
-    if (rc == KL_OK)
-        rc = check_bytes(call, i, "kind", task->kind, KL_KIND_BYTES_MAX);
-    if (rc == KL_OK)
-        rc = check_bytes(call, i, "payload", task->payload, KL_PAYLOAD_BYTES_MAX);
-    return rc == KL_OK ? check_numbers(call, i, task) : rc;
-}
-
 static kl_rc resolve_named(kl__put_call *call, size_t i, kl__put_route *route);
 
 static kl_rc prepare_task(kl__put_call *call, size_t i)
@@ -310,11 +309,11 @@ static kl_rc prepare_task(kl__put_call *call, size_t i)
     const kl_put *task = &call->tasks[i];
     kl__put_way *way = &call->ways[i];
     bool plain = is_plain(task);
-    kl_rc rc = check_task(call, i, task);
-    if (rc == KL_OK && !plain)
-        rc = check_rest(call, i, task);
+    kl_rc rc = check_task(task, plain);
     *way = (kl__put_way){.stored = false};
-    if (rc == KL_OK)
+    if (KL_UNLIKELY(rc != KL_OK))
+        rc = refuse_again(call, i);
+    else
         rc = find_route(call, task->queue ? task->queue : call->queue, &way->route);
     if (rc == KL_OK && KL_UNLIKELY(task->partition))
         rc = resolve_named(call, i, &call->routes[way->route]);
@@ -417,10 +416,7 @@ static kl_rc set_due(kl__put_call *call, size_t i)
     int64_t delay_ms = call->tasks[i].delay_ms;
     if (store->now_ms == 0) {
         kl_rc rc;
-        uint32_t tries = 0;
-        do
-            rc = kl_store_now(store->store, &store->now_ms);
-        while (kl__put_again(rc, tries++));
+        KL_ASK(rc, kl_store_now(store->store, &store->now_ms));
         if (rc != KL_OK)
             return rc;
     }
@@ -694,7 +690,7 @@ static kl_rc put_uniques(kl__put_call *call)
 
 static kl_rc put_all(kl__put_call *call, kl_bytes token)
 {
-    if (token.len > 0)
+    if (token.len > 0 && !KL_MUTANT(token_forgotten))
         return kl__put_once(call, (kl__put_range){0, call->count}, "token", token, NULL);
     kl_rc rc = put_uniques(call);
     return rc == KL_OK ? put_plain(call) : rc;
@@ -737,6 +733,19 @@ static void end(kl__put_call *call)
     for (size_t i = 0; i < call->route_count; i++)
         kl__descriptor_release(call->routes[i].descriptor);
     kl_arena_free(&call->arena);
+}
+
+kl_rc kl__put_check_call(kl_queue *queue, const kl_put *tasks, size_t count, kl_bytes token)
+{
+    kl__put_call call;
+    kl_rc rc = check_call(queue, tasks, count, token);
+    if (rc != KL_OK || count == 0)
+        return rc;
+    rc = begin(&call, queue, tasks, count);
+    if (rc == KL_OK)
+        rc = prepare(&call);
+    end(&call);
+    return rc;
 }
 
 kl_rc kl_queue_put(kl_queue *queue, const kl_put *tasks, size_t count, kl_bytes token, kl_put_result *ret_results)

@@ -17,6 +17,14 @@ enum {
     KL_PUT_STORE_TRIES = 8,  /* calls of a store that says: not just now */
 };
 
+#define KL_DELAY_MS_MAX (KL_ID_MS_MAX / 2) /* 278 years: added to any clock of these centuries it fits into an id */
+
+/* Whatever can be told from the task itself. KL_EINVAL: a sentence without its subject, "its key has 600 bytes; ..." */
+kl_rc kl__put_check(const kl_put *task);
+
+/* Whatever kl_queue_put checks before it stores anything, with its sentences. */
+kl_rc kl__put_check_call(kl_queue *queue, const kl_put *tasks, size_t count, kl_bytes token);
+
 /* A queue that tasks of the call go to. */
 typedef struct kl__put_route {
     kl_queue *queue;
@@ -40,6 +48,7 @@ typedef struct kl__put_way {
     uint32_t route;
     uint32_t store;
     bool stored;
+    bool seen;      /* stored, because the store was seen to have it */
     bool duplicate; /* by somebody else, under the entry's id */
 } kl__put_way;
 
@@ -94,6 +103,15 @@ kl_rc kl__put_refresh(kl__put_call *call);
 /* Whether a store's call is to be made once more, after a little wait; `tries` counts from 0. */
 bool kl__put_again(kl_rc rc, uint32_t tries);
 
+/* Makes a store's call, several times when it says: not just now. */
+#define KL_ASK(rc, call)                                                                                               \
+    do {                                                                                                               \
+        uint32_t tries_ = 0;                                                                                           \
+        do                                                                                                             \
+            (rc) = (call);                                                                                             \
+        while (kl__put_again(rc, tries_++));                                                                           \
+    } while (0)
+
 /* Waits, in tests by their own means: NULL makes the thread sleep again. */
 typedef void kl__sleep_fn(int64_t ms);
 void kl__queue_sleep(int64_t ms);
@@ -105,5 +123,8 @@ void kl__queue_sleep_by(kl__sleep_fn *sleep);
  * (ways[].duplicate). kind, of the record: "unique" (one task, for its unique_ms) or "token" (the call, for an hour).
  * made: ids are chosen already, with these layouts by route; NULL: they are not. KL_EBUSY: the first is still at it. */
 kl_rc kl__put_once(kl__put_call *call, kl__put_range range, const char *kind, kl_bytes bytes, const kl__put_made *made);
+
+/* Whether a call with this token has put its tasks within the last hour. */
+kl_rc kl__put_token_ended(kl_queue *queue, kl_bytes token, bool *ret_ended);
 
 #endif

@@ -77,13 +77,13 @@ static kl_rc check_numbers(const kl_queue *queue, const kl__queue_layout *there,
     uint32_t partitions = there->layout.partitions, len = there->layout.shard_prefix_len;
     made_by(there, by, sizeof by);
     if (stated->partitions != 0 && stated->partitions != partitions)
-        return kl__fail(KL_EINVAL, "queue %s has %u partition%s%s, and %s says %lld; " LEAVE_IT_OUT, queue->name,
+        return kl__fail(KL_EMISMATCH, "queue %s has %u partition%s%s, and %s says %lld; " LEAVE_IT_OUT, queue->name,
                         partitions, partitions == 1 ? "" : "s", by, says(stated), (long long)stated->partitions);
     if (stated->shard_prefix_len != 0 && stated->shard_prefix_len != len)
-        return kl__fail(KL_EINVAL, "queue %s has a shard_prefix_len of %u%s, and %s says %lld; " LEAVE_IT_OUT,
+        return kl__fail(KL_EMISMATCH, "queue %s has a shard_prefix_len of %u%s, and %s says %lld; " LEAVE_IT_OUT,
                         queue->name, len, by, says(stated), (long long)stated->shard_prefix_len);
     if (stated->store_count != 0 && stated->store_count != partitions)
-        return kl__fail(KL_EINVAL, "queue %s has %u partition%s%s, and %s names %zu stores; name one for each",
+        return kl__fail(KL_EMISMATCH, "queue %s has %u partition%s%s, and %s names %zu stores; name one for each",
                         queue->name, partitions, partitions == 1 ? "" : "s", by, says(stated), stated->store_count);
     return KL_OK;
 }
@@ -99,8 +99,8 @@ static kl_rc check_stores(const kl_queue *queue, const kl__queue_layout *there, 
     for (size_t i = 0; i < stated->store_count; i++) {
         const char *url = url_of(there, i);
         if (strcmp(url, stated->stores[i]) != 0)
-            return kl__fail(KL_EINVAL, "partition %zu of queue %s lies in %.80s%s, and %s says %.80s; " LEAVE_IT_OUT, i,
-                            queue->name, store_text(url), made_by(there, by, sizeof by), says(stated),
+            return kl__fail(KL_EMISMATCH, "partition %zu of queue %s lies in %.80s%s, and %s says %.80s; " LEAVE_IT_OUT,
+                            i, queue->name, store_text(url), made_by(there, by, sizeof by), says(stated),
                             store_text(stated->stores[i]));
     }
     return KL_OK;

@@ -5,6 +5,8 @@
 
 #include <stdio.h>
 
+#include "queue/put.h"
+
 enum { CLEAR_MAX = 256 /* records removed at once */ };
 
 kl_bytes kl__record_name(char *buffer, size_t size, const char *kind, const char *queue, const char *suffix)
@@ -17,7 +19,8 @@ kl_bytes kl__record_name(char *buffer, size_t size, const char *kind, const char
 kl_rc kl__record_get(kl_store *store, kl_bytes name, kl_arena *arena, kl_record *ret_record)
 {
     kl_record record;
-    kl_rc rc = kl_store_get(store, &name, 1, arena, &record);
+    kl_rc rc;
+    KL_ASK(rc, kl_store_get(store, &name, 1, arena, &record));
     if (rc == KL_OK && !kl_arena_copy(arena, name, &record.name))
         rc = kl__fail_memory();
     if (rc == KL_OK)
@@ -36,7 +39,8 @@ kl_rc kl__record_read(kl_store *store, kl_bytes name, kl_arena *arena, kl__json 
 
 static kl_rc write_one(kl_store *store, kl_write *write, uint64_t *ret_version)
 {
-    kl_rc rc = kl_store_put(store, write, 1);
+    kl_rc rc;
+    KL_ASK(rc, kl_store_put(store, write, 1));
     if (rc == KL_OK && ret_version)
         *ret_version = write->new_version;
     return rc;

@@ -1,7 +1,8 @@
 /* record.h - one record at a time: its name, reading it, writing it by compare-and-set.
  *
  * S5 of store.h: a put that finds its own value there counts as its repeat. Values that must be told apart therefore
- * carry something unique. */
+ * carry something unique. A store that says KL_EBUSY is asked again a few times, after a little wait: that is safe for
+ * the same reason, and a lost reply is no failed call then. */
 #ifndef KL_QUEUE_RECORD_H
 #define KL_QUEUE_RECORD_H
 

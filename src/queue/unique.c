@@ -12,8 +12,10 @@
  *                          +---+  after CLAIM_MS, or when its producer gave up: taken over, with the same ids
  *
  * The ids are in the record before anything is stored. So whoever takes a claim over appends under the same ids, and
- * what the first producer has stored or is about to store is passed over by the store: as an id that waits, or by the
- * append's token, which follows from the ids. A record that says "stored" is written behind the append, so it never
+ * what the first producer has stored or is about to store is passed over: as an id that waits or is kept, or by the
+ * append's token, which follows from the ids. (What is left: its task was stored, done and not kept, and the store has
+ * forgotten the token, ten minutes or 65,536 of them later; or the first producer stands still for so long right before
+ * its append.) A record that says "stored" is written behind the append, so it never
  * names a task that is not there.
  *
  * U1  Ids of a claim are written before a task with one of them is.
@@ -28,6 +30,7 @@
 
 #include "base/clock.h"
 #include "base/compare.h"
+#include "base/mutant.h"
 #include "base/random.h"
 #include "queue/put.h"
 
@@ -39,6 +42,7 @@ enum {
     POLL_MS_MAX = 32,         /* between two of them; the first wait is 1 ms */
     CONFLICTS_MAX = 32,       /* times that others were quicker */
     HASH_TEXT_BYTES = 33,     /* 128 bits in hex, and a terminator */
+    LOOK_AT_ONCE = 64,        /* tasks looked for in one read */
 };
 
 static const char claimed[] = "claimed", stored[] = "stored";
@@ -56,6 +60,7 @@ struct claim {
     size_t first_route, route_count;
     kl__put_made *made; /* by route of the call */
     bool given;         /* ids were chosen by whoever holds the token of the whole call */
+    bool adopted;       /* ids were chosen by somebody who may have stored some of them */
     kl_arena arena;     /* of one look at the record */
 
     /* as held */
@@ -73,6 +78,13 @@ struct found {
     bool stored;
     kl_bytes ids, done;
     kl__put_made *made; /* by route of the call, where `where` is the same */
+};
+
+/* Tasks of the range that one store is asked for. */
+struct looked {
+    kl_store *store;
+    kl_ref refs[LOOK_AT_ONCE];
+    size_t tasks[LOOK_AT_ONCE]; /* their numbers in the call */
 };
 
 static size_t task_count(const struct claim *claim) { return claim->range.to - claim->range.from; }
@@ -140,10 +152,7 @@ static kl_rc begin(struct claim *claim, const kl__put_made *made)
 static kl_rc now(const struct claim *claim, int64_t *ret_ms)
 {
     kl_rc rc;
-    uint32_t tries = 0;
-    do
-        rc = kl_store_now(claim->store, ret_ms);
-    while (kl__put_again(rc, tries++));
+    KL_ASK(rc, kl_store_now(claim->store, ret_ms));
     return rc;
 }
 
@@ -208,11 +217,7 @@ static json_t *write_value(struct claim *claim, const char *state, int64_t since
 static kl_rc write(struct claim *claim, uint64_t over, const char *state, int64_t since_ms)
 {
     json_t *value = write_value(claim, state, since_ms);
-    kl_rc rc;
-    uint32_t tries = 0;
-    do
-        rc = kl__record_write(claim->store, claim->name, over, value, claim->expires_ms, &claim->version);
-    while (kl__put_again(rc, tries++));
+    kl_rc rc = kl__record_write(claim->store, claim->name, over, value, claim->expires_ms, &claim->version);
     json_decref(value);
     if (rc == KL_OK)
         claim->looked_ns = kl__monotonic_ns();
@@ -243,7 +248,7 @@ static kl_rc read_layouts(struct claim *claim, kl__json *from, struct found *fou
 
 static kl_rc refuse_other(const struct claim *claim, size_t count)
 {
-    return kl__fail(KL_EINVAL,
+    return kl__fail(KL_EMISMATCH,
                     "the token was used for another call, with %zu task%s where this one has %zu; give each call a "
                     "token of its own",
                     count, count == 1 ? "" : "s", task_count(claim));
@@ -268,7 +273,11 @@ static kl_rc read_value(struct claim *claim, kl__json *from, struct found *found
         return refuse_other(claim, count);
     if (found->done.len != 0 && found->done.len != (count + 7) / 8)
         return kl__json_damaged(from, "done", "has another length than the ids");
-    return found->where == claim->where ? read_layouts(claim, from, found) : KL_OK;
+    if (found->where == claim->where)
+        return read_layouts(claim, from, found);
+    return claim->is_token ? kl__fail(KL_EMISMATCH, "the token was used for another call, whose tasks have other keys, "
+                                                    "queues or partitions; give each call a token of its own")
+                           : KL_OK;
 }
 
 /* version 0: there is none. */
@@ -276,12 +285,8 @@ static kl_rc look(struct claim *claim, struct found *ret_found)
 {
     kl__json value = {0};
     kl_record record;
-    kl_rc rc;
-    uint32_t tries = 0;
     kl_arena_reset(&claim->arena);
-    do
-        rc = kl__record_read(claim->store, claim->name, &claim->arena, &value, &record);
-    while (kl__put_again(rc, tries++));
+    kl_rc rc = kl__record_read(claim->store, claim->name, &claim->arena, &value, &record);
     *ret_found = (struct found){.version = 0};
     if (rc == KL_ENOTFOUND)
         return KL_OK;
@@ -337,25 +342,85 @@ static void adopt(struct claim *claim, const struct found *found)
     use_layouts(claim, found);
 }
 
-/* Whether all tasks of the range are in the store, at the places where they are now. */
-static kl_rc all_there(struct claim *claim, bool *ret_there)
+/* Refs of tasks that are not known to be stored, from *next on and all of one store; *next goes behind them. */
+static size_t gather_refs(const struct claim *claim, size_t *next, struct looked *looked)
 {
-    kl_task tasks[1];
-    *ret_there = true;
-    for (size_t i = claim->range.from; *ret_there && i < claim->range.to; i++) {
-        kl_arena arena = {0};
-        const kl_entry *entry = &claim->call->entries[i];
-        const kl__put_way *way = &claim->call->ways[i];
-        kl_ref ref = {.place = entry->place, .id = entry->id};
-        size_t count = 0;
-        kl_rc rc =
-            way->stored ? KL_OK : kl_store_read(claim->call->stores[way->store].store, &ref, 1, &arena, tasks, &count);
-        kl_arena_free(&arena);
-        if (rc != KL_OK)
-            return rc;
-        *ret_there = way->stored || (count == 1 && tasks[0].state != KL_TASK_UNKNOWN);
+    size_t count = 0;
+    for (; *next < claim->range.to && count < LOOK_AT_ONCE; ++*next) {
+        const kl_entry *entry = &claim->call->entries[*next];
+        const kl__put_way *way = &claim->call->ways[*next];
+        kl_store *store = claim->call->stores[way->store].store;
+        if (way->stored)
+            continue;
+        if (count > 0 && store != looked->store)
+            break;
+        looked->store = store;
+        looked->refs[count] = (kl_ref){.place = entry->place, .id = entry->id};
+        looked->tasks[count++] = *next;
     }
-    return KL_OK;
+    return count;
+}
+
+/* Marks those that the store knows, waiting or kept. *ret_all: it knows all of them. */
+static kl_rc mark_some(struct claim *claim, const struct looked *looked, size_t count, bool *ret_all)
+{
+    kl_task found[LOOK_AT_ONCE];
+    kl_arena arena = {0};
+    kl_rc rc = KL_OK;
+    *ret_all = true;
+    for (size_t done = 0, read = 0; rc == KL_OK && done < count; done += read) {
+        uint32_t tries = 0;
+        do {
+            kl_arena_reset(&arena);
+            rc = kl_store_read(looked->store, looked->refs + done, count - done, &arena, found, &read);
+        } while (kl__put_again(rc, tries++));
+        for (size_t i = 0; rc == KL_OK && i < read; i++) {
+            bool known = found[i].state != KL_TASK_UNKNOWN;
+            claim->call->ways[looked->tasks[done + i]].stored = known;
+            claim->call->ways[looked->tasks[done + i]].seen = known;
+            *ret_all &= known;
+        }
+    }
+    kl_arena_free(&arena);
+    return rc;
+}
+
+/* Marks the range's tasks that are in the stores, at the places where they are to go. With only_all it ends at the
+ * first that are not all there. */
+static kl_rc mark_stored(struct claim *claim, bool only_all, bool *ret_all)
+{
+    struct looked looked;
+    size_t next = claim->range.from, count;
+    kl_rc rc = KL_OK;
+    *ret_all = true;
+    while (rc == KL_OK && (*ret_all || !only_all) && (count = gather_refs(claim, &next, &looked)) > 0) {
+        bool all;
+        rc = mark_some(claim, &looked, count, &all);
+        *ret_all &= all;
+    }
+    return rc;
+}
+
+/* Whether the task goes into its store by one append with the others; one with a unique of its own does not. */
+static bool goes_along(const struct claim *claim, size_t task, uint32_t store)
+{
+    return claim->call->ways[task].store == store && !(claim->is_token && claim->call->tasks[task].unique.len > 0);
+}
+
+/* What was put with a task that is there was stored with it, where the engine stores all of an append or nothing: if it
+ * is not there any more, it has ended. */
+static void mark_whole(struct claim *claim)
+{
+    kl__put_call *call = claim->call;
+    for (uint32_t store = 0; store < call->store_count; store++) {
+        bool seen = false;
+        if (!(kl_store_info_of(call->stores[store].store).can & KL_STORE_ATOMIC_APPEND))
+            continue;
+        for (size_t i = claim->range.from; !seen && i < claim->range.to; i++)
+            seen = goes_along(claim, i, store) && call->ways[i].seen;
+        for (size_t i = claim->range.from; seen && i < claim->range.to; i++)
+            call->ways[i].stored |= goes_along(claim, i, store);
+    }
 }
 
 /* Whether what somebody else claimed can be seen already. One task is looked for wherever it may be by now; those of a
@@ -374,8 +439,8 @@ static bool is_seen(struct claim *claim, const struct found *found)
     if (found->where != claim->where)
         return false;
     adopt(claim, found);
-    return kl__put_place_tasks(claim->call, claim->range, claim->made) == KL_OK && all_there(claim, &there) == KL_OK &&
-           there;
+    return kl__put_place_tasks(claim->call, claim->range, claim->made) == KL_OK &&
+           mark_stored(claim, true, &there) == KL_OK && there;
 }
 
 /* Writes for somebody else that his tasks are stored. Who was quicker has written the same. */
@@ -411,6 +476,7 @@ static kl_rc claim_anew(struct claim *claim, uint64_t over, int64_t now_ms)
         if (rc != KL_OK)
             return rc;
         set_made(claim);
+        claim->adopted = false;
     }
     claim->since_ms = now_ms;
     claim->expires_ms = now_ms + claim->window_ms;
@@ -419,12 +485,10 @@ static kl_rc claim_anew(struct claim *claim, uint64_t over, int64_t now_ms)
 
 static kl_rc take_over(struct claim *claim, const struct found *found, int64_t now_ms)
 {
-    if (found->where != claim->where && claim->is_token)
-        return kl__fail(KL_EINVAL, "the token was used for another call, whose tasks have other keys or queues; give "
-                                   "each call a token of its own");
     if (found->where != claim->where)
         return claim_anew(claim, found->version, now_ms);
     adopt(claim, found);
+    claim->adopted = true;
     claim->since_ms = now_ms;
     claim->expires_ms = now_ms + claim->window_ms;
     return write(claim, found->version, claimed, now_ms);
@@ -466,7 +530,7 @@ static kl_rc try_hold(struct claim *claim, uint32_t *polls, bool *ret_held)
     if (rc != KL_OK)
         return rc;
     *ret_held = false;
-    if (found.version > 0 && found.stored) {
+    if (found.version > 0 && (found.stored || KL_MUTANT(unique_unwritten))) {
         accept(claim, &found);
         return KL_OK;
     }
@@ -514,13 +578,19 @@ static kl_rc put_uniques(struct claim *claim)
     return rc;
 }
 
+/* What was adopted is looked for first: the store may have forgotten the append by now. */
 static kl_rc try_put(struct claim *claim)
 {
+    bool all;
     kl_rc rc = still_held(claim);
     if (rc == KL_OK)
         rc = put_uniques(claim);
     if (rc == KL_OK)
         rc = kl__put_place_tasks(claim->call, claim->range, claim->made);
+    if (rc == KL_OK && claim->adopted)
+        rc = mark_stored(claim, false, &all);
+    if (rc == KL_OK && claim->adopted)
+        mark_whole(claim);
     return rc == KL_OK ? kl__put_append(claim->call, claim->range, true) : rc;
 }
 
@@ -613,4 +683,21 @@ kl_rc kl__put_once(kl__put_call *call, kl__put_range range, const char *kind, kl
         rc = run(&claim);
     kl_arena_free(&claim.arena);
     return rc;
+}
+
+kl_rc kl__put_token_ended(kl_queue *queue, kl_bytes token, bool *ret_ended)
+{
+    char hash[HASH_TEXT_BYTES], name_text[KL_RECORD_NAME_BYTES];
+    kl_arena arena = {0};
+    kl__json value = {0};
+    kl_record record;
+    hash_text(token, hash);
+    kl_bytes name = kl__record_name(name_text, sizeof name_text, "token", queue->name, hash);
+    kl_rc rc = kl__record_read(queue->store, name, &arena, &value, &record);
+    *ret_ended = rc == KL_OK && strcmp(kl__json_text(&value, "state", &arena), stored) == 0;
+    if (rc == KL_OK)
+        rc = value.rc;
+    kl__json_free(&value);
+    kl_arena_free(&arena);
+    return rc == KL_ENOTFOUND ? KL_OK : rc;
 }

@@ -70,7 +70,7 @@ kl_rc kl__store_opts_complete(const kl_store_opts *given, kl_store_opts *ret_opt
 
 /* --- URLs --- */
 
-static const kl_engine *const engines[] = {&kl__engine_memory, &kl__engine_disk};
+static const kl_engine *const engines[] = {&kl__engine_memory, &kl__engine_disk, &kl__engine_postgres};
 
 enum { ENGINES = sizeof engines / sizeof engines[0], SCHEME_SHOWN_MAX = 16, SLIPS_MAX = 2 };
 
@@ -116,15 +116,19 @@ static kl_rc refuse_url(const char *url, kl_bytes scheme, const char *rest)
     const kl_engine *meant = guess(scheme, url);
     kl__quote(kl_str(url), quoted);
     if (!meant)
-        return kl__fail(KL_EINVAL, "%s names no store; write %s or %s", quoted, kl__engine_memory.usage,
-                        kl__engine_disk.usage);
+        return kl__fail(KL_EINVAL, "%s names no store; write %s, %s or %s", quoted, kl__engine_memory.usage,
+                        kl__engine_disk.usage, kl__engine_postgres.usage);
     bool path = meant == &kl__engine_disk && (*url == '/' || *url == '.' || *url == '~');
-    return kl__fail(KL_EINVAL, "%s names no store; write %s or %s: did you mean %s:%.80s?", quoted,
-                    kl__engine_memory.usage, kl__engine_disk.usage, meant->scheme, path ? url : rest);
+    return kl__fail(KL_EINVAL, "%s names no store; write %s, %s or %s: did you mean %s:%.80s?", quoted,
+                    kl__engine_memory.usage, kl__engine_disk.usage, kl__engine_postgres.usage, meant->scheme,
+                    path ? url : rest);
 }
 
+/* libpq takes both names of its scheme, so both are taken here. */
 static const kl_engine *engine_of(kl_bytes scheme)
 {
+    if (kl__bytes_equal(scheme, kl_str("postgresql")))
+        return &kl__engine_postgres;
     for (int i = 0; i < ENGINES; i++)
         if (strlen(engines[i]->scheme) == scheme.len && memcmp(engines[i]->scheme, scheme.data, scheme.len) == 0)
             return engines[i];
@@ -164,8 +168,8 @@ static bool wants_alone(const kl_store_opts *opts) { return opts && opts->size >
 kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store)
 {
     if (!url)
-        return kl__fail(KL_EINVAL, "the store's URL is NULL; write %s or %s", kl__engine_memory.usage,
-                        kl__engine_disk.usage);
+        return kl__fail(KL_EINVAL, "the store's URL is NULL; write %s, %s or %s", kl__engine_memory.usage,
+                        kl__engine_disk.usage, kl__engine_postgres.usage);
     const char *colon = strchr(url, ':');
     kl_bytes scheme = {url, colon ? (size_t)(colon - url) : strlen(url)};
     const kl_engine *engine = colon ? engine_of(scheme) : NULL;

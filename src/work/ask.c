@@ -84,7 +84,7 @@ static kl_rc first_in_line(struct ask *ask, int32_t line, kl_stub *ret_stub, boo
 }
 
 /* The first task of the key that waits, in memory or not: what was tried, then by priority, then what is delayed. */
-static kl_rc first_of_key(struct ask *ask, kl_stub *ret_stub, bool *ret_found)
+static kl_rc first_of_key(struct ask *ask, bool with_due, kl_stub *ret_stub, bool *ret_found)
 {
     kl_counts counts;
     kl_store *store = ask->window->partition->store;
@@ -95,7 +95,7 @@ static kl_rc first_of_key(struct ask *ask, kl_stub *ret_stub, bool *ret_found)
         rc = first_in_line(ask, KL_LINE_RETRY, ret_stub, ret_found);
     for (uint32_t lines = rc == KL_OK ? counts.priorities : 0; lines && rc == KL_OK && !*ret_found; lines &= lines - 1)
         rc = first_in_line(ask, __builtin_ctz(lines) + KL_PRIORITY_MIN, ret_stub, ret_found);
-    if (rc == KL_OK && counts.due && !*ret_found)
+    if (rc == KL_OK && with_due && counts.due && !*ret_found)
         rc = first_in_line(ask, KL_LINE_DUE, ret_stub, ret_found);
     kl__pump_enter(ask->pump);
     if (rc == KL_OK && ask->window->lost)
@@ -158,6 +158,13 @@ static kl_rc end_traceless(struct ask *ask)
     return rc == KL_OK && running ? kl__fail(KL_EBUSY, "the task is running; wait for its end, or cancel it") : rc;
 }
 
+static kl_rc peek(struct ask *ask)
+{
+    const kl__held *held = kl__window_find(ask->window, &ask->id, 0);
+    bool running = held && held->state == KL_HELD_RUNNING;
+    return kl__json_set_bool(ask->answer, "running", running) ? KL_OK : kl__fail_memory();
+}
+
 static kl_rc skip(struct ask *ask)
 {
     kl_stub stub;
@@ -167,7 +174,7 @@ static kl_rc skip(struct ask *ask)
     if (head && head->state == KL_HELD_RUNNING)
         return kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end");
     if (!head || head->state == KL_HELD_FINISHED) {
-        rc = first_of_key(ask, &stub, &found);
+        rc = first_of_key(ask, true, &stub, &found);
         if (rc != KL_OK || !found)
             return rc != KL_OK ? rc : kl__fail(KL_ENOTFOUND, "the key has no task that waits");
     }
@@ -238,9 +245,9 @@ static kl_rc wake(struct ask *ask)
     kl__held *head = head_of(ask);
     if (head)
         return try_now(ask, &head->id);
-    kl_rc rc = first_of_key(ask, &stub, &found);
+    kl_rc rc = first_of_key(ask, false, &stub, &found);
     if (rc == KL_OK && !found)
-        return kl__fail(KL_ENOTFOUND, "the key has no task that waits");
+        return kl__fail(KL_ENOTFOUND, "the key has no task that waits for anything but its time");
     return rc != KL_OK ? rc : try_now(ask, &stub.id);
 }
 
@@ -278,7 +285,7 @@ static bool tell_head(struct ask *ask, const kl__held *head)
     const kl__progress *progress = head->progress;
     return kl__json_set_id(answer, "head", &head->id) &&
            kl__json_set_int(answer, "attempts", head->lane.mark.attempts) &&
-           kl__json_set_bytes(answer, "error", head->text ? head->text->error : (kl_bytes){0}) &&
+           kl__json_set_bytes(answer, "head_error", head->text ? head->text->error : (kl_bytes){0}) &&
            kl__json_set_int(answer, "running_ms",
                             head->state == KL_HELD_RUNNING ? ask->pump->now_ms - head->started_ms : 0) &&
            kl__json_set_int(answer, "percent", progress ? progress->percent : -1) &&
@@ -291,7 +298,7 @@ static kl_rc show(struct ask *ask)
     bool found = false;
     kl__lane *lane = kl__window_lane(ask->window, ask->key_hash);
     if (!lane || kl__lane_tasks(lane) == 0) {
-        kl_rc rc = first_of_key(ask, &stub, &found);
+        kl_rc rc = first_of_key(ask, true, &stub, &found);
         if (rc != KL_OK)
             return rc;
         lane = kl__window_lane(ask->window, ask->key_hash);
@@ -300,7 +307,8 @@ static kl_rc show(struct ask *ask)
         lane = NULL;
     kl__held *head = head_of(ask);
     kl_why reason = why(ask, head, lane, found);
-    if (reason == KL_WHY_READY && found && !lane && stub.due_ms > ask->pump->now_ms)
+    bool free = reason == KL_WHY_READY || reason == KL_WHY_RATE || reason == KL_WHY_NO_WORKER;
+    if (free && found && !lane && stub.due_ms > ask->pump->now_ms)
         reason = KL_WHY_DELAYED;
     int64_t until_ms = reason == KL_WHY_RETRYING ? head->lane.due_ms : reason == KL_WHY_DELAYED ? stub.due_ms : 0;
     bool good = kl__json_set_int(ask->answer, "why", reason) && kl__json_set_int(ask->answer, "until", until_ms) &&
@@ -316,7 +324,7 @@ static kl_rc show(struct ask *ask)
 static const struct verb {
     const char *name;
     kl_rc (*carry_out)(struct ask *ask);
-} verbs[] = {{"cancel", cancel}, {"again", again}, {"end", end_traceless}, {"skip", skip},
+} verbs[] = {{"cancel", cancel}, {"again", again}, {"end", end_traceless}, {"peek", peek}, {"skip", skip},
              {"wake", wake},     {"drain", drain}, {"purge", purge},       {"show", show}};
 
 static kl_rc carry_out(struct ask *ask)

@@ -21,12 +21,13 @@ enum { KL_ASK_EXPIRES_MS = 60000 };
 /* verb, and what it takes beside
  *     cancel  id         -> running
  *     again   id         (tried now, with all its attempts)
+ *     peek    id         -> running
  *     end     id         (ended without a trace: it has been moved)
  *     skip    key        -> id
  *     wake    key        (its first task is tried now, with all its attempts)
  *     drain   key dead   -> count
  *     purge              -> count
- *     show    key        -> why waiting at_least until head attempts error running_ms percent progress */
+ *     show    key        -> why waiting at_least until head attempts head_error running_ms percent progress */
 kl_rc kl__asks_carry_out(kl__pump *pump); /* the mutex is held; left around store calls */
 
 /* Sends a request to the owner of a shard and waits for the answer. Takes `ask` over. The answer is to be freed; its `rc`

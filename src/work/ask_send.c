@@ -43,6 +43,8 @@ static kl_rc stand_in(struct sent *sent)
     kl__pump_opts opts = {.queue = sent->queue,
                           .worker_name = KL_OPERATOR_NAME,
                           .shards = sent->shard_name,
+                          .shards_layout = &sent->source.layout->layout,
+                          .partition = sent->partition,
                           .window_max = KL_WINDOW_MIN,
                           .concurrency = 1,
                           .seed = random[0],

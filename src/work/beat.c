@@ -3,7 +3,8 @@
  * From: worker.c, every kl__pump_beat_ms.  To: partitions.c, older.c, gate.c, sweep.c, and the queue's records.
  *
  * Every TICK_MS: the queue's record (settings, pause, layouts), paused keys, cancelled jobs, requests of operators, and
- * schedules that are due. Every third of a lease, or at once when a shard is to be given back: ownership. */
+ * schedules that are due. Every WATCH_MS: whether other workers came or went. Every third of a lease, or at once when they
+ * did or a shard is to be given back: ownership. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 #include "work/ask.h"
 #include "work/inside.h"
 
-enum { TICK_MS = 100, PAUSED_PAGE = 256, PAUSED_MAX = 100000 };
+enum { TICK_MS = 100, WATCH_MS = 200, PAUSED_PAGE = 256, PAUSED_MAX = 100000 };
 
 int64_t kl__pump_beat_ms(const kl__pump *pump)
 {
@@ -30,6 +31,7 @@ static kl_rc set_clock(kl__pump *pump)
     if (rc != KL_OK)
         return rc;
     pump->clock_offset_ms = store_ms - local_ms; /* of before the call: rather behind the store's clock than ahead */
+    pump->clock_set = true;
     kl__pump_now(pump);
     return KL_OK;
 }
@@ -43,6 +45,7 @@ static kl_rc refresh(kl__pump *pump)
         return rc;
     kl__descriptor *old = pump->descriptor;
     pump->descriptor = kl__queue_descriptor(pump->queue);
+    pump->refreshes++;
     kl__descriptor_release(old);
     return kl__partitions_sync(pump);
 }
@@ -200,6 +203,13 @@ static kl_rc beat(kl__pump *pump)
         first = tick(pump);
         pump->tick_ms = local_ms ? local_ms : 1;
     }
+    if (!pump->beat_now && local_ms - pump->watch_ms >= WATCH_MS && pump->opts.handler_count > 0) {
+        kl_rc rc = kl__partitions_watch(pump);
+        first = first != KL_OK ? first : rc;
+        pump->watch_ms = local_ms;
+    }
+    if (first != KL_OK && pump->owners_ms == 0)
+        return first; /* nothing is owned before it is known what is paused and cancelled */
     bool due = pump->owners_ms == 0 || local_ms - pump->owners_ms >= pump->descriptor->settings.lease_ms / 3;
     if (!due && !pump->beat_now)
         return first;

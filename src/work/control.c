@@ -108,7 +108,19 @@ kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
     return rc;
 }
 
-/* Put there first and ended here then: should it be called again in between, the token knows it. */
+/* KL_EBUSY: it is running. */
+static kl_rc check_not_running(kl_queue *queue, const kl_task_id *id, kl_arena *arena)
+{
+    kl__json answer = {0};
+    kl_rc rc = ask_about(queue, id, "peek", arena, &answer);
+    if (rc == KL_OK && kl__json_bool_or(&answer, "running", false))
+        rc = kl__fail(KL_EBUSY, "the task is running; wait for its end, or cancel it");
+    kl__json_free(&answer);
+    return rc;
+}
+
+/* Put there first and ended here then: should it be called again in between, the token knows it. When it has begun to run
+ * meanwhile, the copy is taken back. */
 static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, kl_arena *arena, kl_task_id *ret_id)
 {
     const kl_entry *entry = &found->task.entry;
@@ -130,9 +142,16 @@ static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, 
                   .tag_count = extra->tag_count};
     kl_put_result result;
     kl__json answer = {0};
-    kl_rc rc = kl_queue_put(to, &put, 1, kl_str(token), &result);
+    bool ignored;
+    kl_rc rc = check_not_running(queue, &entry->id, arena);
     if (rc == KL_OK)
-        rc = ask_about(queue, &entry->id, "end", arena, &answer);
+        rc = kl_queue_put(to, &put, 1, kl_str(token), &result);
+    if (rc != KL_OK)
+        return rc;
+    rc = ask_about(queue, &entry->id, "end", arena, &answer);
+    if (rc == KL_EBUSY && kl_task_cancel(to, &result.id, &ignored) != KL_OK)
+        rc = kl__fail(KL_EBUSY, "the task began to run while it was moved, and its copy could not be taken back: %s",
+                      kl_error_text());
     kl__json_free(&answer);
     if (rc == KL_OK)
         *ret_id = result.id;
@@ -330,21 +349,22 @@ kl_rc kl_key_pause(kl_queue *queue, kl_bytes key)
     return rc == KL_ECONFLICT ? KL_OK : rc; /* it is paused */
 }
 
+/* Its first task gets its attempts back while the pause still holds: then nobody can find it without. */
 kl_rc kl_key_resume(kl_queue *queue, kl_bytes key)
 {
     char buffer[KL_RECORD_NAME_BYTES];
     kl_arena arena = {0};
     kl_record record;
     kl_rc rc = check_key(key);
-    if (rc != KL_OK)
+    if (rc == KL_OK)
+        rc = kl_key_retry(queue, key);
+    if (rc != KL_OK && rc != KL_ENOTFOUND)
         return rc;
     kl_bytes name = pause_name(queue, key, buffer);
     rc = kl__record_get(queue->store, name, &arena, &record);
     if (rc == KL_OK && record.version)
         rc = kl__record_remove(queue->store, name, record.version);
     kl_arena_free(&arena);
-    if (rc == KL_OK)
-        rc = kl_key_retry(queue, key);
     return rc == KL_ENOTFOUND ? KL_OK : rc;
 }
 
@@ -407,7 +427,7 @@ static kl_rc fill_status(struct key_ask *ask, kl_key_status *status)
     status->until_ms = kl__json_int_or(answer, "until", 0, INT64_MAX, 0);
     status->head = kl__json_id_or(answer, "head", (kl_task_id){{0}});
     status->attempts = (uint32_t)kl__json_int_or(answer, "attempts", 0, UINT32_MAX, 0);
-    status->error = (const char *)kl__json_bytes_or(answer, "error", ask->arena, kl_str("")).data;
+    status->error = (const char *)kl__json_bytes_or(answer, "head_error", ask->arena, kl_str("")).data;
     status->running_ms = kl__json_int_or(answer, "running_ms", 0, INT64_MAX, 0);
     status->percent = (int)kl__json_int_or(answer, "percent", -1, 100, -1);
     status->progress = kl__json_text_or(answer, "progress", ask->arena, "");

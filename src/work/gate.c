@@ -5,6 +5,7 @@
  * Older layouts are sealed, so what they hold only becomes less: a key that is not in the set never will be, and the set
  * may be read at leisure. While an older layout is not sealed, or holds more than KEYS_MAX tasks, the gate is shut and
  * nothing of the newer layout is run: it is being drained first, which is what most changes of layout look like. */
+#include "base/mutant.h"
 #include "work/inside.h"
 
 enum { KEYS_MAX = 1 << 20, SCANS = 64, STUBS = 256 };
@@ -12,16 +13,19 @@ enum { KEYS_MAX = 1 << 20, SCANS = 64, STUBS = 256 };
 struct kl__gate {
     uint64_t layout_number;
     bool shut;
+    bool due; /* an older layout has tasks in its due lines, which are being moved here */
     kl__keyset *keys;
     kl__gate *next;
 };
 
-bool kl__gate_shut(const kl__gate *gate) { return gate && gate->shut; }
+bool kl__gate_shut(const kl__gate *gate) { return !KL_MUTANT(gate_open) && gate && gate->shut; }
 
 bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash)
 {
-    return gate && (gate->shut || (key_hash && kl__keyset_has(gate->keys, key_hash)));
+    return !KL_MUTANT(gate_open) && gate && (gate->shut || (key_hash && kl__keyset_has(gate->keys, key_hash)));
 }
+
+bool kl__gate_due(const kl__gate *gate) { return gate && (gate->shut || gate->due); }
 
 kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number)
 {
@@ -40,6 +44,9 @@ static void remove_gate(kl__pump *pump, uint64_t layout_number)
         return;
     kl__gate *gate = *link;
     *link = gate->next;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        if (partition->gate == gate)
+            partition->gate = NULL;
     kl__keyset_free(gate->keys);
     kl__free(gate);
 }
@@ -84,7 +91,7 @@ static kl_rc add_shard(kl_store *store, kl_place place, kl__keyset *keys)
     return rc;
 }
 
-static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64_t *tasks)
+static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64_t *tasks, bool *due)
 {
     uint32_t shards = kl_layout_shards(&layout->layout);
     for (uint32_t p = 0; p < layout->layout.partitions; p++) {
@@ -94,6 +101,7 @@ static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64
             return rc;
         uint64_t waiting = counts.ready + counts.due + counts.retry;
         *tasks += waiting;
+        *due |= counts.due > 0;
         for (uint32_t s = 0; s < shards && waiting > 0 && *tasks <= KEYS_MAX && rc == KL_OK; s++)
             rc = add_shard(layout->stores[p], (kl_place){layout->numbers[p], s}, keys);
         if (rc != KL_OK)
@@ -103,16 +111,16 @@ static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64
 }
 
 /* The keys of all layouts before number `index` of the descriptor. */
-static kl_rc read_older(const kl__descriptor *descriptor, size_t index, kl__keyset *keys, bool *ret_shut)
+static kl_rc read_older(const kl__descriptor *descriptor, size_t index, kl__keyset *keys, bool *ret_shut, bool *ret_due)
 {
     uint64_t tasks = 0;
-    *ret_shut = false;
+    *ret_shut = *ret_due = false;
     for (size_t i = 0; i < index; i++) {
         const kl__queue_layout *layout = &descriptor->layouts[i];
         if (layout->drained)
             continue;
         *ret_shut |= !layout->sealed;
-        kl_rc rc = *ret_shut ? KL_OK : add_layout(layout, keys, &tasks);
+        kl_rc rc = *ret_shut ? KL_OK : add_layout(layout, keys, &tasks, ret_due);
         if (rc != KL_OK)
             return rc;
         *ret_shut |= tasks > KEYS_MAX;
@@ -140,18 +148,30 @@ static kl__gate *make_gate(kl__pump *pump, uint64_t layout_number)
     return gate;
 }
 
+kl_rc kl__gates_add(kl__pump *pump)
+{
+    const kl__descriptor *descriptor = pump->descriptor;
+    for (size_t i = 0; i < descriptor->layout_count; i++) {
+        const kl__queue_layout *layout = &descriptor->layouts[i];
+        if (!layout->drained && has_older(descriptor, i) && !kl__gate_of(pump, layout->number) &&
+            !make_gate(pump, layout->number))
+            return kl__fail_memory();
+    }
+    return KL_OK;
+}
+
 static kl_rc refresh_gate(kl__pump *pump, kl__descriptor *descriptor, size_t index)
 {
     uint64_t number = descriptor->layouts[index].number;
     kl__gate *gate = kl__gate_of(pump, number);
     if (!gate && !(gate = make_gate(pump, number)))
         return kl__fail_memory();
-    bool shut = true;
+    bool shut = true, due = true;
     kl__keyset *keys = kl__keyset_open();
     if (!keys)
         return kl__fail_memory();
     kl__pump_leave(pump);
-    kl_rc rc = read_older(descriptor, index, keys, &shut);
+    kl_rc rc = read_older(descriptor, index, keys, &shut, &due);
     kl__pump_enter(pump);
     if (rc != KL_OK) {
         kl__keyset_free(keys);
@@ -160,6 +180,7 @@ static kl_rc refresh_gate(kl__pump *pump, kl__descriptor *descriptor, size_t ind
     kl__keyset_free(gate->keys);
     gate->keys = keys;
     gate->shut = shut;
+    gate->due = due;
     return KL_OK;
 }
 

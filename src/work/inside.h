@@ -13,7 +13,7 @@
  *   - A key gets at most key_max places. What stands behind is skipped: the key is entered in the window's skips with
  *     the position of the first task left out, and a side look from there brings more when its line has become short.
  *   - A key that cannot run (its first task waits for a retry, or somebody, or a kind of worker) keeps only that first
- *     task, which does not count as held.
+ *     task, which does not count as held: so memory grows with the number of such keys, but not with their lines.
  *   - Once groups have been seen, a full window goes on being read: each group gets at least group_min places.
  *
  * P1  Every task between the start of a ready line and the window's cursor is held, finished, skipped under its key's
@@ -40,7 +40,6 @@ enum {
     KL_WINDOW_MIN = 64,        /* tasks of one shard, however many shards share window_max */
     KL_KEY_MAX = 1024,         /* tasks of one key in a window; a quarter of the window where that is less */
     KL_GROUP_MIN = 64,         /* tasks of a group that are held even if the window is full */
-    KL_BLOCKED_FACTOR = 16,    /* blocked first tasks: at most so many times window_max */
     KL_LOOK_STUBS = 8192,      /* stubs read in one look: 448 KiB */
     KL_SETTLE_MAX = 8192,      /* outcomes in one settle */
     KL_SETTLE_BYTES = 4 << 20, /* and bytes of errors and results, below KL_BATCH_BYTES_MAX */
@@ -121,12 +120,14 @@ struct kl__window {
     kl__partition *partition;
     kl_place place;
     uint64_t epoch;
+    uint64_t opened;  /* after so many refreshes of the pump */
     kl__lanes *lanes; /* NULL while nothing is held */
     kl__held **table; /* every held task by position, for what is read twice */
     uint32_t table_capacity, table_count;
-    uint64_t held;    /* that count */
-    uint64_t blocked; /* first tasks of keys that cannot run */
-    uint64_t out;     /* RUNNING, or finished and in a settle under way */
+    uint64_t held;        /* that count */
+    int32_t least_urgent; /* the highest priority value among what filled it */
+    uint64_t blocked;     /* first tasks of keys that cannot run */
+    uint64_t out;         /* RUNNING, or finished and in a settle under way */
     kl__held *finished, *finished_last;
     uint64_t finished_count;
     kl__held *aside;
@@ -135,9 +136,10 @@ struct kl__window {
     bool leaving;       /* is to be given back */
     _Atomic(bool) lost; /* belongs to somebody else */
     bool settling;
-    bool unserved;         /* holds a task of a kind that is not run here */
+    uint16_t unserved;     /* a kind that is not run here and of which it holds a task, by kl__owners_kind; 0: none */
     bool draining;         /* holds a first task whose line is to follow it to the dead letters */
-    int64_t due_looked_ms; /* when the due line was last begun */
+    int64_t due_looked_ms; /* when the due line was last begun, */
+    int64_t due_again_ms;  /* and when it is to be begun again */
     bool due_under_way;    /* it is being read in pieces, behind this stub */
     kl_stub due_last;
     kl__cursor *cursors[KL_LINES]; /* by line, less KL_PRIORITY_MIN; NULL: never had anything. The due line has none */
@@ -155,13 +157,17 @@ struct kl__partition {
     kl__owners *owners;
     kl__window *windows;
     uint32_t window_count;
-    uint32_t priorities; /* lines known to be in use, as in kl_counts */
-    int64_t counted_ms;  /* when that was asked; */
-    kl_counts counts;    /* the answer */
-    uint64_t seen;       /* of kl_store_wait */
-    kl__gate *gate;      /* NULL: no older layout holds anything */
-    bool ending;         /* its layout is drained: to be left */
-    bool gone;           /* and has been */
+    uint32_t windows_alive; /* dropped ones with something out included */
+    uint32_t allowed_count; /* shards that this worker may take */
+    uint32_t priorities;    /* lines known to be in use, as in kl_counts */
+    int64_t counted_ms;     /* when that was asked; */
+    kl_counts counts;       /* the answer */
+    uint64_t seen;          /* of kl_store_wait */
+    kl__gate *gate;         /* NULL: no older layout holds anything */
+    uint64_t *unopened; /* a bit for each shard that is owned and for whose window there was no memory: to be left */
+    uint64_t watched;   /* who owned what when last looked, as a hash */
+    bool ending;        /* its layout is drained: to be left */
+    bool gone;          /* and has been */
     kl__partition *next;
 };
 
@@ -198,28 +204,34 @@ struct kl__pump {
     struct held_block *held_blocks;
     kl_stub *stubs;          /* of a look: KL_LOOK_STUBS */
     struct looks *looks;     /* and its scans */
-    uint64_t look_from;      /* the window that the next one begins with */
+    kl_shards *given;        /* the shards that may be taken, of the layout they were named for; NULL: all */
     kl__gate *gates;         /* of layouts that have older ones with tasks */
-    int64_t clock_offset_ms; /* the store's clock less the local one */
+    int64_t clock_offset_ms; /* the store's clock less the local one, */
+    bool clock_set;          /* which is not known before the first beat */
+    uint64_t refreshes;      /* of the descriptor */
     int64_t now_ms;          /* the store's clock, as far as it is known; never steps back */
     uint64_t random;
     uint64_t held, blocked, running, finished;
+    uint64_t unserved;                /* of the blocked: for want of a handler */
     uint64_t shard_count, all_shards; /* owned here; and of the layouts that are served, altogether */
     uint64_t permits;                 /* tasks that may run here at a time */
     uint64_t left_out;                /* entries in skips */
     uint64_t side_credit;             /* stubs' worth of work that may go into finding keys for side looks */
+    bool prioritized;                 /* tasks of several priorities wait */
     bool grouped;                     /* a task with a group has been seen */
     bool looking;                     /* a look is under way */
     bool beating;
     bool stopping; /* nothing is started any more */
     bool limited;  /* the queue's rate or concurrency let nothing start when last asked */
-    bool more;     /* the last look did not come to the end of all lines */
+    bool more;     /* the last look did not come to the end of all lines, */
+    bool eager;    /* and went as far as it could: the next should follow at once */
     double tokens; /* of the rate */
     int64_t tokens_ms;
     kl__keyset *paused;          /* paused keys */
     kl__cancelled_set cancelled; /* jobs */
     kl__settles *settles;        /* what is being sent */
     int64_t owners_ms;           /* when owners were last asked, on the local clock */
+    int64_t watch_ms;            /* when it was last looked what others do there */
     int64_t tick_ms;             /* when everything else was */
     int64_t cron_ms;             /* when schedules are to be looked at, on the store's clock */
     bool beat_now;               /* something is to be given back */
@@ -265,8 +277,9 @@ void kl__window_release(kl__held *held);
 kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t position);
 kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash); /* NULL: none */
 
-uint64_t kl__window_max(const kl__pump *pump); /* tasks of one shard */
-uint64_t kl__key_max(const kl__pump *pump);    /* tasks of one key */
+bool kl__window_full(const kl__window *window, int32_t line); /* for tasks of this priority */
+uint64_t kl__window_max(const kl__pump *pump);                /* tasks of one shard */
+uint64_t kl__key_max(const kl__pump *pump);                   /* tasks of one key */
 
 /* --- look.c --- */
 
@@ -278,9 +291,11 @@ bool kl__window_wants_side(kl__window *window);
 /* --- gate.c: keys of older layouts --- */
 
 kl_rc kl__gates_refresh(kl__pump *pump); /* makes, renews and removes the gates of all layouts */
+kl_rc kl__gates_add(kl__pump *pump);     /* a shut one for each layout that has older ones and has none yet */
 void kl__gates_free(kl__pump *pump);
-bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash);       /* tasks of this key must wait; NULL gate: no */
-bool kl__gate_shut(const kl__gate *gate);                            /* all must */
+bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash); /* tasks of this key must wait; NULL gate: no */
+bool kl__gate_due(const kl__gate *gate);                       /* due tasks without a key must: they are on the move */
+bool kl__gate_shut(const kl__gate *gate);                      /* all must */
 kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number); /* NULL: there is none */
 
 /* --- keyset.c --- */
@@ -311,6 +326,7 @@ int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked
 
 kl_rc kl__partitions_sync(kl__pump *pump); /* as the descriptor says */
 kl_rc kl__partitions_beat(kl__pump *pump);
+kl_rc kl__partitions_watch(kl__pump *pump); /* asks for a beat when others came, went, took or gave back */
 void kl__partitions_close(kl__pump *pump);
 
 /* --- sweep.c: tasks that are ended without being run --- */

@@ -12,9 +12,10 @@
  * keys it was for have nothing left out any more. */
 #include <string.h>
 
+#include "base/mutant.h"
 #include "work/inside.h"
 
-enum { SCANS_MAX = 512, DUE_EVERY_MS = 20, COUNTS_EVERY_MS = 20 };
+enum { SCANS_MAX = 512, DUE_EVERY_MS = 20, DUE_REST_MS = 1000, COUNTS_EVERY_MS = 20 };
 
 _Static_assert(KL_LOOK_STUBS / SCANS_MAX >= 16, "every line that is read gets some room");
 
@@ -49,10 +50,9 @@ static void plan(struct looks *looks, kl__window *window, int32_t line, look_kin
     window->out++; /* it must not be freed while the store is asked */
 }
 
-static bool has_room(const kl__window *window)
+static bool has_room(const kl__window *window, int32_t line)
 {
-    const kl__pump *pump = window->pump;
-    return pump->grouped || (window->held < kl__window_max(pump) && pump->held < (uint64_t)pump->opts.window_max);
+    return window->pump->grouped || !kl__window_full(window, line);
 }
 
 /* Whether tasks of this key could be held now. */
@@ -64,7 +64,9 @@ static bool is_wanted(kl__window *window, const kl__skip *skip)
     kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
     if (keyed && kl__gate_closed(window->partition->gate, skip->key))
         return false;
-    if (lane && (kl__lane_tasks(lane) > kl__key_max(pump) / 4 || (head && kl__held_of(head)->blocked)))
+    if (lane && kl__lane_tasks(lane) > kl__key_max(pump) / 4)
+        return false;
+    if (head && (kl__held_of(head)->blocked || kl__held_of(head)->retry_line)) /* it may fail again */
         return false;
     if (lane && kl__lane_tasks(lane) > 0 && kl__keyset_has(pump->paused, skip->key))
         return false;
@@ -115,7 +117,7 @@ static void plan_ready(struct looks *looks, kl__window *window, int32_t line)
         begin_side(window, cursor);
     if (cursor && cursor->siding && cursor->side_turn)
         plan(looks, window, line, LOOK_SIDE);
-    else if (has_room(window))
+    else if (has_room(window, line) && !(KL_MUTANT(first_page) && cursor && cursor->any))
         plan(looks, window, line, LOOK_ON);
     if (cursor)
         cursor->side_turn = !cursor->side_turn;
@@ -128,42 +130,42 @@ static void plan_window(struct looks *looks, kl__window *window)
         return;
     if (!window->retry_read) {
         plan(looks, window, KL_LINE_RETRY, LOOK_ON);
-        return;
+        if (!KL_MUTANT(retry_line_late))
+            return;
     }
-    if (window->due_under_way || now_ms - window->due_looked_ms >= DUE_EVERY_MS) {
+    if (window->due_under_way || now_ms >= window->due_again_ms) {
         if (!window->due_under_way)
             window->due_looked_ms = now_ms;
         plan(looks, window, KL_LINE_DUE, LOOK_ON);
     }
     uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    for (int i = 0; window->pump->left_out > 0 && i < KL_LANE_PRIORITIES; i++)
+        if (window->cursors[i] && window->cursors[i]->skips.count > 0)
+            lines |= 1u << i; /* also when it has become empty: lines behind it wait for the entry to go */
     for (; lines; lines &= lines - 1)
         plan_ready(looks, window, __builtin_ctz(lines) + KL_PRIORITY_MIN);
 }
 
-/* All windows of one store, beginning behind those that the last look came to. */
-static void plan_store(kl__pump *pump, struct looks *looks)
+/* Windows of one store, as many as one scan call takes, from number `from` on; false: there are more. Windows may come and
+ * go between two calls: one that is passed over is come to by the next look. */
+static bool plan_store(kl__pump *pump, struct looks *looks, uint64_t *from)
 {
-    uint64_t number = 0, skip = pump->look_from;
-    bool again = false;
-    for (int round = 0; round < 2; round++) {
-        number = 0;
-        for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
-            if (partition->store != looks->store)
+    uint64_t number = 0;
+    looks->count = 0;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        if (partition->store != looks->store)
+            continue;
+        for (kl__window *window = partition->windows; window; window = window->next, number++) {
+            if (number < *from)
                 continue;
-            for (kl__window *window = partition->windows; window; window = window->next, number++) {
-                if ((number < skip) != again)
-                    continue;
-                if (looks->count + KL_LINES > SCANS_MAX) {
-                    pump->look_from = number;
-                    pump->more = true;
-                    return;
-                }
-                plan_window(looks, window);
+            if (looks->count + KL_LINES > SCANS_MAX) {
+                *from = number;
+                return false;
             }
+            plan_window(looks, window);
         }
-        again = true;
     }
-    pump->look_from = 0;
+    return true;
 }
 
 /* --- What was read --- */
@@ -198,6 +200,8 @@ static void end_side(kl__pump *pump, kl__cursor *cursor, bool caught_up)
         if (!caught_up)
             continue;
         pump->left_out--;
+        if (skip->floor > cursor->floor && !KL_MUTANT(floor_lost))
+            cursor->floor = skip->floor; /* what the ordinary look reads next of this key comes behind what is held */
         kl__skips_remove(&cursor->skips, skip); /* another may have taken its place: look at it again */
     }
     cursor->siding = false;
@@ -232,15 +236,20 @@ static void apply_on(struct look *look, const kl_scan *scan, size_t admitted)
     if (scan->line == KL_LINE_RETRY && cursor->ended)
         window->retry_read = true;
     window->pump->more |= !cursor->ended || scan->line == KL_LINE_RETRY;
+    window->pump->eager |= admitted == scan->count && (scan->count == scan->max || scan->line == KL_LINE_RETRY);
 }
 
 static void apply_due(struct look *look, const kl_scan *scan, size_t admitted)
 {
     kl__window *window = look->window;
+    int64_t now_ms = window->pump->now_ms, took_ms = now_ms - window->due_looked_ms;
     window->due_under_way = admitted == scan->count && scan->count == scan->max;
     if (window->due_under_way)
         window->due_last = scan->stubs[admitted - 1];
+    else /* a line that takes long to read, because its keys are blocked, is not read all the time */
+        window->due_again_ms = now_ms + (took_ms < DUE_REST_MS ? took_ms : DUE_REST_MS) + DUE_EVERY_MS;
     window->pump->more |= window->due_under_way;
+    window->pump->eager |= window->due_under_way;
 }
 
 static void apply(struct look *look, const kl_scan *scan)
@@ -272,7 +281,6 @@ static void give_up(struct looks *looks)
 
 static kl_rc look_at(kl__pump *pump, struct looks *looks)
 {
-    plan_store(pump, looks);
     if (looks->count == 0)
         return KL_OK;
     size_t each = KL_LOOK_STUBS / looks->count;
@@ -290,6 +298,19 @@ static kl_rc look_at(kl__pump *pump, struct looks *looks)
     for (size_t i = 0; i < looks->count; i++)
         apply(&looks->each[i], &looks->scans[i]);
     return KL_OK;
+}
+
+static kl_rc look_at_store(kl__pump *pump, struct looks *looks, kl_store *store)
+{
+    uint64_t from = 0;
+    bool all = false;
+    kl_rc rc = KL_OK;
+    looks->store = store;
+    while (!all && rc == KL_OK) {
+        all = plan_store(pump, looks, &from);
+        rc = look_at(pump, looks);
+    }
+    return rc;
 }
 
 /* Which lines are in use, and what waits. */
@@ -316,6 +337,9 @@ static kl_rc count_all(kl__pump *pump)
     kl_rc rc = KL_OK;
     for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next)
         rc = count_partition(pump, partition);
+    pump->prioritized = false;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        pump->prioritized |= (partition->priorities & (partition->priorities - 1)) != 0;
     return rc;
 }
 
@@ -334,7 +358,7 @@ kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
     if (pump->looking || pump->stopping)
         return KL_OK;
     pump->looking = true;
-    pump->more = false;
+    pump->more = pump->eager = false;
     pump->counts.looks++;
     kl__pump_now(pump);
     pump->side_credit += KL_LOOK_STUBS / 8;
@@ -344,9 +368,7 @@ kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
     for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next) {
         if (seen_before(pump, partition))
             continue;
-        pump->looks->store = partition->store;
-        pump->looks->count = 0;
-        rc = look_at(pump, pump->looks);
+        rc = look_at_store(pump, pump->looks, partition->store);
     }
     pump->looking = false;
     *ret_ready = kl__room_count(pump->room);

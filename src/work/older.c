@@ -1,12 +1,15 @@
-/* older.c - what older layouts of the queue still hold: seal them, move what is not due, and say when they are drained.
+/* older.c - what older layouts of the queue still hold: seal them, move the due line, and say when they are drained.
  *
  * From: beat.c.  To: the queue's record, and the newest layout.
  *
- * Tasks that are due are run where they are. Those that are not would hold up their keys in the newer layout until they
- * are, so the owner of their shard puts them into the newest layout and ends them here. Their new ids follow from the
- * old ones, so doing that twice puts nothing twice. */
+ * Tasks without a due time are run where they are. Those that have one would hold up their keys in the newer layout until
+ * it comes, so the owner of their shard puts them into the newest layout and ends them here. Their new ids follow from
+ * the old ones, so doing that twice puts nothing twice. Nothing more of the due line is taken into memory here, also not
+ * when it is due: of a move that was broken off between its two steps, only the other copy is run. */
 #include <string.h>
 
+#include "base/mutant.h"
+#include "base/random.h"
 #include "work/inside.h"
 
 enum { MOVE_MAX = 128 };
@@ -34,6 +37,8 @@ static kl_entry moved(const kl__window *window, const kl__queue_layout *to, cons
     }
     entry.place = (kl_place){to->numbers[partition], shard};
     entry.id = kl__id_moved(&window->partition->layout, &to->layout, shard, &task->entry.id);
+    if (KL_MUTANT(due_other_id))
+        entry.id.bytes[15] ^= (uint8_t)kl__random_next(&window->pump->random);
     return entry;
 }
 
@@ -49,27 +54,30 @@ static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch)
         mover->entries[0] = moved(mover->window, to, &mover->tasks[i]);
         uint32_t partition =
             mover->tasks[i].entry.key.len ? kl_partition_of(&to->layout, mover->tasks[i].entry.key) : 0;
-        rc = kl__queue_append(to->stores[partition], mover->entries, 1);
+        rc = KL_MUTANT(due_not_moved) ? KL_OK : kl__queue_append(to->stores[partition], mover->entries, 1);
+        if (rc != KL_OK)
+            break;
         mover->settled[count++] = (kl_settled){.id = mover->tasks[i].entry.id,
                                                .position = mover->tasks[i].position,
                                                .outcome = KL_DONE,
                                                .attempts = mover->tasks[i].attempts};
     }
-    if (rc != KL_OK || count == 0)
+    if (count == 0)
         return rc;
-    batch->tasks = mover->settled;
+    batch->tasks = mover->settled; /* also when not all could be put: the next try may go to another layout */
     batch->count = count;
-    return kl_store_settle(store, batch, 1);
+    kl_rc settled = kl_store_settle(store, batch, 1);
+    return rc != KL_OK ? rc : settled;
 }
 
-/* Those of a page of the due line that are not due and not in memory. */
+/* Those of a page of the due line that are not in memory. */
 static void choose(struct mover *mover, const kl_scan *scan)
 {
     kl__window *window = mover->window;
     mover->count = 0;
     for (size_t i = 0; i < scan->count; i++) {
         const kl_stub *stub = &scan->stubs[i];
-        if (stub->due_ms > window->pump->now_ms && !kl__held_at(window, stub->position))
+        if (!kl__held_at(window, stub->position))
             mover->refs[mover->count++] = (kl_ref){window->place, stub->id, stub->position};
     }
 }
@@ -79,13 +87,8 @@ static kl_rc move_page(struct mover *mover, bool *ret_more)
     kl__window *window = mover->window;
     kl__pump *pump = window->pump;
     kl_store *store = window->partition->store;
-    kl_stub due = {.due_ms = pump->now_ms, .position = UINT64_MAX};
-    kl_scan scan = {.place = window->place,
-                    .line = KL_LINE_DUE,
-                    .until_ms = KL_ID_MS_MAX,
-                    .after = &due,
-                    .stubs = mover->stubs,
-                    .max = MOVE_MAX};
+    kl_scan scan = {
+        .place = window->place, .line = KL_LINE_DUE, .until_ms = KL_ID_MS_MAX, .stubs = mover->stubs, .max = MOVE_MAX};
     kl_settle batch = {.place = window->place, .epoch = window->epoch};
     kl__pump_leave(pump);
     kl_rc rc = kl_store_scan(store, &scan, 1);

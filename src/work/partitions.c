@@ -6,6 +6,8 @@
  *      lost  -> it is dropped                       given back with the next beat */
 #include <string.h>
 
+#include "base/hash.h"
+#include "base/mutant.h"
 #include "work/inside.h"
 
 /* --- As the descriptor says --- */
@@ -18,26 +20,34 @@ static kl__partition *find(const kl__pump *pump, uint64_t layout_number, const c
     return partition;
 }
 
-/* A restriction that was made for another layout cannot hold for this one; then every shard may be taken, or what is in
- * an older layout would never be run. */
-static kl_rc allowed_shards(const kl__pump *pump, const kl_layout *layout, bool newest, kl_shards *ret_shards)
+/* The same part of a layout with another number of digits: a shard's name keeps its first ones. */
+static void carry_over(const kl_shards *from, const kl_layout *layout, kl_shards *ret_shards)
+{
+    uint32_t digits = from->layout.shard_prefix_len, new_digits = layout->shard_prefix_len;
+    uint32_t more = new_digits > digits ? 4 * (new_digits - digits) : 0,
+             fewer = digits > new_digits ? 4 * (digits - new_digits) : 0;
+    kl_shards_none(layout, ret_shards);
+    for (int64_t shard = kl_shards_next(from, 0); shard >= 0; shard = kl_shards_next(from, shard + 1)) {
+        for (uint64_t i = 0; i < UINT64_C(1) << more; i++) {
+            uint64_t carried = ((uint64_t)shard >> fewer << more) + i;
+            ret_shards->bits[carried / 64] |= UINT64_C(1) << carried % 64;
+        }
+    }
+}
+
+static kl_rc allowed_shards(const kl__pump *pump, const kl_layout *layout, kl_shards *ret_shards)
 {
     const kl__pump_opts *opts = &pump->opts;
     if (opts->slices > 0)
         return kl_shards_slice(layout, opts->slice, opts->slices, ret_shards);
-    kl_shards_all(layout, ret_shards);
-    if (!opts->shards)
-        return KL_OK;
-    kl_rc rc = kl_shards_parse(layout, kl_str(opts->shards), ret_shards);
-    if (rc == KL_OK || newest)
-        return rc;
-    kl__pump_log(pump, KL_LOG_WARN, "the shards '%s' are none of an older layout, of which all may be taken: %s",
-                 opts->shards, kl_error_text());
-    kl_shards_all(layout, ret_shards);
+    if (pump->given)
+        carry_over(pump->given, layout, ret_shards);
+    else
+        kl_shards_all(layout, ret_shards);
     return KL_OK;
 }
 
-static kl_rc open_owners(kl__pump *pump, kl__partition *partition, bool newest)
+static kl_rc open_owners(kl__pump *pump, kl__partition *partition)
 {
     kl__owners_opts *opts = kl__alloc_zeroed(1, sizeof *opts); /* 8 KiB of shards */
     const char *kinds[KL_HANDLERS_MAX];
@@ -62,18 +72,29 @@ static kl_rc open_owners(kl__pump *pump, kl__partition *partition, bool newest)
                               .kinds = kinds,
                               .kind_count = any ? 0 : kind_count,
                               .concurrency = (uint64_t)pump->opts.concurrency};
-    kl_rc rc = allowed_shards(pump, &partition->layout, newest, &opts->allowed);
+    kl_rc rc = allowed_shards(pump, &partition->layout, &opts->allowed);
+    partition->allowed_count = rc == KL_OK ? kl_shards_count(&opts->allowed) : 0;
     if (rc == KL_OK)
         rc = kl__owners_open(opts, &partition->owners);
     kl__free(opts);
     return rc;
 }
 
-static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index, bool newest)
+static void free_partition(kl__partition *partition)
+{
+    while (partition->windows)
+        kl__window_drop(partition->windows);
+    kl__owners_close(partition->owners);
+    kl__free(partition->unopened);
+    kl__free(partition);
+}
+
+static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
 {
     char name[KL_PARTITION_NAME_BYTES];
     kl_rc rc = kl__layout_partition_name(pump->queue, layout, index, name);
-    if (rc != KL_OK || find(pump, layout->number, name))
+    if (rc != KL_OK || find(pump, layout->number, name) ||
+        (pump->opts.partition && strcmp(pump->opts.partition, name) != 0))
         return rc;
     kl__partition *partition = kl__alloc_zeroed(1, sizeof *partition);
     if (!partition)
@@ -85,8 +106,10 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index,
     partition->layout_number = layout->number;
     memcpy(partition->name, name, sizeof name);
     partition->gate = kl__gate_of(pump, layout->number);
-    if ((rc = open_owners(pump, partition, newest)) != KL_OK) {
-        kl__free(partition);
+    partition->unopened = kl__alloc_zeroed((kl_layout_shards(&partition->layout) + 63) / 64, sizeof(uint64_t));
+    rc = partition->unopened ? open_owners(pump, partition) : kl__fail_memory();
+    if (rc != KL_OK) {
+        free_partition(partition);
         return rc;
     }
     kl__partition **link = &pump->partitions; /* oldest layouts first */
@@ -107,7 +130,11 @@ static const kl__queue_layout *layout_of(const kl__descriptor *descriptor, uint6
 kl_rc kl__partitions_sync(kl__pump *pump)
 {
     kl__descriptor *descriptor = pump->descriptor;
-    kl_rc rc = KL_OK;
+    kl_rc rc = KL_MUTANT(gates_late)
+                   ? KL_OK
+                   : kl__gates_add(pump); /* before anything of a new layout is owned, whatever else fails */
+    if (rc != KL_OK)
+        return rc;
     pump->all_shards = 0;
     for (size_t i = 0; i < descriptor->layout_count; i++) {
         const kl__queue_layout *layout = &descriptor->layouts[i];
@@ -115,7 +142,7 @@ kl_rc kl__partitions_sync(kl__pump *pump)
             continue;
         pump->all_shards += (uint64_t)layout->layout.partitions * kl_layout_shards(&layout->layout);
         for (uint32_t p = 0; p < layout->layout.partitions && rc == KL_OK; p++)
-            rc = add(pump, layout, p, i + 1 == descriptor->layout_count);
+            rc = add(pump, layout, p);
     }
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         const kl__queue_layout *layout = layout_of(descriptor, partition->layout_number);
@@ -143,10 +170,19 @@ static void begin_leaving(kl__window *window)
 
 static bool is_idle(const kl__window *window) { return window->out == 0 && !window->finished; }
 
+static size_t leave_unopened(kl__partition *partition, uint32_t *left)
+{
+    size_t count = 0;
+    for (uint32_t word = 0; word < (kl_layout_shards(&partition->layout) + 63) / 64; word++)
+        for (; partition->unopened[word]; partition->unopened[word] &= partition->unopened[word] - 1)
+            left[count++] = word * 64 + (uint32_t)__builtin_ctzll(partition->unopened[word]);
+    return count;
+}
+
 /* Drops the windows that are to be given back and are idle, and lists their shards. */
 static size_t leave_idle(kl__partition *partition, uint32_t *left)
 {
-    size_t count = 0;
+    size_t count = leave_unopened(partition, left);
     kl__window *next;
     for (kl__window *window = partition->windows; window; window = next) {
         next = window->next;
@@ -162,12 +198,14 @@ static size_t leave_idle(kl__partition *partition, uint32_t *left)
     return count;
 }
 
-static size_t list_unserved(const kl__partition *partition, uint32_t *unserved)
+static size_t list_unserved(const kl__partition *partition, uint32_t *unserved, uint16_t *kinds)
 {
     size_t count = 0;
     for (const kl__window *window = partition->windows; window; window = window->next)
-        if (window->unserved && !window->leaving)
+        if (window->unserved && !window->leaving) {
+            kinds[count] = window->unserved;
             unserved[count++] = window->place.shard;
+        }
     return count;
 }
 
@@ -186,7 +224,7 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
     kl_rc rc = KL_OK;
     for (size_t i = 0; i < change->lost_count; i++) {
         kl__window *window = window_of(partition, change->lost[i]);
-        if (window)
+        if (window && !KL_MUTANT(lost_kept))
             kl__window_drop(window);
     }
     for (kl__window *window = partition->windows; window; window = window->next)
@@ -197,11 +235,14 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
         if (window && !window->leaving)
             begin_leaving(window);
     }
-    for (size_t i = 0; i < change->taken_count && rc == KL_OK; i++) {
+    for (size_t i = 0; i < change->taken_count; i++) {
         const kl__owned *owned = &change->taken[i];
         KL_ASSERT(!window_of(partition, owned->shard));
-        if (!kl__window_open(partition, owned->shard, owned->epoch, owned->clean))
-            rc = kl__fail_memory();
+        if (kl__window_open(partition, owned->shard, owned->epoch, owned->clean))
+            continue;
+        partition->unopened[owned->shard / 64] |= UINT64_C(1) << owned->shard % 64;
+        pump->beat_now = true;
+        rc = kl__fail_memory();
     }
     if (change->wanted_count)
         pump->beat_now = true;
@@ -211,19 +252,25 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
 static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
 {
     uint32_t shards = kl_layout_shards(&partition->layout);
-    uint32_t *lists = kl__alloc((size_t)shards * 2 * sizeof *lists);
+    uint32_t *lists = kl__alloc((size_t)shards * (2 * sizeof *lists + sizeof(uint16_t)));
     if (!lists)
         return kl__fail_memory();
+    uint16_t *kinds = (uint16_t *)(lists + (size_t)shards * 2);
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    while (partition->windows && !kl__owners_holds(partition->owners, local_ms) && !KL_MUTANT(lease_renewed) &&
+           !KL_MUTANT(lost_kept))
+        kl__window_drop(partition->windows); /* lost with the lease, and no use once the beat has renewed it (P4) */
     const kl_queue_opts *settings = &pump->descriptor->settings;
     uint64_t wanted = pump->running + kl__room_count(pump->room);
     kl__owners_report report = {
-        .local_now_ms = pump->opts.local_ms(pump->opts.local_ctx),
+        .local_now_ms = local_ms,
         .running = pump->running,
         .leaving = pump->stopping || partition->ending,
         .left = lists,
         .left_count = leave_idle(partition, lists),
         .unserved = lists + shards,
-        .unserved_count = list_unserved(partition, lists + shards),
+        .unserved_kinds = kinds,
+        .unserved_count = list_unserved(partition, lists + shards, kinds),
         .permits_wanted = wanted < (uint64_t)pump->opts.concurrency ? wanted : (uint64_t)pump->opts.concurrency,
         .permits_max = settings->concurrency == KL_FOREVER ? UINT64_MAX : (uint64_t)settings->concurrency,
     };
@@ -235,18 +282,46 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
     if (rc != KL_OK)
         return rc;
     const kl__queue_layout *newest = kl__newest_layout(pump->descriptor);
-    if (partition->layout_number == newest->number && partition->number == newest->numbers[0])
+    if (partition->layout_number == newest->number && partition->number == newest->numbers[0] &&
+        partition->store == newest->stores[0])
         pump->permits = change.permits;
     *ret_gone = change.gone;
     return apply(pump, partition, &change);
 }
 
-static void free_partition(kl__partition *partition)
+/* --- Between beats --- */
+
+/* Workers and owners, but not their heartbeats: those would make every worker beat because another did. */
+static uint64_t hash_of(const kl__ownership *ownership)
 {
-    while (partition->windows)
-        kl__window_drop(partition->windows);
-    kl__owners_close(partition->owners);
-    kl__free(partition);
+    uint64_t hash = ownership->count;
+    for (size_t i = 0; i < ownership->count; i++) {
+        const kl__owner *owner = &ownership->workers[i];
+        uint64_t leaving = owner->leaving;
+        hash = kl__hash((kl_bytes){&owner->id, sizeof owner->id}, hash ^ leaving << 63);
+        hash = kl__hash((kl_bytes){&owner->shards, sizeof owner->shards}, hash);
+    }
+    return hash;
+}
+
+kl_rc kl__partitions_watch(kl__pump *pump)
+{
+    kl_arena arena = {0};
+    kl_rc rc = KL_OK;
+    for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next) {
+        kl__ownership ownership;
+        if (partition->gone)
+            continue;
+        kl_arena_reset(&arena);
+        kl__pump_leave(pump);
+        rc = kl__owners_read(partition->store, partition->name, &partition->layout, &arena, &ownership);
+        kl__pump_enter(pump);
+        uint64_t hash = rc == KL_OK ? hash_of(&ownership) : partition->watched;
+        pump->beat_now |= hash != partition->watched;
+        partition->watched = hash;
+    }
+    kl_arena_free(&arena);
+    return rc;
 }
 
 kl_rc kl__partitions_beat(kl__pump *pump)
@@ -259,7 +334,7 @@ kl_rc kl__partitions_beat(kl__pump *pump)
         kl_rc rc = partition->gone ? KL_OK : beat(pump, partition, &gone);
         first = first != KL_OK ? first : rc;
         partition->gone |= gone;
-        if (partition->gone && !partition->windows && !pump->looking && !kl__pump_settling(pump)) {
+        if (partition->gone && !partition->windows_alive && !pump->looking && !kl__pump_settling(pump)) {
             *link = partition->next;
             free_partition(partition);
         } else {

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/compare.h"
+#include "base/mutant.h"
 #include "base/random.h"
 
 enum { LOG_BYTES = 512 };
@@ -31,7 +32,7 @@ void kl__pump_log(const kl__pump *pump, kl_log_level level, const char *format, 
 
 int64_t kl__pump_now(kl__pump *pump)
 {
-    int64_t now_ms = pump->opts.local_ms(pump->opts.local_ctx) + pump->clock_offset_ms;
+    int64_t now_ms = pump->clock_set ? pump->opts.local_ms(pump->opts.local_ctx) + pump->clock_offset_ms : 0;
     if (now_ms > pump->now_ms)
         pump->now_ms = now_ms;
     return pump->now_ms;
@@ -52,9 +53,17 @@ kl_rc kl__pump_open(const kl__pump_opts *opts, kl__pump **ret_pump)
     pump->settles = kl__settles_open();
     pump->paused = kl__keyset_open();
     pump->tokens = -1;
-    if (!pump->room || !pump->stubs || !pump->looks || !pump->settles || !pump->paused) {
+    pump->given = opts->shards ? kl__alloc(sizeof *pump->given) : NULL;
+    kl_rc rc = KL_OK;
+    if (!pump->room || !pump->stubs || !pump->looks || !pump->settles || !pump->paused ||
+        (opts->shards && !pump->given))
+        rc = kl__fail_memory();
+    if (rc == KL_OK && opts->shards)
+        rc = kl_shards_parse(opts->shards_layout ? opts->shards_layout : &kl__newest_layout(pump->descriptor)->layout,
+                             kl_str(opts->shards), pump->given);
+    if (rc != KL_OK) {
         kl__pump_close(pump);
-        return kl__fail_memory();
+        return rc;
     }
     *ret_pump = pump;
     return KL_OK;
@@ -72,6 +81,7 @@ void kl__pump_close(kl__pump *pump)
     kl__keyset_free(pump->paused);
     kl__held_free_blocks(pump);
     kl__cancelled_free(&pump->cancelled);
+    kl__free(pump->given);
     kl__free(pump->stubs);
     kl__free(pump->looks);
     kl__descriptor_release(pump->descriptor);
@@ -89,9 +99,20 @@ static void wake_windows(kl__pump *pump)
                 kl__window_ready(window);
 }
 
+/* When the queue's rate lets something start that it does not let start now. */
+static int64_t next_token(const kl__pump *pump)
+{
+    const kl_queue_opts *settings = &pump->descriptor->settings;
+    if (settings->rate == KL_FOREVER || pump->tokens < 0 || pump->tokens >= 1 || !kl__room_count(pump->room) ||
+        pump->shard_count == 0)
+        return KL_NEVER;
+    double per_ms = (double)settings->rate * (double)pump->shard_count / (double)pump->all_shards / 1000;
+    return pump->tokens_ms + (int64_t)((1 - pump->tokens) / per_ms) + 1;
+}
+
 int64_t kl__pump_next_due(kl__pump *pump)
 {
-    int64_t next = KL_NEVER;
+    int64_t next = next_token(pump);
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         for (kl__window *window = partition->windows; window; window = window->next) {
             int64_t due = window->lanes ? kl__lanes_next_due(window->lanes) : KL_NEVER;
@@ -129,9 +150,9 @@ static size_t allowed(kl__pump *pump, size_t max)
     return most;
 }
 
-static bool lease_holds(const kl__pump *pump, const kl__held *held)
+static bool lease_holds(const kl__held *held, int64_t local_ms)
 {
-    return kl__owners_holds(held->window->partition->owners, pump->opts.local_ms(pump->opts.local_ctx));
+    return KL_MUTANT(lease_ignored) || kl__owners_holds(held->window->partition->owners, local_ms);
 }
 
 size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
@@ -142,8 +163,9 @@ size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
     if (kl__pump_now(pump) != before_ms)
         wake_windows(pump);
     max = allowed(pump, max);
+    int64_t local_ms = max ? pump->opts.local_ms(pump->opts.local_ctx) : 0;
     while (count < max && (held = kl__room_take(pump->room))) {
-        if (!lease_holds(pump, held)) { /* P4: the next beat gets the lease back, or tells that it is lost */
+        if (!lease_holds(held, local_ms)) { /* P4: the next beat gets the lease back, or tells that it is lost */
             kl__room_put_back(pump->room, held);
             pump->beat_now = true;
             break;
@@ -186,7 +208,7 @@ void kl__pump_untake(kl__pump *pump, kl__held *held)
     if (!come_back(pump, held))
         return;
     if (held->marked) { /* the start that was written down is taken back */
-        held->lane.mark.attempts--;
+        held->lane.mark.attempts -= !KL_MUTANT(stop_costs);
         kl__pump_settle_later(pump, held, KL_RETRY, 0);
         return;
     }
@@ -312,7 +334,7 @@ static const kl_handler *handler_for(const kl__pump *pump, kl_bytes kind)
 /* What a mark says of the task's job, if it says that this task is not to be started; else NULL. */
 static const kl__cancelled *job_mark(const kl__pump *pump, const kl_task *task, const kl_task_extra *extra)
 {
-    if (pump->cancelled.count == 0 || kl__id_is_none(&task->entry.job))
+    if (pump->cancelled.count == 0 || kl__id_is_none(&task->entry.job) || KL_MUTANT(cancel_ignored))
         return NULL;
     const kl__cancelled *mark = kl__cancelled_find(&pump->cancelled, &task->entry.job);
     return mark && (mark->removed || extra->job_run <= mark->run) ? mark : NULL;
@@ -324,7 +346,6 @@ static void set_aside(kl__pump *pump, kl__held *held, kl__blocked why)
     kl__window *window = held->window;
     if (!come_back(pump, held))
         return;
-    window->unserved |= why == KL_BLOCKED_KIND;
     if (held->key_hash) {
         held->state = KL_HELD_LINE;
         kl__lanes_halt(window->lanes, &held->lane, pump->now_ms);
@@ -395,6 +416,8 @@ static bool is_to_run(kl__pump *pump, kl__held *held, const kl_task *task, kl_ta
     if (*ret_handler)
         return true;
     pump->counts.unserved++;
+    pump->beat_now |= held->window->unserved == 0; /* somebody else may run it */
+    held->window->unserved = kl__owners_kind(task->entry.kind);
     set_aside(pump, held, KL_BLOCKED_KIND);
     return false;
 }
@@ -444,10 +467,13 @@ static kl_rc send_starts(kl__pump *pump, kl__held **held, size_t count)
     kl_rc rc = kl_store_settle(store, batches, count);
     kl__pump_enter(pump);
     for (size_t i = 0; i < count; i++) {
-        if (rc == KL_OK || (rc == KL_ESTALE && batches[i].rc == KL_OK)) {
+        bool stale = rc != KL_OK && batches[i].rc == KL_ESTALE;
+        if (KL_MUTANT(mark_lost) && rc != KL_OK && !stale)
+            continue;
+        if (!stale) { /* also when the reply is lost: then it may be written, and untake takes it back */
             held[i]->marked = held[i]->retry_line = true;
             held[i]->lane.mark.attempts++;
-        } else if (batches[i].rc == KL_ESTALE && !held[i]->window->lost) {
+        } else if (!held[i]->window->lost) {
             kl__window_drop(held[i]->window);
         }
     }
@@ -460,7 +486,7 @@ static kl_rc mark_starts(kl__pump *pump, kl__held **held, size_t count)
     kl__held *suspects[KL_LOAD_MAX];
     size_t found = 0;
     for (size_t i = 0; i < count; i++)
-        if (held[i]->suspect && !held[i]->window->lost)
+        if (held[i]->suspect && !held[i]->window->lost && !KL_MUTANT(start_not_marked))
             suspects[found++] = held[i];
     for (size_t i = 0; i < found;) {
         size_t same = same_store(suspects + i, found - i);
@@ -489,6 +515,29 @@ static void untake_all(kl__pump *pump, kl__held **held, size_t count)
 {
     for (size_t i = count; i-- > 0;)
         kl__pump_untake(pump, held[i]);
+}
+
+/* Time has passed since they were taken: what is no longer owned, or not for sure, is not started (P4). */
+static size_t drop_unowned(kl__pump *pump, kl__held **held, size_t count, kl_task *tasks, kl_task_extra *extras,
+                           const kl_handler **handlers)
+{
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (held[i]->window->lost || !lease_holds(held[i], local_ms)) {
+            kl__pump_untake(pump, held[i]);
+            continue;
+        }
+        if (kept == i) {
+            kept++;
+            continue;
+        }
+        tasks[kept] = tasks[i];
+        extras[kept] = extras[i];
+        handlers[kept] = handlers[i];
+        held[kept++] = held[i];
+    }
+    return kept;
 }
 
 kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *arena, kl_task *ret_tasks,
@@ -522,6 +571,7 @@ kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *are
         untake_all(pump, held, run);
         return rc;
     }
+    run = drop_unowned(pump, held, run, ret_tasks, ret_extras, ret_handlers);
     pump->counts.started += run;
     *ret_run = run;
     return KL_OK;
@@ -541,9 +591,11 @@ void kl__pump_stop(kl__pump *pump)
 
 bool kl__pump_gone(const kl__pump *pump) { return pump->stopping && pump->shard_count == 0 && pump->running == 0; }
 
+/* Also with full memory where another group, or something more urgent, may stand behind what is held. */
 bool kl__pump_wants_look(kl__pump *pump)
 {
-    return !pump->looking && !pump->stopping && pump->held < (uint64_t)pump->opts.window_max / 2;
+    return !pump->looking && !pump->stopping &&
+           (pump->held < (uint64_t)pump->opts.window_max / 2 || pump->grouped || pump->prioritized);
 }
 
 /* Nothing ready, running or to be sent in the window, nothing to be read, and nothing that waits for a retry. */
@@ -563,7 +615,7 @@ static bool window_is_empty(kl__window *window)
     return !kl__window_wants_side(window);
 }
 
-/* Tasks wait in shards that are not owned here, and their number has changed within a lease: whoever owns them is at work,
+/* Tasks wait in shards that could be and are not owned here, and their number has changed within a lease: whoever owns them is at work,
  * or has died and will be replaced. */
 static bool others_are_busy(kl__pump *pump)
 {
@@ -571,7 +623,7 @@ static bool others_are_busy(kl__pump *pump)
     uint64_t elsewhere = 0;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         uint64_t waiting = partition->counts.ready + partition->counts.retry;
-        if (partition->window_count < kl_layout_shards(&partition->layout))
+        if (partition->window_count < partition->allowed_count)
             elsewhere += waiting;
     }
     if (elsewhere != pump->elsewhere)
@@ -582,8 +634,11 @@ static bool others_are_busy(kl__pump *pump)
 
 bool kl__pump_empty(kl__pump *pump)
 {
-    if (pump->running || pump->finished || pump->looking || pump->more || kl__room_count(pump->room) ||
-        pump->owners_ms == 0 || pump->counts.looks == 0)
+    if (pump->running || pump->finished || pump->looking || pump->owners_ms == 0 || pump->counts.looks == 0)
+        return false;
+    if (pump->descriptor->paused)
+        return true;
+    if (pump->more || kl__room_count(pump->room))
         return false;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (kl__gate_shut(partition->gate))
@@ -606,4 +661,5 @@ void kl__pump_tell(kl__pump *pump, kl__held *held, kl__progress *progress)
 kl__pump_counts kl__pump_counted(const kl__pump *pump) { return pump->counts; }
 uint64_t kl__pump_held(const kl__pump *pump) { return pump->held + pump->blocked; }
 uint64_t kl__pump_running(const kl__pump *pump) { return pump->running; }
+uint64_t kl__pump_unserved(const kl__pump *pump) { return pump->unserved; }
 uint64_t kl__pump_shards(const kl__pump *pump) { return pump->shard_count; }

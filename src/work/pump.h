@@ -19,9 +19,11 @@ typedef struct kl__pump_opts {
     kl_queue *queue;
     kl_task_id worker; /* 16 random bytes that name the worker */
     const char *worker_name;
-    const kl_handler *handlers; /* only their kinds matter here; must outlive the pump */
-    size_t handler_count;       /* 0: runs nothing, only carries out requests */
-    const char *shards;
+    const kl_handler *handlers;     /* only their kinds matter here; must outlive the pump */
+    size_t handler_count;           /* 0: runs nothing, only carries out requests */
+    const char *shards;             /* that may be taken; NULL: all */
+    const kl_layout *shards_layout; /* for which they are named; NULL: the newest */
+    const char *partition;          /* only this one, by its name in the store; NULL: all */
     int64_t slice, slices;
     int64_t window_max;
     int64_t concurrency;
@@ -88,8 +90,8 @@ bool kl__pump_has_finished(const kl__pump *pump); /* outcomes wait to be sent */
 void kl__pump_stop(kl__pump *pump);
 bool kl__pump_gone(const kl__pump *pump);
 
-/* Nothing that this worker could run waits or runs, as of the last look; delayed tasks, halted and paused keys and kinds
- * without a handler left aside. */
+/* Nothing that this worker could run waits or runs, as of the last look; delayed tasks, halted and paused keys, kinds
+ * without a handler, and everything of a paused queue left aside. */
 bool kl__pump_empty(kl__pump *pump);
 
 /* True: the run should end (cancelled, or the shard is lost). */
@@ -99,6 +101,7 @@ void kl__pump_tell(kl__pump *pump, kl__held *held, kl__progress *progress); /* N
 kl__pump_counts kl__pump_counted(const kl__pump *pump);
 uint64_t kl__pump_held(const kl__pump *pump);
 uint64_t kl__pump_running(const kl__pump *pump);
+uint64_t kl__pump_unserved(const kl__pump *pump); /* in memory */
 uint64_t kl__pump_shards(const kl__pump *pump);
 
 #endif

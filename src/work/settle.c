@@ -7,6 +7,7 @@
  * that is durable; but a task that is to be tried again is parked only when that is. */
 #include <string.h>
 
+#include "base/mutant.h"
 #include "work/inside.h"
 
 enum { EVICT_MS = 20 }; /* a key that waits longer leaves its places to others */
@@ -116,8 +117,9 @@ static void collect_window(kl__settles *settles, kl__window *window)
         return;
     window->settling = true;
     settles->windows[settles->count] = window;
-    settles->batches[settles->count++] =
-        (kl_settle){.place = window->place, .epoch = window->epoch, .count = settles->task_count - first};
+    settles->batches[settles->count++] = (kl_settle){.place = window->place,
+                                                     .epoch = KL_MUTANT(stale_settle) ? KL_EPOCH_MAX : window->epoch,
+                                                     .count = settles->task_count - first};
 }
 
 /* Outcomes of one store; those of others go with the next call. */
@@ -182,7 +184,10 @@ static void park(kl__window *window, kl__held *held)
         kl__window_block(window, held, KL_BLOCKED_HALTED);
         return;
     }
-    kl__lanes_retry(window->lanes, &held->lane, due_ms, pump->now_ms);
+    if (KL_MUTANT(retry_frees_key))
+        kl__lanes_untake(window->lanes, &held->lane, false, pump->now_ms);
+    else
+        kl__lanes_retry(window->lanes, &held->lane, due_ms, pump->now_ms);
     if (due_ms > pump->now_ms + EVICT_MS)
         kl__window_block(window, held, KL_BLOCKED_RETRY);
 }
@@ -209,6 +214,12 @@ static void put_back(kl__window *window, kl__held **held, size_t count)
         window->out--;
         if (window->lost) {
             kl__held_delete(window->pump, held[i]);
+            continue;
+        }
+        if (KL_MUTANT(outcomes_turned) && window->finished) {
+            held[i]->next = NULL;
+            window->finished_last = window->finished_last->next = held[i];
+            window->pump->finished++;
             continue;
         }
         held[i]->next = window->finished;
@@ -250,7 +261,7 @@ static void apply(kl__settles *settles, kl_rc rc)
             refused(window, held, batch->count);
             continue;
         }
-        if (rc != KL_OK && (rc != KL_ESTALE || batch->rc != KL_OK)) {
+        if (rc != KL_OK && (rc != KL_ESTALE || batch->rc != KL_OK) && !KL_MUTANT(outcomes_dropped)) {
             put_back(window, held, batch->count);
         } else {
             for (size_t i = 0; i < batch->count; i++)

@@ -6,6 +6,7 @@
  * shard with the same 64 bits would run one after the other, which is in order too. */
 #include <string.h>
 
+#include "base/mutant.h"
 #include "work/inside.h"
 
 uint64_t kl__window_max(const kl__pump *pump)
@@ -20,6 +21,15 @@ uint64_t kl__key_max(const kl__pump *pump)
     return quarter < KL_KEY_MAX ? quarter : KL_KEY_MAX;
 }
 
+/* Tasks that are more urgent than what fills it find a quarter more room. */
+bool kl__window_full(const kl__window *window, int32_t line)
+{
+    const kl__pump *pump = window->pump;
+    uint64_t extra = line < window->least_urgent ? 4 : 0, max = kl__window_max(pump),
+             all = (uint64_t)pump->opts.window_max;
+    return window->held >= max + (extra ? max / extra : 0) || pump->held >= all + (extra ? all / extra : 0);
+}
+
 kl__window *kl__window_open(kl__partition *partition, uint32_t shard, uint64_t epoch, bool clean)
 {
     kl__window *window = kl__alloc_zeroed(1, sizeof *window);
@@ -29,10 +39,12 @@ kl__window *kl__window_open(kl__partition *partition, uint32_t shard, uint64_t e
     window->partition = partition;
     window->place = (kl_place){partition->number, shard};
     window->epoch = epoch;
+    window->opened = partition->pump->refreshes;
     window->suspect = !clean;
     window->next = partition->windows;
     partition->windows = window;
     partition->window_count++;
+    partition->windows_alive++;
     partition->pump->shard_count++;
     return window;
 }
@@ -72,16 +84,12 @@ static void set_blocked(kl__held *held, kl__blocked why)
         count_held(held, why == KL_BLOCKED_NOT ? 1 : -1);
         count_blocked(held, why == KL_BLOCKED_NOT ? -1 : 1);
     }
+    held->window->pump->unserved += why == KL_BLOCKED_KIND;
+    held->window->pump->unserved -= held->blocked == KL_BLOCKED_KIND;
     held->blocked = (uint8_t)why;
 }
 
 /* --- Admitting --- */
-
-static bool is_full(const kl__window *window)
-{
-    return window->held >= kl__window_max(window->pump) ||
-           window->pump->held >= (uint64_t)window->pump->opts.window_max;
-}
 
 static bool key_is_blocked(kl__window *window, uint64_t key_hash)
 {
@@ -127,7 +135,7 @@ static bool join_lane(kl__held *held, bool started)
                         (uint32_t)held->key_hash};
     int64_t now_ms = window->pump->now_ms;
     kl__lane *lane = kl__lanes_lane(window->lanes, &key);
-    bool paused = held->key_hash && kl__keyset_has(window->pump->paused, held->key_hash);
+    bool paused = held->key_hash && !KL_MUTANT(pause_forgotten) && kl__keyset_has(window->pump->paused, held->key_hash);
     if (!lane || (paused && kl__lanes_pause(window->lanes, &key, now_ms) != KL_OK)) {
         let_go(held);
         return false;
@@ -136,6 +144,8 @@ static bool join_lane(kl__held *held, bool started)
         kl__lanes_hold(window->lanes, lane, &held->lane, now_ms);
     else
         kl__lanes_add(window->lanes, lane, &held->lane, now_ms);
+    if (window->held == 0 || held->lane.mark.priority > window->least_urgent)
+        window->least_urgent = held->lane.mark.priority;
     count_held(held, 1);
     if (paused)
         set_blocked(held, KL_BLOCKED_PAUSED);
@@ -156,21 +166,22 @@ static void overtake(kl__held *held)
     kl__lanes_untake(held->window->lanes, &first->lane, false, held->window->pump->now_ms);
 }
 
-/* Tried before, and not finished: it holds its key. */
+/* Tried before, and not finished: it holds its key. There is no limit: without knowing all of them nothing else of the
+ * shard may be run. */
 static bool admit_started(kl__window *window, const kl_stub *stub)
 {
     kl__pump *pump = window->pump;
-    if (pump->blocked >= (uint64_t)pump->opts.window_max * KL_BLOCKED_FACTOR)
-        return false;
     kl__held *held = hold(window, stub);
     if (!held)
         return false;
     held->retry_line = true;
     held->suspect = window->suspect;
-    held->lane.due_ms = stub->due_ms;
+    kl__lane *lane = kl__window_lane(window, stub->key_hash);
+    bool holds = !lane || !kl__lane_head(lane); /* else it is run right behind the one that does, as it was before */
+    held->lane.due_ms = holds ? stub->due_ms : 0;
     if (!join_lane(held, true))
         return false;
-    if (stub->due_ms > pump->now_ms && held->blocked == KL_BLOCKED_NOT)
+    if (held->lane.due_ms > pump->now_ms && held->blocked == KL_BLOCKED_NOT)
         set_blocked(held, KL_BLOCKED_RETRY);
     return true;
 }
@@ -178,9 +189,16 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
 /* Tasks that are due and cannot be held now are shown again by the next look at the line. */
 static bool admit_due(kl__window *window, const kl_stub *stub)
 {
+    if (window->partition->layout_number != kl__newest_layout(window->pump->descriptor)->number &&
+        !KL_MUTANT(due_run_here))
+        return true; /* older.c moves it */
+    if (window->opened == window->pump->refreshes)
+        return true; /* the owner before may know of a newer layout, and have moved it there */
+    if (!stub->key_hash && kl__gate_due(window->partition->gate))
+        return true; /* it may have a copy in an older layout still, of a move that was broken off */
     if (kl__gate_closed(window->partition->gate, stub->key_hash) || key_is_blocked(window, stub->key_hash))
         return true;
-    if (is_full(window))
+    if (kl__window_full(window, stub->priority))
         return false;
     kl__held *held = hold(window, stub);
     if (!held)
@@ -217,7 +235,7 @@ static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint
         if (key_is_blocked(window, stub->key_hash) || (lane && kl__lane_tasks(lane) >= kl__key_max(pump)))
             return LEAVE_OUT;
     }
-    if (!is_full(window))
+    if (!kl__window_full(window, line))
         return ADMIT;
     if (!pump->grouped)
         return STOP;
@@ -240,6 +258,8 @@ static bool leave_out(kl__window *window, kl__cursor *cursor, kl__skip *skip, co
         stop_wanting(cursor, skip);
         return true;
     }
+    if (KL_MUTANT(skip_forgotten))
+        return true;
     if (!(skip = kl__skips_add(&cursor->skips, key)))
         return false;
     window->pump->left_out++;
@@ -282,10 +302,10 @@ static bool admit_ready(kl__window *window, int32_t line, const kl_stub *stub, b
         return false;
     held->suspect = window->suspect && (cursor->old == 0 || stub->position <= cursor->old);
     held->lane.due_ms = time_of(window, stub, side ? &skip->floor : &cursor->floor);
-    if (side)
-        skip->from = stub->position + 1;
     if (!join_lane(held, false))
         return false;
+    if (side)
+        skip->from = stub->position + 1;
     overtake(held);
     return true;
 }
@@ -310,6 +330,8 @@ void kl__window_ready(kl__window *window)
     uint32_t count;
     kl__pump *pump = window->pump;
     if (!window->lanes || window->leaving || window->lost || pump->stopping)
+        return;
+    if (KL_MUTANT(halt_holds_shard) && kl__lanes_counts(window->lanes).keys[KL_LANE_HALTED] > 0)
         return;
     while ((count = kl__lanes_take(window->lanes, tasks, 64, pump->now_ms)) > 0) {
         for (uint32_t i = 0; i < count; i++) {
@@ -337,12 +359,13 @@ static void evict(kl__held *held)
     }
     if (skip)
         stop_wanting(cursor, skip); /* what it reads next would overtake this one */
-    if (skip && held->lane.position < skip->from) {
+    if (skip && held->lane.position < skip->from && !KL_MUTANT(evict_from)) {
         skip->from = held->lane.position;
         skip->group = held->group->number;
         if (held->lane.due_ms < skip->floor)
             skip->floor = held->lane.due_ms;
     }
+    set_blocked(held, KL_BLOCKED_NOT);
     count_held(held, -1);
     let_go(held);
 }
@@ -420,6 +443,7 @@ kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t pos
 
 static void free_window(kl__window *window)
 {
+    window->partition->windows_alive--;
     kl__lanes_close(window->lanes);
     for (int i = 0; i < KL_LINES; i++) {
         if (window->cursors[i]) {
@@ -467,7 +491,8 @@ void kl__window_drop(kl__window *window)
         if (!is_out(held))
             kl__held_delete(pump, held);
     }
-    memset(window->table, 0, window->table_capacity * sizeof *window->table);
+    if (window->table)
+        memset(window->table, 0, window->table_capacity * sizeof *window->table);
     window->table_count = 0;
     window->finished = window->finished_last = window->aside = NULL;
     kl__window_free_if_done(window);

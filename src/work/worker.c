@@ -453,7 +453,7 @@ kl_worker_info kl_worker_show(kl_worker *worker)
         info.retried += counts.retried;
         info.dead += counts.dead;
         info.cancelled += counts.cancelled;
-        info.unserved += counts.unserved;
+        info.unserved += kl__pump_unserved(pump);
         info.refused += counts.refused;
     }
     pthread_mutex_unlock(&worker->mutex);

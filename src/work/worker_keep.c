@@ -42,6 +42,15 @@ static bool look(kl_worker *worker, uint64_t *ret_ready)
     return good;
 }
 
+/* The last look came past all that it had room for: what it could not see must not wait for the next append. */
+static bool is_eager(kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++)
+        if (worker->served[i].pump->eager && kl__pump_wants_look(worker->served[i].pump))
+            return true;
+    return false;
+}
+
 /* Waits until there may be something new. The mutex is held, and left meanwhile. */
 static void wait_for_work(kl_worker *worker, int64_t *poll_ms)
 {
@@ -86,7 +95,8 @@ void *kl__worker_scout(void *context)
         }
         if (ready)
             poll_ms = POLL_MIN_MS;
-        wait_for_work(worker, &poll_ms);
+        if (!is_eager(worker))
+            wait_for_work(worker, &poll_ms);
     }
     pthread_mutex_unlock(&worker->mutex);
     return NULL;
@@ -179,6 +189,8 @@ void *kl__worker_beat(void *context)
         for (size_t i = 0; i < worker->served_count; i++)
             if (kl__pump_beat(worker->served[i].pump) != KL_OK)
                 kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+        for (size_t i = 0; i < worker->served_count; i++) /* it may have been let on: resumed, permitted */
+            kl__worker_wake(worker, kl__pump_ready(worker->served[i].pump));
         check_stop(worker);
         empty = worker->opts.until_empty && !worker->stopping && all_empty(worker) ? empty + 1 : 0;
         if (empty >= 3)

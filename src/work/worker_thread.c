@@ -2,9 +2,10 @@
  *
  * From: pump.c (ready tasks of the queue whose turn it is).  To: the application's handlers, and settle.c.
  *
- * A thread takes a hand of tasks, one where they take long and up to 32 where they are quick, and claims them one by one.
+ * A thread takes a hand of tasks, one where they take long and up to 64 where they are quick, and claims them one by one.
  * When one turns out to take long, a thread with nothing to do takes back those behind it and hands in what was run
- * before it, so nobody waits for a task of another key. Outcomes are sent by a thread of their own, so that running goes on while they become durable. */
+ * before it, so nobody waits for a task of another key. Outcomes are sent by a thread of their own, so that running goes
+ * on while they become durable. */
 #include "base/base.h"
 #include "work/worker_inside.h"
 
@@ -149,6 +150,12 @@ static int64_t timeout_of(const kl__thread *thread, size_t index)
     return timeout_ms ? timeout_ms : thread->timeout_ms;
 }
 
+/* Time may have passed since the hand was taken, and more than anybody thought if the process was stopped. */
+static bool may_start(const kl__held *held, int64_t now_ns)
+{
+    return !kl__pump_unwanted(held) && kl__owners_holds(held->window->partition->owners, now_ns / 1000000);
+}
+
 static void begin(kl__thread *thread, size_t index, int64_t now_ns)
 {
     int64_t timeout_ms = timeout_of(thread, index);
@@ -176,13 +183,18 @@ static kl_bytes keep(kl__thread *thread, const char *bytes, size_t length)
     return copy;
 }
 
-static void run(kl__thread *thread, size_t index)
+/* Returns when it ended, which is when the next one begins. */
+static int64_t run(kl__thread *thread, size_t index, int64_t now_ns)
 {
     kl_work *work = &thread->work;
     kl__verdict *verdict = &thread->verdicts[index];
-    begin(thread, index, kl__monotonic_ns());
+    thread->stopped[index] = !may_start(thread->held[index], now_ns);
+    if (thread->stopped[index])
+        return now_ns;
+    begin(thread, index, now_ns);
     kl_outcome outcome = thread->handlers[index]->fn(work, thread->handlers[index]->ctx);
-    bool timed_out = work->deadline_ns != KL_NEVER && kl__monotonic_ns() >= work->deadline_ns;
+    int64_t ended_ns = kl__monotonic_ns();
+    bool timed_out = work->deadline_ns != KL_NEVER && ended_ns >= work->deadline_ns;
     if (outcome != KL_DONE && timed_out && work->error_len == 0)
         kl_work_error(work, "it ran longer than %lld ms", (long long)timeout_of(thread, index));
     thread->stopped[index] = outcome != KL_DONE && atomic_load(&thread->worker->abandoning);
@@ -195,6 +207,7 @@ static void run(kl__thread *thread, size_t index)
     kl__free(work->result);
     work->result = NULL;
     work->result_len = 0;
+    return ended_ns;
 }
 
 static void adapt(kl__thread *thread, size_t count, int64_t took_ns)
@@ -212,27 +225,27 @@ static void run_hand(kl__thread *thread, size_t count)
 {
     kl_worker *worker = thread->worker;
     size_t index = 0, done = 0;
-    int64_t began_ns = kl__monotonic_ns(), handed_ns = began_ns;
+    int64_t began_ns = kl__monotonic_ns(), handed_ns = began_ns, now_ns = began_ns;
     thread->handed_in = 0;
     thread->timeout_ms = thread->served->pump->descriptor->settings.timeout_ms;
     atomic_store(&thread->began_ns, began_ns);
     atomic_store(&thread->claim, count);
     pthread_mutex_unlock(&worker->mutex);
     while (claim(thread, &index)) {
-        run(thread, index);
+        now_ns = run(thread, index, now_ns);
         done = index + 1;
-        if (kl__monotonic_ns() - handed_ns < KL_STEAL_NS)
+        if (now_ns - handed_ns < KL_STEAL_NS)
             continue;
         pthread_mutex_lock(&worker->mutex);
         hand_in(thread, done);
         pthread_cond_signal(&worker->outcomes);
         pthread_mutex_unlock(&worker->mutex);
-        handed_ns = kl__monotonic_ns();
+        handed_ns = now_ns = kl__monotonic_ns();
     }
     pthread_mutex_lock(&worker->mutex);
     hand_in(thread, done);
     if (done)
-        adapt(thread, done, kl__monotonic_ns() - began_ns);
+        adapt(thread, done, now_ns - began_ns);
 }
 
 static void release(kl__thread *thread)
@@ -272,13 +285,25 @@ static int64_t until_due_ms(kl_worker *worker)
     return wait_ms;
 }
 
+static bool has_ready(kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++)
+        if (kl__pump_ready(worker->served[i].pump) && may_take(worker, &worker->served[i]))
+            return true;
+    return false;
+}
+
 /* Nothing to run: what waits behind a long task is taken back, more is read, or it waits. */
 static void idle(kl_worker *worker)
 {
+    enum { LEASE_WAIT_MS = 5 };
+    if (has_ready(worker)) { /* and nothing was given out: the lease is over, and the beat must get the mutex */
+        kl__worker_wait(worker, &worker->ready, LEASE_WAIT_MS);
+        return;
+    }
     kl__worker_take_back(worker, false);
-    for (size_t i = 0; i < worker->served_count; i++)
-        if (kl__pump_ready(worker->served[i].pump) && may_take(worker, &worker->served[i]))
-            return;
+    if (has_ready(worker))
+        return;
     if (look(worker))
         return;
     worker->look_now = true;

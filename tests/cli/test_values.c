@@ -136,6 +136,7 @@ TEST(exit_statuses_follow_the_codes)
     CHECK_INT(kl__exit_of(KL_OK), 0);
     CHECK_INT(kl__exit_of(KL_ENOTFOUND), 3);
     CHECK_INT(kl__exit_of(KL_ECONFLICT), 4);
+    CHECK_INT(kl__exit_of(KL_EMISMATCH), 4);
     CHECK_INT(kl__exit_of(KL_EBUSY), 75);
     CHECK_INT(kl__exit_of(KL_EFULL), 75);
     CHECK_INT(kl__exit_of(KL_ETIMEDOUT), 75);

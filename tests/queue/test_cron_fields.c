@@ -328,11 +328,11 @@ static bool judge(const struct schedule *schedule, const char *zone_name, const 
 static const char *const zones[] = {"Europe/Zurich",     "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca",
                                     "America/Sao_Paulo", "Pacific/Chatham",  "Antarctica/Troll",    "Asia/Kathmandu"};
 
-/* Some days around each change of the clocks, and anywhere: whole years with one schedule in a few zones are below. */
+/* Some days around each change of the clocks, and anywhere: months on end with one schedule in a few zones are below. */
 TEST(random_fields_agree_with_the_judge_around_changes)
 {
     uint64_t random = test_seed();
-    for (uint64_t n = 0; n < test_rounds(400); n++) {
+    for (uint64_t n = 0; n < test_rounds(150); n++) {
         const char *name = zones[n % (sizeof zones / sizeof zones[0])];
         kl__zone *zone = NULL;
         REQUIRE(kl__zone_load(name, &zone) == KL_OK);
@@ -352,9 +352,10 @@ TEST(random_fields_agree_with_the_judge_around_changes)
     tzset();
 }
 
-TEST(random_fields_agree_with_the_judge_for_years)
+TEST(random_fields_agree_with_the_judge_for_months)
 {
     uint64_t random = test_seed();
+    enum { LOOK_DAYS = 100 };
     for (uint64_t n = 0; n < test_rounds(10); n++) {
         const char *name = zones[kl__random_below(&random, sizeof zones / sizeof zones[0])];
         kl__zone *zone = NULL;
@@ -363,8 +364,9 @@ TEST(random_fields_agree_with_the_judge_for_years)
         tzset();
         struct schedule schedule;
         draw_schedule(&schedule, &random);
-        int64_t from = utc(1996 + (int64_t)kl__random_below(&random, 60), 1, 1, 0, 0) / MINUTE_MS;
-        bool agree = judge(&schedule, name, zone, from, from + (int64_t)1440 * 365);
+        int64_t from =
+            utc(1996, 1, 1, 0, 0) / MINUTE_MS + (int64_t)kl__random_below(&random, UINT64_C(1440) * 365 * 60);
+        bool agree = judge(&schedule, name, zone, from, from + (int64_t)1440 * LOOK_DAYS);
         kl__zone_free(zone);
         if (!agree)
             break;

@@ -37,7 +37,7 @@ CLAIM(another_request_under_the_same_key_is_refused)
     int64_t retry_ms;
     CHECK_INT(kl_job_submit(queue, &spec, &answer, NULL), KL_OK);
     tasks[2].payload = kl_str("other");
-    CHECK_FAILS(kl_job_submit(queue, &spec, &answer, &retry_ms), KL_EINVAL, "used for another submit");
+    CHECK_FAILS(kl_job_submit(queue, &spec, &answer, &retry_ms), KL_EMISMATCH, "used for another submit");
     CHECK_INT(retry_ms, 0);
     spec.scope = "another application";
     CHECK_INT(kl_job_submit(queue, &spec, &answer, NULL), KL_OK);
@@ -58,7 +58,7 @@ CLAIM(the_callers_own_fingerprint_decides)
     CHECK_INT(kl_job_submit(queue, &spec, &answer, NULL), KL_OK);
     CHECK(answer.replayed);
     spec.fingerprint = kl_str("body 2");
-    CHECK_FAILS(kl_job_submit(queue, &spec, &answer, NULL), KL_EINVAL, "used for another submit");
+    CHECK_FAILS(kl_job_submit(queue, &spec, &answer, NULL), KL_EMISMATCH, "used for another submit");
     kl_queue_close(queue);
 }
 

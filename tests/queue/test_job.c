@@ -39,7 +39,7 @@ CLAIM(a_large_job_is_put_in_batches)
     kl_queue_close(queue);
 }
 
-CLAIM(tasks_of_one_key_keep_the_order_of_the_job)
+CLAIM_IN_MEMORY(tasks_of_one_key_keep_the_order_of_the_job)
 {
     kl_queue *queue = OPEN(rig->store, "orders", .shard_prefix_len = 4);
     REQUIRE(queue);

@@ -134,7 +134,7 @@ CLAIM(a_delay_is_counted_on_the_store_s_clock)
     int64_t now_ms = atomic_load(&rig->clock_ms);
     CHECK_INT(put_one(queue, (kl_put){.delay_ms = 5000, .kind = kl_str("delay")}, NULL), KL_OK);
     CHECK_INT(put_one(queue, (kl_put){.due_ms = 77, .kind = kl_str("past")}, NULL), KL_OK);
-    CHECK_FAILS(put_one(queue, (kl_put){.delay_ms = KL_ID_MS_MAX}, NULL), KL_EINVAL, "2527");
+    CHECK_FAILS(put_one(queue, (kl_put){.delay_ms = KL_ID_MS_MAX}, NULL), KL_EINVAL, "delay_ms is");
     struct tasks tasks = scan_tasks(queue, &rig->arena);
     REQUIRE(tasks.count == 2);
     for (size_t i = 0; i < 2; i++)

@@ -192,18 +192,18 @@ CLAIM(another_layout_than_is_there_is_an_error_that_names_both_sides)
     kl_queue_opts two = {.size = sizeof two, .partitions = 2, .origin = "--partitions"};
     kl_queue_opts four = {.size = sizeof four, .partitions = 4, .stores = elsewhere, .store_count = 4};
     kl_queue_opts longer = {.size = sizeof longer, .shard_prefix_len = 1};
-    CHECK_INT(kl_queue_open(rig->store, "orders", &two, &other), KL_EINVAL);
+    CHECK_INT(kl_queue_open(rig->store, "orders", &two, &other), KL_EMISMATCH);
     CHECK_STR(kl_error_text(),
               "queue orders has 4 partitions (made so by keyline.toml line 3), and --partitions says 2; "
               "leave it out, or change the queue with `keyline queue alter`");
-    CHECK_INT(kl_queue_open(rig->store, "plain", &longer, &other), KL_EINVAL);
+    CHECK_INT(kl_queue_open(rig->store, "plain", &longer, &other), KL_EMISMATCH);
     CHECK_STR(kl_error_text(), "queue plain has a shard_prefix_len of 2, and this call says 1; "
                                "leave it out, or change the queue with `keyline queue alter`");
-    CHECK_FAILS(kl_queue_open(rig->store, "orders", &four, &other), KL_EINVAL,
+    CHECK_FAILS(kl_queue_open(rig->store, "orders", &four, &other), KL_EMISMATCH,
                 "partition 3 of queue orders lies in the queue's own store (made so by keyline.toml line 3), and this "
                 "call says memory:");
     four.store_count = 3, four.partitions = 0;
-    CHECK_FAILS(kl_queue_open(rig->store, "orders", &four, &other), KL_EINVAL, "and this call names 3 stores");
+    CHECK_FAILS(kl_queue_open(rig->store, "orders", &four, &other), KL_EMISMATCH, "and this call names 3 stores");
     CHECK(!other);
     kl_queue_close(plain);
     kl_queue_close(queue);
@@ -304,7 +304,7 @@ CLAIM(openers_with_different_layouts_agree_on_the_winner)
         int64_t partitions = show(rig, there).settings.partitions;
         for (int i = 0; i < OPENERS; i++) {
             won += openers[i].rc == KL_OK;
-            CHECK_INT(openers[i].rc, openers[i].partitions == partitions ? KL_OK : KL_EINVAL);
+            CHECK_INT(openers[i].rc, openers[i].partitions == partitions ? KL_OK : KL_EMISMATCH);
             kl_queue_close(openers[i].queue);
         }
         CHECK_INT(won, 1);

@@ -89,7 +89,8 @@ CLAIM(a_call_that_is_made_again_with_its_token_stores_nothing)
         CHECK(same_id(&first[i].id, &second[i].id));
     }
     CHECK_INT(scan_tasks(queue, &rig->arena).count, KL_PUT_MAX - 1);
-    CHECK_FAILS(kl_queue_put(queue, tasks, 3, kl_str("\xff token"), NULL), KL_EINVAL, "another call, with 10000 tasks");
+    CHECK_FAILS(kl_queue_put(queue, tasks, 3, kl_str("\xff token"), NULL), KL_EMISMATCH,
+                "another call, with 10000 tasks");
     kl_arena_reset(&rig->arena);
     atomic_fetch_add(&rig->clock_ms, HOUR_MS);
     CHECK_INT(kl_queue_put(queue, tasks, 3, kl_str("\xff token"), second), KL_OK);

@@ -105,18 +105,27 @@ static void *take_stack(void)
     return stack == MAP_FAILED ? NULL : stack;
 }
 
+/* On its own, because getcontext may return twice for all that the compiler knows. */
+static void set_context(ucontext_t *context, void *stack)
+{
+    getcontext(context); /* fails for bad pointers only */
+    context->uc_stack.ss_sp = stack;
+    context->uc_stack.ss_size = STACK_BYTES;
+    makecontext(context, begin, 0);
+}
+
 struct fiber *fiber_new(fiber_fn *run, void *ctx)
 {
     struct fiber *fiber = calloc(1, sizeof *fiber);
-    if (!fiber || !(fiber->stack = take_stack()) || getcontext(&fiber->context) != 0) {
+    void *stack = fiber ? take_stack() : NULL;
+    if (!stack) {
         free(fiber);
         return NULL;
     }
     fiber->run = run;
     fiber->ctx = ctx;
-    fiber->context.uc_stack.ss_sp = fiber->stack;
-    fiber->context.uc_stack.ss_size = STACK_BYTES;
-    makecontext(&fiber->context, begin, 0);
+    fiber->stack = stack;
+    set_context(&fiber->context, stack);
     return fiber;
 }
 

@@ -45,11 +45,11 @@ enum {
     SIM_STATES = 3, /* of which faults are on in the first */
 };
 
-#define SIM_QUEUE      "sim"
-#define SIM_BEGIN_MS   INT64_C(1800000000000)
-#define SIM_NOBODY     UINT32_MAX
-#define SIM_KIND_RARE  "rare" /* a kind that only some workers serve */
-#define SIM_CRON_NAME  "minutely"
+#define SIM_QUEUE     "sim"
+#define SIM_BEGIN_MS  INT64_C(1800000000000)
+#define SIM_NOBODY    UINT32_MAX
+#define SIM_KIND_RARE "rare" /* a kind that only some workers serve */
+#define SIM_CRON_NAME "minutely"
 
 /* --- What a seed decides --- */
 
@@ -126,12 +126,15 @@ struct sim_entry {
     struct sim_task *task;
     bool ended, moved, retry_line, due;
     kl_outcome outcome;
-    uint32_t attempts, starts;
+    uint32_t attempts, starts, extra; /* extra: starts that a process wrote down and died before making */
+    uint32_t settled_by;
+    uint64_t settled_epoch;
     uint32_t taken_by; /* a process, or SIM_NOBODY */
     uint64_t taken_epoch;
+    int64_t known_ms; /* the beat by which the taker knew what was cancelled */
     bool running;
     uint32_t finished_by; /* the process that has its outcome in memory, or SIM_NOBODY */
-    uint64_t finished_epoch;
+    uint64_t finished_epoch, finished_order;
     bool final, halted, verdict_dead;
     struct sim_entry *next_of_key, *next_of_task, *next_in_bucket, *next;
 };
@@ -139,12 +142,14 @@ struct sim_entry {
 struct sim_key {
     char name[16];
     struct sim_entry *waiting;
-    bool paused, skip_asked, again_asked, drain_asked;
-    int64_t paused_ms, resumed_ms; /* paused: since; else when that ended */
+    bool paused, steered, skip_asked, again_asked, drain_asked;
+    int64_t paused_ms;    /* since when it is */
+    uint64_t tried_epoch; /* in which a task of it that had been tried before ended last */
 };
 
 struct sim_owner {
     uint32_t process; /* or SIM_NOBODY */
+    bool unclean;     /* nobody: the last one did not give it back */
     uint64_t epoch;
     int64_t expires_ms;
     uint32_t fenced_by;
@@ -216,15 +221,20 @@ struct world {
     uint64_t entry_count, waiting, bucket_count;
     struct sim_key keys[SIM_KEYS_MAX]; /* 0: tasks without one */
     struct sim_partition *partitions[SIM_PARTITIONS_MAX];
+    struct {
+        kl_task_id id;
+        uint32_t process;
+    } workers[SIM_PROCESSES_MAX]; /* who is whom in the records of owners */
+    uint32_t worker_count;
     struct sim_job jobs[SIM_JOBS_MAX];
     uint32_t job_count;
     struct sim_call calls[SIM_CALLS_MAX];
     uint32_t call_count;
     struct sim_task *uniques[SIM_UNIQUES_MAX]; /* the one that was stored */
-    bool queue_paused, purge_asked, cron_added;
+    bool queue_paused, queue_steered, purge_asked, cron_added;
     int64_t queue_paused_ms;
     uint32_t poisons;
-    uint64_t crashes, takeovers, stalls, losses, layouts, starts;
+    uint64_t crashes, takeovers, stalls, losses, layouts, starts, finishes;
 
     struct sim_event events[SIM_EVENTS_MAX];
     uint64_t event_count;
@@ -311,6 +321,25 @@ struct sim_result {
     int64_t simulated_ms;
     char why[512];
 };
+
+/* The same in a process of its own: what the library keeps for the life of a process begins anew, and one that crashes or
+ * does not come to an end is found too. */
+struct sim_result sim_run_apart(uint64_t seed, uint64_t operations, const char *mutant, void *out);
+
+/* --- mutants.c --- */
+
+struct sim_mutant {
+    const char *name, *bug, *seen;
+};
+
+extern const struct sim_mutant sim_mutants[]; /* ends with a name of NULL */
+
+/* Switches one on; "none" or NULL: none. False: there is no such mutant. */
+bool sim_mutate(const char *name);
+
+/* Runs up to `seeds` seeds from `first` on; how many it took until it was caught, 0: it was not. */
+uint64_t sim_catch(const char *mutant, uint64_t first, uint64_t seeds, uint64_t operations,
+                   struct sim_result *ret_result);
 
 /* One seed. Where something breaks and `out` is not NULL, it tells how to reproduce it, and what happened before. */
 struct sim_result sim_run(uint64_t seed, uint64_t operations, bool trace, void *out);

@@ -24,7 +24,7 @@ TEST(a_url_that_names_no_store_is_answered_with_those_that_there_are)
     check_url(NULL, NULL);
     check_url("", NULL);
     check_url(":", NULL);
-    check_url("postgres://host/db", NULL);
+    check_url("mysql://host/db", NULL);
     check_url("a scheme that is far too long to be taken for anything:x", NULL);
     check_url("dsk:/var/keyline", "did you mean disk:/var/keyline?");
     check_url("DISK:x", "did you mean disk:x?");

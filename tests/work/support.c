@@ -165,6 +165,8 @@ static kl_outcome as_told(struct runs *runs, kl_work *work, const char *verb)
 {
     if (strncmp(verb, "hold", 4) == 0 || strncmp(verb, "stuck", 5) == 0)
         return hold(runs, work, verb[0] == 'h');
+    if (strncmp(verb, "finish", 6) == 0)
+        return hold(runs, work, false) == KL_RETRY ? KL_DONE : KL_DEAD;
     if (strncmp(verb, "retry", 5) == 0 || strncmp(verb, "fail", 4) == 0) {
         kl_work_error(work, "failed as told: %s", verb);
         if (verb[0] == 'r')
@@ -276,8 +278,10 @@ bool runs_wait_for(struct runs *runs, const char *payload, size_t often)
 kl_outcome order_handle(kl_work *work, void *ctx)
 {
     struct order *order = ctx;
+    char payload[RUN_TEXT_BYTES];
     int key = 0, number = 0;
-    sscanf(kl_work_payload(work).data, "%d %d", &key, &number);
+    copy(payload, kl_work_payload(work));
+    sscanf(payload, "%d %d", &key, &number);
     if (atomic_fetch_add(&order->running[key], 1) != 0)
         order->overlap = true;
     if (number != order->next[key] && !atomic_exchange(&order->disorder, true))
@@ -377,6 +381,21 @@ bool await_done(kl_worker *worker, uint64_t count)
 {
     struct worker_wish wish = {worker, count};
     return await_condition("the worker has done its tasks", has_done, &wish);
+}
+
+static bool has_held(void *ctx)
+{
+    struct worker_wish *wish = ctx;
+    return kl_worker_show(wish->worker).held == wish->count;
+}
+
+bool await_held(kl_worker *worker, uint64_t count)
+{
+    struct worker_wish wish = {worker, count};
+    bool good = await_condition("the worker holds so many tasks", has_held, &wish);
+    if (!good)
+        fprintf(stderr, "# %" PRIu64 " held instead of %" PRIu64 "\n", kl_worker_show(worker).held, count);
+    return good;
 }
 
 struct rig_wish {

@@ -68,7 +68,7 @@ void runs_free(struct runs *runs);
 
 /* The handler; ctx is the runs. done: KL_DONE. retry: tried again after 1 ms. fail: tried again after the queue's back-off.
  * dead: KL_DEAD with an error. hold: waits until the runs are opened, or it is cancelled (then KL_RETRY). stuck: only
- * ends when it is cancelled. result: KL_DONE with the payload as result. */
+ * ends when it is cancelled. finish: likewise, but KL_DONE then. result: KL_DONE with the payload as result. */
 kl_outcome runs_handle(kl_work *work, void *ctx);
 
 void runs_open(struct runs *runs, bool open);
@@ -113,6 +113,7 @@ bool await_condition(const char *what, condition_fn *holds, void *ctx);
 
 bool await_shards(kl_worker *worker, uint64_t count);
 bool await_done(kl_worker *worker, uint64_t count);
+bool await_held(kl_worker *worker, uint64_t count);
 bool await_waiting(struct rig *rig, uint64_t count);
 bool await_why(struct rig *rig, const char *key, kl_why why); /* what kl_key_show says */
 bool await_state(kl_queue *queue, const kl_task_id *id, kl_task_state state);

@@ -5,88 +5,179 @@
  * live, and two segments (G2 of segments.h).
  *
  * A copy must not stand behind the settle of its task, or reading the journal would bring the task back. So copies are
- * written while nothing else is on its way to the journal (kl__journal_exclusive), and what is live is decided then. */
+ * written while nothing else is on its way to the journal (kl__journal_exclusive), and what is live is decided then. But
+ * nothing in an old segment becomes live again, so what may be is found before, while everything goes on. */
 #include <string.h>
 
 #include "base/wait.h"
 #include "store/disk/disk.h"
 #include "store/disk/frames.h"
 
-enum { COPY_BYTES = 1 << 20, LOOK_MS = 1000, SWEEP_RECORDS = 2000 };
+enum {
+    COPY_BYTES = 1 << 20,
+    COPY_RECORDS = COPY_BYTES / sizeof(kl__record_header) + 1,
+    RECORD_MAX = 2 << 20, /* of a task or a value */
+    PIECE_BYTES = 1 << 20,
+    LOOK_RECORDS = 256,
+    LOOK_MS = 1000,
+    SWEEP_RECORDS = 2000,
+};
+
+_Static_assert(sizeof(kl__entry_record) + 64 + KL_KEY_BYTES_MAX + KL_KIND_BYTES_MAX + KL_HEADERS_BYTES_MAX +
+                           KL_PAYLOAD_BYTES_MAX <
+                       RECORD_MAX &&
+                   sizeof(kl__write_record) + 8 + KL_RECORD_NAME_MAX + KL_RECORD_BYTES_MAX < RECORD_MAX,
+               "the largest record that can be live fits");
 
 /* Where the copying of a segment stands. */
 struct copying {
     kl__disk *disk;
-    kl__segment_image image;
-    uint64_t segment;
-    uint64_t frame_offset; /* of the frame being copied */
-    uint32_t record;       /* the next one in it */
-    uint64_t record_offset;
-    uint64_t end;
+    const kl__segment *segment;
+    kl__segment_image piece; /* of the segment, */
+    uint64_t piece_offset;   /* which begins there with a frame */
+    uint64_t frame_offset;   /* of the frame being looked through, */
+    uint32_t record;         /* the next one in it, */
+    uint64_t record_offset;  /* and where in the segment that stands */
+    char *found;             /* records that were live when they were looked at, */
+    uint64_t *offsets;       /* and where each stands in the segment */
+    size_t count, bytes;     /* of those */
     bool is_damaged;
 };
 
-/* The next record of the segment; NULL: there is none. */
-static const kl__record_header *next_record(struct copying *copying)
+/* --- Reading the segment --- */
+
+static kl_rc load_piece(struct copying *copying, uint64_t bytes)
 {
-    while (copying->frame_offset < copying->end) {
-        const kl__frame *frame = (const void *)(copying->image.bytes + copying->frame_offset);
-        if (copying->record == 0 && !kl__image_frame(&copying->image, copying->frame_offset)) {
-            copying->is_damaged = true;
-            return NULL;
-        }
-        if (copying->record < frame->records) {
-            if (copying->record == 0)
-                copying->record_offset = copying->frame_offset + KL_FRAME_HEADER;
-            return (const void *)(copying->image.bytes + copying->record_offset);
-        }
-        copying->frame_offset += KL_FRAME_HEADER + frame->bytes;
-        copying->record = 0;
-    }
-    return NULL;
+    uint64_t rest = copying->segment->end - copying->frame_offset;
+    copying->piece_offset = copying->frame_offset;
+    return kl__image_load_piece(copying->disk->vfs, copying->segment->file, copying->frame_offset,
+                                bytes < rest ? bytes : rest, &copying->piece);
 }
 
-static void step(struct copying *copying, const kl__record_header *record)
+/* The frame at frame_offset, all of it in memory; NULL: it is damaged, or cannot be read. */
+static const kl__frame *load_frame(struct copying *copying, kl_rc *ret_rc)
 {
+    const kl__frame *frame = kl__image_frame(&copying->piece, copying->frame_offset - copying->piece_offset);
+    *ret_rc = KL_OK;
+    if (frame)
+        return frame;
+    *ret_rc = load_piece(copying, PIECE_BYTES);
+    if (*ret_rc == KL_OK && copying->piece.size >= KL_FRAME_HEADER) {
+        uint64_t bytes = KL_FRAME_HEADER + (uint64_t)((const kl__frame *)(const void *)copying->piece.bytes)->bytes;
+        if (bytes > copying->piece.size)
+            *ret_rc = load_piece(copying, bytes);
+        if (*ret_rc == KL_OK)
+            frame = kl__image_frame(&copying->piece, 0);
+    }
+    copying->is_damaged = *ret_rc == KL_OK && !frame;
+    return frame;
+}
+
+/* --- What may have to be copied --- */
+
+static bool has_enough(const struct copying *copying) { return copying->bytes >= COPY_BYTES; }
+
+/* Looks at the next record of the frame, with the state's mutex held. */
+static void look_at(struct copying *copying, const kl__record_header *record, int64_t now_ms)
+{
+    kl__where where = {copying->segment->number, copying->record_offset};
+    if (kl__state_is_live(&copying->disk->state, record, where, now_ms)) {
+        KL_ASSERT(record->bytes <= RECORD_MAX && copying->count < COPY_RECORDS);
+        memcpy(copying->found + copying->bytes, record, record->bytes);
+        copying->offsets[copying->count++] = copying->record_offset;
+        copying->bytes += record->bytes;
+    }
     copying->record++;
     copying->record_offset += record->bytes;
 }
 
-/* Called while nothing else is under way. At least one live record is copied, when there is any. */
+/* The rest of a frame's records, some at a time, so that nobody waits long for the mutex. */
+static void look_through(struct copying *copying, const kl__frame *frame)
+{
+    kl__state *state = &copying->disk->state;
+    int64_t now_ms = kl__disk_now(copying->disk);
+    if (copying->record == 0)
+        copying->record_offset = copying->frame_offset + KL_FRAME_HEADER;
+    while (copying->record < frame->records && !has_enough(copying)) {
+        pthread_mutex_lock(&state->mutex);
+        for (int i = 0; i < LOOK_RECORDS && copying->record < frame->records && !has_enough(copying); i++) {
+            uint64_t in_frame = copying->record_offset - copying->frame_offset;
+            look_at(copying, (const void *)((const char *)frame + in_frame), now_ms);
+        }
+        pthread_mutex_unlock(&state->mutex);
+    }
+}
+
+/* Looks on until there is enough for one copy, or the segment ends. */
+static kl_rc find_live(struct copying *copying)
+{
+    kl_rc rc = KL_OK;
+    copying->count = copying->bytes = 0;
+    while (copying->frame_offset < copying->segment->end && !has_enough(copying)) {
+        const kl__frame *frame = load_frame(copying, &rc);
+        if (!frame)
+            break;
+        look_through(copying, frame);
+        if (copying->record == frame->records) {
+            copying->frame_offset += KL_FRAME_HEADER + frame->bytes;
+            copying->record = 0;
+        }
+    }
+    return rc;
+}
+
+/* --- Copying --- */
+
+/* Called while nothing else is under way. */
 static size_t fill_copies(void *ctx, char *bytes, uint64_t sequence, size_t *ret_bytes, uint64_t *ret_sum)
 {
     (void)sequence; /* copies keep their own */
     struct copying *copying = ctx;
     kl__state *state = &copying->disk->state;
     int64_t now_ms = kl__disk_now(copying->disk);
-    const kl__record_header *record;
+    const kl__record_header *record = (const void *)copying->found;
     size_t records = 0;
     *ret_bytes = 0;
     *ret_sum = 0;
     pthread_mutex_lock(&state->mutex);
-    while (*ret_bytes < COPY_BYTES && (record = next_record(copying)) != NULL) {
-        kl__where where = {copying->segment, copying->record_offset};
-        if (kl__state_is_live(state, record, where, now_ms)) {
-            kl__record_header *copy = (kl__record_header *)(void *)(bytes + *ret_bytes);
-            kl__state_copy(state, record, copy);
-            *ret_sum += kl__record_seal(copy, (char *)copy + copy->bytes);
-            *ret_bytes += copy->bytes;
-            records++;
-        }
-        step(copying, record);
+    for (size_t i = 0; i < copying->count; i++, record = kl__record_next(record)) {
+        if (!kl__state_is_live(state, record, (kl__where){copying->segment->number, copying->offsets[i]}, now_ms))
+            continue;
+        kl__record_header *copy = (kl__record_header *)(void *)(bytes + *ret_bytes);
+        kl__state_copy(state, record, copy);
+        *ret_sum += kl__record_seal(copy, (char *)copy + copy->bytes);
+        *ret_bytes += copy->bytes;
+        records++;
     }
     pthread_mutex_unlock(&state->mutex);
     return records;
 }
 
+static kl_rc copy_all(struct copying *copying)
+{
+    if (!copying->found || !copying->offsets)
+        return kl__fail_memory();
+    kl_rc rc = kl__image_load_piece(copying->disk->vfs, copying->segment->file, 0, KL_SEGMENT_HEADER, &copying->piece);
+    if (rc == KL_OK && copying->piece.size == KL_SEGMENT_HEADER)
+        memcpy(&copying->piece.header, copying->piece.bytes, KL_SEGMENT_HEADER);
+    copying->piece.size = 0;
+    while (rc == KL_OK && copying->frame_offset < copying->segment->end && !copying->is_damaged) {
+        rc = find_live(copying);
+        if (rc == KL_OK && copying->count > 0)
+            rc = kl__journal_exclusive(copying->disk->journal, fill_copies, copying);
+    }
+    return rc;
+}
+
 /* False: not all of it could be copied. */
 static bool copy_segment(kl__disk *disk, kl__segment *segment)
 {
-    struct copying copying = {
-        .disk = disk, .segment = segment->number, .frame_offset = KL_SEGMENT_HEADER, .end = segment->end};
-    kl_rc rc = kl__image_load(disk->vfs, segment->file, &copying.image);
-    while (rc == KL_OK && copying.frame_offset < copying.end && !copying.is_damaged)
-        rc = kl__journal_exclusive(disk->journal, fill_copies, &copying);
+    struct copying copying = {.disk = disk,
+                              .segment = segment,
+                              .frame_offset = KL_SEGMENT_HEADER,
+                              .found = kl__alloc(COPY_BYTES + RECORD_MAX),
+                              .offsets = kl__alloc_zeroed(COPY_RECORDS, sizeof *copying.offsets)};
+    kl_rc rc = copy_all(&copying);
     if (copying.is_damaged)
         kl__segments_log(
             &disk->segments, KL_LOG_ERROR,
@@ -97,13 +188,15 @@ static bool copy_segment(kl__disk *disk, kl__segment *segment)
         kl__segments_log(&disk->segments, KL_LOG_WARN, "an old segment could not be copied: %s", kl_error_text());
     if (rc == KL_OK)
         disk->compacted = segment->number; /* once is enough: nothing new becomes live in it */
-    kl__image_free(&copying.image);
+    kl__image_free(&copying.piece);
+    kl__free(copying.found);
+    kl__free(copying.offsets);
     return rc == KL_OK;
 }
 
-/* The first segment, when it should be copied; NULL: none. Large tasks in small segments leave gaps that no copying
- * closes: when everything was copied twice and nothing was gained, it rests. On a full disk only when little of it is
- * live, for the copies go where outcomes have to. */
+/* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Large tasks in
+ * small segments leave gaps that no copying closes: when everything was copied twice and nothing was gained, it rests.
+ * On a full disk only when little of it is live, for the copies go where outcomes have to. */
 static kl__segment *find_work(kl__disk *disk, uint64_t slack)
 {
     kl__state *state = &disk->state;
@@ -119,6 +212,7 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
         is_worth_it = kl__segments_can_relieve(&disk->segments);
     if (is_worth_it && state->segments[0]->number > disk->compacted) {
         segment = state->segments[0];
+        segment->readers++;
         disk->copied += segment->live;
     }
     pthread_mutex_unlock(&state->mutex);
@@ -144,6 +238,9 @@ static bool compact(kl__disk *disk, uint64_t slack)
     if (!segment)
         return false;
     bool is_copied = copy_segment(disk, segment);
+    pthread_mutex_lock(&disk->state.mutex);
+    segment->readers--;
+    pthread_mutex_unlock(&disk->state.mutex);
     drop(disk, true);
     return is_copied;
 }

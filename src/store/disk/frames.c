@@ -10,11 +10,24 @@ static kl_rc make_room(kl__segment_image *image, uint64_t size)
 {
     if (size <= image->capacity)
         return KL_OK;
-    kl__image_free(image);
+    kl__free(image->bytes);
+    image->capacity = image->size = 0;
     image->bytes = kl__alloc(size);
     if (!image->bytes)
         return kl__fail_memory();
     image->capacity = size;
+    return KL_OK;
+}
+
+kl_rc kl__image_load_piece(kl__vfs *vfs, kl__file *file, uint64_t offset, uint64_t bytes, kl__segment_image *image)
+{
+    image->size = 0;
+    kl_rc rc = make_room(image, bytes);
+    if (rc != KL_OK)
+        return rc;
+    int error = kl__vfs_read(vfs, file, image->bytes, bytes, offset, &image->size);
+    if (error)
+        return kl__fail(KL_ESYSTEM, "a segment of the journal could not be read: %s", strerror(-error));
     return KL_OK;
 }
 
@@ -24,17 +37,12 @@ kl_rc kl__image_load(kl__vfs *vfs, kl__file *file, kl__segment_image *image)
     image->size = 0;
     memset(&image->header, 0, sizeof image->header);
     int error = vfs->size(vfs, file, &size);
-    if (!error) {
-        kl_rc rc = make_room(image, size);
-        if (rc != KL_OK)
-            return rc;
-        error = kl__vfs_read(vfs, file, image->bytes, size, 0, &image->size);
-    }
     if (error)
         return kl__fail(KL_ESYSTEM, "a segment of the journal could not be read: %s", strerror(-error));
-    if (image->size >= KL_SEGMENT_HEADER)
+    kl_rc rc = kl__image_load_piece(vfs, file, 0, size, image);
+    if (rc == KL_OK && image->size >= KL_SEGMENT_HEADER)
         memcpy(&image->header, image->bytes, KL_SEGMENT_HEADER);
-    return KL_OK;
+    return rc;
 }
 
 void kl__image_free(kl__segment_image *image)

@@ -24,6 +24,9 @@ typedef enum kl__header_state {
 kl_rc kl__image_load(kl__vfs *vfs, kl__file *file, kl__segment_image *image);
 void kl__image_free(kl__segment_image *image);
 
+/* Loads a part instead, and leaves the header as it is: offsets in the image count from `offset`. */
+kl_rc kl__image_load_piece(kl__vfs *vfs, kl__file *file, uint64_t offset, uint64_t bytes, kl__segment_image *image);
+
 /* number: what the file's name says. */
 kl__header_state kl__image_header(const kl__segment_image *image, uint64_t number);
 

@@ -298,6 +298,8 @@ static kl_rc apply(kl__journal *journal, const char *bytes, size_t records, uint
         rc = kl__state_apply(state, record, where, now_ms);
         record = next_record(record);
     }
+    kl__recent_add(state->recent, journal->segments->active->number, offset, bytes,
+                   (size_t)((const char *)record - bytes));
     bool wants_upkeep = kl__segments_need_upkeep(journal->segments);
     if (state->waiters)
         pthread_cond_broadcast(&state->appended);

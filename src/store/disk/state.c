@@ -20,7 +20,8 @@ kl_rc kl__state_open(kl__state *state)
     state->first_segment = 1;
     state->stubs = kl__stubs_open();
     state->tokens = kl__tokens_open(forget_token, state);
-    return state->stubs && state->tokens ? KL_OK : kl__fail_memory();
+    state->recent = kl__recent_open();
+    return state->stubs && state->tokens && state->recent ? KL_OK : kl__fail_memory();
 }
 
 static void free_shard(kl__shard_state *shard)
@@ -48,6 +49,7 @@ void kl__state_close(kl__state *state)
         kl__free(partition);
     }
     kl__records_free(&state->records);
+    kl__recent_close(state->recent);
     kl__tokens_close(state->tokens);
     kl__stubs_close(state->stubs);
     kl__free(state->segments);

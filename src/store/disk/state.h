@@ -24,6 +24,7 @@
 #include "keyline/store.h"
 #include "store/disk/format.h"
 #include "store/disk/line.h"
+#include "store/disk/recent.h"
 #include "store/disk/records.h"
 #include "store/disk/stubs.h"
 #include "store/disk/tokens.h"
@@ -82,6 +83,7 @@ typedef struct kl__state {
     char swept[KL_RECORD_NAME_MAX]; /* where to go on looking for expired ones */
     size_t swept_bytes;
     kl__tokens *tokens;
+    kl__recent *recent;
 
     kl__segment **segments; /* by number, without gaps: segments[i] is number first_segment + i */
     size_t segment_count, segment_capacity;

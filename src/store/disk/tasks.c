@@ -27,55 +27,101 @@ void kl__entry_decode(const kl__entry_record *record, kl_entry *ret_entry)
     *ret_entry = entry;
 }
 
-kl_rc kl__disk_read_record(kl__disk *disk, const kl__segment *segment, uint64_t offset, uint32_t bytes, kl_arena *arena,
-                           const kl__record_header **ret_record)
+static kl_rc read_record(kl__disk *disk, const kl__segment *segment, uint64_t offset, uint32_t bytes,
+                         kl__record_header *ret_record)
 {
     size_t got = 0;
-    kl__record_header *record = kl_arena_alloc(arena, bytes);
-    if (!record)
-        return kl__fail_memory();
-    int error = kl__vfs_read(disk->vfs, segment->file, record, bytes, offset, &got);
+    int error = kl__vfs_read(disk->vfs, segment->file, ret_record, bytes, offset, &got);
     if (error)
         return kl__fail(KL_ESYSTEM, "segment %016llx of the journal could not be read: %s",
                         (unsigned long long)segment->number, strerror(-error));
-    if (got != bytes || record->bytes != bytes || record->crc != kl__record_crc(record))
+    if (got != bytes || ret_record->bytes != bytes || ret_record->crc != kl__record_crc(ret_record))
         return kl__fail(KL_EDAMAGED,
                         "segment %016llx of the journal is damaged at byte %llu; `keyline doctor` on the data "
                         "directory says what is affected",
                         (unsigned long long)segment->number, (unsigned long long)offset);
-    *ret_record = record;
     return KL_OK;
 }
 
-/* What is known of a waiting task in memory, and the segment where the rest is, held so that it is not dropped. NULL:
- * it is not waiting. */
-static kl__segment *hold_waiting(kl__disk *disk, const kl_ref *ref, kl_task *task, uint64_t *ret_offset,
-                                 uint32_t *ret_bytes)
+kl_rc kl__disk_read_record(kl__disk *disk, const kl__segment *segment, uint64_t offset, uint32_t bytes, kl_arena *arena,
+                           const kl__record_header **ret_record)
 {
-    kl__state *state = &disk->state;
-    kl__segment *segment = NULL;
-    pthread_mutex_lock(&state->mutex);
-    uint32_t number = kl__stubs_find(state->stubs, ref->place.partition, &ref->id);
-    const kl__slot *slot = number == KL_SLOT_NONE ? NULL : kl__stubs_slot(state->stubs, number);
-    if (slot && slot->shard == ref->place.shard) {
-        kl__where where = kl__slot_where(state, slot);
-        segment = kl__state_segment(state, where.segment);
-        segment->readers++;
-        *ret_offset = where.offset;
-        *ret_bytes = kl__slot_record_bytes(slot);
-        *task = (kl_task){.state = KL_TASK_WAITING,
-                          .attempts = (uint32_t)slot->attempts,
-                          .position = slot->position,
-                          .not_before_ms = (int64_t)slot->due_ms};
-    }
-    pthread_mutex_unlock(&state->mutex);
-    return segment;
+    kl__record_header *record = kl_arena_alloc(arena, bytes);
+    kl_rc rc = record ? read_record(disk, segment, offset, bytes, record) : kl__fail_memory();
+    if (rc == KL_OK)
+        *ret_record = record;
+    return rc;
 }
 
-static void let_go(kl__disk *disk, kl__segment *segment)
+/* ---- Waiting tasks, some at a time ---- */
+
+enum { PART = 64 }; /* tasks looked up at once, with the state's mutex held */
+
+/* A waiting task that is being read. */
+struct reading {
+    kl__record_header *record; /* NULL: it does not wait */
+    kl__segment *segment; /* where it is to be read from, held so that it is not dropped; NULL: it is here already */
+    uint64_t offset;
+    uint32_t bytes;
+};
+
+/* What memory knows of a task: all of it if it came just now, else where the rest is. */
+static kl_rc find_waiting(kl__state *state, const kl_ref *ref, kl_arena *arena, struct reading *reading, kl_task *task)
 {
+    uint32_t number = kl__stubs_find(state->stubs, ref->place.partition, &ref->id);
+    const kl__slot *slot = number == KL_SLOT_NONE ? NULL : kl__stubs_slot(state->stubs, number);
+    *reading = (struct reading){.record = NULL};
+    if (!slot || slot->shard != ref->place.shard)
+        return KL_OK;
+    kl__where where = kl__slot_where(state, slot);
+    reading->offset = where.offset;
+    reading->bytes = kl__slot_record_bytes(slot);
+    task->attempts = (uint32_t)slot->attempts;
+    task->position = slot->position;
+    task->not_before_ms = (int64_t)slot->due_ms;
+    if (!(reading->record = kl_arena_alloc(arena, reading->bytes)))
+        return kl__fail_memory();
+    if (kl__recent_copy(state->recent, where.segment, where.offset, reading->record, reading->bytes))
+        return KL_OK;
+    reading->segment = kl__state_segment(state, where.segment);
+    reading->segment->readers++;
+    return KL_OK;
+}
+
+/* *ret_count: how many, the last of which may exceed `room` bytes. */
+static kl_rc find_part(kl__disk *disk, const kl_ref *refs, size_t count, uint64_t room, kl_arena *arena,
+                       struct reading *readings, kl_task *tasks, size_t *ret_count)
+{
+    kl__state *state = &disk->state;
+    kl_rc rc = KL_OK;
+    size_t found = 0;
+    uint64_t bytes = 0;
+    pthread_mutex_lock(&state->mutex);
+    for (size_t i = 0; i < count; i++)
+        kl__stubs_prefetch(state->stubs, &refs[i].id);
+    for (; found < count && bytes < room; found++) {
+        tasks[found] = (kl_task){.entry = {.place = refs[found].place, .id = refs[found].id}};
+        rc = find_waiting(state, &refs[found], arena, &readings[found], &tasks[found]);
+        if (rc != KL_OK)
+            break;
+        bytes += readings[found].bytes;
+    }
+    pthread_mutex_unlock(&state->mutex);
+    *ret_count = found;
+    return rc;
+}
+
+static void let_go(kl__disk *disk, const struct reading *readings, size_t count)
+{
+    bool any = false;
+    for (size_t i = 0; i < count; i++)
+        any |= readings[i].segment != NULL;
+    if (!any)
+        return;
     pthread_mutex_lock(&disk->state.mutex);
-    segment->readers--;
+    for (size_t i = 0; i < count; i++)
+        if (readings[i].segment)
+            readings[i].segment->readers--;
     bool wants_upkeep = kl__state_can_drop(&disk->state);
     pthread_mutex_unlock(&disk->state.mutex);
     if (wants_upkeep)
@@ -92,28 +138,40 @@ static kl_rc fail_damaged_task(const kl_task_id *id)
                     text);
 }
 
-/* ret_task->state stays KL_TASK_UNKNOWN when it is not waiting. */
-static kl_rc read_waiting(kl__disk *disk, const kl_ref *ref, kl_arena *arena, kl_task *ret_task)
+/* What was found is read where it must be, and taken apart. */
+static kl_rc read_waiting(kl__disk *disk, const kl_ref *ref, const struct reading *reading, kl_task *task)
 {
-    uint64_t offset = 0;
-    uint32_t bytes = 0;
-    const kl__record_header *record;
-    kl_task task;
-    kl__segment *segment = hold_waiting(disk, ref, &task, &offset, &bytes);
-    if (!segment)
-        return KL_OK;
-    kl_rc rc = kl__disk_read_record(disk, segment, offset, bytes, arena, &record);
-    let_go(disk, segment);
-    if (rc == KL_OK && (record->type != KL_RECORD_ENTRY ||
-                        memcmp(((const kl__entry_record *)record)->id, &ref->id, sizeof ref->id) != 0))
+    kl_rc rc = KL_OK;
+    if (reading->segment)
+        rc = read_record(disk, reading->segment, reading->offset, reading->bytes, reading->record);
+    const kl__entry_record *entry = (const kl__entry_record *)reading->record;
+    if (rc == KL_OK && (reading->record->type != KL_RECORD_ENTRY || memcmp(entry->id, &ref->id, sizeof ref->id) != 0))
         rc = KL_EDAMAGED;
     if (rc == KL_EDAMAGED)
         return fail_damaged_task(&ref->id);
     if (rc == KL_OK) {
-        kl__entry_decode((const kl__entry_record *)record, &task.entry);
-        *ret_task = task;
+        kl__entry_decode(entry, &task->entry);
+        task->state = KL_TASK_WAITING;
     }
     return rc;
+}
+
+/* Tasks that do not wait keep the state KL_TASK_UNKNOWN. *ret_count: how many there are before one that fails. */
+static kl_rc read_part(kl__disk *disk, const kl_ref *refs, size_t count, uint64_t room, kl_arena *arena,
+                       kl_task *ret_tasks, size_t *ret_count)
+{
+    struct reading readings[PART];
+    size_t found = 0, read = 0;
+    kl_rc found_rc = find_part(disk, refs, count < PART ? count : PART, room, arena, readings, ret_tasks, &found);
+    kl_rc rc = KL_OK;
+    while (read < found && rc == KL_OK) {
+        if (readings[read].record)
+            rc = read_waiting(disk, &refs[read], &readings[read], &ret_tasks[read]);
+        read += rc == KL_OK;
+    }
+    let_go(disk, readings, found);
+    *ret_count = read;
+    return rc == KL_OK ? found_rc : rc;
 }
 
 static uint64_t task_bytes(const kl_task *task)
@@ -125,14 +183,14 @@ static uint64_t task_bytes(const kl_task *task)
 /* Fills up with what history has, a few at a time. Tasks from the one on that would make it too much are left out. */
 static kl_rc read_finished(kl__disk *disk, const kl_ref *refs, kl_arena *arena, kl_task *tasks, size_t *count)
 {
-    enum { PART = 16 };
+    enum { SOME = 16 };
     bool is_needed = false;
     for (size_t i = 0; i < *count; i++)
         is_needed |= tasks[i].state == KL_TASK_UNKNOWN;
     kl_rc rc = is_needed ? kl__keeper_catch_up(disk) : KL_OK;
     uint64_t bytes = 0;
-    for (size_t at = 0; is_needed && rc == KL_OK && at < *count; at += PART) {
-        size_t part = *count - at < PART ? *count - at : PART;
+    for (size_t at = 0; is_needed && rc == KL_OK && at < *count; at += SOME) {
+        size_t part = *count - at < SOME ? *count - at : SOME;
         rc = kl__history_read(disk->history, refs + at, part, arena, tasks + at);
         for (size_t i = at; i < at + part; i++) {
             bytes += task_bytes(&tasks[i]);
@@ -152,12 +210,11 @@ kl_rc kl__disk_read(void *self, const kl_ref *refs, size_t count, kl_arena *aren
     uint64_t bytes = 0;
     kl_rc rc = KL_OK;
     size_t read = 0;
-    for (; read < count && (read == 0 || bytes < KL_BATCH_BYTES_MAX); read++) {
-        ret_tasks[read] = (kl_task){.entry = {.place = refs[read].place, .id = refs[read].id}};
-        rc = read_waiting(disk, &refs[read], arena, &ret_tasks[read]);
-        if (rc != KL_OK)
-            break;
-        bytes += task_bytes(&ret_tasks[read]);
+    while (rc == KL_OK && read < count && bytes < KL_BATCH_BYTES_MAX) {
+        size_t part = 0;
+        rc = read_part(disk, refs + read, count - read, KL_BATCH_BYTES_MAX - bytes, arena, ret_tasks + read, &part);
+        for (; part > 0; part--)
+            bytes += task_bytes(&ret_tasks[read++]);
     }
     if (rc != KL_OK && rc != KL_EDAMAGED)
         return rc;

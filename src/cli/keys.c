@@ -1,0 +1,249 @@
+/* keys.c - `keyline key`: keys with their lines, why each of them waits, and what to do about it. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "cli/config.h"
+#include "cli/keys.h"
+#include "cli/output.h"
+#include "cli/task_rows.h"
+
+typedef struct key_opts {
+    const char *queue, *key;
+    int64_t limit, dead;
+} key_opts;
+
+enum { KEYS_MAX = 1000 };
+
+/* ---- Showing ---- */
+
+const char *kl__why_name(kl_why why)
+{
+    static const char *const names[] = {"idle",   "ready",        "running", "retrying", "delayed", "paused",
+                                        "halted", "queue paused", "kind",    "layout",   "rate",    "no worker"};
+    return names[why <= KL_WHY_NO_WORKER ? why : 0];
+}
+
+/* What the store alone tells: a list does not ask the workers. */
+static const kl__column list_columns[] = {
+    {"key", KL_COLUMN_WHOLE},        {"waiting", KL_COLUMN_RIGHT},
+    {"state", KL_COLUMN_STATE},      {"until", KL_COLUMN_WHOLE},
+    {"attempts", KL_COLUMN_RIGHT},   {"head", KL_COLUMN_WHOLE},
+    {"at_least", KL_COLUMN_MACHINE}, {NULL, 0},
+};
+
+const char *kl__why_listed(kl_why why) { return why == KL_WHY_READY ? "waiting" : kl__why_name(why); }
+
+static const kl__column show_columns[] = {
+    {"key", 0},
+    {"waiting", 0},
+    {"state", KL_COLUMN_STATE},
+    {"until", 0},
+    {"attempts", 0},
+    {"reason", 0},
+    {"head", 0},
+    {"error", 0},
+    {"worker", 0},
+    {"running_ms", 0},
+    {"percent", 0},
+    {"progress", 0},
+    {"at_least", KL_COLUMN_MACHINE},
+    {NULL, 0},
+};
+
+enum { KEY_COLUMNS = 13 };
+
+static kl__cell text_or_none(const char *text) { return kl__cell_bytes_or_none(kl_str(text)); }
+
+static void fill_cells(const kl_key_status *key, kl__cell cells[KEY_COLUMNS])
+{
+    bool running = key->why == KL_WHY_RUNNING;
+    const kl__cell filled[KEY_COLUMNS] = {
+        kl__cell_bytes(key->key),
+        kl__cell_number((int64_t)key->waiting),
+        kl__cell_text(kl__why_name(key->why)),
+        kl__cell_time(key->until_ms),
+        kl__cell_number(key->attempts),
+        text_or_none(key->reason),
+        kl__cell_id_or_none(&key->head),
+        text_or_none(key->error),
+        text_or_none(key->owner),
+        running ? kl__cell_duration(key->running_ms) : kl__cell_none(),
+        running && key->percent >= 0 ? kl__cell_number(key->percent) : kl__cell_none(),
+        running ? text_or_none(key->progress) : kl__cell_none(),
+        kl__cell_flag(key->at_least),
+    };
+    memcpy(cells, filled, sizeof filled);
+}
+
+static int run_ls(kl__call *call)
+{
+    const key_opts *opts = call->values;
+    size_t max = (size_t)(opts->limit ? opts->limit : KL_LIST_STANDARD), count = 0;
+    kl_queue *queue;
+    kl__out out;
+    int status = kl__call_find(call, opts->queue, &queue);
+    if (status != KL_EXIT_OK)
+        return status;
+    kl_key_status *keys = kl_arena_alloc(&call->arena, max * sizeof *keys);
+    kl_rc rc = keys ? kl_key_list(queue, 0, max, &call->arena, keys, &count) : kl__fail_memory();
+    if (rc != KL_OK)
+        return kl__fail_call(rc);
+    kl__out_begin(&out, call, list_columns);
+    for (size_t i = 0; i < count; i++)
+        kl__out_row(&out, (kl__cell[]){kl__cell_bytes(keys[i].key), kl__cell_number((int64_t)keys[i].waiting),
+                                       kl__cell_text(kl__why_listed(keys[i].why)), kl__cell_time(keys[i].until_ms),
+                                       kl__cell_number(keys[i].attempts), kl__cell_id_or_none(&keys[i].head),
+                                       kl__cell_flag(keys[i].at_least)});
+    return kl__out_end(&out);
+}
+
+static int begin(kl__call *call, kl_queue **ret_queue, kl_bytes *ret_key)
+{
+    const key_opts *opts = call->values;
+    *ret_key = kl_str(opts->key);
+    return kl__call_find(call, opts->queue, ret_queue);
+}
+
+static int run_show(kl__call *call)
+{
+    kl__cell cells[KEY_COLUMNS];
+    kl_key_status status_of;
+    kl_queue *queue;
+    kl_bytes key;
+    int status = begin(call, &queue, &key);
+    if (status != KL_EXIT_OK)
+        return status;
+    kl_rc rc = kl_key_show(queue, key, &call->arena, &status_of);
+    if (rc != KL_OK)
+        return kl__fail_given(rc);
+    fill_cells(&status_of, cells);
+    return kl__out_thing(call, show_columns, cells);
+}
+
+/* ---- Acting ---- */
+
+static int say_done(kl__call *call, const char *done, const kl_task_id *id, int64_t tasks)
+{
+    static const kl__column columns[] = {{"queue", 0}, {"key", 0}, {"done", 0}, {"task", 0}, {"tasks", 0}, {NULL, 0}};
+    const key_opts *opts = call->values;
+    char rest[KL_ID_TEXT_BYTES + 32] = "";
+    const char *key = kl__out_harmless(kl_str(opts->key), &call->arena);
+    if (id) {
+        memcpy(rest, ": ", 2);
+        kl_id_print(id, rest + 2);
+    } else if (tasks >= 0) {
+        snprintf(rest, sizeof rest, ": %" PRId64 " tasks", tasks);
+    }
+    return kl__out_done(call, columns,
+                        (kl__cell[]){kl__cell_text(opts->queue), kl__cell_text(opts->key), kl__cell_text(done),
+                                     id ? kl__cell_id(id) : kl__cell_none(),
+                                     tasks < 0 ? kl__cell_none() : kl__cell_number(tasks)},
+                        "key %s of %s %s%s", key ? key : "", opts->queue, done, rest);
+}
+
+static int act(kl__call *call, kl_rc (*action)(kl_queue *queue, kl_bytes key), const char *done)
+{
+    kl_queue *queue;
+    kl_bytes key;
+    int status = begin(call, &queue, &key);
+    if (status != KL_EXIT_OK)
+        return status;
+    kl_rc rc = action(queue, key);
+    return rc == KL_OK ? say_done(call, done, NULL, -1) : kl__fail_given(rc);
+}
+
+static int run_pause(kl__call *call) { return act(call, kl_key_pause, "paused"); }
+static int run_resume(kl__call *call) { return act(call, kl_key_resume, "resumed"); }
+static int run_retry(kl__call *call) { return act(call, kl_key_retry, "tried now"); }
+
+static int run_skip(kl__call *call)
+{
+    kl_queue *queue;
+    kl_bytes key;
+    kl_task_id id;
+    int status = begin(call, &queue, &key);
+    if (status != KL_EXIT_OK)
+        return status;
+    kl_rc rc = kl_key_skip(queue, key, &id);
+    return rc == KL_OK ? say_done(call, "skips its first task", &id, -1) : kl__fail_given(rc);
+}
+
+static int run_drain(kl__call *call)
+{
+    const key_opts *opts = call->values;
+    kl_queue *queue;
+    kl_bytes key;
+    uint64_t count;
+    int status = begin(call, &queue, &key);
+    if (status != KL_EXIT_OK)
+        return status;
+    kl_rc rc = kl_key_drain(queue, key, opts->dead, &count);
+    return rc == KL_OK ? say_done(call, "drained", NULL, (int64_t)count) : kl__fail_given(rc);
+}
+
+/* ---- Tables ---- */
+
+static const kl__argument queue_argument[] = {
+    {"QUEUE", offsetof(key_opts, queue), KL_NEEDED, "the queue"},
+    {NULL, 0, 0, NULL},
+};
+
+static const kl__argument key_arguments[] = {
+    {"QUEUE", offsetof(key_opts, queue), KL_NEEDED, "the queue"},
+    {"KEY", offsetof(key_opts, key), KL_NEEDED, "the key"},
+    {NULL, 0, 0, NULL},
+};
+
+static const kl__option ls_options[] = {
+    {"--limit", "N", "no more than so many (100)", offsetof(key_opts, limit), 1, KEYS_MAX},
+    {NULL, NULL, NULL, 0, 0, 0},
+};
+
+static const kl__option drain_options[] = {
+    {"--dead", NULL, "as dead letters, which can be put back later", offsetof(key_opts, dead), 0, 0},
+    {NULL, NULL, NULL, 0, 0, 0},
+};
+
+#define KEY_COMMAND(variable, name_, summary_, about_, arguments_, options_, run_)                                     \
+    static const kl__command variable = {.name = (name_),                                                              \
+                                         .summary = (summary_),                                                        \
+                                         .about = (about_),                                                            \
+                                         .arguments = (arguments_),                                                    \
+                                         .options = (options_),                                                        \
+                                         .values_size = sizeof(key_opts),                                              \
+                                         .takes = KL_TAKES_JSON | KL_TAKES_STORE,                                      \
+                                         .run = (run_)}
+
+KEY_COMMAND(ls, "ls", "list keys with waiting tasks, the longest lines first",
+            "Lists keys with waiting tasks, the longest lines first, as the store knows them: `keyline key\n"
+            "show` asks the worker, and tells running from waiting and why.\n",
+            queue_argument, ls_options, run_ls);
+KEY_COMMAND(show, "show", "say why a key waits",
+            "Shows a key's line and says why its first task does not run right now, and what to do about it.\n",
+            key_arguments, NULL, run_show);
+KEY_COMMAND(pause_it, "pause", "start none of a key's tasks",
+            "Starts none of the key's tasks until it is resumed, whoever works on it.\n", key_arguments, NULL,
+            run_pause);
+KEY_COMMAND(resume, "resume", "start a key's tasks again",
+            "Lets a paused key go on. Also wakes a halted or retrying key, giving its first task all\n"
+            "attempts again.\n",
+            key_arguments, NULL, run_resume);
+KEY_COMMAND(skip, "skip", "end a key's first task",
+            "Ends the key's first task as cancelled, so that the key goes on with the next. Exits with 75\n"
+            "when that task is running: cancel it instead.\n",
+            key_arguments, NULL, run_skip);
+KEY_COMMAND(drain, "drain", "end all waiting tasks of a key",
+            "Ends all of the key's tasks that are not running, as cancelled or, with --dead, as dead letters.\n",
+            key_arguments, drain_options, run_drain);
+KEY_COMMAND(retry, "retry", "try a key's first task now",
+            "Tries the key's first task again now, with all attempts before it.\n", key_arguments, NULL, run_retry);
+
+static const kl__command *const subs[] = {&ls, &show, &pause_it, &resume, &skip, &drain, &retry, NULL};
+
+const kl__command kl__key_command = {
+    .name = "key",
+    .summary = "list, show, pause, resume, skip, drain and retry keys",
+    .about = "Deals with single keys, wherever their worker is.\n",
+    .subs = subs,
+};

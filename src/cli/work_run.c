@@ -1,0 +1,339 @@
+/* work_run.c - one attempt of one task as a process: what it is told, and what is made of its end.
+ *
+ *      payload       standard input            exit status 0     done
+ *      its facts     KEYLINE_... variables                 65    dead
+ *      result        standard output                       75    retry, and so does every other
+ *      error         the end of standard error
+ *      progress      lines `PERCENT TEXT` on descriptor 3 */
+#include <ctype.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "base/clock.h"
+#include "cli/config.h"
+#include "cli/output.h"
+#include "cli/process.h"
+#include "cli/work.h"
+
+enum { FACTS_MAX = 12, LINE_ERROR_COLUMNS = 120 };
+
+static const char header_prefix[] = "KEYLINE_HEADER_";
+
+/* ---- The environment ---- */
+
+/* Names of what a handler is told; ends with NULL. settings.c exempts them, and so a handler may call `keyline`. */
+static const char *const told[] = {"KEYLINE_TASK_ID",     "KEYLINE_QUEUE",
+                                   "KEYLINE_KEY",         "KEYLINE_KIND",
+                                   "KEYLINE_ATTEMPT",     "KEYLINE_PRIORITY",
+                                   "KEYLINE_PARTITION",   "KEYLINE_GROUP",
+                                   "KEYLINE_JOB",         "KEYLINE_HEADER_",
+                                   "KEYLINE_TRACEPARENT", "TRACEPARENT",
+                                   "KEYLINE_STORE",       NULL};
+
+static bool is_told(const char *variable)
+{
+    size_t length = strcspn(variable, "=");
+    if (strncmp(variable, header_prefix, sizeof header_prefix - 1) == 0)
+        return true;
+    for (const char *const *name = told; *name; name++)
+        if (strlen(*name) == length && strncmp(*name, variable, length) == 0)
+            return true;
+    return false;
+}
+
+bool kl__crew_prepare(kl__crew *crew, kl__call *call)
+{
+    size_t count = 0;
+    while (environ[count])
+        count++;
+    char **copy = kl_arena_alloc(&call->arena, (count + 2) * sizeof *copy);
+    const char *store = kl__format(&call->arena, "KEYLINE_STORE=%s", call->config->values[KL_SET_STORE].text);
+    if (!copy || !store)
+        return kl__fail_call(kl__fail_memory()) == KL_EXIT_OK;
+    crew->environment_count = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!is_told(environ[i]))
+            copy[crew->environment_count++] = environ[i];
+    copy[crew->environment_count++] = (char *)store;
+    copy[crew->environment_count] = NULL;
+    crew->environment = copy;
+    crew->call = call;
+    return true;
+}
+
+struct facts {
+    char **variables;
+    size_t count;
+    kl_arena *arena;
+    bool failed;
+};
+
+static void KL_PRINTF(2, 3) add(struct facts *facts, const char *format, ...)
+{
+    va_list arguments;
+    char *text = NULL;
+    va_start(arguments, format);
+    int length = vasprintf(&text, format, arguments);
+    va_end(arguments);
+    kl_bytes copy = {0};
+    if (length < 0 || !kl_arena_copy(facts->arena, kl_str(text), &copy))
+        facts->failed = true;
+    else
+        facts->variables[facts->count++] = (char *)copy.data;
+    if (length >= 0)
+        free(text);
+}
+
+/* Without bytes, the variable is not set. */
+static void add_bytes(struct facts *facts, const char *name, kl_bytes bytes)
+{
+    if (bytes.len)
+        add(facts, "%s=%.*s", name, (int)bytes.len, (const char *)bytes.data);
+}
+
+static void add_header(struct facts *facts, const kl_header *header)
+{
+    char name[256];
+    size_t length = header->name.len < sizeof name - 1 ? header->name.len : sizeof name - 1;
+    for (size_t i = 0; i < length; i++) {
+        unsigned char byte = ((const unsigned char *)header->name.data)[i];
+        name[i] = (char)(byte < 128 && isalnum(byte) ? toupper(byte) : '_');
+    }
+    name[length] = '\0';
+    add(facts, "%s%s=%.*s", header_prefix, name, (int)header->value.len,
+        header->value.len ? (const char *)header->value.data : "");
+}
+
+static void add_facts(struct facts *facts, const kl_work *work)
+{
+    static const kl_task_id none;
+    const kl_entry *entry = &kl_work_task(work)->entry;
+    const kl_task_extra *extra = kl_work_extra(work);
+    char id[KL_ID_TEXT_BYTES];
+    kl_id_print(&entry->id, id);
+    add(facts, "KEYLINE_TASK_ID=%s", id);
+    add(facts, "KEYLINE_QUEUE=%s", kl_work_queue(work));
+    add(facts, "KEYLINE_ATTEMPT=%" PRIu32, kl_work_attempt(work));
+    add(facts, "KEYLINE_PRIORITY=%" PRId32, entry->priority);
+    add(facts, "KEYLINE_PARTITION=%s", kl_work_partition(work));
+    add_bytes(facts, "KEYLINE_KEY", entry->key);
+    add_bytes(facts, "KEYLINE_KIND", entry->kind);
+    add_bytes(facts, "KEYLINE_GROUP", extra->group);
+    add_bytes(facts, "KEYLINE_TRACEPARENT", extra->traceparent);
+    add_bytes(facts, "TRACEPARENT", extra->traceparent);
+    if (memcmp(&entry->job, &none, sizeof none) != 0) {
+        kl_id_print(&entry->job, id);
+        add(facts, "KEYLINE_JOB=%s", id);
+    }
+    for (size_t i = 0; i < extra->header_count; i++)
+        add_header(facts, &extra->headers[i]);
+}
+
+/* NULL: out of memory. */
+static char **environment_of(const kl__crew *crew, const kl_work *work, kl_arena *arena)
+{
+    size_t most = crew->environment_count + FACTS_MAX + kl_work_extra(work)->header_count + 1;
+    struct facts facts = {.variables = kl_arena_alloc(arena, most * sizeof *facts.variables), .arena = arena};
+    if (!facts.variables)
+        return NULL;
+    memcpy(facts.variables, crew->environment, crew->environment_count * sizeof *facts.variables);
+    facts.count = crew->environment_count;
+    add_facts(&facts, work);
+    KL_ASSERT(facts.count < most);
+    facts.variables[facts.count] = NULL;
+    return facts.failed ? NULL : facts.variables;
+}
+
+/* ---- Progress ---- */
+
+static bool is_unwanted(void *ctx) { return kl_work_cancelled(ctx); }
+
+/* `40` or `40 half of it`; what is no number is a text alone. */
+static void take_progress(void *ctx, const char *line)
+{
+    char *rest;
+    long percent = strtol(line, &rest, 10);
+    bool has_number = rest != line && (!*rest || *rest == ' ' || *rest == '%');
+    if (has_number)
+        rest += strspn(rest, "% ");
+    kl_work_progress(ctx,
+                     has_number ? (int)(percent < 0     ? 0
+                                        : percent > 100 ? 100
+                                                        : percent)
+                                : -1,
+                     has_number ? rest : line);
+}
+
+/* ---- The outcome ---- */
+
+static kl_outcome outcome_of(int status)
+{
+    if (!WIFEXITED(status))
+        return KL_RETRY;
+    switch (WEXITSTATUS(status)) {
+    case KL_HANDLER_DONE:
+        return KL_DONE;
+    case KL_HANDLER_DEAD:
+        return KL_DEAD;
+    default:
+        return KL_RETRY;
+    }
+}
+
+/* What went wrong; "" when what it said itself is enough. */
+static void print_reason(const kl_work *work, const kl__ended *ended, char *text, size_t size)
+{
+    int status = ended->status;
+    *text = '\0';
+    if (ended->was_ended && kl_work_timeout_ms(work) == 0)
+        snprintf(text, size, "it ran out of time and was ended");
+    else if (ended->was_ended)
+        snprintf(text, size, "it was ended on request");
+    else if (WIFSIGNALED(status))
+        snprintf(text, size, "it was ended by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
+    else if (ended->tail_len == 0)
+        snprintf(text, size, "it ended with exit status %d and said nothing", WEXITSTATUS(status));
+}
+
+static void give_error(kl_work *work, kl__ended *ended)
+{
+    char reason[160];
+    char *tail = ended->tail;
+    while (ended->tail_len && isspace((unsigned char)tail[ended->tail_len - 1]))
+        ended->tail_len--;
+    tail[ended->tail_len] = '\0';
+    for (size_t i = 0; i < ended->tail_len; i++)
+        if (!tail[i])
+            tail[i] = ' ';
+    print_reason(work, ended, reason, sizeof reason);
+    size_t room = KL_ERROR_BYTES_MAX - strlen(reason) - 2, from = ended->tail_len > room ? ended->tail_len - room : 0;
+    while (from && ((unsigned char)tail[from] & 0xc0) == 0x80)
+        from++;
+    kl_work_error(work, "%s%s%s", reason, *reason && ended->tail_len ? ": " : "", tail + from);
+}
+
+static void give_result(kl_work *work, const kl__ended *ended)
+{
+    if (ended->out_len && kl_work_result(work, (kl_bytes){ended->out, ended->out_len}) != KL_OK)
+        kl_work_error(work, "its result could not be kept: %s", kl_error_text());
+}
+
+/* ---- Telling ---- */
+
+/* Whether this was the last attempt. */
+static bool is_last(const kl__crew *crew, const kl_work *work)
+{
+    int64_t most = kl_work_extra(work)->attempts_max;
+    for (size_t i = 0; most == 0 && i < crew->queue_count; i++)
+        if (strcmp(crew->queues[i], kl_work_queue(work)) == 0)
+            most = crew->attempts[i];
+    return most && (int64_t)kl_work_attempt(work) >= most;
+}
+
+static const char *outcome_name(const kl__crew *crew, const kl_work *work, kl_outcome outcome, const kl__ended *ended)
+{
+    if (outcome == KL_DONE)
+        return "done";
+    if (ended->was_ended && kl_work_timeout_ms(work) > 0)
+        return "ended"; /* cancelled, given up, or another worker's now */
+    return outcome == KL_DEAD || is_last(crew, work) ? "dead" : "retry";
+}
+
+static void tell_json(const kl__crew *crew, const kl_work *work, kl_outcome outcome, const kl__ended *ended,
+                      int64_t took_ms)
+{
+    static const kl__column columns[] = {{"id", 0},      {"queue", 0},   {"key", 0},  {"kind", 0},  {"attempt", 0},
+                                         {"outcome", 0}, {"took_ms", 0}, {"exit", 0}, {"error", 0}, {NULL, 0}};
+    kl_task_id id = kl_work_id(work);
+    bool exited = WIFEXITED(ended->status);
+    (void)kl__out_thing(
+        crew->call, columns,
+        (kl__cell[]){kl__cell_id(&id), kl__cell_text(kl_work_queue(work)), kl__cell_bytes_or_none(kl_work_key(work)),
+                     kl__cell_bytes_or_none(kl_work_kind(work)), kl__cell_number(kl_work_attempt(work)),
+                     kl__cell_text(outcome_name(crew, work, outcome, ended)), kl__cell_duration(took_ms),
+                     exited ? kl__cell_number(WEXITSTATUS(ended->status)) : kl__cell_none(),
+                     outcome == KL_DONE ? kl__cell_none() : kl__cell_text(ended->tail)});
+    fflush(stdout);
+}
+
+/* The last line of what it said is the one that tells most. */
+static kl_bytes last_line(const kl__ended *ended)
+{
+    const char *newline = memrchr(ended->tail, '\n', ended->tail_len);
+    const char *from = newline ? newline + 1 : ended->tail;
+    size_t length = ended->tail_len - (size_t)(from - ended->tail);
+    return (kl_bytes){from, length < LINE_ERROR_COLUMNS ? length : LINE_ERROR_COLUMNS};
+}
+
+static void tell_people(kl__crew *crew, const kl_work *work, kl_outcome outcome, const kl__ended *ended,
+                        int64_t took_ms, kl_arena *arena)
+{
+    char id[KL_ID_TEXT_BYTES], reason[160] = "";
+    kl_task_id number = kl_work_id(work);
+    const char *key = kl__out_harmless(kl_work_key(work), arena);
+    const char *said = outcome == KL_DONE ? "" : kl__out_harmless(last_line(ended), arena);
+    kl_id_print(&number, id);
+    if (outcome != KL_DONE)
+        print_reason(work, ended, reason, sizeof reason);
+    fprintf(stderr, "%s%-5s %s %s%s%s, attempt %" PRIu32 ", %" PRId64 " ms%s%s%s%s\n", crew->drawn ? "\r\33[K" : "",
+            outcome_name(crew, work, outcome, ended), kl_work_queue(work), id, key && *key ? " key " : "",
+            key ? key : "", kl_work_attempt(work), took_ms, *reason ? ": " : "", reason, said && *said ? ": " : "",
+            said ? said : "");
+    crew->drawn = false;
+}
+
+static void tell(kl__crew *crew, const kl_work *work, kl_outcome outcome, const kl__ended *ended, int64_t took_ms,
+                 kl_arena *arena)
+{
+    bool json = kl__call_json(crew->call);
+    if (!crew->verbose && (json || outcome == KL_DONE))
+        return;
+    pthread_mutex_lock(&crew->mutex);
+    if (json)
+        tell_json(crew, work, outcome, ended, took_ms);
+    else
+        tell_people(crew, work, outcome, ended, took_ms, arena);
+    pthread_mutex_unlock(&crew->mutex);
+}
+
+/* ---- All of it ---- */
+
+static kl_outcome conclude(kl__crew *crew, kl_work *work, kl__ended *ended, int64_t took_ms, kl_arena *arena)
+{
+    kl_outcome outcome = outcome_of(ended->status);
+    if (outcome != KL_DONE)
+        give_error(work, ended);
+    if (outcome != KL_RETRY)
+        give_result(work, ended);
+    tell(crew, work, outcome, ended, took_ms, arena);
+    return outcome;
+}
+
+kl_outcome kl__runner_run(kl_work *work, void *ctx)
+{
+    kl__runner *runner = ctx;
+    kl__ended ended = {0};
+    kl_arena arena = {0};
+    int64_t began_ns = kl__monotonic_ns();
+    kl__command_line line = {.words = runner->words,
+                             .environment = environment_of(runner->crew, work, &arena),
+                             .input = kl_work_payload(work),
+                             .out_max = KL_RESULT_BYTES_MAX,
+                             .grace_ms = runner->crew->grace_ms,
+                             .unwanted = is_unwanted,
+                             .told = take_progress,
+                             .ctx = work};
+    kl_outcome outcome = KL_RETRY;
+    kl_rc rc = line.environment ? kl__process_run(&line, &ended) : kl__fail_memory();
+    if (rc == KL_OK)
+        outcome = conclude(runner->crew, work, &ended, (kl__monotonic_ns() - began_ns) / 1000000, &arena);
+    else
+        kl_work_error(work, "its handler could not be started: %s", kl_error_text());
+    free(ended.out);
+    kl_arena_free(&arena);
+    return outcome;
+}

@@ -1,0 +1,26 @@
+/* recent.h - the last bytes of the journal, kept in memory: a task that is run soon after it came is not read from its
+ * file.
+ *
+ * A ring over the offsets of one segment, filled as records are applied. Everything here is called with the state's mutex
+ * held, except open and close.
+ *
+ * E1  What copy gives for a record that was applied is what was written. */
+#ifndef KL_STORE_RECENT_H
+#define KL_STORE_RECENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct kl__recent kl__recent;
+
+kl__recent *kl__recent_open(void); /* NULL: no memory */
+void kl__recent_close(kl__recent *recent);
+
+/* The records of a frame that stands at `offset`, behind everything that was added of this segment. */
+void kl__recent_add(kl__recent *recent, uint64_t segment, uint64_t offset, const void *bytes, size_t count);
+
+/* Copies what stands there; false: it is no longer here, or never was. */
+bool kl__recent_copy(const kl__recent *recent, uint64_t segment, uint64_t offset, void *ret_bytes, size_t count);
+
+#endif

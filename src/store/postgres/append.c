@@ -1,0 +1,194 @@
+/* append.c - entries become rows: one call of the schema's function `append`, one transaction.
+ *
+ * From: store.c.  To: sql_tasks.c.
+ *
+ * Parameters are columns. An entry names its place by its index in the list of places, which stands in order (P4), and
+ * its rank among the entries of that place: the function adds what the place's counter says. */
+#include <stdlib.h>
+
+#include "store/postgres/postgres.h"
+
+/* Where an entry goes, and as which of its place's entries (from 1). */
+struct spot {
+    kl_place place;
+    uint32_t entry;
+};
+
+struct ranked {
+    uint32_t at, rank;
+};
+
+struct plan {
+    struct spot *spots;    /* by place, then by entry */
+    struct ranked *ranked; /* of each entry */
+    kl_place *places;
+    uint32_t *counts;
+    size_t place_count;
+};
+
+static int by_place(const void *a, const void *b)
+{
+    const struct spot *x = a, *y = b;
+    int order = kl__pg_place_compare(x->place, y->place);
+    return order ? order : (x->entry > y->entry) - (x->entry < y->entry);
+}
+
+static void free_plan(struct plan *plan)
+{
+    kl__free(plan->spots);
+    kl__free(plan->ranked);
+    kl__free(plan->places);
+    kl__free(plan->counts);
+}
+
+static kl_rc make_plan(const kl_append *append, struct plan *plan)
+{
+    size_t count = append->count;
+    plan->spots = kl__alloc_zeroed(count, sizeof *plan->spots);
+    plan->ranked = kl__alloc_zeroed(count, sizeof *plan->ranked);
+    plan->places = kl__alloc_zeroed(count, sizeof *plan->places);
+    plan->counts = kl__alloc_zeroed(count, sizeof *plan->counts);
+    if (!plan->spots || !plan->ranked || !plan->places || !plan->counts)
+        return kl__fail_memory();
+    for (size_t i = 0; i < count; i++)
+        plan->spots[i] = (struct spot){append->entries[i].place, (uint32_t)i};
+    qsort(plan->spots, count, sizeof *plan->spots, by_place);
+    for (size_t i = 0; i < count; i++) {
+        kl_place place = plan->spots[i].place;
+        if (i == 0 || kl__pg_place_compare(place, plan->spots[i - 1].place) != 0)
+            plan->places[plan->place_count++] = place;
+        uint32_t at = (uint32_t)plan->place_count;
+        plan->ranked[plan->spots[i].entry] = (struct ranked){at, ++plan->counts[at - 1]};
+    }
+    return KL_OK;
+}
+
+/* --- Columns --- */
+
+static void add_places(kl__pg_args *args, const struct plan *plan)
+{
+    kl__pg_array(args, KL_PG_INT4, plan->place_count);
+    for (size_t i = 0; i < plan->place_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, plan->places[i].partition);
+    kl__pg_array(args, KL_PG_INT4, plan->place_count);
+    for (size_t i = 0; i < plan->place_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, plan->places[i].shard);
+    kl__pg_array(args, KL_PG_INT8, plan->place_count);
+    for (size_t i = 0; i < plan->place_count; i++)
+        kl__pg_add_int(args, KL_PG_INT8, plan->counts[i]);
+}
+
+static int line_of(const kl_entry *entry) { return entry->due_ms > 0 ? KL_PG_DUE : entry->priority - KL_PRIORITY_MIN; }
+
+/* 0 is NULL. */
+static void add_number(kl__pg_args *args, kl__pg_type type, int64_t value)
+{
+    if (value != 0)
+        kl__pg_add_int(args, type, value);
+    else
+        kl__pg_add_null(args);
+}
+
+static void add_numbers(kl__pg_args *args, const kl_append *append, const struct plan *plan)
+{
+    kl__pg_array(args, KL_PG_INT4, append->count);
+    for (size_t i = 0; i < append->count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, plan->ranked[i].at);
+    kl__pg_array(args, KL_PG_INT4, append->count);
+    for (size_t i = 0; i < append->count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, plan->ranked[i].rank);
+    kl__pg_array(args, KL_PG_INT4, append->count);
+    for (size_t i = 0; i < append->count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, line_of(&append->entries[i]));
+}
+
+static void add_ids(kl__pg_args *args, const kl_entry *entries, size_t count)
+{
+    kl__pg_array(args, KL_PG_UUID, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_uuid(args, &entries[i].id);
+    kl__pg_array(args, KL_PG_UUID, count);
+    for (size_t i = 0; i < count; i++)
+        if (kl__id_is_none(&entries[i].job))
+            kl__pg_add_null(args);
+        else
+            kl__pg_add_uuid(args, &entries[i].job);
+}
+
+/* A ready line says the priority itself. */
+static void add_details(kl__pg_args *args, const kl_entry *entries, size_t count)
+{
+    kl__pg_array(args, KL_PG_INT8, count);
+    for (size_t i = 0; i < count; i++)
+        add_number(args, KL_PG_INT8, entries[i].due_ms);
+    kl__pg_array(args, KL_PG_INT2, count);
+    for (size_t i = 0; i < count; i++)
+        add_number(args, KL_PG_INT2, entries[i].group);
+    kl__pg_array(args, KL_PG_INT2, count);
+    for (size_t i = 0; i < count; i++)
+        add_number(args, KL_PG_INT2, entries[i].due_ms > 0 ? entries[i].priority : 0);
+}
+
+static void add_parts(kl__pg_args *args, const kl_entry *entries, size_t count)
+{
+    static const size_t parts[] = {offsetof(kl_entry, key), offsetof(kl_entry, kind), offsetof(kl_entry, headers),
+                                   offsetof(kl_entry, payload)};
+    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
+        kl__pg_array(args, KL_PG_BYTEA, count);
+        for (size_t i = 0; i < count; i++) {
+            const void *bytes = (const char *)&entries[i] + parts[part];
+            kl__pg_add_bytes_or_null(args, *(const kl_bytes *)bytes);
+        }
+    }
+}
+
+/* --- The call --- */
+
+/* The server has named the places, as "1/4 2/255"; the caller is told of its own first entry for one of them. */
+static kl_rc refuse_sealed(const kl_append *append)
+{
+    char list[256];
+    size_t first = append->count - 1;
+    strncpy(list, kl_error_text(), sizeof list - 1);
+    list[sizeof list - 1] = '\0';
+    for (char *at = list, *end; *at; at = *end ? end + 1 : end) {
+        kl_place place = {.partition = (uint32_t)strtoul(at, &end, 10)};
+        place.shard = *end == '/' ? (uint32_t)strtoul(end + 1, &end, 10) : 0;
+        for (size_t i = 0; i < first; i++)
+            if (kl__pg_place_compare(append->entries[i].place, place) == 0)
+                first = i;
+        end += strcspn(end, " ");
+    }
+    kl_place place = append->entries[first].place;
+    return kl__fail(KL_ESEALED,
+                    "entry %zu: shard %u of partition %u is sealed, because its queue has a newer layout; read that, "
+                    "and append where it says",
+                    first, place.shard, place.partition);
+}
+
+static kl_rc append_rows(kl__pg *pg, const kl_append *append, const struct plan *plan)
+{
+    kl__pg_args args = {0};
+    kl__pg_uuid(&args, append->token);
+    add_places(&args, plan);
+    add_numbers(&args, append, plan);
+    add_ids(&args, append->entries, append->count);
+    add_details(&args, append->entries, append->count);
+    add_parts(&args, append->entries, append->count);
+    kl_rc rc = kl__pg_do(pg, &(kl__pg_call){"SELECT $S.append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16)",
+                                            &args, append->token != NULL});
+    kl__pg_args_free(&args);
+    return rc == KL_ESEALED ? refuse_sealed(append) : rc;
+}
+
+kl_rc kl__pg_append(void *self, const kl_append *append)
+{
+    struct plan plan = {0};
+    kl_rc rc = make_plan(append, &plan);
+    if (rc == KL_OK)
+        rc = append_rows(self, append, &plan);
+    free_plan(&plan);
+    if (rc == KL_OK && append->done)
+        append->done(append->ctx, KL_OK, "");
+    return rc;
+}

@@ -1,0 +1,275 @@
+/* pool.c - connections to the server, and what its errors mean.
+ *
+ * A call borrows a connection for one statement. There are as many as are used at once, up to `pool_max`; whoever finds
+ * none waits for one to be given back. One that broke is closed, and the next call opens another.
+ *
+ * What is not known: when a connection is lost between the statement and its answer, it may have been committed. A call
+ * that may be repeated (S5) is made again on another connection, for up to KL_PG_PATIENCE_MS; another fails with
+ * KL_EBUSY, and its caller decides. A transaction that the server took back itself (a deadlock with somebody else's
+ * statements, say) is always made again. */
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/wait.h"
+#include "store/postgres/postgres.h"
+
+enum { PAUSE_MIN_MS = 5, PAUSE_MAX_MS = 250, LOG_BYTES = 512, TEXT_MAX = 300 };
+
+void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...)
+{
+    char text[LOG_BYTES];
+    va_list arguments;
+    if (!pg->opts.log)
+        return;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    pg->opts.log(pg->opts.log_ctx, level, text);
+}
+
+/* libpq ends its texts with a newline. */
+static int length_of(const char *text)
+{
+    size_t length = strcspn(text, "\n");
+    return (int)(length < TEXT_MAX ? length : TEXT_MAX);
+}
+
+/* --- Connections --- */
+
+static void take_notice(void *ctx, const char *text) { kl__pg_log(ctx, KL_LOG_DEBUG, "%.*s", length_of(text), text); }
+
+kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
+{
+    PGconn *conn = PQconnectdb(pg->url);
+    if (!conn)
+        return kl__fail_memory();
+    if (PQstatus(conn) != CONNECTION_OK) {
+        const char *text = PQerrorMessage(conn);
+        kl_rc rc = kl__fail(KL_EBUSY, "the database is not to be reached: %.*s", length_of(text), text);
+        PQfinish(conn);
+        return rc;
+    }
+    PQsetNoticeProcessor(conn, take_notice, pg);
+    *ret_conn = conn;
+    return KL_OK;
+}
+
+/* An idle connection that has something to say has usually been closed by the server. */
+static bool still_good(PGconn *conn)
+{
+    struct pollfd ready = {.fd = PQsocket(conn), .events = POLLIN};
+    if (poll(&ready, 1, 0) > 0)
+        return PQconsumeInput(conn) == 1 && PQstatus(conn) == CONNECTION_OK;
+    return PQstatus(conn) == CONNECTION_OK;
+}
+
+static void give_up(kl__pg *pg, PGconn *conn)
+{
+    PQfinish(conn);
+    pthread_mutex_lock(&pg->mutex);
+    pg->open_count--;
+    pthread_cond_signal(&pg->given);
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+static void give_back(kl__pg *pg, PGconn *conn)
+{
+    if (PQstatus(conn) != CONNECTION_OK || PQtransactionStatus(conn) != PQTRANS_IDLE) {
+        give_up(pg, conn);
+        return;
+    }
+    pthread_mutex_lock(&pg->mutex);
+    pg->idle[pg->idle_count++] = conn;
+    pthread_cond_signal(&pg->given);
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+/* NULL: there is room for a new one, which counts already. */
+static PGconn *take_idle(kl__pg *pg)
+{
+    PGconn *conn = NULL;
+    pthread_mutex_lock(&pg->mutex);
+    while (pg->idle_count == 0 && pg->open_count >= pg->pool_max)
+        kl__cond_wait(&pg->given, &pg->mutex, KL_NEVER);
+    if (pg->idle_count > 0)
+        conn = pg->idle[--pg->idle_count];
+    else
+        pg->open_count++;
+    pthread_mutex_unlock(&pg->mutex);
+    return conn;
+}
+
+static kl_rc borrow(kl__pg *pg, PGconn **ret_conn)
+{
+    PGconn *conn;
+    while ((conn = take_idle(pg)) && !still_good(conn))
+        give_up(pg, conn);
+    kl_rc rc = conn ? KL_OK : kl__pg_connect(pg, &conn);
+    if (rc != KL_OK)
+        give_up(pg, NULL);
+    else
+        *ret_conn = conn;
+    return rc;
+}
+
+void kl__pg_pool_close(kl__pg *pg)
+{
+    while (pg->idle_count > 0)
+        PQfinish(pg->idle[--pg->idle_count]);
+}
+
+/* --- Text --- */
+
+/* A number for the schema in the two-part advisory locks, which all applications of a database share: FNV-1a. */
+static int32_t lock_number(const char *schema)
+{
+    uint32_t hash = 2166136261u;
+    for (const char *at = schema; *at; at++)
+        hash = (hash ^ (unsigned char)*at) * 16777619u;
+    return (int32_t)(hash ^ 0x6b657966u);
+}
+
+char *kl__pg_expand(const kl__pg *pg, const char *sql)
+{
+    char values[3][KL_PG_SCHEMA_BYTES + 4];
+    static const char names[] = "SCL";
+    snprintf(values[0], sizeof values[0], "\"%s\"", pg->schema);
+    snprintf(values[1], sizeof values[1], "'%s'", pg->schema);
+    snprintf(values[2], sizeof values[2], "(%d)", lock_number(pg->schema));
+    size_t room = strlen(sql) + 1;
+    for (const char *at = sql; (at = strchr(at, '$')); at++)
+        room += sizeof values[0];
+    char *text = kl__alloc(room), *to = text;
+    for (const char *at = sql; text && *at;) {
+        const char *name = *at == '$' && at[1] ? strchr(names, at[1]) : NULL;
+        if (name) {
+            to = stpcpy(to, values[name - names]);
+            at += 2;
+        } else {
+            *to++ = *at++;
+        }
+    }
+    if (text)
+        *to = '\0';
+    return text;
+}
+
+/* --- Errors --- */
+
+enum fate { FAILED, LOST, TAKEN_BACK };
+
+static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
+
+static enum fate fate_of(const PGconn *conn, const char *state)
+{
+    if (begins(state, "40001") || begins(state, "40P01") || begins(state, "55P03"))
+        return TAKEN_BACK;
+    bool lost =
+        PQstatus(conn) != CONNECTION_OK || begins(state, "08") || begins(state, "57P") || begins(state, "25006");
+    return lost ? LOST : FAILED;
+}
+
+static kl_rc code_of(const char *state)
+{
+    static const struct {
+        const char *state;
+        kl_rc rc;
+    } codes[] = {{"KL001", KL_ESEALED}, {"KL002", KL_EINVAL}, {"53100", KL_EFULL},
+                 {"53200", KL_ENOMEM},  {"53300", KL_EBUSY},  {"53400", KL_EBUSY}};
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
+        if (begins(state, codes[i].state))
+            return codes[i].rc;
+    return KL_ESYSTEM;
+}
+
+static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state, enum fate fate)
+{
+    const char *text = rows ? PQresultErrorField(rows, PG_DIAG_MESSAGE_PRIMARY) : NULL;
+    if (!text)
+        text = PQerrorMessage(conn);
+    if (fate == TAKEN_BACK)
+        return kl__fail(KL_EBUSY, "the database took the call back: %.*s; make it again", length_of(text), text);
+    if (fate == LOST)
+        return kl__fail(KL_EBUSY,
+                        "the connection to the database was lost (%.*s), and whether the call had its effect is not "
+                        "known; make it again",
+                        length_of(text), text);
+    kl_rc rc = code_of(state);
+    if (rc == KL_ESEALED)
+        return kl__fail(rc, "%s", text);
+    return kl__fail(rc, "the database refused (%s): %.*s", state, length_of(text), text);
+}
+
+/* --- Calls --- */
+
+static PGresult *send_call(PGconn *conn, const char *sql, const kl__pg_args *args)
+{
+    const char *values[KL_PG_ARGS_MAX];
+    int formats[KL_PG_ARGS_MAX];
+    for (int i = 0; i < args->count; i++) {
+        values[i] = args->lengths[i] < 0 ? NULL : args->bytes + args->offsets[i];
+        formats[i] = 1;
+    }
+    return PQexecParams(conn, sql, args->count, args->types, values, args->lengths, formats, 1);
+}
+
+static kl_rc try_once(kl__pg *pg, const char *sql, const kl__pg_args *args, enum fate *ret_fate, PGresult **ret_rows)
+{
+    PGconn *conn = NULL;
+    kl_rc rc = borrow(pg, &conn);
+    if (rc != KL_OK) {
+        *ret_fate = rc == KL_EBUSY ? TAKEN_BACK : FAILED; /* nothing was sent */
+        return rc;
+    }
+    PGresult *rows = send_call(conn, sql, args);
+    ExecStatusType status = PQresultStatus(rows);
+    if (status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK) {
+        *ret_rows = rows;
+    } else {
+        const char *state = rows ? PQresultErrorField(rows, PG_DIAG_SQLSTATE) : NULL;
+        *ret_fate = fate_of(conn, state ? state : "");
+        rc = refuse(conn, rows, state ? state : "", *ret_fate);
+        PQclear(rows);
+        if (*ret_fate == LOST) {
+            give_up(pg, conn);
+            return rc;
+        }
+    }
+    give_back(pg, conn);
+    return rc;
+}
+
+static kl_rc ask_until_answered(kl__pg *pg, const char *sql, const kl__pg_call *call, PGresult **ret_rows)
+{
+    int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
+    int pause_ms = PAUSE_MIN_MS;
+    for (;;) {
+        enum fate fate = FAILED;
+        kl_rc rc = try_once(pg, sql, call->args, &fate, ret_rows);
+        bool again = rc != KL_OK && (fate == TAKEN_BACK || (fate == LOST && call->repeats));
+        if (!again || kl__monotonic_ns() >= until_ns || atomic_load(&pg->closing))
+            return rc;
+        poll(NULL, 0, pause_ms);
+        pause_ms = 2 * pause_ms < PAUSE_MAX_MS ? 2 * pause_ms : PAUSE_MAX_MS;
+    }
+}
+
+kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows)
+{
+    char *sql = call->args->failed ? NULL : kl__pg_expand(pg, call->sql);
+    kl_rc rc = sql ? ask_until_answered(pg, sql, call, ret_rows) : kl__fail_memory();
+    kl__free(sql);
+    return rc;
+}
+
+kl_rc kl__pg_do(kl__pg *pg, const kl__pg_call *call)
+{
+    PGresult *rows = NULL;
+    kl_rc rc = kl__pg_ask(pg, call, &rows);
+    if (rc == KL_OK)
+        PQclear(rows);
+    return rc;
+}

@@ -1,0 +1,183 @@
+/* postgres.h - the PostgreSQL engine: a store in a schema of a database that others use too.
+ *
+ *     call -> build parameters (params.c) -> one function of the schema, one transaction (pool.c) -> take its rows apart
+ *
+ *     postgres.c   the engine's table; opening, closing, URL, clock, partitions
+ *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
+ *     schema.c     the schema: made on first use, checked at every opening
+ *     sql_*.c      its tables and functions: what is true about the data is written there
+ *     append.c, scan.c, read.c, settle.c, records.c      the calls
+ *     wait.c       being told of appends by LISTEN, or else asking now and then
+ *     upkeep.c     a thread that takes away what is settled or has expired
+ *
+ * P1  Each call is one statement, and so one transaction: it is there whole, or not at all.
+ * P2  Nothing depends on the session, except for the one connection that listens: any transaction may run on any
+ *     connection, also behind a pooler.
+ * P3  A call whose connection was lost is made again only where the contract makes that safe (S5); else it fails with
+ *     KL_EBUSY.
+ * P4  Rows of `counters` and locks of shards are taken in order of (partition, shard), so that calls do not wait for one
+ *     another in a circle. */
+#ifndef KL_STORE_POSTGRES_H
+#define KL_STORE_POSTGRES_H
+
+#include <libpq-fe.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "base/compare.h"
+#include "keyline/store.h"
+
+enum {
+    KL_PG_VERSION = 1,         /* of the schema */
+    KL_PG_SERVER_MIN = 130000, /* as PQserverVersion tells it */
+    KL_PG_POOL = 8,            /* connections, beside the one that listens; ?pool= */
+    KL_PG_POOL_MAX = 64,
+    KL_PG_PATIENCE_MS = 10000, /* how long a call is made again while there is no connection */
+    KL_PG_SCHEMA_BYTES = 64,   /* a name and its zero byte: what PostgreSQL takes */
+    KL_PG_SHARDS_MAX = 256,    /* locks in one transaction: a server has 64 for each connection, about */
+    KL_PG_DUE = 32,            /* lines as the schema numbers them: priorities from 0 on, and these */
+    KL_PG_RETRY = 33,
+};
+
+/* Somebody who waits for appends to a partition; wait.c. */
+typedef struct kl__pg_waiter {
+    struct kl__pg_waiter *next;
+    uint32_t partition;
+    bool told;
+} kl__pg_waiter;
+
+typedef struct kl__pg {
+    kl_store_opts opts;
+    char *url; /* for libpq: without the parameters that are ours */
+    char schema[KL_PG_SCHEMA_BYTES];
+    uint32_t pool_max;
+    bool may_listen;
+
+    pthread_mutex_t mutex; /* holds for all that follows */
+    pthread_cond_t given;  /* a connection was given back */
+    PGconn *idle[KL_PG_POOL_MAX];
+    uint32_t idle_count, open_count;
+    int64_t now_ms; /* the latest that the clock has shown */
+
+    /* wait.c */
+    pthread_cond_t told;
+    kl__pg_waiter *waiters;
+    pthread_t listener;
+    bool listener_runs;
+    bool listens; /* and it was proved that notices come through */
+    int wake[2];  /* a pipe by which close ends the listener */
+
+    /* upkeep.c */
+    pthread_cond_t upkeep_wakes;
+    pthread_t upkeep;
+    bool upkeep_runs;
+    atomic_bool closing;
+} kl__pg;
+
+/* --- params.c: parameters in binary, and rows --- */
+
+enum { KL_PG_ARGS_MAX = 16 };
+
+/* Parameters of one statement. Built in order; when memory runs out, `failed` is set and the rest is passed over. */
+typedef struct kl__pg_args {
+    char *bytes;
+    size_t used, room;
+    bool failed;
+    int count;
+    Oid types[KL_PG_ARGS_MAX];
+    size_t offsets[KL_PG_ARGS_MAX];
+    int lengths[KL_PG_ARGS_MAX]; /* -1: NULL */
+} kl__pg_args;
+
+/* Types of elements; a parameter that is an array names them, too. */
+typedef enum kl__pg_type { KL_PG_BOOL, KL_PG_INT2, KL_PG_INT4, KL_PG_INT8, KL_PG_UUID, KL_PG_BYTEA } kl__pg_type;
+
+void kl__pg_args_free(kl__pg_args *args);
+
+/* One value. An id of NULL, and bytes without data, are NULL. */
+void kl__pg_int(kl__pg_args *args, kl__pg_type type, int64_t value);
+void kl__pg_null(kl__pg_args *args, kl__pg_type type);
+void kl__pg_uuid(kl__pg_args *args, const void *bytes16);
+void kl__pg_bytes(kl__pg_args *args, kl_bytes bytes);
+
+/* An array: its elements follow, `count` of them. */
+void kl__pg_array(kl__pg_args *args, kl__pg_type type, size_t count);
+void kl__pg_add_int(kl__pg_args *args, kl__pg_type type, int64_t value);
+void kl__pg_add_uuid(kl__pg_args *args, const void *bytes16);
+void kl__pg_add_bytes(kl__pg_args *args, kl_bytes bytes);
+void kl__pg_add_bytes_or_null(kl__pg_args *args, kl_bytes bytes); /* empty: NULL */
+void kl__pg_add_null(kl__pg_args *args);
+
+/* A value of a row; integers of any width; NULL is 0, or empty. */
+int64_t kl__pg_get_int(const PGresult *rows, int row, int column);
+kl_bytes kl__pg_get_bytes(const PGresult *rows, int row, int column);
+kl_task_id kl__pg_get_id(const PGresult *rows, int row, int column);
+
+/* An array of a row: how many elements it has, and element `index` of those (KL_ASSERTed to be in it). */
+size_t kl__pg_get_length(const PGresult *rows, int row, int column);
+int64_t kl__pg_get_element_int(const PGresult *rows, int row, int column, size_t index);
+kl_bytes kl__pg_next_element(kl_bytes *rest); /* of what kl__pg_get_elements gave */
+kl_bytes kl__pg_get_elements(const PGresult *rows, int row, int column);
+
+/* --- pool.c --- */
+
+typedef struct kl__pg_call {
+    const char *sql; /* $S stands for the schema */
+    kl__pg_args *args;
+    bool repeats; /* may be made again when nobody knows what came of it */
+} kl__pg_call;
+
+/* Makes the call. KL_OK: *ret_rows is the caller's to PQclear. Errors are those of store.h. KL_ESEALED: the sentence is
+ * the server's list of sealed places, for append.c. */
+kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows);
+
+/* The same where the rows do not matter. */
+kl_rc kl__pg_do(kl__pg *pg, const kl__pg_call *call);
+
+/* A connection of one's own, not of the pool. */
+kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn);
+void kl__pg_pool_close(kl__pg *pg);
+
+/* Text with $S, $C and $L replaced; the caller kl__frees it. NULL: out of memory. */
+char *kl__pg_expand(const kl__pg *pg, const char *sql);
+
+void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
+
+/* --- schema.c --- */
+
+/* Makes the schema when it is not there. KL_EINVAL: it is of a newer release. */
+kl_rc kl__pg_schema_open(kl__pg *pg);
+
+/* --- wait.c, upkeep.c --- */
+
+void kl__pg_wait_close(kl__pg *pg);
+kl_rc kl__pg_upkeep_start(kl__pg *pg);
+void kl__pg_upkeep_stop(kl__pg *pg);
+
+/* --- The calls --- */
+
+/* Partition and shard in the order of P4. */
+static inline int kl__pg_place_compare(kl_place a, kl_place b)
+{
+    return a.partition != b.partition ? (a.partition < b.partition ? -1 : 1)
+                                      : (a.shard > b.shard) - (a.shard < b.shard);
+}
+
+kl_rc kl__pg_append(void *self, const kl_append *append);
+kl_rc kl__pg_scan(void *self, kl_scan *scans, size_t count);
+kl_rc kl__pg_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts);
+kl_rc kl__pg_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__pg_settle(void *self, kl_settle *batches, size_t count);
+kl_rc kl__pg_fence(void *self, kl_fence *fences, size_t count);
+kl_rc kl__pg_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen);
+kl_rc kl__pg_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
+                     kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__pg_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__pg_forget(void *self, kl_place place, const kl_task_id *ids, size_t count);
+kl_rc kl__pg_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records);
+kl_rc kl__pg_put(void *self, kl_write *writes, size_t count);
+kl_rc kl__pg_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
+                  size_t *ret_count);
+
+#endif

@@ -1,0 +1,124 @@
+/* schema.c - the schema is made on first use, and checked at every opening.
+ *
+ * Steps are numbered from 1. `meta` says how many have been applied; those that are missing are applied in one
+ * transaction, under an advisory lock, so that of several processes that come first one does it and the others wait. */
+#include <stdio.h>
+
+#include "store/postgres/postgres.h"
+#include "store/postgres/sql.h"
+
+static const char *const step_1[] = {kl__pg_sql_tables,  kl__pg_sql_tasks,  kl__pg_sql_settle,
+                                     kl__pg_sql_records, kl__pg_sql_upkeep, NULL};
+static const char *const *const steps[KL_PG_VERSION] = {step_1};
+
+static kl_rc refuse(const PGconn *conn)
+{
+    const char *text = PQerrorMessage(conn);
+    return kl__fail(PQstatus(conn) == CONNECTION_OK ? KL_ESYSTEM : KL_EBUSY,
+                    "the schema of the store is not to be made or read: %.*s", (int)strcspn(text, "\n"), text);
+}
+
+static kl_rc run(kl__pg *pg, PGconn *conn, const char *sql)
+{
+    char *text = kl__pg_expand(pg, sql);
+    if (!text)
+        return kl__fail_memory();
+    PGresult *rows = PQexec(conn, text);
+    ExecStatusType status = PQresultStatus(rows);
+    PQclear(rows);
+    kl__free(text);
+    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK ? KL_OK : refuse(conn);
+}
+
+/* A number, or `none` where the answer is NULL or no row. */
+static kl_rc ask_number(kl__pg *pg, PGconn *conn, const char *sql, int none, int *ret_number)
+{
+    char *text = kl__pg_expand(pg, sql);
+    if (!text)
+        return kl__fail_memory();
+    PGresult *rows = PQexecParams(conn, text, 0, NULL, NULL, NULL, NULL, 1);
+    kl_rc rc = KL_OK;
+    if (PQresultStatus(rows) != PGRES_TUPLES_OK)
+        rc = refuse(conn);
+    else
+        *ret_number = PQntuples(rows) == 0 || PQgetisnull(rows, 0, 0) ? none : (int)kl__pg_get_int(rows, 0, 0);
+    PQclear(rows);
+    kl__free(text);
+    return rc;
+}
+
+/* How many steps have been applied; 0: there is no schema. */
+static kl_rc read_version(kl__pg *pg, PGconn *conn, int *ret_version)
+{
+    int there = 0;
+    kl_rc rc = ask_number(pg, conn, "SELECT (to_regclass($C || '.meta') IS NOT NULL)::int", 0, &there);
+    *ret_version = 0;
+    return rc == KL_OK && there ? ask_number(pg, conn, "SELECT version FROM $S.meta", 0, ret_version) : rc;
+}
+
+static kl_rc apply_step(kl__pg *pg, PGconn *conn, int step)
+{
+    kl_rc rc = KL_OK;
+    for (const char *const *part = steps[step]; rc == KL_OK && *part; part++)
+        rc = run(pg, conn, *part);
+    return rc;
+}
+
+static kl_rc apply_missing(kl__pg *pg, PGconn *conn)
+{
+    char text[80];
+    int version = 0;
+    kl_rc rc = run(pg, conn, "SELECT pg_advisory_xact_lock($L, 1)");
+    if (rc == KL_OK)
+        rc = read_version(pg, conn, &version);
+    if (rc == KL_OK && version == 0)
+        rc = run(
+            pg, conn,
+            "CREATE SCHEMA IF NOT EXISTS $S;"
+            "CREATE TABLE $S.meta (only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row), version int NOT NULL);"
+            "INSERT INTO $S.meta (version) VALUES (0)");
+    for (int step = version; rc == KL_OK && step < KL_PG_VERSION; step++)
+        rc = apply_step(pg, conn, step);
+    snprintf(text, sizeof text, "UPDATE $S.meta SET version = GREATEST(version, %d)", KL_PG_VERSION);
+    return rc == KL_OK ? run(pg, conn, text) : rc;
+}
+
+static kl_rc migrate(kl__pg *pg, PGconn *conn)
+{
+    kl_rc rc = run(pg, conn, "BEGIN ISOLATION LEVEL READ COMMITTED");
+    if (rc == KL_OK)
+        rc = apply_missing(pg, conn);
+    if (rc == KL_OK)
+        rc = run(pg, conn, "COMMIT");
+    if (rc == KL_OK)
+        kl__pg_log(pg, KL_LOG_INFO, "the schema %s is at version %d", pg->schema, KL_PG_VERSION);
+    return rc; /* else the connection is closed, which takes everything back */
+}
+
+static kl_rc check(kl__pg *pg, PGconn *conn)
+{
+    int version = 0;
+    if (PQserverVersion(conn) < KL_PG_SERVER_MIN)
+        return kl__fail(KL_EINVAL, "the server is PostgreSQL %d; it must be 13 or newer",
+                        PQserverVersion(conn) / 10000);
+    kl_rc rc = read_version(pg, conn, &version);
+    if (rc == KL_OK && version < KL_PG_VERSION)
+        rc = migrate(pg, conn);
+    else if (rc == KL_OK && version > KL_PG_VERSION)
+        rc = kl__fail(KL_EINVAL,
+                      "the schema %s is at version %d, and this release knows %d; use the release that made it, or a "
+                      "newer one",
+                      pg->schema, version, KL_PG_VERSION);
+    return rc;
+}
+
+kl_rc kl__pg_schema_open(kl__pg *pg)
+{
+    PGconn *conn;
+    kl_rc rc = kl__pg_connect(pg, &conn);
+    if (rc != KL_OK)
+        return rc;
+    rc = check(pg, conn);
+    PQfinish(conn);
+    return rc;
+}

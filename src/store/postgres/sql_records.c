@@ -1,0 +1,137 @@
+/* sql_records.c - records, as functions of the schema: small values with a version.
+ *
+ * Versions come from a sequence, so none is ever used again. The writes of a call are one transaction, each judged for
+ * itself and in order; the row of a name stays locked until its end. */
+#include "store/postgres/sql.h"
+
+/* clang-format off */
+const char kl__pg_sql_records[] = KL_SQL(
+CREATE FUNCTION $S.get(names bytea[])
+RETURNS TABLE (n bigint, name bytea, value bytea, version bigint, expires_ms bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$ #variable_conflict use_column
+DECLARE
+    at_ms bigint := $S.now_ms();
+BEGIN
+    RETURN QUERY
+    SELECT a.n, r.name, r.value, r.version, r.expires_ms
+    FROM unnest(names) WITH ORDINALITY AS a(name, n) JOIN $S.records r ON r.name = a.name
+    WHERE r.expires_ms = 0 OR r.expires_ms > at_ms;
+END
+$$;
+
+CREATE FUNCTION $S.list(low bytea, high bytea, behind bytea, lim int)
+RETURNS TABLE (n bigint, name bytea, value bytea, version bigint, expires_ms bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$ #variable_conflict use_column
+DECLARE
+    at_ms bigint := $S.now_ms();
+BEGIN
+    RETURN QUERY
+    SELECT 0::bigint, r.name, r.value, r.version, r.expires_ms
+    FROM $S.records r
+    WHERE r.name >= low AND (high IS NULL OR r.name < high) AND (behind IS NULL OR r.name > behind)
+      AND (r.expires_ms = 0 OR r.expires_ms > at_ms)
+    ORDER BY r.name LIMIT lim;
+END
+$$;
+
+CREATE FUNCTION $S.put_one(the_name bytea, was bigint, gone boolean, val bytea, expires bigint,
+                           OUT there bigint, OUT made bigint, OUT ok boolean)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    old record;
+    lives boolean;
+BEGIN
+    LOOP
+        SELECT r.value, r.version, r.expires_ms INTO old FROM $S.records r WHERE r.name = the_name FOR UPDATE;
+        lives := FOUND AND (old.expires_ms = 0 OR old.expires_ms > $S.now_ms());
+        there := CASE WHEN lives THEN old.version ELSE 0 END;
+        made := 0;
+        IF gone THEN
+            ok := there = was OR there = 0;
+            IF there = was THEN
+                DELETE FROM $S.records r WHERE r.name = the_name;
+            END IF;
+            RETURN;
+        END IF;
+        IF there <> was THEN
+            ok := lives AND old.value = val AND old.expires_ms = expires;
+            made := CASE WHEN ok THEN there ELSE 0 END;
+            RETURN;
+        END IF;
+        IF old.version IS NOT NULL THEN
+            UPDATE $S.records r SET value = val, version = nextval($C || '.versions'), expires_ms = expires
+            WHERE r.name = the_name RETURNING r.version INTO made;
+        ELSE
+            INSERT INTO $S.records AS r (name, value, version, expires_ms)
+            VALUES (the_name, val, nextval($C || '.versions'), expires)
+            ON CONFLICT (name) DO NOTHING RETURNING r.version INTO made;
+        END IF;
+        ok := true;
+        EXIT WHEN made IS NOT NULL;
+    END LOOP;
+END
+$$;
+
+CREATE FUNCTION $S.put(names bytea[], wases bigint[], gones boolean[], vals bytea[], expireses bigint[])
+RETURNS TABLE (n bigint, there bigint, made bigint, ok boolean) LANGUAGE plpgsql AS $$ #variable_conflict use_column
+DECLARE
+    w record;
+    o record;
+BEGIN
+    PERFORM $S.begin_write();
+    FOR w IN SELECT * FROM unnest(names, wases, gones, vals, expireses)
+                      WITH ORDINALITY AS u(name, was, gone, val, expires, num) LOOP
+        SELECT * INTO o FROM $S.put_one(w.name, w.was, w.gone, w.val, w.expires);
+        n := w.num;
+        there := o.there;
+        made := o.made;
+        ok := o.ok;
+        RETURN NEXT;
+    END LOOP;
+END
+$$;
+);
+
+const char kl__pg_sql_upkeep[] = KL_SQL(
+CREATE FUNCTION $S.upkeep(batches int, rows_max bigint, token_ms bigint, OUT more boolean)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    at_ms bigint := $S.now_ms();
+    taken int;
+    dropped int;
+BEGIN
+    more := false;
+    IF NOT pg_try_advisory_xact_lock($L, 0) THEN
+        RETURN;
+    END IF;
+    UPDATE $S.clock SET floor_ms = at_ms WHERE floor_ms < at_ms - 1000;
+
+    WITH t AS MATERIALIZED (
+        DELETE FROM $S.settled d
+        WHERE d.ctid = ANY (ARRAY(SELECT s.ctid FROM $S.settled s LIMIT batches))
+        RETURNING d.partition, d.shard, d.positions),
+    x AS (
+        DELETE FROM $S.entries e USING (SELECT t.partition, t.shard, unnest(t.positions) AS position FROM t) g
+        WHERE e.partition = g.partition AND e.slot = g.shard * 64 + (g.position & 63)::int AND e.position = g.position)
+    SELECT count(*) INTO taken FROM t;
+    more := taken = batches;
+
+    DELETE FROM $S.tokens d
+    WHERE d.ctid = ANY (ARRAY(SELECT t.ctid FROM $S.tokens t WHERE t.since_ms < at_ms - token_ms LIMIT 5000));
+    GET DIAGNOSTICS dropped = ROW_COUNT;
+    more := more OR dropped = 5000;
+    DELETE FROM $S.kept d
+    WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k WHERE k.expires_ms <= at_ms ORDER BY k.expires_ms LIMIT 1000));
+    GET DIAGNOSTICS dropped = ROW_COUNT;
+    more := more OR dropped = 1000;
+    DELETE FROM $S.records d
+    WHERE d.name = ANY (ARRAY(SELECT r.name FROM $S.records r WHERE r.expires_ms > 0 AND r.expires_ms <= at_ms
+                              ORDER BY r.expires_ms LIMIT 1000 FOR UPDATE SKIP LOCKED))
+      AND d.expires_ms > 0 AND d.expires_ms <= at_ms;
+    IF (SELECT c.reltuples FROM pg_class c WHERE c.oid = ($C || '.kept')::regclass) > rows_max THEN
+        DELETE FROM $S.kept d
+        WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k ORDER BY k.finished_ms DESC OFFSET rows_max LIMIT 1000));
+    END IF;
+END
+$$;
+);

@@ -1,0 +1,177 @@
+/* sql_settle.c - how tasks end, as functions of the schema: settle, fence, and what is kept.
+ *
+ * An advisory lock per shard, which ends with the transaction, stands around each settle and each fence of that shard. A
+ * statement that follows it sees everything that was committed by whoever held it before (the isolation level is read
+ * committed), so the fence that settle compares with is the one that counts. The locks come in the order of places.
+ *
+ * Outcomes: 0 done, 1 retry, 2 dead, 3 cancelled. States: 2 done, 3 dead, 4 cancelled. A task that stands in a call more
+ * than once is settled once in each round. */
+#include "store/postgres/sql.h"
+
+/* clang-format off */
+const char kl__pg_sql_settle[] = KL_SQL(
+CREATE FUNCTION $S.settle(bp int[], bs int[], be bigint[], ats int[], rounds int[], ids uuid[], poss bigint[],
+                          outcomes int[], atts int[], dues bigint[], keeps bigint[], errs bytea[], ress bytea[],
+                          last_round int, leaves boolean)
+RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    at_ms bigint;
+    fenced bigint[];
+    won bigint[];
+    tried boolean;
+BEGIN
+    PERFORM $S.begin_write();
+    FOR i IN 1 .. coalesce(array_length(bp, 1), 0) LOOP
+        PERFORM $S.lock_shard(bp[i], bs[i]);
+    END LOOP;
+    fenced := ARRAY(
+        SELECT coalesce(f.epoch, 0)
+        FROM unnest(bp, bs) WITH ORDINALITY AS b(p, s, n)
+        LEFT JOIN $S.fences f ON f.partition = b.p AND f.shard = b.s ORDER BY b.n);
+    at_ms := $S.now_ms();
+
+    FOR r IN 0 .. last_round LOOP
+        WITH t AS MATERIALIZED (
+            SELECT u.n, bp[u.at] AS p, bs[u.at] AS s, u.pos, u.id
+            FROM unnest(ats, poss, ids, rounds) WITH ORDINALITY AS u(at, pos, id, round, n)
+            WHERE u.round = r AND be[u.at] >= fenced[u.at]),
+        low AS MATERIALIZED (SELECT t.p, t.s, min(t.pos) AS pos FROM t GROUP BY t.p, t.s),
+        gone AS MATERIALIZED (
+            SELECT d.partition, d.shard, x.position
+            FROM low JOIN $S.settled d ON d.partition = low.p AND d.shard = low.s AND d.last >= low.pos
+            CROSS JOIN LATERAL unnest(d.positions) AS x(position))
+        SELECT array_agg(t.n ORDER BY t.n) INTO won
+        FROM t JOIN $S.entries e ON e.partition = t.p AND e.slot = t.s * 64 + (t.pos & 63)::int
+                                AND e.position = t.pos AND e.id = t.id
+        WHERE (t.p, t.s, t.pos) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g);
+        CONTINUE WHEN won IS NULL;
+
+        tried := EXISTS (
+            SELECT FROM unnest(bp, bs) AS b(p, s) JOIN $S.retries y ON y.partition = b.p AND y.shard = b.s);
+        IF leaves OR tried THEN
+            PERFORM $S.settle_more(bp, bs, ats, ids, poss, outcomes, atts, dues, keeps, errs, ress, won, at_ms);
+        END IF;
+        INSERT INTO $S.settled (partition, shard, last, positions)
+            SELECT min(bp[ats[x.n]]), min(bs[ats[x.n]]), max(poss[x.n]), array_agg(poss[x.n] ORDER BY poss[x.n])
+            FROM unnest(won) AS x(n) WHERE outcomes[x.n] <> 1 GROUP BY bp[ats[x.n]], bs[ats[x.n]];
+    END LOOP;
+    RETURN fenced;
+END
+$$;
+
+CREATE FUNCTION $S.settle_more(bp int[], bs int[], ats int[], ids uuid[], poss bigint[], outcomes int[], atts int[],
+                               dues bigint[], keeps bigint[], errs bytea[], ress bytea[], won bigint[], at_ms bigint)
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+BEGIN
+    INSERT INTO $S.kept AS k (partition, shard, id, state, attempts, finished_ms, expires_ms, job, due_ms, grp,
+                              priority, key, kind, headers, payload, result, errors)
+    SELECT e.partition, e.slot >> 6, e.id, CASE u.outcome WHEN 0 THEN 2 WHEN 2 THEN 3 ELSE 4 END, u.att, at_ms,
+           at_ms + u.keep, e.job, e.due_ms, e.grp,
+           coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END),
+           e.key, e.kind, e.headers, e.payload, u.res,
+           CASE WHEN u.err IS NULL THEN NULL ELSE ARRAY[u.err] END ||
+           (SELECT array_agg(x.error ORDER BY x.number DESC) FROM $S.errors x
+            WHERE x.partition = e.partition AND x.shard = e.slot >> 6 AND x.position = e.position
+              AND x.expires_ms > at_ms)
+    FROM unnest(ats, poss, outcomes, atts, keeps, errs, ress) WITH ORDINALITY AS u(at, pos, outcome, att, keep, err, res, n)
+    JOIN $S.entries e ON e.partition = bp[u.at] AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.position = u.pos
+    WHERE u.outcome <> 1 AND u.keep > 0 AND u.n IN (SELECT unnest(won))
+    ON CONFLICT (partition, shard, id) DO UPDATE SET
+        (state, attempts, finished_ms, expires_ms, job, due_ms, grp, priority, key, kind, headers, payload, result, errors)
+        = (excluded.state, excluded.attempts, excluded.finished_ms, excluded.expires_ms, excluded.job, excluded.due_ms,
+           excluded.grp, excluded.priority, excluded.key, excluded.kind, excluded.headers, excluded.payload,
+           excluded.result, excluded.errors);
+
+    DELETE FROM $S.errors x
+    USING unnest(ats, poss, outcomes, atts, errs) WITH ORDINALITY AS u(at, pos, outcome, att, err, n)
+    WHERE u.n IN (SELECT unnest(won)) AND x.partition = bp[u.at] AND x.shard = bs[u.at] AND x.position = u.pos
+      AND (u.outcome <> 1 OR x.expires_ms <= at_ms OR (u.err IS NOT NULL AND x.attempts = u.att));
+    INSERT INTO $S.errors (partition, shard, position, attempts, expires_ms, error)
+    SELECT bp[u.at], bs[u.at], u.pos, u.att, at_ms + u.keep, u.err
+    FROM unnest(ats, poss, outcomes, atts, keeps, errs) WITH ORDINALITY AS u(at, pos, outcome, att, keep, err, n)
+    WHERE u.n IN (SELECT unnest(won)) AND u.outcome = 1 AND u.err IS NOT NULL;
+
+    DELETE FROM $S.retries y
+    USING unnest(won) AS x(n)
+    WHERE outcomes[x.n] <> 1 AND y.partition = bp[ats[x.n]] AND y.shard = bs[ats[x.n]] AND y.position = poss[x.n];
+    INSERT INTO $S.retries AS y (partition, shard, position, attempts, not_before_ms)
+    SELECT bp[ats[x.n]], bs[ats[x.n]], poss[x.n], atts[x.n], dues[x.n]
+    FROM unnest(won) AS x(n) WHERE outcomes[x.n] = 1
+    ON CONFLICT (partition, shard, position) DO UPDATE
+        SET attempts = excluded.attempts, not_before_ms = excluded.not_before_ms;
+END
+$$;
+
+CREATE FUNCTION $S.fence(ps int[], ss int[], es bigint[], seals boolean[])
+RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    before bigint;
+    fenced bigint[] := ARRAY[]::bigint[];
+BEGIN
+    PERFORM $S.begin_write();
+    FOR i IN 1 .. array_length(ps, 1) LOOP
+        PERFORM $S.lock_shard(ps[i], ss[i]);
+        SELECT f.epoch INTO before FROM $S.fences f WHERE f.partition = ps[i] AND f.shard = ss[i];
+        before := coalesce(before, 0);
+        fenced := fenced || before;
+        IF es[i] > before THEN
+            INSERT INTO $S.fences AS f (partition, shard, epoch) VALUES (ps[i], ss[i], es[i])
+            ON CONFLICT (partition, shard) DO UPDATE SET epoch = excluded.epoch;
+        END IF;
+        IF seals[i] THEN
+            INSERT INTO $S.counters AS c (partition, shard, next, sealed) VALUES (ps[i], ss[i], 0, true)
+            ON CONFLICT (partition, shard) DO UPDATE SET sealed = true;
+        END IF;
+    END LOOP;
+    RETURN fenced;
+END
+$$;
+
+CREATE FUNCTION $S.results(p int, s int, j uuid, behind uuid, lim int)
+RETURNS TABLE (n bigint, state int, partition int, shard int, id uuid, pos bigint, attempts int,
+               not_before_ms bigint, finished_ms bigint, job uuid, due_ms bigint, grp smallint, priority int,
+               key bytea, kind bytea, headers bytea, payload bytea, error bytea, result bytea)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$ #variable_conflict use_column
+DECLARE
+    at_ms bigint := $S.now_ms();
+BEGIN
+    RETURN QUERY
+    SELECT 0::bigint, k.state::int, k.partition, k.shard, k.id, 0::bigint, k.attempts, 0::bigint, k.finished_ms, k.job,
+           k.due_ms, k.grp, coalesce(k.priority, 0)::int, k.key, k.kind, k.headers, k.payload, k.errors[1], k.result
+    FROM $S.kept k
+    WHERE k.partition = p AND k.job = j AND k.shard = s AND (behind IS NULL OR k.id > behind) AND k.expires_ms > at_ms
+    ORDER BY k.id LIMIT lim;
+END
+$$;
+
+CREATE FUNCTION $S.find(p int, st int, k_key bytea, k_kind bytea, k_job uuid, from_ms bigint, until_ms bigint,
+                        after_ms bigint, after_p int, after_s int, after_id uuid, worded boolean, lim int)
+RETURNS TABLE (n bigint, state int, partition int, shard int, id uuid, pos bigint, attempts int,
+               not_before_ms bigint, finished_ms bigint, job uuid, due_ms bigint, grp smallint, priority int,
+               key bytea, kind bytea, headers bytea, payload bytea, error bytea, result bytea, errors bytea[])
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$ #variable_conflict use_column
+DECLARE
+    at_ms bigint := $S.now_ms();
+BEGIN
+    RETURN QUERY
+    SELECT 0::bigint, k.state::int, k.partition, k.shard, k.id, 0::bigint, k.attempts, 0::bigint, k.finished_ms, k.job,
+           k.due_ms, k.grp, coalesce(k.priority, 0)::int, k.key, k.kind, k.headers, k.payload, k.errors[1], k.result,
+           k.errors
+    FROM $S.kept k
+    WHERE (p IS NULL OR k.partition = p) AND (st IS NULL OR k.state = st) AND (k_key IS NULL OR k.key = k_key)
+      AND (k_kind IS NULL OR k.kind = k_kind) AND (k_job IS NULL OR k.job = k_job)
+      AND k.finished_ms >= from_ms AND k.finished_ms < until_ms AND k.expires_ms > at_ms
+      AND (NOT worded OR k.errors IS NOT NULL)
+      AND (after_id IS NULL OR (k.finished_ms, k.partition, k.shard, k.id) < (after_ms, after_p, after_s, after_id))
+    ORDER BY k.finished_ms DESC, k.partition DESC, k.shard DESC, k.id DESC LIMIT lim;
+END
+$$;
+
+CREATE FUNCTION $S.forget(p int, s int, ids uuid[])
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    PERFORM $S.begin_write();
+    DELETE FROM $S.kept k USING unnest(ids) AS i(id) WHERE k.partition = p AND k.shard = s AND k.id = i.id;
+END
+$$;
+);

@@ -1,0 +1,236 @@
+/* sql_tasks.c - what waits, as functions of the schema: append, scan, read, counts.
+ *
+ * Functions rather than statements, because their plans are kept by the backend without anything being prepared by the
+ * session: so they work behind a pooler that hands out connections per transaction. Planner settings are fixed, because
+ * plans that were made while a table was empty would be kept when it is not.
+ *
+ * The places of a call come in order of (partition, shard): the rows of `counters` are taken in that order, so that two
+ * appends never wait for each other. */
+#include "store/postgres/sql.h"
+
+/* clang-format off */
+const char kl__pg_sql_tasks[] = KL_SQL(
+CREATE FUNCTION $S.append(tok uuid, ps int[], ss int[], ns bigint[], ats int[], ranks int[], lines int[],
+                          ids uuid[], jobs uuid[], dues bigint[], groups smallint[], priorities smallint[],
+                          keys bytea[], kinds bytea[], heads bytea[], payloads bytea[])
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    bases bigint[];
+    shut text;
+    skip bigint[];
+BEGIN
+    PERFORM $S.begin_write();
+    IF tok IS NOT NULL THEN
+        INSERT INTO $S.tokens VALUES (tok, $S.now_ms()) ON CONFLICT DO NOTHING;
+        IF NOT FOUND THEN
+            RETURN false;
+        END IF;
+    END IF;
+
+    WITH c AS (
+        INSERT INTO $S.counters AS k (partition, shard, next)
+        SELECT b.p, b.s, b.n FROM unnest(ps, ss, ns) AS b(p, s, n)
+        ON CONFLICT (partition, shard) DO UPDATE SET next = k.next + excluded.next
+        RETURNING k.partition, k.shard, k.next, k.sealed)
+    SELECT array_agg(c.next ORDER BY c.partition, c.shard),
+           string_agg(c.partition || '/' || c.shard, ' ') FILTER (WHERE c.sealed)
+    INTO bases, shut FROM c;
+    IF shut IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = shut;
+    END IF;
+
+    IF tok IS NULL THEN
+        SELECT array_agg(d.n) INTO skip FROM (
+            SELECT a.n, row_number() OVER (PARTITION BY ps[a.at], a.id ORDER BY a.n) AS times, w.id IS NOT NULL AS waits
+            FROM unnest(ats, ids) WITH ORDINALITY AS a(at, id, n)
+            LEFT JOIN (
+                SELECT DISTINCT e.partition, e.id
+                FROM unnest(ps, ss) AS b(p, s)
+                JOIN $S.entries e ON e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 64
+                JOIN unnest(ids) AS i(id) ON i.id = e.id
+                WHERE NOT EXISTS (
+                    SELECT FROM $S.settled t
+                    WHERE t.partition = e.partition AND t.shard = e.slot >> 6 AND t.last >= e.position
+                      AND e.position = ANY (t.positions))) w
+            ON w.partition = ps[a.at] AND w.id = a.id) d
+        WHERE d.times > 1 OR d.waits;
+    END IF;
+
+    INSERT INTO $S.entries (partition, slot, position, id, job, due_ms, grp, priority, key, kind, headers, payload)
+    SELECT ps[a.at], ss[a.at] * 64 + a.line, (bases[a.at] - ns[a.at] + a.rank) * 64 + a.line,
+           a.id, a.job, a.due, a.grp, a.priority, a.key, a.kind, a.head, a.payload
+    FROM unnest(ats, ranks, lines, ids, jobs, dues, groups, priorities, keys, kinds, heads, payloads)
+         WITH ORDINALITY AS a(at, rank, line, id, job, due, grp, priority, key, kind, head, payload, n)
+    WHERE skip IS NULL OR a.n NOT IN (SELECT unnest(skip));
+
+    PERFORM pg_notify($C, x.p::text) FROM (SELECT DISTINCT u.p FROM unnest(ps) AS u(p)) x;
+    RETURN true;
+END
+$$;
+
+CREATE FUNCTION $S.scan(ps int[], ss int[], lines int[], afters bigint[], dues bigint[], untils bigint[], lims int[])
+RETURNS TABLE (n bigint, id uuid, pos bigint, due_ms bigint, bytes int, attempts int, grp smallint,
+               priority int, key bytea)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$ #variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    WITH a AS MATERIALIZED (
+        SELECT * FROM unnest(ps, ss, lines, afters, dues, untils, lims)
+                 WITH ORDINALITY AS u(p, s, line, after, due, until, lim, n)),
+    b AS MATERIALIZED (
+        SELECT a.p, a.s, min(CASE WHEN a.line = 32 THEN 0 ELSE a.after END) AS after
+        FROM a WHERE a.line < 33 GROUP BY a.p, a.s),
+    gone AS MATERIALIZED (
+        SELECT t.partition, t.shard, x.position
+        FROM b JOIN $S.settled t ON t.partition = b.p AND t.shard = b.s AND t.last > b.after
+        CROSS JOIN LATERAL unnest(t.positions) AS x(position)
+        UNION ALL
+        SELECT r.partition, r.shard, r.position
+        FROM b JOIN $S.retries r ON r.partition = b.p AND r.shard = b.s AND r.position > b.after)
+    SELECT a.n, e.id, e.position, 0::bigint, e.bytes, 0, e.grp, a.line - 16, e.key
+    FROM a CROSS JOIN LATERAL (
+        SELECT e.id, e.position, e.grp, e.key,
+               coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
+               coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
+        FROM $S.entries e
+        WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.position > a.after
+          AND (a.p, a.s, e.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)
+        ORDER BY e.position LIMIT a.lim) e
+    WHERE a.line < 32
+    UNION ALL
+    SELECT a.n, e.id, e.position, e.due_ms, e.bytes, 0, e.grp, e.priority, e.key
+    FROM a CROSS JOIN LATERAL (
+        SELECT e.id, e.position, e.due_ms, e.grp, coalesce(e.priority, 0)::int AS priority, e.key,
+               coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
+               coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
+        FROM $S.entries e
+        WHERE e.partition = a.p AND e.slot = a.s * 64 + 32 AND e.due_ms IS NOT NULL
+          AND (e.due_ms, e.position) > (a.due, a.after) AND e.due_ms <= a.until
+          AND (a.p, a.s, e.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)
+        ORDER BY e.due_ms, e.position LIMIT a.lim) e
+    WHERE a.line = 32
+    UNION ALL
+    SELECT a.n, e.id, e.position, e.not_before_ms, e.bytes, e.attempts, e.grp, e.priority, e.key
+    FROM a CROSS JOIN LATERAL (
+        SELECT e.id, e.position, r.not_before_ms, r.attempts, e.grp, e.key,
+               coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
+               coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
+               coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
+        FROM $S.retries r
+        JOIN $S.entries e ON e.partition = r.partition AND e.slot = r.shard * 64 + (r.position & 63)::int
+                         AND e.position = r.position
+        WHERE r.partition = a.p AND r.shard = a.s AND r.position > a.after
+        ORDER BY r.position LIMIT a.lim) e
+    WHERE a.line = 33;
+END
+$$;
+
+CREATE FUNCTION $S.read(ps int[], ss int[], poss bigint[], ids uuid[], most bigint)
+RETURNS TABLE (n bigint, state int, partition int, shard int, id uuid, pos bigint, attempts int,
+               not_before_ms bigint, finished_ms bigint, job uuid, due_ms bigint, grp smallint, priority int,
+               key bytea, kind bytea, headers bytea, payload bytea, error bytea, result bytea)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$ #variable_conflict use_column
+DECLARE
+    at_ms bigint := $S.now_ms();
+BEGIN
+    RETURN QUERY
+    WITH a AS MATERIALIZED (
+        SELECT * FROM unnest(ps, ss, poss, ids) WITH ORDINALITY AS u(p, s, pos, id, n)),
+    sure AS MATERIALIZED (
+        SELECT a.n, a.p, a.s, e.*
+        FROM a JOIN $S.entries e ON e.partition = a.p AND e.slot = a.s * 64 + (a.pos & 63)::int
+                                AND e.position = a.pos AND e.id = a.id
+        WHERE a.pos > 0),
+    rest AS MATERIALIZED (
+        SELECT a.n, a.p, a.s, a.id FROM a WHERE a.n NOT IN (SELECT f.n FROM sure f)),
+    hits AS MATERIALIZED (
+        SELECT b.p, b.s, e.*
+        FROM (SELECT DISTINCT q.p, q.s FROM rest q) b
+        JOIN $S.entries e ON e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 64
+        WHERE e.id IN (SELECT q.id FROM rest q)),
+    found AS MATERIALIZED (
+        SELECT * FROM sure
+        UNION ALL
+        SELECT r.n, h.* FROM hits h JOIN rest r ON r.p = h.p AND r.s = h.s AND r.id = h.id),
+    low AS MATERIALIZED (
+        SELECT f.p, f.s, min(f.position) AS position FROM found f GROUP BY f.p, f.s),
+    gone AS MATERIALIZED (
+        SELECT t.partition, t.shard, x.position
+        FROM low JOIN $S.settled t ON t.partition = low.p AND t.shard = low.s AND t.last >= low.position
+        CROSS JOIN LATERAL unnest(t.positions) AS x(position)),
+    waits AS MATERIALIZED (
+        SELECT f.* FROM found f
+        WHERE (f.p, f.s, f.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)),
+    shown AS (
+        SELECT e.n, 1 AS state, e.p, e.s, e.id, e.position, coalesce(r.attempts, 0) AS attempts,
+               coalesce(r.not_before_ms, e.due_ms, 0) AS not_before_ms, 0::bigint AS finished_ms,
+               e.job, e.due_ms, e.grp,
+               coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
+               e.key, e.kind, e.headers, e.payload, NULL::bytea AS error, NULL::bytea AS result
+        FROM waits e
+        LEFT JOIN $S.retries r ON r.partition = e.p AND r.shard = e.s AND r.position = e.position
+        UNION ALL
+        SELECT a.n, coalesce(k.state, 0)::int, a.p, a.s, a.id, 0, coalesce(k.attempts, 0), 0,
+               coalesce(k.finished_ms, 0), k.job, k.due_ms, k.grp, coalesce(k.priority, 0)::int, k.key, k.kind, k.headers,
+               k.payload, k.errors[1], k.result
+        FROM a LEFT JOIN $S.kept k ON k.partition = a.p AND k.shard = a.s AND k.id = a.id AND k.expires_ms > at_ms
+        WHERE a.n NOT IN (SELECT w.n FROM waits w)),
+    sized AS (
+        SELECT s.*, sum(coalesce(octet_length(s.key), 0) + coalesce(octet_length(s.kind), 0) +
+                        coalesce(octet_length(s.headers), 0) + coalesce(octet_length(s.payload), 0) +
+                        coalesce(octet_length(s.error), 0) + coalesce(octet_length(s.result), 0))
+                    OVER (ORDER BY s.n) AS total
+        FROM shown s)
+    SELECT z.n, z.state, z.p, z.s, z.id, z.position, z.attempts, z.not_before_ms, z.finished_ms, z.job, z.due_ms,
+           z.grp, z.priority, z.key, z.kind, z.headers, z.payload, z.error, z.result
+    FROM sized z WHERE z.total <= most OR z.n = 1 ORDER BY z.n;
+END
+$$;
+
+CREATE FUNCTION $S.counts(p int, low int, high int, finished boolean,
+                          OUT ready bigint, OUT due bigint, OUT retry bigint, OUT priorities bigint, OUT firsts uuid[],
+                          OUT shard_prefix_len int, OUT done bigint, OUT dead bigint, OUT cancelled bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    at_ms bigint := $S.now_ms();
+BEGIN
+    WITH tried AS MATERIALIZED (
+        SELECT r.shard, r.position FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high),
+    gone AS MATERIALIZED (
+        SELECT t.shard, x.position FROM $S.settled t CROSS JOIN LATERAL unnest(t.positions) AS x(position)
+        WHERE t.partition = p AND t.shard BETWEEN low AND high
+        UNION ALL SELECT t.shard, t.position FROM tried t),
+    live AS MATERIALIZED (
+        SELECT e.slot, count(*) AS number, min(e.position) AS first
+        FROM $S.entries e
+        WHERE e.partition = p AND e.slot BETWEEN low * 64 AND high * 64 + 63
+          AND (e.slot >> 6, e.position) NOT IN (SELECT g.shard, g.position FROM gone g)
+        GROUP BY e.slot)
+    SELECT coalesce(sum(l.number) FILTER (WHERE l.slot & 63 < 32), 0)::bigint,
+           coalesce(sum(l.number) FILTER (WHERE l.slot & 63 = 32), 0)::bigint,
+           (SELECT count(*) FROM tried),
+           coalesce(bit_or(1::bigint << (l.slot & 63)) FILTER (WHERE l.slot & 63 < 32), 0),
+           (SELECT array_agg(e.id) FROM live f JOIN $S.entries e
+            ON e.partition = p AND e.slot = f.slot AND e.position = f.first WHERE f.slot & 63 < 32),
+           (SELECT t.shard_prefix_len FROM $S.partitions t WHERE t.number = p)
+    INTO ready, due, retry, priorities, firsts, shard_prefix_len FROM live l;
+    IF finished THEN
+        SELECT count(*) FILTER (WHERE k.state = 2), count(*) FILTER (WHERE k.state = 3),
+               count(*) FILTER (WHERE k.state = 4)
+        INTO done, dead, cancelled
+        FROM $S.kept k WHERE k.partition = p AND k.expires_ms > at_ms;
+    END IF;
+END
+$$;
+
+CREATE FUNCTION $S.counts_of_job(p int, j uuid, OUT done bigint, OUT dead bigint, OUT cancelled bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    at_ms bigint := $S.now_ms();
+BEGIN
+    SELECT count(*) FILTER (WHERE k.state = 2), count(*) FILTER (WHERE k.state = 3), count(*) FILTER (WHERE k.state = 4)
+    INTO done, dead, cancelled
+    FROM $S.kept k WHERE k.partition = p AND k.job = j AND k.expires_ms > at_ms;
+END
+$$;
+);

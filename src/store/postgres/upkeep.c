@@ -1,0 +1,70 @@
+/* upkeep.c - a thread that takes away what is settled or has expired.
+ *
+ * Of all processes that have the store open, one does it at a time: whoever gets the advisory lock. A round is one
+ * transaction of bounded size; as long as a round was full, the next follows at once. Nothing depends on when it comes:
+ * what is settled or has expired is not shown anyway. */
+#include "base/clock.h"
+#include "base/wait.h"
+#include "store/postgres/postgres.h"
+
+enum {
+    ROUND_MS = 1000,
+    ROUND_BATCHES = 200, /* settled batches in one transaction */
+    TOKEN_MS = 11 * 60000,
+};
+
+/* True: there is more. */
+static bool do_round(kl__pg *pg)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    bool more = false;
+    kl__pg_int(&args, KL_PG_INT4, ROUND_BATCHES);
+    kl__pg_int(&args, KL_PG_INT8, pg->opts.history_rows_max);
+    kl__pg_int(&args, KL_PG_INT8, TOKEN_MS);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.upkeep($1,$2,$3)", &args, false}, &rows);
+    kl__pg_args_free(&args);
+    if (rc == KL_OK) {
+        more = kl__pg_get_int(rows, 0, 0) != 0;
+        PQclear(rows);
+    } else {
+        kl__pg_log(pg, KL_LOG_WARN, "clearing away failed, and is tried again: %s", kl_error_text());
+    }
+    return more;
+}
+
+static void *upkeep_thread(void *ctx)
+{
+    kl__pg *pg = ctx;
+    pthread_mutex_lock(&pg->mutex);
+    while (!pg->closing) {
+        int64_t until_ns = kl__deadline_ns(ROUND_MS);
+        while (!pg->closing && kl__cond_wait(&pg->upkeep_wakes, &pg->mutex, until_ns))
+            ;
+        for (bool more = true; more && !pg->closing;) {
+            pthread_mutex_unlock(&pg->mutex);
+            more = do_round(pg);
+            pthread_mutex_lock(&pg->mutex);
+        }
+    }
+    pthread_mutex_unlock(&pg->mutex);
+    return NULL;
+}
+
+kl_rc kl__pg_upkeep_start(kl__pg *pg)
+{
+    if (pthread_create(&pg->upkeep, NULL, upkeep_thread, pg) != 0)
+        return kl__fail(KL_ESYSTEM, "no thread is to be had for clearing away; end others first");
+    pg->upkeep_runs = true;
+    return KL_OK;
+}
+
+void kl__pg_upkeep_stop(kl__pg *pg)
+{
+    pthread_mutex_lock(&pg->mutex);
+    pg->closing = true;
+    pthread_cond_broadcast(&pg->upkeep_wakes);
+    pthread_mutex_unlock(&pg->mutex);
+    if (pg->upkeep_runs)
+        pthread_join(pg->upkeep, NULL);
+}

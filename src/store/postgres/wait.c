@@ -1,0 +1,205 @@
+/* wait.c - being told of appends.
+ *
+ * What was appended to a partition is the sum of its counters: whoever waits compares it with what it has seen, and so
+ * never misses anything. When to compare again is what LISTEN tells: one connection per handle, in a thread of its own
+ * that begins with the first wait, hears of every append and wakes who waits for its partition.
+ *
+ * A pooler may take LISTEN and never deliver anything. So the listener proves first that it hears its own NOTIFY; until
+ * then, and whenever that connection is gone, waiting compares every few milliseconds, less and less often. */
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/wait.h"
+#include "store/postgres/postgres.h"
+
+enum {
+    ASK_MIN_MS = 5,
+    ASK_MAX_MS = 250,     /* without LISTEN */
+    ASK_ANYWAY_MS = 5000, /* with it, so that nothing rests on it */
+    PROOF_MS = 2000,      /* after that, LISTEN is taken to be dead */
+    RECONNECT_MS = 1000,
+};
+
+/* --- The listener --- */
+
+static void set_listens(kl__pg *pg, bool listens)
+{
+    pthread_mutex_lock(&pg->mutex);
+    bool changed = pg->listens != listens;
+    pg->listens = listens;
+    pthread_cond_broadcast(&pg->told);
+    pthread_mutex_unlock(&pg->mutex);
+    if (changed)
+        kl__pg_log(pg, KL_LOG_INFO, listens ? "appends are heard of by LISTEN" : "LISTEN does not work here: asking");
+}
+
+static void tell(kl__pg *pg, uint32_t partition)
+{
+    pthread_mutex_lock(&pg->mutex);
+    for (kl__pg_waiter *waiter = pg->waiters; waiter; waiter = waiter->next)
+        if (waiter->partition == partition)
+            waiter->told = true;
+    pthread_cond_broadcast(&pg->told);
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+/* Reads what has come. A notice is a partition's number, or "proof". */
+static void hear(kl__pg *pg, PGconn *conn)
+{
+    PGnotify *notice;
+    while ((notice = PQnotifies(conn))) {
+        if (strcmp(notice->extra, "proof") == 0 && notice->be_pid == PQbackendPID(conn))
+            set_listens(pg, true);
+        else
+            tell(pg, (uint32_t)strtoul(notice->extra, NULL, 10));
+        PQfreemem(notice);
+    }
+}
+
+static bool run(kl__pg *pg, PGconn *conn, const char *sql)
+{
+    char *text = kl__pg_expand(pg, sql);
+    PGresult *rows = text ? PQexec(conn, text) : NULL;
+    ExecStatusType status = PQresultStatus(rows);
+    PQclear(rows);
+    kl__free(text);
+    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
+}
+
+/* Waits for bytes of the connection (NULL: just waits) or for the end. False: the end. */
+static bool await_bytes(const kl__pg *pg, PGconn *conn, int wait_ms)
+{
+    struct pollfd ready[2] = {{.fd = pg->wake[0], .events = POLLIN},
+                              {.fd = conn ? PQsocket(conn) : -1, .events = POLLIN}};
+    poll(ready, 2, wait_ms);
+    return ready[0].revents == 0;
+}
+
+/* Until the connection is lost, or proves to be deaf, or the store is closed: false. */
+static bool listen_on(kl__pg *pg, PGconn *conn)
+{
+    bool goes_on = run(pg, conn, "LISTEN $S") && run(pg, conn, "SELECT pg_notify($C, 'proof')");
+    int64_t proof_ns = kl__deadline_ns(PROOF_MS);
+    while (goes_on) {
+        hear(pg, conn);
+        bool deaf = !pg->listens && kl__monotonic_ns() >= proof_ns; /* this thread alone writes it */
+        if (deaf)
+            return await_bytes(pg, NULL, -1);
+        if (!await_bytes(pg, conn, pg->listens ? -1 : PROOF_MS))
+            return false;
+        goes_on = PQconsumeInput(conn) == 1 && PQstatus(conn) == CONNECTION_OK;
+    }
+    return true;
+}
+
+static void *listen_thread(void *ctx)
+{
+    kl__pg *pg = ctx;
+    bool goes_on = true;
+    while (goes_on) {
+        PGconn *conn;
+        if (kl__pg_connect(pg, &conn) == KL_OK) {
+            goes_on = listen_on(pg, conn);
+            PQfinish(conn);
+        }
+        set_listens(pg, false);
+        goes_on = goes_on && await_bytes(pg, NULL, RECONNECT_MS);
+    }
+    return NULL;
+}
+
+/* The mutex is held. */
+static void start_listener(kl__pg *pg)
+{
+    if (pg->listener_runs || !pg->may_listen)
+        return;
+    pg->may_listen = pipe(pg->wake) == 0;
+    if (pg->may_listen && pthread_create(&pg->listener, NULL, listen_thread, pg) == 0) {
+        pg->listener_runs = true;
+    } else if (pg->may_listen) {
+        close(pg->wake[0]);
+        close(pg->wake[1]);
+        pg->may_listen = false;
+    }
+}
+
+void kl__pg_wait_close(kl__pg *pg)
+{
+    if (!pg->listener_runs)
+        return;
+    close(pg->wake[1]);
+    pthread_join(pg->listener, NULL);
+    close(pg->wake[0]);
+}
+
+/* --- Waiting --- */
+
+static kl_rc ask_appended(kl__pg *pg, uint32_t partition, uint64_t *ret_appended)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl__pg_int(&args, KL_PG_INT4, partition);
+    kl_rc rc = kl__pg_ask(
+        pg, &(kl__pg_call){"SELECT coalesce(sum(next), 0)::bigint FROM $S.counters WHERE partition = $1", &args, true},
+        &rows);
+    kl__pg_args_free(&args);
+    if (rc == KL_OK) {
+        *ret_appended = (uint64_t)kl__pg_get_int(rows, 0, 0);
+        PQclear(rows);
+    }
+    return rc;
+}
+
+/* Until the waiter is told, or it is time to ask again. */
+static void rest(kl__pg *pg, kl__pg_waiter *waiter, int64_t until_ns, int64_t *pause_ms)
+{
+    pthread_mutex_lock(&pg->mutex);
+    int64_t ask_ns = kl__deadline_ns(pg->listens ? ASK_ANYWAY_MS : *pause_ms);
+    bool listened = pg->listens, in_time = true;
+    ask_ns = ask_ns < until_ns ? ask_ns : until_ns;
+    while (in_time && !waiter->told && listened == pg->listens)
+        in_time = kl__cond_wait(&pg->told, &pg->mutex, ask_ns);
+    waiter->told = false;
+    *pause_ms = 2 * *pause_ms < ASK_MAX_MS ? 2 * *pause_ms : ASK_MAX_MS;
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+static void enter(kl__pg *pg, kl__pg_waiter *waiter)
+{
+    pthread_mutex_lock(&pg->mutex);
+    start_listener(pg);
+    waiter->next = pg->waiters;
+    pg->waiters = waiter;
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+static void leave(kl__pg *pg, const kl__pg_waiter *waiter)
+{
+    pthread_mutex_lock(&pg->mutex);
+    kl__pg_waiter **link = &pg->waiters;
+    while (*link != waiter)
+        link = &(*link)->next;
+    *link = waiter->next;
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+kl_rc kl__pg_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)
+{
+    kl__pg *pg = self;
+    kl__pg_waiter waiter = {.partition = partition};
+    int64_t until_ns = kl__deadline_ns(wait_ms), pause_ms = ASK_MIN_MS;
+    uint64_t appended = *seen;
+    enter(pg, &waiter);
+    kl_rc rc = ask_appended(pg, partition, &appended);
+    while (rc == KL_OK && appended == *seen && kl__monotonic_ns() < until_ns) {
+        rest(pg, &waiter, until_ns, &pause_ms);
+        rc = ask_appended(pg, partition, &appended);
+    }
+    leave(pg, &waiter);
+    if (rc == KL_OK)
+        *seen = appended;
+    return rc;
+}

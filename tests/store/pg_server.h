@@ -1,0 +1,25 @@
+/* pg_server.h - a PostgreSQL server of a test program's own: in a temporary directory, on a socket there, gone with it.
+ *
+ * It starts when it is first asked for and ends with the program, however that ends. KL_TEST_POSTGRES may name a server
+ * that is to be used instead (postgres://...); tests then make and drop schemas of their own there. */
+#ifndef TESTS_STORE_PG_SERVER_H
+#define TESTS_STORE_PG_SERVER_H
+
+#include "keyline/error.h"
+
+enum { PG_URL_BYTES = 512 };
+
+/* The URL of a database in which tests may do everything. KL_ESYSTEM: there is no server, and the sentence says what to
+ * install or look at. */
+KL_MUST_USE kl_rc pg_server_url(char ret_url[PG_URL_BYTES]);
+
+/* The same database, with a schema that no other call has got. */
+KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64]);
+
+/* Runs statements; a failure fails the test. */
+void pg_server_run(const char *sql);
+
+/* The first value of the first row as a number; -1: there is none, which fails the test. */
+long long pg_server_number(const char *sql);
+
+#endif

@@ -1,0 +1,237 @@
+/* test_conformance_postgres.c - the PostgreSQL engine keeps the contract, on a real server.
+ *
+ * Each claim has a schema of its own, which is dropped when it is over. Random claims do less than elsewhere, because
+ * every call is a round trip and every write a commit; KL_TEST_OPS asks for more.
+ *
+ * The claims below are of this engine alone: what it does when connections are lost, and that it clears away. */
+#include <stdlib.h>
+
+#include "store/conformance.h"
+#include "store/pg_server.h"
+
+struct pg_place {
+    char url[PG_URL_BYTES];
+    char schema[64];
+};
+
+static kl_rc reopen_postgres(void *place, const kl_store_opts *opts, kl_store **ret_store)
+{
+    struct pg_place *its = place;
+    return kl_store_open(its->url, opts, ret_store);
+}
+
+static void drop_postgres(void *place)
+{
+    struct pg_place *its = place;
+    char sql[128];
+    if (!its)
+        return;
+    snprintf(sql, sizeof sql, "DROP SCHEMA IF EXISTS %s CASCADE", its->schema);
+    pg_server_run(sql);
+    free(its);
+}
+
+static kl_rc open_postgres(const kl_store_opts *opts, void **ret_place, kl_store **ret_store)
+{
+    struct pg_place *its = calloc(1, sizeof *its);
+    if (!its)
+        return kl__fail_memory();
+    kl_rc rc = pg_server_new_schema(its->url, its->schema);
+    if (rc == KL_OK)
+        rc = reopen_postgres(its, opts, ret_store);
+    if (rc != KL_OK)
+        free(its);
+    else
+        *ret_place = its;
+    return rc;
+}
+
+enum { OPERATIONS = 600 };
+
+__attribute__((constructor)) static void do_less(void)
+{
+    char operations[16];
+    snprintf(operations, sizeof operations, "%d", OPERATIONS);
+    setenv("KL_TEST_OPS", operations, 0);
+}
+
+const struct subject subject = {
+    .name = "postgres", .open = open_postgres, .reopen = reopen_postgres, .destroy = drop_postgres};
+
+/* ---- What is not in the contract ---- */
+
+static const char *schema_of(const struct trial *t) { return ((const struct pg_place *)t->place)->schema; }
+
+static long long rows_of(const struct trial *t, const char *table)
+{
+    char sql[160];
+    snprintf(sql, sizeof sql, "SELECT count(*) FROM %s.%s", schema_of(t), table);
+    return pg_server_number(sql);
+}
+
+CLAIM(what_is_settled_is_taken_away_in_time)
+{
+    kl_task_id ids[40];
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    for (size_t i = 0; i < COUNT(ids) - 1; i++)
+        finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+    AWAIT(rows_of(t, "entries") == 1 && rows_of(t, "settled") == 0);
+    CHECK_LINE(t, order_place(t, 4), 0, &ids[COUNT(ids) - 1], 1);
+}
+
+CLAIM(a_batch_is_one_row_however_many_tasks_it_settles)
+{
+    kl_entry entries[500];
+    kl_settled tasks[COUNT(entries)];
+    size_t count;
+    for (size_t i = 0; i < COUNT(entries); i++)
+        entries[i] = make_entry(t, order_place(t, 4), "k", "x");
+    append(t, entries, COUNT(entries));
+    kl_stub *stubs = scan_line(t, order_place(t, 4), 0, &count);
+    REQUIRE(count == COUNT(entries));
+    for (size_t i = 0; i < count; i++)
+        tasks[i] = next_attempt(&stubs[i], KL_DONE);
+    CHECK_OK(settle(t, order_place(t, 4), 0, tasks, count));
+    CHECK(rows_of(t, "settled") <= 1);
+    CHECK_LINE(t, order_place(t, 4), 0, NULL, 0);
+}
+
+/* Ends all connections to the server but the one that says so. */
+static void cut_all(void)
+{
+    pg_server_run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                  " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+}
+
+CLAIM(calls_go_on_when_connections_are_lost)
+{
+    kl_task_id ids[20];
+    uint64_t seen = 0;
+    CHECK_OK(kl_store_wait(t->store, t->orders, 0, &seen));
+    for (size_t i = 0; i < COUNT(ids); i++) {
+        kl_entry entry = make_entry(t, order_place(t, 4), "k", "x");
+        kl_token token = make_token();
+        cut_all();
+        CHECK_OK(kl_store_append(t->store, &entry, 1, &token));
+        CHECK_OK(kl_store_wait(t->store, t->orders, PATIENCE_MS, &seen));
+        ids[i] = entry.id;
+    }
+    CHECK_LINE(t, order_place(t, 4), 0, ids, COUNT(ids));
+}
+
+struct cutter {
+    atomic_bool stops;
+    int cuts;
+};
+
+static void *cut_on(void *ctx)
+{
+    struct cutter *cutter = ctx;
+    for (; !atomic_load(&cutter->stops); cutter->cuts++)
+        cut_all();
+    return NULL;
+}
+
+CLAIM(nothing_is_lost_or_doubled_while_connections_are_cut)
+{
+    enum { APPENDS = 150 };
+    static kl_task_id ids[APPENDS];
+    struct cutter cutter = {.cuts = 0};
+    pthread_t thread;
+    REQUIRE(pthread_create(&thread, NULL, cut_on, &cutter) == 0);
+    for (int i = 0; i < APPENDS; i++) {
+        kl_entry entry = make_entry(t, order_place(t, 4), "k", "x");
+        kl_token token = make_token();
+        kl_rc rc;
+        do {
+            rc = kl_store_append(t->store, &entry, 1, &token);
+        } while (rc == KL_EBUSY);
+        CHECK_OK(rc);
+        ids[i] = entry.id;
+    }
+    atomic_store(&cutter.stops, true);
+    pthread_join(thread, NULL);
+    CHECK(cutter.cuts > 0);
+    CHECK_LINE(t, order_place(t, 4), 0, ids, APPENDS);
+}
+
+CLAIM(whoever_waits_is_told_without_listening_too)
+{
+    struct pg_place *its = t->place;
+    uint64_t seen = 0;
+    size_t length = strlen(its->url);
+    snprintf(its->url + length, sizeof its->url - length, "&listen=off");
+    REQUIRE(next_life(t));
+    for (uint32_t i = 0; i < 5; i++) {
+        append_one(t, order_place(t, i), "x");
+        CHECK_OK(kl_store_wait(t->store, t->orders, PATIENCE_MS, &seen));
+        CHECK_INT(seen, i + 1);
+    }
+}
+
+CLAIM(a_schema_of_a_newer_release_is_refused)
+{
+    char sql[160];
+    kl_store *store = NULL;
+    snprintf(sql, sizeof sql, "UPDATE %s.meta SET version = version + 1", schema_of(t));
+    pg_server_run(sql);
+    CHECK_REFUSED(kl_store_open(((struct pg_place *)t->place)->url, NULL, &store));
+    CHECK_CONTAINS(kl_error_text(), "newer");
+    CHECK(!store);
+}
+
+CLAIM(a_url_that_is_not_right_is_refused_with_what_should_be_there)
+{
+    static const struct {
+        const char *url, *says;
+    } cases[] = {{"postgres:somewhere", "//"},
+                 {"postgres:///postgres?schema=No+good", "schema"},
+                 {"postgres:///postgres?schema=", "schema"},
+                 {"postgres:///postgres?pool=0", "pool"},
+                 {"postgres:///postgres?pool=many", "pool"},
+                 {"postgres:///postgres?listen=perhaps", "listen"}};
+    kl_store *store = NULL;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        CHECK_REFUSED(kl_store_open(cases[i].url, NULL, &store));
+        CHECK_CONTAINS(kl_error_text(), cases[i].says);
+    }
+    CHECK(!store);
+    (void)t;
+}
+
+struct opening {
+    const char *url;
+    kl_rc rc;
+};
+
+static void *open_once(void *ctx)
+{
+    struct opening *opening = ctx;
+    kl_store *store = NULL;
+    opening->rc = kl_store_open(opening->url, NULL, &store);
+    if (opening->rc != KL_OK)
+        test_fail(__FILE__, __LINE__, "it does not open: %s", kl_error_text());
+    kl_store_close(store);
+    return NULL;
+}
+
+CLAIM(of_several_that_open_a_new_schema_one_makes_it)
+{
+    enum { OPENERS = 6 };
+    char url[PG_URL_BYTES], schema[64], sql[128];
+    struct opening openings[OPENERS];
+    pthread_t threads[OPENERS];
+    REQUIRE(pg_server_new_schema(url, schema) == KL_OK);
+    for (int i = 0; i < OPENERS; i++) {
+        openings[i] = (struct opening){url, KL_EDEAD};
+        if (pthread_create(&threads[i], NULL, open_once, &openings[i]) != 0)
+            abort();
+    }
+    for (int i = 0; i < OPENERS; i++) {
+        pthread_join(threads[i], NULL);
+        CHECK_INT(openings[i].rc, KL_OK);
+    }
+    snprintf(sql, sizeof sql, "DROP SCHEMA %s CASCADE", schema);
+    pg_server_run(sql);
+    (void)t;
+}

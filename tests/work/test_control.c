@@ -1,0 +1,408 @@
+/* test_control.c - steering tasks and keys, with a worker running and with none. */
+#include "keyline/job.h"
+#include "support.h"
+
+/* Each claim is made twice: once a worker owns the shards, once nobody does and the caller stands in. */
+struct stage {
+    struct rig rig;
+    struct runs runs;
+    kl_worker *worker; /* NULL: none */
+};
+
+static bool stage_open(struct stage *stage, bool with_worker)
+{
+    kl_queue_opts opts = {.size = sizeof opts, .keep_done_ms = 3600000, .backoff_base_ms = 600000};
+    stage->worker = NULL;
+    if (!rig_open(&stage->rig, RIG_MEMORY, &opts))
+        return false;
+    runs_init(&stage->runs);
+    if (with_worker) {
+        stage->worker = start_worker(stage->rig.queue, &(struct start){.fn = runs_handle, .ctx = &stage->runs});
+        await_shards(stage->worker, 16);
+    }
+    return true;
+}
+
+static void stage_close(struct stage *stage)
+{
+    runs_open(&stage->runs, true);
+    drain_and_close(stage->worker);
+    runs_free(&stage->runs);
+    rig_close(&stage->rig);
+}
+
+static kl_key_status show(struct stage *stage, const char *key)
+{
+    static kl_arena arenas[1];
+    kl_key_status status = {.why = (kl_why)-1};
+    if (kl_key_show(stage->rig.queue, kl_str(key), &arenas[0], &status) != KL_OK)
+        test_fail(__FILE__, __LINE__, "show: %s", kl_error_text());
+    kl_arena_free(&arenas[0]);
+    status.key = (kl_bytes){0};
+    status.error = status.owner = status.progress = NULL;
+    return status;
+}
+
+/* A key whose first task is in back-off, or, with no worker, one that was just put. */
+static void begin_line(struct stage *stage, kl_task_id ret_ids[3])
+{
+    ret_ids[0] = put_task(stage->rig.queue, "k", "fail first");
+    ret_ids[1] = put_task(stage->rig.queue, "k", "done second");
+    ret_ids[2] = put_task(stage->rig.queue, "k", "done third");
+    if (stage->worker)
+        await_why(&stage->rig, "k", KL_WHY_RETRYING);
+}
+
+static void cancel_waiting(bool with_worker)
+{
+    struct stage stage;
+    kl_task_id ids[3];
+    bool running = true;
+    if (!stage_open(&stage, with_worker))
+        return;
+    begin_line(&stage, ids);
+    CHECK_INT(kl_task_cancel(stage.rig.queue, &ids[1], &running), KL_OK);
+    CHECK(!running);
+    await_state(stage.rig.queue, &ids[1], KL_TASK_CANCELLED);
+    CHECK_INT(kl_task_cancel(stage.rig.queue, &ids[1], &running), KL_ENOTFOUND);
+    kl_task_id unknown = ids[1];
+    unknown.bytes[15] ^= 1;
+    CHECK_INT(kl_task_cancel(stage.rig.queue, &unknown, &running), KL_ENOTFOUND);
+    await_waiting(&stage.rig, 2);
+    CHECK_INT(kl_task_cancel(stage.rig.queue, &ids[0], &running), KL_OK);
+    if (with_worker)
+        runs_wait_for(&stage.runs, "done third", 1);
+    await_state(stage.rig.queue, &ids[0], KL_TASK_CANCELLED);
+    CHECK_INT(runs_of(&stage.runs, "done second"), 0);
+    stage_close(&stage);
+}
+
+TEST(a_waiting_task_is_cancelled_by_its_worker) { cancel_waiting(true); }
+TEST(a_waiting_task_is_cancelled_without_a_worker) { cancel_waiting(false); }
+
+TEST(a_running_task_is_asked_to_stop_and_ends_as_cancelled)
+{
+    struct stage stage;
+    bool running = false;
+    if (!stage_open(&stage, true))
+        return;
+    kl_task_id id = put_task(stage.rig.queue, "k", "stuck");
+    put_task(stage.rig.queue, "k", "done");
+    runs_wait_for(&stage.runs, "stuck", 1);
+    CHECK_INT(kl_task_cancel(stage.rig.queue, &id, &running), KL_OK);
+    CHECK(running);
+    await_state(stage.rig.queue, &id, KL_TASK_CANCELLED);
+    runs_wait_for(&stage.runs, "done", 1);
+    CHECK_INT(runs_of(&stage.runs, "stuck"), 1);
+    stage_close(&stage);
+}
+
+TEST(a_running_task_that_is_done_all_the_same_stays_done)
+{
+    struct stage stage;
+    bool running = false;
+    if (!stage_open(&stage, true))
+        return;
+    kl_task_id id = put_task(stage.rig.queue, "k", "finish");
+    runs_wait_for(&stage.runs, "finish", 1);
+    CHECK_INT(kl_task_cancel(stage.rig.queue, &id, &running), KL_OK);
+    CHECK(running);
+    await_state(stage.rig.queue, &id, KL_TASK_DONE);
+    stage_close(&stage);
+}
+
+static void retry_waiting(bool with_worker)
+{
+    struct stage stage;
+    kl_task_id ids[3], id;
+    if (!stage_open(&stage, with_worker))
+        return;
+    begin_line(&stage, ids);
+    CHECK_INT(kl_task_retry(stage.rig.queue, &ids[0], &id), KL_OK);
+    CHECK(memcmp(&id, &ids[0], sizeof id) == 0);
+    if (with_worker) {
+        runs_wait_for(&stage.runs, "fail first", 2);
+        CHECK_INT(stage.runs.list[1].attempt, 1); /* with all attempts before it */
+        await_why(&stage.rig, "k", KL_WHY_RETRYING);
+        CHECK_INT(kl_key_retry(stage.rig.queue, kl_str("k")), KL_OK);
+        runs_wait_for(&stage.runs, "fail first", 3);
+    }
+    kl_put later = {.key = kl_str("later"), .payload = kl_str("done later"), .delay_ms = 3600000};
+    kl_task_id delayed = put_as(stage.rig.queue, &later);
+    await_why(&stage.rig, "later", KL_WHY_DELAYED);
+    CHECK_INT(kl_task_retry(stage.rig.queue, &delayed, &id), KL_OK);
+    if (with_worker)
+        runs_wait_for(&stage.runs, "done later", 1);
+    else
+        CHECK(show(&stage, "later").why != KL_WHY_DELAYED);
+    CHECK_INT(runs_of(&stage.runs, "done second"), 0);
+    stage_close(&stage);
+}
+
+TEST(a_task_that_waits_for_its_time_is_tried_now_by_its_worker) { retry_waiting(true); }
+TEST(a_task_that_waits_for_its_time_is_made_ready_without_a_worker) { retry_waiting(false); }
+
+TEST(a_finished_task_is_put_again)
+{
+    struct stage stage;
+    kl_task_id id = {{0}}, again = {{0}};
+    if (!stage_open(&stage, true))
+        return;
+    id = put_task(stage.rig.queue, "k", "dead");
+    await_state(stage.rig.queue, &id, KL_TASK_DEAD);
+    CHECK_INT(kl_task_retry(stage.rig.queue, &id, &again), KL_OK);
+    CHECK(memcmp(&id, &again, sizeof id) != 0);
+    runs_wait_for(&stage.runs, "dead", 2);
+    stage_close(&stage);
+}
+
+static void move(bool with_worker)
+{
+    struct stage stage;
+    kl_task_id ids[3], moved;
+    kl_queue *to;
+    kl_arena arena = {0};
+    kl_found found;
+    if (!stage_open(&stage, with_worker))
+        return;
+    REQUIRE(kl_queue_open(stage.rig.store, "elsewhere", NULL, &to) == KL_OK);
+    begin_line(&stage, ids);
+    CHECK_INT(kl_task_move(stage.rig.queue, &ids[1], to, &moved), KL_OK);
+    CHECK_INT(kl_queue_task(to, &moved, &arena, &found), KL_OK);
+    CHECK(found.task.entry.payload.len == 11 && memcmp(found.task.entry.payload.data, "done second", 11) == 0);
+    await_state(stage.rig.queue, &ids[1], KL_TASK_UNKNOWN);
+    await_waiting(&stage.rig, 2);
+    if (with_worker) {
+        kl_task_id held = put_task(stage.rig.queue, "held", "hold");
+        runs_wait_for(&stage.runs, "hold", 1);
+        CHECK_INT(kl_task_move(stage.rig.queue, &held, to, &moved), KL_EBUSY);
+    }
+    kl_arena_free(&arena);
+    kl_queue_close(to);
+    stage_close(&stage);
+}
+
+/* --- Keys --- */
+
+static void skip_and_drain(bool with_worker)
+{
+    struct stage stage;
+    kl_task_id ids[3], skipped;
+    uint64_t count = 0;
+    if (!stage_open(&stage, with_worker))
+        return;
+    begin_line(&stage, ids);
+    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("nobody"), &skipped), KL_ENOTFOUND);
+    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), &skipped), KL_OK);
+    CHECK(memcmp(&skipped, &ids[0], sizeof skipped) == 0);
+    await_state(stage.rig.queue, &ids[0], KL_TASK_CANCELLED);
+    if (with_worker)
+        runs_wait_for(&stage.runs, "done third", 1);
+    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("nobody"), false, &count), KL_ENOTFOUND);
+    CHECK_INT(kl_key_drain(stage.rig.queue, (kl_bytes){0}, false, &count), KL_EINVAL);
+    if (!with_worker) {
+        CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), true, &count), KL_OK);
+        CHECK_INT(count, 2);
+        await_state(stage.rig.queue, &ids[2], KL_TASK_DEAD);
+    }
+    await_waiting(&stage.rig, 0);
+    stage_close(&stage);
+}
+
+TEST(a_key_is_skipped_by_its_worker) { skip_and_drain(true); }
+TEST(a_key_is_skipped_and_drained_without_a_worker) { skip_and_drain(false); }
+
+TEST(a_key_whose_first_task_runs_is_not_skipped)
+{
+    struct stage stage;
+    kl_task_id skipped;
+    if (!stage_open(&stage, true))
+        return;
+    put_task(stage.rig.queue, "k", "hold");
+    put_task(stage.rig.queue, "k", "done");
+    runs_wait_for(&stage.runs, "hold", 1);
+    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), &skipped), KL_EBUSY);
+    CHECK_INT(show(&stage, "k").why, KL_WHY_RUNNING);
+    uint64_t count = 0;
+    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), false, &count), KL_OK);
+    CHECK_INT(count, 1);
+    runs_open(&stage.runs, true);
+    await_waiting(&stage.rig, 0);
+    CHECK_INT(runs_of(&stage.runs, "done"), 0);
+    stage_close(&stage);
+}
+
+TEST(a_paused_key_starts_nothing_while_others_run_and_goes_on_when_resumed)
+{
+    enum { LINE = 300 };
+    struct stage stage;
+    if (!stage_open(&stage, true))
+        return;
+    put_task(stage.rig.queue, "k", "hold k");
+    runs_wait_for(&stage.runs, "hold k", 1);
+    for (int i = 0; i < LINE; i++)
+        put_task(stage.rig.queue, "k", "done k");
+    CHECK_INT(kl_key_pause(stage.rig.queue, kl_str("k")), KL_OK);
+    CHECK_INT(kl_key_pause(stage.rig.queue, kl_str("before")), KL_OK); /* with nothing there */
+    CHECK_INT(kl_key_pause(stage.rig.queue, kl_str("before")), KL_OK);
+    await_why(&stage.rig, "before", KL_WHY_PAUSED); /* the worker knows */
+    put_task(stage.rig.queue, "other", "done other");
+    runs_wait_for(&stage.runs, "done other", 1);
+    put_task(stage.rig.queue, "before", "done before");
+    await_why(&stage.rig, "before", KL_WHY_PAUSED);
+    runs_open(&stage.runs, true);
+    await_why(&stage.rig, "k", KL_WHY_PAUSED);
+    await_waiting(&stage.rig, LINE + 1);
+    CHECK_INT(runs_of(&stage.runs, "done k"), 0);
+    CHECK_INT(kl_key_resume(stage.rig.queue, kl_str("k")), KL_OK);
+    runs_wait_for(&stage.runs, "done k", LINE);
+    CHECK_INT(runs_of(&stage.runs, "done before"), 0);
+    CHECK_INT(kl_key_resume(stage.rig.queue, kl_str("before")), KL_OK);
+    runs_wait_for(&stage.runs, "done before", 1);
+    CHECK_INT(kl_key_resume(stage.rig.queue, kl_str("never paused")), KL_OK);
+    stage_close(&stage);
+}
+
+TEST(a_key_paused_without_a_worker_is_paused_for_the_one_that_comes)
+{
+    struct stage stage;
+    if (!stage_open(&stage, false))
+        return;
+    put_task(stage.rig.queue, "k", "done k");
+    put_task(stage.rig.queue, "other", "done other");
+    CHECK_INT(kl_key_pause(stage.rig.queue, kl_str("k")), KL_OK);
+    stage.worker = start_worker(stage.rig.queue, &(struct start){.fn = runs_handle, .ctx = &stage.runs});
+    runs_wait_for(&stage.runs, "done other", 1);
+    await_why(&stage.rig, "k", KL_WHY_PAUSED);
+    CHECK_INT(runs_of(&stage.runs, "done k"), 0);
+    CHECK_INT(kl_key_resume(stage.rig.queue, kl_str("k")), KL_OK);
+    runs_wait_for(&stage.runs, "done k", 1);
+    stage_close(&stage);
+}
+
+TEST(a_paused_queue_takes_tasks_and_starts_none)
+{
+    struct stage stage;
+    if (!stage_open(&stage, true))
+        return;
+    kl_put later = {.key = kl_str("later"), .payload = kl_str("done"), .delay_ms = 3600000};
+    put_as(stage.rig.queue, &later);
+    CHECK_INT(kl_queue_pause(stage.rig.queue), KL_OK);
+    await_why(&stage.rig, "later", KL_WHY_QUEUE_PAUSED); /* the worker knows */
+    put_task(stage.rig.queue, "k", "done k");
+    await_why(&stage.rig, "k", KL_WHY_QUEUE_PAUSED);
+    CHECK_INT(runs_count(&stage.runs), 0);
+    CHECK_INT(kl_queue_resume(stage.rig.queue), KL_OK);
+    runs_wait_for(&stage.runs, "done k", 1);
+    stage_close(&stage);
+}
+
+static void show_keys(bool with_worker)
+{
+    struct stage stage;
+    kl_task_id ids[3];
+    kl_arena arena = {0};
+    kl_key_status keys[4];
+    size_t count = 0;
+    if (!stage_open(&stage, with_worker))
+        return;
+    begin_line(&stage, ids);
+    CHECK_INT(show(&stage, "k").why, with_worker ? KL_WHY_RETRYING : KL_WHY_NO_WORKER);
+    CHECK_INT(show(&stage, "k").waiting, 3);
+    kl_task_id head = show(&stage, "k").head;
+    CHECK(memcmp(&head, &ids[0], sizeof head) == 0);
+    CHECK_INT(show(&stage, "nobody").why, KL_WHY_IDLE);
+    kl_put later = {.key = kl_str("later"), .payload = kl_str("done"), .delay_ms = 3600000};
+    put_as(stage.rig.queue, &later);
+    CHECK_INT(show(&stage, "later").why, KL_WHY_DELAYED);
+    CHECK_INT(kl_key_list(stage.rig.queue, 0, 4, &arena, keys, &count), KL_OK);
+    CHECK_INT(count, 2);
+    CHECK(keys[0].key.len == 1 && keys[0].waiting == 3);
+    CHECK(keys[1].key.len == 5 && keys[1].why == KL_WHY_DELAYED);
+    if (with_worker)
+        CHECK_INT(keys[0].why, KL_WHY_RETRYING);
+    kl_arena_free(&arena);
+    stage_close(&stage);
+}
+
+TEST(keys_are_shown_and_listed_by_their_worker) { show_keys(true); }
+TEST(keys_are_shown_and_listed_without_a_worker) { show_keys(false); }
+
+/* --- Whole queues --- */
+
+static void purge(bool with_worker)
+{
+    enum { KEYS = 300, EACH = 20 };
+    struct stage stage;
+    uint64_t count = 0;
+    if (!stage_open(&stage, false))
+        return;
+    put_numbers(stage.rig.queue, "k", KEYS, EACH);
+    kl_put later = {.payload = kl_str("done"), .delay_ms = 3600000};
+    put_as(stage.rig.queue, &later);
+    if (with_worker) {
+        CHECK_INT(kl_queue_pause(stage.rig.queue), KL_OK);
+        stage.worker = start_worker(stage.rig.queue, &(struct start){.fn = runs_handle, .ctx = &stage.runs});
+        await_shards(stage.worker, 16);
+        await_held(stage.worker, KEYS * EACH);
+    }
+    CHECK_INT(kl_queue_purge(stage.rig.queue, &count), KL_OK);
+    CHECK_INT(count, KEYS * EACH + 1);
+    await_waiting(&stage.rig, 0);
+    CHECK_INT(runs_count(&stage.runs), 0);
+    CHECK_INT(kl_queue_resume(stage.rig.queue), KL_OK);
+    if (with_worker) {
+        put_task(stage.rig.queue, "k1", "done after");
+        runs_wait_for(&stage.runs, "done after", 1);
+    }
+    stage_close(&stage);
+}
+
+TEST(a_queue_is_purged_by_its_worker) { purge(true); }
+TEST(a_queue_is_purged_without_a_worker) { purge(false); }
+TEST(a_task_is_moved_by_its_worker) { move(true); }
+TEST(a_task_is_moved_without_a_worker) { move(false); }
+
+TEST(a_queue_without_workers_says_so)
+{
+    struct stage stage;
+    kl_arena arena = {0};
+    kl_worker_status workers[2];
+    size_t count = 7;
+    if (!stage_open(&stage, false))
+        return;
+    CHECK_INT(kl_queue_workers(stage.rig.queue, 2, &arena, workers, &count), KL_OK);
+    CHECK_INT(count, 0);
+    kl_arena_free(&arena);
+    stage_close(&stage);
+}
+
+/* --- Jobs --- */
+
+TEST(waiting_tasks_of_a_cancelled_job_end_as_cancelled)
+{
+    enum { TASKS = 200 };
+    struct stage stage;
+    kl_job_answer answer;
+    kl_put puts[TASKS];
+    if (!stage_open(&stage, true))
+        return;
+    put_task(stage.rig.queue, "k", "hold");
+    runs_wait_for(&stage.runs, "hold", 1);
+    for (int i = 0; i < TASKS; i++)
+        puts[i] = (kl_put){.key = kl_str("k"), .payload = kl_str("done of the job")};
+    kl_job_spec spec = {.size = sizeof spec, .tasks = puts, .count = TASKS};
+    CHECK_INT(kl_job_submit(stage.rig.queue, &spec, &answer, NULL), KL_OK);
+    put_task(stage.rig.queue, "k", "done behind");
+    CHECK_INT(kl_job_cancel(stage.rig.queue, &answer.job), KL_OK);
+    put_task(stage.rig.queue, "other", "done other"); /* run by a worker that has ticked */
+    runs_wait_for(&stage.runs, "done other", 1);
+    await_why(&stage.rig, "k", KL_WHY_RUNNING);
+    await_why(&stage.rig, "k", KL_WHY_RUNNING);
+    runs_open(&stage.runs, true);
+    runs_wait_for(&stage.runs, "done behind", 1);
+    await_waiting(&stage.rig, 0);
+    CHECK_INT(runs_of(&stage.runs, "done of the job"), 0);
+    CHECK_INT(kl_worker_show(stage.worker).cancelled, TASKS);
+    stage_close(&stage);
+}
