@@ -3,7 +3,7 @@
 PREFIX = /usr/local
 OPS    = 10000000
 
-.PHONY: help run test bench lint fmt asan tsan model crash powerloss install clean
+.PHONY: help run test bench lint fmt asan tsan model crash powerloss sim mutants install clean
 
 help: ## this list
 	@echo 'Keyline runs tasks in order per key, in parallel across keys.'
@@ -47,6 +47,18 @@ powerloss: ## lose power at every operation of random runs, N images of the disk
 	@tools/setup build
 	@tools/build plain
 	@KL_TEST_IMAGES=$(N) build/tests/test-powerloss what_was_acknowledged
+
+sim: SEEDS = 1000
+sim: OPS   = 10000
+sim: ## simulate crashes, pauses, lost replies and wrong clocks: SEEDS worlds of OPS operations (make sim SEED=1: that one)
+	@tools/setup build
+	@tools/build plain
+	@build/tests/simulate $(if $(SEED),$(SEED),--seeds $(SEEDS)) $(OPS)
+
+mutants: ## switch known bugs on, one by one, and show how the simulator catches each
+	@tools/setup build
+	@tools/build plain
+	@build/tests/simulate --mutants
 
 bench: ## measure queue, disk store and executor beside their peers, the per-key scheduler and the id generator
 	@tools/setup build

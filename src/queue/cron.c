@@ -190,7 +190,7 @@ static kl_rc choose_place(const kl_queue *queue, const kl__queue_layout *layout,
 static kl_rc choose_newest(kl_queue *queue, const kl_cron *cron, int64_t tick_ms, kl__firing *ret_firing)
 {
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    kl_rc rc = choose_place(queue, kl__newest_layout(descriptor), cron, tick_ms, ret_firing);
+    kl_rc rc = choose_place(queue, kl__put_layout(descriptor), cron, tick_ms, ret_firing);
     kl__descriptor_release(descriptor);
     return rc;
 }
@@ -292,7 +292,7 @@ static kl_rc finish_firing(kl_queue *queue, kl__schedule *schedule, bool own, kl
             return KL_OK;
         }
         if (rc == KL_ESEALED)
-            rc = kl__queue_refresh(queue);
+            rc = kl__queue_seal(queue);
         if (rc == KL_OK)
             rc = choose_newest(queue, &schedule->cron, firing->tick_ms, firing);
         if (rc == KL_OK)

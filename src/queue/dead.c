@@ -157,7 +157,7 @@ static kl_rc append_some(struct run *run, struct letter *letters, size_t count)
     kl_rc rc = kl_store_now(run->to->store, &now_ms);
     for (size_t i = 0; rc == KL_OK && i < count; i++)
         if (letters[i].again)
-            launch(run, &letters[i], kl__newest_layout(descriptor), now_ms);
+            launch(run, &letters[i], kl__put_layout(descriptor), now_ms);
     await(run);
     kl__descriptor_release(descriptor);
     return rc;
@@ -188,7 +188,7 @@ static kl_rc put_again(struct run *run, struct letter *letters, size_t count)
             continue;
         if (rc != KL_OK || !sort_out(letters, count, &sealed))
             return rc;
-        rc = sealed ? kl__queue_refresh(run->to) : KL_OK;
+        rc = sealed ? kl__queue_seal(run->to) : KL_OK;
         if (rc != KL_OK && rc != KL_EBUSY)
             return rc;
         if (!kl__put_again(KL_EBUSY, tries))

@@ -3,8 +3,8 @@
  * Reading order: queue.c (open, alter) -> descriptor.c (the record) -> settings.c -> layouts.c (names, stores, sealing)
  * -> put.c (producers) -> envelope.c (what a task carries) -> look.c (tasks, lists) -> dead.c -> job*.c -> cron*.c.
  *
- * A queue's layouts are numbered from 1. Tasks are put into the newest. When a newer one is opened, the older ones are
- * sealed: from then on their shards take no task, so that what they hold only becomes less. A key's tasks in a newer
+ * A queue's layouts are numbered from 1. Tasks are put into the first that is not sealed. When a newer one is opened, the
+ * older ones are sealed: from then on their shards take no task, so that what they hold only becomes less. A key's tasks in a newer
  * layout are started once no older layout holds one of that key. That is how order per key survives the change.
  *
  * Q1  Every process computes the same place for a key in a given layout, and the layout stands in the queue's record.
@@ -62,7 +62,7 @@ typedef struct kl__descriptor {
     bool paused;
     int64_t created_ms;
     kl_arena arena;      /* its texts */
-    size_t layout_count; /* 1..KL_LAYOUTS_MAX; ascending numbers; tasks are put into the last */
+    size_t layout_count; /* 1..KL_LAYOUTS_MAX; ascending numbers; tasks are put into the first that is not sealed */
     kl__queue_layout layouts[KL_LAYOUTS_MAX];
 } kl__descriptor;
 
@@ -120,6 +120,16 @@ static inline const kl__queue_layout *kl__newest_layout(const kl__descriptor *de
     return &descriptor->layouts[descriptor->layout_count - 1];
 }
 
+/* The layout that tasks are put into: the first that is not sealed. That is the newest, except for the moment between its
+ * opening and the sealing of the one before: were tasks put into both then, a later one of a key could run first. */
+static inline const kl__queue_layout *kl__put_layout(const kl__descriptor *descriptor)
+{
+    const kl__queue_layout *layout = descriptor->layouts;
+    while (layout->sealed && layout != kl__newest_layout(descriptor))
+        layout++;
+    return layout;
+}
+
 /* --- layouts.c --- */
 
 /* Gives every layout that has no parts those of `known` (or NULL), or makes them: the stores are opened. The rest,
@@ -143,8 +153,9 @@ kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *l
 /* KL_EINVAL: a store of the layout cannot seal. */
 kl_rc kl__layout_check_seal(const kl_queue *queue, const kl__queue_layout *layout);
 
-/* Seals every shard of all layouts but the newest, and writes into the record that they are. Anybody may call it, any
- * number of times; whoever opens a layout does, and every worker that finds one not sealed. */
+/* Reads the record again, seals every shard of all layouts but the newest, and writes into the record that they are.
+ * Anybody may call it, any number of times; whoever opens a layout does, every worker that finds one not sealed, and every
+ * producer that was told KL_ESEALED. */
 kl_rc kl__queue_seal(kl_queue *queue);
 
 /* Writes into the record that this sealed layout holds no task any more. */

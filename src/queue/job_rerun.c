@@ -40,7 +40,7 @@ static void begin_run(struct rerun *rerun, bool failed_only, int64_t now_ms)
 {
     kl__job *job = &rerun->job;
     kl__descriptor *descriptor = kl__queue_descriptor(rerun->queue);
-    const kl__queue_layout *newest = kl__newest_layout(descriptor);
+    const kl__queue_layout *newest = kl__put_layout(descriptor);
     job->shift_ms = now_ms > job->run_ms ? now_ms - job->run_ms : 1;
     job->run_ms += job->shift_ms;
     job->run++;

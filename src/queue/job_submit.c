@@ -198,19 +198,19 @@ static void move_ids(const kl_layout *from, const kl_layout *to, kl__job_task *t
     }
 }
 
-/* From the layout that the ids were made with to the newest, one by one: somebody else may have put some of the tasks
+/* From the layout that the ids were made with to the one that tasks are put into, one by one: somebody else may have put some of the tasks
  * into any of them, under the ids that they have on this way. What an older one knows is not put again. */
 static kl_rc put_in_newest(const kl_queue *queue, const kl__descriptor *descriptor, kl__job_task *tasks, size_t count,
                            kl__job_made *made, bool careful, uint64_t *put)
 {
-    const kl__queue_layout *newest = kl__newest_layout(descriptor);
+    const kl__queue_layout *newest = kl__put_layout(descriptor);
     kl_rc rc = KL_OK;
     if (newest->number < made->number)
         return kl__fail(KL_ESEALED, "this process does not know layout %llu of the queue %s yet",
                         (unsigned long long)made->number, queue->name);
     for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++) {
         const kl__queue_layout *layout = &descriptor->layouts[i];
-        if (layout->number < made->number)
+        if (layout->number < made->number || layout->number > newest->number)
             continue;
         if (layout->number > made->number)
             move_ids(&made->layout, &layout->layout, tasks, count);
@@ -228,7 +228,7 @@ kl_rc kl__job_put(kl_queue *queue, kl__job_task *tasks, size_t count, kl__job_ma
     uint64_t put = 0;
     kl_rc rc = count > 0 ? KL_ESEALED : KL_OK;
     for (int i = 0; i < LAYOUT_TRIES && rc == KL_ESEALED; i++) {
-        rc = i > 0 ? kl__queue_refresh(queue) : KL_OK;
+        rc = i > 0 ? kl__queue_seal(queue) : KL_OK;
         if (rc != KL_OK)
             return rc;
         kl__descriptor *descriptor = kl__queue_descriptor(queue);
@@ -296,7 +296,7 @@ static kl_rc check_named(kl_queue *queue, const kl_put *task)
     if (!task->partition)
         return KL_OK;
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    kl_rc rc = find_named(queue, &kl__newest_layout(descriptor)->layout, task->partition, &partition);
+    kl_rc rc = find_named(queue, &kl__put_layout(descriptor)->layout, task->partition, &partition);
     kl__descriptor_release(descriptor);
     return rc;
 }
@@ -445,7 +445,7 @@ kl_rc kl__job_begin(const kl__submit *submit, kl__job *ret_job)
         .random = (uint32_t)random & KL_ID_RANDOM_MAX,
     };
     kl__descriptor *descriptor = kl__queue_descriptor(submit->queue);
-    const kl__queue_layout *newest = kl__newest_layout(descriptor);
+    const kl__queue_layout *newest = kl__put_layout(descriptor);
     *ret_job = (kl__job){
         .layout = newest->number,
         .shard_prefix_len = newest->layout.shard_prefix_len,

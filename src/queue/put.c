@@ -109,7 +109,7 @@ static kl_rc add_route(kl__put_call *call, kl_queue *queue, uint32_t *ret_route)
     }
     kl__put_route *route = &call->routes[call->route_count];
     *route = (kl__put_route){.queue = queue, .descriptor = kl__queue_descriptor(queue)};
-    route->layout = kl__newest_layout(route->descriptor);
+    route->layout = kl__put_layout(route->descriptor);
     *ret_route = (uint32_t)call->route_count++;
     return KL_OK;
 }
@@ -147,12 +147,12 @@ kl_rc kl__put_refresh(kl__put_call *call)
     for (size_t i = 0; i < call->route_count; i++) {
         kl__put_route *route = &call->routes[i];
         kl_rc rc;
-        KL_ASK(rc, kl__queue_refresh(route->queue));
+        KL_ASK(rc, kl__queue_seal(route->queue));
         if (rc != KL_OK)
             return rc;
         kl__descriptor_release(route->descriptor);
         *route = (kl__put_route){.queue = route->queue, .descriptor = kl__queue_descriptor(route->queue)};
-        route->layout = kl__newest_layout(route->descriptor);
+        route->layout = kl__put_layout(route->descriptor);
     }
     return KL_OK;
 }
@@ -533,7 +533,7 @@ static kl_rc place_all_by_id(kl__put_call *call, kl__put_range range)
 static void use_newest(kl__put_call *call)
 {
     for (size_t i = 0; i < call->route_count; i++)
-        use_layout(&call->routes[i], kl__newest_layout(call->routes[i].descriptor));
+        use_layout(&call->routes[i], kl__put_layout(call->routes[i].descriptor));
 }
 
 kl_rc kl__put_route_tasks(kl__put_call *call, kl__put_range range, bool claimed)

@@ -24,13 +24,13 @@ int64_t kl__pump_beat_ms(const kl__pump *pump)
 
 static kl_rc set_clock(kl__pump *pump)
 {
-    int64_t store_ms = 0, local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    int64_t store_ms = 0;
     kl__pump_leave(pump);
     kl_rc rc = kl_store_now(pump->queue->store, &store_ms);
     kl__pump_enter(pump);
     if (rc != KL_OK)
         return rc;
-    pump->clock_offset_ms = store_ms - local_ms; /* of before the call: rather behind the store's clock than ahead */
+    pump->clock_offset_ms = store_ms - pump->opts.local_ms(pump->opts.local_ctx); /* rather behind than ahead */
     pump->clock_set = true;
     kl__pump_now(pump);
     return KL_OK;

@@ -109,10 +109,11 @@ typedef struct kl__cursor {
     uint64_t old;  /* tasks up to this position were there when the end was reached first; 0: it was not yet */
     int64_t floor; /* the latest time of a task read so far: gives tasks a due time that ascends along the line */
     kl__skips skips;
-    bool siding;      /* a side look is under way, */
-    bool side_turn;   /* and it is its turn to read */
-    kl_stub side;     /* behind this stub */
-    uint64_t wanting; /* keys of the skips that it is for */
+    bool siding;        /* a side look is under way, */
+    bool side_turn;     /* and it is its turn to read */
+    kl_stub side;       /* behind this stub */
+    uint64_t wanting;   /* keys of the skips that it is for */
+    uint32_t side_rest; /* looks before the skips are searched again for keys that it could be for */
 } kl__cursor;
 
 struct kl__window {
@@ -216,6 +217,7 @@ struct kl__pump {
     uint64_t shard_count, all_shards; /* owned here; and of the layouts that are served, altogether */
     uint64_t permits;                 /* tasks that may run here at a time */
     uint64_t left_out;                /* entries in skips */
+    bool side_wanted;                 /* the line of a key of which some were left out has become short */
     uint64_t side_credit;             /* stubs' worth of work that may go into finding keys for side looks */
     bool prioritized;                 /* tasks of several priorities wait */
     bool grouped;                     /* a task with a group has been seen */
@@ -261,6 +263,9 @@ kl__cursor *kl__window_cursor(kl__window *window, int32_t line); /* NULL: no mem
 
 /* Moves ready tasks into the room. */
 void kl__window_ready(kl__window *window);
+
+/* A task of the key has ended: if its line is short now and more of it was left out, a side look is wanted. */
+void kl__window_shorter(kl__window *window, uint64_t key_hash, int32_t priority);
 
 /* The key of this task cannot go on: its other tasks leave the window, to be read again later. */
 void kl__window_block(kl__window *window, kl__held *held, kl__blocked why);

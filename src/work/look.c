@@ -15,7 +15,14 @@
 #include "base/mutant.h"
 #include "work/inside.h"
 
-enum { SCANS_MAX = 512, DUE_EVERY_MS = 20, DUE_REST_MS = 1000, COUNTS_EVERY_MS = 20 };
+enum {
+    SCANS_MAX = 512,
+    DUE_EVERY_MS = 20,
+    DUE_REST_MS = 1000,
+    COUNTS_EVERY_MS = 20,
+    SIDE_KEYS = 64,
+    SIDE_REST_MAX = 64
+};
 
 _Static_assert(KL_LOOK_STUBS / SCANS_MAX >= 16, "every line that is read gets some room");
 
@@ -87,13 +94,19 @@ bool kl__window_wants_side(kl__window *window)
     return false;
 }
 
-/* Begins a side look if some key that was left out could be held now. Asking that of every key costs time too, and is
- * paid for with credit that each look adds to. */
+/* Begins a side look if some key that was left out could be held now. Asking that of every key costs time too: it is
+ * paid for with credit that each look adds to, and is done the less often the more keys there are. */
 static void begin_side(kl__window *window, kl__cursor *cursor)
 {
     uint64_t cost = 1 + cursor->skips.count / 8, from = UINT64_MAX;
     if (cursor->siding || cursor->skips.count == 0 || window->pump->side_credit < cost)
         return;
+    if (cursor->side_rest > 0 && !window->pump->side_wanted) {
+        cursor->side_rest--;
+        return;
+    }
+    uint32_t rest = cursor->skips.count / SIDE_KEYS;
+    cursor->side_rest = rest < SIDE_REST_MAX ? rest : SIDE_REST_MAX;
     window->pump->side_credit -= cost;
     for (uint32_t i = 0; i < cursor->skips.capacity; i++) {
         kl__skip *skip = &cursor->skips.slots[i];
@@ -128,10 +141,9 @@ static void plan_window(struct looks *looks, kl__window *window)
     int64_t now_ms = window->pump->now_ms;
     if (window->leaving || window->lost || kl__gate_shut(window->partition->gate))
         return;
-    if (!window->retry_read) {
+    if (!window->retry_read && !KL_MUTANT(retry_line_late)) {
         plan(looks, window, KL_LINE_RETRY, LOOK_ON);
-        if (!KL_MUTANT(retry_line_late))
-            return;
+        return;
     }
     if (window->due_under_way || now_ms >= window->due_again_ms) {
         if (!window->due_under_way)
@@ -144,6 +156,8 @@ static void plan_window(struct looks *looks, kl__window *window)
             lines |= 1u << i; /* also when it has become empty: lines behind it wait for the entry to go */
     for (; lines; lines &= lines - 1)
         plan_ready(looks, window, __builtin_ctz(lines) + KL_PRIORITY_MIN);
+    if (KL_MUTANT(retry_line_late) && !window->retry_read)
+        plan(looks, window, KL_LINE_RETRY, LOOK_ON);
 }
 
 /* Windows of one store, as many as one scan call takes, from number `from` on; false: there are more. Windows may come and
@@ -370,6 +384,7 @@ kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
             continue;
         rc = look_at_store(pump, pump->looks, partition->store);
     }
+    pump->side_wanted = false;
     pump->looking = false;
     *ret_ready = kl__room_count(pump->room);
     return rc;

@@ -515,6 +515,19 @@ static void make_change(kl__owners *owners, kl__owners_change *change)
     }
 }
 
+static bool has_lost(const kl__owners *owners)
+{
+    for (uint32_t group = 0; group < owners->group_count; group++)
+        if (owners->groups[group].state == KL_GROUP_LOST)
+            return true;
+    return false;
+}
+
+void kl__owners_renew(kl__owners *owners)
+{
+    atomic_store_explicit(&owners->holds_until_ms, owners->until_ms, memory_order_release);
+}
+
 kl_rc kl__owners_beat(kl__owners *owners, const kl__owners_report *report, kl__owners_change *ret_change)
 {
     struct draft draft;
@@ -527,7 +540,9 @@ kl_rc kl__owners_beat(kl__owners *owners, const kl__owners_report *report, kl__o
     settle_view(owners, &draft, report->leaving);
     bool gone = draft.me < 0;
     int64_t until_ms = report->local_now_ms + owners->lease_ms - owners->lease_ms / MARGIN_PART;
-    atomic_store_explicit(&owners->holds_until_ms, gone ? INT64_MIN : until_ms, memory_order_release);
+    owners->until_ms = gone ? INT64_MIN : until_ms;
+    if (!has_lost(owners) || KL_MUTANT(lease_renewed))
+        kl__owners_renew(owners);
     owners->told = gone ? 0 : draft.permits;
     kl__owners_change change = {.taken = owners->taken, .lost = owners->lost, .wanted = owners->wanted};
     make_change(owners, &change);

@@ -104,6 +104,10 @@ KL_MUST_USE kl_rc kl__owners_beat(kl__owners *owners, const kl__owners_report *r
  * any more, and the next good beat reports everything as lost. */
 bool kl__owners_holds(const kl__owners *owners, int64_t local_now_ms);
 
+/* What the last beat reported as lost has been dropped. Until then that beat does not extend the lease: another thread
+ * would go on with what is lost. After a beat that reported nothing as lost it changes nothing. */
+void kl__owners_renew(kl__owners *owners);
+
 /* ---- For people ---- */
 
 typedef struct kl__owner {

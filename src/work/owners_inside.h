@@ -150,6 +150,7 @@ struct kl__owners {
     char kinds[KL_OWNERS_KINDS_MAX * 4 + 1];
     kl__groups allowed;
     _Atomic(int64_t) holds_until_ms; /* local clock */
+    int64_t until_ms;                /* what the last good beat makes of it */
     uint64_t beat;
     uint64_t told; /* permits that the last good beat reported */
     uint64_t skip; /* epochs to pass over, since fences were refused */

@@ -257,9 +257,6 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
         return kl__fail_memory();
     uint16_t *kinds = (uint16_t *)(lists + (size_t)shards * 2);
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
-    while (partition->windows && !kl__owners_holds(partition->owners, local_ms) && !KL_MUTANT(lease_renewed) &&
-           !KL_MUTANT(lost_kept))
-        kl__window_drop(partition->windows); /* lost with the lease, and no use once the beat has renewed it (P4) */
     const kl_queue_opts *settings = &pump->descriptor->settings;
     uint64_t wanted = pump->running + kl__room_count(pump->room);
     kl__owners_report report = {
@@ -286,7 +283,9 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
         partition->store == newest->stores[0])
         pump->permits = change.permits;
     *ret_gone = change.gone;
-    return apply(pump, partition, &change);
+    rc = apply(pump, partition, &change);
+    kl__owners_renew(partition->owners);
+    return rc;
 }
 
 /* --- Between beats --- */

@@ -313,6 +313,8 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
         kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
         kl__pump_settle_later(pump, held, outcome, kl__pump_keep_ms(pump, outcome, verdict->keep_ms));
     }
+    if (pump->left_out)
+        kl__window_shorter(window, held->key_hash, held->lane.mark.priority);
     kl__window_ready(window);
 }
 

@@ -189,7 +189,7 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
 /* Tasks that are due and cannot be held now are shown again by the next look at the line. */
 static bool admit_due(kl__window *window, const kl_stub *stub)
 {
-    if (window->partition->layout_number != kl__newest_layout(window->pump->descriptor)->number &&
+    if (window->partition->layout_number != kl__put_layout(window->pump->descriptor)->number &&
         !KL_MUTANT(due_run_here))
         return true; /* older.c moves it */
     if (window->opened == window->pump->refreshes)
@@ -342,12 +342,23 @@ void kl__window_ready(kl__window *window)
     }
 }
 
+void kl__window_shorter(kl__window *window, uint64_t key_hash, int32_t priority)
+{
+    const kl__cursor *cursor = window->cursors[priority - KL_PRIORITY_MIN];
+    if (!key_hash || !cursor || !kl__skips_find(&cursor->skips, key_hash))
+        return;
+    kl__lane *lane = kl__window_lane(window, key_hash);
+    if (!lane || kl__lane_tasks(lane) <= kl__key_max(window->pump) / 4)
+        window->pump->side_wanted = true;
+}
+
 /* A task that leaves the window without having run, to be read again. */
 static void evict(kl__held *held)
 {
     kl__window *window = held->window;
     bool due = held->lane.mark.kind == KL_HELD_FROM_DUE;
-    kl__cursor *cursor = due ? NULL : kl__window_cursor(window, held->lane.mark.priority);
+    kl__cursor *cursor =
+        due || held->retry_line ? NULL : kl__window_cursor(window, held->lane.mark.priority); /* NULL: no entry */
     kl__skip *skip = cursor ? kl__skips_find(&cursor->skips, held->key_hash) : NULL;
     if (cursor && !skip && (skip = kl__skips_add(&cursor->skips, held->key_hash))) {
         *skip = (kl__skip){.key = held->key_hash, .from = UINT64_MAX, .floor = held->lane.due_ms};

@@ -13,9 +13,9 @@
 #include "work/inside.h"
 
 enum {
-    KL_HAND_SIZE_MAX = KL_LOAD_MAX, /* tasks in one hand */
-    KL_STEAL_NS = 1000000,          /* a task that takes longer is long */
-    KL_RETRY_MS = 100,              /* after the store has failed */
+    KL_HAND_SIZE_MAX = 32, /* tasks in one hand */
+    KL_STEAL_NS = 1000000, /* a task that takes longer is long */
+    KL_RETRY_MS = 100,     /* after the store has failed */
 };
 
 /* A queue that is served. */

@@ -2,7 +2,7 @@
  *
  * From: pump.c (ready tasks of the queue whose turn it is).  To: the application's handlers, and settle.c.
  *
- * A thread takes a hand of tasks, one where they take long and up to 64 where they are quick, and claims them one by one.
+ * A thread takes a hand of tasks, one where they take long and up to 32 where they are quick, and claims them one by one.
  * When one turns out to take long, a thread with nothing to do takes back those behind it and hands in what was run
  * before it, so nobody waits for a task of another key. Outcomes are sent by a thread of their own, so that running goes
  * on while they become durable. */
@@ -262,7 +262,7 @@ static bool look(kl_worker *worker)
     for (size_t i = 0; i < worker->served_count; i++) {
         kl__pump *pump = worker->served[i].pump;
         uint64_t here = 0;
-        if ((!pump->more && !pump->left_out) || !kl__pump_wants_look(pump))
+        if ((!pump->more && !pump->side_wanted) || !kl__pump_wants_look(pump))
             continue;
         if (kl__pump_look(pump, &here) != KL_OK)
             return false; /* the scout looks again, and says what is wrong */

@@ -213,7 +213,7 @@ static void pause_key(struct sim_process *process)
     key->steered = true; /* until it is resumed; where its operator dies, until the quiet time */
     if (kl_key_pause(process->queue, kl_str(key->name)) != KL_OK)
         return;
-    key->paused = true;
+    key->paused = !world->quiet; /* then run.c resumes it too */
     key->paused_ms = world->now_ms;
     sim_sleep(process, sim_between(world, 0, 2 * world->plan.lease_ms));
     key->paused = false; /* from here on it may run again at any time */
@@ -232,7 +232,7 @@ static void pause_queue(struct sim_process *process)
     if (kl_queue_pause(process->queue) != KL_OK)
         return;
     sim_note(world, process, NULL, "the queue is paused");
-    world->queue_paused = true;
+    world->queue_paused = !world->quiet;
     world->queue_paused_ms = world->now_ms;
     sim_sleep(process, sim_between(world, 0, 1000));
     world->queue_paused = false;
@@ -334,7 +334,9 @@ static void act(struct sim_process *process)
     struct world *world = process->world;
     const struct sim_plan *plan = &world->plan;
     uint64_t dice = sim_below(world, 12);
-    if (dice < 3 && plan->layouts)
+    if (plan->crons && !world->cron_added)
+        schedule(process);
+    else if (dice < 3 && plan->layouts)
         change_layout(process);
     else if (dice < 5 && plan->pauses)
         pause_key(process);
@@ -344,10 +346,8 @@ static void act(struct sim_process *process)
         cancel_job(process);
     else if (dice < 10 && plan->requests)
         request(process);
-    else if (dice < 11 && plan->redrives)
+    else if (plan->redrives)
         redrive(process);
-    else if (plan->crons && !world->cron_added)
-        schedule(process);
 }
 
 void sim_operator(struct sim_process *process)

@@ -66,6 +66,7 @@ static struct sim_entry *add_entry(struct world *world, const kl_entry *from, st
     entry->sequence = ++world->entry_count;
     entry->task = task;
     entry->due = from->due_ms != 0;
+    entry->due_ms = from->due_ms;
     entry->taken_by = entry->finished_by = entry->settled_by = SIM_NOBODY;
     entry->next = world->entries;
     world->entries = entry;
@@ -613,6 +614,9 @@ struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held
     sim_note(world, process, entry->task, "taken, epoch %llu", (unsigned long long)epoch);
     if (!entry->ended) { /* else it was read before it ended, and load will see that */
         check_owner(process, entry, epoch);
+        if (entry->due_ms - world->plan.lease_ms / 10 > world->now_ms && !entry->retry_line) /* clocks drift */
+            sim_break(world, "I3", entry->task, "p%u takes task %llu %lld ms before it is due", process->number,
+                      (unsigned long long)entry->task->number, (long long)(entry->due_ms - world->now_ms));
         check_paused(process, entry);
         for (const struct sim_entry *other = world->keys[entry->task->key].waiting; entry->task->key && other;
              other = other->next_of_key)
@@ -682,8 +686,8 @@ void oracle_finished(struct sim_process *process, struct sim_entry *entry, const
     if (entry->taken_by == process->number)
         entry->taken_by = SIM_NOBODY;
     sim_note(world, process, entry->task, "ends: %s", held ? names[held->outcome] : "the shard is lost");
-    if (!held)
-        return;
+    if (!held || (entry->finished_by != SIM_NOBODY && entry->finished_epoch > held->window->epoch))
+        return; /* the next owner has run it again, and this one is about to learn that */
     entry->finished_by = process->number;
     entry->finished_epoch = held->window->epoch;
     entry->finished_order = ++world->finishes;

@@ -126,8 +126,8 @@ static bool step(struct world *world)
 {
     if (world->steps % KEEP_EVERY == 0)
         keep_all(world);
-    if (world->plan.crons && !world->quiet && sim_chance(world, 1, 20000))
-        world->now_ms += JUMP_MS;
+    if (world->plan.crons && !world->quiet && sim_chance(world, 1, 6000))
+        world->now_ms += sim_between(world, 1, 4) * JUMP_MS;
     return sim_step(world);
 }
 

@@ -40,7 +40,7 @@ static void settler(struct sim_process *process)
         if (kl__pump_has_finished(process->pump))
             settle(process);
         sim_leave(process);
-        sim_sleep(process, sim_between(process->world, 1, 6));
+        sim_sleep(process, sim_between(process->world, 1, 9));
     }
 }
 
@@ -180,7 +180,7 @@ static void hand(struct sim_process *process)
         if (!process->dead && sim_chance(world, 1, 20) && kl__pump_has_finished(process->pump))
             settle(process);
         sim_leave(process);
-        sim_sleep(process, busy ? 0 : sim_between(world, 2, 15));
+        sim_sleep(process, busy ? 0 : sim_between(world, 3, 25));
     }
 }
 

@@ -125,6 +125,7 @@ struct sim_entry {
     uint64_t layout, sequence;
     struct sim_task *task;
     bool ended, moved, retry_line, due;
+    int64_t due_ms;
     kl_outcome outcome;
     uint32_t attempts, starts, extra; /* extra: starts that a process wrote down and died before making */
     uint32_t settled_by;

@@ -182,7 +182,8 @@ kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64])
     if (rc != KL_OK)
         return rc;
     snprintf(ret_schema, 64, "keyline_test_%d_%d", (int)getpid(), ++server.schemas);
-    snprintf(ret_url, PG_URL_BYTES, "%.400s%cschema=%s", url, strchr(url, '?') ? '&' : '?', ret_schema);
+    snprintf(ret_url, PG_URL_BYTES, "%.300s%cschema=%s&application_name=%s", url, strchr(url, '?') ? '&' : '?',
+             ret_schema, ret_schema);
     return KL_OK;
 }
 
@@ -194,7 +195,7 @@ static PGresult *ask(const char *sql, PGconn **ret_conn)
     PGresult *rows = NULL;
     *ret_conn = pg_server_url(url) == KL_OK ? PQconnectdb(url) : NULL;
     if (*ret_conn) {
-        PQclear(PQexec(*ret_conn, "SET client_min_messages = warning"));
+        PQclear(PQexec(*ret_conn, "SET client_min_messages = error"));
         rows = PQexec(*ret_conn, sql);
     }
     ExecStatusType status = PQresultStatus(rows);

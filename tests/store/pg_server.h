@@ -13,7 +13,7 @@ enum { PG_URL_BYTES = 512 };
  * install or look at. */
 KL_MUST_USE kl_rc pg_server_url(char ret_url[PG_URL_BYTES]);
 
-/* The same database, with a schema that no other call has got. */
+/* The same database, with a schema that no other call has got; its connections bear the schema's name, too. */
 KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64]);
 
 /* Runs statements; a failure fails the test. */

@@ -96,11 +96,13 @@ CLAIM(a_batch_is_one_row_however_many_tasks_it_settles)
     CHECK_LINE(t, order_place(t, 4), 0, NULL, 0);
 }
 
-/* Ends all connections to the server but the one that says so. */
-static void cut_all(void)
+/* Ends all connections of the trial's store. */
+static void cut_all(const struct trial *t)
 {
-    pg_server_run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-                  " WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()");
+    char sql[256];
+    snprintf(sql, sizeof sql, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '%s'",
+             schema_of(t));
+    pg_server_run(sql);
 }
 
 CLAIM(calls_go_on_when_connections_are_lost)
@@ -111,7 +113,7 @@ CLAIM(calls_go_on_when_connections_are_lost)
     for (size_t i = 0; i < COUNT(ids); i++) {
         kl_entry entry = make_entry(t, order_place(t, 4), "k", "x");
         kl_token token = make_token();
-        cut_all();
+        cut_all(t);
         CHECK_OK(kl_store_append(t->store, &entry, 1, &token));
         CHECK_OK(kl_store_wait(t->store, t->orders, PATIENCE_MS, &seen));
         ids[i] = entry.id;
@@ -120,6 +122,7 @@ CLAIM(calls_go_on_when_connections_are_lost)
 }
 
 struct cutter {
+    const struct trial *t;
     atomic_bool stops;
     int cuts;
 };
@@ -128,7 +131,7 @@ static void *cut_on(void *ctx)
 {
     struct cutter *cutter = ctx;
     for (; !atomic_load(&cutter->stops); cutter->cuts++)
-        cut_all();
+        cut_all(cutter->t);
     return NULL;
 }
 
@@ -136,7 +139,7 @@ CLAIM(nothing_is_lost_or_doubled_while_connections_are_cut)
 {
     enum { APPENDS = 150 };
     static kl_task_id ids[APPENDS];
-    struct cutter cutter = {.cuts = 0};
+    struct cutter cutter = {.t = t};
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, cut_on, &cutter) == 0);
     for (int i = 0; i < APPENDS; i++) {

@@ -124,8 +124,10 @@ void member_beat(struct member *member)
     member->report.left_count = member->left_count;
     member->rc = kl__owners_beat(member->owners, &member->report, &member->change);
     member->left_count = 0; /* it is taken in even when the beat fails */
-    if (member->rc == KL_OK)
-        apply(member, held_lease);
+    if (member->rc != KL_OK)
+        return;
+    apply(member, held_lease);
+    kl__owners_renew(member->owners);
 }
 
 void member_leave_idle(struct member *member, uint32_t shard)

@@ -127,7 +127,7 @@ TEST(a_halted_key_can_be_drained)
 
 TEST(a_halted_key_that_was_also_paused_goes_on_when_it_is_resumed)
 {
-    for (int round = 0; round < 5; round++) {
+    for (int round = 0; round < 3; round++) {
         struct rig rig;
         struct runs runs;
         kl_task_id head;
@@ -181,7 +181,7 @@ TEST(drain_works_on_disk) { drains(RIG_DISK); }
 /* The first owner ends between the head's failure and the draining of its line; the second goes on with it. */
 TEST(a_line_that_is_to_be_drained_is_drained_by_the_next_owner)
 {
-    enum { ROUNDS = 10, LINE = 3000 };
+    enum { ROUNDS = 5, LINE = 1500 };
     for (int round = 0; round < ROUNDS; round++) {
         struct rig rig;
         struct runs runs;

@@ -104,24 +104,23 @@ TEST(workers_of_different_kinds_finish_a_queue_of_both)
 
 /* --- Several queues --- */
 
-/* Starts from the moment on when both queues have had one. */
+/* Nothing ends before both queues are in memory. */
 struct shares {
     pthread_mutex_t mutex;
-    unsigned all, first, began_all, began_first, first_of_3000;
+    pthread_cond_t opened;
+    bool open;
+    unsigned all, first, first_of_3000;
 };
 
 static kl_outcome count_share(kl_work *work, void *ctx)
 {
     struct shares *shares = ctx;
     pthread_mutex_lock(&shares->mutex);
-    shares->all++;
+    while (!shares->open)
+        pthread_cond_wait(&shares->opened, &shares->mutex);
     shares->first += strcmp(kl_work_queue(work), "orders") == 0;
-    if (!shares->began_all && shares->first > 0 && shares->first < shares->all) {
-        shares->began_all = shares->all;
-        shares->began_first = shares->first;
-    }
-    if (shares->began_all && shares->all == shares->began_all + 3000)
-        shares->first_of_3000 = shares->first - shares->began_first;
+    if (++shares->all == 3000)
+        shares->first_of_3000 = shares->first;
     pthread_mutex_unlock(&shares->mutex);
     return KL_DONE;
 }
@@ -130,7 +129,7 @@ TEST(queues_share_a_worker_by_weight)
 {
     struct rig rig;
     kl_queue *bills;
-    struct shares shares = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+    struct shares shares = {.mutex = PTHREAD_MUTEX_INITIALIZER, .opened = PTHREAD_COND_INITIALIZER};
     if (!rig_open(&rig, RIG_MEMORY, NULL))
         return;
     REQUIRE(kl_queue_open(rig.store, "bills", NULL, &bills) == KL_OK);
@@ -142,11 +141,17 @@ TEST(queues_share_a_worker_by_weight)
     kl_worker_opts opts = {.size = sizeof opts, .concurrency = 3, .until_empty = true};
     kl_worker *worker;
     REQUIRE(kl_worker_start(served, 2, &opts, &worker) == KL_OK);
+    await_held(worker, 12000);
+    pthread_mutex_lock(&shares.mutex);
+    shares.open = true;
+    pthread_cond_broadcast(&shares.opened);
+    pthread_mutex_unlock(&shares.mutex);
     CHECK_INT(kl_worker_wait(worker, WAIT_MS), KL_OK);
     kl_worker_close(worker);
     CHECK_INT(shares.all, 12000);
 
-    CHECK(shares.first_of_3000 >= 1700 && shares.first_of_3000 <= 2300);
+    if (shares.first_of_3000 < 1700 || shares.first_of_3000 > 2300)
+        test_fail(__FILE__, __LINE__, "%u of 3000 instead of about 2000", shares.first_of_3000);
     kl_queue_close(bills);
     rig_close(&rig);
 }

@@ -31,7 +31,7 @@ TEST(tasks_of_a_key_run_in_order_and_never_overlap) { run_all(RIG_MEMORY, 64, 50
 TEST(many_keys_run_in_order) { run_all(RIG_MEMORY, 10000, 3, 0); }
 TEST(a_task_that_is_retried_holds_its_key_and_no_other) { run_all(RIG_MEMORY, 64, 100, 7); }
 TEST(one_key_with_many_tasks_runs_them_in_order) { run_all(RIG_MEMORY, 1, 20000, 0); }
-TEST(one_key_with_many_tasks_and_retries_runs_them_in_order) { run_all(RIG_MEMORY, 1, 3000, 10); }
+TEST(one_key_with_many_tasks_and_retries_runs_them_in_order) { run_all(RIG_MEMORY, 1, 1500, 10); }
 TEST(order_holds_on_disk_too) { run_all(RIG_DISK, 300, 30, 20); }
 
 /* --- Priorities --- */

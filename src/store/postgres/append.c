@@ -1,39 +1,21 @@
 /* append.c - entries become rows: one call of the schema's function `append`, one transaction.
  *
- * From: store.c.  To: sql_tasks.c.
+ * From: store.c.  To: sql_tasks.c; append_copy.c for many.
  *
  * Parameters are columns. An entry names its place by its index in the list of places, which stands in order (P4), and
  * its rank among the entries of that place: the function adds what the place's counter says. */
 #include <stdlib.h>
 
-#include "store/postgres/postgres.h"
-
-/* Where an entry goes, and as which of its place's entries (from 1). */
-struct spot {
-    kl_place place;
-    uint32_t entry;
-};
-
-struct ranked {
-    uint32_t at, rank;
-};
-
-struct plan {
-    struct spot *spots;    /* by place, then by entry */
-    struct ranked *ranked; /* of each entry */
-    kl_place *places;
-    uint32_t *counts;
-    size_t place_count;
-};
+#include "store/postgres/append.h"
 
 static int by_place(const void *a, const void *b)
 {
-    const struct spot *x = a, *y = b;
+    const kl__pg_spot *x = a, *y = b;
     int order = kl__pg_place_compare(x->place, y->place);
     return order ? order : (x->entry > y->entry) - (x->entry < y->entry);
 }
 
-static void free_plan(struct plan *plan)
+static void free_plan(kl__pg_plan *plan)
 {
     kl__free(plan->spots);
     kl__free(plan->ranked);
@@ -41,7 +23,7 @@ static void free_plan(struct plan *plan)
     kl__free(plan->counts);
 }
 
-static kl_rc make_plan(const kl_append *append, struct plan *plan)
+static kl_rc make_plan(const kl_append *append, kl__pg_plan *plan)
 {
     size_t count = append->count;
     plan->spots = kl__alloc_zeroed(count, sizeof *plan->spots);
@@ -51,21 +33,21 @@ static kl_rc make_plan(const kl_append *append, struct plan *plan)
     if (!plan->spots || !plan->ranked || !plan->places || !plan->counts)
         return kl__fail_memory();
     for (size_t i = 0; i < count; i++)
-        plan->spots[i] = (struct spot){append->entries[i].place, (uint32_t)i};
+        plan->spots[i] = (kl__pg_spot){append->entries[i].place, (uint32_t)i};
     qsort(plan->spots, count, sizeof *plan->spots, by_place);
     for (size_t i = 0; i < count; i++) {
         kl_place place = plan->spots[i].place;
         if (i == 0 || kl__pg_place_compare(place, plan->spots[i - 1].place) != 0)
             plan->places[plan->place_count++] = place;
         uint32_t at = (uint32_t)plan->place_count;
-        plan->ranked[plan->spots[i].entry] = (struct ranked){at, ++plan->counts[at - 1]};
+        plan->ranked[plan->spots[i].entry] = (kl__pg_ranked){at, ++plan->counts[at - 1]};
     }
     return KL_OK;
 }
 
 /* --- Columns --- */
 
-static void add_places(kl__pg_args *args, const struct plan *plan)
+static void add_places(kl__pg_args *args, const kl__pg_plan *plan)
 {
     kl__pg_array(args, KL_PG_INT4, plan->place_count);
     for (size_t i = 0; i < plan->place_count; i++)
@@ -78,8 +60,6 @@ static void add_places(kl__pg_args *args, const struct plan *plan)
         kl__pg_add_int(args, KL_PG_INT8, plan->counts[i]);
 }
 
-static int line_of(const kl_entry *entry) { return entry->due_ms > 0 ? KL_PG_DUE : entry->priority - KL_PRIORITY_MIN; }
-
 /* 0 is NULL. */
 static void add_number(kl__pg_args *args, kl__pg_type type, int64_t value)
 {
@@ -89,7 +69,7 @@ static void add_number(kl__pg_args *args, kl__pg_type type, int64_t value)
         kl__pg_add_null(args);
 }
 
-static void add_numbers(kl__pg_args *args, const kl_append *append, const struct plan *plan)
+static void add_numbers(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
 {
     kl__pg_array(args, KL_PG_INT4, append->count);
     for (size_t i = 0; i < append->count; i++)
@@ -99,7 +79,7 @@ static void add_numbers(kl__pg_args *args, const kl_append *append, const struct
         kl__pg_add_int(args, KL_PG_INT4, plan->ranked[i].rank);
     kl__pg_array(args, KL_PG_INT4, append->count);
     for (size_t i = 0; i < append->count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, line_of(&append->entries[i]));
+        kl__pg_add_int(args, KL_PG_INT4, kl__pg_line_of(&append->entries[i]));
 }
 
 static void add_ids(kl__pg_args *args, const kl_entry *entries, size_t count)
@@ -166,7 +146,7 @@ static kl_rc refuse_sealed(const kl_append *append)
                     first, place.shard, place.partition);
 }
 
-static kl_rc append_rows(kl__pg *pg, const kl_append *append, const struct plan *plan)
+static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan)
 {
     kl__pg_args args = {0};
     kl__pg_uuid(&args, append->token);
@@ -178,15 +158,19 @@ static kl_rc append_rows(kl__pg *pg, const kl_append *append, const struct plan 
     kl_rc rc = kl__pg_do(pg, &(kl__pg_call){"SELECT $S.append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16)",
                                             &args, append->token != NULL});
     kl__pg_args_free(&args);
-    return rc == KL_ESEALED ? refuse_sealed(append) : rc;
+    return rc;
 }
 
 kl_rc kl__pg_append(void *self, const kl_append *append)
 {
-    struct plan plan = {0};
+    kl__pg_plan plan = {0};
     kl_rc rc = make_plan(append, &plan);
-    if (rc == KL_OK)
+    if (rc == KL_OK && append->token && append->count >= KL_PG_COPY_MIN)
+        rc = kl__pg_append_copy(self, append, &plan);
+    else if (rc == KL_OK)
         rc = append_rows(self, append, &plan);
+    if (rc == KL_ESEALED)
+        rc = refuse_sealed(append);
     free_plan(&plan);
     if (rc == KL_OK && append->done)
         append->done(append->ctx, KL_OK, "");

@@ -2,6 +2,8 @@
  *
  *     an array   int32 dimensions (1; 0: empty)   int32 may hold NULL (1)   int32 type of the elements
  *                int32 elements   int32 first index (1)   then each: int32 length (-1: NULL), bytes */
+#include <stdlib.h>
+
 #include "store/postgres/postgres.h"
 
 enum { ARRAY_HEAD = 20, EMPTY_ARRAY = 12, GROW_BYTES = 4096 };
@@ -117,6 +119,12 @@ void kl__pg_add_uuid(kl__pg_args *args, const void *bytes16) { put_element(args,
 
 void kl__pg_add_bytes(kl__pg_args *args, kl_bytes bytes) { put_element(args, bytes.data, bytes.len); }
 
+void kl__pg_add_raw(kl__pg_args *args, const void *bytes, size_t len)
+{
+    put_bytes(args, bytes, len);
+    args->lengths[args->count - 1] += (int)len;
+}
+
 void kl__pg_add_null(kl__pg_args *args)
 {
     put_int(args, 4, -1);
@@ -152,6 +160,11 @@ int64_t kl__pg_get_int(const PGresult *rows, int row, int column)
     kl_bytes bytes = kl__pg_get_bytes(rows, row, column);
     KL_ASSERT(bytes.len <= 8);
     return read_int(bytes.data, bytes.len);
+}
+
+int64_t kl__pg_get_text_int(const PGresult *rows, int row, int column)
+{
+    return strtoll(PQgetvalue(rows, row, column), NULL, 10);
 }
 
 kl_task_id kl__pg_get_id(const PGresult *rows, int row, int column)

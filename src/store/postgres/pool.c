@@ -41,18 +41,34 @@ static int length_of(const char *text)
 
 static void take_notice(void *ctx, const char *text) { kl__pg_log(ctx, KL_LOG_DEBUG, "%.*s", length_of(text), text); }
 
+/* Step by step, so that notices go to the log from the first on: libpq would print them. */
+static bool finish_connecting(PGconn *conn)
+{
+    PostgresPollingStatusType wants = PGRES_POLLING_WRITING;
+    int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
+    while (wants == PGRES_POLLING_READING || wants == PGRES_POLLING_WRITING) {
+        struct pollfd ready = {.fd = PQsocket(conn), .events = wants == PGRES_POLLING_READING ? POLLIN : POLLOUT};
+        int64_t left_ms = (until_ns - kl__monotonic_ns()) / 1000000;
+        if (left_ms <= 0 || (poll(&ready, 1, (int)left_ms) < 0 && errno != EINTR))
+            return false;
+        if (ready.revents != 0)
+            wants = PQconnectPoll(conn);
+    }
+    return wants == PGRES_POLLING_OK;
+}
+
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
 {
-    PGconn *conn = PQconnectdb(pg->url);
+    PGconn *conn = PQconnectStart(pg->url);
     if (!conn)
         return kl__fail_memory();
-    if (PQstatus(conn) != CONNECTION_OK) {
-        const char *text = PQerrorMessage(conn);
+    PQsetNoticeProcessor(conn, take_notice, pg);
+    if (PQstatus(conn) == CONNECTION_BAD || !finish_connecting(conn)) {
+        const char *text = *PQerrorMessage(conn) ? PQerrorMessage(conn) : "it does not answer";
         kl_rc rc = kl__fail(KL_EBUSY, "the database is not to be reached: %.*s", length_of(text), text);
         PQfinish(conn);
         return rc;
     }
-    PQsetNoticeProcessor(conn, take_notice, pg);
     *ret_conn = conn;
     return KL_OK;
 }
@@ -165,7 +181,7 @@ static bool begins(const char *text, const char *with) { return strncmp(text, wi
 
 static enum fate fate_of(const PGconn *conn, const char *state)
 {
-    if (begins(state, "40001") || begins(state, "40P01") || begins(state, "55P03"))
+    if (begins(state, "40001") || begins(state, "40P01") || begins(state, "55P03") || begins(state, "57014"))
         return TAKEN_BACK;
     bool lost =
         PQstatus(conn) != CONNECTION_OK || begins(state, "08") || begins(state, "57P") || begins(state, "25006");
@@ -205,18 +221,18 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state,
 
 /* --- Calls --- */
 
-static PGresult *send_call(PGconn *conn, const char *sql, const kl__pg_args *args)
+/* NULL, without an answer to say more, is a failure of the connection. */
+static kl_rc judge(const PGconn *conn, const PGresult *rows, enum fate *ret_fate)
 {
-    const char *values[KL_PG_ARGS_MAX];
-    int formats[KL_PG_ARGS_MAX];
-    for (int i = 0; i < args->count; i++) {
-        values[i] = args->lengths[i] < 0 ? NULL : args->bytes + args->offsets[i];
-        formats[i] = 1;
-    }
-    return PQexecParams(conn, sql, args->count, args->types, values, args->lengths, formats, 1);
+    ExecStatusType status = PQresultStatus(rows);
+    if (status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK)
+        return KL_OK;
+    const char *state = rows ? PQresultErrorField(rows, PG_DIAG_SQLSTATE) : NULL;
+    *ret_fate = fate_of(conn, state ? state : "08");
+    return refuse(conn, rows, state ? state : "08", *ret_fate);
 }
 
-static kl_rc try_once(kl__pg *pg, const char *sql, const kl__pg_args *args, enum fate *ret_fate, PGresult **ret_rows)
+static kl_rc try_once(kl__pg *pg, kl__pg_send_fn *send, void *ctx, enum fate *ret_fate, PGresult **ret_rows)
 {
     PGconn *conn = NULL;
     kl_rc rc = borrow(pg, &conn);
@@ -224,32 +240,27 @@ static kl_rc try_once(kl__pg *pg, const char *sql, const kl__pg_args *args, enum
         *ret_fate = rc == KL_EBUSY ? TAKEN_BACK : FAILED; /* nothing was sent */
         return rc;
     }
-    PGresult *rows = send_call(conn, sql, args);
-    ExecStatusType status = PQresultStatus(rows);
-    if (status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK) {
+    PGresult *rows = send(conn, ctx);
+    rc = judge(conn, rows, ret_fate);
+    if (rc == KL_OK)
         *ret_rows = rows;
-    } else {
-        const char *state = rows ? PQresultErrorField(rows, PG_DIAG_SQLSTATE) : NULL;
-        *ret_fate = fate_of(conn, state ? state : "");
-        rc = refuse(conn, rows, state ? state : "", *ret_fate);
+    else
         PQclear(rows);
-        if (*ret_fate == LOST) {
-            give_up(pg, conn);
-            return rc;
-        }
-    }
-    give_back(pg, conn);
+    if (rc != KL_OK && *ret_fate == LOST)
+        give_up(pg, conn);
+    else
+        give_back(pg, conn);
     return rc;
 }
 
-static kl_rc ask_until_answered(kl__pg *pg, const char *sql, const kl__pg_call *call, PGresult **ret_rows)
+kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGresult **ret_rows)
 {
     int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
     int pause_ms = PAUSE_MIN_MS;
     for (;;) {
         enum fate fate = FAILED;
-        kl_rc rc = try_once(pg, sql, call->args, &fate, ret_rows);
-        bool again = rc != KL_OK && (fate == TAKEN_BACK || (fate == LOST && call->repeats));
+        kl_rc rc = try_once(pg, send, ctx, &fate, ret_rows);
+        bool again = rc != KL_OK && (fate == TAKEN_BACK || (fate == LOST && repeats));
         if (!again || kl__monotonic_ns() >= until_ns || atomic_load(&pg->closing))
             return rc;
         poll(NULL, 0, pause_ms);
@@ -257,10 +268,29 @@ static kl_rc ask_until_answered(kl__pg *pg, const char *sql, const kl__pg_call *
     }
 }
 
+struct statement {
+    const char *sql;
+    const kl__pg_args *args;
+};
+
+static PGresult *send_statement(PGconn *conn, void *ctx)
+{
+    const struct statement *statement = ctx;
+    const kl__pg_args *args = statement->args;
+    const char *values[KL_PG_ARGS_MAX];
+    int formats[KL_PG_ARGS_MAX];
+    for (int i = 0; i < args->count; i++) {
+        values[i] = args->lengths[i] < 0 ? NULL : args->bytes + args->offsets[i];
+        formats[i] = 1;
+    }
+    return PQexecParams(conn, statement->sql, args->count, args->types, values, args->lengths, formats, 1);
+}
+
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows)
 {
     char *sql = call->args->failed ? NULL : kl__pg_expand(pg, call->sql);
-    kl_rc rc = sql ? ask_until_answered(pg, sql, call, ret_rows) : kl__fail_memory();
+    struct statement statement = {sql, call->args};
+    kl_rc rc = sql ? kl__pg_send(pg, send_statement, &statement, call->repeats, ret_rows) : kl__fail_memory();
     kl__free(sql);
     return rc;
 }

@@ -6,7 +6,7 @@
  *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
- *     append.c, scan.c, read.c, settle.c, records.c      the calls
+ *     append.c, append_copy.c, scan.c, read.c, settle.c, records.c      the calls
  *     wait.c       being told of appends by LISTEN, or else asking now and then
  *     upkeep.c     a thread that takes away what is settled or has expired
  *
@@ -108,9 +108,11 @@ void kl__pg_add_uuid(kl__pg_args *args, const void *bytes16);
 void kl__pg_add_bytes(kl__pg_args *args, kl_bytes bytes);
 void kl__pg_add_bytes_or_null(kl__pg_args *args, kl_bytes bytes); /* empty: NULL */
 void kl__pg_add_null(kl__pg_args *args);
+void kl__pg_add_raw(kl__pg_args *args, const void *bytes, size_t len); /* without a length in front */
 
 /* A value of a row; integers of any width; NULL is 0, or empty. */
 int64_t kl__pg_get_int(const PGresult *rows, int row, int column);
+int64_t kl__pg_get_text_int(const PGresult *rows, int row, int column); /* of an answer in text */
 kl_bytes kl__pg_get_bytes(const PGresult *rows, int row, int column);
 kl_task_id kl__pg_get_id(const PGresult *rows, int row, int column);
 
@@ -134,6 +136,11 @@ kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows);
 
 /* The same where the rows do not matter. */
 kl_rc kl__pg_do(kl__pg *pg, const kl__pg_call *call);
+
+/* Several statements on one connection, all or none of which have an effect. Returns the answer of the last one, or of
+ * the first that failed; NULL: the connection failed. */
+typedef PGresult *kl__pg_send_fn(PGconn *conn, void *ctx);
+kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGresult **ret_rows);
 
 /* A connection of one's own, not of the pool. */
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn);

@@ -47,11 +47,15 @@ static kl_rc ask_number(kl__pg *pg, PGconn *conn, const char *sql, int none, int
     return rc;
 }
 
-/* How many steps have been applied; 0: there is no schema. */
+/* How many steps have been applied; 0: there is no schema. The catalogue is read as a table, because a session that once
+ * looked for the name in vain may go on to believe so behind the advisory lock. */
 static kl_rc read_version(kl__pg *pg, PGconn *conn, int *ret_version)
 {
     int there = 0;
-    kl_rc rc = ask_number(pg, conn, "SELECT (to_regclass($C || '.meta') IS NOT NULL)::int", 0, &there);
+    kl_rc rc = ask_number(pg, conn,
+                          "SELECT count(*)::int FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n"
+                          " ON n.oid = c.relnamespace WHERE n.nspname = $C AND c.relname = 'meta'",
+                          0, &there);
     *ret_version = 0;
     return rc == KL_OK && there ? ask_number(pg, conn, "SELECT version FROM $S.meta", 0, ret_version) : rc;
 }

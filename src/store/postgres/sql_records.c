@@ -93,7 +93,7 @@ $$;
 );
 
 const char kl__pg_sql_upkeep[] = KL_SQL(
-CREATE FUNCTION $S.upkeep(batches int, rows_max bigint, token_ms bigint, OUT more boolean)
+CREATE FUNCTION $S.upkeep(batches int, rows_at_once int, rows_max bigint, token_ms bigint, OUT more boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     at_ms bigint := $S.now_ms();
@@ -108,29 +108,33 @@ BEGIN
 
     WITH t AS MATERIALIZED (
         DELETE FROM $S.settled d
-        WHERE d.ctid = ANY (ARRAY(SELECT s.ctid FROM $S.settled s LIMIT batches))
+        WHERE d.ctid = ANY (ARRAY(
+            SELECT c.row FROM (
+                SELECT b.row, sum(b.number) OVER (ROWS UNBOUNDED PRECEDING) - b.number AS before
+                FROM (SELECT s.ctid AS row, cardinality(s.positions) AS number FROM $S.settled s LIMIT batches) b) c
+            WHERE c.before < rows_at_once))
         RETURNING d.partition, d.shard, d.positions),
     x AS (
         DELETE FROM $S.entries e USING (SELECT t.partition, t.shard, unnest(t.positions) AS position FROM t) g
         WHERE e.partition = g.partition AND e.slot = g.shard * 64 + (g.position & 63)::int AND e.position = g.position)
-    SELECT count(*) INTO taken FROM t;
-    more := taken = batches;
+    SELECT count(*), sum(cardinality(t.positions)) INTO taken, dropped FROM t;
+    more := taken = batches OR dropped >= rows_at_once;
 
     DELETE FROM $S.tokens d
-    WHERE d.ctid = ANY (ARRAY(SELECT t.ctid FROM $S.tokens t WHERE t.since_ms < at_ms - token_ms LIMIT 5000));
+    WHERE d.ctid = ANY (ARRAY(SELECT t.ctid FROM $S.tokens t WHERE t.since_ms < at_ms - token_ms LIMIT rows_at_once));
     GET DIAGNOSTICS dropped = ROW_COUNT;
-    more := more OR dropped = 5000;
+    more := more OR dropped = rows_at_once;
     DELETE FROM $S.kept d
-    WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k WHERE k.expires_ms <= at_ms ORDER BY k.expires_ms LIMIT 1000));
+    WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k WHERE k.expires_ms <= at_ms ORDER BY k.expires_ms LIMIT rows_at_once));
     GET DIAGNOSTICS dropped = ROW_COUNT;
-    more := more OR dropped = 1000;
+    more := more OR dropped = rows_at_once;
     DELETE FROM $S.records d
     WHERE d.name = ANY (ARRAY(SELECT r.name FROM $S.records r WHERE r.expires_ms > 0 AND r.expires_ms <= at_ms
-                              ORDER BY r.expires_ms LIMIT 1000 FOR UPDATE SKIP LOCKED))
+                              ORDER BY r.expires_ms LIMIT rows_at_once FOR UPDATE SKIP LOCKED))
       AND d.expires_ms > 0 AND d.expires_ms <= at_ms;
     IF (SELECT c.reltuples FROM pg_class c WHERE c.oid = ($C || '.kept')::regclass) > rows_max THEN
         DELETE FROM $S.kept d
-        WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k ORDER BY k.finished_ms DESC OFFSET rows_max LIMIT 1000));
+        WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k ORDER BY k.finished_ms DESC OFFSET rows_max LIMIT rows_at_once));
     END IF;
 END
 $$;

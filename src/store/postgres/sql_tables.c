@@ -59,7 +59,7 @@ CREATE TABLE $S.entries (
     headers bytea,
     payload bytea,
     PRIMARY KEY (partition, slot, position)
-);
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX entries_due ON $S.entries (partition, slot, due_ms, position) WHERE due_ms IS NOT NULL;
 
 CREATE TABLE $S.settled (
@@ -67,7 +67,7 @@ CREATE TABLE $S.settled (
     shard int NOT NULL,
     last bigint NOT NULL,
     positions bigint[] NOT NULL
-);
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
 CREATE INDEX settled_last ON $S.settled (partition, shard, last);
 
 CREATE TABLE $S.retries (

@@ -10,23 +10,19 @@
 
 /* clang-format off */
 const char kl__pg_sql_tasks[] = KL_SQL(
-CREATE FUNCTION $S.append(tok uuid, ps int[], ss int[], ns bigint[], ats int[], ranks int[], lines int[],
-                          ids uuid[], jobs uuid[], dues bigint[], groups smallint[], priorities smallint[],
-                          keys bytea[], kinds bytea[], heads bytea[], payloads bytea[])
-RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+CREATE FUNCTION $S.append_begin(tok uuid, ps int[], ss int[], ns bigint[])
+RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
     bases bigint[];
     shut text;
-    skip bigint[];
 BEGIN
     PERFORM $S.begin_write();
     IF tok IS NOT NULL THEN
         INSERT INTO $S.tokens VALUES (tok, $S.now_ms()) ON CONFLICT DO NOTHING;
         IF NOT FOUND THEN
-            RETURN false;
+            RETURN NULL;
         END IF;
     END IF;
-
     WITH c AS (
         INSERT INTO $S.counters AS k (partition, shard, next)
         SELECT b.p, b.s, b.n FROM unnest(ps, ss, ns) AS b(p, s, n)
@@ -38,7 +34,21 @@ BEGIN
     IF shut IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = shut;
     END IF;
+    RETURN bases;
+END
+$$;
 
+CREATE FUNCTION $S.append(tok uuid, ps int[], ss int[], ns bigint[], ats int[], ranks int[], lines int[],
+                          ids uuid[], jobs uuid[], dues bigint[], groups smallint[], priorities smallint[],
+                          keys bytea[], kinds bytea[], heads bytea[], payloads bytea[])
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    bases bigint[] := $S.append_begin(tok, ps, ss, ns);
+    skip bigint[];
+BEGIN
+    IF bases IS NULL THEN
+        RETURN false;
+    END IF;
     IF tok IS NULL THEN
         SELECT array_agg(d.n) INTO skip FROM (
             SELECT a.n, row_number() OVER (PARTITION BY ps[a.at], a.id ORDER BY a.n) AS times, w.id IS NOT NULL AS waits

@@ -9,7 +9,8 @@
 
 enum {
     ROUND_MS = 1000,
-    ROUND_BATCHES = 200, /* settled batches in one transaction */
+    ROUND_BATCHES = 1000, /* settled batches in one transaction, */
+    ROUND_ROWS = 5000,    /* and about so many rows of each table */
     TOKEN_MS = 11 * 60000,
 };
 
@@ -20,9 +21,10 @@ static bool do_round(kl__pg *pg)
     PGresult *rows = NULL;
     bool more = false;
     kl__pg_int(&args, KL_PG_INT4, ROUND_BATCHES);
+    kl__pg_int(&args, KL_PG_INT4, ROUND_ROWS);
     kl__pg_int(&args, KL_PG_INT8, pg->opts.history_rows_max);
     kl__pg_int(&args, KL_PG_INT8, TOKEN_MS);
-    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.upkeep($1,$2,$3)", &args, false}, &rows);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.upkeep($1,$2,$3,$4)", &args, false}, &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK) {
         more = kl__pg_get_int(rows, 0, 0) != 0;

@@ -1,0 +1,64 @@
+/* test_simulator.c - many simulated worlds, each of which keeps every promise; and bugs, each of which breaks one.
+ *
+ * A seed that fails prints one line that reproduces it. What was found so far and put right is in `once_broken`. */
+#include <string.h>
+
+#include "harness.h"
+#include "sim/world.h"
+
+enum { OPERATIONS = 10000, SEEDS = 300, MUTANT_SEEDS = 100 };
+
+/* Each failed before the bug that it found was put right. Changes of the code change what a seed does, so these are worth
+ * no more than others by now; they are here because they were worth something once. */
+static const uint64_t once_broken[] = {
+    1, 4, 7, 8, 14, 15, 21, 24, 29, 585053494355, 585053494363, 654353059982, 102482334799};
+
+static bool is_well(uint64_t seed)
+{
+    struct sim_result result = sim_run_apart(seed, OPERATIONS, NULL, stdout);
+    if (result.broken)
+        test_fail(__FILE__, __LINE__, "seed %" PRIu64 ": %s: %s", seed, result.broken, result.why);
+    return !result.broken && result.operations >= OPERATIONS;
+}
+
+TEST(whatever_crashes_stalls_or_is_lost_every_promise_is_kept)
+{
+    uint64_t first = test_seed() >> 16, seeds = test_rounds(SEEDS);
+    printf("# %" PRIu64 " seeds from %" PRIu64 " on, of %d operations\n", seeds, first, OPERATIONS);
+    for (uint64_t i = 0; i < seeds; i++)
+        CHECK(is_well(first + i));
+}
+
+TEST(seeds_that_once_found_a_bug_find_none)
+{
+    for (size_t i = 0; i < sizeof once_broken / sizeof once_broken[0]; i++)
+        CHECK(is_well(once_broken[i]));
+}
+
+TEST(the_same_seed_makes_the_same_world)
+{
+    uint64_t seed = test_seed() >> 16;
+    for (int i = 0; i < 3; i++) {
+        struct sim_result one = sim_run_apart(seed + (uint64_t)i, OPERATIONS, NULL, NULL);
+        struct sim_result two = sim_run_apart(seed + (uint64_t)i, OPERATIONS, NULL, NULL);
+        CHECK_INT(one.operations, two.operations);
+        CHECK_INT(one.simulated_ms, two.simulated_ms);
+        CHECK_INT(one.starts, two.starts);
+        CHECK_INT(one.takeovers, two.takeovers);
+    }
+}
+
+/* Under sanitizers a few will do: they look for other bugs. */
+TEST(every_known_bug_is_caught)
+{
+    uint64_t count = 0, step;
+    while (sim_mutants[count].name)
+        count++;
+    CHECK(count > 20);
+    step = count / test_rounds(count);
+    for (uint64_t i = 1; i < count; i += step) {
+        struct sim_result result;
+        if (sim_catch(sim_mutants[i].name, 1, MUTANT_SEEDS, OPERATIONS, &result) == 0)
+            test_fail(__FILE__, __LINE__, "nobody noticed: %s", sim_mutants[i].bug);
+    }
+}
