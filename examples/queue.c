@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { CUSTOMERS = 3, STEPS = 4, STORY_BYTES = 80 };
+enum { CUSTOMERS = 3, STEPS = 4, TASKS = CUSTOMERS * STEPS, STORY_BYTES = 80 };
 
 struct customer {
     const char *name;
@@ -42,10 +42,10 @@ static kl_outcome step(kl_work *work, void *ctx)
 static void put(kl_queue *queue, const struct customer *customers)
 {
     static const char *const steps[STEPS] = {"1", "2", "3", "4"};
-    kl_put tasks[CUSTOMERS * STEPS];
-    for (int i = 0; i < CUSTOMERS * STEPS; i++)
+    kl_put tasks[TASKS];
+    for (int i = 0; i < TASKS; i++)
         tasks[i] = (kl_put){.key = kl_str(customers[i % CUSTOMERS].name), .payload = kl_str(steps[i / CUSTOMERS])};
-    must(kl_queue_put(queue, tasks, CUSTOMERS * STEPS, (kl_bytes){0}, NULL));
+    must(kl_queue_put(queue, tasks, TASKS, (kl_bytes){0}, NULL));
 }
 
 int main(int argc, char **argv)

@@ -34,7 +34,8 @@ void print_percentiles(int64_t *ns, size_t count)
 {
     MUST_SAYING(count, "nothing was measured");
     qsort(ns, count, sizeof *ns, by_value);
-    printf("p50_us %.1f p99_us %.1f", (double)ns[count / 2] / 1e3, (double)ns[count * 99 / 100] / 1e3);
+    int64_t p50 = ns[count / 2], p99 = ns[count * 99 / 100];
+    printf("p50_us %.1f p99_us %.1f", (double)p50 / 1e3, (double)p99 / 1e3);
 }
 
 static int64_t ns_of(struct timeval time) { return (int64_t)time.tv_sec * 1000000000 + (int64_t)time.tv_usec * 1000; }

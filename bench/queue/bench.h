@@ -69,4 +69,14 @@ static inline int64_t now_ns(void)
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+/* For functions that take no const context; whoever gets it back changes nothing. */
+static inline void *unconst(const struct settings *settings)
+{
+    union {
+        const struct settings *given;
+        void *taken;
+    } pointer = {.given = settings};
+    return pointer.taken;
+}
+
 #endif

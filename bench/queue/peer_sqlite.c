@@ -177,7 +177,7 @@ static void run_cycle(const struct settings *settings)
     for (size_t i = 0; i < KEYS; i++)
         snprintf(keys[i], sizeof keys[i], "key-%06zu", i);
     open_connection(&first, settings);
-    MUST(pthread_create(&worker, NULL, run_worker, (void *)(uintptr_t)settings) == 0);
+    MUST(pthread_create(&worker, NULL, run_worker, unconst(settings)) == 0);
     for (; warm < settings->warm + KEYS; warm += WARM_GROUP)
         put_group(&first, &at, WARM_GROUP);
     await_settled(warm);

@@ -36,7 +36,7 @@ static _Noreturn void work(const struct settings *settings, struct shared *share
     while (!atomic_load(&shared->filled))
         sleep_us(POLL_US);
     open_place(&place, settings);
-    kl_worker *worker = start_worker(place.queue, run_sleeping, (void *)(uintptr_t)settings, threads > 0 ? threads : 1);
+    kl_worker *worker = start_worker(place.queue, run_sleeping, unconst(settings), threads > 0 ? threads : 1);
     for (;;) {
         uint64_t shards = kl_worker_show(worker).shards;
         if (shards >= least && shards <= most)

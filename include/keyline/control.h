@@ -79,12 +79,13 @@ KL_API KL_MUST_USE kl_rc kl_key_list(kl_queue *queue, size_t look_max, size_t ma
                                      kl_key_status *ret_keys, size_t *ret_count);
 
 /* A paused key starts no tasks until it is resumed, whoever owns its shard; what runs goes on. Resume also tries the
- * key's first task now, halted, retrying or not yet due, with all attempts again. KL_EINVAL: no key, or too long a
+ * key's first task now, if it is halted or retrying, with all attempts again. Workers hear of a pause within a tenth of a
+ * second. KL_EINVAL: no key, or too long a
  * one. */
 KL_API KL_MUST_USE kl_rc kl_key_pause(kl_queue *queue, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_key_resume(kl_queue *queue, kl_bytes key);
 
-/* Retry tries the key's first task again now, with all attempts. Skip ends it as cancelled; *ret_id says which it
+/* Retry tries the key's first task again now, with all attempts; KL_EBUSY: it is running. Skip ends it as cancelled; *ret_id says which it
  * was, and KL_EBUSY that it is running. Drain ends all of its tasks that are not running as cancelled (dead: as dead
  * letters), in all layouts; *ret_count says how many. KL_ENOTFOUND: none waits. KL_EINVAL: no key, or too long a
  * one. */

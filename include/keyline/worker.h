@@ -16,7 +16,8 @@
  *       beginning with the first of them.
  *   W3  What a worker says of a task counts only while it owns the task's shard.
  *   W4  A task that ends its process every time runs out of attempts all the same; a drain or a stop costs none.
- *   W5  Memory is bounded by window_max, however many tasks wait.
+ *   W5  Memory is bounded by window_max, however many tasks wait, and by the number of keys whose first task failed: of
+ *       each of those that task alone is held, about 200 bytes.
  *
  * Any number of workers, in any number of processes where the store allows it, share the shards of a queue.
  *
@@ -96,6 +97,7 @@ typedef struct kl_worker_info {
     uint64_t held;   /* tasks in memory */
     uint64_t running;
     uint64_t started, done, retried, dead, cancelled; /* since the start */
+    uint64_t halted; /* failed for good and hold their keys until somebody acts, since the start */
     uint64_t unserved;                                /* tasks in memory whose kind it has no handler for */
     uint64_t refused;                                 /* outcomes that came too late: another worker owns the shard */
 } kl_worker_info;

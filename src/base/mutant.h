@@ -41,7 +41,6 @@
     X(gates_late, "a new layout is served before it is known what older ones hold", "found here by seed 1")            \
     X(lease_renewed, "a beat renews the lease of what it has lost", "found here by seed 8")                            \
     X(floor_lost, "a side look forgets how late the tasks were that it brought", "found here by seed 15")              \
-    X(mark_lost, "a start whose writing got no answer is taken as not written", "found here by seed 1")                \
     X(due_run_here, "due tasks of older layouts are run and moved", "found here by seed 24")
 
 enum kl__mutant_name {

@@ -50,6 +50,7 @@ struct run {
     size_t text_len;
     int64_t kill_ns; /* when the group is killed; KL_NEVER: it was not asked to end */
     bool killed;
+    bool stolen; /* its end was taken by somebody else, and so its status is not known */
 };
 
 /* ---- Before ---- */
@@ -66,6 +67,7 @@ bool kl__process_prepare(void)
     } while (descriptor < STREAMS);
     close(descriptor);
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGCHLD, SIG_DFL); /* where it is ignored, which a parent may leave behind, processes end unseen */
     return true;
 }
 
@@ -282,10 +284,13 @@ static bool exchange(struct run *run)
 
 /* ---- The end ---- */
 
-static bool has_ended(const struct run *run)
+static bool has_ended(struct run *run)
 {
     siginfo_t info = {0};
-    return waitid(P_PID, (id_t)run->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0 && info.si_pid == run->pid;
+    if (waitid(P_PID, (id_t)run->pid, &info, WEXITED | WNOHANG | WNOWAIT) == 0)
+        return info.si_pid == run->pid;
+    run->stolen = errno == ECHILD;
+    return run->stolen;
 }
 
 static void ask_to_end(struct run *run)
@@ -319,12 +324,22 @@ static void keep_whole_characters(struct run *run)
     ended->tail[ended->tail_len] = '\0';
 }
 
+/* The status of a process whose end nobody saw must not be taken for success. */
+static void finish_stolen(struct run *run)
+{
+    static const char text[] = "keyline: how it ended is not known, for something else waited for it\n";
+    run->ended->status = W_EXITCODE(255, 0);
+    keep_tail(run, text, sizeof text - 1);
+}
+
 static void finish(struct run *run)
 {
-    if (run->kill_ns != KL_NEVER)
+    if (run->kill_ns != KL_NEVER && !run->stolen)
         kill(-run->pid, SIGKILL); /* what is left of the group */
-    while (waitpid(run->pid, &run->ended->status, 0) < 0 && errno == EINTR)
-        ;
+    while (!run->stolen && waitpid(run->pid, &run->ended->status, 0) < 0)
+        run->stolen = errno != EINTR;
+    if (run->stolen)
+        finish_stolen(run);
     for (int i = 0; i <= END; i++)
         close_end(run, i);
     keep_whole_characters(run);

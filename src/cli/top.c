@@ -1,7 +1,7 @@
 /* top.c - `keyline top`: what happens in a store, drawn anew every second until somebody has seen enough.
  *
- * A frame is composed in memory, cut to the terminal's size and written at once. It is drawn on the alternate screen, so
- * that the terminal is afterwards as it was. */
+ * A frame is composed in memory, cut to the terminal's size and written at once. It is drawn on the alternate screen,
+ * so that the terminal is afterwards as it was. */
 #include "cli/top.h"
 
 #include <errno.h>
@@ -26,9 +26,16 @@ enum { EVERY_MS = 1000 };
 
 /* ---- The terminal ---- */
 
-static volatile sig_atomic_t caught;
+static volatile sig_atomic_t caught;  /* a signal that ends it; 0: none. It is never forgotten */
+static volatile sig_atomic_t resized; /* since the last frame was begun */
 
-static void catch_signal(int number) { caught = number; }
+static void catch_signal(int number)
+{
+    if (number == SIGWINCH)
+        resized = 1;
+    else
+        caught = number;
+}
 
 struct screen {
     struct termios before;
@@ -43,10 +50,11 @@ static void open_screen(struct screen *screen, const kl__config *config)
         sigaction(numbers[i], &action, NULL);
     screen->colour = kl__config_colour(config);
     screen->changed = tcgetattr(STDIN_FILENO, &screen->before) == 0;
-    struct termios raw = screen->before;
-    raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
-    if (screen->changed)
+    if (screen->changed) {
+        struct termios raw = screen->before;
+        raw.c_lflag &= ~(tcflag_t)(ICANON | ECHO);
         tcsetattr(STDIN_FILENO, TCSANOW, &raw);
+    }
     fputs("\33[?1049h\33[?25l", stdout);
 }
 
@@ -98,8 +106,8 @@ static bool wait_for_key(int64_t wait_ms)
         int64_t left_ms = (until_ns - kl__monotonic_ns()) / 1000000;
         char key;
         if (caught)
-            return caught != SIGWINCH;
-        if (left_ms <= 0)
+            return true;
+        if (resized || left_ms <= 0)
             return false;
         if (poll(&keyboard, 1, (int)left_ms) > 0 && (read(STDIN_FILENO, &key, 1) <= 0 || key == 'q' || key == 'Q'))
             return true;
@@ -121,6 +129,17 @@ static kl_rc draw_look(const kl__call *call, const kl__top *top, const struct sc
         draw(text, screen->colour);
     free(text);
     return made ? KL_OK : kl__fail_memory();
+}
+
+/* The store cannot be looked at now; the next look is tried as ever. */
+static kl_rc draw_trouble(const struct screen *screen)
+{
+    char *text = NULL;
+    if (asprintf(&text, "keyline: %s\n", kl_error_text()) < 0)
+        return kl__fail_memory();
+    draw(text, screen->colour);
+    free(text);
+    return KL_OK;
 }
 
 static int print_look(const kl__call *call, const kl__top *top)
@@ -157,8 +176,12 @@ static kl_rc watch(const kl__call *call, kl__top *now, kl__top *before, int64_t 
     bool has_before = false;
     open_screen(&screen, call->config);
     do {
-        caught = 0;
+        resized = 0;
         rc = kl__top_look(call->store, has_before ? before : NULL, now);
+        if (rc == KL_EBUSY) {
+            rc = draw_trouble(&screen);
+            continue;
+        }
         if (rc == KL_OK)
             rc = draw_look(call, now, &screen);
         if (has_before)
@@ -184,7 +207,8 @@ static int print_looks(const kl__call *call, kl__top *now, kl__top *before, cons
             kl_arena_free(&before->arena);
         has_before = rc == KL_OK;
         swap(&now, &before);
-        if (status != KL_EXIT_OK || opts->once || !opts->every_ms || fflush(stdout) != 0 || ferror(stdout)) {
+        bool fails = status != KL_EXIT_OK && rc != KL_EBUSY; /* what is busy now may not be so at the next look */
+        if (fails || opts->once || !opts->every_ms || fflush(stdout) != 0 || ferror(stdout)) {
             if (has_before)
                 kl_arena_free(&before->arena);
             return status;
@@ -209,7 +233,7 @@ static int run_top(kl__call *call)
     kl_rc rc = watch(call, now, before, opts->every_ms ? opts->every_ms : EVERY_MS);
     if (rc != KL_OK)
         return kl__fail_call(rc);
-    return caught && caught != SIGWINCH ? KL_EXIT_SIGNAL + caught : KL_EXIT_OK;
+    return caught ? KL_EXIT_SIGNAL + caught : KL_EXIT_OK;
 }
 
 static const kl__option options[] = {

@@ -2,6 +2,7 @@
  *
  *      SIGINT, SIGTERM, SIGHUP     first: starts nothing more, lets what runs end, gives its shards back     exit 0
  *                                  second: ends what runs, which costs no attempt                            exit 128+n
+ *                                  third: ends this program at once, and what runs with it
  *      --until-empty               by itself                                       exit 0, or 1 when tasks went dead */
 #include "cli/work.h"
 
@@ -122,9 +123,9 @@ static bool fill_handlers(struct job *job)
 /* ---- Queues ---- */
 
 /* `QUEUE=N` of one of our queues. */
-static bool take_number(struct job *job, const char *option, const char *text, int64_t max, size_t offset)
+static bool take_number(struct job *job, const char *option, const char *text, int64_t min, size_t offset)
 {
-    const kl__option number = {option, "N", NULL, 0, 0, max};
+    const kl__option number = {option, "N", NULL, 0, min, min ? 1000000 : KL_WORKER_THREADS_MAX};
     const char *equals = strchr(text, '=');
     int64_t value;
     for (size_t i = 0; equals && i < job->opts->queues.count; i++) {
@@ -145,10 +146,10 @@ static bool take_numbers(struct job *job)
 {
     const work_opts *opts = job->opts;
     for (size_t i = 0; i < opts->weights.count; i++)
-        if (!take_number(job, "--weight", opts->weights.items[i], 1000000, offsetof(kl_worker_queue, weight)))
+        if (!take_number(job, "--weight", opts->weights.items[i], 1, offsetof(kl_worker_queue, weight)))
             return false;
     for (size_t i = 0; i < opts->minimums.count; i++)
-        if (!take_number(job, "--min", opts->minimums.items[i], KL_WORKER_THREADS_MAX, offsetof(kl_worker_queue, min)))
+        if (!take_number(job, "--min", opts->minimums.items[i], 0, offsetof(kl_worker_queue, min)))
             return false;
     return true;
 }
@@ -284,6 +285,8 @@ static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_
         snprintf(rest + strlen(rest), sizeof rest - strlen(rest), ", %" PRIu64 " given up", given_up);
     if (info->refused)
         snprintf(rest + strlen(rest), sizeof rest - strlen(rest), ", %" PRIu64 " came too late", info->refused);
+    if (info->halted)
+        snprintf(rest + strlen(rest), sizeof rest - strlen(rest), ", %" PRIu64 " halted", info->halted);
     if (job->crew.drawn)
         fputs("\r\33[K", stderr);
     return kl__out_done(job->call, columns,
@@ -337,11 +340,26 @@ static void wait_for_end(struct job *job)
     }
 }
 
+/* Ends it, and returns what it has done altogether. Figures can only be had before it is closed: where tasks still run,
+ * the handlers count those that are done all the same. */
+static kl_worker_info close_worker(struct job *job, uint64_t *ret_given_up)
+{
+    if (job->last_signal)
+        pthread_sigmask(SIG_UNBLOCK, &job->signals, NULL); /* the next one has its usual effect */
+    kl_worker_info info = kl_worker_show(job->worker);
+    atomic_store(&job->crew.closing, true);
+    kl_worker_close(job->worker);
+    uint64_t late = atomic_load(&job->crew.done_late);
+    late = late < info.running ? late : info.running;
+    info.done += late;
+    *ret_given_up = info.running - late;
+    return info;
+}
+
 static int finish(struct job *job)
 {
-    kl_worker_info info = kl_worker_show(job->worker);
-    uint64_t given_up = job->last_signal ? info.running : 0;
-    kl_worker_close(job->worker);
+    uint64_t given_up;
+    kl_worker_info info = close_worker(job, &given_up);
     int status = tell_end(job, &info, given_up);
     if (job->opts->until_empty && info.unserved)
         say(job, "%" PRIu64 " tasks are left, of kinds that no --kind is for", info.unserved);
@@ -349,7 +367,7 @@ static int finish(struct job *job)
         return status;
     if (job->last_signal)
         return KL_EXIT_SIGNAL + job->last_signal;
-    return job->opts->until_empty && info.dead ? KL_EXIT_FAILURE : KL_EXIT_OK;
+    return job->opts->until_empty && info.dead + info.halted > 0 ? KL_EXIT_FAILURE : KL_EXIT_OK;
 }
 
 static bool is_shown(const struct job *job)

@@ -6,6 +6,7 @@
 #define KL_CLI_WORK_H
 
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "cli/cli.h"
 #include "keyline/worker.h"
@@ -23,8 +24,10 @@ typedef struct kl__crew {
     const char *const *queues; /* of the worker, and */
     const int64_t *attempts;   /* how often each starts a task when the task does not say */
     size_t queue_count;
-    pthread_mutex_t mutex; /* of what is printed */
-    bool drawn;            /* a line that tells how far it is stands on the terminal, to be wiped by the next */
+    atomic_bool closing;         /* what runs is being ended, and the worker's figures were taken: */
+    _Atomic(uint64_t) done_late; /* tasks that were done all the same */
+    pthread_mutex_t mutex;       /* of what is printed */
+    bool drawn;                  /* a line that tells how far it is stands on the terminal, to be wiped by the next */
 } kl__crew;
 
 /* One command, for a kind or for all. */

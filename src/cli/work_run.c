@@ -7,6 +7,7 @@
  *      progress      lines `PERCENT TEXT` on descriptor 3 */
 #include <ctype.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -19,7 +20,13 @@
 #include "cli/process.h"
 #include "cli/work.h"
 
-enum { FACTS_MAX = 12, LINE_ERROR_COLUMNS = 120 };
+enum {
+    FACTS_MAX = 12,
+    LINE_ERROR_COLUMNS = 120,
+    STARTS_MAX = 5, /* tries to have a process before that costs an attempt */
+    START_PAUSE_MS = 1000,
+    TICK_MS = 50
+};
 
 static const char header_prefix[] = "KEYLINE_HEADER_";
 
@@ -45,13 +52,27 @@ static bool is_told(const char *variable)
     return false;
 }
 
+/* For handlers, which may go to another directory; NULL: out of memory. */
+static const char *absolute_store(kl__call *call)
+{
+    static const char disk[] = "disk:";
+    const char *url = call->config->values[KL_SET_STORE].text, *path = url + strlen(disk);
+    if (strncmp(url, disk, strlen(disk)) != 0 || *path == '/')
+        return kl__format(&call->arena, "KEYLINE_STORE=%s", url);
+    char *here = getcwd(NULL, 0);
+    const char *store = here ? kl__format(&call->arena, "KEYLINE_STORE=disk:%s/%s", here, *path ? path : "keyline-data")
+                             : kl__format(&call->arena, "KEYLINE_STORE=%s", url);
+    free(here);
+    return store;
+}
+
 bool kl__crew_prepare(kl__crew *crew, kl__call *call)
 {
     size_t count = 0;
     while (environ[count])
         count++;
     char **copy = kl_arena_alloc(&call->arena, (count + 2) * sizeof *copy);
-    const char *store = kl__format(&call->arena, "KEYLINE_STORE=%s", call->config->values[KL_SET_STORE].text);
+    const char *store = absolute_store(call);
     if (!copy || !store)
         return kl__fail_call(kl__fail_memory()) == KL_EXIT_OK;
     crew->environment_count = 0;
@@ -216,10 +237,13 @@ static void give_error(kl_work *work, kl__ended *ended)
     kl_work_error(work, "%s%s%s", reason, *reason && ended->tail_len ? ": " : "", tail + from);
 }
 
-static void give_result(kl_work *work, const kl__ended *ended)
+/* The error of a task that is dead is not replaced by what became of its result. */
+static void give_result(kl_work *work, kl_outcome outcome, const kl__ended *ended)
 {
     if (ended->out_len && kl_work_result(work, (kl_bytes){ended->out, ended->out_len}) != KL_OK)
         kl_work_error(work, "its result could not be kept: %s", kl_error_text());
+    else if (ended->out_cut && outcome == KL_DONE)
+        kl_work_error(work, "its result is cut: a result has up to %d bytes", KL_RESULT_BYTES_MAX);
 }
 
 /* ---- Telling ---- */
@@ -279,10 +303,10 @@ static void tell_people(kl__crew *crew, const kl_work *work, kl_outcome outcome,
     kl_id_print(&number, id);
     if (outcome != KL_DONE)
         print_reason(work, ended, reason, sizeof reason);
-    fprintf(stderr, "%s%-5s %s %s%s%s, attempt %" PRIu32 ", %" PRId64 " ms%s%s%s%s\n", crew->drawn ? "\r\33[K" : "",
+    fprintf(stderr, "%s%-5s %s %s%s%s, attempt %" PRIu32 ", %" PRId64 " ms%s%s%s%s%s\n", crew->drawn ? "\r\33[K" : "",
             outcome_name(crew, work, outcome, ended), kl_work_queue(work), id, key && *key ? " key " : "",
             key ? key : "", kl_work_attempt(work), took_ms, *reason ? ": " : "", reason, said && *said ? ": " : "",
-            said ? said : "");
+            said ? said : "", ended->out_cut && outcome != KL_RETRY ? "; its result is cut" : "");
     crew->drawn = false;
 }
 
@@ -308,9 +332,46 @@ static kl_outcome conclude(kl__crew *crew, kl_work *work, kl__ended *ended, int6
     if (outcome != KL_DONE)
         give_error(work, ended);
     if (outcome != KL_RETRY)
-        give_result(work, ended);
+        give_result(work, outcome, ended);
+    if (outcome == KL_DONE && atomic_load(&crew->closing))
+        atomic_fetch_add(&crew->done_late, 1);
     tell(crew, work, outcome, ended, took_ms, arena);
     return outcome;
+}
+
+static void tell_failed(kl__crew *crew, const kl_work *work)
+{
+    char id[KL_ID_TEXT_BYTES], text[512];
+    kl_task_id number = kl_work_id(work);
+    kl_id_print(&number, id);
+    snprintf(text, sizeof text, "the handler of %s %s could not be started: %s", kl_work_queue(work), id,
+             kl_error_text());
+    pthread_mutex_lock(&crew->mutex);
+    if (crew->drawn)
+        fputs("\r\33[K", stderr);
+    crew->drawn = false;
+    kl__log_print(crew->call->config, KL_LOG_WARN, text);
+    pthread_mutex_unlock(&crew->mutex);
+}
+
+/* False: better return. */
+static bool pause_start(const kl_work *work)
+{
+    int64_t until_ns = kl__deadline_ns(START_PAUSE_MS);
+    while (!kl_work_cancelled(work) && kl__monotonic_ns() < until_ns)
+        poll(NULL, 0, TICK_MS);
+    return !kl_work_cancelled(work);
+}
+
+/* Where no process can be had, it is tried again for a while, which costs the task no attempt. */
+static kl_rc run_process(kl__crew *crew, const kl_work *work, const kl__command_line *line, kl__ended *ret_ended)
+{
+    kl_rc rc = kl__process_run(line, ret_ended);
+    if (rc == KL_ESYSTEM)
+        tell_failed(crew, work);
+    for (int i = 1; rc == KL_ESYSTEM && i < STARTS_MAX && pause_start(work); i++)
+        rc = kl__process_run(line, ret_ended);
+    return rc;
 }
 
 kl_outcome kl__runner_run(kl_work *work, void *ctx)
@@ -328,11 +389,13 @@ kl_outcome kl__runner_run(kl_work *work, void *ctx)
                              .told = take_progress,
                              .ctx = work};
     kl_outcome outcome = KL_RETRY;
-    kl_rc rc = line.environment ? kl__process_run(&line, &ended) : kl__fail_memory();
+    kl_rc rc = line.environment ? run_process(runner->crew, work, &line, &ended) : kl__fail_memory();
     if (rc == KL_OK)
         outcome = conclude(runner->crew, work, &ended, (kl__monotonic_ns() - began_ns) / 1000000, &arena);
-    else
-        kl_work_error(work, "its handler could not be started: %s", kl_error_text());
+    else {
+        kl_work_error(work, "its handler could not be %s: %s", rc == KL_ESYSTEM ? "started" : "run", kl_error_text());
+        kl_work_retry_after(work, START_PAUSE_MS);
+    }
     free(ended.out);
     kl_arena_free(&arena);
     return outcome;

@@ -13,6 +13,7 @@
  *     second time by the next run, for as long as the store remembers the token.
  * R3  Only what had died when the run began is looked at, so what dies again meanwhile is left alone. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "base/compare.h"
@@ -483,7 +484,8 @@ static kl_rc check(const struct run *run, const kl_account *ret_account)
                         (long long)run->which->rate);
     if (run->action == MOVE && !run->which->to)
         return kl__fail(KL_EINVAL, "there is no queue to move to; set `to`");
-    if (run->action == MOVE && run->which->to == run->queue)
+    if (run->action == MOVE && run->which->to->store == run->queue->store &&
+        strcmp(run->which->to->name, run->queue->name) == 0)
         return kl__fail(KL_EINVAL, "the letters are in the queue %s already; use kl_dead_retry", run->queue->name);
     if (run->action != MOVE && run->which->to)
         return kl__fail(KL_EINVAL, "`to` is set, but nothing is moved; use kl_dead_move, or leave it NULL");

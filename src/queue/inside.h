@@ -173,6 +173,9 @@ kl_task_id kl__id_moved(const kl_layout *from, const kl_layout *to, uint32_t sha
  * a repeat of its put. Used by whoever moves tasks. */
 kl_rc kl__queue_append(kl_store *store, const kl_entry *entries, size_t count);
 
+/* The shard of a task that moves from one layout to another: its key's, or one with the first digits of its old one. */
+uint32_t kl__move_shard(const kl_layout *from, const kl_layout *to, const kl_entry *entry);
+
 /* The 16-bit group that stubs carry: 0 for no group, never 0 otherwise. */
 uint16_t kl__group_hash(kl_bytes group);
 

@@ -573,7 +573,7 @@ kl_rc kl__put_place_tasks(kl__put_call *call, kl__put_range range, const kl__put
 }
 
 /* Without a key the shard keeps its first digits, as it does with one: so look.c finds what has moved. */
-static uint32_t move_shard(const kl_layout *from, const kl_layout *to, const kl_entry *entry)
+uint32_t kl__move_shard(const kl_layout *from, const kl_layout *to, const kl_entry *entry)
 {
     uint32_t shard = kl_id_shard(from, &entry->id), digits = to->shard_prefix_len;
     if (entry->key.len > 0)
@@ -587,7 +587,7 @@ static uint32_t move_shard(const kl_layout *from, const kl_layout *to, const kl_
 static void move_id(const kl__put_route *route, const kl__put_made *made, kl_entry *entry)
 {
     const kl_layout *to = &route->layout->layout;
-    uint32_t shard = move_shard(&made->layout, to, entry);
+    uint32_t shard = kl__move_shard(&made->layout, to, entry);
     entry->id = kl__id_moved(&made->layout, to, shard, &entry->id);
 }
 

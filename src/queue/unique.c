@@ -23,7 +23,8 @@
  *     layout is sealed, or those who claimed them look at the record before they append.
  * U3  "stored" is written after the append returned KL_OK, or when the tasks were seen in the store.
  *
- * "where" tells whether two producers mean the same places: it is a hash of the tasks' queues, keys and partitions. A
+ * "where" tells whether two producers mean the same: it is a hash of the tasks' queues, keys and partitions, and for a
+ * token also of their kinds and payloads. A
  * task with the same unique and another key cannot have the first one's id. "done" marks tasks of a call that were
  * stored in a layout before the others had to move to a newer one. */
 #include <stdio.h>
@@ -94,12 +95,13 @@ static size_t task_count(const struct claim *claim) { return claim->range.to - c
 static kl_queue *queue_of(const kl__put_call *call, size_t task) { return call->routes[call->ways[task].route].queue; }
 
 /* Hashes are chained: where one text ends and the next begins counts too. */
-static int64_t hash_where(const kl__put_call *call, kl__put_range range)
+static int64_t hash_where(const kl__put_call *call, kl__put_range range, bool with_payload)
 {
     uint64_t hash = 0;
     for (size_t i = range.from; i < range.to; i++) {
-        kl_bytes parts[] = {kl_str(queue_of(call, i)->name), call->entries[i].key, kl_str(call->tasks[i].partition)};
-        for (size_t j = 0; j < 3; j++)
+        kl_bytes parts[] = {kl_str(queue_of(call, i)->name), call->entries[i].key, kl_str(call->tasks[i].partition),
+                            call->entries[i].kind, call->entries[i].payload};
+        for (size_t j = 0; j < (with_payload ? 5 : 3); j++)
             hash = kl__hash(parts[j], hash + parts[j].len);
     }
     return (int64_t)(hash >> 1);
@@ -141,7 +143,7 @@ static kl_rc begin(struct claim *claim, const kl__put_made *made)
     claim->store = queue->store;
     claim->window_ms = token || task->unique_ms == 0 ? WINDOW_MS : task->unique_ms;
     claim->nonce = (int64_t)(kl__random_next(&seed) >> 1);
-    claim->where = hash_where(call, claim->range);
+    claim->where = hash_where(call, claim->range, claim->is_token);
     claim->first_route = token ? 0 : call->ways[claim->range.from].route;
     claim->route_count = token ? call->route_count : 1;
     return KL_OK;
@@ -275,9 +277,10 @@ static kl_rc read_value(struct claim *claim, kl__json *from, struct found *found
         return kl__json_damaged(from, "done", "has another length than the ids");
     if (found->where == claim->where)
         return read_layouts(claim, from, found);
-    return claim->is_token ? kl__fail(KL_EMISMATCH, "the token was used for another call, whose tasks have other keys, "
-                                                    "queues or partitions; give each call a token of its own")
-                           : KL_OK;
+    return claim->is_token
+               ? kl__fail(KL_EMISMATCH, "the token was used for another call, whose tasks have other keys, "
+                                        "kinds, payloads, queues or partitions; give each call a token of its own")
+               : KL_OK;
 }
 
 /* version 0: there is none. */

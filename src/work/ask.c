@@ -8,6 +8,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/compare.h"
 #include "keyline/control.h"
@@ -201,6 +202,11 @@ static kl_rc purge(struct ask *ask) { return sweep(ask, 0, KL_CANCELLED, "its qu
 
 /* --- Trying again --- */
 
+static bool is_being_tried(const kl__held *held)
+{
+    return held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED);
+}
+
 /* Gives a waiting task all its attempts again and makes it due: in the store, then in memory. */
 static kl_rc try_now(struct ask *ask, const kl_task_id *id)
 {
@@ -209,14 +215,18 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
     if (rc != KL_OK)
         return rc;
     kl__held *held = kl__window_find(ask->window, id, task.position);
-    if (held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED || held->state == KL_HELD_ROOM))
-        return KL_OK; /* it is being tried */
+    if (is_being_tried(held))
+        return KL_OK;
+    if (task.attempts == 0 && task.entry.due_ms == 0 && (!held || held->blocked == KL_BLOCKED_NOT))
+        return KL_OK; /* it waits for nothing but those before it */
     kl_settled again = {.id = *id, .position = task.position, .outcome = KL_RETRY};
     if ((rc = settle_one(ask, &again)) != KL_OK)
         return rc;
     uint64_t key_hash = kl__key_hash(task.entry.key);
     kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
     held = kl__window_find(ask->window, id, task.position);
+    if (is_being_tried(held))
+        return KL_OK;
     if (held) {
         held->lane.mark.attempts = 0;
         held->retry_line = true;
@@ -243,8 +253,11 @@ static kl_rc wake(struct ask *ask)
     kl_stub stub;
     bool found = false;
     kl__held *head = head_of(ask);
+    kl_task_id id = head ? head->id : (kl_task_id){{0}}; /* a copy: the mutex is left before it is used */
+    if (head && head->state == KL_HELD_RUNNING)
+        return kl__fail(KL_EBUSY, "the key's first task is running; wait for its end");
     if (head)
-        return try_now(ask, &head->id);
+        return try_now(ask, &id);
     kl_rc rc = first_of_key(ask, false, &stub, &found);
     if (rc == KL_OK && !found)
         return kl__fail(KL_ENOTFOUND, "the key has no task that waits for anything but its time");
@@ -253,6 +266,14 @@ static kl_rc wake(struct ask *ask)
 
 /* --- Why does it wait? --- */
 
+/* Whoever only stands in has not read the task, and goes by the queue's settings. */
+static bool is_used_up(const struct ask *ask, const kl__held *head)
+{
+    const kl_queue_opts *settings = &ask->pump->descriptor->settings;
+    return ask->pump->opts.handler_count == 0 && settings->head_policy == KL_HEAD_HALT && head->retry_line &&
+           head->lane.mark.attempts >= settings->attempts_max;
+}
+
 static kl_why why(const struct ask *ask, const kl__held *head, const kl__lane *lane, bool elsewhere)
 {
     const kl__pump *pump = ask->pump;
@@ -260,7 +281,7 @@ static kl_why why(const struct ask *ask, const kl__held *head, const kl__lane *l
         return KL_WHY_RUNNING;
     if (kl__keyset_has(pump->paused, ask->key_hash))
         return KL_WHY_PAUSED;
-    if (head && head->blocked == KL_BLOCKED_HALTED)
+    if (head && (head->blocked == KL_BLOCKED_HALTED || is_used_up(ask, head)))
         return KL_WHY_HALTED;
     if (head && (head->blocked == KL_BLOCKED_KIND || head->blocked == KL_BLOCKED_DAMAGED))
         return head->blocked == KL_BLOCKED_KIND ? KL_WHY_KIND : KL_WHY_HALTED;
@@ -324,14 +345,20 @@ static kl_rc show(struct ask *ask)
 static const struct verb {
     const char *name;
     kl_rc (*carry_out)(struct ask *ask);
-} verbs[] = {{"cancel", cancel}, {"again", again}, {"end", end_traceless}, {"peek", peek}, {"skip", skip},
-             {"wake", wake},     {"drain", drain}, {"purge", purge},       {"show", show}};
+    bool of_key;
+} verbs[] = {{"cancel", cancel, false}, {"again", again, false}, {"end", end_traceless, false},
+             {"peek", peek, false},     {"skip", skip, true},    {"wake", wake, true},
+             {"drain", drain, true},    {"purge", purge, false}, {"show", show, true}};
 
 static kl_rc carry_out(struct ask *ask)
 {
-    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
-        if (strcmp(ask->verb, verbs[i].name) == 0)
-            return verbs[i].carry_out(ask);
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
+        if (strcmp(ask->verb, verbs[i].name) != 0)
+            continue;
+        if (verbs[i].of_key && ask->key.len == 0)
+            return kl__fail(KL_EINVAL, "the request '%s' names no key", ask->verb);
+        return verbs[i].carry_out(ask);
+    }
     return kl__fail(KL_EINVAL, "this worker does not know the request '%s'; run the same version everywhere",
                     ask->verb);
 }
@@ -364,6 +391,24 @@ static kl_rc answer(struct ask *ask, const kl_record *record, kl_rc said)
     return rc == KL_ECONFLICT ? KL_OK : rc; /* it was withdrawn */
 }
 
+/* What was asked for is durable before it is answered. Another thread may be at it. */
+static kl_rc send_outcomes(kl__pump *pump, const kl__window *window)
+{
+    enum { TRIES = 5000 };
+    kl_rc rc = KL_OK;
+    for (int i = 0; i < TRIES && rc == KL_OK && !window->lost && (window->finished || window->settling); i++) {
+        uint64_t sent = 0;
+        rc = kl__pump_settle(pump, &sent);
+        if (rc == KL_OK && window->settling && pump->opts.leave) {
+            struct timespec while_ms = {.tv_nsec = 1000000};
+            kl__pump_leave(pump);
+            nanosleep(&while_ms, NULL);
+            kl__pump_enter(pump);
+        }
+    }
+    return rc;
+}
+
 static kl_rc handle(kl__pump *pump, kl__window *window, const kl_record *record)
 {
     struct ask ask = {.pump = pump, .window = window};
@@ -372,7 +417,10 @@ static kl_rc handle(kl__pump *pump, kl__window *window, const kl_record *record)
     if (rc == KL_OK && understand(&ask, &from)) {
         ask.answer = kl__json_object();
         window->out++;
-        rc = ask.answer ? answer(&ask, record, carry_out(&ask)) : kl__fail_memory();
+        kl_rc said = ask.answer ? carry_out(&ask) : kl__fail_memory();
+        if (said == KL_OK)
+            said = send_outcomes(pump, window);
+        rc = ask.answer ? answer(&ask, record, said) : said;
         window->out--;
         kl__window_free_if_done(window);
     }
@@ -395,22 +443,32 @@ static kl__window *asked_window(kl__partition *partition, kl_bytes name, size_t 
     return window && !window->leaving ? window : NULL;
 }
 
-static kl_rc carry_out_partition(kl__pump *pump, kl__partition *partition)
+static kl_rc carry_out_page(kl__pump *pump, kl__partition *partition, kl_bytes prefix, kl_arena *arena, kl_bytes *after)
 {
-    char name[KL_RECORD_NAME_BYTES];
     kl_record records[PAGE];
-    kl_arena arena = {0};
     size_t count = 0;
     kl_store *store = partition->store;
-    kl_bytes prefix = kl__record_name(name, sizeof name, "ask", partition->name, "");
     kl__pump_leave(pump);
-    kl_rc rc = kl_store_list(store, prefix, (kl_bytes){0}, PAGE, &arena, records, &count);
+    kl_rc rc = kl_store_list(store, prefix, *after, PAGE, arena, records, &count);
     kl__pump_enter(pump);
     for (size_t i = 0; i < count && rc == KL_OK; i++) {
         kl__window *window = asked_window(partition, records[i].name, prefix.len);
         if (window)
             rc = handle(pump, window, &records[i]);
     }
+    *after = count == PAGE ? records[count - 1].name : (kl_bytes){0};
+    return rc;
+}
+
+static kl_rc carry_out_partition(kl__pump *pump, kl__partition *partition)
+{
+    char name[KL_RECORD_NAME_BYTES];
+    kl_arena arena = {0};
+    kl_bytes after = {0}, prefix = kl__record_name(name, sizeof name, "ask", partition->name, "");
+    kl_rc rc;
+    do
+        rc = carry_out_page(pump, partition, prefix, &arena, &after);
+    while (rc == KL_OK && after.len > 0);
     kl_arena_free(&arena);
     return rc;
 }

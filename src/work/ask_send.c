@@ -20,7 +20,8 @@ struct sent {
     kl_bytes name;
     kl__pump *stand_in; /* owns the shard for the time being, if nobody else does */
     char shard_name[KL_SHARD_NAME_BYTES];
-    int64_t owners_ms; /* when it was last looked who does */
+    char shards[2 * KL_SHARD_NAME_BYTES]; /* that are owned together with it */
+    int64_t owners_ms;                    /* when it was last looked who does */
 };
 
 static int64_t local_ms(void *ctx)
@@ -42,7 +43,7 @@ static kl_rc stand_in(struct sent *sent)
     uint64_t random[2] = {kl__random_seed(), kl__random_seed()};
     kl__pump_opts opts = {.queue = sent->queue,
                           .worker_name = KL_OPERATOR_NAME,
-                          .shards = sent->shard_name,
+                          .shards = sent->shards,
                           .shards_layout = &sent->source.layout->layout,
                           .partition = sent->partition,
                           .window_max = KL_WINDOW_MIN,
@@ -93,6 +94,18 @@ static kl_rc look_for_owner(struct sent *sent, kl_arena *arena)
 
 /* --- Asking --- */
 
+/* Shards of four digits are owned in groups of 16 (owners.h). */
+static void name_shards(struct sent *sent)
+{
+    const kl_layout *layout = &sent->source.layout->layout;
+    char first[KL_SHARD_NAME_BYTES], last[KL_SHARD_NAME_BYTES];
+    uint32_t others = kl_layout_shards(layout) > 4096 ? 15 : 0;
+    kl_shard_name(layout, sent->shard, sent->shard_name);
+    kl_shard_name(layout, sent->shard & ~others, first);
+    kl_shard_name(layout, sent->shard | others, last);
+    snprintf(sent->shards, sizeof sent->shards, "%s-%s", first, last);
+}
+
 static kl_rc leave_request(struct sent *sent, json_t *ask)
 {
     char suffix[64];
@@ -103,7 +116,7 @@ static kl_rc leave_request(struct sent *sent, json_t *ask)
         rc = kl_store_now(store, &now_ms);
     if (rc != KL_OK)
         return rc;
-    kl_shard_name(&sent->source.layout->layout, sent->shard, sent->shard_name);
+    name_shards(sent);
     snprintf(suffix, sizeof suffix, "%s/%016llx", sent->shard_name, (unsigned long long)kl__random_seed());
     sent->name = kl__record_name(sent->name_buffer, sizeof sent->name_buffer, "ask", sent->partition, suffix);
     return kl__record_write(store, sent->name, 0, ask, now_ms + KL_ASK_EXPIRES_MS, NULL);

@@ -1,6 +1,7 @@
 /* beat.c - what a worker looks at from time to time.
  *
- * From: worker.c, every kl__pump_beat_ms.  To: partitions.c, older.c, gate.c, sweep.c, and the queue's records.
+ * From: worker_keep.c, every kl__pump_beat_ms, in two threads: what may take long must not keep the lease from being
+ * renewed.  To: partitions.c, older.c, gate.c, sweep.c, ask.c, and the queue's records.
  *
  * Every TICK_MS: the queue's record (settings, pause, layouts), paused keys, cancelled jobs, requests of operators, and
  * schedules that are due. Every WATCH_MS: whether other workers came or went. Every third of a lease, or at once when they
@@ -13,7 +14,7 @@
 #include "work/ask.h"
 #include "work/inside.h"
 
-enum { TICK_MS = 100, WATCH_MS = 200, PAUSED_PAGE = 256, PAUSED_MAX = 100000 };
+enum { TICK_MS = 100, WATCH_MS = 200, PAUSED_PAGE = 256, PAUSED_MAX = 1000000 };
 
 int64_t kl__pump_beat_ms(const kl__pump *pump)
 {
@@ -117,6 +118,8 @@ static kl_rc read_paused(kl__pump *pump, kl_arena *arena, kl__keyset *keys)
         if (count)
             after = records[count - 1].name;
     }
+    if (count == PAUSED_PAGE)
+        return kl__fail(KL_EFULL, "more than %d keys are paused, and changes are not seen; resume some", PAUSED_MAX);
     return KL_OK;
 }
 
@@ -162,7 +165,7 @@ static kl_rc look_at_jobs(kl__pump *pump)
 static kl_rc look_at_schedules(kl__pump *pump)
 {
     enum { CRON_EVERY_MS = 1000 };
-    if (pump->opts.handler_count == 0 || pump->now_ms < pump->cron_ms)
+    if (pump->opts.handler_count == 0 || pump->stopping || pump->now_ms < pump->cron_ms)
         return KL_OK;
     int64_t next_ms = KL_NEVER;
     kl__pump_leave(pump);
@@ -175,57 +178,70 @@ static kl_rc look_at_schedules(kl__pump *pump)
 
 /* --- The beat --- */
 
+/* Whatever fails, the other steps are taken too: a task that cannot be moved must not keep an operator from removing it. */
 static kl_rc tick(kl__pump *pump)
 {
-    kl_rc rc = refresh(pump);
-    if (rc == KL_OK)
-        rc = look_at_paused(pump);
-    if (rc == KL_OK)
-        rc = look_at_jobs(pump);
-    if (rc == KL_OK)
-        rc = kl__older_layouts(pump);
-    if (rc == KL_OK)
-        rc = kl__gates_refresh(pump);
-    if (rc == KL_OK)
-        rc = kl__pump_drain_keys(pump);
-    if (rc == KL_OK)
-        rc = kl__asks_carry_out(pump);
-    return rc == KL_OK && !pump->stopping ? look_at_schedules(pump) : rc;
+    static kl_rc (*const steps[])(kl__pump * pump) = {look_at_paused,    look_at_jobs,        kl__older_layouts,
+                                                      kl__gates_refresh, kl__pump_drain_keys, kl__asks_carry_out,
+                                                      look_at_schedules};
+    kl_rc first = refresh(pump);
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        kl_rc rc = steps[i](pump);
+        first = first != KL_OK ? first : rc;
+    }
+    return first;
 }
 
-static kl_rc beat(kl__pump *pump)
+kl_rc kl__pump_tick(kl__pump *pump)
 {
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
-    kl_rc first = set_clock(pump);
-    if (first != KL_OK)
-        return first;
-    if (pump->tick_ms == 0 || local_ms - pump->tick_ms >= kl__pump_beat_ms(pump)) {
-        first = tick(pump);
+    if (pump->ticking || (pump->tick_ms && local_ms - pump->tick_ms < kl__pump_beat_ms(pump)))
+        return KL_OK;
+    pump->ticking = true;
+    kl_rc rc = set_clock(pump);
+    if (rc == KL_OK)
+        rc = tick(pump);
+    if (rc == KL_OK || pump->tick_ms) /* nothing is owned before it is known what is paused and cancelled */
         pump->tick_ms = local_ms ? local_ms : 1;
-    }
+    pump->ticking = false;
+    return rc;
+}
+
+static kl_rc keep(kl__pump *pump)
+{
+    kl_rc first = set_clock(pump);
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    if (first != KL_OK || pump->tick_ms == 0)
+        return first;
     if (!pump->beat_now && local_ms - pump->watch_ms >= WATCH_MS && pump->opts.handler_count > 0) {
-        kl_rc rc = kl__partitions_watch(pump);
-        first = first != KL_OK ? first : rc;
+        first = kl__partitions_watch(pump);
         pump->watch_ms = local_ms;
     }
-    if (first != KL_OK && pump->owners_ms == 0)
-        return first; /* nothing is owned before it is known what is paused and cancelled */
-    bool due = pump->owners_ms == 0 || local_ms - pump->owners_ms >= pump->descriptor->settings.lease_ms / 3;
-    if (!due && !pump->beat_now)
+    bool wanted = pump->beat_now;
+    if (!wanted && pump->owners_ms && local_ms - pump->owners_ms < pump->descriptor->settings.lease_ms / 3)
         return first;
     pump->beat_now = pump->stopping;
     kl_rc rc = kl__partitions_beat(pump);
     if (rc == KL_OK)
         pump->owners_ms = local_ms ? local_ms : 1;
+    else
+        pump->beat_now |= wanted;
     return first != KL_OK ? first : rc;
 }
 
-kl_rc kl__pump_beat(kl__pump *pump)
+kl_rc kl__pump_keep(kl__pump *pump)
 {
     if (pump->beating)
         return KL_OK;
     pump->beating = true;
-    kl_rc rc = beat(pump);
+    kl_rc rc = keep(pump);
     pump->beating = false;
     return rc;
+}
+
+kl_rc kl__pump_beat(kl__pump *pump)
+{
+    kl_rc first = kl__pump_tick(pump);
+    kl_rc rc = kl__pump_keep(pump);
+    return first != KL_OK ? first : rc;
 }

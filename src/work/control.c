@@ -221,7 +221,7 @@ kl_rc kl_queue_purge(kl_queue *queue, uint64_t *ret_count)
 
 /* --- Single keys --- */
 
-/* A request about a key to the owner of its shard in each layout, until `stop` says that it has been answered. */
+/* A request about a key to the owner of its shard in each layout, the oldest first. */
 struct key_ask {
     kl_bytes key;
     const char *verb;
@@ -480,7 +480,8 @@ static kl_rc add_workers(kl_queue *queue, kl__source source, void *ctx)
         rc = kl__owners_read(kl__source_store(source), name, &source.layout->layout, workers->arena, &ownership);
     for (size_t i = 0; rc == KL_OK && i < ownership.count; i++) {
         const kl__owner *owner = &ownership.workers[i];
-        kl_worker_status *status = status_of(workers, owner->name);
+        bool stands_in = strcmp(owner->name, KL_OPERATOR_NAME) == 0;
+        kl_worker_status *status = stands_in ? NULL : status_of(workers, owner->name);
         if (!status)
             continue;
         status->shards += owner->shards;

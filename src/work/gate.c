@@ -86,9 +86,7 @@ static kl_rc add_shard(kl_store *store, kl_place place, kl__keyset *keys)
         rc = add_line(store, place, __builtin_ctz(lines) + KL_PRIORITY_MIN, keys);
     if (rc == KL_OK && counts.due)
         rc = add_line(store, place, KL_LINE_DUE, keys);
-    if (rc == KL_OK && counts.retry)
-        rc = add_line(store, place, KL_LINE_RETRY, keys);
-    return rc;
+    return rc == KL_OK ? add_line(store, place, KL_LINE_RETRY, keys) : rc; /* last: others may go there meanwhile */
 }
 
 static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64_t *tasks, bool *due)

@@ -137,6 +137,7 @@ struct kl__window {
     bool leaving;       /* is to be given back */
     _Atomic(bool) lost; /* belongs to somebody else */
     bool settling;
+    bool lapsed;           /* its lease may be over: nothing is taken until a beat has renewed it */
     uint16_t unserved;     /* a kind that is not run here and of which it holds a task, by kl__owners_kind; 0: none */
     bool draining;         /* holds a first task whose line is to follow it to the dead letters */
     int64_t due_looked_ms; /* when the due line was last begun, */
@@ -222,6 +223,7 @@ struct kl__pump {
     bool prioritized;                 /* tasks of several priorities wait */
     bool grouped;                     /* a task with a group has been seen */
     bool looking;                     /* a look is under way */
+    bool ticking;
     bool beating;
     bool stopping; /* nothing is started any more */
     bool limited;  /* the queue's rate or concurrency let nothing start when last asked */
@@ -275,6 +277,7 @@ void kl__window_evict(kl__window *window, kl__lane *lane);
 
 /* Takes a held task out of wherever it is and frees it; its lane goes on. */
 void kl__window_remove(kl__window *window, kl__held *held);
+void kl__window_clear_room(kl__window *window); /* tasks that wait for a thread go back into their lanes */
 
 /* In two steps: out of lane, room or aside; and freed, once it is in none. */
 void kl__window_withdraw(kl__held *held);

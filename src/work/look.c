@@ -145,17 +145,18 @@ static void plan_window(struct looks *looks, kl__window *window)
         plan(looks, window, KL_LINE_RETRY, LOOK_ON);
         return;
     }
-    if (window->due_under_way || now_ms >= window->due_again_ms) {
-        if (!window->due_under_way)
-            window->due_looked_ms = now_ms;
-        plan(looks, window, KL_LINE_DUE, LOOK_ON);
-    }
     uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
     for (int i = 0; window->pump->left_out > 0 && i < KL_LANE_PRIORITIES; i++)
         if (window->cursors[i] && window->cursors[i]->skips.count > 0)
             lines |= 1u << i; /* also when it has become empty: lines behind it wait for the entry to go */
     for (; lines; lines &= lines - 1)
         plan_ready(looks, window, __builtin_ctz(lines) + KL_PRIORITY_MIN);
+    /* Last, so that it is known what stands before its tasks. */
+    if (window->due_under_way || now_ms >= window->due_again_ms) {
+        if (!window->due_under_way)
+            window->due_looked_ms = now_ms;
+        plan(looks, window, KL_LINE_DUE, LOOK_ON);
+    }
     if (KL_MUTANT(retry_line_late) && !window->retry_read)
         plan(looks, window, KL_LINE_RETRY, LOOK_ON);
 }
@@ -348,13 +349,15 @@ static kl_rc count_partition(kl__pump *pump, kl__partition *partition)
 
 static kl_rc count_all(kl__pump *pump)
 {
-    kl_rc rc = KL_OK;
-    for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next)
-        rc = count_partition(pump, partition);
+    kl_rc first = KL_OK;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        kl_rc rc = count_partition(pump, partition);
+        first = first != KL_OK ? first : rc;
+    }
     pump->prioritized = false;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
         pump->prioritized |= (partition->priorities & (partition->priorities - 1)) != 0;
-    return rc;
+    return first;
 }
 
 static bool seen_before(kl__pump *pump, const kl__partition *partition)
@@ -367,7 +370,7 @@ static bool seen_before(kl__pump *pump, const kl__partition *partition)
 
 kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
 {
-    kl_rc rc = KL_OK;
+    kl_rc rc, first;
     *ret_ready = kl__room_count(pump->room);
     if (pump->looking || pump->stopping)
         return KL_OK;
@@ -378,16 +381,17 @@ kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
     pump->side_credit += KL_LOOK_STUBS / 8;
     if (pump->side_credit > KL_SKIPS_MAX)
         pump->side_credit = KL_SKIPS_MAX;
-    rc = count_all(pump);
-    for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next) {
+    first = count_all(pump);
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (seen_before(pump, partition))
             continue;
         rc = look_at_store(pump, pump->looks, partition->store);
+        first = first != KL_OK ? first : rc;
     }
     pump->side_wanted = false;
     pump->looking = false;
     *ret_ready = kl__room_count(pump->room);
-    return rc;
+    return first;
 }
 
 struct looks *kl__looks_open(void) { return kl__alloc(sizeof(struct looks)); }

@@ -22,19 +22,20 @@ struct mover {
     kl_stub stubs[MOVE_MAX];
     kl_ref refs[MOVE_MAX];
     kl_task tasks[MOVE_MAX];
-    kl_entry entries[MOVE_MAX];
     kl_settled settled[MOVE_MAX];
 };
 
 /* The same task in the newest layout. */
-static kl_entry moved(const kl__window *window, const kl__queue_layout *to, const kl_task *task)
+static kl_entry moved(const kl__window *window, const kl__queue_layout *to, const kl_task *task, kl_store **ret_store)
 {
     kl_entry entry = task->entry;
-    uint32_t partition = 0, shard = kl_id_shard(&to->layout, &task->entry.id);
-    if (entry.key.len > 0) {
+    uint32_t partition, shard = kl__move_shard(&window->partition->layout, &to->layout, &entry);
+    if (entry.key.len > 0)
         partition = kl_partition_of(&to->layout, entry.key);
-        shard = kl_shard_of(&to->layout, entry.key);
-    }
+    else
+        partition =
+            kl__hash_scale(kl__hash((kl_bytes){&entry.id, sizeof entry.id}, KL_SEED_PARTITION), to->layout.partitions);
+    *ret_store = to->stores[partition];
     entry.place = (kl_place){to->numbers[partition], shard};
     entry.id = kl__id_moved(&window->partition->layout, &to->layout, shard, &task->entry.id);
     if (KL_MUTANT(due_other_id))
@@ -51,10 +52,9 @@ static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch)
     for (size_t i = 0; i < read && rc == KL_OK; i++) {
         if (mover->tasks[i].state != KL_TASK_WAITING)
             continue;
-        mover->entries[0] = moved(mover->window, to, &mover->tasks[i]);
-        uint32_t partition =
-            mover->tasks[i].entry.key.len ? kl_partition_of(&to->layout, mover->tasks[i].entry.key) : 0;
-        rc = KL_MUTANT(due_not_moved) ? KL_OK : kl__queue_append(to->stores[partition], mover->entries, 1);
+        kl_store *there;
+        kl_entry entry = moved(mover->window, to, &mover->tasks[i], &there);
+        rc = KL_MUTANT(due_not_moved) ? KL_OK : kl__queue_append(there, &entry, 1);
         if (rc != KL_OK)
             break;
         mover->settled[count++] = (kl_settled){.id = mover->tasks[i].entry.id,

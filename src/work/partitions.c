@@ -156,16 +156,8 @@ kl_rc kl__partitions_sync(kl__pump *pump)
 /* Tasks that wait for a thread go back into their lines; what runs goes on. */
 static void begin_leaving(kl__window *window)
 {
-    kl__pump *pump = window->pump;
     window->leaving = true;
-    for (uint32_t i = 0; i < window->table_capacity; i++) {
-        kl__held *held = window->table[i];
-        if (!held || held->state != KL_HELD_ROOM)
-            continue;
-        kl__room_remove(pump->room, held);
-        held->state = KL_HELD_LINE;
-        kl__lanes_untake(window->lanes, &held->lane, held->retry_line, pump->now_ms);
-    }
+    kl__window_clear_room(window);
 }
 
 static bool is_idle(const kl__window *window) { return window->out == 0 && !window->finished; }
@@ -227,9 +219,11 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
         if (window && !KL_MUTANT(lost_kept))
             kl__window_drop(window);
     }
-    for (kl__window *window = partition->windows; window; window = window->next)
-        if (window->leaving && !pump->stopping && !partition->ending)
+    for (kl__window *window = partition->windows; window; window = window->next) {
+        window->lapsed = false;
+        if (!pump->stopping && !partition->ending)
             window->leaving = false; /* what is not among the wanted may be kept */
+    }
     for (size_t i = 0; i < change->wanted_count; i++) {
         kl__window *window = window_of(partition, change->wanted[i]);
         if (window && !window->leaving)
@@ -246,6 +240,8 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
     }
     if (change->wanted_count)
         pump->beat_now = true;
+    for (kl__window *window = partition->windows; window; window = window->next)
+        kl__window_ready(window);
     return rc;
 }
 
@@ -333,7 +329,8 @@ kl_rc kl__partitions_beat(kl__pump *pump)
         kl_rc rc = partition->gone ? KL_OK : beat(pump, partition, &gone);
         first = first != KL_OK ? first : rc;
         partition->gone |= gone;
-        if (partition->gone && !partition->windows_alive && !pump->looking && !kl__pump_settling(pump)) {
+        if (partition->gone && !partition->windows_alive && !pump->looking && !pump->ticking &&
+            !kl__pump_settling(pump)) {
             *link = partition->next;
             free_partition(partition);
         } else {

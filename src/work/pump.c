@@ -167,8 +167,9 @@ size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
     while (count < max && (held = kl__room_take(pump->room))) {
         if (!lease_holds(held, local_ms)) { /* P4: the next beat gets the lease back, or tells that it is lost */
             kl__room_put_back(pump->room, held);
-            pump->beat_now = true;
-            break;
+            held->window->lapsed = pump->beat_now = true;
+            kl__window_clear_room(held->window);
+            continue;
         }
         held->state = KL_HELD_RUNNING;
         held->started_ms = pump->now_ms;
@@ -375,7 +376,8 @@ static void forget_gone(kl__pump *pump, kl__held *held)
     kl__window_ready(window);
 }
 
-static void end_unrun(kl__pump *pump, kl__held *held, kl_outcome outcome, const kl_task_extra *extra, const char *error)
+static void end_unrun(kl__pump *pump, kl__held *held, kl_outcome outcome, const kl_task_extra *extra, bool keep,
+                      const char *error)
 {
     if (!come_back(pump, held))
         return;
@@ -386,7 +388,7 @@ static void end_unrun(kl__pump *pump, kl__held *held, kl_outcome outcome, const 
         return;
     }
     kl__lanes_end(held->window->lanes, &held->lane, pump->now_ms);
-    kl__pump_settle_later(pump, held, outcome, kl__pump_keep_ms(pump, outcome, extra->keep_ms));
+    kl__pump_settle_later(pump, held, outcome, keep ? kl__pump_keep_ms(pump, outcome, extra->keep_ms) : 0);
 }
 
 /* Whether a task that has been read is to be run; otherwise it has been dealt with. */
@@ -404,14 +406,13 @@ static bool is_to_run(kl__pump *pump, kl__held *held, const kl_task *task, kl_ta
     }
     const kl__cancelled *mark = job_mark(pump, task, extra);
     if (atomic_load(&held->cancel) || mark) {
-        end_unrun(pump, held, KL_CANCELLED, extra, mark ? "its job was cancelled" : "");
-        if (mark && mark->removed)
-            held->keep_ms = 0;
+        end_unrun(pump, held, KL_CANCELLED, extra, !mark || !mark->removed, mark ? "its job was cancelled" : "");
         return false;
     }
     uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
     if (held->lane.mark.attempts >= max) {
-        end_unrun(pump, held, KL_DEAD, extra, "its attempts are used up; the last ended its worker or failed for good");
+        end_unrun(pump, held, KL_DEAD, extra, true,
+                  "its attempts are used up; the last ended its worker or failed for good");
         return false;
     }
     *ret_handler = handler_for(pump, task->entry.kind);
@@ -468,10 +469,10 @@ static kl_rc send_starts(kl__pump *pump, kl__held **held, size_t count)
     kl__pump_leave(pump);
     kl_rc rc = kl_store_settle(store, batches, count);
     kl__pump_enter(pump);
+    bool undecided = false;
     for (size_t i = 0; i < count; i++) {
         bool stale = rc != KL_OK && batches[i].rc == KL_ESTALE;
-        if (KL_MUTANT(mark_lost) && rc != KL_OK && !stale)
-            continue;
+        undecided |= rc == KL_ESTALE && !stale && batches[i].rc != KL_OK;
         if (!stale) { /* also when the reply is lost: then it may be written, and untake takes it back */
             held[i]->marked = held[i]->retry_line = true;
             held[i]->lane.mark.attempts++;
@@ -479,6 +480,8 @@ static kl_rc send_starts(kl__pump *pump, kl__held **held, size_t count)
             kl__window_drop(held[i]->window);
         }
     }
+    if (undecided)
+        return kl__fail(KL_EBUSY, "not every start of a suspect task could be written; again later");
     return rc == KL_ESTALE ? KL_OK : rc;
 }
 
@@ -591,7 +594,13 @@ void kl__pump_stop(kl__pump *pump)
     }
 }
 
-bool kl__pump_gone(const kl__pump *pump) { return pump->stopping && pump->shard_count == 0 && pump->running == 0; }
+bool kl__pump_gone(const kl__pump *pump)
+{
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        if (!partition->gone)
+            return false;
+    return pump->stopping && pump->running == 0;
+}
 
 /* Also with full memory where another group, or something more urgent, may stand behind what is held. */
 bool kl__pump_wants_look(kl__pump *pump)

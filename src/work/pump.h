@@ -38,7 +38,7 @@ typedef struct kl__pump_opts {
 } kl__pump_opts;
 
 typedef struct kl__pump_counts {
-    uint64_t started, done, retried, dead, cancelled, refused, unserved, side_looks, looks;
+    uint64_t started, done, retried, halted, dead, cancelled, refused, unserved, side_looks, looks;
 } kl__pump_counts;
 
 /* What a handler tells while it runs. */
@@ -53,6 +53,10 @@ void kl__pump_close(kl__pump *pump); /* nothing may be running; NULL is fine */
 /* Ownership and everything that is looked at from time to time: the queue's record, paused keys, cancelled jobs, older
  * layouts, schedules, requests. To be called every kl__pump_beat_ms, and at once when something is to be given back. */
 kl_rc kl__pump_beat(kl__pump *pump);
+
+/* Its two halves, for two threads: everything that is looked at, and ownership. */
+kl_rc kl__pump_tick(kl__pump *pump);
+kl_rc kl__pump_keep(kl__pump *pump);
 int64_t kl__pump_beat_ms(const kl__pump *pump);
 
 /* Reads more tasks of the owned shards into memory. *ret_ready: how many are ready to run now. */

@@ -122,17 +122,32 @@ static void collect_window(kl__settles *settles, kl__window *window)
                                                      .count = settles->task_count - first};
 }
 
+/* The store whose turn it is: behind the last one, so that a store that fails does not hold up the others. */
+static kl_store *next_store(const kl__pump *pump, const kl_store *last)
+{
+    kl_store *first = NULL;
+    bool behind = false;
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        const kl__window *window = partition->windows;
+        while (window && !window->finished)
+            window = window->next;
+        if (window && behind && partition->store != last)
+            return partition->store;
+        first = window && !first ? partition->store : first;
+        behind |= partition->store == last;
+    }
+    return first;
+}
+
 /* Outcomes of one store; those of others go with the next call. */
 static void collect(kl__pump *pump, kl__settles *settles)
 {
-    settles->store = NULL;
+    settles->store = next_store(pump, settles->store);
     settles->count = settles->task_count = settles->bytes = 0;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         for (kl__window *window = partition->windows; window; window = window->next) {
-            if (!window->finished || (settles->store && settles->store != partition->store))
-                continue;
-            settles->store = partition->store;
-            collect_window(settles, window);
+            if (window->finished && settles->store == partition->store)
+                collect_window(settles, window);
         }
     }
     size_t first = 0;
@@ -152,6 +167,7 @@ static void count(kl__pump *pump, kl_outcome outcome, bool halted)
         break;
     case KL_RETRY:
         pump->counts.retried += !halted;
+        pump->counts.halted += halted;
         break;
     case KL_DEAD:
         pump->counts.dead++;

@@ -186,6 +186,20 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
     return true;
 }
 
+/* Tasks of the key that come before this time and priority are left out of their lines, or may not have been read yet. */
+static bool earlier_unread(const kl__window *window, const kl_stub *stub)
+{
+    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    for (int32_t line = KL_PRIORITY_MIN; line <= stub->priority; line++) {
+        const kl__cursor *cursor = window->cursors[line - KL_PRIORITY_MIN];
+        if (cursor && kl__skips_find(&cursor->skips, stub->key_hash))
+            return true;
+        if ((lines >> (line - KL_PRIORITY_MIN) & 1) && (!cursor || (!cursor->ended && cursor->floor <= stub->due_ms)))
+            return true;
+    }
+    return false;
+}
+
 /* Tasks that are due and cannot be held now are shown again by the next look at the line. */
 static bool admit_due(kl__window *window, const kl_stub *stub)
 {
@@ -197,6 +211,8 @@ static bool admit_due(kl__window *window, const kl_stub *stub)
     if (!stub->key_hash && kl__gate_due(window->partition->gate))
         return true; /* it may have a copy in an older layout still, of a move that was broken off */
     if (kl__gate_closed(window->partition->gate, stub->key_hash) || key_is_blocked(window, stub->key_hash))
+        return true;
+    if (stub->key_hash && earlier_unread(window, stub))
         return true;
     if (kl__window_full(window, stub->priority))
         return false;
@@ -329,7 +345,7 @@ void kl__window_ready(kl__window *window)
     kl__lane_task *tasks[64];
     uint32_t count;
     kl__pump *pump = window->pump;
-    if (!window->lanes || window->leaving || window->lost || pump->stopping)
+    if (!window->lanes || window->leaving || window->lapsed || window->lost || pump->stopping)
         return;
     if (KL_MUTANT(halt_holds_shard) && kl__lanes_counts(window->lanes).keys[KL_LANE_HALTED] > 0)
         return;
@@ -418,6 +434,18 @@ static void take_away(kl__held *held)
         break;
     default:
         KL_ASSERT(!"only a task that waits can be taken away");
+    }
+}
+
+void kl__window_clear_room(kl__window *window)
+{
+    for (uint32_t i = 0; i < window->table_capacity; i++) {
+        kl__held *held = window->table[i];
+        if (!held || held->state != KL_HELD_ROOM)
+            continue;
+        kl__room_remove(window->pump->room, held);
+        held->state = KL_HELD_LINE;
+        kl__lanes_untake(window->lanes, &held->lane, held->retry_line, window->pump->now_ms);
     }
 }
 

@@ -69,5 +69,6 @@ void kl_work_progress(kl_work *work, int percent, const char *text)
     work->progress.percent = percent < 0 ? -1 : percent > 100 ? 100 : percent;
     snprintf(work->progress.text, sizeof work->progress.text, "%s", text ? text : "");
     kl__pump_tell(work->served->pump, work->held, &work->progress);
+    work->told = true;
     pthread_mutex_unlock(&work->worker->mutex);
 }

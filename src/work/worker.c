@@ -1,6 +1,6 @@
 /* worker.c - start, drain and close a worker.
  *
- * A worker is a pump for each of its queues, threads that run tasks (worker_thread.c), and three that keep it going
+ * A worker is a pump for each of its queues, threads that run tasks (worker_thread.c), and four that keep it going
  * (worker_keep.c).
  *
  *      start ---> works ---> stopping: starts nothing, lets tasks end, settles, gives shards back ---> ended ---> close
@@ -267,6 +267,8 @@ static kl_rc start_threads(kl_worker *worker)
 {
     kl_rc rc = start_thread(&worker->beat_id, kl__worker_beat, worker, &worker->beat_started);
     if (rc == KL_OK)
+        rc = start_thread(&worker->tick_id, kl__worker_tick, worker, &worker->tick_started);
+    if (rc == KL_OK)
         rc = start_thread(&worker->scout_id, kl__worker_scout, worker, &worker->scout_started);
     if (rc == KL_OK)
         rc = start_thread(&worker->settler_id, kl__worker_settler, worker, &worker->settler_started);
@@ -386,6 +388,8 @@ static void end_threads(kl_worker *worker)
         pthread_join(worker->scout_id, NULL);
     if (worker->settler_started)
         pthread_join(worker->settler_id, NULL);
+    if (worker->tick_started)
+        pthread_join(worker->tick_id, NULL);
     if (worker->beat_started)
         pthread_join(worker->beat_id, NULL);
 }
@@ -415,7 +419,8 @@ void kl_worker_close(kl_worker *worker)
 {
     if (!worker)
         return;
-    if (worker->beat_started && worker->scout_started && worker->threads[worker->thread_count - 1].started)
+    if (worker->beat_started && worker->tick_started && worker->scout_started &&
+        worker->threads[worker->thread_count - 1].started)
         end_work(worker);
     end_threads(worker);
     for (size_t i = 0; i < worker->served_count; i++) {
@@ -452,6 +457,7 @@ kl_worker_info kl_worker_show(kl_worker *worker)
         info.done += counts.done;
         info.retried += counts.retried;
         info.dead += counts.dead;
+        info.halted += counts.halted;
         info.cancelled += counts.cancelled;
         info.unserved += kl__pump_unserved(pump);
         info.refused += counts.refused;

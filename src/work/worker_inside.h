@@ -40,6 +40,7 @@ struct kl_work {
     int64_t deadline_ns; /* KL_NEVER: none */
     int64_t retry_after_ms;
     kl__progress progress;
+    bool told;   /* others may see it */
     char *error; /* KL_ERROR_BYTES_MAX + 1, made when it is needed; reused */
     size_t error_len;
     char *result; /* of this run */
@@ -79,8 +80,8 @@ struct kl_worker {
     size_t served_count;
     kl__thread *threads;
     size_t thread_count, idle, threads_ended;
-    pthread_t scout_id, beat_id, settler_id;
-    bool scout_started, beat_started, settler_started;
+    pthread_t scout_id, beat_id, tick_id, settler_id;
+    bool scout_started, beat_started, tick_started, settler_started;
     bool look_now;
     bool stopping;            /* starts nothing more */
     bool ended;               /* everything was given back */
@@ -91,6 +92,7 @@ struct kl_worker {
 
 void *kl__worker_thread(void *thread);  /* runs tasks */
 void *kl__worker_scout(void *worker);   /* looks for tasks */
+void *kl__worker_tick(void *worker);    /* looks at records, carries out requests */
 void *kl__worker_beat(void *worker);    /* beats */
 void *kl__worker_settler(void *worker); /* sends outcomes */
 

@@ -1,4 +1,5 @@
-/* worker_keep.c - the three threads that keep a worker going: one looks for tasks, one sends outcomes, one beats.
+/* worker_keep.c - the four threads that keep a worker going: one looks for tasks, one sends outcomes, one
+ * looks at records and carries out requests, one beats.
  *
  * The scout waits for appends where the store can tell of them and there is one partition to wait for; otherwise it looks
  * again and again, less often the longer nothing comes. */
@@ -180,6 +181,22 @@ static int64_t beat_ms(const kl_worker *worker)
     return least_ms;
 }
 
+/* What may take long has a thread of its own, so that the lease is renewed meanwhile. */
+void *kl__worker_tick(void *context)
+{
+    kl_worker *worker = context;
+    pthread_mutex_lock(&worker->mutex);
+    while (!worker->closing && !worker->ended) {
+        for (size_t i = 0; i < worker->served_count; i++)
+            if (kl__pump_tick(worker->served[i].pump) != KL_OK)
+                kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+        if (!worker->ended && !worker->closing)
+            kl__worker_wait(worker, &worker->changed, beat_ms(worker));
+    }
+    pthread_mutex_unlock(&worker->mutex);
+    return NULL;
+}
+
 void *kl__worker_beat(void *context)
 {
     kl_worker *worker = context;
@@ -187,7 +204,7 @@ void *kl__worker_beat(void *context)
     pthread_mutex_lock(&worker->mutex);
     while (!worker->closing && !worker->ended) {
         for (size_t i = 0; i < worker->served_count; i++)
-            if (kl__pump_beat(worker->served[i].pump) != KL_OK)
+            if (kl__pump_keep(worker->served[i].pump) != KL_OK)
                 kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
         for (size_t i = 0; i < worker->served_count; i++) /* it may have been let on: resumed, permitted */
             kl__worker_wake(worker, kl__pump_ready(worker->served[i].pump));

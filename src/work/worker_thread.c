@@ -103,7 +103,6 @@ static void hand_in(kl__thread *thread, size_t to)
     kl__pump *pump = thread->served->pump;
     for (; thread->handed_in < to; thread->handed_in++) {
         size_t i = thread->handed_in;
-        kl__pump_tell(pump, thread->held[i], NULL);
         if (thread->stopped[i])
             kl__pump_untake(pump, thread->held[i]);
         else
@@ -183,6 +182,15 @@ static kl_bytes keep(kl__thread *thread, const char *bytes, size_t length)
     return copy;
 }
 
+/* The next task of the hand uses the same place for its progress. */
+static void stop_telling(kl_work *work)
+{
+    pthread_mutex_lock(&work->worker->mutex);
+    kl__pump_tell(work->served->pump, work->held, NULL);
+    work->told = false;
+    pthread_mutex_unlock(&work->worker->mutex);
+}
+
 /* Returns when it ended, which is when the next one begins. */
 static int64_t run(kl__thread *thread, size_t index, int64_t now_ns)
 {
@@ -193,6 +201,8 @@ static int64_t run(kl__thread *thread, size_t index, int64_t now_ns)
         return now_ns;
     begin(thread, index, now_ns);
     kl_outcome outcome = thread->handlers[index]->fn(work, thread->handlers[index]->ctx);
+    if (work->told)
+        stop_telling(work);
     int64_t ended_ns = kl__monotonic_ns();
     bool timed_out = work->deadline_ns != KL_NEVER && ended_ns >= work->deadline_ns;
     if (outcome != KL_DONE && timed_out && work->error_len == 0)
@@ -325,6 +335,10 @@ void *kl__worker_thread(void *context)
         if (count > 0) {
             if (load(thread, count, &run) != KL_OK)
                 kl__worker_wait(worker, &worker->changed, KL_RETRY_MS);
+            if (worker->stopping) { /* a drain has begun meanwhile */
+                for (; run > 0; run--)
+                    kl__pump_untake(thread->served->pump, thread->held[run - 1]);
+            }
             if (run > 0)
                 run_hand(thread, run);
             release(thread);

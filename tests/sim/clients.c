@@ -318,15 +318,20 @@ static void redrive(struct sim_process *process)
     sim_note(world, process, NULL, "puts %llu dead letters back: %s", (unsigned long long)account.done, kl_rc_name(rc));
 }
 
-static void schedule(struct sim_process *process)
+kl_rc sim_schedule(struct sim_process *process)
 {
-    kl_cron cron = {.size = sizeof cron,
-                    .name = SIM_CRON_NAME,
-                    .when = "* * * * *",
-                    .catch_up = KL_CATCH_UP_ALL,
-                    .task = {.kind = kl_str("often"), .payload = kl_str("tick")}};
-    if (kl_cron_add(process->queue, &cron) == KL_OK)
-        process->world->cron_added = true;
+    kl_rc rc = KL_OK;
+    for (int i = 0; i < SIM_CRONS && rc == KL_OK; i++) {
+        char name[] = "tick0";
+        name[sizeof name - 2] = (char)('0' + i);
+        kl_cron cron = {.size = sizeof cron,
+                        .name = name,
+                        .when = "* * * * *",
+                        .catch_up = KL_CATCH_UP_ALL,
+                        .task = {.kind = kl_str("often"), .payload = kl_str(name)}};
+        rc = kl_cron_add(process->queue, &cron);
+    }
+    return rc;
 }
 
 static void act(struct sim_process *process)
@@ -334,9 +339,7 @@ static void act(struct sim_process *process)
     struct world *world = process->world;
     const struct sim_plan *plan = &world->plan;
     uint64_t dice = sim_below(world, 12);
-    if (plan->crons && !world->cron_added)
-        schedule(process);
-    else if (dice < 3 && plan->layouts)
+    if (dice < 3 && plan->layouts)
         change_layout(process);
     else if (dice < 5 && plan->pauses)
         pause_key(process);

@@ -14,9 +14,14 @@ const struct sim_mutant sim_mutants[] = {
         {NULL, NULL, NULL},
 };
 
+static bool mutated;
+
+bool sim_is_mutated(void) { return mutated; }
+
 bool sim_mutate(const char *name)
 {
     kl__mutant = KL_MUTANT_none;
+    mutated = name != NULL;
     for (int i = 0; name && sim_mutants[i].name; i++) {
         if (strcmp(sim_mutants[i].name, name) == 0) {
             kl__mutant = (enum kl__mutant_name)i;
@@ -31,7 +36,7 @@ uint64_t sim_catch(const char *mutant, uint64_t first, uint64_t seeds, uint64_t 
 {
     for (uint64_t i = 0; i < seeds; i++) {
         *ret_result = sim_run_apart(first + i, operations, mutant, NULL);
-        if (ret_result->broken)
+        if (ret_result->broken && !sim_run_apart(first + i, operations, "none", NULL).broken)
             return i + 1;
     }
     return 0;

@@ -92,6 +92,18 @@ static void end_entry(struct world *world, struct sim_entry *entry, kl_outcome o
     world->waiting--;
 }
 
+static void revive_entry(struct world *world, struct sim_entry *entry)
+{
+    entry->ended = entry->retry_line = false;
+    entry->attempts = entry->starts = entry->extra = 0;
+    entry->finished_by = entry->taken_by = SIM_NOBODY;
+    entry->sequence = ++world->entry_count;
+    entry->task->lives++;
+    entry->next_of_key = world->keys[entry->task->key].waiting;
+    world->keys[entry->task->key].waiting = entry;
+    world->waiting++;
+}
+
 void oracle_free(struct world *world)
 {
     while (world->entries) {
@@ -157,7 +169,8 @@ static const struct sim_entry *running_in(const struct world *world, uint32_t pa
 {
     for (uint32_t key = 0; key < SIM_KEYS_MAX; key++)
         for (const struct sim_entry *entry = world->keys[key].waiting; entry; entry = entry->next_of_key)
-            if (entry->taken_by == process && entry->place.partition == partition && entry->place.shard == shard)
+            if (entry->running && entry->taken_by == process && entry->place.partition == partition &&
+                entry->place.shard == shard)
                 return entry;
     return NULL;
 }
@@ -226,6 +239,14 @@ void oracle_written(struct sim_process *process, const kl_write *writes, size_t 
 
 /* --- Appends --- */
 
+/* Somebody has asked for that. */
+static bool may_be_cancelled(const struct world *world, const struct sim_task *task)
+{
+    const struct sim_key *key = &world->keys[task->key];
+    return task->cancel_asked || world->purge_asked || (task->job >= 0 && world->jobs[task->job].cancel_asked) ||
+           (task->key && (key->skip_asked || key->drain_asked));
+}
+
 static bool is_waiting(struct world *world, const kl_entry *entry)
 {
     kl_ref ref = {.place = entry->place, .id = entry->id};
@@ -247,7 +268,8 @@ static struct sim_task *tick_task(struct world *world, const kl_entry *entry)
     int64_t tick_ms = 0;
     if (kl__envelope_decode(entry->headers, &arena, &extra) == KL_OK && extra.header_count >= 2 &&
         sscanf(extra.headers[1].value.data, "%d-%d-%dT%d:%d", &year, &month, &day, &hour, &minute) == 5)
-        tick_ms = ((int64_t)year * 12 + month) * 10000000 + day * 10000 + hour * 60 + minute;
+        tick_ms = (((int64_t)year * 12 + month) * 10000000 + day * 10000 + hour * 60 + minute) * SIM_CRONS +
+                  ((const char *)entry->payload.data)[4] - '0';
     kl_arena_free(&arena);
     for (uint64_t i = 1; i <= world->task_count && tick_ms && !task; i++)
         task = world->tasks[i]->tick_ms == tick_ms ? world->tasks[i] : NULL;
@@ -261,7 +283,7 @@ static struct sim_task *tick_task(struct world *world, const kl_entry *entry)
 static struct sim_task *task_of(struct world *world, const kl_entry *entry)
 {
     uint64_t number = 0;
-    if (entry->payload.len == 4 && memcmp(entry->payload.data, "tick", 4) == 0)
+    if (entry->payload.len == 5 && memcmp(entry->payload.data, "tick", 4) == 0)
         return tick_task(world, entry);
     if (entry->payload.len == sizeof number)
         memcpy(&number, entry->payload.data, sizeof number);
@@ -307,6 +329,10 @@ static void append_one(struct sim_process *process, const kl_entry *from)
         return;
     if (!is_waiting(world, from))
         return;
+    if (entry && may_be_cancelled(world, entry->task) && entry->outcome == KL_CANCELLED) {
+        revive_entry(world, entry); /* nothing is kept of what an operator has ended, so nobody can know */
+        return;
+    }
     if (entry) {
         sim_break(world, "I6", entry->task, "p%u (%s) stores task %llu again, which has ended", process->number,
                   role_of(process), (unsigned long long)entry->task->number);
@@ -332,13 +358,6 @@ void oracle_appended(struct sim_process *process, const kl_entry *entries, size_
 }
 
 /* --- Settles --- */
-
-static bool may_be_cancelled(const struct world *world, const struct sim_task *task)
-{
-    const struct sim_key *key = &world->keys[task->key];
-    return task->cancel_asked || world->purge_asked || (task->job >= 0 && world->jobs[task->job].cancel_asked) ||
-           (task->key && (key->skip_asked || key->drain_asked));
-}
 
 static bool may_die(const struct world *world, const struct sim_process *process, const struct sim_entry *entry)
 {
@@ -614,7 +633,8 @@ struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held
     sim_note(world, process, entry->task, "taken, epoch %llu", (unsigned long long)epoch);
     if (!entry->ended) { /* else it was read before it ended, and load will see that */
         check_owner(process, entry, epoch);
-        if (entry->due_ms - world->plan.lease_ms / 10 > world->now_ms && !entry->retry_line) /* clocks drift */
+        if (!world->plan.crons && entry->due_ms - world->plan.lease_ms / 10 > world->now_ms &&
+            !entry->retry_line) /* clocks drift, and where time jumps they drift far */
             sim_break(world, "I3", entry->task, "p%u takes task %llu %lld ms before it is due", process->number,
                       (unsigned long long)entry->task->number, (long long)(entry->due_ms - world->now_ms));
         check_paused(process, entry);
@@ -645,7 +665,7 @@ void oracle_untaken(struct sim_process *process, struct sim_entry *entry)
 void oracle_dealt(struct sim_process *process, struct sim_entry *entry)
 {
     struct world *world = process->world;
-    bool ends = ends_unrun(world, entry);
+    bool ends = ends_unrun(world, entry) && entry->taken_by == process->number;
     oracle_untaken(process, entry);
     if (!ends || (entry->task->rare && !process->all_kinds))
         return;

@@ -15,7 +15,8 @@ enum {
     REST_EVERY = 256,     /* and at whether all tasks have ended */
     QUIET_MS = 900000,    /* of the store's clock, until all tasks must have ended */
     STEPS_FACTOR = 60,    /* of the operations, for the same */
-    JUMP_MS = 61000,      /* time that nobody sees pass */
+    JUMP_MS = 61000,      /* time that nobody sees pass; */
+    JUMPS_MAX = 9,        /* less than the ten minutes for which stores know an append again */
     TELL_EVENTS_MAX = 40, /* before what broke */
 };
 
@@ -25,7 +26,7 @@ static struct sim_plan make_plan(struct world *world, uint64_t operations)
 {
     static const kl_head_policy policies[] = {KL_HEAD_CONTINUE, KL_HEAD_CONTINUE, KL_HEAD_HALT, KL_HEAD_DRAIN};
     bool calm = sim_chance(world, 1, 8);
-    return (struct sim_plan){
+    struct sim_plan plan = {
         .operations = operations,
         .keys = (uint32_t)sim_between(world, 2, SIM_KEYS_MAX - 2) / (sim_chance(world, 1, 2) ? 1 : 6) + 1,
         .workers = (uint32_t)sim_between(world, 2, 4),
@@ -52,6 +53,13 @@ static struct sim_plan make_plan(struct world *world, uint64_t operations)
         .redrives = sim_chance(world, 1, 4),
         .poison_max = (uint32_t)sim_below(world, 3),
     };
+    if (sim_is_mutated()) { /* everything happens, so that fewer seeds are needed */
+        plan.layouts = plan.crons = plan.pauses = plan.delays = true;
+        plan.submitters = plan.operators = 2;
+        plan.lost_per_mille += 5;
+        plan.stall_per_10000 += 5;
+    }
+    return plan;
 }
 
 /* --- Processes --- */
@@ -67,7 +75,8 @@ static void set_up(struct sim_process *process)
                               .backoff_base_ms = 10,
                               .backoff_max_ms = 400};
     if (kl_store_open_engine(sim_engine(), "0", &opts, &process->store) != KL_OK ||
-        kl_queue_open(process->store, SIM_QUEUE, &settings, &process->queue) != KL_OK)
+        kl_queue_open(process->store, SIM_QUEUE, &settings, &process->queue) != KL_OK ||
+        (world->plan.crons && sim_schedule(process) != KL_OK))
         sim_break(world, "I7", NULL, "the queue cannot be made: %s", kl_error_text());
 }
 
@@ -126,8 +135,10 @@ static bool step(struct world *world)
 {
     if (world->steps % KEEP_EVERY == 0)
         keep_all(world);
-    if (world->plan.crons && !world->quiet && sim_chance(world, 1, 6000))
-        world->now_ms += sim_between(world, 1, 4) * JUMP_MS;
+    if (world->plan.crons && !world->quiet && world->jumps < JUMPS_MAX && sim_chance(world, 1, 4000)) {
+        world->now_ms += JUMP_MS;
+        world->jumps++;
+    }
     return sim_step(world);
 }
 

@@ -42,14 +42,13 @@ enum {
     SIM_CALL_TASKS_MAX = 8,
     SIM_UNIQUES_MAX = 32,
     SIM_EVENTS_MAX = 4096,
-    SIM_STATES = 3, /* of which faults are on in the first */
+    SIM_CRONS = 4, /* schedules */
 };
 
 #define SIM_QUEUE     "sim"
 #define SIM_BEGIN_MS  INT64_C(1800000000000)
 #define SIM_NOBODY    UINT32_MAX
 #define SIM_KIND_RARE "rare" /* a kind that only some workers serve */
-#define SIM_CRON_NAME "minutely"
 
 /* --- What a seed decides --- */
 
@@ -112,7 +111,7 @@ struct sim_task {
     bool delayed, rare, acknowledged, duplicate, cancel_asked;
     enum sim_behaviour behaviour;
     int32_t job, unique; /* -1: none */
-    int64_t tick_ms;     /* of a schedule; 0: none */
+    int64_t tick_ms;     /* names a tick of a schedule; 0: none */
     uint32_t lives;      /* 1, and one for each redrive */
     uint32_t real_ends;  /* outcomes that are not moves */
     struct sim_entry *entries;
@@ -232,9 +231,9 @@ struct world {
     struct sim_call calls[SIM_CALLS_MAX];
     uint32_t call_count;
     struct sim_task *uniques[SIM_UNIQUES_MAX]; /* the one that was stored */
-    bool queue_paused, queue_steered, purge_asked, cron_added;
+    bool queue_paused, queue_steered, purge_asked;
     int64_t queue_paused_ms;
-    uint32_t poisons;
+    uint32_t poisons, jumps;
     uint64_t crashes, takeovers, stalls, losses, layouts, starts, finishes;
 
     struct sim_event events[SIM_EVENTS_MAX];
@@ -313,6 +312,7 @@ void sim_worker(struct sim_process *process);
 void sim_producer(struct sim_process *process);
 void sim_submitter(struct sim_process *process);
 void sim_operator(struct sim_process *process);
+kl_rc sim_schedule(struct sim_process *process); /* adds the schedules */
 
 /* --- run.c --- */
 
@@ -335,10 +335,12 @@ struct sim_mutant {
 
 extern const struct sim_mutant sim_mutants[]; /* ends with a name of NULL */
 
-/* Switches one on; "none" or NULL: none. False: there is no such mutant. */
+/* Switches one on; NULL: none, and "none": none, in the same worlds. False: there is no such mutant. */
 bool sim_mutate(const char *name);
+bool sim_is_mutated(void); /* also by "none" */
 
-/* Runs up to `seeds` seeds from `first` on; how many it took until it was caught, 0: it was not. */
+/* Runs up to `seeds` seeds from `first` on; how many it took until it was caught by one that is well without it, 0: it was
+ * not. */
 uint64_t sim_catch(const char *mutant, uint64_t first, uint64_t seeds, uint64_t operations,
                    struct sim_result *ret_result);
 

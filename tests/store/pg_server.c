@@ -129,16 +129,27 @@ static bool await_start(void)
 static void stop(void)
 {
     if (server.pid > 0) {
-        kill(server.pid, SIGINT);
+        kill(server.pid, SIGQUIT); /* at once: nobody wants its data any more */
         waitpid(server.pid, NULL, 0);
     }
     if (*server.dir)
         workdir_remove(server.dir);
 }
 
+static bool run_server(const char *log)
+{
+    char data[PATH_BYTES], sockets[PATH_BYTES];
+    snprintf(data, sizeof data, "%s/data", server.dir);
+    snprintf(sockets, sizeof sockets, "unix_socket_directories=%s", server.dir);
+    char *arguments[] = {"postgres",           "-D", data, "-c", "listen_addresses=", "-c", sockets, "-c",
+                         "max_connections=60", NULL};
+    server.pid = start("postgres", arguments, log);
+    return server.pid > 0 && await_start();
+}
+
 static kl_rc start_server(void)
 {
-    char data[PATH_BYTES], log[PATH_BYTES], sockets[PATH_BYTES];
+    char data[PATH_BYTES], log[PATH_BYTES];
     if (!find_programs())
         return fail("there is no initdb on this machine");
     if (!make_directory())
@@ -146,17 +157,22 @@ static kl_rc start_server(void)
     atexit(stop);
     snprintf(data, sizeof data, "%s/data", server.dir);
     snprintf(log, sizeof log, "%s.log", server.dir);
-    snprintf(sockets, sizeof sockets, "unix_socket_directories=%s", server.dir);
     char *init[] = {"initdb", "-D",        data,          "-U", "postgres", "-A",
                     "trust",  "--no-sync", "--no-locale", "-E", "UTF8",     NULL};
-    char *run_it[] = {"postgres",           "-D", data, "-c", "listen_addresses=", "-c", sockets, "-c",
-                      "max_connections=60", NULL};
-    bool made = run("initdb", init, log);
-    server.pid = made ? start("postgres", run_it, log) : 0;
-    if (!made || server.pid <= 0 || !await_start())
+    if (!run("initdb", init, log) || !run_server(log))
         return kl__fail(KL_ESYSTEM, "PostgreSQL does not start; %s says why", log);
     unlink(log);
     return KL_OK;
+}
+
+bool pg_server_crash(void)
+{
+    if (server.pid <= 0)
+        return false;
+    kill(server.pid, SIGQUIT);
+    waitpid(server.pid, NULL, 0);
+    CHECK(run_server("/dev/null"));
+    return true;
 }
 
 kl_rc pg_server_url(char ret_url[PG_URL_BYTES])

@@ -5,6 +5,8 @@
 #ifndef TESTS_STORE_PG_SERVER_H
 #define TESTS_STORE_PG_SERVER_H
 
+#include <stdbool.h>
+
 #include "keyline/error.h"
 
 enum { PG_URL_BYTES = 512 };
@@ -21,5 +23,9 @@ void pg_server_run(const char *sql);
 
 /* The first value of the first row as a number; -1: there is none, which fails the test. */
 long long pg_server_number(const char *sql);
+
+/* Ends the server as a crash would (SIGQUIT: it writes nothing more) and starts it again. Call it from the main thread:
+ * the server ends with the thread that started it. False: it is not this program's server, so it is left alone. */
+bool pg_server_crash(void);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "store/conformance.h"
+#include "store/pg_clock.h"
 #include "store/pg_server.h"
 
 struct pg_place {
@@ -17,7 +18,7 @@ struct pg_place {
 static kl_rc reopen_postgres(void *place, const kl_store_opts *opts, kl_store **ret_store)
 {
     struct pg_place *its = place;
-    return kl_store_open(its->url, opts, ret_store);
+    return pg_clock_open(its->url, opts, ret_store);
 }
 
 static void drop_postgres(void *place)
@@ -56,7 +57,7 @@ __attribute__((constructor)) static void do_less(void)
 }
 
 const struct subject subject = {
-    .name = "postgres", .open = open_postgres, .reopen = reopen_postgres, .destroy = drop_postgres};
+    .name = "postgres", .clocked = true, .open = open_postgres, .reopen = reopen_postgres, .destroy = drop_postgres};
 
 /* ---- What is not in the contract ---- */
 
@@ -95,6 +96,76 @@ CLAIM(a_batch_is_one_row_however_many_tasks_it_settles)
     CHECK(rows_of(t, "settled") <= 1);
     CHECK_LINE(t, order_place(t, 4), 0, NULL, 0);
 }
+
+/* ---- Many entries at once: COPY ---- */
+
+enum { MANY = 700 };
+
+static void make_many(struct trial *t, kl_entry entries[MANY])
+{
+    static const char *const keys[] = {NULL, "anna", "bert"};
+    for (uint32_t i = 0; i < MANY; i++) {
+        kl_place place = i % 2 ? order_place(t, i % 16) : bill_place(t, i % 256);
+        entries[i] = make_entry(t, place, keys[i % 3], i % 5 ? "payload\xff" : NULL);
+        entries[i].kind = kl_str(i % 7 ? "kind" : NULL);
+        entries[i].headers = kl_str(i % 11 ? NULL : "headers");
+        entries[i].priority = (int32_t)(i % 32) + KL_PRIORITY_MIN;
+        entries[i].due_ms = i % 4 ? 0 : START_MS + i;
+        entries[i].group = (uint16_t)(i * 97);
+        if (i % 6 == 0)
+            entries[i].job = make_id(t, place, kl_str(NULL));
+    }
+}
+
+CLAIM(many_entries_are_stored_as_few_are_and_once)
+{
+    static kl_entry entries[MANY];
+    kl_token token = make_token();
+    make_many(t, entries);
+    for (int repeat = 0; repeat < 3; repeat++)
+        CHECK_OK(kl_store_append(t->store, entries, MANY, &token));
+    CHECK_INT(rows_of(t, "entries"), MANY);
+    BOTH_LIVES(t)
+    for (size_t i = 0; i < MANY; i += 7) {
+        kl_task task = read_one(t, entries[i].place, &entries[i].id);
+        CHECK_INT(task.state, KL_TASK_WAITING);
+        CHECK_ENTRY(&task.entry, &entries[i]);
+        CHECK_INT(line_of(t, entries[i].place, &entries[i].id), entries[i].due_ms ? KL_LINE_DUE : entries[i].priority);
+    }
+}
+
+CLAIM(calls_of_many_and_of_few_entries_keep_their_order)
+{
+    static kl_entry entries[MANY];
+    static kl_task_id ids[MANY];
+    for (size_t i = 0; i < MANY; i++) {
+        entries[i] = make_entry(t, order_place(t, 4), "k", "x");
+        ids[i] = entries[i].id;
+    }
+    for (size_t at = 0, step = 1; at < MANY; at += step) {
+        kl_token token = make_token();
+        step = at % 3 ? 100 : 3;
+        step = step < MANY - at ? step : MANY - at;
+        CHECK_OK(kl_store_append(t->store, entries + at, step, &token));
+    }
+    CHECK_LINE(t, order_place(t, 4), 0, ids, MANY);
+}
+
+CLAIM(many_entries_are_refused_whole_when_one_is_for_a_sealed_shard)
+{
+    static kl_entry entries[MANY];
+    kl_token token = make_token();
+    make_many(t, entries);
+    CHECK_OK(seal(t, order_place(t, 5), 0));
+    CHECK_OK(seal(t, bill_place(t, 30), 0));
+    CHECK_RC(kl_store_append(t->store, entries, MANY, &token), KL_ESEALED);
+    CHECK_CONTAINS(kl_error_text(), "entry 5:");
+    CHECK_INT(rows_of(t, "entries"), 0);
+    CHECK_INT(rows_of(t, "tokens"), 0);
+    CHECK_OK(kl_store_append(t->store, entries, 1, &token));
+}
+
+/* ---- Connections ---- */
 
 /* Ends all connections of the trial's store. */
 static void cut_all(const struct trial *t)
@@ -135,14 +206,62 @@ static void *cut_on(void *ctx)
     return NULL;
 }
 
+/* Appends of one entry and of many in turn. */
 CLAIM(nothing_is_lost_or_doubled_while_connections_are_cut)
 {
-    enum { APPENDS = 150 };
-    static kl_task_id ids[APPENDS];
+    enum { APPENDS = 120, BATCH = 80 };
+    static kl_task_id ids[APPENDS * BATCH];
+    static kl_entry entries[BATCH];
+    size_t appended = 0;
     struct cutter cutter = {.t = t};
     pthread_t thread;
     REQUIRE(pthread_create(&thread, NULL, cut_on, &cutter) == 0);
     for (int i = 0; i < APPENDS; i++) {
+        kl_token token = make_token();
+        size_t count = i % 2 ? 1 : BATCH;
+        kl_rc rc;
+        for (size_t j = 0; j < count; j++) {
+            entries[j] = make_entry(t, order_place(t, 4), "k", "x");
+            ids[appended++] = entries[j].id;
+        }
+        do {
+            rc = kl_store_append(t->store, entries, count, &token);
+        } while (rc == KL_EBUSY);
+        CHECK_OK(rc);
+    }
+    atomic_store(&cutter.stops, true);
+    pthread_join(thread, NULL);
+    CHECK(cutter.cuts > 0);
+    CHECK_LINE(t, order_place(t, 4), 0, ids, appended);
+}
+
+/* One thread appends, settles every other task, and notes what it was told, while the server crashes. */
+struct through {
+    struct trial *t;
+    kl_task_id left[2000];
+    size_t left_count;
+    _Atomic size_t made;
+    atomic_bool stops;
+};
+
+static kl_stub find_last(struct trial *t, const kl_task_id *id)
+{
+    kl_stub stubs[2000];
+    kl_scan scan = {.place = order_place(t, 4), .stubs = stubs, .max = COUNT(stubs)};
+    kl_rc rc;
+    do {
+        rc = kl_store_scan(t->store, &scan, 1);
+    } while (rc == KL_EBUSY);
+    CHECK_OK(rc);
+    CHECK(rc == KL_OK && scan.count > 0 && same_id(&stubs[scan.count - 1].id, id));
+    return rc == KL_OK && scan.count > 0 ? stubs[scan.count - 1] : (kl_stub){.id = *id};
+}
+
+static void *go_through(void *ctx)
+{
+    struct through *through = ctx;
+    struct trial *t = through->t;
+    while (!atomic_load(&through->stops) && through->left_count < COUNT(through->left) && !test_failed()) {
         kl_entry entry = make_entry(t, order_place(t, 4), "k", "x");
         kl_token token = make_token();
         kl_rc rc;
@@ -150,12 +269,35 @@ CLAIM(nothing_is_lost_or_doubled_while_connections_are_cut)
             rc = kl_store_append(t->store, &entry, 1, &token);
         } while (rc == KL_EBUSY);
         CHECK_OK(rc);
-        ids[i] = entry.id;
+        if (atomic_fetch_add(&through->made, 1) % 2) {
+            kl_stub stub = find_last(t, &entry.id);
+            kl_settled done = next_attempt(&stub, KL_DONE);
+            do {
+                rc = settle(t, order_place(t, 4), 0, &done, 1);
+            } while (rc == KL_EBUSY);
+            CHECK_OK(rc);
+        } else {
+            through->left[through->left_count++] = entry.id;
+        }
     }
-    atomic_store(&cutter.stops, true);
+    return NULL;
+}
+
+CLAIM(what_was_acknowledged_is_there_after_the_server_crashed)
+{
+    enum { CRASHES = 4, BETWEEN = 15 };
+    static struct through through;
+    pthread_t thread;
+    through = (struct through){.t = t};
+    REQUIRE(pthread_create(&thread, NULL, go_through, &through) == 0);
+    for (size_t i = 1; i <= CRASHES; i++) {
+        AWAIT(atomic_load(&through.made) >= i * BETWEEN || test_failed());
+        if (!pg_server_crash())
+            break;
+    }
+    atomic_store(&through.stops, true);
     pthread_join(thread, NULL);
-    CHECK(cutter.cuts > 0);
-    CHECK_LINE(t, order_place(t, 4), 0, ids, APPENDS);
+    CHECK_LINE(t, order_place(t, 4), 0, through.left, through.left_count);
 }
 
 CLAIM(whoever_waits_is_told_without_listening_too)

@@ -226,6 +226,37 @@ TEST(a_wait_that_outlives_its_holder_returns_to_look)
     rig_end(&first);
 }
 
+/* A connection like that of a client that has nothing to do. */
+static int dial_idle(const struct rig *rig)
+{
+    struct sockaddr_un address;
+    int dir_fd, fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    CHECK_OK(kl__socket_address(rig->data, &address, &dir_fd));
+    CHECK_INT(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+/* The oldest idle link is the client's: it is closed first, and its next call does not notice. */
+TEST(idle_clients_make_room_for_new_ones_and_lose_nothing)
+{
+    struct rig first, second, third;
+    static int idle[KL_CONNECTIONS_MAX];
+    REQUIRE(begin(&first));
+    REQUIRE(join_rig(&first, &second));
+    rig_append(&second, 1, 10, 10);
+    for (int i = 0; i < KL_CONNECTIONS_MAX; i++)
+        idle[i] = dial_idle(&first);
+    REQUIRE(join_rig(&first, &third));
+    kl_entry entry = rig_entry(&second, 11, 10);
+    CHECK_OK(kl_store_append(second.store, &entry, 1, NULL)); /* one that must not be made twice */
+    CHECK_INT(rig_waiting(&third), 11);
+    for (int i = 0; i < KL_CONNECTIONS_MAX; i++)
+        close(idle[i]);
+    leave_rig(&third);
+    leave_rig(&second);
+    rig_end(&first);
+}
+
 /* ---- The holder closes ---- */
 
 TEST(a_client_becomes_the_holder_when_the_holder_closes)

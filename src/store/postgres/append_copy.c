@@ -4,9 +4,9 @@
  *     COPY entries FROM STDIN                   rows in binary
  *     pg_notify; COMMIT
  *
- * Four round trips instead of one. The counters' rows are taken meanwhile, as in any append, so others wait for those of
- * the same shards as long as this takes. Any failure closes the connection or rolls back, which takes everything back,
- * except when COMMIT was sent and no answer came: then the call is repeated, and its token tells. */
+ * Four round trips instead of one. The counters' rows are taken meanwhile, as in any append, so others wait for those
+ * of the same shards as long as this takes. Any failure closes the connection or rolls back, which takes everything
+ * back, except when COMMIT was sent and no answer came: then the call is repeated, and its token tells. */
 #include <stdio.h>
 
 #include "base/text.h"

@@ -1,6 +1,6 @@
 /* postgres.h - the PostgreSQL engine: a store in a schema of a database that others use too.
  *
- *     call -> build parameters (params.c) -> one function of the schema, one transaction (pool.c) -> take its rows apart
+ *     call -> parameters (params.c) -> one function of the schema, one transaction (pool.c) -> take its rows apart
  *
  *     postgres.c   the engine's table; opening, closing, URL, clock, partitions
  *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
@@ -15,8 +15,8 @@
  *     connection, also behind a pooler.
  * P3  A call whose connection was lost is made again only where the contract makes that safe (S5); else it fails with
  *     KL_EBUSY.
- * P4  Rows of `counters` and locks of shards are taken in order of (partition, shard), so that calls do not wait for one
- *     another in a circle. */
+ * P4  Rows of `counters` and locks of shards are taken in order of (partition, shard), so that calls do not wait for
+ *     one another in a circle. */
 #ifndef KL_STORE_POSTGRES_H
 #define KL_STORE_POSTGRES_H
 

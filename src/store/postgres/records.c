@@ -1,7 +1,7 @@
 /* records.c - small values with a version.
  *
- * A put of several records is one transaction, so it is there whole or not at all; but it is not repeated by itself when
- * its answer is lost, because writes of one name in one call are not recognised one by one (S5). */
+ * A put of several records is one transaction, so it is there whole or not at all; but it is not repeated by itself
+ * when its answer is lost, because writes of one name in one call are not recognised one by one (S5). */
 #include <stdio.h>
 
 #include "store/postgres/postgres.h"

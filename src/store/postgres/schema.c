@@ -47,8 +47,8 @@ static kl_rc ask_number(kl__pg *pg, PGconn *conn, const char *sql, int none, int
     return rc;
 }
 
-/* How many steps have been applied; 0: there is no schema. The catalogue is read as a table, because a session that once
- * looked for the name in vain may go on to believe so behind the advisory lock. */
+/* How many steps have been applied; 0: there is no schema. The catalogue is read as a table, because a session that
+ * once looked for the name in vain may go on to believe so behind the advisory lock. */
 static kl_rc read_version(kl__pg *pg, PGconn *conn, int *ret_version)
 {
     int there = 0;

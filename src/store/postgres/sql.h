@@ -1,7 +1,7 @@
 /* sql.h - the schema of the PostgreSQL engine as text: numbered steps, each applied once, in one transaction.
  *
- * The text is C tokens made into a string, so that it reads as SQL. Placeholders: $S the schema's name as an identifier,
- * $C the same as a literal, $L a number that stands for the schema in advisory locks. */
+ * The text is C tokens made into a string, so that it reads as SQL. Placeholders: $S the schema's name as an
+ * identifier, $C the same as a literal, $L a number that stands for the schema in advisory locks. */
 #ifndef KL_STORE_POSTGRES_SQL_H
 #define KL_STORE_POSTGRES_SQL_H
 

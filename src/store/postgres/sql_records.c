@@ -125,7 +125,8 @@ BEGIN
     GET DIAGNOSTICS dropped = ROW_COUNT;
     more := more OR dropped = rows_at_once;
     DELETE FROM $S.kept d
-    WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k WHERE k.expires_ms <= at_ms ORDER BY k.expires_ms LIMIT rows_at_once));
+    WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k WHERE k.expires_ms <= at_ms
+                              ORDER BY k.expires_ms LIMIT rows_at_once));
     GET DIAGNOSTICS dropped = ROW_COUNT;
     more := more OR dropped = rows_at_once;
     DELETE FROM $S.records d
@@ -134,7 +135,8 @@ BEGIN
       AND d.expires_ms > 0 AND d.expires_ms <= at_ms;
     IF (SELECT c.reltuples FROM pg_class c WHERE c.oid = ($C || '.kept')::regclass) > rows_max THEN
         DELETE FROM $S.kept d
-        WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k ORDER BY k.finished_ms DESC OFFSET rows_max LIMIT rows_at_once));
+        WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k
+                                  ORDER BY k.finished_ms DESC OFFSET rows_max LIMIT rows_at_once));
     END IF;
 END
 $$;

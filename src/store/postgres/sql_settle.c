@@ -1,11 +1,11 @@
 /* sql_settle.c - how tasks end, as functions of the schema: settle, fence, and what is kept.
  *
- * An advisory lock per shard, which ends with the transaction, stands around each settle and each fence of that shard. A
- * statement that follows it sees everything that was committed by whoever held it before (the isolation level is read
+ * An advisory lock per shard, which ends with the transaction, stands around each settle and each fence of that shard.
+ * A statement that follows it sees everything that was committed by whoever held it before (the isolation level is read
  * committed), so the fence that settle compares with is the one that counts. The locks come in the order of places.
  *
- * Outcomes: 0 done, 1 retry, 2 dead, 3 cancelled. States: 2 done, 3 dead, 4 cancelled. A task that stands in a call more
- * than once is settled once in each round. */
+ * Outcomes: 0 done, 1 retry, 2 dead, 3 cancelled. States: 2 done, 3 dead, 4 cancelled. A task that stands in a call
+ * more than once is settled once in each round. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -73,11 +73,13 @@ BEGIN
            (SELECT array_agg(x.error ORDER BY x.number DESC) FROM $S.errors x
             WHERE x.partition = e.partition AND x.shard = e.slot >> 6 AND x.position = e.position
               AND x.expires_ms > at_ms)
-    FROM unnest(ats, poss, outcomes, atts, keeps, errs, ress) WITH ORDINALITY AS u(at, pos, outcome, att, keep, err, res, n)
+    FROM unnest(ats, poss, outcomes, atts, keeps, errs, ress)
+         WITH ORDINALITY AS u(at, pos, outcome, att, keep, err, res, n)
     JOIN $S.entries e ON e.partition = bp[u.at] AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.position = u.pos
     WHERE u.outcome <> 1 AND u.keep > 0 AND u.n IN (SELECT unnest(won))
     ON CONFLICT (partition, shard, id) DO UPDATE SET
-        (state, attempts, finished_ms, expires_ms, job, due_ms, grp, priority, key, kind, headers, payload, result, errors)
+        (state, attempts, finished_ms, expires_ms, job, due_ms, grp, priority, key, kind, headers, payload, result,
+         errors)
         = (excluded.state, excluded.attempts, excluded.finished_ms, excluded.expires_ms, excluded.job, excluded.due_ms,
            excluded.grp, excluded.priority, excluded.key, excluded.kind, excluded.headers, excluded.payload,
            excluded.result, excluded.errors);
@@ -131,7 +133,8 @@ CREATE FUNCTION $S.results(p int, s int, j uuid, behind uuid, lim int)
 RETURNS TABLE (n bigint, state int, partition int, shard int, id uuid, pos bigint, attempts int,
                not_before_ms bigint, finished_ms bigint, job uuid, due_ms bigint, grp smallint, priority int,
                key bytea, kind bytea, headers bytea, payload bytea, error bytea, result bytea)
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$ #variable_conflict use_column
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+AS $$ #variable_conflict use_column
 DECLARE
     at_ms bigint := $S.now_ms();
 BEGIN
@@ -149,7 +152,8 @@ CREATE FUNCTION $S.find(p int, st int, k_key bytea, k_kind bytea, k_job uuid, fr
 RETURNS TABLE (n bigint, state int, partition int, shard int, id uuid, pos bigint, attempts int,
                not_before_ms bigint, finished_ms bigint, job uuid, due_ms bigint, grp smallint, priority int,
                key bytea, kind bytea, headers bytea, payload bytea, error bytea, result bytea, errors bytea[])
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$ #variable_conflict use_column
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+AS $$ #variable_conflict use_column
 DECLARE
     at_ms bigint := $S.now_ms();
 BEGIN

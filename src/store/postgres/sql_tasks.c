@@ -81,7 +81,8 @@ $$;
 CREATE FUNCTION $S.scan(ps int[], ss int[], lines int[], afters bigint[], dues bigint[], untils bigint[], lims int[])
 RETURNS TABLE (n bigint, id uuid, pos bigint, due_ms bigint, bytes int, attempts int, grp smallint,
                priority int, key bytea)
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$ #variable_conflict use_column
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+AS $$ #variable_conflict use_column
 BEGIN
     RETURN QUERY
     WITH a AS MATERIALIZED (
@@ -139,7 +140,8 @@ CREATE FUNCTION $S.read(ps int[], ss int[], poss bigint[], ids uuid[], most bigi
 RETURNS TABLE (n bigint, state int, partition int, shard int, id uuid, pos bigint, attempts int,
                not_before_ms bigint, finished_ms bigint, job uuid, due_ms bigint, grp smallint, priority int,
                key bytea, kind bytea, headers bytea, payload bytea, error bytea, result bytea)
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$ #variable_conflict use_column
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+AS $$ #variable_conflict use_column
 DECLARE
     at_ms bigint := $S.now_ms();
 BEGIN
@@ -181,8 +183,8 @@ BEGIN
         LEFT JOIN $S.retries r ON r.partition = e.p AND r.shard = e.s AND r.position = e.position
         UNION ALL
         SELECT a.n, coalesce(k.state, 0)::int, a.p, a.s, a.id, 0, coalesce(k.attempts, 0), 0,
-               coalesce(k.finished_ms, 0), k.job, k.due_ms, k.grp, coalesce(k.priority, 0)::int, k.key, k.kind, k.headers,
-               k.payload, k.errors[1], k.result
+               coalesce(k.finished_ms, 0), k.job, k.due_ms, k.grp, coalesce(k.priority, 0)::int, k.key, k.kind,
+               k.headers, k.payload, k.errors[1], k.result
         FROM a LEFT JOIN $S.kept k ON k.partition = a.p AND k.shard = a.s AND k.id = a.id AND k.expires_ms > at_ms
         WHERE a.n NOT IN (SELECT w.n FROM waits w)),
     sized AS (

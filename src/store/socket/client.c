@@ -4,15 +4,15 @@
  * holder.
  *
  * A call takes a link, and nobody else uses that until it is given back: a call that waits holds up no other. Links are
- * kept for later calls, up to LINKS_KEPT. One whose holder has ended notices when it is used: sending fails at once,
- * the call has not been made, and is made again on a new connection.
+ * kept for later calls, up to LINKS_KEPT. One whose holder has ended, or has closed it to make room for others, notices
+ * when it is used: sending fails at once, the call has not been made, and is made again on a new connection.
  *
  *      kl__link_call:  connected? --no--> connect, hello --nobody listens--> absent --it is ours--> KL_MOVED
  *                          |                   ^                               '--somebody has it--> pause, again
  *                        send ----failed-------|
  *                          |                   |
  *                       receive --"not made"---|
- *                          |-----lost: repeats-'  else KL_EBUSY
+ *                          |-----lost: repeats-'  else, or after TRIES_MAX, KL_EBUSY
  *                        answer
  */
 #include "store/socket/client.h"
@@ -25,9 +25,10 @@
 
 #include "base/clock.h"
 
-/* How long somebody may hold the directory without listening (it opens or closes it, or looks at it) before a call gives
- * up; how long a holder may take for its hello; and the pauses between two tries. */
-enum { LISTEN_MS = 3000, HELLO_MS = 5000, PAUSE_MIN_MS = 1, PAUSE_MAX_MS = 32, LINKS_KEPT = 8 };
+/* How long somebody may hold the directory without listening (it opens or closes it, or looks at it) before a call
+ * gives up; how long a holder may take for its hello; the pauses between two tries; and on how many connections a call
+ * is tried, each of which was there and ended under it. */
+enum { LISTEN_MS = 3000, HELLO_MS = 5000, PAUSE_MIN_MS = 1, PAUSE_MAX_MS = 32, LINKS_KEPT = 8, TRIES_MAX = 16 };
 
 /* ---- Links ---- */
 
@@ -172,7 +173,7 @@ static kl_rc try_to_connect(kl__client *client, kl__link *link, bool *ret_listen
     int error = dial(&address, &link->fd);
     if (dir_fd >= 0)
         close(dir_fd);
-    *ret_listens = error != -ECONNREFUSED && error != -ENOENT;
+    *ret_listens = error != -ECONNREFUSED && error != -ENOENT && error != -ENOTDIR;
     if (error == -ECONNREFUSED || error == -ENOENT || error == -ENOTDIR || error == -EAGAIN)
         return kl__fail(KL_EBUSY, "nobody listens in %s", client->dir);
     if (error)
@@ -222,6 +223,13 @@ static kl_rc fail_lost(const kl__client *client)
                     client->dir);
 }
 
+/* Nothing was done on any of the connections. */
+static kl_rc fail_unmade(const kl__client *client)
+{
+    return kl__fail(KL_EBUSY, "the process that has %s open ended %d connections before a call was made; make it again",
+                    client->dir, TRIES_MAX);
+}
+
 kl_rc kl__link_refuse(kl__client *client, kl__link *link)
 {
     disconnect(link);
@@ -252,10 +260,11 @@ static int exchange(kl__link *link, bool *ret_made)
 
 kl_rc kl__link_call(kl__client *client, kl__link *link, bool repeats, kl__in *ret_in, bool *ret_answered)
 {
+    bool lost = false; /* it was made, or may have been, and its answer did not come */
     *ret_answered = false;
     if (link->request.failed)
         return kl__fail_memory();
-    for (;;) {
+    for (int tries = 0; tries < TRIES_MAX; tries++) {
         bool made;
         kl__answer answer;
         kl_rc rc = link->fd < 0 ? connect_link(client, link) : KL_OK;
@@ -272,9 +281,13 @@ kl_rc kl__link_call(kl__client *client, kl__link *link, bool repeats, kl__in *re
                        : kl__fail(answer.rc, "%.*s", (int)answer.sentence.len, (const char *)answer.sentence.data);
         }
         disconnect(link);
-        if (error && made && !repeats)
+        if (error == -ENOMEM)
+            return kl__fail_memory();
+        lost |= error && made;
+        if (lost && !repeats)
             return fail_lost(client);
     }
+    return lost ? fail_lost(client) : fail_unmade(client);
 }
 
 /* ---- Open and close ---- */

@@ -5,7 +5,8 @@
  *      run_listener --accept--> connection: a thread that receives, serves, sends --> ended --joined by--> run_listener
  *
  * A thread for each connection, because the calls of a store wait: for a sync, for work. There are as many connections
- * as clients have calls under way at once, and at most KL_CONNECTIONS_MAX; others wait in the listener's queue.
+ * as clients have calls under way at once, or had, and at most KL_CONNECTIONS_MAX; others wait in the listener's queue.
+ * While some do, connections without a call are closed, the longest idle first.
  *
  * V1  A connection is in the list from before its thread starts until the thread was joined; its descriptor is closed
  *     after that, so whoever has the mutex may shut it down.
@@ -13,7 +14,8 @@
  *
  * To stop, reading is shut down everywhere: a thread that waits for a request finds its end, requests that were sent
  * before are still read and told that they were not made, and a client that sends now gets EPIPE. So no client is left
- * in doubt. One that does not take its answer is cut off after STOP_MS. */
+ * in doubt. One that does not take its answer is cut off after STOP_MS. An idle connection is closed in the same way,
+ * and a request that is already on its way is still served. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -30,14 +32,17 @@
 #include "store/socket/serve.h"
 #include "store/socket/socket.h"
 
-enum { SOCKET_MODE = 0600, STOP_MS = 2000, PAUSE_MS = 20 };
+/* IDLE_MS: a connection that was used more recently is not closed for another, for they would only change places. */
+enum { SOCKET_MODE = 0600, STOP_MS = 2000, PAUSE_MS = 20, IDLE_MS = 100 };
 
 struct connection {
     struct connection *next;
     kl__server *server;
     pthread_t thread;
     int fd;
-    bool ended; /* with the server's mutex: the thread is about to return */
+    bool ended;                /* with the server's mutex: the thread is about to return */
+    bool closing;              /* the listener's: it was closed to make room */
+    _Atomic(int64_t) since_ns; /* when it began to wait for a request; KL_NEVER: it serves one */
 };
 
 struct kl__server {
@@ -64,12 +69,14 @@ static void *run_connection(void *arg)
     kl__serving serving = {
         .store = server->store, .salt = server->salt, .stopping = &server->stopping, .fd = connection->fd};
     while (kl__frame_receive(connection->fd, &request) == 0) {
+        atomic_store_explicit(&connection->since_ns, KL_NEVER, memory_order_relaxed);
         if (atomic_load(&server->stopping))
             kl__serve_not(&serving, &request);
         else
             kl__serve(&serving, &request);
         if (kl__frame_send(connection->fd, &serving.out) != 0)
             break;
+        atomic_store_explicit(&connection->since_ns, kl__monotonic_ns(), memory_order_relaxed);
     }
     kl__frame_free(&request);
     kl__out_free(&serving.out);
@@ -102,6 +109,7 @@ static void add_connection(kl__server *server, int fd)
     }
     connection->server = server;
     connection->fd = fd;
+    atomic_init(&connection->since_ns, kl__monotonic_ns());
     pthread_mutex_lock(&server->mutex);
     bool added = !atomic_load(&server->stopping) && start_thread(&connection->thread, run_connection, connection) == 0;
     if (added) {
@@ -147,13 +155,34 @@ static void join_all(struct connection *ended)
 
 /* ---- Listening ---- */
 
-/* Until there is room for a connection. False: the server stops. */
+/* Closes the connection that has been idle longest, if one has been for IDLE_MS. With the mutex held. */
+static void close_idle(kl__server *server)
+{
+    struct connection *idlest = NULL;
+    int64_t least_ns = kl__monotonic_ns() - INT64_C(1000000) * IDLE_MS;
+    for (struct connection *connection = server->connections; connection; connection = connection->next) {
+        int64_t since_ns = atomic_load_explicit(&connection->since_ns, memory_order_relaxed);
+        if (!connection->ended && !connection->closing && since_ns < least_ns) {
+            idlest = connection;
+            least_ns = since_ns;
+        }
+    }
+    if (!idlest)
+        return;
+    idlest->closing = true;
+    shutdown(idlest->fd, SHUT_RD);
+}
+
+/* Until there is room for a connection. Nobody is sent away before another one comes. False: the server stops. */
 static bool await_room(kl__server *server)
 {
     pthread_mutex_lock(&server->mutex);
     struct connection *ended = take_ended(server);
     while (!ended && server->count >= KL_CONNECTIONS_MAX && !atomic_load(&server->stopping)) {
-        kl__cond_wait(&server->changed, &server->mutex, KL_NEVER);
+        struct pollfd coming = {.fd = server->fd, .events = POLLIN};
+        if (poll(&coming, 1, 0) > 0)
+            close_idle(server);
+        kl__cond_wait(&server->changed, &server->mutex, kl__deadline_ns(PAUSE_MS));
         ended = take_ended(server);
     }
     pthread_mutex_unlock(&server->mutex);

@@ -3,8 +3,8 @@
  * From: store.c.  To: the disk engine, or client.c.
  *
  * Opening and going on after the holder's end are the same thing: connect, and where nobody listens open the directory
- * and listen. The directory's own lock decides between several that try. Partition numbers, positions, tokens and epochs
- * are in the journal, so they are the same whoever holds it.
+ * and listen. The disk engine lets one process have a directory open at a time, and so decides between several that
+ * try. Partition numbers, positions, tokens and epochs are in the journal, so they are the same whoever holds it.
  *
  * `disk` is set once, when everything is ready, and read by every call without a mutex (N2): a holder's call costs one
  * load more than it would without all this. */
