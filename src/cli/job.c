@@ -242,7 +242,9 @@ static int run_results(kl__call *call)
     status = kl__out_end(&out);
     fflush(stdout);
     if (rc == KL_OK && *cursor)
-        fprintf(stderr, "keyline: there are more; go on with --after %s\n", cursor);
+        fprintf(stderr,
+                kl__call_json(call) ? "{\"after\":\"%s\"}\n" : "keyline: there are more; go on with --after %s\n",
+                cursor);
     return rc == KL_OK ? status : kl__fail_given(rc);
 }
 

@@ -138,8 +138,13 @@ static kl_rc end_task(struct ask *ask, const kl_task_id *id, kl_outcome outcome,
         return rc;
     settled.position = task.position;
     settled.attempts = task.attempts;
-    return kl__window_find(ask->window, id, 0) ? end_task(ask, id, outcome, keep, ret_running)
-                                               : settle_one(ask, &settled);
+    if (kl__window_find(ask->window, id, 0)) /* it has come into memory meanwhile */
+        return end_task(ask, id, outcome, keep, ret_running);
+    ask->window->sweeping = true;
+    ask->window->swept_key = kl__key_hash(task.entry.key);
+    rc = settle_one(ask, &settled);
+    ask->window->sweeping = false;
+    return rc;
 }
 
 static kl_rc cancel(struct ask *ask)

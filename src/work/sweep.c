@@ -119,7 +119,10 @@ kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *he
     sweep->keep_ms = kl__pump_keep_ms(window->pump, outcome, 0);
     sweep->error = sweep->keep_ms ? kl_str(error) : (kl_bytes){0};
     window->out++; /* stays while the mutex is left */
+    window->sweeping = true;
+    window->swept_key = key_hash;
     kl_rc rc = sweep_lines(sweep);
+    window->sweeping = false;
     window->out--;
     *ret_count = sweep->count;
     kl__free(sweep);

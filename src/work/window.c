@@ -91,6 +91,11 @@ static void set_blocked(kl__held *held, kl__blocked why)
 
 /* --- Admitting --- */
 
+static bool is_swept(const kl__window *window, const kl_stub *stub)
+{
+    return window->sweeping && (window->swept_key == 0 || window->swept_key == stub->key_hash);
+}
+
 static bool key_is_blocked(kl__window *window, uint64_t key_hash)
 {
     kl__lane *lane = kl__window_lane(window, key_hash);
@@ -244,6 +249,8 @@ typedef enum verdict { ADMIT, LEAVE_OUT, STOP } verdict;
 static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint64_t key)
 {
     kl__pump *pump = window->pump;
+    if (is_swept(window, stub))
+        return window->swept_key ? LEAVE_OUT : STOP;
     if (kl__gate_closed(window->partition->gate, stub->key_hash) || left_out_before(window, line, key))
         return LEAVE_OUT;
     if (stub->key_hash) {
@@ -332,9 +339,9 @@ bool kl__window_admit(kl__window *window, int32_t line, const kl_stub *stub, boo
     if (kl__held_at(window, stub->position))
         return true;
     if (line == KL_LINE_RETRY)
-        return admit_started(window, stub);
+        return !is_swept(window, stub) && admit_started(window, stub);
     if (line == KL_LINE_DUE)
-        return admit_due(window, stub);
+        return is_swept(window, stub) || admit_due(window, stub);
     return admit_ready(window, line, stub, side);
 }
 
