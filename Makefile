@@ -33,8 +33,8 @@ tsan: ## run the tests under the thread sanitizer
 
 model: ## compare the lanes with their model for OPS random steps (make model OPS=1000000000)
 	@tools/setup build
-	@tools/build release
-	@KL_TEST_OPS=$(OPS) build-release/tests/test-lanes
+	@tools/build plain
+	@KL_TEST_OPS=$(OPS) build/tests/test-lanes
 
 crash: N = 50
 crash: ## kill a process under load N times and check what it leaves (make crash N=1000)
