@@ -97,9 +97,9 @@ typedef struct kl_worker_info {
     uint64_t held;   /* tasks in memory */
     uint64_t running;
     uint64_t started, done, retried, dead, cancelled; /* since the start */
-    uint64_t halted; /* failed for good and hold their keys until somebody acts, since the start */
-    uint64_t unserved;                                /* tasks in memory whose kind it has no handler for */
-    uint64_t refused;                                 /* outcomes that came too late: another worker owns the shard */
+    uint64_t halted;   /* failed for good and hold their keys until somebody acts, since the start */
+    uint64_t unserved; /* tasks in memory whose kind it has no handler for */
+    uint64_t refused;  /* outcomes that came too late: another worker owns the shard */
 } kl_worker_info;
 
 /* Counters, as of now. */

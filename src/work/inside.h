@@ -137,7 +137,7 @@ struct kl__window {
     bool leaving;       /* is to be given back */
     _Atomic(bool) lost; /* belongs to somebody else */
     bool settling;
-    bool sweeping;      /* tasks of this key (0: all) are being ended, and must not come into memory meanwhile */
+    bool sweeping; /* tasks of this key (0: all) are being ended, and must not come into memory meanwhile */
     uint64_t swept_key;
     bool lapsed;           /* its lease may be over: nothing is taken until a beat has renewed it */
     uint16_t unserved;     /* a kind that is not run here and of which it holds a task, by kl__owners_kind; 0: none */
