@@ -388,7 +388,7 @@ static kl_rc draft_and_write(kl_queue *queue, kl__json *from, const kl_record *r
                              kl__descriptor_change_fn *change, void *ctx)
 {
     kl__descriptor *draft, *known = kl__queue_descriptor(queue);
-    kl_bytes text;
+    kl_bytes text = {0};
     kl_rc rc = read_descriptor(from, record->version, &draft);
     if (rc != KL_OK) {
         kl__descriptor_release(known);

@@ -230,6 +230,7 @@ static kl_rc make_streams(struct merge *merge, const kl__descriptor *descriptor)
     merge->streams = kl__alloc_zeroed(count, sizeof *merge->streams);
     if (!merge->streams)
         return kl__fail_memory();
+    KL_ASSERT(count > 0);
     merge->stream_count = count;
     merge->share = (merge->which->max + count - 1) / count;
     if (merge->share > SHARE_MAX)

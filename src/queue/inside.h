@@ -74,6 +74,16 @@ struct kl_queue {
     kl__descriptor *descriptor;    /* the latest that is known; NULL only while the queue is opened */
 };
 
+/* For fields that are only read but cannot be const in a public struct. */
+static inline void *kl__unconst(const void *pointer)
+{
+    union {
+        const void *given;
+        void *taken;
+    } both = {.given = pointer};
+    return both.taken;
+}
+
 /* --- settings.c: what can be stated of a queue, from one table --- */
 
 /* Copies what is stated, each checked for its range; texts stay the caller's. NULL: nothing is stated. */

@@ -315,7 +315,7 @@ static const char *find_add(const char *adds, const struct add *add)
 static kl_rc is_counted(kl_queue *queue, const kl__job *job, const struct add *add, bool *ret_counted)
 {
     *ret_counted = find_add(job->adds, add) != NULL;
-    if (*ret_counted || add->token.len == 0 || strlen(job->adds) < ADDS_MAX * ADD_DIGITS)
+    if (*ret_counted || add->token.len == 0 || strlen(job->adds) < (size_t)ADDS_MAX * ADD_DIGITS)
         return KL_OK;
     return kl__put_token_ended(queue, add->token, ret_counted);
 }

@@ -396,9 +396,9 @@ static kl_rc make_task(const kl__job *job, const kl_put *put, size_t index, cons
         .timeout_ms = put->timeout_ms,
         .group = put->group,
         .traceparent = put->traceparent,
-        .headers = (kl_header *)(uintptr_t)put->headers, /* only read */
+        .headers = kl__unconst(put->headers), /* only read */
         .header_count = put->header_count,
-        .tags = (kl_bytes *)(uintptr_t)put->tags,
+        .tags = kl__unconst(put->tags),
         .tag_count = put->tag_count,
         .keep_ms = job->keep_ms,
         .job_run = job->run,

@@ -291,9 +291,9 @@ static kl_rc make_envelope(kl__put_call *call, size_t i, const kl_put *task)
         .unique = task->unique,
         .group = task->group,
         .traceparent = task->traceparent,
-        .headers = (kl_header *)(uintptr_t)task->headers, /* only read */
+        .headers = kl__unconst(task->headers), /* only read */
         .header_count = task->header_count,
-        .tags = (kl_bytes *)(uintptr_t)task->tags,
+        .tags = kl__unconst(task->tags),
         .tag_count = task->tag_count,
         .keep_ms = task->keep_ms,
         .job_run = task->job_run,

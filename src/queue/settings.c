@@ -9,7 +9,7 @@
 #include "queue/inside.h"
 
 #define SECOND        INT64_C(1000)
-#define DAY           (24 * 3600 * SECOND)
+#define DAY           (SECOND * 3600 * 24)
 #define DURATION_MAX  (366 * DAY) /* far below what sums with a clock could overflow */
 #define COUNT_MAX     INT64_C(1000000000)
 
@@ -34,11 +34,11 @@ static const struct setting settings[] = {
     {FIELD(shard_prefix_len), 1, 1, KL_SHARD_PREFIX_LEN_MAX, NEVER},
     {FIELD(attempts_max), 8, 1, KL_ATTEMPTS_MAX, NEVER},
     {FIELD(backoff_base_ms), SECOND, 1, DURATION_MAX, NEVER},
-    {FIELD(backoff_max_ms), 600 * SECOND, 1, DURATION_MAX, NEVER},
+    {FIELD(backoff_max_ms), SECOND * 600, 1, DURATION_MAX, NEVER},
     {FIELD(timeout_ms), KL_FOREVER, 1, DURATION_MAX, FOREVER},
-    {FIELD(lease_ms), 10 * SECOND, SECOND, 3600 * SECOND, NEVER},
+    {FIELD(lease_ms), SECOND * 10, SECOND, SECOND * 3600, NEVER},
     {FIELD(keep_done_ms), KL_NO_WAIT, 1, DURATION_MAX, NOT_AT_ALL},
-    {FIELD(keep_dead_ms), 30 * DAY, 1, DURATION_MAX, NEVER},
+    {FIELD(keep_dead_ms), DAY * 30, 1, DURATION_MAX, NEVER},
     {FIELD(rate), KL_FOREVER, 1, COUNT_MAX, FOREVER},
     {FIELD(burst), KL_FOREVER, 1, COUNT_MAX, FOREVER},
     {FIELD(concurrency), KL_FOREVER, 1, COUNT_MAX, FOREVER},

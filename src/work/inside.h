@@ -125,10 +125,10 @@ struct kl__window {
     kl__lanes *lanes; /* NULL while nothing is held */
     kl__held **table; /* every held task by position, for what is read twice */
     uint32_t table_capacity, table_count;
-    uint64_t held;        /* that count */
-    int32_t least_urgent; /* the highest priority value among what filled it */
-    uint64_t blocked;     /* first tasks of keys that cannot run */
-    uint64_t out;         /* RUNNING, or finished and in a settle under way */
+    uint64_t held;       /* that count */
+    int8_t least_urgent; /* the highest priority value among what filled it */
+    uint64_t blocked;    /* first tasks of keys that cannot run */
+    uint64_t out;        /* RUNNING, or finished and in a settle under way */
     kl__held *finished, *finished_last;
     uint64_t finished_count;
     kl__held *aside;

@@ -56,7 +56,9 @@ static void copy_name(const char *name, char ret_name[KL_OWNERS_NAME_BYTES + 1])
     size_t length = name ? strnlen(name, KL_OWNERS_NAME_BYTES) : 0;
     for (size_t i = 0; i < length; i++) {
         bool plain = name[i] >= ' ' && name[i] <= '~' && name[i] != '"' && name[i] != '\\';
-        ret_name[i] = plain ? name[i] : '?';
+        ret_name[i] = '?';
+        if (plain)
+            ret_name[i] = name[i];
     }
     ret_name[length] = '\0';
 }

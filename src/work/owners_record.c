@@ -236,7 +236,7 @@ static kl_rc print_all(const kl__owners_record *record, const kl_layout *layout,
 kl_rc kl__owners_record_print(const kl__owners_record *record, const kl_layout *layout, kl_arena *arena,
                               kl_bytes *ret_value)
 {
-    kl_bytes value;
+    kl_bytes value = {0};
     const char *groups = print_groups(record, arena);
     kl_rc rc = groups ? print_all(record, layout, groups, arena, &value) : kl__fail_memory();
     if (rc != KL_OK)

@@ -302,7 +302,10 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
         outcome = KL_CANCELLED;
     else if (outcome == KL_CANCELLED || (outcome == KL_RETRY && held->lane.mark.attempts >= max))
         outcome = KL_DEAD;
-    kl__held_keep_text(held, verdict->error, outcome == KL_RETRY ? (kl_bytes){0} : verdict->result);
+    kl_bytes result = verdict->result;
+    if (outcome == KL_RETRY)
+        result.len = 0;
+    kl__held_keep_text(held, verdict->error, result);
     if (outcome == KL_DEAD) {
         end_dead(pump, held, max, verdict->keep_ms);
     } else if (outcome == KL_RETRY) {

@@ -319,7 +319,7 @@ static void idle(kl_worker *worker)
     worker->look_now = true;
     pthread_cond_signal(&worker->scout);
     worker->idle++;
-    int64_t wait_ms = until_due_ms(worker), steal_ms = KL_STEAL_NS / 1000000 * 5;
+    int64_t wait_ms = until_due_ms(worker), steal_ms = (int64_t)KL_STEAL_NS / 1000000 * 5;
     bool others_run = worker->idle < worker->thread_count;
     kl__worker_wait(worker, &worker->ready, others_run && wait_ms > steal_ms ? steal_ms : wait_ms);
     worker->idle--;

@@ -70,7 +70,7 @@ enum { KL_WIRE_VERSION = 1, KL_WIRE_MAGIC = 0x534c4b21, KL_FRAME_HEAD = 16, KL_A
 #define KL_FRAME_BYTES_MAX (24u << 20)
 
 /* Of one frame's scans together. A client asks for more in several frames. */
-#define KL_STUBS_MAX (4u * KL_BATCH_MAX)
+#define KL_STUBS_MAX ((size_t)4 * KL_BATCH_MAX)
 
 /* Finished tasks, at up to 2.2 MiB, or records, at up to 0.25, that the server has in memory at once for a call. */
 enum { KL_PART_ITEMS = 64 };
