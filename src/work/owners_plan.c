@@ -219,7 +219,7 @@ static void sort(struct plan *plan)
         for (; at > 0; at--) {
             uint32_t before = plan->order[at - 1];
             if (plan->load[before] < plan->load[worker] ||
-                (plan->load[before] == plan->load[worker] && before < worker))
+                (before < worker && plan->load[before] == plan->load[worker]))
                 break;
             plan->order[at] = before;
         }

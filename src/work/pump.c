@@ -21,9 +21,9 @@ enum { LOG_BYTES = 512 };
 void kl__pump_log(const kl__pump *pump, kl_log_level level, const char *format, ...)
 {
     char text[LOG_BYTES];
-    va_list arguments;
     if (!pump->opts.log)
         return;
+    va_list arguments;
     va_start(arguments, format);
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);

@@ -31,9 +31,9 @@ bool kl_work_cancelled(const kl_work *work)
 
 void kl_work_error(kl_work *work, const char *format, ...)
 {
-    va_list arguments;
     if (!work->error && !(work->error = kl__alloc(KL_ERROR_BYTES_MAX + 1)))
         return; /* the outcome goes without */
+    va_list arguments;
     va_start(arguments, format);
     int length = vsnprintf(work->error, KL_ERROR_BYTES_MAX + 1, format, arguments);
     va_end(arguments);
