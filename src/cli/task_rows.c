@@ -181,41 +181,48 @@ void kl__tell_more(const kl__call *call, int64_t limit)
 
 /* ---- Listing ---- */
 
-/* One page; the answer lies in the arena, so the cursor lasts until the page after next has been read. */
-static kl_rc list_page(kl_queue *queue, kl_finished *page, kl__out *out, kl_arena *arena, size_t *ret_count)
+int kl__list_tasks(kl__call *call, const kl__column *columns, int64_t limit, kl__page_fn *page, void *ctx)
 {
     kl_found found[KL_LIST_PAGE];
-    kl_bytes cursor;
-    kl_arena_reset(arena);
-    kl_rc rc = kl_queue_finished(queue, page, arena, found, ret_count, &cursor);
-    for (size_t i = 0; rc == KL_OK && i < *ret_count; i++)
-        kl__task_row(out, &found[i]);
-    if (rc == KL_OK)
-        page->cursor = cursor;
-    return rc;
-}
-
-int kl__finished_list(kl__call *call, kl_queue *queue, const kl_finished *which, int64_t limit)
-{
-    kl_finished page = *which;
     kl_arena arenas[2] = {{0}, {0}}; /* the cursor that is asked with lies in the one that is not written to */
+    kl_bytes cursor = {0};
     kl__out out;
-    kl_rc rc = KL_OK;
+    kl_rc rc;
     int64_t listed = 0;
-    kl__out_begin(&out, call, kl__finished_columns);
+    size_t pages = 0;
+    kl__out_begin(&out, call, columns);
     do {
-        size_t count;
-        page.max = limit - listed < KL_LIST_PAGE ? (size_t)(limit - listed) : KL_LIST_PAGE;
-        rc = list_page(queue, &page, &out, &arenas[0], &count);
-        listed += rc == KL_OK ? (int64_t)count : 0;
-        kl_arena spare = arenas[0];
-        arenas[0] = arenas[1];
-        arenas[1] = spare;
-    } while (rc == KL_OK && page.cursor.len && listed < limit);
+        size_t count = 0, max = limit - listed < KL_LIST_PAGE ? (size_t)(limit - listed) : KL_LIST_PAGE;
+        kl_arena *arena = &arenas[pages++ % 2];
+        kl_arena_reset(arena);
+        rc = page(ctx, max, &cursor, arena, found, &count);
+        for (size_t i = 0; rc == KL_OK && i < count; i++, listed++)
+            kl__task_row(&out, &found[i]);
+    } while (rc == KL_OK && cursor.len && listed < limit);
     int status = kl__out_end(&out);
-    if (rc == KL_OK && page.cursor.len)
+    if (rc == KL_OK && cursor.len)
         kl__tell_more(call, limit);
     kl_arena_free(&arenas[0]);
     kl_arena_free(&arenas[1]);
     return rc == KL_OK ? status : kl__fail_given(rc);
+}
+
+struct finished_list {
+    kl_queue *queue;
+    kl_finished which;
+};
+
+static kl_rc finished_page(void *ctx, size_t max, kl_bytes *cursor, kl_arena *arena, kl_found *ret_found,
+                           size_t *ret_count)
+{
+    struct finished_list *list = ctx;
+    list->which.max = max;
+    list->which.cursor = *cursor;
+    return kl_queue_finished(list->queue, &list->which, arena, ret_found, ret_count, cursor);
+}
+
+int kl__finished_list(kl__call *call, kl_queue *queue, const kl_finished *which, int64_t limit)
+{
+    struct finished_list list = {queue, *which};
+    return kl__list_tasks(call, kl__finished_columns, limit, finished_page, &list);
 }

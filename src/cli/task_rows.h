@@ -40,6 +40,12 @@ bool kl__filter_fill(const kl__filter_opts *opts, kl_finished *ret_which);
 /* Whether anything was asked for. */
 bool kl__filter_is_set(const kl__filter_opts *opts);
 
+/* Lists tasks page by page up to the limit, and tells when there are more. `page` reads up to max of them behind the
+ * cursor, which it sets to where the next page begins, or empty at the end. */
+typedef kl_rc kl__page_fn(void *ctx, size_t max, kl_bytes *cursor, kl_arena *arena, kl_found *ret_found,
+                          size_t *ret_count);
+int kl__list_tasks(kl__call *call, const kl__column *columns, int64_t limit, kl__page_fn *page, void *ctx);
+
 /* Lists finished tasks, `limit` of them at most. */
 int kl__finished_list(kl__call *call, kl_queue *queue, const kl_finished *which, int64_t limit);
 

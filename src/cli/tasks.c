@@ -17,45 +17,28 @@ typedef struct ls_opts {
 /* As the option's choices are numbered, from 1. */
 enum { WAITING = 1, READY, DUE, RETRY, DONE, DEAD, CANCELLED, FINISHED };
 
-static kl_rc list_page(kl_queue *queue, kl_waiting *page, kl__out *out, kl_arena *arena, size_t *ret_count)
+struct waiting_list {
+    kl_queue *queue;
+    kl_waiting which;
+};
+
+static kl_rc waiting_page(void *ctx, size_t max, kl_bytes *cursor, kl_arena *arena, kl_found *ret_found,
+                          size_t *ret_count)
 {
-    kl_found found[KL_LIST_PAGE];
-    kl_bytes cursor;
-    kl_arena_reset(arena);
-    kl_rc rc = kl_queue_waiting(queue, page, arena, found, ret_count, &cursor);
-    for (size_t i = 0; rc == KL_OK && i < *ret_count; i++)
-        kl__task_row(out, &found[i]);
-    if (rc == KL_OK)
-        page->cursor = cursor;
-    return rc;
+    struct waiting_list *list = ctx;
+    list->which.max = max;
+    list->which.cursor = *cursor;
+    return kl_queue_waiting(list->queue, &list->which, arena, ret_found, ret_count, cursor);
 }
 
 static int list_waiting(kl__call *call, kl_queue *queue, const ls_opts *opts, int64_t limit)
 {
-    kl_waiting page = {.key = kl_str(opts->filter.key),
-                       .due = opts->state == DUE,
-                       .retry = opts->state == RETRY,
-                       .ready = opts->state == READY};
-    kl_arena arenas[2] = {{0}, {0}}; /* the cursor that is asked with lies in the one that is not written to */
-    kl__out out;
-    kl_rc rc;
-    int64_t listed = 0;
-    kl__out_begin(&out, call, kl__waiting_columns);
-    do {
-        size_t count;
-        page.max = limit - listed < KL_LIST_PAGE ? (size_t)(limit - listed) : KL_LIST_PAGE;
-        rc = list_page(queue, &page, &out, &arenas[0], &count);
-        listed += rc == KL_OK ? (int64_t)count : 0;
-        kl_arena spare = arenas[0];
-        arenas[0] = arenas[1];
-        arenas[1] = spare;
-    } while (rc == KL_OK && page.cursor.len && listed < limit);
-    int status = kl__out_end(&out);
-    if (rc == KL_OK && page.cursor.len)
-        kl__tell_more(call, limit);
-    kl_arena_free(&arenas[0]);
-    kl_arena_free(&arenas[1]);
-    return rc == KL_OK ? status : kl__fail_given(rc);
+    struct waiting_list list = {queue,
+                                {.key = kl_str(opts->filter.key),
+                                 .due = opts->state == DUE,
+                                 .retry = opts->state == RETRY,
+                                 .ready = opts->state == READY}};
+    return kl__list_tasks(call, kl__waiting_columns, limit, waiting_page, &list);
 }
 
 static bool check_waiting(const ls_opts *opts)

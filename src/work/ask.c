@@ -228,7 +228,7 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
     if ((rc = settle_one(ask, &again)) != KL_OK)
         return rc;
     uint64_t key_hash = kl__key_hash(task.entry.key);
-    kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
+    kl__lane_key key = kl__lane_key_of(&key_hash);
     held = kl__window_find(ask->window, id, task.position);
     if (is_being_tried(held))
         return KL_OK;

@@ -24,12 +24,6 @@ struct sent {
     int64_t owners_ms;                    /* when it was last looked who does */
 };
 
-static int64_t local_ms(void *ctx)
-{
-    (void)ctx;
-    return kl__monotonic_ns() / 1000000;
-}
-
 static void rest(int64_t ms)
 {
     struct timespec time = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
@@ -49,7 +43,7 @@ static kl_rc stand_in(struct sent *sent)
                           .window_max = KL_WINDOW_MIN,
                           .concurrency = 1,
                           .seed = random[0],
-                          .local_ms = local_ms};
+                          .local_ms = kl__local_ms};
     memcpy(&opts.worker, random, sizeof opts.worker);
     return kl__pump_open(&opts, &sent->stand_in);
 }
@@ -68,11 +62,11 @@ static kl_rc work_as_stand_in(struct sent *sent)
 /* Settles and gives the shard back; whatever cannot be expires. */
 static void end_stand_in(struct sent *sent)
 {
-    int64_t began_ms = local_ms(NULL);
+    int64_t began_ms = kl__local_ms(NULL);
     if (!sent->stand_in)
         return;
     kl__pump_stop(sent->stand_in);
-    while (!kl__pump_gone(sent->stand_in) && local_ms(NULL) - began_ms < END_MS) {
+    while (!kl__pump_gone(sent->stand_in) && kl__local_ms(NULL) - began_ms < END_MS) {
         uint64_t ignored;
         if (kl__pump_settle(sent->stand_in, &ignored) != KL_OK || kl__pump_beat(sent->stand_in) != KL_OK)
             rest(POLL_MAX_MS);
@@ -83,7 +77,7 @@ static void end_stand_in(struct sent *sent)
 static kl_rc look_for_owner(struct sent *sent, kl_arena *arena)
 {
     kl__ownership ownership;
-    int64_t now_ms = local_ms(NULL);
+    int64_t now_ms = kl__local_ms(NULL);
     if (sent->stand_in || (sent->owners_ms && now_ms - sent->owners_ms < OWNERS_EVERY_MS))
         return KL_OK;
     sent->owners_ms = now_ms;
@@ -138,7 +132,7 @@ static kl_rc read_answer(struct sent *sent, kl_arena *arena, kl__json *ret_answe
 
 static kl_rc wait_for_answer(struct sent *sent, kl_arena *arena, kl__json *ret_answer, kl_record *ret_record)
 {
-    int64_t poll_ms = POLL_MIN_MS, began_ms = local_ms(NULL);
+    int64_t poll_ms = POLL_MIN_MS, began_ms = kl__local_ms(NULL);
     kl_arena scratch = {0};
     for (;;) {
         kl_rc rc = look_for_owner(sent, &scratch);
@@ -147,7 +141,7 @@ static kl_rc wait_for_answer(struct sent *sent, kl_arena *arena, kl__json *ret_a
         if (rc == KL_OK)
             rc = read_answer(sent, arena, ret_answer, ret_record);
         kl_arena_reset(&scratch);
-        if (rc == KL_EBUSY && local_ms(NULL) - began_ms >= KL_CONTROL_WAIT_MS)
+        if (rc == KL_EBUSY && kl__local_ms(NULL) - began_ms >= KL_CONTROL_WAIT_MS)
             rc = kl__fail(KL_ETIMEDOUT, "the worker that owns the shard has not answered within %d s; is it stuck?",
                           KL_CONTROL_WAIT_MS / 1000);
         if (rc != KL_EBUSY) {

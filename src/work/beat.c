@@ -55,7 +55,7 @@ static kl_rc refresh(kl__pump *pump)
 
 static void pause_key(kl__window *window, uint64_t key_hash)
 {
-    kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
+    kl__lane_key key = kl__lane_key_of(&key_hash);
     kl__lane *lane = kl__window_lane(window, key_hash);
     int64_t now_ms = window->pump->now_ms;
     kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
@@ -77,7 +77,7 @@ static void pause_key(kl__window *window, uint64_t key_hash)
 
 static void resume_key(kl__window *window, uint64_t key_hash)
 {
-    kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
+    kl__lane_key key = kl__lane_key_of(&key_hash);
     if (!kl__window_lane(window, key_hash))
         return;
     kl__lanes_resume(window->lanes, &key, window->pump->now_ms);

@@ -369,6 +369,19 @@ static inline void kl__pump_enter(kl__pump *pump)
         pump->opts.enter(pump->opts.mutex_ctx);
 }
 
+/* Lanes know a key by its hash, which must outlive the use of this; 0: no key. */
+static inline kl__lane_key kl__lane_key_of(const uint64_t *key_hash)
+{
+    return (kl__lane_key){{key_hash, *key_hash ? sizeof *key_hash : 0}, (uint32_t)*key_hash};
+}
+
+/* The clock that runs evenly, for pumps in the real world. */
+static inline int64_t kl__local_ms(void *ctx)
+{
+    (void)ctx;
+    return kl__monotonic_ns() / 1000000;
+}
+
 static inline kl__held *kl__held_of(kl__lane_task *task) { return KL_CONTAINER(task, kl__held, lane); }
 
 #endif

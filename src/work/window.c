@@ -59,7 +59,7 @@ kl__cursor *kl__window_cursor(kl__window *window, int32_t line)
 
 kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash)
 {
-    kl__lane_key key = {{(const char *)&key_hash, sizeof key_hash}, (uint32_t)key_hash};
+    kl__lane_key key = kl__lane_key_of(&key_hash);
     return window->lanes && key_hash ? kl__lanes_find(window->lanes, &key) : NULL;
 }
 
@@ -136,8 +136,7 @@ static void let_go(kl__held *held)
 static bool join_lane(kl__held *held, bool started)
 {
     kl__window *window = held->window;
-    kl__lane_key key = {{(const char *)&held->key_hash, held->key_hash ? sizeof held->key_hash : 0},
-                        (uint32_t)held->key_hash};
+    kl__lane_key key = kl__lane_key_of(&held->key_hash);
     int64_t now_ms = window->pump->now_ms;
     kl__lane *lane = kl__lanes_lane(window->lanes, &key);
     bool paused = held->key_hash && !KL_MUTANT(pause_forgotten) && kl__keyset_has(window->pump->paused, held->key_hash);

@@ -18,12 +18,6 @@ enum { WINDOW_DEFAULT = 65536, WINDOW_LEAST = 1024, WINDOW_MOST = 1 << 24, WEIGH
 
 /* --- What the other files use --- */
 
-static int64_t local_ms(void *ctx)
-{
-    (void)ctx;
-    return kl__monotonic_ns() / 1000000;
-}
-
 static void leave(void *ctx) { pthread_mutex_unlock(&((kl_worker *)ctx)->mutex); }
 static void enter(void *ctx) { pthread_mutex_lock(&((kl_worker *)ctx)->mutex); }
 
@@ -239,7 +233,7 @@ static kl_rc open_served(kl_worker *worker, kl__served *served, const kl_worker_
                           .window_max = worker->opts.window_max,
                           .concurrency = worker->opts.concurrency,
                           .seed = kl__random_seed(),
-                          .local_ms = local_ms,
+                          .local_ms = kl__local_ms,
                           .leave = leave,
                           .enter = enter,
                           .mutex_ctx = worker,
