@@ -170,13 +170,12 @@ kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_s
     if (!url)
         return kl__fail(KL_EINVAL, "the store's URL is NULL; write %s, %s or %s", kl__engine_memory.usage,
                         kl__engine_disk.usage, kl__engine_postgres.usage);
-    const char *colon = strchr(url, ':');
-    kl_bytes scheme = {url, colon ? (size_t)(colon - url) : strlen(url)};
-    const kl_engine *engine = colon ? engine_of(scheme) : NULL;
+    kl_bytes scheme = {url, strcspn(url, ":")};
+    const char *rest = url + scheme.len + (url[scheme.len] == ':');
+    const kl_engine *engine = url[scheme.len] == ':' ? engine_of(scheme) : NULL;
     if (engine == &kl__engine_disk && !wants_alone(opts))
         engine = &kl__engine_shared;
-    return engine ? kl_store_open_engine(engine, colon + 1, opts, ret_store)
-                  : refuse_url(url, scheme, colon ? colon + 1 : "");
+    return engine ? kl_store_open_engine(engine, rest, opts, ret_store) : refuse_url(url, scheme, rest);
 }
 
 void kl_store_close(kl_store *store)

@@ -336,7 +336,9 @@ static kl_rc show(struct ask *ask)
     bool free = reason == KL_WHY_READY || reason == KL_WHY_RATE || reason == KL_WHY_NO_WORKER;
     if (free && found && !lane && stub.due_ms > ask->pump->now_ms)
         reason = KL_WHY_DELAYED;
-    int64_t until_ms = reason == KL_WHY_RETRYING ? head->lane.due_ms : reason == KL_WHY_DELAYED ? stub.due_ms : 0;
+    int64_t until_ms = reason == KL_WHY_DELAYED ? stub.due_ms : 0;
+    if (head && reason == KL_WHY_RETRYING)
+        until_ms = head->lane.due_ms;
     bool good = kl__json_set_int(ask->answer, "why", reason) && kl__json_set_int(ask->answer, "until", until_ms) &&
                 tell_head(ask, head);
     if (good && !head && found)

@@ -23,7 +23,7 @@ static bool is_well(uint64_t seed)
 
 TEST(whatever_crashes_stalls_or_is_lost_every_promise_is_kept)
 {
-    uint64_t first = test_seed() >> 16, seeds = test_rounds(SEEDS);
+    uint64_t first = 1, seeds = test_rounds(SEEDS);
     printf("# %" PRIu64 " seeds from %" PRIu64 " on, of %d operations\n", seeds, first, OPERATIONS);
     for (uint64_t i = 0; i < seeds; i++)
         CHECK(is_well(first + i));

@@ -69,11 +69,11 @@ kl__token_info *kl__tokens_find(kl__tokens *tokens, const kl_token *token)
     return NULL;
 }
 
-/* All three or none. */
+/* All three or none. Only the buckets are read before they are written; the rest costs no memory until it is used. */
 static bool make(kl__tokens *tokens)
 {
-    tokens->ring = kl__alloc_zeroed(ROOM, sizeof(*tokens->ring));
-    tokens->next = kl__alloc_zeroed(ROOM, sizeof(*tokens->next));
+    tokens->ring = kl__alloc(ROOM * sizeof(*tokens->ring));
+    tokens->next = kl__alloc(ROOM * sizeof(*tokens->next));
     tokens->buckets = kl__alloc_zeroed(BUCKETS, sizeof(*tokens->buckets));
     if (tokens->ring && tokens->next && tokens->buckets)
         return true;

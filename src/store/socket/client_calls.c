@@ -233,15 +233,9 @@ kl_rc kl__client_read(void *self, const kl_ref *refs, size_t count, kl_arena *ar
     return rc;
 }
 
-/* A call that was not answered item by item says the same of each. */
-static kl_rc settle_rcs(kl__client *client, kl__link *link, kl_rc rc, bool answered, kl__in *in, kl_settle *batches,
-                        size_t count)
+/* A call that was not answered batch by batch says the same of each. */
+static kl_rc same_for_all(kl_settle *batches, size_t count, kl_rc rc)
 {
-    for (size_t i = 0; i < count; i++)
-        batches[i].rc = answered ? kl__in_rc(in) : rc;
-    if (!answered || kl__in_done(in))
-        return rc;
-    rc = kl__link_refuse(client, link);
     for (size_t i = 0; i < count; i++)
         batches[i].rc = rc;
     return rc;
@@ -255,7 +249,7 @@ kl_rc kl__client_settle(void *self, kl_settle *batches, size_t count)
     size_t tasks = 0;
     kl_rc rc = kl__link_take(self, KL_WIRE_SETTLE, &link);
     if (rc != KL_OK)
-        return settle_rcs(self, NULL, rc, false, NULL, batches, count);
+        return same_for_all(batches, count, rc);
     for (size_t i = 0; i < count; i++)
         tasks += batches[i].count;
     kl__out *out = &link->request;
@@ -269,7 +263,12 @@ kl_rc kl__client_settle(void *self, kl_settle *batches, size_t count)
             kl__out_settled(out, &batches[i].tasks[j]);
     }
     rc = kl__link_call(self, link, true, &in, &answered);
-    rc = settle_rcs(self, link, rc, answered, &in, batches, count);
+    if (!answered)
+        rc = same_for_all(batches, count, rc);
+    for (size_t i = 0; answered && i < count; i++)
+        batches[i].rc = kl__in_rc(&in);
+    if (answered && !kl__in_done(&in))
+        rc = same_for_all(batches, count, kl__link_refuse(self, link));
     kl__link_give(self, link);
     return rc;
 }
