@@ -24,8 +24,8 @@ struct settings {
     long tasks;     /* fill: of the hot key; failing: good tasks */
     long failing;   /* failing: keys that fail for ever */
     long rate;      /* start: tasks a second */
-    long processes; /* processes: that work */
-    long sleep_us;  /* what a task takes: start: of the hot key; processes: any */
+    long processes; /* processes, workers: how many work */
+    long sleep_us;  /* what a task takes: start: of the hot key; processes, workers: any */
     long paused;    /* fill: 1: the hot key is paused, too */
 };
 

@@ -137,5 +137,10 @@ void run_cycle(const struct settings *settings)
     free_turn(&tasks);
 }
 
-const struct mode modes[] = {{"cycle", run_cycle},     {"fill", run_fill},           {"start", run_start},
-                             {"failing", run_failing}, {"processes", run_processes}, {0}};
+const struct mode modes[] = {{"cycle", run_cycle},
+                             {"fill", run_fill},
+                             {"start", run_start},
+                             {"failing", run_failing},
+                             {"processes", run_processes},
+                             {"workers", run_workers},
+                             {0}};

@@ -46,5 +46,6 @@ void run_fill(const struct settings *settings);
 void run_start(const struct settings *settings);
 void run_failing(const struct settings *settings);
 void run_processes(const struct settings *settings);
+void run_workers(const struct settings *settings);
 
 #endif

@@ -73,6 +73,7 @@ enum {
     KL_STORE_ORDERED = 1 << 7,       /* positions ascend in the order of appends of all processes together */
     KL_STORE_GROUP = 1 << 8,         /* stubs carry group */
     KL_STORE_SEAL = 1 << 9,          /* fence can seal a shard; else that is KL_EINVAL */
+    KL_STORE_INBOX = 1 << 10,        /* tasks may be left in it by its own means, and are taken in; else none ever are */
 };
 
 /* ---- Open and close ---- */
@@ -233,6 +234,37 @@ KL_API KL_MUST_USE kl_rc kl_store_counts(kl_store *store, kl_place place, const 
  * wait_ms have passed, and sets *seen. Both are KL_OK: look and see. */
 KL_API KL_MUST_USE kl_rc kl_store_wait(kl_store *store, uint32_t partition, int64_t wait_ms, uint64_t *seen);
 
+/* ---- Tasks that were left in the store by its own means ----
+ *
+ * A store that applications reach by themselves, such as a database, has an inbox (KL_STORE_INBOX): what they leave there
+ * in a transaction of their own is a task once that has ended. It has no id and no place yet, because those are matters
+ * of the queue, whose library takes it in. */
+
+typedef struct kl_handed {
+    uint64_t number; /* ascends in the order in which a queue's tasks were left */
+    kl_bytes key, kind, payload;
+    kl_bytes options; /* a JSON object; empty: none */
+} kl_handed;
+
+/* What becomes of the first `count` that were shown. Entries and texts stay the callback's, until it is called again or
+ * kl_store_take_in returns. */
+typedef struct kl_taken {
+    size_t count;            /* they leave the inbox; 0: all stay */
+    const kl_entry *entries; /* and these are appended */
+    size_t entry_count;      /* 0..count */
+    const char *refused;     /* not NULL: they stay, set aside with this sentence for people to see; no entries */
+} kl_taken;
+
+typedef kl_rc kl_take_fn(void *ctx, const kl_handed *handed, size_t count, kl_taken *ret_taken);
+
+/* Waits up to wait_ms for tasks that were left for the queue, shows up to max of them to `take` in their order, and does
+ * what it says: appending and taking out are one, they happen both or not at all. *ret_count: how many were shown; 0 also
+ * where somebody else takes them in just now. `take` is called on the caller's thread, and again when the connection was
+ * lost; what it returns but KL_OK is returned, and nothing is done. KL_ESEALED: as from append; nothing was done.
+ * KL_EINVAL: also where there is no inbox. */
+KL_API KL_MUST_USE kl_rc kl_store_take_in(kl_store *store, const char *queue, int64_t wait_ms, size_t max,
+                                          kl_take_fn *take, void *ctx, size_t *ret_count);
+
 /* ---- What is finished and kept ----
  *
  * Answers are as large as what is kept: ask for few at a time where results or payloads are large. */
@@ -341,6 +373,8 @@ typedef struct kl_engine {
     kl_rc (*put)(void *self, kl_write *writes, size_t count);
     kl_rc (*list)(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
                   size_t *ret_count);
+    kl_rc (*take_in)(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
+                     size_t *ret_count); /* NULL: no inbox, whatever `can` says */
 } kl_engine;
 
 /* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must

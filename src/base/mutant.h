@@ -41,7 +41,9 @@
     X(gates_late, "a new layout is served before it is known what older ones hold", "found here by seed 1")            \
     X(lease_renewed, "a beat renews the lease of what it has lost", "found here by seed 8")                            \
     X(floor_lost, "a side look forgets how late the tasks were that it brought", "found here by seed 15")              \
-    X(due_run_here, "due tasks of older layouts are run and moved", "found here by seed 24")
+    X(due_run_here, "due tasks of older layouts are run and moved", "found here by seed 24")                           \
+    X(hand_unchecked, "what waited in a hand is started although the lease is over",                                   \
+      "found here by seed 98427317135218")
 
 enum kl__mutant_name {
 #define KL_MUTANT_ENUM(name, bug, seen) KL_MUTANT_##name,

@@ -189,6 +189,12 @@ uint32_t kl__move_shard(const kl_layout *from, const kl_layout *to, const kl_ent
 /* The 16-bit group that stubs carry: 0 for no group, never 0 otherwise. */
 uint16_t kl__group_hash(kl_bytes group);
 
+/* --- take_in.c --- */
+
+/* Takes in tasks that were left for the queue in its store by other means (KL_STORE_INBOX), after waiting up to wait_ms for
+ * some. Sets how many there were; 0: none, or somebody else is at it. A log is told of those that are refused. */
+kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *log_ctx, size_t *ret_count);
+
 /* --- envelope.c: what a task carries beside its entry, in entry.headers --- */
 
 /* Bytes in the arena; empty when there is nothing to carry. KL_EINVAL: over KL_HEADERS_BYTES_MAX. */

@@ -728,7 +728,13 @@ static kl_rc begin(kl__put_call *call, kl_queue *queue, const kl_put *tasks, siz
     return call->entries && call->ways ? KL_OK : kl__fail_memory();
 }
 
-static void end(kl__put_call *call)
+kl_rc kl__put_begin(kl__put_call *call, kl_queue *queue, const kl_put *tasks, size_t count)
+{
+    kl_rc rc = begin(call, queue, tasks, count);
+    return rc == KL_OK ? prepare(call) : rc;
+}
+
+void kl__put_end(kl__put_call *call)
 {
     for (size_t i = 0; i < call->route_count; i++)
         kl__descriptor_release(call->routes[i].descriptor);
@@ -741,10 +747,8 @@ kl_rc kl__put_check_call(kl_queue *queue, const kl_put *tasks, size_t count, kl_
     kl_rc rc = check_call(queue, tasks, count, token);
     if (rc != KL_OK || count == 0)
         return rc;
-    rc = begin(&call, queue, tasks, count);
-    if (rc == KL_OK)
-        rc = prepare(&call);
-    end(&call);
+    rc = kl__put_begin(&call, queue, tasks, count);
+    kl__put_end(&call);
     return rc;
 }
 
@@ -754,13 +758,11 @@ kl_rc kl_queue_put(kl_queue *queue, const kl_put *tasks, size_t count, kl_bytes 
     kl_rc rc = check_call(queue, tasks, count, token);
     if (rc != KL_OK || count == 0)
         return rc;
-    rc = begin(&call, queue, tasks, count);
-    if (rc == KL_OK)
-        rc = prepare(&call);
+    rc = kl__put_begin(&call, queue, tasks, count);
     if (rc == KL_OK)
         rc = put_all(&call, token);
     for (size_t i = 0; rc == KL_OK && ret_results && i < count; i++)
         ret_results[i] = (kl_put_result){call.entries[i].id, call.ways[i].duplicate};
-    end(&call);
+    kl__put_end(&call);
     return rc;
 }

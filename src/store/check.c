@@ -487,3 +487,13 @@ kl_rc kl__check_list(kl_bytes prefix, kl_bytes after, size_t max, const kl_arena
         rc = check_answer(max, ret_records, ret_count);
     return rc != KL_OK ? rc : check_pointer(arena, "the arena");
 }
+
+kl_rc kl__check_take_in(const kl_store *store, const char *queue, size_t max, kl_take_fn *take, const size_t *ret_count)
+{
+    if (!store->engine->take_in)
+        return kl__fail(KL_EINVAL, "the store %s: has no inbox; ask for KL_STORE_INBOX first", store->engine->scheme);
+    if (!queue || !*queue)
+        return kl__fail(KL_EINVAL, "the queue has no name; say whose tasks are to be taken in");
+    kl_rc rc = take ? KL_OK : kl__fail(KL_EINVAL, "take is NULL; pass a function");
+    return rc == KL_OK ? check_answer(max, ret_count, ret_count) : rc;
+}

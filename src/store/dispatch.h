@@ -35,7 +35,8 @@
     X(FORGET, "forget")                                                                                                \
     X(GET, "get")                                                                                                      \
     X(PUT, "put")                                                                                                      \
-    X(LIST, "list")
+    X(LIST, "list")                                                                                                    \
+    X(TAKE_IN, "take_in")
 
 typedef enum kl__call {
 #define KL_CALL_ENUM(name, text) KL_CALL_##name,
@@ -115,6 +116,9 @@ kl_rc kl__check_get(const kl_bytes *names, size_t count, const kl_arena *arena, 
 kl_rc kl__check_put(const kl_write *writes, size_t count);
 kl_rc kl__check_list(kl_bytes prefix, kl_bytes after, size_t max, const kl_arena *arena, const kl_record *ret_records,
                      const size_t *ret_count);
+
+kl_rc kl__check_take_in(const kl_store *store, const char *queue, size_t max, kl_take_fn *take,
+                        const size_t *ret_count);
 
 /* --- store_metrics.c --- */
 

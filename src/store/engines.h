@@ -4,6 +4,6 @@
 
 #include "keyline/store.h"
 
-extern const kl_engine kl__engine_memory, kl__engine_disk, kl__engine_postgres;
+extern const kl_engine kl__engine_memory, kl__engine_disk, kl__engine_postgres, kl__engine_s3;
 
 #endif

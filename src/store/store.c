@@ -70,7 +70,7 @@ kl_rc kl__store_opts_complete(const kl_store_opts *given, kl_store_opts *ret_opt
 
 /* --- URLs --- */
 
-static const kl_engine *const engines[] = {&kl__engine_memory, &kl__engine_disk, &kl__engine_postgres};
+static const kl_engine *const engines[] = {&kl__engine_memory, &kl__engine_disk, &kl__engine_postgres, &kl__engine_s3};
 
 enum { ENGINES = sizeof engines / sizeof engines[0], SCHEME_SHOWN_MAX = 16, SLIPS_MAX = 2 };
 
@@ -116,12 +116,12 @@ static kl_rc refuse_url(const char *url, kl_bytes scheme, const char *rest)
     const kl_engine *meant = guess(scheme, url);
     kl__quote(kl_str(url), quoted);
     if (!meant)
-        return kl__fail(KL_EINVAL, "%s names no store; write %s, %s or %s", quoted, kl__engine_memory.usage,
-                        kl__engine_disk.usage, kl__engine_postgres.usage);
+        return kl__fail(KL_EINVAL, "%s names no store; write %s, %s, %s or %s", quoted, kl__engine_memory.usage,
+                        kl__engine_disk.usage, kl__engine_postgres.usage, kl__engine_s3.usage);
     bool path = meant == &kl__engine_disk && (*url == '/' || *url == '.' || *url == '~');
-    return kl__fail(KL_EINVAL, "%s names no store; write %s, %s or %s: did you mean %s:%.80s?", quoted,
-                    kl__engine_memory.usage, kl__engine_disk.usage, kl__engine_postgres.usage, meant->scheme,
-                    path ? url : rest);
+    return kl__fail(KL_EINVAL, "%s names no store; write %s, %s, %s or %s: did you mean %s:%.80s?", quoted,
+                    kl__engine_memory.usage, kl__engine_disk.usage, kl__engine_postgres.usage, kl__engine_s3.usage,
+                    meant->scheme, path ? url : rest);
 }
 
 /* libpq takes both names of its scheme, so both are taken here. */
@@ -168,8 +168,8 @@ static bool wants_alone(const kl_store_opts *opts) { return opts && opts->size >
 kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store)
 {
     if (!url)
-        return kl__fail(KL_EINVAL, "the store's URL is NULL; write %s, %s or %s", kl__engine_memory.usage,
-                        kl__engine_disk.usage, kl__engine_postgres.usage);
+        return kl__fail(KL_EINVAL, "the store's URL is NULL; write %s, %s, %s or %s", kl__engine_memory.usage,
+                        kl__engine_disk.usage, kl__engine_postgres.usage, kl__engine_s3.usage);
     kl_bytes scheme = {url, strcspn(url, ":")};
     const char *rest = url + scheme.len + (url[scheme.len] == ':');
     const kl_engine *engine = url[scheme.len] == ':' ? engine_of(scheme) : NULL;
@@ -193,7 +193,8 @@ kl_store_info kl_store_info_of(const kl_store *store)
 {
     KL_ASSERT(store);
     bool is_shared = store->engine == &kl__engine_shared;
-    return (kl_store_info){store->engine->scheme, is_shared ? kl__shared_can(store->self) : store->engine->can};
+    uint32_t can = is_shared ? kl__shared_can(store->self) : store->engine->can;
+    return (kl_store_info){store->engine->scheme, store->engine->take_in ? can : can & ~(uint32_t)KL_STORE_INBOX};
 }
 
 /* --- Every call --- */
@@ -390,6 +391,49 @@ kl_rc kl_store_wait(kl_store *store, uint32_t partition, int64_t wait_ms, uint64
     if (rc == KL_OK)
         rc = store->engine->wait(store->self, partition, wait_ms > 0 ? wait_ms : 0, seen);
     return kl__store_count(store, KL_CALL_WAIT, start_ns, rc, 0, 0);
+}
+
+/* --- Taking in --- */
+
+struct taking {
+    kl_store *store;
+    kl_take_fn *take;
+    void *ctx;
+    uint64_t bytes; /* of what is appended */
+};
+
+/* What the caller wants appended is looked at like any append. */
+static kl_rc take_checked(void *ctx, const kl_handed *handed, size_t count, kl_taken *ret_taken)
+{
+    struct taking *taking = ctx;
+    kl_taken taken = {0};
+    size_t bytes = 0;
+    kl_rc rc = taking->take(taking->ctx, handed, count, &taken);
+    if (rc == KL_OK)
+        rc = kl__check_append(taking->store, taken.entries, taken.entry_count, &bytes);
+    if (rc == KL_OK && (taken.count > count || taken.entry_count > taken.count || (taken.refused && taken.entry_count)))
+        rc = kl__fail(KL_EINVAL, "of %zu tasks %zu are taken in as %zu entries; it must be as many or fewer each time",
+                      count, taken.count, taken.entry_count);
+    taking->bytes = bytes;
+    if (rc == KL_OK)
+        *ret_taken = taken;
+    return rc;
+}
+
+kl_rc kl_store_take_in(kl_store *store, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
+                       size_t *ret_count)
+{
+    if (!store)
+        return refuse_no_store();
+    int64_t start_ns = kl__monotonic_ns();
+    struct taking taking = {store, take, ctx, 0};
+    size_t count = 0;
+    kl_rc rc = kl__check_take_in(store, queue, max, take, ret_count);
+    if (rc == KL_OK)
+        rc = store->engine->take_in(store->self, queue, wait_ms > 0 ? wait_ms : 0, max, take_checked, &taking, &count);
+    if (rc == KL_OK)
+        *ret_count = count;
+    return kl__store_count(store, KL_CALL_TAKE_IN, start_ns, rc, count, taking.bytes);
 }
 
 /* --- What is finished --- */

@@ -222,7 +222,8 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
     kl__held *held = kl__window_find(ask->window, id, task.position);
     if (is_being_tried(held))
         return KL_OK;
-    if (task.attempts == 0 && task.entry.due_ms == 0 && (!held || held->blocked == KL_BLOCKED_NOT))
+    if (task.attempts == 0 && task.entry.due_ms == 0 &&
+        (!held || held->blocked == KL_BLOCKED_NOT || held->blocked == KL_BLOCKED_BEHIND))
         return KL_OK; /* it waits for nothing but those before it */
     kl_settled again = {.id = *id, .position = task.position, .outcome = KL_RETRY};
     if ((rc = settle_one(ask, &again)) != KL_OK)
@@ -353,9 +354,10 @@ static const struct verb {
     const char *name;
     kl_rc (*carry_out)(struct ask *ask);
     bool of_key;
-} verbs[] = {{"cancel", cancel, false}, {"again", again, false}, {"end", end_traceless, false},
-             {"peek", peek, false},     {"skip", skip, true},    {"wake", wake, true},
-             {"drain", drain, true},    {"purge", purge, false}, {"show", show, true}};
+    bool looks; /* and changes nothing */
+} verbs[] = {{"cancel", cancel, false, false}, {"again", again, false, false}, {"end", end_traceless, false, false},
+             {"peek", peek, false, true},      {"skip", skip, true, false},    {"wake", wake, true, false},
+             {"drain", drain, true, false},    {"purge", purge, false, false}, {"show", show, true, true}};
 
 static kl_rc carry_out(struct ask *ask)
 {
@@ -416,18 +418,35 @@ static kl_rc send_outcomes(kl__pump *pump, const kl__window *window)
     return rc;
 }
 
+/* Else it is left for the next tick. */
+static bool is_time(const struct ask *ask)
+{
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
+        if (verbs[i].looks && strcmp(ask->verb, verbs[i].name) == 0)
+            return true;
+    return kl__window_clear_due(ask->window);
+}
+
+static kl_rc carry_out_and_answer(struct ask *ask, const kl_record *record)
+{
+    ask->answer = kl__json_object();
+    if (!ask->answer)
+        return kl__fail_memory();
+    kl_rc said = carry_out(ask);
+    if (said == KL_OK)
+        said = send_outcomes(ask->pump, ask->window);
+    return answer(ask, record, said);
+}
+
 static kl_rc handle(kl__pump *pump, kl__window *window, const kl_record *record)
 {
     struct ask ask = {.pump = pump, .window = window};
     kl__json from = {0};
     kl_rc rc = kl__json_parse(record->value, "a request", &from);
     if (rc == KL_OK && understand(&ask, &from)) {
-        ask.answer = kl__json_object();
         window->out++;
-        kl_rc said = ask.answer ? carry_out(&ask) : kl__fail_memory();
-        if (said == KL_OK)
-            said = send_outcomes(pump, window);
-        rc = ask.answer ? answer(&ask, record, said) : said;
+        if (is_time(&ask))
+            rc = carry_out_and_answer(&ask, record);
         window->out--;
         kl__window_free_if_done(window);
     }

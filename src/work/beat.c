@@ -39,6 +39,7 @@ static kl_rc set_clock(kl__pump *pump)
 
 static kl_rc refresh(kl__pump *pump)
 {
+    uint64_t number = ++pump->refreshes; /* a window that is opened from here on may be newer than what is read */
     kl__pump_leave(pump);
     kl_rc rc = kl__queue_refresh(pump->queue);
     kl__pump_enter(pump);
@@ -46,7 +47,7 @@ static kl_rc refresh(kl__pump *pump)
         return rc;
     kl__descriptor *old = pump->descriptor;
     pump->descriptor = kl__queue_descriptor(pump->queue);
-    pump->refreshes++;
+    pump->refreshed = number;
     kl__descriptor_release(old);
     return kl__partitions_sync(pump);
 }
@@ -178,11 +179,12 @@ static kl_rc look_at_schedules(kl__pump *pump)
 
 /* --- The beat --- */
 
-/* Whatever fails, the other steps are taken too: a task that cannot be moved must not keep an operator from removing it. */
+/* Whatever fails, the other steps are taken too: a task that cannot be moved must not keep an operator from removing it.
+ * Gates take longest and come behind requests: those need the lease, which one who stands in renews between two ticks. */
 static kl_rc tick(kl__pump *pump)
 {
-    static kl_rc (*const steps[])(kl__pump * pump) = {look_at_paused,    look_at_jobs,        kl__older_layouts,
-                                                      kl__gates_refresh, kl__pump_drain_keys, kl__asks_carry_out,
+    static kl_rc (*const steps[])(kl__pump * pump) = {look_at_paused,      look_at_jobs,       kl__older_layouts,
+                                                      kl__pump_drain_keys, kl__asks_carry_out, kl__gates_refresh,
                                                       look_at_schedules};
     kl_rc first = refresh(pump);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {

@@ -34,7 +34,7 @@ static json_t *ask_for(const char *verb)
 /* --- Single tasks --- */
 
 /* Asks the owner of the task's shard. Finished tasks are KL_ENOTFOUND here. */
-static kl_rc ask_about(kl_queue *queue, const kl_task_id *id, const char *verb, kl_arena *arena, kl__json *ret_answer)
+static kl_rc ask_once(kl_queue *queue, const kl_task_id *id, const char *verb, kl_arena *arena, kl__json *ret_answer)
 {
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
     kl_task task;
@@ -52,6 +52,16 @@ static kl_rc ask_about(kl_queue *queue, const kl_task_id *id, const char *verb, 
     }
     kl__descriptor_release(descriptor);
     return rc;
+}
+
+/* One that its owner does not find may have been moved to a newer layout right then. */
+static kl_rc ask_about(kl_queue *queue, const kl_task_id *id, const char *verb, kl_arena *arena, kl__json *ret_answer)
+{
+    kl_rc rc = ask_once(queue, id, verb, arena, ret_answer);
+    if (rc != KL_ENOTFOUND)
+        return rc;
+    rc = kl__queue_refresh(queue);
+    return rc == KL_OK ? ask_once(queue, id, verb, arena, ret_answer) : rc;
 }
 
 kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, bool *ret_running)

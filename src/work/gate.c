@@ -182,16 +182,24 @@ static kl_rc refresh_gate(kl__pump *pump, kl__descriptor *descriptor, size_t ind
     return KL_OK;
 }
 
+static bool is_served(const kl__pump *pump, uint64_t layout_number)
+{
+    const kl__partition *partition = pump->partitions;
+    while (partition && partition->layout_number != layout_number)
+        partition = partition->next;
+    return partition != NULL;
+}
+
 kl_rc kl__gates_refresh(kl__pump *pump)
 {
     kl__descriptor *descriptor = pump->descriptor;
     kl_rc rc = KL_OK;
     atomic_fetch_add(&descriptor->references, 1);
     for (size_t i = 0; i < descriptor->layout_count && rc == KL_OK; i++) {
-        if (has_older(descriptor, i) && !descriptor->layouts[i].drained)
-            rc = refresh_gate(pump, descriptor, i);
-        else
+        if (!has_older(descriptor, i) || descriptor->layouts[i].drained)
             remove_gate(pump, descriptor->layouts[i].number);
+        else if (is_served(pump, descriptor->layouts[i].number)) /* one who stands in serves but one */
+            rc = refresh_gate(pump, descriptor, i);
     }
     kl__descriptor_release(descriptor);
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next)

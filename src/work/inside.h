@@ -13,7 +13,8 @@
  *   - A key gets at most key_max places. What stands behind is skipped: the key is entered in the window's skips with
  *     the position of the first task left out, and a side look from there brings more when its line has become short.
  *   - A key that cannot run (its first task waits for a retry, or somebody, or a kind of worker) keeps only that first
- *     task, which does not count as held: so memory grows with the number of such keys, but not with their lines.
+ *     task and others that were tried, which do not count as held: so memory grows with the number of such keys, but not
+ *     with their lines, and what cannot run never takes the room of what can.
  *   - Once groups have been seen, a full window goes on being read: each group gets at least group_min places.
  *
  * P1  Every task between the start of a ready line and the window's cursor is held, finished, skipped under its key's
@@ -94,6 +95,7 @@ typedef enum kl__blocked {
     KL_BLOCKED_KIND,    /* nobody here runs its kind */
     KL_BLOCKED_PAUSED,  /* somebody paused the key */
     KL_BLOCKED_DAMAGED, /* its bytes cannot be read */
+    KL_BLOCKED_BEHIND,  /* stands behind such a task, and could not leave the window */
 } kl__blocked;
 
 struct kl__verdict_text {
@@ -109,11 +111,13 @@ typedef struct kl__cursor {
     uint64_t old;  /* tasks up to this position were there when the end was reached first; 0: it was not yet */
     int64_t floor; /* the latest time of a task read so far: gives tasks a due time that ascends along the line */
     kl__skips skips;
-    bool siding;        /* a side look is under way, */
-    bool side_turn;     /* and it is its turn to read */
-    kl_stub side;       /* behind this stub */
-    uint64_t wanting;   /* keys of the skips that it is for */
-    uint32_t side_rest; /* looks before the skips are searched again for keys that it could be for */
+    bool siding;      /* a side look is under way, */
+    bool side_turn;   /* and it is its turn to read */
+    kl_stub side;     /* behind this stub */
+    uint64_t wanting; /* keys of the skips that it is for */
+    bool side_wanted; /* the line of one of these keys has become short */
+    int64_t side_ms;  /* without that, the skips are not searched for keys that it could be for before this time */
+    uint64_t side_rest_ms;
 } kl__cursor;
 
 struct kl__window {
@@ -121,13 +125,13 @@ struct kl__window {
     kl__partition *partition;
     kl_place place;
     uint64_t epoch;
-    uint64_t opened;  /* after so many refreshes of the pump */
+    uint64_t opened;  /* after so many refreshes of the pump had been begun */
     kl__lanes *lanes; /* NULL while nothing is held */
     kl__held **table; /* every held task by position, for what is read twice */
     uint32_t table_capacity, table_count;
     uint64_t held;       /* that count */
     int8_t least_urgent; /* the highest priority value among what filled it */
-    uint64_t blocked;    /* first tasks of keys that cannot run */
+    uint64_t blocked;    /* tasks of keys that cannot run */
     uint64_t out;        /* RUNNING, or finished and in a settle under way */
     kl__held *finished, *finished_last;
     uint64_t finished_count;
@@ -165,6 +169,7 @@ struct kl__partition {
     uint32_t allowed_count; /* shards that this worker may take */
     uint32_t priorities;    /* lines known to be in use, as in kl_counts */
     int64_t counted_ms;     /* when that was asked; */
+    int64_t count_rest_ms;  /* and how long it is not done again: 20 times as long as it took */
     kl_counts counts;       /* the answer */
     uint64_t seen;          /* of kl_store_wait */
     kl__gate *gate;         /* NULL: no older layout holds anything */
@@ -212,7 +217,8 @@ struct kl__pump {
     kl__gate *gates;         /* of layouts that have older ones with tasks */
     int64_t clock_offset_ms; /* the store's clock less the local one, */
     bool clock_set;          /* which is not known before the first beat */
-    uint64_t refreshes;      /* of the descriptor */
+    uint64_t refreshes;      /* of the descriptor, that were begun, */
+    uint64_t refreshed;      /* and the number of the last one that succeeded */
     int64_t now_ms;          /* the store's clock, as far as it is known; never steps back */
     uint64_t random;
     uint64_t held, blocked, running, finished;
@@ -352,6 +358,13 @@ kl_rc kl__pump_drain_keys(kl__pump *pump);
 /* --- older.c: what older layouts still hold --- */
 
 kl_rc kl__older_layouts(kl__pump *pump); /* seals them, moves what is not due, says when they are drained */
+
+/* Whether tasks of the due line are run and ended here, and not moved. */
+bool kl__window_keeps_due(const kl__window *window);
+
+/* Before anything that waits in the store is ended or tried: where the due line is not kept, it is moved first. The caller
+ * has pinned the window. False: not now, because it cannot be told whether some of it is elsewhere too. */
+bool kl__window_clear_due(kl__window *window);
 
 /* Times: the store's clock as the worker knows it. */
 int64_t kl__pump_now(kl__pump *pump);

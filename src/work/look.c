@@ -20,8 +20,9 @@ enum {
     DUE_EVERY_MS = 20,
     DUE_REST_MS = 1000,
     COUNTS_EVERY_MS = 20,
-    SIDE_KEYS = 64,
-    SIDE_REST_MAX = 64
+    COUNT_REST_MS = 5000, /* where a store counts slowly, and so holds up the look */
+    SIDE_KEYS = 128, /* left out, for each ms that passes between two searches among them */
+    SIDE_REST_MS = 1000
 };
 
 _Static_assert(KL_LOOK_STUBS / SCANS_MAX >= 16, "every line that is read gets some room");
@@ -94,20 +95,28 @@ bool kl__window_wants_side(kl__window *window)
     return false;
 }
 
+/* When to search again. */
+static void rest_side(const kl__pump *pump, kl__cursor *cursor)
+{
+    uint64_t least_ms = pump->left_out / SIDE_KEYS;
+    uint64_t rest_ms = cursor->wanting ? least_ms : 2 * cursor->side_rest_ms + least_ms;
+    cursor->side_rest_ms = rest_ms < SIDE_REST_MS ? rest_ms : SIDE_REST_MS;
+    cursor->side_ms = pump->now_ms + (int64_t)cursor->side_rest_ms;
+}
+
 /* Begins a side look if some key that was left out could be held now. Asking that of every key costs time too: it is
- * paid for with credit that each look adds to, and is done the less often the more keys there are. */
+ * paid for with credit that each look adds to, and where no line has become short it is done the less often the more
+ * keys there are and the more often none was found: keys that fail for ever are searched for nothing. */
 static void begin_side(kl__window *window, kl__cursor *cursor)
 {
+    kl__pump *pump = window->pump;
     uint64_t cost = 1 + cursor->skips.count / 8, from = UINT64_MAX;
-    if (cursor->siding || cursor->skips.count == 0 || window->pump->side_credit < cost)
+    if (cursor->siding || cursor->skips.count == 0 || pump->side_credit < cost)
         return;
-    if (cursor->side_rest > 0 && !window->pump->side_wanted) {
-        cursor->side_rest--;
+    if (!cursor->side_wanted && pump->now_ms < cursor->side_ms)
         return;
-    }
-    uint32_t rest = cursor->skips.count / SIDE_KEYS;
-    cursor->side_rest = rest < SIDE_REST_MAX ? rest : SIDE_REST_MAX;
-    window->pump->side_credit -= cost;
+    cursor->side_wanted = false;
+    pump->side_credit -= cost;
     for (uint32_t i = 0; i < cursor->skips.capacity; i++) {
         kl__skip *skip = &cursor->skips.slots[i];
         if (skip->key == 0 || !is_wanted(window, skip))
@@ -116,11 +125,12 @@ static void begin_side(kl__window *window, kl__cursor *cursor)
         cursor->wanting++;
         from = skip->from < from ? skip->from : from;
     }
+    rest_side(pump, cursor);
     if (cursor->wanting == 0)
         return;
     cursor->siding = cursor->side_turn = true;
     cursor->side = (kl_stub){.position = from - 1, .priority = 0};
-    window->pump->counts.side_looks++;
+    pump->counts.side_looks++;
 }
 
 static void plan_ready(struct looks *looks, kl__window *window, int32_t line)
@@ -331,16 +341,20 @@ static kl_rc look_at_store(kl__pump *pump, struct looks *looks, kl_store *store)
 /* Which lines are in use, and what waits. */
 static kl_rc count_partition(kl__pump *pump, kl__partition *partition)
 {
-    if (partition->counted_ms && pump->now_ms - partition->counted_ms < COUNTS_EVERY_MS)
+    int64_t rest_ms = partition->count_rest_ms > COUNTS_EVERY_MS ? partition->count_rest_ms : COUNTS_EVERY_MS;
+    if (partition->counted_ms && pump->now_ms - partition->counted_ms < rest_ms)
         return KL_OK;
     kl_counts counts;
     kl_store *store = partition->store;
     kl_place place = {partition->number, KL_ALL_SHARDS};
+    int64_t began_ms = pump->opts.local_ms(pump->opts.local_ctx);
     kl__pump_leave(pump);
     kl_rc rc = kl_store_counts(store, place, NULL, &counts);
     kl__pump_enter(pump);
     if (rc != KL_OK)
         return rc;
+    int64_t took_ms = pump->opts.local_ms(pump->opts.local_ctx) - began_ms;
+    partition->count_rest_ms = 20 * took_ms < COUNT_REST_MS ? 20 * took_ms : COUNT_REST_MS;
     partition->counted_ms = pump->now_ms;
     partition->counts = counts;
     partition->priorities = counts.priorities;

@@ -5,7 +5,8 @@
  * Tasks without a due time are run where they are. Those that have one would hold up their keys in the newer layout until
  * it comes, so the owner of their shard puts them into the newest layout and ends them here. Their new ids follow from
  * the old ones, so doing that twice puts nothing twice. Nothing more of the due line is taken into memory here, also not
- * when it is due: of a move that was broken off between its two steps, only the other copy is run. */
+ * when it is due: of a move that was broken off between its two steps, only the other copy is run. For the same reason
+ * nobody ends or tries such a task here: it is moved first. */
 #include <string.h>
 
 #include "base/mutant.h"
@@ -122,13 +123,22 @@ static kl_rc move_window(kl__pump *pump, kl__window *window)
     return rc;
 }
 
+/* A lease that holds now, when the newer layout is known, lets this worker move tasks, however late its appends arrive:
+ * whoever owns the shard next has taken it later, so the first record that it reads then knows that layout too, and it
+ * runs none of the due line (window.c, admit_due). Without a lease the next owner may be running them already. */
+static bool is_owned_now(const kl__window *window)
+{
+    const kl__pump *pump = window->pump;
+    return kl__owners_holds(window->partition->owners, pump->opts.local_ms(pump->opts.local_ctx));
+}
+
 static kl_rc move_all(kl__pump *pump, uint64_t newest)
 {
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (partition->layout_number == newest || partition->ending)
             continue;
         for (kl__window *window = partition->windows; window; window = window->next) {
-            if (window->leaving)
+            if (window->leaving || !is_owned_now(window))
                 continue;
             window->out++;
             kl_rc rc = move_window(pump, window);
@@ -142,6 +152,36 @@ static kl_rc move_all(kl__pump *pump, uint64_t newest)
         }
     }
     return KL_OK;
+}
+
+/* The layout is the one that tasks are put into, and the record that says so was read after the shard was taken: the owner
+ * before may have known of a newer one, and have moved the task there. */
+bool kl__window_keeps_due(const kl__window *window)
+{
+    const kl__pump *pump = window->pump;
+    return window->partition->layout_number == kl__put_layout(pump->descriptor)->number &&
+           window->opened < pump->refreshed;
+}
+
+static bool all_sealed(const kl__descriptor *descriptor)
+{
+    for (size_t i = 0; i + 1 < descriptor->layout_count; i++)
+        if (!descriptor->layouts[i].sealed)
+            return false;
+    return true;
+}
+
+/* What is refused there is only here, and somebody may want to be rid of it. */
+bool kl__window_clear_due(kl__window *window)
+{
+    kl__pump *pump = window->pump;
+    if (kl__window_keeps_due(window))
+        return true;
+    if (window->opened >= pump->refreshed || !all_sealed(pump->descriptor) || !is_owned_now(window))
+        return false;
+    kl_rc rc = move_window(pump, window);
+    bool refused = rc == KL_EINVAL || rc == KL_EFULL || rc == KL_EDAMAGED || rc == KL_EMISMATCH;
+    return !window->lost && (rc == KL_OK || refused);
 }
 
 static kl_rc tell_drained(kl__pump *pump, kl__descriptor *descriptor)
@@ -165,11 +205,9 @@ static kl_rc tell_drained(kl__pump *pump, kl__descriptor *descriptor)
 kl_rc kl__older_layouts(kl__pump *pump)
 {
     kl__descriptor *descriptor = pump->descriptor;
-    bool unsealed = false, undrained = false;
-    for (size_t i = 0; i + 1 < descriptor->layout_count; i++) {
-        unsealed |= !descriptor->layouts[i].sealed;
+    bool unsealed = !all_sealed(descriptor), undrained = false;
+    for (size_t i = 0; i + 1 < descriptor->layout_count; i++)
         undrained |= !descriptor->layouts[i].drained;
-    }
     if (!undrained)
         return KL_OK;
     atomic_fetch_add(&descriptor->references, 1);

@@ -141,8 +141,8 @@ kl_rc kl__partitions_sync(kl__pump *pump)
         if (layout->drained)
             continue;
         pump->all_shards += (uint64_t)layout->layout.partitions * kl_layout_shards(&layout->layout);
-        for (uint32_t p = 0; p < layout->layout.partitions && rc == KL_OK; p++)
-            rc = add(pump, layout, p);
+        for (uint32_t p = 0; p < layout->layout.partitions && rc == KL_OK && !pump->stopping; p++)
+            rc = add(pump, layout, p); /* one that stops comes to nothing new: once gone, it stays gone */
     }
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         const kl__queue_layout *layout = layout_of(descriptor, partition->layout_number);

@@ -317,7 +317,7 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
         kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
         kl__pump_settle_later(pump, held, outcome, kl__pump_keep_ms(pump, outcome, verdict->keep_ms));
     }
-    if (pump->left_out)
+    if (pump->left_out && outcome != KL_RETRY)
         kl__window_shorter(window, held->key_hash, held->lane.mark.priority);
     kl__window_ready(window);
 }
@@ -665,6 +665,11 @@ bool kl__pump_empty(kl__pump *pump)
 }
 
 bool kl__pump_unwanted(const kl__held *held) { return atomic_load(&held->cancel) || atomic_load(&held->window->lost); }
+
+bool kl__pump_may_start(const kl__held *held, int64_t local_ms)
+{
+    return !kl__pump_unwanted(held) && (KL_MUTANT(hand_unchecked) || lease_holds(held, local_ms));
+}
 
 void kl__pump_tell(kl__pump *pump, kl__held *held, kl__progress *progress)
 {

@@ -74,6 +74,10 @@ int64_t kl__pump_next_due(kl__pump *pump); /* when something becomes ready by it
 kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *arena, kl_task *ret_tasks,
                     kl_task_extra *ret_extras, const kl_handler **ret_handlers, size_t *ret_run);
 
+/* To be asked right before each start, whoever holds the mutex: time may have passed since the task was loaded, and more
+ * than anybody thought if the process was stopped. False: it must be untaken (P4). */
+bool kl__pump_may_start(const kl__held *held, int64_t local_ms);
+
 /* What came of a run. */
 typedef struct kl__verdict {
     kl_outcome outcome;

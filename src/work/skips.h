@@ -1,4 +1,6 @@
-/* skips.h - keys of which a window has left tasks out, and from where: a hash table of 32-byte entries.
+/* skips.h - keys of which a window has left tasks out, and from where: a hash table of 32-byte entries. Nearly every key
+ * that is looked for is not there, so each entry has a tag, in a table of bytes that is small enough to stay in the
+ * processor's cache.
  *
  * A key that has an entry is not to be read from the line beyond `from` until a side look, which begins there, has caught
  * up: otherwise a later task could overtake an earlier one. Tasks without a key are entered by group. */
@@ -17,11 +19,12 @@ typedef struct kl__skip {
 } kl__skip;
 
 #define KL_SKIP_KEYLESS UINT64_C(0xffffffffffff0000)
-#define KL_SKIPS_MAX    (1u << 20) /* entries of one line: 64 MiB at most, for a million keys with more than fits */
+#define KL_SKIPS_MAX    (1u << 20) /* entries of one line: 66 MiB at most, for a million keys with more than fits */
 
 /* All zero: empty. */
 typedef struct kl__skips {
     kl__skip *slots;
+    uint8_t *tags;     /* behind the slots: of each; 0: no entry */
     uint32_t capacity; /* a power of two, or 0 */
     uint32_t count;
 } kl__skips;

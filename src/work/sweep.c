@@ -153,11 +153,15 @@ static kl_rc drain_window(kl__pump *pump, kl__window *window)
     while (!window->lost && (head = next_draining(window))) {
         uint64_t count = 0, position = head->lane.position;
         kl_task_id id = head->id;
+        if (!kl__window_clear_due(window))
+            return KL_OK; /* the next tick tries again */
+        if (!(head = kl__window_find(window, &id, position)) || head->state != KL_HELD_LINE)
+            continue; /* an operator has ended it, or tries it again */
         kl_rc rc =
             kl__window_sweep(window, head->key_hash, head, KL_DEAD, "the task before it failed for good", &count);
         if (rc != KL_OK)
             return rc;
-        head = kl__window_find(window, &id, position); /* an operator may have ended it meanwhile */
+        head = kl__window_find(window, &id, position);
         if (!head || head->state != KL_HELD_LINE)
             continue;
         head->draining = false;

@@ -96,9 +96,9 @@ static bool is_swept(const kl__window *window, const kl_stub *stub)
     return window->sweeping && (window->swept_key == 0 || window->swept_key == stub->key_hash);
 }
 
-static bool key_is_blocked(kl__window *window, uint64_t key_hash)
+/* `lane` is the key's; NULL: it has none. */
+static bool key_is_blocked(const kl__window *window, kl__lane *lane, uint64_t key_hash)
 {
-    kl__lane *lane = kl__window_lane(window, key_hash);
     kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
     return (head && kl__held_of(head)->blocked != KL_BLOCKED_NOT) ||
            (lane && kl__lane_tasks(lane) > 0 && kl__keyset_has(window->pump->paused, key_hash));
@@ -159,8 +159,7 @@ static bool join_lane(kl__held *held, bool started)
 /* More urgent than the task of its key that waits for a thread: that one goes back into line. */
 static void overtake(kl__held *held)
 {
-    kl__lane *lane = kl__window_lane(held->window, held->key_hash);
-    kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
+    kl__lane_task *head = held->key_hash ? kl__lane_head(held->lane.lane) : NULL;
     kl__held *first = head ? kl__held_of(head) : NULL;
     if (!first || first->state != KL_HELD_ROOM || first->lane.mark.priority <= held->lane.mark.priority ||
         first->retry_line)
@@ -182,11 +181,12 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
     held->suspect = window->suspect;
     kl__lane *lane = kl__window_lane(window, stub->key_hash);
     bool holds = !lane || !kl__lane_head(lane); /* else it is run right behind the one that does, as it was before */
+    bool behind = key_is_blocked(window, lane, stub->key_hash);
     held->lane.due_ms = holds ? stub->due_ms : 0;
     if (!join_lane(held, true))
         return false;
-    if (held->lane.due_ms > pump->now_ms && held->blocked == KL_BLOCKED_NOT)
-        set_blocked(held, KL_BLOCKED_RETRY);
+    if (held->blocked == KL_BLOCKED_NOT && (behind || held->lane.due_ms > pump->now_ms))
+        set_blocked(held, behind ? KL_BLOCKED_BEHIND : KL_BLOCKED_RETRY);
     return true;
 }
 
@@ -207,14 +207,12 @@ static bool earlier_unread(const kl__window *window, const kl_stub *stub)
 /* Tasks that are due and cannot be held now are shown again by the next look at the line. */
 static bool admit_due(kl__window *window, const kl_stub *stub)
 {
-    if (window->partition->layout_number != kl__put_layout(window->pump->descriptor)->number &&
-        !KL_MUTANT(due_run_here))
-        return true; /* older.c moves it */
-    if (window->opened == window->pump->refreshes)
-        return true; /* the owner before may know of a newer layout, and have moved it there */
+    if (!kl__window_keeps_due(window) && !KL_MUTANT(due_run_here))
+        return true; /* older.c moves it, or it is not known yet whether the owner before has */
     if (!stub->key_hash && kl__gate_due(window->partition->gate))
         return true; /* it may have a copy in an older layout still, of a move that was broken off */
-    if (kl__gate_closed(window->partition->gate, stub->key_hash) || key_is_blocked(window, stub->key_hash))
+    if (kl__gate_closed(window->partition->gate, stub->key_hash) ||
+        key_is_blocked(window, kl__window_lane(window, stub->key_hash), stub->key_hash))
         return true;
     if (stub->key_hash && earlier_unread(window, stub))
         return true;
@@ -254,7 +252,7 @@ static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint
         return LEAVE_OUT;
     if (stub->key_hash) {
         kl__lane *lane = kl__window_lane(window, stub->key_hash);
-        if (key_is_blocked(window, stub->key_hash) || (lane && kl__lane_tasks(lane) >= kl__key_max(pump)))
+        if (lane && (key_is_blocked(window, lane, stub->key_hash) || kl__lane_tasks(lane) >= kl__key_max(pump)))
             return LEAVE_OUT;
     }
     if (!kl__window_full(window, line))
@@ -366,12 +364,12 @@ void kl__window_ready(kl__window *window)
 
 void kl__window_shorter(kl__window *window, uint64_t key_hash, int32_t priority)
 {
-    const kl__cursor *cursor = window->cursors[priority - KL_PRIORITY_MIN];
+    kl__cursor *cursor = window->cursors[priority - KL_PRIORITY_MIN];
     if (!key_hash || !cursor || !kl__skips_find(&cursor->skips, key_hash))
         return;
     kl__lane *lane = kl__window_lane(window, key_hash);
     if (!lane || kl__lane_tasks(lane) <= kl__key_max(window->pump) / 4)
-        window->pump->side_wanted = true;
+        window->pump->side_wanted = cursor->side_wanted = true;
 }
 
 /* A task that leaves the window without having run, to be read again. */
@@ -388,6 +386,7 @@ static void evict(kl__held *held)
     }
     if (held->retry_line || (cursor && !skip)) { /* it holds its key too, or there is no room to remember it */
         kl__lanes_add(window->lanes, held->lane.lane, &held->lane, window->pump->now_ms);
+        set_blocked(held, KL_BLOCKED_BEHIND); /* or the room that it takes would be nobody's until its key goes on */
         return;
     }
     if (skip)

@@ -42,6 +42,7 @@ void kl__worker_wake(kl_worker *worker, uint64_t ready)
 {
     if (ready == 0 || worker->idle == 0)
         return;
+    ready = (ready - 1) / worker->worth + 1;
     if (ready < worker->idle)
         for (uint64_t i = 0; i < ready; i++)
             pthread_cond_signal(&worker->ready);
@@ -266,6 +267,8 @@ static kl_rc start_threads(kl_worker *worker)
         rc = start_thread(&worker->scout_id, kl__worker_scout, worker, &worker->scout_started);
     if (rc == KL_OK)
         rc = start_thread(&worker->settler_id, kl__worker_settler, worker, &worker->settler_started);
+    if (rc == KL_OK && kl__worker_has_inbox(worker))
+        rc = start_thread(&worker->inbox_id, kl__worker_inbox, worker, &worker->inbox_started);
     for (size_t i = 0; i < worker->thread_count && rc == KL_OK; i++) {
         kl__thread *thread = &worker->threads[i];
         thread->worker = worker;
@@ -298,6 +301,7 @@ static kl_rc build(kl_worker *worker, const kl_worker_queue *queues, size_t coun
     if (!worker->served || !worker->threads)
         return kl__fail_memory();
     worker->thread_count = (size_t)worker->opts.concurrency;
+    worker->worth = 1;
     for (size_t i = 0; i < count && rc == KL_OK; i++) {
         worker->served_count++;
         rc = open_served(worker, &worker->served[i], &queues[i], &id);
@@ -386,6 +390,8 @@ static void end_threads(kl_worker *worker)
         pthread_join(worker->tick_id, NULL);
     if (worker->beat_started)
         pthread_join(worker->beat_id, NULL);
+    if (worker->inbox_started)
+        pthread_join(worker->inbox_id, NULL);
 }
 
 /* Gives running handlers a sign to stop, and waits until everything is settled and given back, if the store lets it. */

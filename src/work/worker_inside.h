@@ -13,7 +13,7 @@
 #include "work/inside.h"
 
 enum {
-    KL_HAND_SIZE_MAX = 32, /* tasks in one hand */
+    KL_HAND_SIZE_MAX = 64, /* tasks in one hand */
     KL_STEAL_NS = 1000000, /* a task that takes longer is long */
     KL_RETRY_MS = 100,     /* after the store has failed */
 };
@@ -64,6 +64,7 @@ typedef struct kl__thread {
     int64_t timeout_ms;        /* the queue's */
     _Atomic(int64_t) began_ns; /* when the one that runs did */
     size_t hand_size;
+    int64_t load_ns; /* what loading it took */
     kl_arena arena;
     kl_work work;
 } kl__thread;
@@ -80,8 +81,9 @@ struct kl_worker {
     size_t served_count;
     kl__thread *threads;
     size_t thread_count, idle, threads_ended;
-    pthread_t scout_id, beat_id, tick_id, settler_id;
-    bool scout_started, beat_started, tick_started, settler_started;
+    size_t worth; /* so many tasks take as long to run as a hand takes to load; at least 1 */
+    pthread_t scout_id, beat_id, tick_id, settler_id, inbox_id;
+    bool scout_started, beat_started, tick_started, settler_started, inbox_started;
     bool look_now;
     bool stopping;            /* starts nothing more */
     bool ended;               /* everything was given back */
@@ -95,6 +97,8 @@ void *kl__worker_scout(void *worker);   /* looks for tasks */
 void *kl__worker_tick(void *worker);    /* looks at records, carries out requests */
 void *kl__worker_beat(void *worker);    /* beats */
 void *kl__worker_settler(void *worker); /* sends outcomes */
+void *kl__worker_inbox(void *worker);   /* takes in what was left in the stores */
+bool kl__worker_has_inbox(const kl_worker *worker);
 
 /* With the mutex held. */
 void kl__worker_stop(kl_worker *worker);

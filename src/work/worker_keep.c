@@ -2,10 +2,13 @@
  * looks at records and carries out requests, one beats.
  *
  * The scout waits for appends where the store can tell of them and there is one partition to wait for; otherwise it looks
- * again and again, less often the longer nothing comes. */
+ * again and again, less often the longer nothing comes. Where several workers share a store that is far away, each lets
+ * some time pass between two looks that follow each other, in proportion to what a look takes and how many they are: so
+ * each finds more at a time, and all of them together make about as many calls as one. */
+#include "base/wait.h"
 #include "work/worker_inside.h"
 
-enum { POLL_MIN_MS = 1, POLL_MAX_MS = 50, WAIT_MAX_MS = 20, FAILED_MS = 250 };
+enum { POLL_MIN_MS = 1, POLL_MAX_MS = 50, WAIT_MAX_MS = 20, FAILED_MS = 250, REST_EACH = 4, REST_MAX_NS = 5000000 };
 
 /* --- The scout --- */
 
@@ -74,6 +77,36 @@ static void wait_for_work(kl_worker *worker, int64_t *poll_ms)
         kl__worker_wait(worker, &worker->scout, FAILED_MS);
 }
 
+static bool is_far(kl_store *store)
+{
+    uint32_t can = kl_store_info_of(store).can;
+    return (can & KL_STORE_SHARED) && !(can & KL_STORE_ASYNC);
+}
+
+/* How many workers share a queue in a store that is far, if all own as much of it as this one. */
+static uint64_t sharers(const kl_worker *worker)
+{
+    uint64_t most = 1;
+    for (size_t i = 0; i < worker->served_count; i++) {
+        const kl__pump *pump = worker->served[i].pump;
+        bool far = false;
+        for (const kl__partition *each = pump->partitions; each; each = each->next)
+            far |= is_far(each->store);
+        uint64_t count = far && pump->shard_count ? pump->all_shards / pump->shard_count : 1;
+        most = count > most ? count : most;
+    }
+    return most;
+}
+
+/* There is something new: rests first, if the look before, which took from `began_ns` to `ended_ns`, was just now. */
+static void rest(kl_worker *worker, int64_t began_ns, int64_t ended_ns)
+{
+    uint64_t times = (sharers(worker) - 1) * REST_EACH, times_max = REST_MAX_NS / (uint64_t)(ended_ns - began_ns + 1);
+    int64_t until_ns = ended_ns + (ended_ns - began_ns) * (int64_t)(times < times_max ? times : times_max);
+    while (!worker->stopping && !worker->closing && kl__monotonic_ns() < until_ns)
+        kl__cond_wait(&worker->changed, &worker->mutex, until_ns);
+}
+
 void *kl__worker_scout(void *context)
 {
     kl_worker *worker = context;
@@ -90,14 +123,18 @@ void *kl__worker_scout(void *context)
             kl__worker_wait(worker, &worker->scout, POLL_MAX_MS);
             continue;
         }
+        int64_t began_ns = kl__monotonic_ns();
         if (!look(worker, &ready)) {
             kl__worker_wait(worker, &worker->scout, FAILED_MS);
             continue;
         }
+        int64_t ended_ns = kl__monotonic_ns();
         if (ready)
             poll_ms = POLL_MIN_MS;
-        if (!is_eager(worker))
-            wait_for_work(worker, &poll_ms);
+        if (is_eager(worker))
+            continue;
+        wait_for_work(worker, &poll_ms);
+        rest(worker, began_ns, ended_ns);
     }
     pthread_mutex_unlock(&worker->mutex);
     return NULL;

@@ -2,7 +2,9 @@
  *
  * From: pump.c (ready tasks of the queue whose turn it is).  To: the application's handlers, and settle.c.
  *
- * A thread takes a hand of tasks, one where they take long and up to 32 where they are quick, and claims them one by one.
+ * A thread takes a hand of tasks, one where they take long and up to 64 where they are quick, and claims them one by one.
+ * What is ready is spread over all threads, but a hand should take longer to run than it takes to load: where tasks do
+ * nearly nothing, or the store is far away, few threads with full hands do more than many that wait for each other.
  * When one turns out to take long, a thread with nothing to do takes back those behind it and hands in what was run
  * before it, so nobody waits for a task of another key. Outcomes are sent by a thread of their own, so that running goes
  * on while they become durable. */
@@ -66,7 +68,8 @@ static size_t take(kl__thread *thread)
     if (!served)
         return 0;
     size_t share = kl__pump_ready(served->pump) / worker->thread_count + 1;
-    size_t count = kl__pump_take(served->pump, thread->held, share < thread->hand_size ? share : thread->hand_size);
+    size_t wanted = share > worker->worth ? share : worker->worth;
+    size_t count = kl__pump_take(served->pump, thread->held, wanted < thread->hand_size ? wanted : thread->hand_size);
     if (count == 0)
         return 0;
     thread->served = served;
@@ -77,12 +80,14 @@ static size_t take(kl__thread *thread)
 
 static kl_rc load(kl__thread *thread, size_t count, size_t *ret_run)
 {
+    int64_t began_ns = kl__monotonic_ns();
     *ret_run = 0;
     kl_arena_reset(&thread->arena);
     kl_rc rc = kl__pump_load(thread->served->pump, thread->held, count, &thread->arena, thread->tasks, thread->extras,
                              thread->handlers, ret_run);
     if (rc != KL_OK)
         kl__worker_log(thread->worker, KL_LOG_ERROR, kl_error_text());
+    thread->load_ns = kl__monotonic_ns() - began_ns;
     return rc;
 }
 
@@ -137,6 +142,7 @@ void kl__worker_take_back(kl_worker *worker, bool all)
     }
     if (count == 0)
         return;
+    worker->worth = 1; /* they are not as quick as they were */
     kl__worker_wake(worker, count);
     pthread_cond_signal(&worker->outcomes);
 }
@@ -147,12 +153,6 @@ static int64_t timeout_of(const kl__thread *thread, size_t index)
 {
     int64_t timeout_ms = thread->extras[index].timeout_ms;
     return timeout_ms ? timeout_ms : thread->timeout_ms;
-}
-
-/* Time may have passed since the hand was taken, and more than anybody thought if the process was stopped. */
-static bool may_start(const kl__held *held, int64_t now_ns)
-{
-    return !kl__pump_unwanted(held) && kl__owners_holds(held->window->partition->owners, now_ns / 1000000);
 }
 
 static void begin(kl__thread *thread, size_t index, int64_t now_ns)
@@ -196,7 +196,7 @@ static int64_t run(kl__thread *thread, size_t index, int64_t now_ns)
 {
     kl_work *work = &thread->work;
     kl__verdict *verdict = &thread->verdicts[index];
-    thread->stopped[index] = !may_start(thread->held[index], now_ns);
+    thread->stopped[index] = !kl__pump_may_start(thread->held[index], now_ns / 1000000);
     if (thread->stopped[index])
         return now_ns;
     begin(thread, index, now_ns);
@@ -227,6 +227,8 @@ static void adapt(kl__thread *thread, size_t count, int64_t took_ns)
     thread->hand_size = mean_ns < QUICK_NS   ? (wider < KL_HAND_SIZE_MAX ? wider : KL_HAND_SIZE_MAX)
                         : mean_ns < SHORT_NS ? SHORT_HAND
                                              : 1;
+    size_t worth = (size_t)(thread->load_ns / (mean_ns + 1)) + 1;
+    thread->worker->worth = worth < KL_HAND_SIZE_MAX ? worth : KL_HAND_SIZE_MAX;
 }
 
 /* Runs what was loaded and hands it in: all at the end, or in pieces when it takes long. The mutex is held, and left
@@ -295,6 +297,15 @@ static int64_t until_due_ms(kl_worker *worker)
     return wait_ms;
 }
 
+/* The last look did not see everything, or left out something that could be held now. */
+static bool has_more(const kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++)
+        if (worker->served[i].pump->more || worker->served[i].pump->side_wanted)
+            return true;
+    return false;
+}
+
 static bool has_ready(kl_worker *worker)
 {
     for (size_t i = 0; i < worker->served_count; i++)
@@ -316,7 +327,7 @@ static void idle(kl_worker *worker)
         return;
     if (look(worker))
         return;
-    worker->look_now = true;
+    worker->look_now |= has_more(worker);
     pthread_cond_signal(&worker->scout);
     worker->idle++;
     int64_t wait_ms = until_due_ms(worker), steal_ms = (int64_t)KL_STEAL_NS / 1000000 * 5;

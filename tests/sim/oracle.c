@@ -308,10 +308,12 @@ static void check_again(struct sim_process *process, const struct sim_entry *ent
     struct world *world = process->world;
     struct sim_task *task = entry->task;
     for (struct sim_entry *other = task->entries; other; other = other->next_of_task) {
-        if (other == entry || process->redriving)
+        if (other == entry)
             continue;
-        if (other->layout < entry->layout && other->due && !other->ended &&
-            (process->role == SIM_WORKER || process->role == SIM_OPERATOR))
+        if (process->redriving)
+            other->moved |= other->ended; /* the letter: what is put back may be moved, and stands for both */
+        else if (other->layout < entry->layout && other->due && !other->ended &&
+                 (process->role == SIM_WORKER || process->role == SIM_OPERATOR))
             other->moved = true;
         else if (!other->moved || !other->ended)
             sim_break(world, "I6", task, "p%u (%s) stores task %llu, which is there already", process->number,
@@ -592,21 +594,21 @@ static void check_against(struct sim_process *process, const struct sim_entry *e
         overtakes(process, window, entry, other, "comes first");
 }
 
-static void check_owner(struct sim_process *process, const struct sim_entry *entry, uint64_t epoch)
+static void check_owner(struct sim_process *process, const struct sim_entry *entry, uint64_t epoch, const char *does)
 {
     struct world *world = process->world;
     const struct sim_owner *owner = owner_of(world, entry->place);
     if (owner->process == process->number && owner->epoch == epoch && owner->expires_ms > world->now_ms)
         return;
-    sim_break(world, "I3", entry->task, "p%u takes task %llu at epoch %llu; p%d owns its shard at %llu, for %lld ms",
-              process->number, (unsigned long long)entry->task->number, (unsigned long long)epoch, (int)owner->process,
-              (unsigned long long)owner->epoch, (long long)(owner->expires_ms - world->now_ms));
+    sim_break(world, "I3", entry->task, "p%u %s task %llu at epoch %llu; p%d owns its shard at %llu, for %lld ms",
+              process->number, does, (unsigned long long)entry->task->number, (unsigned long long)epoch,
+              (int)owner->process, (unsigned long long)owner->epoch, (long long)(owner->expires_ms - world->now_ms));
 }
 
-/* Beats that were begun after this time have told the worker of it. */
+/* Ticks that were begun after this time have told the worker of it. */
 static bool knows(const struct sim_process *process, int64_t since_ms)
 {
-    return since_ms > 0 && process->beat_began_ms > since_ms;
+    return since_ms > 0 && process->tick_began_ms > since_ms;
 }
 
 static void check_paused(struct sim_process *process, const struct sim_entry *entry)
@@ -632,7 +634,7 @@ struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held
     }
     sim_note(world, process, entry->task, "taken, epoch %llu", (unsigned long long)epoch);
     if (!entry->ended) { /* else it was read before it ended, and load will see that */
-        check_owner(process, entry, epoch);
+        check_owner(process, entry, epoch, "takes");
         if (!world->plan.crons && entry->due_ms - world->plan.lease_ms / 10 > world->now_ms &&
             !entry->retry_line) /* clocks drift, and where time jumps they drift far */
             sim_break(world, "I3", entry->task, "p%u takes task %llu %lld ms before it is due", process->number,
@@ -647,7 +649,7 @@ struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held
     entry->taken_by = process->number;
     entry->taken_epoch = epoch;
     entry->starts++;
-    entry->known_ms = process->beat_began_ms;
+    entry->known_ms = process->tick_began_ms;
     entry->running = false;
     return entry;
 }
@@ -676,7 +678,7 @@ void oracle_dealt(struct sim_process *process, struct sim_entry *entry)
     entry->verdict_dead = false;
 }
 
-void oracle_runs(struct sim_process *process, struct sim_entry *entry, bool lost)
+void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl__window *window)
 {
     struct world *world = process->world;
     const struct sim_task *task = entry->task;
@@ -686,8 +688,9 @@ void oracle_runs(struct sim_process *process, struct sim_entry *entry, bool lost
     entry->running = true;
     entry->finished_by = SIM_NOBODY;
     sim_note(world, process, task, "runs, start %u", entry->starts);
-    if (lost)
+    if (window->lost)
         sim_break(world, "I3", task, "p%u runs task %llu, and knows that the shard is lost", process->number, number);
+    check_owner(process, entry, window->epoch, "runs");
     if (entry->ended && owner_of(world, entry->place)->fenced_by == process->number)
         sim_break(world, "I7", task, "p%u runs task %llu, which has ended", process->number, number);
     if (task->rare && !process->all_kinds)

@@ -11,7 +11,29 @@ enum { OPERATIONS = 10000, SEEDS = 300, MUTANT_SEEDS = 100 };
 /* Each failed before the bug that it found was put right. Changes of the code change what a seed does, so these are worth
  * no more than others by now; they are here because they were worth something once. */
 static const uint64_t once_broken[] = {
-    1, 4, 7, 8, 14, 15, 21, 24, 29, 585053494355, 585053494363, 654353059982, 102482334799, 39994510244093};
+    1,
+    4,
+    7,
+    8,
+    14,
+    15,
+    21,
+    24,
+    29,
+    585053494355,
+    585053494363,
+    654353059982,
+    102482334799,
+    39994510244093,
+    98427317135046, /* tried tasks behind a halted one filled the memory */
+    98427317135218, /* a hand was run on after the lease */
+    736925984554,   /* a stale owner moved a delayed task that the next one ran */
+    169991107586,
+    169991107797, /* a worker that had stopped came to a new layout */
+    416509727517, /* the oracle: what was put back from the dead letters may be moved */
+    267988499122,
+    267988500855, /* a delayed task was drained in an older layout, and its copy was not */
+};
 
 static bool is_well(uint64_t seed)
 {

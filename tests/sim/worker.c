@@ -1,7 +1,8 @@
 /* worker.c - worker processes: the pump with the threads that worker.c of the library gives it, simulated.
  *
- *     main     opens everything, then beats          looker    reads more tasks
- *     hands    take, load, run and finish tasks      settler   sends outcomes
+ *     main     opens everything, then keeps what it owns     ticker    looks at records, carries out requests
+ *     hands    take, load, run and finish tasks              looker    reads more tasks
+ *                                                            settler   sends outcomes
  *
  * A run is a sleep. What comes of it is decided by the task's behaviour; a poisonous one ends the process. */
 #include "sim/world.h"
@@ -78,7 +79,7 @@ static kl_outcome outcome_of(struct sim_process *process, const struct sim_task 
 static bool run_one(struct sim_process *process, kl__held *held, struct sim_entry *entry, const kl_task_extra *extra)
 {
     struct world *world = process->world;
-    oracle_runs(process, entry, held->window->lost);
+    oracle_runs(process, entry, held->window);
     sim_leave(process);
     sim_sleep(process, duration_ms(world));
     sim_enter(process);
@@ -96,13 +97,13 @@ static bool run_one(struct sim_process *process, kl__held *held, struct sim_entr
     return true;
 }
 
-/* Those behind it go back when the process stops, or somebody else has time for them. */
+/* Those behind it go back when the process stops, the lease is over, or somebody else has time for them. */
 static void run_all(struct sim_process *process, kl__held **held, struct sim_entry **entries,
                     const kl_task_extra *extras, size_t count)
 {
     size_t done = 0;
-    while (done < count && !process->dead && !(done > 0 && process->stopping) &&
-           !(done > 0 && (sim_chance(process->world, 1, 10) || kl__pump_unwanted(held[done])))) {
+    while (done < count && !process->dead && kl__pump_may_start(held[done], sim_local_ms(process)) &&
+           !(done > 0 && (process->stopping || sim_chance(process->world, 1, 10)))) {
         bool alive = run_one(process, held[done], entries[done], &extras[done]);
         done++;
         if (!alive)
@@ -213,20 +214,34 @@ static void stop(struct sim_process *process)
     kl__pump_stop(process->pump);
 }
 
-static void beat(struct sim_process *process)
+/* Longer than the pump lets a tick rest, by any clock: it does not pass one over. */
+static void rest(struct sim_process *process) { sim_sleep(process, kl__pump_beat_ms(process->pump) * 107 / 100 + 1); }
+
+static void ticker(struct sim_process *process)
 {
     struct world *world = process->world;
-    int64_t began_ms = world->now_ms;
-    kl_rc rc = kl__pump_beat(process->pump);
-    if (rc == KL_OK)
-        process->beat_began_ms = began_ms;
-    else
-        sim_note(world, process, NULL, "a beat failed: %s", kl_rc_name(rc));
-    if (world->ending && !process->stopping)
+    while (!is_over(process)) {
+        sim_enter(process);
+        int64_t began_ms = world->now_ms;
+        kl_rc rc = kl__pump_tick(process->pump);
+        if (rc == KL_OK)
+            process->tick_began_ms = began_ms;
+        else
+            sim_note(world, process, NULL, "a tick failed: %s", kl_rc_name(rc));
+        sim_leave(process);
+        rest(process);
+    }
+}
+
+static void keep(struct sim_process *process)
+{
+    kl_rc rc = kl__pump_keep(process->pump);
+    if (rc != KL_OK)
+        sim_note(process->world, process, NULL, "a beat failed: %s", kl_rc_name(rc));
+    if (process->world->ending && !process->stopping)
         stop(process);
 }
 
-/* A beat that ends later than a tick of its own clock began says nothing of the one in between: see oracle.c, knows. */
 void sim_worker(struct sim_process *process)
 {
     struct world *world = process->world;
@@ -235,16 +250,16 @@ void sim_worker(struct sim_process *process)
     sim_note(world, process, NULL, "a worker starts with %u hands", process->concurrency);
     if (sim_open(process) != KL_OK || open_pump(process) != KL_OK)
         return;
+    sim_thread_new(process, ticker);
     sim_thread_new(process, looker);
     sim_thread_new(process, settler);
     for (uint32_t i = 0; i < process->concurrency; i++)
         sim_thread_new(process, hand);
     while (!is_over(process)) {
         sim_enter(process);
-        beat(process);
-        int64_t rest_ms = kl__pump_beat_ms(process->pump) * 107 / 100 + 1;
+        keep(process);
         sim_leave(process);
-        sim_sleep(process, rest_ms);
+        rest(process);
         if (!world->quiet && sim_chance(world, 1, 400))
             process->frozen_until_ms = world->now_ms + sim_between(world, 10, world->plan.lease_ms * 3);
         if (!world->quiet && !process->stopping && sim_chance(world, 1, 300) && sim_alive(world, SIM_WORKER) > 1) {

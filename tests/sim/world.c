@@ -232,7 +232,7 @@ struct sim_process *sim_process_new(struct world *world, enum sim_role role, voi
     process->number = world->process_count;
     process->skew_ms = sim_between(world, -SKEW_MS, SKEW_MS);
     process->drift_ppm = (int32_t)sim_between(world, -DRIFT_PPM, DRIFT_PPM);
-    process->beat_began_ms = -1;
+    process->tick_began_ms = -1;
     for (size_t i = 0; i < sizeof process->worker.bytes; i++)
         process->worker.bytes[i] = (uint8_t)sim_below(world, 256);
     world->processes[world->process_count++] = process;

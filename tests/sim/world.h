@@ -88,7 +88,7 @@ struct sim_process {
     int64_t skew_ms;
     int32_t drift_ppm;
     int64_t frozen_until_ms;
-    int64_t beat_began_ms; /* when the last beat that succeeded was begun */
+    int64_t tick_began_ms; /* when the last tick that succeeded was begun */
     kl_task_id worker;
     uint32_t concurrency;
     kl_store *store;
@@ -123,7 +123,8 @@ struct sim_entry {
     kl_place place;
     uint64_t layout, sequence;
     struct sim_task *task;
-    bool ended, moved, retry_line, due;
+    bool ended, retry_line, due;
+    bool moved; /* another entry stands for it */
     int64_t due_ms;
     kl_outcome outcome;
     uint32_t attempts, starts, extra; /* extra: starts that a process wrote down and died before making */
@@ -131,7 +132,7 @@ struct sim_entry {
     uint64_t settled_epoch;
     uint32_t taken_by; /* a process, or SIM_NOBODY */
     uint64_t taken_epoch;
-    int64_t known_ms; /* the beat by which the taker knew what was cancelled */
+    int64_t known_ms; /* the tick by which the taker knew what was cancelled */
     bool running;
     uint32_t finished_by; /* the process that has its outcome in memory, or SIM_NOBODY */
     uint64_t finished_epoch, finished_order;
@@ -303,7 +304,7 @@ void oracle_answered(struct sim_process *process, struct sim_job *job, const kl_
 struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held);
 void oracle_untaken(struct sim_process *process, struct sim_entry *entry);
 void oracle_dealt(struct sim_process *process, struct sim_entry *entry);
-void oracle_runs(struct sim_process *process, struct sim_entry *entry, bool lost);
+void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl__window *window);
 void oracle_finished(struct sim_process *process, struct sim_entry *entry, const kl__held *held); /* NULL: lost */
 
 /* --- worker.c, clients.c --- */

@@ -10,6 +10,7 @@
 #include <grp.h>
 #include <libpq-fe.h>
 #include <poll.h>
+#include <pthread.h>
 #include <pwd.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -32,6 +33,12 @@ static struct {
     bool tried;
     int schemas;
 } server;
+
+/* One connection for all statements of the tests, made again when the server was restarted. */
+static struct {
+    pthread_mutex_t mutex;
+    PGconn *conn;
+} speaker = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 
 static kl_rc fail(const char *what)
 {
@@ -128,6 +135,7 @@ static bool await_start(void)
 
 static void stop(void)
 {
+    PQfinish(speaker.conn);
     if (server.pid > 0) {
         kill(server.pid, SIGQUIT); /* at once: nobody wants its data any more */
         waitpid(server.pid, NULL, 0);
@@ -206,36 +214,44 @@ kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64])
 
 /* --- Statements --- */
 
-static PGresult *ask(const char *sql, PGconn **ret_conn)
+PGconn *pg_server_connect(void)
 {
     char url[PG_URL_BYTES];
+    PGconn *conn = pg_server_url(url) == KL_OK ? PQconnectdb(url) : NULL;
+    if (conn)
+        PQclear(PQexec(conn, "SET client_min_messages = error"));
+    return conn;
+}
+
+static PGresult *ask(const char *sql)
+{
     PGresult *rows = NULL;
-    *ret_conn = pg_server_url(url) == KL_OK ? PQconnectdb(url) : NULL;
-    if (*ret_conn) {
-        PQclear(PQexec(*ret_conn, "SET client_min_messages = error"));
-        rows = PQexec(*ret_conn, sql);
+    pthread_mutex_lock(&speaker.mutex);
+    for (int tries = 0; tries < 2; tries++) {
+        if (PQstatus(speaker.conn) != CONNECTION_OK) {
+            PQfinish(speaker.conn);
+            speaker.conn = pg_server_connect();
+        }
+        PQclear(rows);
+        rows = PQexec(speaker.conn, sql);
+        if (PQstatus(speaker.conn) == CONNECTION_OK)
+            break;
     }
     ExecStatusType status = PQresultStatus(rows);
     if (status != PGRES_COMMAND_OK && status != PGRES_TUPLES_OK)
-        test_fail(__FILE__, __LINE__, "%s: %s", sql, *ret_conn ? PQerrorMessage(*ret_conn) : kl_error_text());
+        test_fail(__FILE__, __LINE__, "%s: %s", sql, speaker.conn ? PQerrorMessage(speaker.conn) : kl_error_text());
+    pthread_mutex_unlock(&speaker.mutex);
     return rows;
 }
 
-void pg_server_run(const char *sql)
-{
-    PGconn *conn;
-    PQclear(ask(sql, &conn));
-    PQfinish(conn);
-}
+void pg_server_run(const char *sql) { PQclear(ask(sql)); }
 
 long long pg_server_number(const char *sql)
 {
-    PGconn *conn;
-    PGresult *rows = ask(sql, &conn);
+    PGresult *rows = ask(sql);
     bool there = PQresultStatus(rows) == PGRES_TUPLES_OK && PQntuples(rows) > 0 && !PQgetisnull(rows, 0, 0);
     long long number = there ? strtoll(PQgetvalue(rows, 0, 0), NULL, 10) : -1;
     CHECK(there);
     PQclear(rows);
-    PQfinish(conn);
     return number;
 }

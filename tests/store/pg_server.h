@@ -5,6 +5,7 @@
 #ifndef TESTS_STORE_PG_SERVER_H
 #define TESTS_STORE_PG_SERVER_H
 
+#include <libpq-fe.h>
 #include <stdbool.h>
 
 #include "keyline/error.h"
@@ -17,6 +18,9 @@ KL_MUST_USE kl_rc pg_server_url(char ret_url[PG_URL_BYTES]);
 
 /* The same database, with a schema that no other call has got; its connections bear the schema's name, too. */
 KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64]);
+
+/* A connection to that database, to be finished. */
+PGconn *pg_server_connect(void);
 
 /* Runs statements; a failure fails the test. */
 void pg_server_run(const char *sql);

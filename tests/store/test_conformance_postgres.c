@@ -1,6 +1,6 @@
 /* test_conformance_postgres.c - the PostgreSQL engine keeps the contract, on a real server.
  *
- * Each claim has a schema of its own, which is dropped when it is over. Random claims do less than elsewhere, because
+ * Each claim has a schema for itself, which is emptied when it is over. Random claims do less than elsewhere, because
  * every call is a round trip and every write a commit; KL_TEST_OPS asks for more.
  *
  * The claims below are of this engine alone: what it does when connections are lost, and that it clears away. */
@@ -13,6 +13,7 @@
 struct pg_place {
     char url[PG_URL_BYTES];
     char schema[64];
+    size_t url_length; /* as it was at first */
 };
 
 static kl_rc reopen_postgres(void *place, const kl_store_opts *opts, kl_store **ret_store)
@@ -21,23 +22,46 @@ static kl_rc reopen_postgres(void *place, const kl_store_opts *opts, kl_store **
     return pg_clock_open(its->url, opts, ret_store);
 }
 
+/* A schema that nobody uses just now; making one takes a quarter of a second. */
+static struct pg_place *spare;
+
+/* As it was when it was made. */
+static void empty_schema(const char *schema)
+{
+    char sql[1024];
+    snprintf(sql, sizeof sql,
+             "DO $$ DECLARE names text; BEGIN"
+             " SELECT string_agg(format('%%I.%%I', n.nspname, c.relname), ', ') INTO names"
+             " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+             " WHERE n.nspname = '%s' AND c.relkind = 'r' AND c.relname NOT IN ('meta', 'test_clock')"
+             " AND pg_relation_size(c.oid) > 0;"
+             " IF names IS NOT NULL THEN EXECUTE 'TRUNCATE ' || names; END IF; END $$;"
+             "INSERT INTO %s.clock VALUES (0); INSERT INTO %s.state VALUES (1, 0, 0, 0);"
+             "INSERT INTO %s.segments SELECT n, 0, 0, 0 FROM generate_series(1, 2) AS n;"
+             "UPDATE %s.test_clock SET ms = 0; ALTER SEQUENCE %s.positions RESTART",
+             schema, schema, schema, schema, schema, schema);
+    pg_server_run(sql);
+}
+
 static void drop_postgres(void *place)
 {
     struct pg_place *its = place;
-    char sql[128];
     if (!its)
         return;
-    snprintf(sql, sizeof sql, "DROP SCHEMA IF EXISTS %s CASCADE", its->schema);
-    pg_server_run(sql);
-    free(its);
+    its->url[its->url_length] = '\0';
+    empty_schema(its->schema);
+    free(spare);
+    spare = its;
 }
 
 static kl_rc open_postgres(const kl_store_opts *opts, void **ret_place, kl_store **ret_store)
 {
-    struct pg_place *its = calloc(1, sizeof *its);
+    struct pg_place *its = spare ? spare : calloc(1, sizeof *its);
     if (!its)
         return kl__fail_memory();
-    kl_rc rc = pg_server_new_schema(its->url, its->schema);
+    kl_rc rc = its == spare ? KL_OK : pg_server_new_schema(its->url, its->schema);
+    spare = NULL;
+    its->url_length = strlen(its->url);
     if (rc == KL_OK)
         rc = reopen_postgres(its, opts, ret_store);
     if (rc != KL_OK)
@@ -65,19 +89,83 @@ static const char *schema_of(const struct trial *t) { return ((const struct pg_p
 
 static long long rows_of(const struct trial *t, const char *table)
 {
-    char sql[160];
+    char sql[256];
     snprintf(sql, sizeof sql, "SELECT count(*) FROM %s.%s", schema_of(t), table);
     return pg_server_number(sql);
 }
 
-CLAIM(what_is_settled_is_taken_away_in_time)
+/* Clears away as the store's own thread does, but without waiting for anything to become old or large. */
+static void tidy(const struct trial *t)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql, "SELECT %s.upkeep_segments(0, 0, 0, 3600000); SELECT %s.upkeep(100, 100, 1000)",
+             schema_of(t), schema_of(t));
+    pg_server_run(sql);
+}
+
+static bool rows_become(const struct trial *t, long long entries, long long settled)
+{
+    tidy(t);
+    return rows_of(t, "entries") == entries && rows_of(t, "settled") == settled;
+}
+
+CLAIM(a_segment_is_emptied_when_all_of_it_is_settled)
 {
     kl_task_id ids[40];
     append_many(t, order_place(t, 4), ids, COUNT(ids));
-    for (size_t i = 0; i < COUNT(ids) - 1; i++)
+    for (size_t i = 0; i < COUNT(ids); i++)
         finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
-    AWAIT(rows_of(t, "entries") == 1 && rows_of(t, "settled") == 0);
-    CHECK_LINE(t, order_place(t, 4), 0, &ids[COUNT(ids) - 1], 1);
+    AWAIT(rows_become(t, 0, 0));
+    for (int i = 1; i <= 2; i++) {
+        char sql[256];
+        snprintf(sql, sizeof sql, "SELECT pg_relation_size('%s.entries_%d') + pg_relation_size('%s.settled_%d')",
+                 schema_of(t), i, schema_of(t), i);
+        CHECK_INT(pg_server_number(sql), 0);
+    }
+}
+
+CLAIM(what_is_left_over_in_a_segment_moves_and_keeps_its_place_in_line)
+{
+    kl_task_id ids[40], left[3];
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    for (size_t i = 0; i < COUNT(ids); i++)
+        if (i % 13 != 1)
+            finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+        else
+            left[i / 13] = ids[i];
+    AWAIT(rows_become(t, COUNT(left), 0));
+    CHECK_INT(rows_of(t, "entries_0"), COUNT(left));
+    CHECK_LINE(t, order_place(t, 4), 0, left, COUNT(left));
+    BOTH_LIVES(t)
+    CHECK_INT(read_one(t, order_place(t, 4), &left[1]).state, KL_TASK_WAITING);
+    finish(t, order_place(t, 4), &left[1], KL_DEAD, 1000, "no", NULL);
+    CHECK_INT(read_one(t, order_place(t, 4), &left[1]).state, KL_TASK_DEAD);
+    append_many(t, order_place(t, 4), ids, 1);
+    left[1] = left[2];
+    left[2] = ids[0];
+    CHECK_LINE(t, order_place(t, 4), 0, left, COUNT(left));
+    for (size_t i = 0; i < COUNT(left); i++)
+        finish(t, order_place(t, 4), &left[i], KL_DONE, 0, NULL, NULL);
+    AWAIT(rows_become(t, 0, 0));
+}
+
+CLAIM(whoever_reads_a_segment_for_long_delays_its_emptying_and_nothing_else)
+{
+    char sql[256];
+    kl_task_id ids[20], more[5];
+    PGconn *reader = pg_server_connect();
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    snprintf(sql, sizeof sql, "BEGIN; SELECT count(*) FROM %s.entries", schema_of(t));
+    PQclear(PQexec(reader, sql));
+    for (size_t i = 0; i < COUNT(ids); i++)
+        finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+    for (int i = 0; i < 3; i++)
+        tidy(t);
+    CHECK_INT(rows_of(t, "entries"), COUNT(ids));
+    append_many(t, order_place(t, 4), more, COUNT(more));
+    CHECK_LINE(t, order_place(t, 4), 0, more, COUNT(more));
+    PQfinish(reader);
+    AWAIT(rows_become(t, COUNT(more), 0));
 }
 
 CLAIM(a_batch_is_one_row_however_many_tasks_it_settles)
@@ -308,21 +396,24 @@ CLAIM(whoever_waits_is_told_without_listening_too)
     snprintf(its->url + length, sizeof its->url - length, "&listen=off");
     REQUIRE(next_life(t));
     for (uint32_t i = 0; i < 5; i++) {
+        uint64_t before = seen;
         append_one(t, order_place(t, i), "x");
         CHECK_OK(kl_store_wait(t->store, t->orders, PATIENCE_MS, &seen));
-        CHECK_INT(seen, i + 1);
+        CHECK(seen != before);
     }
 }
 
 CLAIM(a_schema_of_a_newer_release_is_refused)
 {
-    char sql[160];
+    char sql[256];
     kl_store *store = NULL;
     snprintf(sql, sizeof sql, "UPDATE %s.meta SET version = version + 1", schema_of(t));
     pg_server_run(sql);
     CHECK_REFUSED(kl_store_open(((struct pg_place *)t->place)->url, NULL, &store));
     CHECK_CONTAINS(kl_error_text(), "newer");
     CHECK(!store);
+    snprintf(sql, sizeof sql, "UPDATE %s.meta SET version = version - 1", schema_of(t));
+    pg_server_run(sql);
 }
 
 CLAIM(a_url_that_is_not_right_is_refused_with_what_should_be_there)

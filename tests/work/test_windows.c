@@ -122,6 +122,49 @@ TEST(keys_that_fail_for_ever_hold_up_none_of_the_others)
     rig_close(&rig);
 }
 
+/* What crashes leave behind: tasks that were started, and of which nothing else is known. */
+static void mark_started(struct rig *rig, const kl_task_id *ids, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        kl_arena arena = {0};
+        kl_found found;
+        CHECK_INT(kl_queue_task(rig->queue, &ids[i], &arena, &found), KL_OK);
+        kl_settled started = {.id = ids[i], .position = found.task.position, .outcome = KL_RETRY, .attempts = 1};
+        kl_settle settle = {.place = found.task.entry.place, .tasks = &started, .count = 1};
+        CHECK_INT(kl_store_settle(rig->store, &settle, 1), KL_OK);
+        kl_arena_free(&arena);
+    }
+}
+
+/* They cannot leave memory, so the room that they take must not count while their key is halted. */
+TEST(started_tasks_behind_a_halted_one_take_no_room_of_others)
+{
+    enum { STARTED = WINDOW_LEAST };
+    static kl_task_id ids[STARTED];
+    struct rig rig;
+    struct runs runs;
+    kl_queue_opts opts = {.size = sizeof opts, .head_policy = KL_HEAD_HALT, .attempts_max = 1};
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    runs_init(&runs);
+    for (int i = 0; i < STARTED; i++)
+        ids[i] = put_task(rig.queue, "halted", "done");
+    mark_started(&rig, ids, STARTED);
+    for (int i = 0; i < 100; i++) {
+        char key[24];
+        snprintf(key, sizeof key, "other-%d", i);
+        put_task(rig.queue, key, "done");
+    }
+    kl_worker *worker =
+        start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .window_max = WINDOW_LEAST});
+    await_done(worker, 100);
+    await_why(&rig, "halted", KL_WHY_HALTED);
+    CHECK_INT(rig_waiting(&rig), STARTED);
+    drain_and_close(worker);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
 /* More halted keys than the window has places: who takes over must still come to the others. */
 TEST(more_halted_keys_than_memory_has_places_hide_no_other)
 {

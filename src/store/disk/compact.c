@@ -108,12 +108,23 @@ static void look_through(struct copying *copying, const kl__frame *frame)
     }
 }
 
-/* Looks on until there is enough for one copy, or the segment ends. */
+/* There is nothing to be found: the segment has ended, or what was live in it has been settled meanwhile, which is soon
+ * where workers keep up. */
+static bool is_over(const struct copying *copying)
+{
+    kl__state *state = &copying->disk->state;
+    pthread_mutex_lock(&state->mutex);
+    bool is_dead = copying->segment->live == 0;
+    pthread_mutex_unlock(&state->mutex);
+    return is_dead || copying->frame_offset >= copying->segment->end;
+}
+
+/* Looks on until there is enough for one copy, or it is over. */
 static kl_rc find_live(struct copying *copying)
 {
     kl_rc rc = KL_OK;
     copying->count = copying->bytes = 0;
-    while (copying->frame_offset < copying->segment->end && !has_enough(copying)) {
+    while (!has_enough(copying) && !is_over(copying)) {
         const kl__frame *frame = load_frame(copying, &rc);
         if (!frame)
             break;
@@ -161,7 +172,7 @@ static kl_rc copy_all(struct copying *copying)
     if (rc == KL_OK && copying->piece.size == KL_SEGMENT_HEADER)
         memcpy(&copying->piece.header, copying->piece.bytes, KL_SEGMENT_HEADER);
     copying->piece.size = 0;
-    while (rc == KL_OK && copying->frame_offset < copying->segment->end && !copying->is_damaged) {
+    while (rc == KL_OK && !copying->is_damaged && !is_over(copying)) {
         rc = find_live(copying);
         if (rc == KL_OK && copying->count > 0)
             rc = kl__journal_exclusive(copying->disk->journal, fill_copies, copying);
@@ -252,6 +263,9 @@ static void keep_up(kl__disk *disk, bool next_wanted)
     kl__state_sweep(&disk->state, kl__disk_now(disk), SWEEP_RECORDS);
     pthread_mutex_unlock(&disk->state.mutex);
     drop(disk, false);
+    if (next_wanted)
+        kl__segments_prepare_spare(&disk->segments);
+    kl__segments_give_back(&disk->segments);
     bool is_compacted = compact(disk, next_wanted ? 0 : kl__segments_slack(&disk->segments));
     if (next_wanted && !atomic_load(&disk->segments.has_next))
         (void)kl__segments_prepare(&disk->segments); /* it is tried again when it is needed */

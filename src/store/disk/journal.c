@@ -7,9 +7,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/clock.h"
 #include "base/futex.h"
 
-enum { PAGE = 4096, APPLY_AHEAD = 8, GATHER_MAX = 64, SPINS = 200 };
+enum { PAGE = 4096, APPLY_AHEAD = 8, SPINS = 200 };
+
+/* A leader waits for others up to this part of what the last sync took, and not longer than this; and when they did not
+ * come, not again for a while: the 2^n - 1 commits that follow, up to this n. */
+enum { GATHER_PART = 4, GATHER_NS_MAX = 250000, GATHER_MISSES_MAX = 6 };
 
 /* A group's reservations in one word: bytes in eighths, records, calls, and whether it still takes any. */
 #define BYTES_BITS       28
@@ -52,7 +57,9 @@ struct kl__journal {
 
     pthread_mutex_t leader; /* whoever holds it writes */
     uint64_t last_frame;
-    size_t last_calls; /* of the group before */
+    size_t expected; /* calls that the next group may get, of those who make one after the other */
+    int64_t sync_ns; /* what the last sync took */
+    uint32_t gather_misses, gather_rest;
     kl__journal_stats stats;
 
     _Atomic(bool) is_broken;
@@ -157,9 +164,11 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
         return take_back(journal, bytes);
     if (error)
         return break_down(journal, "writing the journal", strerror(-error));
+    int64_t began_ns = kl__monotonic_ns();
     error = segments->vfs->sync(segments->vfs, active->file);
     if (error)
         return break_down(journal, "syncing the journal", strerror(-error));
+    journal->sync_ns = kl__monotonic_ns() - began_ns;
     active->end += total;
     journal->last_frame++;
     journal->stats.frames++;
@@ -365,20 +374,36 @@ static kl__group *other_group(kl__journal *journal, const kl__group *group)
     return group == &journal->groups[0] ? &journal->groups[1] : &journal->groups[0];
 }
 
-/* When the group before had several calls, those callers have just been woken and are about to call again: lets them,
- * so that a commit serves them all, instead of the first alone and then the rest. */
+/* Those of the group before have just been told and are about to call again: lets them, so that a commit serves them
+ * all, instead of one half of them and then the other. */
 static void gather(kl__journal *journal, const kl__group *group)
 {
-    if (journal->last_calls < 2)
+    if (CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed)) >= journal->expected)
         return;
-    size_t calls = CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed));
-    for (int i = 0; i < GATHER_MAX && calls < journal->last_calls; i++) {
-        sched_yield();
-        size_t now = CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed));
-        if (now == calls)
-            return;
-        calls = now;
+    if (journal->gather_rest > 0) {
+        journal->gather_rest--;
+        return;
     }
+    int64_t wait_ns = journal->sync_ns / GATHER_PART;
+    int64_t until_ns = kl__monotonic_ns() + (wait_ns < GATHER_NS_MAX ? wait_ns : GATHER_NS_MAX);
+    bool all;
+    do {
+        sched_yield();
+        all = CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed)) >= journal->expected;
+    } while (!all && kl__monotonic_ns() < until_ns);
+    if (all)
+        journal->gather_misses = 0;
+    else if (journal->gather_misses < GATHER_MISSES_MAX)
+        journal->gather_misses++;
+    journal->gather_rest = (1u << journal->gather_misses) - 1;
+}
+
+/* Whoever was in this group, and whoever has come while it was written, may be in one group the next time. Asynchronous
+ * calls come when they like. */
+static void expect(kl__journal *journal, size_t calls, bool has_async)
+{
+    const kl__group *next = atomic_load_explicit(&journal->current, memory_order_relaxed);
+    journal->expected = has_async ? 0 : calls + CALLS_OF(atomic_load_explicit(&next->reserved, memory_order_relaxed));
 }
 
 /* No more reservations; waits until what is reserved has been written. Returns the final word. */
@@ -416,6 +441,7 @@ static void end_group(kl__journal *journal, kl__group *group, size_t calls, kl_r
         journal->ended_link = &call->next;
         pthread_mutex_unlock(&journal->ended_mutex);
     }
+    expect(journal, calls, has_async);
     atomic_store(&group->ended, group->generation);
     atomic_fetch_add(&group->kick, 1);
     if (atomic_load(&group->sleepers))
@@ -435,7 +461,6 @@ static void commit(kl__journal *journal)
     open_group(journal, other_group(journal, group), group->first_sequence + RECORDS_OF(word));
     close_group(group);
     kl_rc rc = write_group(journal, group, word);
-    journal->last_calls = CALLS_OF(word);
     end_group(journal, group, CALLS_OF(word), rc);
 }
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/wait.h"
 #include "store/disk/format.h"
 
@@ -119,6 +120,8 @@ static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_
     if (!error)
         error = vfs->rename(vfs, spare, path);
     if (!error)
+        segments->spare_ns = 0;
+    if (!error)
         error = vfs->sync_dir(vfs, segments->dir);
     if (error) {
         vfs->close(vfs, *ret_file);
@@ -174,20 +177,42 @@ int kl__segments_prepare(kl__segments *segments)
 
 /* ---- Dropping ---- */
 
-/* Off the disk, or into use as the next. Durable on return. With `files` held. */
+/* Off the disk, or into use as the next or the one behind it. Durable on return. With `files` held. */
 static int put_away(kl__segments *segments, const kl__segment *segment)
 {
     kl__vfs *vfs = segments->vfs;
     char path[KL_PATH_BYTES], spare[KL_PATH_BYTES];
     kl__segments_path(segments, segment->number, path);
     spare_path(segments, spare);
-    bool is_spare = segment->bytes == segments->segment_bytes && !segments->next;
+    bool is_spare = segment->bytes == segments->segment_bytes && !segments->spare_ns;
     int error = is_spare ? vfs->rename(vfs, path, spare) : vfs->unlink(vfs, path);
     if (!error)
         error = vfs->sync_dir(vfs, segments->dir);
     if (!error && is_spare)
+        segments->spare_ns = kl__monotonic_ns();
+    if (!error && is_spare && !segments->next)
         (void)prepare(segments); /* if it fails, it is tried again when it is wanted */
     return error;
+}
+
+void kl__segments_give_back(kl__segments *segments)
+{
+    char spare[KL_PATH_BYTES];
+    pthread_mutex_lock(&segments->files);
+    if (segments->spare_ns && kl__monotonic_ns() - segments->spare_ns >= KL_SPARE_MS * INT64_C(1000000)) {
+        spare_path(segments, spare);
+        (void)segments->vfs->unlink(segments->vfs, spare); /* if it stays, it is found as the spare next time */
+        segments->spare_ns = 0;
+    }
+    pthread_mutex_unlock(&segments->files);
+}
+
+void kl__segments_prepare_spare(kl__segments *segments)
+{
+    pthread_mutex_lock(&segments->files);
+    if (!segments->next && segments->spare_ns)
+        (void)prepare(segments);
+    pthread_mutex_unlock(&segments->files);
 }
 
 /* The first segment, when nothing in it is needed; NULL: it is. */

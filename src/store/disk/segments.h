@@ -8,7 +8,9 @@
  * gone while its task is still there.
  *
  * G1  There are no gaps in the numbers.
- * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c).
+ * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c). While
+ *     much is written, one more that was dropped is kept, for KL_SPARE_MS at most: to write a file full of zeros takes as
+ *     long as to fill it with tasks.
  * G3  When there is no room to prepare the next segment, appends are refused, and the rest of the current one, at least
  *     seven eighths less a group, is for outcomes; its last eighth for the copies and notes that make room again. */
 #ifndef KL_STORE_SEGMENTS_H
@@ -22,7 +24,7 @@
 #include "store/disk/state.h"
 #include "store/disk/vfs.h"
 
-enum { KL_PATH_BYTES = 4096 };
+enum { KL_PATH_BYTES = 4096, KL_SPARE_MS = 1000 };
 
 typedef struct kl__segments {
     kl__vfs *vfs;
@@ -38,6 +40,7 @@ typedef struct kl__segments {
     pthread_mutex_t files; /* of whoever prepares, takes or puts away a file */
     kl__segment *next;     /* prepared, not yet in the state; NULL: none */
     uint64_t next_number;  /* of the next to be prepared */
+    int64_t spare_ns;      /* since when a dropped one is there to be prepared; 0: none is */
 
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* the thread of upkeep should look */
@@ -67,6 +70,12 @@ kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes);
 
 /* Drops segments from the first on while nothing in them is needed, keeping a file for the next. */
 void kl__segments_drop(kl__segments *segments);
+
+/* Gives the spare back to the file system when it was not needed for KL_SPARE_MS. */
+void kl__segments_give_back(kl__segments *segments);
+
+/* Makes the next segment of the spare, if it is wanted and there is one: that is quick. */
+void kl__segments_prepare_spare(kl__segments *segments);
 
 /* Is there something for the thread of upkeep to do? With the state's mutex held. */
 bool kl__segments_need_upkeep(const kl__segments *segments);

@@ -2,8 +2,8 @@
  *
  * From: store.c.  To: sql_tasks.c; append_copy.c for many.
  *
- * Parameters are columns. An entry names its place by its index in the list of places, which stands in order (P4), and
- * its rank among the entries of that place: the function adds what the place's counter says. */
+ * Parameters are columns. An entry names its place by its index in the list of places. Its position follows from its
+ * number in the call, to which the function adds what it drew from the sequence. */
 #include <stdlib.h>
 
 #include "store/postgres/append.h"
@@ -18,19 +18,17 @@ static int by_place(const void *a, const void *b)
 static void free_plan(kl__pg_plan *plan)
 {
     kl__free(plan->spots);
-    kl__free(plan->ranked);
+    kl__free(plan->at);
     kl__free(plan->places);
-    kl__free(plan->counts);
 }
 
 static kl_rc make_plan(const kl_append *append, kl__pg_plan *plan)
 {
     size_t count = append->count;
     plan->spots = kl__alloc_zeroed(count, sizeof *plan->spots);
-    plan->ranked = kl__alloc_zeroed(count, sizeof *plan->ranked);
+    plan->at = kl__alloc_zeroed(count, sizeof *plan->at);
     plan->places = kl__alloc_zeroed(count, sizeof *plan->places);
-    plan->counts = kl__alloc_zeroed(count, sizeof *plan->counts);
-    if (!plan->spots || !plan->ranked || !plan->places || !plan->counts)
+    if (!plan->spots || !plan->at || !plan->places)
         return kl__fail_memory();
     for (size_t i = 0; i < count; i++)
         plan->spots[i] = (kl__pg_spot){append->entries[i].place, (uint32_t)i};
@@ -39,8 +37,7 @@ static kl_rc make_plan(const kl_append *append, kl__pg_plan *plan)
         kl_place place = plan->spots[i].place;
         if (i == 0 || kl__pg_place_compare(place, plan->spots[i - 1].place) != 0)
             plan->places[plan->place_count++] = place;
-        uint32_t at = (uint32_t)plan->place_count;
-        plan->ranked[plan->spots[i].entry] = (kl__pg_ranked){at, ++plan->counts[at - 1]};
+        plan->at[plan->spots[i].entry] = (uint32_t)plan->place_count;
     }
     return KL_OK;
 }
@@ -55,9 +52,6 @@ static void add_places(kl__pg_args *args, const kl__pg_plan *plan)
     kl__pg_array(args, KL_PG_INT4, plan->place_count);
     for (size_t i = 0; i < plan->place_count; i++)
         kl__pg_add_int(args, KL_PG_INT4, plan->places[i].shard);
-    kl__pg_array(args, KL_PG_INT8, plan->place_count);
-    for (size_t i = 0; i < plan->place_count; i++)
-        kl__pg_add_int(args, KL_PG_INT8, plan->counts[i]);
 }
 
 /* 0 is NULL. */
@@ -73,10 +67,7 @@ static void add_numbers(kl__pg_args *args, const kl_append *append, const kl__pg
 {
     kl__pg_array(args, KL_PG_INT4, append->count);
     for (size_t i = 0; i < append->count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, plan->ranked[i].at);
-    kl__pg_array(args, KL_PG_INT4, append->count);
-    for (size_t i = 0; i < append->count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, plan->ranked[i].rank);
+        kl__pg_add_int(args, KL_PG_INT4, plan->at[i]);
     kl__pg_array(args, KL_PG_INT4, append->count);
     for (size_t i = 0; i < append->count; i++)
         kl__pg_add_int(args, KL_PG_INT4, kl__pg_line_of(&append->entries[i]));
@@ -125,7 +116,7 @@ static void add_parts(kl__pg_args *args, const kl_entry *entries, size_t count)
 /* --- The call --- */
 
 /* The server has named the places, as "1/4 2/255"; the caller is told of its own first entry for one of them. */
-static kl_rc refuse_sealed(const kl_append *append)
+kl_rc kl__pg_append_sealed(const kl_append *append)
 {
     char list[256];
     size_t first = append->count - 1;
@@ -146,17 +137,31 @@ static kl_rc refuse_sealed(const kl_append *append)
                     first, place.shard, place.partition);
 }
 
+static void add_all(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
+{
+    kl__pg_uuid(args, append->token);
+    add_places(args, plan);
+    add_numbers(args, append, plan);
+    add_ids(args, append->entries, append->count);
+    add_details(args, append->entries, append->count);
+    add_parts(args, append->entries, append->count);
+}
+
+kl_rc kl__pg_append_args(const kl_append *append, kl__pg_args *args)
+{
+    kl__pg_plan plan = {0};
+    kl_rc rc = make_plan(append, &plan);
+    if (rc == KL_OK)
+        add_all(args, append, &plan);
+    free_plan(&plan);
+    return rc;
+}
+
 static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan)
 {
     kl__pg_args args = {0};
-    kl__pg_uuid(&args, append->token);
-    add_places(&args, plan);
-    add_numbers(&args, append, plan);
-    add_ids(&args, append->entries, append->count);
-    add_details(&args, append->entries, append->count);
-    add_parts(&args, append->entries, append->count);
-    kl_rc rc = kl__pg_do(pg, &(kl__pg_call){"SELECT $S.append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16)",
-                                            &args, append->token != NULL});
+    add_all(&args, append, plan);
+    kl_rc rc = kl__pg_do(pg, &(kl__pg_call){KL_PG_APPEND, &args, append->token != NULL});
     kl__pg_args_free(&args);
     return rc;
 }
@@ -170,7 +175,7 @@ kl_rc kl__pg_append(void *self, const kl_append *append)
     else if (rc == KL_OK)
         rc = append_rows(self, append, &plan);
     if (rc == KL_ESEALED)
-        rc = refuse_sealed(append);
+        rc = kl__pg_append_sealed(append);
     free_plan(&plan);
     if (rc == KL_OK && append->done)
         append->done(append->ctx, KL_OK, "");

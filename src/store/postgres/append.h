@@ -12,24 +12,27 @@ typedef struct kl__pg_spot {
     uint32_t entry;
 } kl__pg_spot;
 
-/* Where an entry goes: to which of the places (from 1), and as which of its entries (from 1). */
-typedef struct kl__pg_ranked {
-    uint32_t at, rank;
-} kl__pg_ranked;
-
 typedef struct kl__pg_plan {
-    kl__pg_spot *spots;    /* by place, then by entry */
-    kl__pg_ranked *ranked; /* of each entry */
-    kl_place *places;      /* in order (P4) */
-    uint32_t *counts;      /* of their entries */
+    kl__pg_spot *spots; /* by place, then by entry */
+    uint32_t *at;       /* of each entry: which of the places, from 1 */
+    kl_place *places;   /* in order, each once */
     size_t place_count;
 } kl__pg_plan;
+
+enum { KL_PG_DRAW = 256 }; /* entries for each number that is drawn from the sequence */
 
 /* The line as the schema numbers it. */
 static inline int kl__pg_line_of(const kl_entry *entry)
 {
     return entry->due_ms > 0 ? KL_PG_DUE : entry->priority - KL_PRIORITY_MIN;
 }
+
+/* The statement that appends, and its parameters; to be freed, also after a failure. */
+#define KL_PG_APPEND "SELECT $S.append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)"
+kl_rc kl__pg_append_args(const kl_append *append, kl__pg_args *args);
+
+/* KL_ESEALED as the caller is told it; the server's list is the thread's sentence. */
+kl_rc kl__pg_append_sealed(const kl_append *append);
 
 /* Appends by COPY. Only with a token: without one, entries that wait already would have to be left out. KL_ESEALED: the
  * sentence is the server's list. */

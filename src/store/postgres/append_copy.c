@@ -1,38 +1,43 @@
 /* append_copy.c - many entries at once: by COPY, which writes a page of rows as one record of the log.
  *
- *     BEGIN; append_begin (token, counters)    -> what to add to each place's ranks
- *     COPY entries FROM STDIN                   rows in binary
- *     pg_notify; COMMIT
+ *     BEGIN; append_begin (locks, token)    -> the segment, and numbers that make positions
+ *     COPY entries FROM STDIN                rows in binary
+ *     pg_notify; COMMIT; flush
  *
- * Four round trips instead of one. The counters' rows are taken meanwhile, as in any append, so others wait for those
- * of the same shards as long as this takes. Any failure closes the connection or rolls back, which takes everything
+ * Four round trips instead of one. The shards' locks are held meanwhile, as in any append, so others wait for those of
+ * the same shards as long as this takes; but they do not wait for the disk. The transaction is committed without that,
+ * which ends the locks, and then a message in the log is committed with it: everything before it in the log is on disk
+ * then. So several producers share one sync. Whoever sees the tasks before they are durable can only lose them together
+ * with everything that came after. Any failure closes the connection or rolls back, which takes everything
  * back, except when COMMIT was sent and no answer came: then the call is repeated, and its token tells. */
 #include <stdio.h>
 
 #include "base/text.h"
 #include "store/postgres/append.h"
 
-enum { COLUMNS = 12 };
+enum { COLUMNS = 13 };
 
 struct copying {
     kl__pg *pg;
     const kl_append *append;
     const kl__pg_plan *plan;
     char *begin, *end; /* statements */
+    bool delayed;      /* some go to segment 0 */
     bool no_memory;
 };
 
 /* --- Statements --- */
 
-/* Two of the three columns of places are given by name; all are short numbers, so text will do. */
+#define FLUSH                                                                                                          \
+    "BEGIN; SET LOCAL synchronous_commit = on; SELECT pg_catalog.pg_logical_emit_message(true, 'keyline', ''); COMMIT"
+
+/* Short numbers, so text will do. */
 static void write_places(kl__text *text, const kl__pg_plan *plan)
 {
     for (size_t i = 0; i < plan->place_count; i++)
         kl__text_put(text, "%s%u", i ? "," : "'{", plan->places[i].partition);
     for (size_t i = 0; i < plan->place_count; i++)
         kl__text_put(text, "%s%u", i ? "," : "}','{", plan->places[i].shard);
-    for (size_t i = 0; i < plan->place_count; i++)
-        kl__text_put(text, "%s%u", i ? "," : "}','{", plan->counts[i]);
     kl__text_put(text, "}'");
 }
 
@@ -44,7 +49,7 @@ static void write_begin(kl__text *text, const struct copying *copying)
         kl__text_put(text, "%02x", copying->append->token->bytes[i]);
     kl__text_put(text, "',");
     write_places(text, copying->plan);
-    kl__text_put(text, "))");
+    kl__text_put(text, ",%zu))", copying->append->count);
 }
 
 static void write_end(kl__text *text, const struct copying *copying)
@@ -53,7 +58,7 @@ static void write_end(kl__text *text, const struct copying *copying)
     for (size_t i = 0; i < copying->plan->place_count; i++)
         if (i == 0 || places[i].partition != places[i - 1].partition)
             kl__text_put(text, "SELECT pg_notify('%s','%u');", copying->pg->schema, places[i].partition);
-    kl__text_put(text, "COMMIT");
+    kl__text_put(text, "SET LOCAL synchronous_commit = off; COMMIT; " FLUSH);
 }
 
 /* Written twice: to be measured, and into what was measured. */
@@ -77,38 +82,39 @@ static void add_int_or_null(kl__pg_args *stream, kl__pg_type type, int64_t value
         kl__pg_add_null(stream);
 }
 
-static void add_row(kl__pg_args *stream, const kl_entry *entry, int64_t number)
+static void add_row(kl__pg_args *stream, const kl_entry *entry, int64_t number, int64_t segment)
 {
     static const char columns[2] = {0, COLUMNS};
     int line = kl__pg_line_of(entry);
     kl__pg_add_raw(stream, columns, sizeof columns);
     kl__pg_add_int(stream, KL_PG_INT4, entry->place.partition);
     kl__pg_add_int(stream, KL_PG_INT4, entry->place.shard * 64 + (uint32_t)line);
-    kl__pg_add_int(stream, KL_PG_INT8, number * 64 + line);
+    kl__pg_add_int(stream, KL_PG_INT8, number * 256 + (line == KL_PG_DUE ? 0 : segment * 64) + line);
     kl__pg_add_uuid(stream, &entry->id);
+    kl__pg_add_int(stream, KL_PG_INT2, line == KL_PG_DUE ? 0 : segment);
+    add_int_or_null(stream, KL_PG_INT2, entry->group);
+    add_int_or_null(stream, KL_PG_INT2, entry->due_ms > 0 ? entry->priority : 0);
     if (kl__id_is_none(&entry->job))
         kl__pg_add_null(stream);
     else
         kl__pg_add_uuid(stream, &entry->job);
     add_int_or_null(stream, KL_PG_INT8, entry->due_ms);
-    add_int_or_null(stream, KL_PG_INT2, entry->group);
-    add_int_or_null(stream, KL_PG_INT2, entry->due_ms > 0 ? entry->priority : 0);
     kl__pg_add_bytes_or_null(stream, entry->key);
     kl__pg_add_bytes_or_null(stream, entry->kind);
     kl__pg_add_bytes_or_null(stream, entry->headers);
     kl__pg_add_bytes_or_null(stream, entry->payload);
 }
 
-/* `bases` has a row for each place: its counter, with these entries in it. */
-static void make_rows(const struct copying *copying, const PGresult *bases, kl__pg_args *stream)
+/* `drawn`: a row for the segment, then one for each number. */
+static void make_rows(struct copying *copying, const PGresult *drawn, kl__pg_args *stream)
 {
     static const char head[19] = "PGCOPY\n\377\r\n", tail[2] = {-1, -1};
-    const kl__pg_plan *plan = copying->plan;
+    int64_t segment = kl__pg_get_text_int(drawn, 0, 0);
     kl__pg_bytes(stream, (kl_bytes){head, sizeof head});
     for (size_t i = 0; i < copying->append->count; i++) {
-        kl__pg_ranked ranked = plan->ranked[i];
-        int64_t base = kl__pg_get_text_int(bases, (int)ranked.at - 1, 0) - plan->counts[ranked.at - 1];
-        add_row(stream, &copying->append->entries[i], base + ranked.rank);
+        int64_t base = kl__pg_get_text_int(drawn, 1 + (int)(i / KL_PG_DRAW), 0) * KL_PG_DRAW;
+        add_row(stream, &copying->append->entries[i], base + (int64_t)(i % KL_PG_DRAW), segment);
+        copying->delayed |= copying->append->entries[i].due_ms > 0;
     }
     kl__pg_add_raw(stream, tail, sizeof tail);
 }
@@ -121,10 +127,13 @@ static bool is_good(const PGresult *rows)
     return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
 }
 
-static PGresult *copy_rows(PGconn *conn, const kl__pg *pg, const kl__pg_args *stream)
+/* Into the one table, or, where there are several, through the one that stands for all. */
+static PGresult *copy_rows(PGconn *conn, const struct copying *copying, int segment, const kl__pg_args *stream)
 {
-    char sql[KL_PG_SCHEMA_BYTES + 64];
-    snprintf(sql, sizeof sql, "COPY \"%s\".entries FROM STDIN (FORMAT binary)", pg->schema);
+    char sql[KL_PG_SCHEMA_BYTES + 64], number[16] = "";
+    if (!copying->delayed)
+        snprintf(number, sizeof number, "_%d", segment);
+    snprintf(sql, sizeof sql, "COPY \"%s\".entries%s FROM STDIN (FORMAT binary)", copying->pg->schema, number);
     PGresult *rows = PQexec(conn, sql);
     if (PQresultStatus(rows) != PGRES_COPY_IN)
         return rows;
@@ -147,13 +156,14 @@ static PGresult *send_all(PGconn *conn, void *ctx)
         return rows;
     if (PQntuples(rows) == 0) { /* the token is known */
         PQclear(rows);
-        return PQexec(conn, "ROLLBACK");
+        return PQexec(conn, "ROLLBACK; " FLUSH); /* the first may have been lost before its own */
     }
-    KL_ASSERT((size_t)PQntuples(rows) == copying->plan->place_count);
+    KL_ASSERT((size_t)PQntuples(rows) == 2 + (copying->append->count - 1) / KL_PG_DRAW);
+    int segment = (int)kl__pg_get_text_int(rows, 0, 0);
     make_rows(copying, rows, &stream);
     PQclear(rows);
     copying->no_memory = stream.failed;
-    rows = stream.failed ? PQexec(conn, "ROLLBACK") : copy_rows(conn, copying->pg, &stream);
+    rows = stream.failed ? PQexec(conn, "ROLLBACK") : copy_rows(conn, copying, segment, &stream);
     kl__pg_args_free(&stream);
     if (copying->no_memory || !is_good(rows))
         return rows;

@@ -273,17 +273,21 @@ struct statement {
     const kl__pg_args *args;
 };
 
-static PGresult *send_statement(PGconn *conn, void *ctx)
+PGresult *kl__pg_exec(PGconn *conn, const char *sql, const kl__pg_args *args)
 {
-    const struct statement *statement = ctx;
-    const kl__pg_args *args = statement->args;
     const char *values[KL_PG_ARGS_MAX];
     int formats[KL_PG_ARGS_MAX];
     for (int i = 0; i < args->count; i++) {
         values[i] = args->lengths[i] < 0 ? NULL : args->bytes + args->offsets[i];
         formats[i] = 1;
     }
-    return PQexecParams(conn, statement->sql, args->count, args->types, values, args->lengths, formats, 1);
+    return PQexecParams(conn, sql, args->count, args->types, values, args->lengths, formats, 1);
+}
+
+static PGresult *send_statement(PGconn *conn, void *ctx)
+{
+    const struct statement *statement = ctx;
+    return kl__pg_exec(conn, statement->sql, statement->args);
 }
 
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows)

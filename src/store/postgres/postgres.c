@@ -1,7 +1,7 @@
 /* postgres.c - the PostgreSQL engine: opening, closing, its clock and its partitions.
  *
  * Reading order: postgres.h -> sql_tables.c -> pool.c -> append.c, sql_tasks.c -> scan.c, read.c -> settle.c,
- * sql_settle.c -> records.c -> wait.c, upkeep.c. */
+ * sql_settle.c -> records.c -> inbox.c, sql_inbox.c -> wait.c, upkeep.c. */
 #include "store/postgres/postgres.h"
 
 #include <stdio.h>
@@ -42,8 +42,8 @@ static kl_rc set_pool(kl__pg *pg, kl_bytes value)
 {
     char quoted[KL_QUOTE_BYTES], *end;
     unsigned long number = strtoul(value.data, &end, 10);
-    if (value.len == 0 || end != (const char *)value.data + value.len || number < 1 || number > KL_PG_POOL_MAX)
-        return kl__fail(KL_EINVAL, "pool is %s; it must be from 1 to %d connections", kl__quote(value, quoted),
+    if (value.len == 0 || end != (const char *)value.data + value.len || number < 2 || number > KL_PG_POOL_MAX)
+        return kl__fail(KL_EINVAL, "pool is %s; it must be from 2 to %d connections", kl__quote(value, quoted),
                         KL_PG_POOL_MAX);
     pg->pool_max = (uint32_t)number;
     return KL_OK;
@@ -192,7 +192,7 @@ const kl_engine kl__engine_postgres = {
     .scheme = "postgres",
     .usage = "postgres://HOST/DATABASE",
     .can = KL_STORE_DURABLE | KL_STORE_ATOMIC_APPEND | KL_STORE_KEY_HASH | KL_STORE_WAIT | KL_STORE_SHARED |
-           KL_STORE_ORDERED | KL_STORE_GROUP | KL_STORE_SEAL,
+           KL_STORE_ORDERED | KL_STORE_GROUP | KL_STORE_SEAL | KL_STORE_INBOX,
     .open = open_postgres,
     .close = close_postgres,
     .now = now,
@@ -210,4 +210,5 @@ const kl_engine kl__engine_postgres = {
     .get = kl__pg_get,
     .put = kl__pg_put,
     .list = kl__pg_list,
+    .take_in = kl__pg_take_in,
 };

@@ -7,6 +7,7 @@
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
  *     append.c, append_copy.c, scan.c, read.c, settle.c, records.c      the calls
+ *     inbox.c      taking in what was put in SQL
  *     wait.c       being told of appends by LISTEN, or else asking now and then
  *     upkeep.c     a thread that takes away what is settled or has expired
  *
@@ -15,8 +16,7 @@
  *     connection, also behind a pooler.
  * P3  A call whose connection was lost is made again only where the contract makes that safe (S5); else it fails with
  *     KL_EBUSY.
- * P4  Rows of `counters` and locks of shards are taken in order of (partition, shard), so that calls do not wait for
- *     one another in a circle. */
+ * P4  Locks of shards are taken in order of their numbers, so that calls do not wait for one another in a circle. */
 #ifndef KL_STORE_POSTGRES_H
 #define KL_STORE_POSTGRES_H
 
@@ -29,7 +29,7 @@
 #include "keyline/store.h"
 
 enum {
-    KL_PG_VERSION = 1,         /* of the schema */
+    KL_PG_VERSION = 2,         /* of the schema */
     KL_PG_SERVER_MIN = 130000, /* as PQserverVersion tells it */
     KL_PG_POOL = 8,            /* connections, beside the one that listens; ?pool= */
     KL_PG_POOL_MAX = 64,
@@ -38,6 +38,8 @@ enum {
     KL_PG_SHARDS_MAX = 256,    /* locks in one transaction: a server has 64 for each connection, about */
     KL_PG_DUE = 32,            /* lines as the schema numbers them: priorities from 0 on, and these */
     KL_PG_RETRY = 33,
+    KL_PG_INBOX = 0, /* for those who wait: no partition */
+    KL_PG_NEWS = 256,
 };
 
 /* Somebody who waits for appends to a partition; wait.c. */
@@ -65,8 +67,9 @@ typedef struct kl__pg {
     kl__pg_waiter *waiters;
     pthread_t listener;
     bool listener_runs;
-    bool listens; /* and it was proved that notices come through */
-    int wake[2];  /* a pipe by which close ends the listener */
+    bool listens;              /* and it was proved that notices come through */
+    uint64_t news[KL_PG_NEWS]; /* how often each partition was heard of, by its number; some share one */
+    int wake[2];               /* a pipe by which close ends the listener */
 
     /* upkeep.c */
     pthread_cond_t upkeep_wakes;
@@ -142,6 +145,9 @@ kl_rc kl__pg_do(kl__pg *pg, const kl__pg_call *call);
 typedef PGresult *kl__pg_send_fn(PGconn *conn, void *ctx);
 kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGresult **ret_rows);
 
+/* One statement on a connection, for such a function. */
+PGresult *kl__pg_exec(PGconn *conn, const char *sql, const kl__pg_args *args);
+
 /* A connection of one's own, not of the pool. */
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn);
 void kl__pg_pool_close(kl__pg *pg);
@@ -158,13 +164,18 @@ kl_rc kl__pg_schema_open(kl__pg *pg);
 
 /* --- wait.c, upkeep.c --- */
 
+/* Waits until `ask` says yes, which it is asked whenever something was appended to the partition, or until wait_ms have
+ * passed. */
+typedef kl_rc kl__pg_ask_fn(kl__pg *pg, const void *ctx, bool *ret_yes);
+kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_ask_fn *ask, const void *ctx,
+                        bool *ret_yes);
 void kl__pg_wait_close(kl__pg *pg);
 kl_rc kl__pg_upkeep_start(kl__pg *pg);
 void kl__pg_upkeep_stop(kl__pg *pg);
 
 /* --- The calls --- */
 
-/* Partition and shard in the order of P4. */
+/* By partition, then by shard. */
 static inline int kl__pg_place_compare(kl_place a, kl_place b)
 {
     return a.partition != b.partition ? (a.partition < b.partition ? -1 : 1)
@@ -186,5 +197,7 @@ kl_rc kl__pg_get(void *self, const kl_bytes *names, size_t count, kl_arena *aren
 kl_rc kl__pg_put(void *self, kl_write *writes, size_t count);
 kl_rc kl__pg_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
                   size_t *ret_count);
+kl_rc kl__pg_take_in(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
+                     size_t *ret_count);
 
 #endif

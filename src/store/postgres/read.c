@@ -76,24 +76,64 @@ static kl_rc take_tasks(const PGresult *rows, kl_arena *arena, kl_task *ret_task
 
 /* --- Read --- */
 
+static void add_refs(kl__pg_args *args, const kl_ref *refs, size_t count)
+{
+    kl__pg_array(args, KL_PG_INT4, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, refs[i].place.partition);
+    kl__pg_array(args, KL_PG_INT4, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, refs[i].place.shard);
+    kl__pg_array(args, KL_PG_INT8, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT8, (int64_t)refs[i].position);
+    kl__pg_array(args, KL_PG_UUID, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_uuid(args, &refs[i].id);
+}
+
+/* Few enough, with positions, that they fit into one answer whatever they are. */
+static bool are_likely_waiting(const kl_ref *refs, size_t count)
+{
+    enum { FEW = 64 };
+    for (size_t i = 0; i < count; i++)
+        if (refs[i].position == 0)
+            return false;
+    return count <= FEW;
+}
+
+/* What a worker asks for: tasks that wait, and whose positions it knows. *ret_all: those were all. */
+static kl_rc read_waiting(kl__pg *pg, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                          bool *ret_all)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    size_t taken = 0;
+    add_refs(&args, refs, count);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT * FROM $S.read_waiting($1,$2,$3,$4)", &args, true}, &rows);
+    kl__pg_args_free(&args);
+    if (rc != KL_OK)
+        return rc;
+    *ret_all = (size_t)PQntuples(rows) == count;
+    if (*ret_all)
+        rc = take_tasks(rows, arena, ret_tasks, &taken);
+    PQclear(rows);
+    return rc;
+}
+
 kl_rc kl__pg_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
 {
     kl__pg_args args = {0};
     PGresult *rows = NULL;
-    kl__pg_array(&args, KL_PG_INT4, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(&args, KL_PG_INT4, refs[i].place.partition);
-    kl__pg_array(&args, KL_PG_INT4, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(&args, KL_PG_INT4, refs[i].place.shard);
-    kl__pg_array(&args, KL_PG_INT8, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(&args, KL_PG_INT8, (int64_t)refs[i].position);
-    kl__pg_array(&args, KL_PG_UUID, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_uuid(&args, &refs[i].id);
+    bool all = false;
+    kl_rc rc = are_likely_waiting(refs, count) ? read_waiting(self, refs, count, arena, ret_tasks, &all) : KL_OK;
+    if (rc == KL_OK && all)
+        *ret_count = count;
+    if (rc != KL_OK || all)
+        return rc;
+    add_refs(&args, refs, count);
     kl__pg_int(&args, KL_PG_INT8, KL_BATCH_BYTES_MAX);
-    kl_rc rc = kl__pg_ask(self, &(kl__pg_call){"SELECT * FROM $S.read($1,$2,$3,$4,$5)", &args, true}, &rows);
+    rc = kl__pg_ask(self, &(kl__pg_call){"SELECT * FROM $S.read($1,$2,$3,$4,$5)", &args, true}, &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK) {
         rc = take_tasks(rows, arena, ret_tasks, ret_count);

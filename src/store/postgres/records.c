@@ -133,7 +133,8 @@ kl_rc kl__pg_put(void *self, kl_write *writes, size_t count)
     kl__pg_args args = {0};
     PGresult *rows = NULL;
     add_writes(&args, writes, count);
-    kl_rc rc = kl__pg_ask(self, &(kl__pg_call){"SELECT * FROM $S.put($1,$2,$3,$4,$5)", &args, count == 1}, &rows);
+    kl_rc rc =
+        kl__pg_ask(self, &(kl__pg_call){"SELECT * FROM $S.put_records($1,$2,$3,$4,$5)", &args, count == 1}, &rows);
     kl__pg_args_free(&args);
     if (rc != KL_OK) {
         for (size_t i = 0; i < count; i++)

@@ -3,7 +3,7 @@
  * From: store.c.  To: sql_settle.c.
  *
  * All batches of a call are one transaction, up to KL_PG_SHARDS_MAX of them; more are several, one after the other,
- * which the contract allows: each batch is whole for itself. Batches go to the server in order of places (P4). */
+ * which the contract allows: each batch is whole for itself. */
 #include <stdlib.h>
 
 #include "store/postgres/postgres.h"

@@ -34,7 +34,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.put_one(the_name bytea, was bigint, gone boolean, val bytea, expires bigint,
+CREATE FUNCTION $S.put_record(the_name bytea, was bigint, gone boolean, val bytea, expires bigint,
                            OUT there bigint, OUT made bigint, OUT ok boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
@@ -72,7 +72,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.put(names bytea[], wases bigint[], gones boolean[], vals bytea[], expireses bigint[])
+CREATE FUNCTION $S.put_records(names bytea[], wases bigint[], gones boolean[], vals bytea[], expireses bigint[])
 RETURNS TABLE (n bigint, there bigint, made bigint, ok boolean) LANGUAGE plpgsql AS $$ #variable_conflict use_column
 DECLARE
     w record;
@@ -81,63 +81,13 @@ BEGIN
     PERFORM $S.begin_write();
     FOR w IN SELECT * FROM unnest(names, wases, gones, vals, expireses)
                       WITH ORDINALITY AS u(name, was, gone, val, expires, num) LOOP
-        SELECT * INTO o FROM $S.put_one(w.name, w.was, w.gone, w.val, w.expires);
+        SELECT * INTO o FROM $S.put_record(w.name, w.was, w.gone, w.val, w.expires);
         n := w.num;
         there := o.there;
         made := o.made;
         ok := o.ok;
         RETURN NEXT;
     END LOOP;
-END
-$$;
-);
-
-const char kl__pg_sql_upkeep[] = KL_SQL(
-CREATE FUNCTION $S.upkeep(batches int, rows_at_once int, rows_max bigint, token_ms bigint, OUT more boolean)
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
-DECLARE
-    at_ms bigint := $S.now_ms();
-    taken int;
-    dropped int;
-BEGIN
-    more := false;
-    IF NOT pg_try_advisory_xact_lock($L, 0) THEN
-        RETURN;
-    END IF;
-    UPDATE $S.clock SET floor_ms = at_ms WHERE floor_ms < at_ms - 1000;
-
-    WITH t AS MATERIALIZED (
-        DELETE FROM $S.settled d
-        WHERE d.ctid = ANY (ARRAY(
-            SELECT c.row FROM (
-                SELECT b.row, sum(b.number) OVER (ROWS UNBOUNDED PRECEDING) - b.number AS before
-                FROM (SELECT s.ctid AS row, cardinality(s.positions) AS number FROM $S.settled s LIMIT batches) b) c
-            WHERE c.before < rows_at_once))
-        RETURNING d.partition, d.shard, d.positions),
-    x AS (
-        DELETE FROM $S.entries e USING (SELECT t.partition, t.shard, unnest(t.positions) AS position FROM t) g
-        WHERE e.partition = g.partition AND e.slot = g.shard * 64 + (g.position & 63)::int AND e.position = g.position)
-    SELECT count(*), sum(cardinality(t.positions)) INTO taken, dropped FROM t;
-    more := taken = batches OR dropped >= rows_at_once;
-
-    DELETE FROM $S.tokens d
-    WHERE d.ctid = ANY (ARRAY(SELECT t.ctid FROM $S.tokens t WHERE t.since_ms < at_ms - token_ms LIMIT rows_at_once));
-    GET DIAGNOSTICS dropped = ROW_COUNT;
-    more := more OR dropped = rows_at_once;
-    DELETE FROM $S.kept d
-    WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k WHERE k.expires_ms <= at_ms
-                              ORDER BY k.expires_ms LIMIT rows_at_once));
-    GET DIAGNOSTICS dropped = ROW_COUNT;
-    more := more OR dropped = rows_at_once;
-    DELETE FROM $S.records d
-    WHERE d.name = ANY (ARRAY(SELECT r.name FROM $S.records r WHERE r.expires_ms > 0 AND r.expires_ms <= at_ms
-                              ORDER BY r.expires_ms LIMIT rows_at_once FOR UPDATE SKIP LOCKED))
-      AND d.expires_ms > 0 AND d.expires_ms <= at_ms;
-    IF (SELECT c.reltuples FROM pg_class c WHERE c.oid = ($C || '.kept')::regclass) > rows_max THEN
-        DELETE FROM $S.kept d
-        WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k
-                                  ORDER BY k.finished_ms DESC OFFSET rows_max LIMIT rows_at_once));
-    END IF;
 END
 $$;
 );

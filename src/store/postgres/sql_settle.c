@@ -1,8 +1,8 @@
 /* sql_settle.c - how tasks end, as functions of the schema: settle, fence, and what is kept.
  *
- * An advisory lock per shard, which ends with the transaction, stands around each settle and each fence of that shard.
- * A statement that follows it sees everything that was committed by whoever held it before (the isolation level is read
- * committed), so the fence that settle compares with is the one that counts. The locks come in the order of places.
+ * An advisory lock per shard, which ends with the transaction, stands around each settle and each fence of that shard
+ * (sql_tasks.c). A statement that follows it sees everything that was committed by whoever held it before, so the fence
+ * that settle compares with is the one that counts.
  *
  * Outcomes: 0 done, 1 retry, 2 dead, 3 cancelled. States: 2 done, 3 dead, 4 cancelled. A task that stands in a call
  * more than once is settled once in each round. */
@@ -13,22 +13,49 @@ const char kl__pg_sql_settle[] = KL_SQL(
 CREATE FUNCTION $S.settle(bp int[], bs int[], be bigint[], ats int[], rounds int[], ids uuid[], poss bigint[],
                           outcomes int[], atts int[], dues bigint[], keeps bigint[], errs bytea[], ress bytea[],
                           last_round int, leaves boolean)
-RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     at_ms bigint;
     fenced bigint[];
     won bigint[];
+    segs smallint[];
     tried boolean;
 BEGIN
     PERFORM $S.begin_write();
-    FOR i IN 1 .. coalesce(array_length(bp, 1), 0) LOOP
-        PERFORM $S.lock_shard(bp[i], bs[i]);
-    END LOOP;
+    PERFORM $S.lock_shards(1024, bp, bs);
     fenced := ARRAY(
         SELECT coalesce(f.epoch, 0)
         FROM unnest(bp, bs) WITH ORDINALITY AS b(p, s, n)
         LEFT JOIN $S.fences f ON f.partition = b.p AND f.shard = b.s ORDER BY b.n);
     at_ms := $S.now_ms();
+
+    tried := EXISTS (
+        SELECT FROM unnest(bp, bs) AS b(p, s) JOIN $S.retries y ON y.partition = b.p AND y.shard = b.s);
+    IF NOT leaves AND NOT tried AND last_round = 0 THEN
+        WITH t AS MATERIALIZED (
+            SELECT bp[u.at] AS p, bs[u.at] AS s, u.pos, u.id FROM unnest(ats, poss, ids) AS u(at, pos, id)
+            WHERE be[u.at] >= fenced[u.at]),
+        gone AS MATERIALIZED (
+            SELECT d.segment, d.partition, d.shard, x.position
+            FROM (SELECT t.p, t.s, min(t.pos) AS pos FROM t GROUP BY t.p, t.s) low
+            JOIN $S.settled d ON d.partition = low.p AND d.shard = low.s AND d.last >= low.pos
+            CROSS JOIN LATERAL unnest(d.positions) AS x(position)),
+        found AS (
+            SELECT t.p, t.s, t.pos, e.segment
+            FROM t JOIN $S.entries e ON e.segment = (t.pos >> 6 & 3)::smallint AND e.partition = t.p
+                                    AND e.slot = t.s * 64 + (t.pos & 63)::int AND e.position = t.pos AND e.id = t.id
+            UNION ALL
+            SELECT t.p, t.s, t.pos, e.segment
+            FROM t JOIN $S.entries_0 e ON e.partition = t.p AND e.slot = t.s * 64 + (t.pos & 63)::int
+                                      AND e.position = t.pos AND e.id = t.id
+            WHERE t.pos >> 6 & 3 <> 0)
+        INSERT INTO $S.settled (partition, shard, last, segment, positions)
+        SELECT f.p, f.s, max(f.pos), f.segment, array_agg(f.pos) FROM found f
+        WHERE (f.segment, f.p, f.s, f.pos) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g)
+        GROUP BY f.p, f.s, f.segment;
+        RETURN fenced;
+    END IF;
 
     FOR r IN 0 .. last_round LOOP
         WITH t AS MATERIALIZED (
@@ -37,30 +64,31 @@ BEGIN
             WHERE u.round = r AND be[u.at] >= fenced[u.at]),
         low AS MATERIALIZED (SELECT t.p, t.s, min(t.pos) AS pos FROM t GROUP BY t.p, t.s),
         gone AS MATERIALIZED (
-            SELECT d.partition, d.shard, x.position
+            SELECT d.segment, d.partition, d.shard, x.position
             FROM low JOIN $S.settled d ON d.partition = low.p AND d.shard = low.s AND d.last >= low.pos
             CROSS JOIN LATERAL unnest(d.positions) AS x(position))
-        SELECT array_agg(t.n ORDER BY t.n) INTO won
+        SELECT array_agg(t.n ORDER BY t.n), array_agg(e.segment ORDER BY t.n) INTO won, segs
         FROM t JOIN $S.entries e ON e.partition = t.p AND e.slot = t.s * 64 + (t.pos & 63)::int
                                 AND e.position = t.pos AND e.id = t.id
-        WHERE (t.p, t.s, t.pos) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g);
+        WHERE (e.segment, t.p, t.s, t.pos) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g);
         CONTINUE WHEN won IS NULL;
-
-        tried := EXISTS (
-            SELECT FROM unnest(bp, bs) AS b(p, s) JOIN $S.retries y ON y.partition = b.p AND y.shard = b.s);
+        tried := tried OR r > 0;
         IF leaves OR tried THEN
-            PERFORM $S.settle_more(bp, bs, ats, ids, poss, outcomes, atts, dues, keeps, errs, ress, won, at_ms);
+            PERFORM $S.settle_more(bp, bs, ats, ids, poss, outcomes, atts, dues, keeps, errs, ress, won, segs, at_ms);
         END IF;
-        INSERT INTO $S.settled (partition, shard, last, positions)
-            SELECT min(bp[ats[x.n]]), min(bs[ats[x.n]]), max(poss[x.n]), array_agg(poss[x.n] ORDER BY poss[x.n])
-            FROM unnest(won) AS x(n) WHERE outcomes[x.n] <> 1 GROUP BY bp[ats[x.n]], bs[ats[x.n]];
+        INSERT INTO $S.settled (partition, shard, last, segment, positions)
+            SELECT min(bp[ats[x.n]]), min(bs[ats[x.n]]), max(poss[x.n]), x.segment,
+                   array_agg(poss[x.n] ORDER BY poss[x.n])
+            FROM unnest(won, segs) AS x(n, segment) WHERE outcomes[x.n] <> 1
+            GROUP BY bp[ats[x.n]], bs[ats[x.n]], x.segment;
     END LOOP;
     RETURN fenced;
 END
 $$;
 
 CREATE FUNCTION $S.settle_more(bp int[], bs int[], ats int[], ids uuid[], poss bigint[], outcomes int[], atts int[],
-                               dues bigint[], keeps bigint[], errs bytea[], ress bytea[], won bigint[], at_ms bigint)
+                               dues bigint[], keeps bigint[], errs bytea[], ress bytea[], won bigint[], segs smallint[],
+                               at_ms bigint)
 RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 BEGIN
     INSERT INTO $S.kept AS k (partition, shard, id, state, attempts, finished_ms, expires_ms, job, due_ms, grp,
@@ -75,8 +103,10 @@ BEGIN
               AND x.expires_ms > at_ms)
     FROM unnest(ats, poss, outcomes, atts, keeps, errs, ress)
          WITH ORDINALITY AS u(at, pos, outcome, att, keep, err, res, n)
+    JOIN unnest(won, segs) AS w(n, segment) ON w.n = u.n
     JOIN $S.entries e ON e.partition = bp[u.at] AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.position = u.pos
-    WHERE u.outcome <> 1 AND u.keep > 0 AND u.n IN (SELECT unnest(won))
+                     AND e.segment = w.segment
+    WHERE u.outcome <> 1 AND u.keep > 0
     ON CONFLICT (partition, shard, id) DO UPDATE SET
         (state, attempts, finished_ms, expires_ms, job, due_ms, grp, priority, key, kind, headers, payload, result,
          errors)
@@ -111,8 +141,11 @@ DECLARE
     fenced bigint[] := ARRAY[]::bigint[];
 BEGIN
     PERFORM $S.begin_write();
+    PERFORM $S.lock_shards(1024, ps, ss);
+    IF true = ANY (seals) THEN
+        PERFORM $S.lock_shards(2048, ps, ss);
+    END IF;
     FOR i IN 1 .. array_length(ps, 1) LOOP
-        PERFORM $S.lock_shard(ps[i], ss[i]);
         SELECT f.epoch INTO before FROM $S.fences f WHERE f.partition = ps[i] AND f.shard = ss[i];
         before := coalesce(before, 0);
         fenced := fenced || before;
@@ -121,8 +154,7 @@ BEGIN
             ON CONFLICT (partition, shard) DO UPDATE SET epoch = excluded.epoch;
         END IF;
         IF seals[i] THEN
-            INSERT INTO $S.counters AS c (partition, shard, next, sealed) VALUES (ps[i], ss[i], 0, true)
-            ON CONFLICT (partition, shard) DO UPDATE SET sealed = true;
+            INSERT INTO $S.sealed (partition, shard) VALUES (ps[i], ss[i]) ON CONFLICT DO NOTHING;
         END IF;
     END LOOP;
     RETURN fenced;

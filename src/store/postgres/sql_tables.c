@@ -1,16 +1,29 @@
 /* sql_tables.c - the tables of the schema, and the small functions that the others share.
  *
- *     counters    a row per shard: how many positions were given out, and whether it is sealed. Every append updates it
- *                 in its own transaction, so positions become visible in their order (S2).
- *     entries     a row per task, never updated. slot = shard * 64 + line, and position = count * 64 + line, where line
- *                 is 0 to 31 for priorities -16 to 15, and 32 for the due line: so a position leads to the primary key.
- *     settled     a row per settled batch and shard: the positions that are finished.
+ *     positions   a sequence: each append draws a number for every 256 of its entries. It does so under the locks of its
+ *                 shards, which it keeps until it is committed: so positions become visible in their order (S2).
+ *     sealed      a row per sealed shard.
+ *     entries     a row per task, never updated. slot = shard * 64 + line, and position = number * 256 + segment * 64 +
+ *                 line, where line is 0 to 31 for priorities -16 to 15, and 32 for the due line, and segment the one that
+ *                 it was put into: so a position leads to its row.
+ *     settled     a row per settled batch, shard and segment: the positions that are finished.
+ *     tokens      a row per append that named itself.
  *     retries     a row per task of the retry line; its entry stays where it is.
  *     errors      what attempts of waiting tasks left to be kept.
  *     kept        finished tasks.
+ *     state       which segment takes new entries, and which part new tokens; segments: what is known of the others.
  *
- * A task waits while its entry is there and its position stands in no row of `settled`. It stands in the retry line
- * exactly while it waits and has a row in `retries`. NULL stands for empty and for 0 where most rows have that. */
+ * entries and settled lie in segments, each a table of either. Segments 1 and 2 take turns, and are emptied by TRUNCATE
+ * when everything in them is settled. Segment 0 stays, and its rows are deleted one by one: there stand delayed tasks, and
+ * those that were left over in a segment that is to be emptied.
+ *
+ * G1  A row of settled names positions of its own segment only.
+ * G2  A task waits while an entry of it is there whose position stands in no row of settled of the entry's segment. There
+ *     is one such entry at most: when a task moves to segment 0, the old one is marked as settled.
+ * G3  Any segment may get entries at any time, because an append may have read `state` long ago: nothing rests on it.
+ *
+ * A task stands in the retry line exactly while it waits and has a row in `retries`. NULL stands for empty and for 0 where
+ * most rows have that. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -24,13 +37,29 @@ CREATE TABLE $S.partitions (
     shard_prefix_len int NOT NULL
 );
 
-CREATE TABLE $S.counters (
+CREATE SEQUENCE $S.positions;
+
+CREATE TABLE $S.sealed (
     partition int NOT NULL,
     shard int NOT NULL,
-    next bigint NOT NULL,
-    sealed boolean NOT NULL DEFAULT false,
     PRIMARY KEY (partition, shard)
-) WITH (fillfactor = 50);
+);
+
+CREATE TABLE $S.state (
+    segment smallint NOT NULL,
+    segment_ms bigint NOT NULL,
+    part smallint NOT NULL,
+    part_ms bigint NOT NULL
+) WITH (fillfactor = 10);
+INSERT INTO $S.state VALUES (1, 0, 0, 0);
+
+CREATE TABLE $S.segments (
+    number smallint PRIMARY KEY,
+    closed_ms bigint NOT NULL,
+    next_ms bigint NOT NULL,
+    entries bigint
+) WITH (fillfactor = 10);
+INSERT INTO $S.segments SELECT n, 0, 0, 0 FROM generate_series(1, 2) AS n;
 
 CREATE TABLE $S.fences (
     partition int NOT NULL,
@@ -39,36 +68,52 @@ CREATE TABLE $S.fences (
     PRIMARY KEY (partition, shard)
 ) WITH (fillfactor = 50);
 
-CREATE TABLE $S.tokens (
-    token uuid PRIMARY KEY,
-    since_ms bigint NOT NULL
-);
-CREATE INDEX tokens_since ON $S.tokens USING brin (since_ms) WITH (pages_per_range = 16, autosummarize = on);
+CREATE TABLE $S.tokens (token uuid NOT NULL, part smallint NOT NULL) PARTITION BY LIST (part);
+CREATE TABLE $S.tokens_0 PARTITION OF $S.tokens FOR VALUES IN (0) WITH (autovacuum_enabled = off);
+CREATE TABLE $S.tokens_1 PARTITION OF $S.tokens FOR VALUES IN (1) WITH (autovacuum_enabled = off);
+CREATE TABLE $S.tokens_2 PARTITION OF $S.tokens FOR VALUES IN (2) WITH (autovacuum_enabled = off);
+CREATE UNIQUE INDEX tokens_0_token ON $S.tokens_0 (token);
+CREATE UNIQUE INDEX tokens_1_token ON $S.tokens_1 (token);
+CREATE UNIQUE INDEX tokens_2_token ON $S.tokens_2 (token);
 
 CREATE TABLE $S.entries (
     partition int NOT NULL,
     slot int NOT NULL,
     position bigint NOT NULL,
     id uuid NOT NULL,
-    job uuid,
-    due_ms bigint,
+    segment smallint NOT NULL,
     grp smallint,
     priority smallint,
+    job uuid,
+    due_ms bigint,
     key bytea,
     kind bytea,
     headers bytea,
-    payload bytea,
-    PRIMARY KEY (partition, slot, position)
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX entries_due ON $S.entries (partition, slot, due_ms, position) WHERE due_ms IS NOT NULL;
+    payload bytea
+) PARTITION BY LIST (segment);
+CREATE TABLE $S.entries_0 PARTITION OF $S.entries FOR VALUES IN (0)
+    WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
+CREATE TABLE $S.entries_1 PARTITION OF $S.entries FOR VALUES IN (1) WITH (autovacuum_enabled = off);
+CREATE TABLE $S.entries_2 PARTITION OF $S.entries FOR VALUES IN (2) WITH (autovacuum_enabled = off);
+CREATE UNIQUE INDEX entries_0_place ON $S.entries_0 (partition, slot, position);
+CREATE UNIQUE INDEX entries_1_place ON $S.entries_1 (partition, slot, position);
+CREATE UNIQUE INDEX entries_2_place ON $S.entries_2 (partition, slot, position);
+CREATE INDEX entries_due ON $S.entries_0 (partition, slot, due_ms, position) WHERE due_ms IS NOT NULL;
 
 CREATE TABLE $S.settled (
     partition int NOT NULL,
     shard int NOT NULL,
     last bigint NOT NULL,
+    segment smallint NOT NULL,
     positions bigint[] NOT NULL
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0);
-CREATE INDEX settled_last ON $S.settled (partition, shard, last);
+) PARTITION BY LIST (segment);
+CREATE TABLE $S.settled_0 PARTITION OF $S.settled FOR VALUES IN (0)
+    WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+CREATE TABLE $S.settled_1 PARTITION OF $S.settled FOR VALUES IN (1) WITH (autovacuum_enabled = off);
+CREATE TABLE $S.settled_2 PARTITION OF $S.settled FOR VALUES IN (2) WITH (autovacuum_enabled = off);
+CREATE INDEX settled_0_last ON $S.settled_0 (partition, shard, last);
+CREATE INDEX settled_1_last ON $S.settled_1 (partition, shard, last);
+CREATE INDEX settled_2_last ON $S.settled_2 (partition, shard, last);
 
 CREATE TABLE $S.retries (
     partition int NOT NULL,
@@ -124,8 +169,10 @@ CREATE TABLE $S.records (
 ) WITH (fillfactor = 70);
 CREATE INDEX records_expire ON $S.records (expires_ms) WHERE expires_ms > 0;
 
-CREATE FUNCTION $S.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS $$
-    SELECT GREATEST(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, (SELECT floor_ms FROM $S.clock))
+CREATE FUNCTION $S.now_ms() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN GREATEST(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, (SELECT floor_ms FROM $S.clock));
+END
 $$;
 
 CREATE FUNCTION $S.begin_write() RETURNS void LANGUAGE plpgsql AS $$
@@ -140,8 +187,12 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.lock_shard(p int, s int) RETURNS void LANGUAGE sql VOLATILE AS $$
-    SELECT pg_advisory_xact_lock($L, hashint8((p::bigint << 16) | s))
+CREATE FUNCTION $S.lock_shards(base int, ps int[], ss int[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock($L, x.number)
+    FROM (SELECT DISTINCT base + (hashint8((u.p::bigint << 16) | u.s) & 1023) AS number
+          FROM unnest(ps, ss) AS u(p, s) ORDER BY 1) x;
+END
 $$;
 
 CREATE FUNCTION $S.partition(wanted bytea, len int, OUT its_number int, OUT its_len int) LANGUAGE plpgsql AS $$

@@ -4,49 +4,52 @@
  * session: so they work behind a pooler that hands out connections per transaction. Planner settings are fixed, because
  * plans that were made while a table was empty would be kept when it is not.
  *
- * The places of a call come in order of (partition, shard): the rows of `counters` are taken in that order, so that two
- * appends never wait for each other. */
+ * Advisory locks keep shards apart: numbers from 1024 on for settles and fences, from 2048 on for appends and seals. A
+ * shard shares its number with others, so that a call takes 1024 of them at most; and they are taken in order, so that
+ * two calls never wait for each other. A statement sees everything that was committed before it got its locks, because a
+ * function that writes takes a new snapshot for each statement (the isolation level is read committed), and takes it
+ * after the locks of its tables: so a TRUNCATE never comes between the two. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
 const char kl__pg_sql_tasks[] = KL_SQL(
-CREATE FUNCTION $S.append_begin(tok uuid, ps int[], ss int[], ns bigint[])
-RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+CREATE FUNCTION $S.append_begin(tok uuid, ps int[], ss int[], number int)
+RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    bases bigint[];
+    answer bigint[];
+    its_part smallint;
     shut text;
 BEGIN
     PERFORM $S.begin_write();
+    PERFORM $S.lock_shards(2048, ps, ss);
+    SELECT ARRAY[t.segment::bigint], t.part INTO answer, its_part FROM $S.state t;
     IF tok IS NOT NULL THEN
-        INSERT INTO $S.tokens VALUES (tok, $S.now_ms()) ON CONFLICT DO NOTHING;
-        IF NOT FOUND THEN
+        IF EXISTS (SELECT FROM $S.tokens t WHERE t.token = tok) THEN
             RETURN NULL;
         END IF;
+        INSERT INTO $S.tokens (token, part) VALUES (tok, its_part);
     END IF;
-    WITH c AS (
-        INSERT INTO $S.counters AS k (partition, shard, next)
-        SELECT b.p, b.s, b.n FROM unnest(ps, ss, ns) AS b(p, s, n)
-        ON CONFLICT (partition, shard) DO UPDATE SET next = k.next + excluded.next
-        RETURNING k.partition, k.shard, k.next, k.sealed)
-    SELECT array_agg(c.next ORDER BY c.partition, c.shard),
-           string_agg(c.partition || '/' || c.shard, ' ') FILTER (WHERE c.sealed)
-    INTO bases, shut FROM c;
+    SELECT string_agg(x.partition || '/' || x.shard, ' ') INTO shut
+    FROM unnest(ps, ss) AS b(p, s) JOIN $S.sealed x ON x.partition = b.p AND x.shard = b.s;
     IF shut IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = shut;
     END IF;
-    RETURN bases;
+    FOR i IN 0 .. (number - 1) / 256 LOOP
+        answer := answer || nextval($C || '.positions');
+    END LOOP;
+    RETURN answer;
 END
 $$;
 
-CREATE FUNCTION $S.append(tok uuid, ps int[], ss int[], ns bigint[], ats int[], ranks int[], lines int[],
+CREATE FUNCTION $S.append(tok uuid, ps int[], ss int[], ats int[], lines int[],
                           ids uuid[], jobs uuid[], dues bigint[], groups smallint[], priorities smallint[],
                           keys bytea[], kinds bytea[], heads bytea[], payloads bytea[])
-RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
-    bases bigint[] := $S.append_begin(tok, ps, ss, ns);
+    drawn bigint[] := $S.append_begin(tok, ps, ss, array_length(ids, 1));
     skip bigint[];
 BEGIN
-    IF bases IS NULL THEN
+    IF drawn IS NULL THEN
         RETURN false;
     END IF;
     IF tok IS NULL THEN
@@ -61,16 +64,20 @@ BEGIN
                 WHERE NOT EXISTS (
                     SELECT FROM $S.settled t
                     WHERE t.partition = e.partition AND t.shard = e.slot >> 6 AND t.last >= e.position
-                      AND e.position = ANY (t.positions))) w
+                      AND t.segment = e.segment AND e.position = ANY (t.positions))) w
             ON w.partition = ps[a.at] AND w.id = a.id) d
         WHERE d.times > 1 OR d.waits;
     END IF;
 
-    INSERT INTO $S.entries (partition, slot, position, id, job, due_ms, grp, priority, key, kind, headers, payload)
-    SELECT ps[a.at], ss[a.at] * 64 + a.line, (bases[a.at] - ns[a.at] + a.rank) * 64 + a.line,
-           a.id, a.job, a.due, a.grp, a.priority, a.key, a.kind, a.head, a.payload
-    FROM unnest(ats, ranks, lines, ids, jobs, dues, groups, priorities, keys, kinds, heads, payloads)
-         WITH ORDINALITY AS a(at, rank, line, id, job, due, grp, priority, key, kind, head, payload, n)
+    INSERT INTO $S.entries (partition, slot, position, id, segment, job, due_ms, grp, priority, key, kind, headers,
+                            payload)
+    SELECT ps[a.at], ss[a.at] * 64 + a.line,
+           (drawn[2 + (a.n - 1) / 256] * 256 + (a.n - 1) % 256) * 256 +
+           CASE WHEN a.line = 32 THEN 0 ELSE drawn[1] * 64 END + a.line,
+           a.id, CASE WHEN a.line = 32 THEN 0 ELSE drawn[1] END, a.job, a.due, a.grp, a.priority, a.key, a.kind, a.head,
+           a.payload
+    FROM unnest(ats, lines, ids, jobs, dues, groups, priorities, keys, kinds, heads, payloads)
+         WITH ORDINALITY AS a(at, line, id, job, due, grp, priority, key, kind, head, payload, n)
     WHERE skip IS NULL OR a.n NOT IN (SELECT unnest(skip));
 
     PERFORM pg_notify($C, x.p::text) FROM (SELECT DISTINCT u.p FROM unnest(ps) AS u(p)) x;
@@ -78,61 +85,130 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.appended(p int) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+BEGIN
+    RETURN (WITH RECURSIVE used AS (
+        SELECT (SELECT min(e.slot) FROM $S.entries e WHERE e.partition = p) AS slot
+        UNION ALL
+        SELECT (SELECT min(e.slot) FROM $S.entries e WHERE e.partition = p AND e.slot > u.slot)
+        FROM used u WHERE u.slot IS NOT NULL)
+    SELECT coalesce(sum((SELECT max(e.position)::numeric FROM $S.entries e WHERE e.partition = p AND e.slot = u.slot))
+                    % 4611686018427387904, 0)::bigint
+    FROM used u WHERE u.slot IS NOT NULL);
+END
+$$;
+
 CREATE FUNCTION $S.scan(ps int[], ss int[], lines int[], afters bigint[], dues bigint[], untils bigint[], lims int[])
 RETURNS TABLE (n bigint, id uuid, pos bigint, due_ms bigint, bytes int, attempts int, grp smallint,
                priority int, key bytea)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan
+AS $$ #variable_conflict use_column
+DECLARE
+    has_ready boolean;
+    has_due boolean;
+    has_retry boolean;
+BEGIN
+    SELECT bool_or(l.line < 32), bool_or(l.line = 32), bool_or(l.line = 33) INTO has_ready, has_due, has_retry
+    FROM unnest(lines) AS l(line);
+    IF has_ready THEN
+        RETURN QUERY
+        WITH a AS MATERIALIZED (
+            SELECT * FROM unnest(ps, ss, lines, afters, lims) WITH ORDINALITY AS u(p, s, line, after, lim, n)
+            WHERE u.line < 32),
+        b AS MATERIALIZED (SELECT a.p, a.s, min(a.after) AS after FROM a GROUP BY a.p, a.s),
+        gone AS MATERIALIZED (
+            SELECT t.segment, t.partition, t.shard, x.position
+            FROM b JOIN $S.settled t ON t.partition = b.p AND t.shard = b.s AND t.last > b.after
+            CROSS JOIN LATERAL unnest(t.positions) AS x(position)),
+        tried AS MATERIALIZED (
+            SELECT r.partition, r.shard, r.position
+            FROM b JOIN $S.retries r ON r.partition = b.p AND r.shard = b.s AND r.position > b.after)
+        SELECT a.n, e.id, e.position, 0::bigint, e.bytes, 0, e.grp, a.line - 16, e.key
+        FROM a CROSS JOIN LATERAL (
+            SELECT e.id, e.position, e.grp, e.key,
+                   coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
+                   coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
+            FROM $S.entries e
+            WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.position > a.after
+              AND (e.segment, a.p, a.s, e.position)
+                  NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g)
+              AND (a.p, a.s, e.position) NOT IN (SELECT r.partition, r.shard, r.position FROM tried r)
+            ORDER BY e.position LIMIT a.lim) e;
+    END IF;
+    IF has_due THEN
+        RETURN QUERY
+        WITH a AS MATERIALIZED (
+            SELECT * FROM unnest(ps, ss, lines, afters, dues, untils, lims)
+                     WITH ORDINALITY AS u(p, s, line, after, due, until, lim, n)
+            WHERE u.line = 32),
+        gone AS MATERIALIZED (
+            SELECT t.partition, t.shard, x.position
+            FROM a JOIN $S.settled_0 t ON t.partition = a.p AND t.shard = a.s
+            CROSS JOIN LATERAL unnest(t.positions) AS x(position)
+            UNION ALL
+            SELECT r.partition, r.shard, r.position
+            FROM a JOIN $S.retries r ON r.partition = a.p AND r.shard = a.s)
+        SELECT a.n, e.id, e.position, e.due_ms, e.bytes, 0, e.grp, e.priority, e.key
+        FROM a CROSS JOIN LATERAL (
+            SELECT e.id, e.position, e.due_ms, e.grp, coalesce(e.priority, 0)::int AS priority, e.key,
+                   coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
+                   coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
+            FROM $S.entries_0 e
+            WHERE e.partition = a.p AND e.slot = a.s * 64 + 32 AND e.due_ms IS NOT NULL
+              AND (e.due_ms, e.position) > (a.due, a.after) AND e.due_ms <= a.until
+              AND (a.p, a.s, e.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)
+            ORDER BY e.due_ms, e.position LIMIT a.lim) e;
+    END IF;
+    IF has_retry THEN
+        RETURN QUERY
+        SELECT a.n, e.id, e.position, e.not_before_ms, e.bytes, e.attempts, e.grp, e.priority, e.key
+        FROM unnest(ps, ss, lines, afters, lims) WITH ORDINALITY AS a(p, s, line, after, lim, n)
+        CROSS JOIN LATERAL (
+            SELECT e.id, e.position, r.not_before_ms, r.attempts, e.grp, e.key,
+                   coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
+                   coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
+                   coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
+            FROM $S.retries r
+            JOIN $S.entries e ON e.partition = r.partition AND e.slot = r.shard * 64 + (r.position & 63)::int
+                             AND e.position = r.position
+            WHERE r.partition = a.p AND r.shard = a.s AND r.position > a.after
+              AND NOT EXISTS (
+                  SELECT FROM $S.settled t
+                  WHERE t.partition = r.partition AND t.shard = r.shard AND t.last >= r.position
+                    AND t.segment = e.segment AND r.position = ANY (t.positions))
+            ORDER BY r.position LIMIT a.lim) e
+        WHERE a.line = 33;
+    END IF;
+END
+$$;
+
+CREATE FUNCTION $S.read_waiting(ps int[], ss int[], poss bigint[], ids uuid[])
+RETURNS TABLE (n bigint, state int, partition int, shard int, id uuid, pos bigint, attempts int,
+               not_before_ms bigint, finished_ms bigint, job uuid, due_ms bigint, grp smallint, priority int,
+               key bytea, kind bytea, headers bytea, payload bytea, error bytea, result bytea)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan
 AS $$ #variable_conflict use_column
 BEGIN
     RETURN QUERY
     WITH a AS MATERIALIZED (
-        SELECT * FROM unnest(ps, ss, lines, afters, dues, untils, lims)
-                 WITH ORDINALITY AS u(p, s, line, after, due, until, lim, n)),
-    b AS MATERIALIZED (
-        SELECT a.p, a.s, min(CASE WHEN a.line = 32 THEN 0 ELSE a.after END) AS after
-        FROM a WHERE a.line < 33 GROUP BY a.p, a.s),
+        SELECT * FROM unnest(ps, ss, poss, ids) WITH ORDINALITY AS u(p, s, pos, id, n)),
     gone AS MATERIALIZED (
-        SELECT t.partition, t.shard, x.position
-        FROM b JOIN $S.settled t ON t.partition = b.p AND t.shard = b.s AND t.last > b.after
-        CROSS JOIN LATERAL unnest(t.positions) AS x(position)
-        UNION ALL
-        SELECT r.partition, r.shard, r.position
-        FROM b JOIN $S.retries r ON r.partition = b.p AND r.shard = b.s AND r.position > b.after)
-    SELECT a.n, e.id, e.position, 0::bigint, e.bytes, 0, e.grp, a.line - 16, e.key
-    FROM a CROSS JOIN LATERAL (
-        SELECT e.id, e.position, e.grp, e.key,
-               coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
-               coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
-        FROM $S.entries e
-        WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.position > a.after
-          AND (a.p, a.s, e.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)
-        ORDER BY e.position LIMIT a.lim) e
-    WHERE a.line < 32
-    UNION ALL
-    SELECT a.n, e.id, e.position, e.due_ms, e.bytes, 0, e.grp, e.priority, e.key
-    FROM a CROSS JOIN LATERAL (
-        SELECT e.id, e.position, e.due_ms, e.grp, coalesce(e.priority, 0)::int AS priority, e.key,
-               coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
-               coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
-        FROM $S.entries e
-        WHERE e.partition = a.p AND e.slot = a.s * 64 + 32 AND e.due_ms IS NOT NULL
-          AND (e.due_ms, e.position) > (a.due, a.after) AND e.due_ms <= a.until
-          AND (a.p, a.s, e.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)
-        ORDER BY e.due_ms, e.position LIMIT a.lim) e
-    WHERE a.line = 32
-    UNION ALL
-    SELECT a.n, e.id, e.position, e.not_before_ms, e.bytes, e.attempts, e.grp, e.priority, e.key
-    FROM a CROSS JOIN LATERAL (
-        SELECT e.id, e.position, r.not_before_ms, r.attempts, e.grp, e.key,
-               coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
-               coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
-               coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
-        FROM $S.retries r
-        JOIN $S.entries e ON e.partition = r.partition AND e.slot = r.shard * 64 + (r.position & 63)::int
-                         AND e.position = r.position
-        WHERE r.partition = a.p AND r.shard = a.s AND r.position > a.after
-        ORDER BY r.position LIMIT a.lim) e
-    WHERE a.line = 33;
+        SELECT t.segment, t.partition, t.shard, x.position
+        FROM (SELECT a.p, a.s, min(a.pos) AS position FROM a GROUP BY a.p, a.s) low
+        JOIN $S.settled t ON t.partition = low.p AND t.shard = low.s AND t.last >= low.position
+        CROSS JOIN LATERAL unnest(t.positions) AS x(position))
+    SELECT a.n, 1, a.p, a.s, e.id, e.position, coalesce(r.attempts, 0), coalesce(r.not_before_ms, e.due_ms, 0),
+           0::bigint, e.job, e.due_ms, e.grp,
+           coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int,
+           e.key, e.kind, e.headers, e.payload, NULL::bytea, NULL::bytea
+    FROM a JOIN $S.entries e ON e.segment = (a.pos >> 6 & 3)::smallint AND e.partition = a.p
+                            AND e.slot = a.s * 64 + (a.pos & 63)::int AND e.position = a.pos AND e.id = a.id
+    LEFT JOIN $S.retries r ON r.partition = a.p AND r.shard = a.s AND r.position = a.pos
+    WHERE (e.segment, a.p, a.s, a.pos) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g)
+    ORDER BY a.n;
 END
 $$;
 
@@ -167,12 +243,12 @@ BEGIN
     low AS MATERIALIZED (
         SELECT f.p, f.s, min(f.position) AS position FROM found f GROUP BY f.p, f.s),
     gone AS MATERIALIZED (
-        SELECT t.partition, t.shard, x.position
+        SELECT t.segment, t.partition, t.shard, x.position
         FROM low JOIN $S.settled t ON t.partition = low.p AND t.shard = low.s AND t.last >= low.position
         CROSS JOIN LATERAL unnest(t.positions) AS x(position)),
     waits AS MATERIALIZED (
         SELECT f.* FROM found f
-        WHERE (f.p, f.s, f.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)),
+        WHERE (f.segment, f.p, f.s, f.position) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g)),
     shown AS (
         SELECT e.n, 1 AS state, e.p, e.s, e.id, e.position, coalesce(r.attempts, 0) AS attempts,
                coalesce(r.not_before_ms, e.due_ms, 0) AS not_before_ms, 0::bigint AS finished_ms,
@@ -209,14 +285,14 @@ BEGIN
     WITH tried AS MATERIALIZED (
         SELECT r.shard, r.position FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high),
     gone AS MATERIALIZED (
-        SELECT t.shard, x.position FROM $S.settled t CROSS JOIN LATERAL unnest(t.positions) AS x(position)
-        WHERE t.partition = p AND t.shard BETWEEN low AND high
-        UNION ALL SELECT t.shard, t.position FROM tried t),
+        SELECT t.segment, t.shard, x.position FROM $S.settled t CROSS JOIN LATERAL unnest(t.positions) AS x(position)
+        WHERE t.partition = p AND t.shard BETWEEN low AND high),
     live AS MATERIALIZED (
         SELECT e.slot, count(*) AS number, min(e.position) AS first
         FROM $S.entries e
         WHERE e.partition = p AND e.slot BETWEEN low * 64 AND high * 64 + 63
-          AND (e.slot >> 6, e.position) NOT IN (SELECT g.shard, g.position FROM gone g)
+          AND (e.segment, e.slot >> 6, e.position) NOT IN (SELECT g.segment, g.shard, g.position FROM gone g)
+          AND (e.slot >> 6, e.position) NOT IN (SELECT t.shard, t.position FROM tried t)
         GROUP BY e.slot)
     SELECT coalesce(sum(l.number) FILTER (WHERE l.slot & 63 < 32), 0)::bigint,
            coalesce(sum(l.number) FILTER (WHERE l.slot & 63 = 32), 0)::bigint,

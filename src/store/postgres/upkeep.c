@@ -9,13 +9,21 @@
 
 enum {
     ROUND_MS = 1000,
-    ROUND_BATCHES = 1000, /* settled batches in one transaction, */
-    ROUND_ROWS = 5000,    /* and about so many rows of each table */
+    ROUND_BATCHES = 1000,   /* settled batches in one transaction, */
+    ROUND_ROWS = 5000,      /* and about so many rows of each table */
+    OLD_MS = 60000,         /* a segment is closed when it is so old, */
+    LARGE_BYTES = 64 << 20, /* or so large */
+    LEFT_OVER_MS = 60000,   /* what is left over in a closed one moves after so long */
     TOKEN_MS = 11 * 60000,
 };
 
+static void complain(const kl__pg *pg)
+{
+    kl__pg_log(pg, KL_LOG_WARN, "clearing away failed, and is tried again: %s", kl_error_text());
+}
+
 /* True: there is more. */
-static bool do_round(kl__pg *pg)
+static bool clear_rows(kl__pg *pg)
 {
     kl__pg_args args = {0};
     PGresult *rows = NULL;
@@ -23,16 +31,33 @@ static bool do_round(kl__pg *pg)
     kl__pg_int(&args, KL_PG_INT4, ROUND_BATCHES);
     kl__pg_int(&args, KL_PG_INT4, ROUND_ROWS);
     kl__pg_int(&args, KL_PG_INT8, pg->opts.history_rows_max);
-    kl__pg_int(&args, KL_PG_INT8, TOKEN_MS);
-    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.upkeep($1,$2,$3,$4)", &args, false}, &rows);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.upkeep($1,$2,$3)", &args, false}, &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK) {
         more = kl__pg_get_int(rows, 0, 0) != 0;
         PQclear(rows);
     } else {
-        kl__pg_log(pg, KL_LOG_WARN, "clearing away failed, and is tried again: %s", kl_error_text());
+        complain(pg);
     }
     return more;
+}
+
+static void clear_segments(kl__pg *pg)
+{
+    kl__pg_args args = {0};
+    kl__pg_int(&args, KL_PG_INT8, OLD_MS);
+    kl__pg_int(&args, KL_PG_INT8, LEFT_OVER_MS);
+    kl__pg_int(&args, KL_PG_INT8, LARGE_BYTES);
+    kl__pg_int(&args, KL_PG_INT8, TOKEN_MS);
+    if (kl__pg_do(pg, &(kl__pg_call){"SELECT $S.upkeep_segments($1,$2,$3,$4)", &args, false}) != KL_OK)
+        complain(pg);
+    kl__pg_args_free(&args);
+}
+
+static bool do_round(kl__pg *pg)
+{
+    clear_segments(pg);
+    return clear_rows(pg);
 }
 
 static void *upkeep_thread(void *ctx)

@@ -1,8 +1,11 @@
 /* wait.c - being told of appends.
  *
- * What was appended to a partition is the sum of its counters: whoever waits compares it with what it has seen, and so
- * never misses anything. When to compare again is what LISTEN tells: one connection per handle, in a thread of its own
- * that begins with the first wait, hears of every append and wakes who waits for its partition.
+ * One connection per handle, in a thread of its own that begins with the first wait, listens: it hears of every append, and
+ * counts them by partition. What somebody has seen is that count, marked by its highest bit.
+ *
+ * Who has not listened yet asks the database instead. The last positions of a partition's lines, added up, change with
+ * every append to it: the sum is compared with what was seen, so nothing is missed. Where the two ways meet, what was seen
+ * differs, and whoever waits looks once in vain.
  *
  * A pooler may take LISTEN and never deliver anything. So the listener proves first that it hears its own NOTIFY; until
  * then, and whenever that connection is gone, waiting compares every few milliseconds, less and less often. */
@@ -23,6 +26,9 @@ enum {
     RECONNECT_MS = 1000,
 };
 
+/* Marks what was seen by listening; sums do not reach it. */
+#define HEARD (UINT64_C(1) << 63)
+
 /* --- The listener --- */
 
 static void set_listens(kl__pg *pg, bool listens)
@@ -30,6 +36,8 @@ static void set_listens(kl__pg *pg, bool listens)
     pthread_mutex_lock(&pg->mutex);
     bool changed = pg->listens != listens;
     pg->listens = listens;
+    for (int i = 0; changed && i < KL_PG_NEWS; i++)
+        pg->news[i]++; /* something may have been missed */
     pthread_cond_broadcast(&pg->told);
     pthread_mutex_unlock(&pg->mutex);
     if (changed)
@@ -39,6 +47,7 @@ static void set_listens(kl__pg *pg, bool listens)
 static void tell(kl__pg *pg, uint32_t partition)
 {
     pthread_mutex_lock(&pg->mutex);
+    pg->news[partition % KL_PG_NEWS]++;
     for (kl__pg_waiter *waiter = pg->waiters; waiter; waiter = waiter->next)
         if (waiter->partition == partition)
             waiter->told = true;
@@ -46,7 +55,7 @@ static void tell(kl__pg *pg, uint32_t partition)
     pthread_mutex_unlock(&pg->mutex);
 }
 
-/* Reads what has come. A notice is a partition's number, or "proof". */
+/* Reads what has come. A notice is a partition's number, or "proof", or "inbox" (which is KL_PG_INBOX as a number). */
 static void hear(kl__pg *pg, PGconn *conn)
 {
     PGnotify *notice;
@@ -142,9 +151,7 @@ static kl_rc ask_appended(kl__pg *pg, uint32_t partition, uint64_t *ret_appended
     kl__pg_args args = {0};
     PGresult *rows = NULL;
     kl__pg_int(&args, KL_PG_INT4, partition);
-    kl_rc rc = kl__pg_ask(
-        pg, &(kl__pg_call){"SELECT coalesce(sum(next), 0)::bigint FROM $S.counters WHERE partition = $1", &args, true},
-        &rows);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.appended($1)", &args, true}, &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK) {
         *ret_appended = (uint64_t)kl__pg_get_int(rows, 0, 0);
@@ -186,20 +193,58 @@ static void leave(kl__pg *pg, const kl__pg_waiter *waiter)
     pthread_mutex_unlock(&pg->mutex);
 }
 
-kl_rc kl__pg_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)
+kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_ask_fn *ask, const void *ctx,
+                        bool *ret_yes)
 {
-    kl__pg *pg = self;
     kl__pg_waiter waiter = {.partition = partition};
     int64_t until_ns = kl__deadline_ns(wait_ms), pause_ms = ASK_MIN_MS;
-    uint64_t appended = *seen;
+    bool yes = false;
     enter(pg, &waiter);
-    kl_rc rc = ask_appended(pg, partition, &appended);
-    while (rc == KL_OK && appended == *seen && kl__monotonic_ns() < until_ns) {
+    kl_rc rc = ask(pg, ctx, &yes);
+    while (rc == KL_OK && !yes && kl__monotonic_ns() < until_ns) {
         rest(pg, &waiter, until_ns, &pause_ms);
-        rc = ask_appended(pg, partition, &appended);
+        rc = ask(pg, ctx, &yes);
     }
     leave(pg, &waiter);
     if (rc == KL_OK)
-        *seen = appended;
+        *ret_yes = yes;
+    return rc;
+}
+
+struct appended {
+    uint32_t partition;
+    uint64_t *seen;
+};
+
+/* What was heard of the partition so far, as `seen` says it; 0: nobody listens. */
+static uint64_t heard(kl__pg *pg, uint32_t partition)
+{
+    pthread_mutex_lock(&pg->mutex);
+    uint64_t news = pg->listens ? pg->news[partition % KL_PG_NEWS] | HEARD : 0;
+    pthread_mutex_unlock(&pg->mutex);
+    return news;
+}
+
+static kl_rc more_appended(kl__pg *pg, const void *ctx, bool *ret_yes)
+{
+    const struct appended *appended = ctx;
+    uint64_t now = *appended->seen & HEARD ? heard(pg, appended->partition) : 0;
+    kl_rc rc = now ? KL_OK : ask_appended(pg, appended->partition, &now);
+    if (rc != KL_OK || now == *appended->seen)
+        return rc;
+    *ret_yes = true;
+    *appended->seen = now;
+    return KL_OK;
+}
+
+/* Whoever was told of something hears of the rest from now on. */
+kl_rc kl__pg_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)
+{
+    struct appended appended = {partition, seen};
+    bool yes = false;
+    uint64_t before = heard(self, partition);
+    kl_rc rc = kl__pg_wait_until(self, partition, wait_ms, more_appended, &appended, &yes);
+    if (rc == KL_OK && before && yes && !(*seen & HEARD))
+        *seen = before;
     return rc;
 }

@@ -28,7 +28,7 @@
 /* How long somebody may hold the directory without listening (it opens or closes it, or looks at it) before a call
  * gives up; how long a holder may take for its hello; the pauses between two tries; and on how many connections a call
  * is tried, each of which was there and ended under it. */
-enum { LISTEN_MS = 3000, HELLO_MS = 5000, PAUSE_MIN_MS = 1, PAUSE_MAX_MS = 32, LINKS_KEPT = 8, TRIES_MAX = 16 };
+enum { LISTEN_MS = 3000, HELLO_MS = 5000, PAUSE_MIN_MS = 1, PAUSE_MAX_MS = 32, LINKS_KEPT = 32, TRIES_MAX = 16 };
 
 /* ---- Links ---- */
 

@@ -1,0 +1,95 @@
+/* bench.c - the program bench-postgres: one side of the comparison, once. bench/postgres/run makes them in turns.
+ *
+ *     bench-postgres keyline|table URL GROUP MS [MOST [RATE]] */
+#include "bench.h"
+
+const char payload[PAYLOAD_BYTES + 1] =
+    "01234567 a task of two hundred bytes, as they are usual: some JSON, a few names and "
+    "numbers, an address, something that somebody wants to be done soon and then "
+    "never hears of again, we hope. ####";
+
+enum { LATENCIES_MAX = 1 << 20 };
+static int64_t latencies[LATENCIES_MAX];
+static atomic_long latency_count;
+
+/* --- Load --- */
+
+int goes_on(struct load *load)
+{
+    const struct settings *settings = load->settings;
+    int64_t spent_ns = now_ns() - load->began_ns;
+    long put = atomic_load(&load->put);
+    if (spent_ns >= settings->ms * 1000000 || (settings->most > 0 && put >= settings->most))
+        return 0;
+    if (settings->rate > 0) {
+        int64_t due_ns = put * 1000000000 / settings->rate;
+        struct timespec pause = {0, due_ns > spent_ns ? due_ns - spent_ns : 0};
+        if (pause.tv_nsec >= 1000000000)
+            pause.tv_nsec = 999999999;
+        nanosleep(&pause, NULL);
+    }
+    return 1;
+}
+
+void make_key(char key[KEY_BYTES + 1], unsigned long number)
+{
+    snprintf(key, KEY_BYTES + 1, "customer-%03lu", number % KEYS % 1000);
+}
+
+void stamp(char bytes[PAYLOAD_BYTES])
+{
+    int64_t now = now_ns();
+    memcpy(bytes, payload, PAYLOAD_BYTES);
+    memcpy(bytes, &now, sizeof now);
+}
+
+void note_latency(const void *bytes)
+{
+    int64_t began;
+    memcpy(&began, bytes, sizeof began);
+    long at = atomic_fetch_add(&latency_count, 1);
+    latencies[at % LATENCIES_MAX] = now_ns() - began;
+}
+
+/* --- Figures --- */
+
+static int by_value(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static double percentile(size_t count, double part)
+{
+    return count ? (double)latencies[(size_t)((double)(count - 1) * part)] / 1e6 : 0;
+}
+
+void finish(struct load *load, int64_t put_ns)
+{
+    while (atomic_load(&load->run) < atomic_load(&load->put))
+        nanosleep(&(struct timespec){0, 200000}, NULL);
+    int64_t all_ns = now_ns() - load->began_ns;
+    long put = atomic_load(&load->put), count = atomic_load(&latency_count);
+    size_t kept = count < LATENCIES_MAX ? (size_t)count : LATENCIES_MAX;
+    qsort(latencies, kept, sizeof latencies[0], by_value);
+    printf("tasks %ld put_s %.0f all_s %.0f p50_ms %.2f p95_ms %.2f p99_ms %.2f\n", put,
+           (double)put * 1e9 / (double)put_ns, (double)put * 1e9 / (double)all_ns, percentile(kept, 0.5),
+           percentile(kept, 0.95), percentile(kept, 0.99));
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 5) {
+        fprintf(stderr, "usage: bench-postgres keyline|table URL GROUP MS [MOST [RATE]]\n");
+        return 2;
+    }
+    struct settings settings = {argv[2], atol(argv[3]), atol(argv[4]), argc > 5 ? atol(argv[5]) : 0,
+                                argc > 6 ? atol(argv[6]) : 0};
+    struct load load = {.settings = &settings};
+    MUST(settings.group >= 1 && settings.group <= GROUP_MAX, "a group has 1 to 10000 tasks");
+    if (strcmp(argv[1], "keyline") == 0)
+        run_keyline(&load);
+    else
+        run_table(&load);
+    return 0;
+}

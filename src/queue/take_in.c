@@ -1,0 +1,205 @@
+/* take_in.c - tasks that were left in the store by its own means become tasks of the queue.
+ *
+ * From: work/worker_keep.c.  To: the store, which shows what was left and does the rest in one step.
+ *
+ *     options (JSON) -> kl_put -> checked, placed, given ids as by any put -> appended, while they leave the inbox
+ *
+ * A run of tasks goes in together. Two kinds cannot: a task with a unique, which a record has to decide about, and one
+ * whose partition lies in another store. They end the run before them, and then go one by one through kl_queue_put, with
+ * their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice.
+ *
+ * What put() in SQL lets through is a valid task; should one be refused all the same, it is set aside with the sentence. */
+#include <stdio.h>
+
+#include "queue/json.h"
+#include "queue/put.h"
+
+enum { TAKE_MAX = 1000, WHY_BYTES = 512 };
+
+struct taking {
+    kl_queue *queue;
+    kl_log_fn *log;
+    void *log_ctx;
+    kl_arena arena;    /* of options */
+    kl__put_call call; /* what is being appended */
+    bool begun;
+    char why[WHY_BYTES];
+};
+
+/* --- Options --- */
+
+static kl_rc read_headers(kl__json *from, kl_arena *arena, kl_put *task)
+{
+    if (!kl__json_has(from, "headers"))
+        return KL_OK;
+    json_t *object = json_object_get(from->object, "headers");
+    kl_header *headers = kl_arena_alloc(arena, (json_object_size(object) + 1) * sizeof *headers);
+    size_t count = 0;
+    const char *name;
+    json_t *value;
+    if (!headers)
+        return kl__fail_memory();
+    json_object_foreach(object, name, value)
+    {
+        if (!kl_arena_copy(arena, kl_str(name), &headers[count].name))
+            return kl__fail_memory();
+        headers[count++].value = kl__json_bytes_of(from, value, name, arena);
+    }
+    task->headers = headers;
+    task->header_count = count;
+    return KL_OK;
+}
+
+static kl_rc read_tags(kl__json *from, kl_arena *arena, kl_put *task)
+{
+    json_t *array = kl__json_has(from, "tags") ? kl__json_array_of(from, "tags", KL_TAGS_MAX) : NULL;
+    size_t count = array ? json_array_size(array) : 0;
+    kl_bytes *tags = kl_arena_alloc(arena, (count + 1) * sizeof *tags);
+    if (!tags)
+        return kl__fail_memory();
+    for (size_t i = 0; i < count; i++)
+        tags[i] = kl__json_bytes_of(from, json_array_get(array, i), "tags", arena);
+    task->tags = tags;
+    task->tag_count = count;
+    return KL_OK;
+}
+
+static kl_rc read_options(kl_bytes options, kl_arena *arena, kl_put *task)
+{
+    kl__json from;
+    kl_bytes none = {"", 0};
+    kl_rc rc = kl__json_parse(options, "the options of a task in the inbox", &from);
+    if (rc != KL_OK)
+        return rc;
+    task->priority = kl__json_int_or(&from, "priority", KL_PRIORITY_MIN, KL_PRIORITY_MAX, 0);
+    task->due_ms = kl__json_int_or(&from, "due_ms", 0, KL_ID_MS_MAX, 0);
+    task->attempts_max = kl__json_int_or(&from, "attempts_max", 0, KL_ATTEMPTS_MAX, 0);
+    task->timeout_ms = kl__json_int_or(&from, "timeout_ms", 0, KL_ID_MS_MAX, 0);
+    task->unique_ms = kl__json_int_or(&from, "unique_ms", 0, KL_ID_MS_MAX, 0);
+    task->keep_ms = kl__json_int_or(&from, "keep_ms", 0, KL_ID_MS_MAX, 0);
+    task->unique = kl__json_bytes_or(&from, "unique", arena, none);
+    task->group = kl__json_bytes_or(&from, "group", arena, none);
+    task->traceparent = kl__json_bytes_or(&from, "traceparent", arena, none);
+    rc = read_headers(&from, arena, task);
+    if (rc == KL_OK)
+        rc = read_tags(&from, arena, task);
+    if (rc == KL_OK)
+        rc = from.rc;
+    kl__json_free(&from);
+    return rc;
+}
+
+static kl_rc read_task(struct taking *taking, const kl_handed *handed, kl_put *ret_task)
+{
+    *ret_task = (kl_put){.key = handed->key, .kind = handed->kind, .payload = handed->payload};
+    return handed->options.len > 0 ? read_options(handed->options, &taking->arena, ret_task) : KL_OK;
+}
+
+/* --- What becomes of them --- */
+
+/* Its fault, and not that of the store or of memory. */
+static bool is_bad(kl_rc rc) { return rc == KL_EINVAL || rc == KL_EDAMAGED; }
+
+static kl_rc set_aside(struct taking *taking, const kl_handed *handed, kl_taken *ret_taken)
+{
+    char text[WHY_BYTES + 128];
+    snprintf(taking->why, sizeof taking->why, "%s", kl_error_text());
+    snprintf(text, sizeof text, "queue %s: task %llu of the inbox is refused and stays there: %s", taking->queue->name,
+             (unsigned long long)handed->number, taking->why);
+    if (taking->log)
+        taking->log(taking->log_ctx, KL_LOG_ERROR, text);
+    *ret_taken = (kl_taken){.count = 1, .refused = taking->why};
+    return KL_OK;
+}
+
+/* The token is the row: two databases may have a number in common, but not a queue's record. */
+static kl_rc put_alone(struct taking *taking, const kl_handed *handed, const kl_put *task, kl_taken *ret_taken)
+{
+    char token[64];
+    snprintf(token, sizeof token, "inbox/%llu", (unsigned long long)handed->number);
+    kl_rc rc = kl_queue_put(taking->queue, task, 1, kl_str(token), NULL);
+    if (is_bad(rc))
+        return set_aside(taking, handed, ret_taken);
+    if (rc == KL_OK)
+        *ret_taken = (kl_taken){.count = 1};
+    return rc;
+}
+
+/* How many tasks from the first on can go in together. */
+static size_t together(const struct taking *taking, const kl_put *tasks, size_t count)
+{
+    const kl__put_call *call = &taking->call;
+    for (size_t i = 0; i < count; i++)
+        if (tasks[i].unique.len > 0 || call->stores[call->ways[i].store].store != taking->queue->store)
+            return i;
+    return count;
+}
+
+/* A fault of one among several is found out by taking the first alone. */
+static kl_rc place(struct taking *taking, const kl_handed *handed, const kl_put *tasks, size_t count,
+                   kl_taken *ret_taken)
+{
+    taking->begun = true;
+    kl_rc rc = kl__put_begin(&taking->call, taking->queue, tasks, count);
+    if (rc == KL_OK)
+        rc = kl__put_route_tasks(&taking->call, (kl__put_range){0, count}, false);
+    if (is_bad(rc) && count > 1) {
+        kl__put_end(&taking->call);
+        return place(taking, handed, tasks, 1, ret_taken);
+    }
+    if (is_bad(rc))
+        return set_aside(taking, handed, ret_taken);
+    if (rc != KL_OK)
+        return rc;
+    size_t first = together(taking, tasks, count);
+    if (first == 0)
+        return put_alone(taking, handed, tasks, ret_taken);
+    *ret_taken = (kl_taken){.count = first, .entries = taking->call.entries, .entry_count = first};
+    return KL_OK;
+}
+
+static void forget(struct taking *taking)
+{
+    if (taking->begun)
+        kl__put_end(&taking->call);
+    taking->begun = false;
+    kl_arena_reset(&taking->arena);
+}
+
+static kl_rc take(void *ctx, const kl_handed *handed, size_t count, kl_taken *ret_taken)
+{
+    struct taking *taking = ctx;
+    forget(taking);
+    kl_put *tasks = kl_arena_alloc(&taking->arena, count * sizeof *tasks);
+    size_t good = 0;
+    kl_rc rc = tasks ? KL_OK : kl__fail_memory();
+    while (rc == KL_OK && good < count && (rc = read_task(taking, &handed[good], &tasks[good])) == KL_OK)
+        good++;
+    if (is_bad(rc) && good == 0)
+        return set_aside(taking, handed, ret_taken);
+    if (rc != KL_OK && !is_bad(rc))
+        return rc;
+    return place(taking, handed, tasks, good, ret_taken);
+}
+
+kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *log_ctx, size_t *ret_count)
+{
+    struct taking *taking = kl__alloc_zeroed(1, sizeof *taking);
+    kl_rc rc = KL_ESEALED;
+    if (!taking)
+        return kl__fail_memory();
+    taking->queue = queue;
+    taking->log = log;
+    taking->log_ctx = log_ctx;
+    for (int tries = 0; rc == KL_ESEALED && tries < KL_PUT_LAYOUT_TRIES; tries++) {
+        rc = kl_store_take_in(queue->store, queue->name, tries == 0 ? wait_ms : 0, TAKE_MAX, take, taking, ret_count);
+        forget(taking);
+        if (rc == KL_ESEALED) {
+            kl_rc sealed = kl__queue_seal(queue);
+            rc = sealed == KL_OK ? rc : sealed;
+        }
+    }
+    kl_arena_free(&taking->arena);
+    kl__free(taking);
+    return rc;
+}

@@ -1,0 +1,176 @@
+/* inbox.c - tasks that were put in SQL are taken in: read, placed by the caller, appended and deleted.
+ *
+ * From: queue/take_in.c.  To: sql_inbox.c, append.c.
+ *
+ *     BEGIN; inbox_read   -> rows, unless another process is at it
+ *     (the callback)      -> entries with ids and places
+ *     append; inbox_end; COMMIT
+ *
+ * One transaction, so a task is in the inbox or in its line, whatever fails. It is short: the shards' locks are taken
+ * once the entries are known. */
+#include <stdio.h>
+
+#include "base/clock.h"
+#include "base/wait.h"
+#include "store/postgres/append.h"
+
+enum { INBOX_NUMBER, INBOX_KEY, INBOX_KIND, INBOX_PAYLOAD, INBOX_OPTIONS };
+
+struct moving {
+    kl__pg *pg;
+    kl_bytes queue;
+    size_t max;
+    kl_take_fn *take;
+    void *ctx;
+    size_t shown;
+    kl_rc rc;         /* what went wrong on this side */
+    kl_append append; /* what the callback wants appended */
+};
+
+static PGresult *ask(const struct moving *moving, PGconn *conn, const char *sql, kl__pg_args *args)
+{
+    char *text = args->failed ? NULL : kl__pg_expand(moving->pg, sql);
+    PGresult *rows = text ? kl__pg_exec(conn, text, args) : NULL;
+    kl__free(text);
+    kl__pg_args_free(args);
+    return rows;
+}
+
+static bool is_good(const PGresult *rows)
+{
+    ExecStatusType status = PQresultStatus(rows);
+    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
+}
+
+static PGresult *read_rows(const struct moving *moving, PGconn *conn)
+{
+    kl__pg_args args = {0};
+    kl__pg_bytes(&args, moving->queue);
+    kl__pg_int(&args, KL_PG_INT4, (int64_t)moving->max);
+    kl__pg_int(&args, KL_PG_INT8, KL_BATCH_BYTES_MAX / 2);
+    return ask(moving, conn, "SELECT * FROM $S.inbox_read($1,$2,$3)", &args);
+}
+
+static kl_rc show(struct moving *moving, const PGresult *rows, kl_taken *ret_taken)
+{
+    size_t count = (size_t)PQntuples(rows);
+    kl_handed *handed = kl__alloc_zeroed(count, sizeof *handed);
+    if (!handed)
+        return kl__fail_memory();
+    for (size_t i = 0; i < count; i++)
+        handed[i] = (kl_handed){.number = (uint64_t)kl__pg_get_int(rows, (int)i, INBOX_NUMBER),
+                                .key = kl__pg_get_bytes(rows, (int)i, INBOX_KEY),
+                                .kind = kl__pg_get_bytes(rows, (int)i, INBOX_KIND),
+                                .payload = kl__pg_get_bytes(rows, (int)i, INBOX_PAYLOAD),
+                                .options = kl__pg_get_bytes(rows, (int)i, INBOX_OPTIONS)};
+    moving->shown = count;
+    kl_rc rc = moving->take(moving->ctx, handed, count, ret_taken);
+    kl__free(handed);
+    return rc;
+}
+
+/* A token, so that nothing is compared with what waits. */
+static PGresult *append_taken(struct moving *moving, PGconn *conn, const kl_taken *taken)
+{
+    kl_token token;
+    kl__pg_args args = {0};
+    memcpy(token.bytes, taken->entries[0].id.bytes, sizeof token.bytes);
+    moving->append = (kl_append){.entries = taken->entries, .count = taken->entry_count, .token = &token};
+    moving->rc = kl__pg_append_args(&moving->append, &args);
+    moving->append.token = NULL;
+    if (moving->rc != KL_OK) {
+        kl__pg_args_free(&args);
+        return PQexec(conn, "ROLLBACK");
+    }
+    return ask(moving, conn, KL_PG_APPEND, &args);
+}
+
+static PGresult *end_rows(const struct moving *moving, PGconn *conn, const PGresult *shown, const kl_taken *taken)
+{
+    kl__pg_args args = {0};
+    kl__pg_bytes(&args, moving->queue);
+    kl__pg_array(&args, KL_PG_INT8, taken->count);
+    for (size_t i = 0; i < taken->count; i++)
+        kl__pg_add_int(&args, KL_PG_INT8, kl__pg_get_int(shown, (int)i, INBOX_NUMBER));
+    if (taken->refused)
+        kl__pg_bytes(&args, kl_str(taken->refused));
+    else
+        kl__pg_null(&args, KL_PG_BYTEA);
+    return ask(moving, conn, "SELECT $S.inbox_end($1,$2,$3)", &args);
+}
+
+/* The answer of the first statement that failed, or of the last one. */
+static PGresult *apply(struct moving *moving, PGconn *conn, const PGresult *shown, const kl_taken *taken)
+{
+    PGresult *rows = NULL;
+    if (taken->entry_count > 0) {
+        rows = append_taken(moving, conn, taken);
+        if (moving->rc != KL_OK || !is_good(rows))
+            return rows;
+        PQclear(rows);
+    }
+    rows = end_rows(moving, conn, shown, taken);
+    if (!is_good(rows))
+        return rows;
+    PQclear(rows);
+    return PQexec(conn, "COMMIT");
+}
+
+static PGresult *move(PGconn *conn, void *ctx)
+{
+    struct moving *moving = ctx;
+    kl_taken taken = {0};
+    moving->shown = 0;
+    PGresult *rows = PQexec(conn, "BEGIN ISOLATION LEVEL READ COMMITTED");
+    if (!is_good(rows))
+        return rows;
+    PQclear(rows);
+    PGresult *shown = read_rows(moving, conn);
+    if (!is_good(shown))
+        return shown;
+    moving->rc = PQntuples(shown) > 0 ? show(moving, shown, &taken) : KL_OK;
+    rows = moving->rc == KL_OK && taken.count > 0 ? apply(moving, conn, shown, &taken) : PQexec(conn, "ROLLBACK");
+    PQclear(shown);
+    return rows;
+}
+
+/* One batch, if there is one. */
+static kl_rc move_batch(struct moving *moving)
+{
+    PGresult *rows = NULL;
+    kl_rc rc = kl__pg_send(moving->pg, move, moving, true, &rows);
+    if (rc == KL_OK) {
+        PQclear(rows);
+        return moving->rc;
+    }
+    if (rc == KL_ESEALED)
+        return kl__pg_append_sealed(&moving->append);
+    return rc;
+}
+
+static kl_rc has_rows(kl__pg *pg, const void *queue, bool *ret_yes)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl__pg_bytes(&args, *(const kl_bytes *)queue);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.inbox_has($1)", &args, true}, &rows);
+    kl__pg_args_free(&args);
+    if (rc == KL_OK) {
+        *ret_yes = kl__pg_get_int(rows, 0, 0) != 0;
+        PQclear(rows);
+    }
+    return rc;
+}
+
+kl_rc kl__pg_take_in(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
+                     size_t *ret_count)
+{
+    struct moving moving = {.pg = self, .queue = kl_str(queue), .max = max, .take = take, .ctx = ctx};
+    bool there = false;
+    kl_rc rc = kl__pg_wait_until(self, KL_PG_INBOX, wait_ms, has_rows, &moving.queue, &there);
+    if (rc == KL_OK && there)
+        rc = move_batch(&moving);
+    if (rc == KL_OK)
+        *ret_count = moving.shown;
+    return rc;
+}

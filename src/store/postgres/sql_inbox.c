@@ -1,0 +1,249 @@
+/* sql_inbox.c - tasks that applications put in SQL, inside their own transactions: step 2 of the schema.
+ *
+ * A position is given under its shard's lock, which is held until commit. An application's transaction may take for ever,
+ * so put() gives none: it inserts a row into `inbox` and nothing else, and waits for nobody. A worker takes in what it
+ * can see, in the order of numbers, by an ordinary append (inbox.c, queue/take_in.c).
+ *
+ * I1  A row is there exactly when its transaction has been committed and it was not taken in.
+ * I2  Rows of one queue are taken in in the order of their numbers, by one transaction at a time.
+ *
+ * Numbers of one transaction ascend as it made its calls. When a transaction has ended before another one's put(), its
+ * numbers are lower, and whoever sees the later rows sees its rows, too: so they come first. Between two that overlap
+ * there is no order to keep.
+ *
+ * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table. */
+#include "store/postgres/sql.h"
+
+#include "keyline/store.h"
+
+/* The numbers that stand in the text. */
+_Static_assert(KL_KEY_BYTES_MAX == 512 && KL_KIND_BYTES_MAX == 255 && KL_PAYLOAD_BYTES_MAX == 1048576, "check_tasks");
+_Static_assert(KL_PRIORITY_MIN == -16 && KL_PRIORITY_MAX == 15 && KL_ATTEMPTS_MAX == 65535, "check_options");
+_Static_assert(KL_ID_MS_MAX == 17592186044415, "check_options");
+
+/* clang-format off */
+const char kl__pg_sql_inbox[] = KL_SQL(
+CREATE TABLE $S.inbox (
+    queue text NOT NULL,
+    number bigint GENERATED ALWAYS AS IDENTITY,
+    key bytea,
+    kind bytea,
+    payload bytea,
+    options jsonb,
+    refused text,
+    PRIMARY KEY (queue, number)
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
+
+CREATE FUNCTION $S.check_options(o jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog AS $$
+DECLARE
+    f record;
+    n numeric;
+    low numeric;
+    high numeric;
+    most int;
+BEGIN
+    IF jsonb_typeof(o) <> 'object' THEN
+        RETURN 'options must be a JSON object';
+    END IF;
+    FOR f IN SELECT x.key AS name, x.value FROM jsonb_each(o) x LOOP
+        low := CASE f.name WHEN 'priority' THEN -16 WHEN 'due_ms' THEN 0 WHEN 'delay_ms' THEN 0
+                           WHEN 'attempts_max' THEN 1 WHEN 'timeout_ms' THEN 0 WHEN 'unique_ms' THEN 0
+                           WHEN 'keep_ms' THEN 0 END;
+        most := CASE f.name WHEN 'unique' THEN 256 WHEN 'group' THEN 128 WHEN 'traceparent' THEN 1024 END;
+        IF low IS NOT NULL THEN
+            high := CASE f.name WHEN 'priority' THEN 15 WHEN 'attempts_max' THEN 65535
+                                WHEN 'delay_ms' THEN 8796093022207 ELSE 17592186044415 END;
+            n := CASE WHEN jsonb_typeof(f.value) = 'number' THEN (f.value #>> '{}')::numeric END;
+            IF n IS NULL OR n <> trunc(n) OR n < low OR n > high THEN
+                RETURN format('%s is %s; write a whole number from %s to %s', f.name, f.value, low, high);
+            END IF;
+        ELSIF most IS NOT NULL THEN
+            IF jsonb_typeof(f.value) <> 'string' OR octet_length(f.value #>> '{}') > most THEN
+                RETURN format('%s must be a text of up to %s bytes', f.name, most);
+            END IF;
+        ELSIF f.name = 'headers' THEN
+            IF jsonb_typeof(f.value) <> 'object' OR octet_length(f.value::text) > 60000
+               OR (SELECT count(*) > 64 OR bool_or(h.key = '' OR jsonb_typeof(h.value) <> 'string')
+                   FROM jsonb_each(f.value) h) THEN
+                RETURN 'headers must be an object of up to 64 texts and 60000 bytes';
+            END IF;
+        ELSIF f.name = 'tags' THEN
+            IF jsonb_typeof(f.value) <> 'array'
+               OR (SELECT count(*) > 16 OR bool_or(jsonb_typeof(t.value) <> 'string' OR t.value = '""'
+                                                   OR octet_length(t.value #>> '{}') > 64)
+                   FROM jsonb_array_elements(f.value) t) THEN
+                RETURN 'tags must be an array of up to 16 texts of 1 to 64 bytes';
+            END IF;
+        ELSE
+            RETURN format('%s is no option of a task', f.name);
+        END IF;
+    END LOOP;
+    IF o ? 'due_ms' AND o ? 'delay_ms' THEN
+        RETURN 'a task has a delay or a due time, not both';
+    END IF;
+    IF o ? 'unique_ms' AND NOT o ? 'unique' THEN
+        RETURN 'unique_ms says how long a unique holds; set that, too';
+    END IF;
+    RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION $S.put_rows(queues text[], payloads bytea[], keys bytea[], kinds bytea[], options jsonb[])
+RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$ #variable_conflict use_variable
+DECLARE
+    wrong text;
+    last bigint;
+BEGIN
+    SELECT format('there is no queue %s; make it with keyline queue create', quote_nullable(q.name)) INTO wrong
+    FROM (SELECT DISTINCT u.name FROM unnest(queues) AS u(name)) q
+    WHERE q.name IS NULL
+       OR NOT EXISTS (SELECT FROM $S.records r WHERE r.name = convert_to('queue/' || q.name, 'UTF8'))
+    LIMIT 1;
+    IF wrong IS NULL THEN
+        SELECT format('task %s: %s', t.n, t.why) INTO wrong
+        FROM (SELECT u.n, CASE WHEN octet_length(u.key) > 512 THEN 'its key has more than 512 bytes'
+                               WHEN octet_length(u.kind) > 255 THEN 'its kind has more than 255 bytes'
+                               WHEN octet_length(u.payload) > 1048576 THEN 'its payload has more than 1 MiB'
+                               WHEN u.option IS NOT NULL THEN $S.check_options(u.option) END AS why
+              FROM unnest(keys, kinds, payloads, options) WITH ORDINALITY AS u(key, kind, payload, option, n)) t
+        WHERE t.why IS NOT NULL ORDER BY t.n LIMIT 1;
+    END IF;
+    IF wrong IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = wrong;
+    END IF;
+    WITH i AS (
+        INSERT INTO $S.inbox (queue, key, kind, payload, options)
+        SELECT u.queue, nullif(u.key, ''), nullif(u.kind, ''), nullif(u.payload, ''),
+               CASE WHEN u.option ? 'delay_ms'
+                    THEN u.option - 'delay_ms' || jsonb_build_object('due_ms',
+                                                                     $S.now_ms() + (u.option ->> 'delay_ms')::bigint)
+                    ELSE u.option END
+        FROM unnest(queues, keys, kinds, payloads, options)
+             WITH ORDINALITY AS u(queue, key, kind, payload, option, n) ORDER BY u.n
+        RETURNING number)
+    SELECT max(i.number) INTO last FROM i;
+    PERFORM pg_notify($C, 'inbox');
+    RETURN last;
+END
+$$;
+
+CREATE FUNCTION $S.ms_of(t interval) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$
+    SELECT floor(extract(epoch FROM t) * 1000)::bigint
+$$;
+
+CREATE FUNCTION $S.put(queue text, payload bytea, key text DEFAULT NULL, kind text DEFAULT NULL,
+                       priority int DEFAULT NULL, delay interval DEFAULT NULL, due timestamptz DEFAULT NULL,
+                       attempts_max int DEFAULT NULL, timeout interval DEFAULT NULL, unique_key text DEFAULT NULL,
+                       unique_for interval DEFAULT NULL, group_name text DEFAULT NULL, traceparent text DEFAULT NULL,
+                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql AS $$ #variable_conflict use_variable
+DECLARE
+    option jsonb;
+BEGIN
+    IF num_nonnulls(priority, delay, due, attempts_max, timeout, unique_key, unique_for, group_name, traceparent,
+                    headers, tags, keep) > 0 THEN
+        option := jsonb_strip_nulls(jsonb_build_object(
+            'priority', priority, 'delay_ms', $S.ms_of(delay),
+            'due_ms', floor(extract(epoch FROM due) * 1000)::bigint, 'attempts_max', attempts_max,
+            'timeout_ms', $S.ms_of(timeout), 'unique', unique_key, 'unique_ms', $S.ms_of(unique_for),
+            'group', group_name, 'traceparent', traceparent, 'headers', headers, 'tags', to_jsonb(tags),
+            'keep_ms', $S.ms_of(keep)));
+    END IF;
+    RETURN $S.put_rows(ARRAY[queue], ARRAY[payload], ARRAY[convert_to(key, 'UTF8')], ARRAY[convert_to(kind, 'UTF8')],
+                       ARRAY[option]);
+END
+$$;
+
+CREATE FUNCTION $S.put(queue text, payload text, key text DEFAULT NULL, kind text DEFAULT NULL,
+                       priority int DEFAULT NULL, delay interval DEFAULT NULL, due timestamptz DEFAULT NULL,
+                       attempts_max int DEFAULT NULL, timeout interval DEFAULT NULL, unique_key text DEFAULT NULL,
+                       unique_for interval DEFAULT NULL, group_name text DEFAULT NULL, traceparent text DEFAULT NULL,
+                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL)
+RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT $S.put(queue, convert_to(payload, 'UTF8'), key, kind, priority, delay, due, attempts_max, timeout, unique_key,
+                  unique_for, group_name, traceparent, headers, tags, keep)
+$$;
+
+CREATE FUNCTION $S.put(queue text, payload jsonb, key text DEFAULT NULL, kind text DEFAULT NULL,
+                       priority int DEFAULT NULL, delay interval DEFAULT NULL, due timestamptz DEFAULT NULL,
+                       attempts_max int DEFAULT NULL, timeout interval DEFAULT NULL, unique_key text DEFAULT NULL,
+                       unique_for interval DEFAULT NULL, group_name text DEFAULT NULL, traceparent text DEFAULT NULL,
+                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL)
+RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT $S.put(queue, convert_to(payload::text, 'UTF8'), key, kind, priority, delay, due, attempts_max, timeout,
+                  unique_key, unique_for, group_name, traceparent, headers, tags, keep)
+$$;
+
+CREATE FUNCTION $S.put_many(queue text, payloads bytea[], keys text[] DEFAULT NULL, kinds text[] DEFAULT NULL,
+                            queues text[] DEFAULT NULL, options jsonb[] DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql AS $$ #variable_conflict use_variable
+DECLARE
+    number int := cardinality(payloads);
+    short text;
+BEGIN
+    SELECT x.name INTO short FROM (VALUES ('keys', cardinality(keys)), ('kinds', cardinality(kinds)),
+                                          ('queues', cardinality(queues)), ('options', cardinality(options)))
+                                  AS x(name, length)
+    WHERE x.length <> number LIMIT 1;
+    IF short IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('there are %s payloads, and not as many %s; pass one for each, or none', number, short);
+    END IF;
+    IF number > 0 THEN
+        PERFORM $S.put_rows(
+            CASE WHEN queues IS NULL THEN array_fill(queue, ARRAY[number])
+                 ELSE ARRAY(SELECT coalesce(u.name, queue) FROM unnest(queues) WITH ORDINALITY AS u(name, n)
+                            ORDER BY u.n) END,
+            payloads, ARRAY(SELECT convert_to(u.key, 'UTF8') FROM unnest(keys) WITH ORDINALITY AS u(key, n) ORDER BY u.n),
+            ARRAY(SELECT convert_to(u.kind, 'UTF8') FROM unnest(kinds) WITH ORDINALITY AS u(kind, n) ORDER BY u.n),
+            options);
+    END IF;
+    RETURN coalesce(number, 0);
+END
+$$;
+
+CREATE FUNCTION $S.put_many(queue text, payloads text[], keys text[] DEFAULT NULL, kinds text[] DEFAULT NULL,
+                            queues text[] DEFAULT NULL, options jsonb[] DEFAULT NULL)
+RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT $S.put_many(queue,
+                       ARRAY(SELECT convert_to(u.text, 'UTF8') FROM unnest(payloads) WITH ORDINALITY AS u(text, n)
+                             ORDER BY u.n), keys, kinds, queues, options)
+$$;
+
+CREATE FUNCTION $S.inbox_has(q bytea) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM $S.inbox i WHERE i.queue = convert_from(q, 'UTF8') AND i.refused IS NULL);
+END
+$$;
+
+CREATE FUNCTION $S.inbox_read(q bytea, lim int, most bigint)
+RETURNS TABLE (num bigint, key bytea, kind bytea, payload bytea, option bytea)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$ #variable_conflict use_column
+BEGIN
+    PERFORM $S.begin_write();
+    IF NOT pg_try_advisory_xact_lock($L, 8192 + (hashtext(convert_from(q, 'UTF8')) & 1023)) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT s.number, s.key, s.kind, s.payload, convert_to(s.options::text, 'UTF8')
+    FROM (SELECT i.*, sum(128 + coalesce(octet_length(i.payload), 0)) OVER (ORDER BY i.number) AS total
+          FROM (SELECT r.* FROM $S.inbox r WHERE r.queue = convert_from(q, 'UTF8') AND r.refused IS NULL
+                ORDER BY r.number LIMIT lim) i) s
+    WHERE s.total <= most ORDER BY s.number;
+END
+$$;
+
+CREATE FUNCTION $S.inbox_end(q bytea, numbers bigint[], why bytea)
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    IF why IS NULL THEN
+        DELETE FROM $S.inbox i USING unnest(numbers) AS u(number)
+        WHERE i.queue = convert_from(q, 'UTF8') AND i.number = u.number;
+    ELSE
+        UPDATE $S.inbox i SET refused = convert_from(why, 'UTF8')
+        WHERE i.queue = convert_from(q, 'UTF8') AND i.number = ANY (numbers);
+    END IF;
+END
+$$;
+);

@@ -1,0 +1,192 @@
+/* sql_upkeep.c - clearing away, as functions of the schema. An advisory lock lets one process do it at a time.
+ *
+ *     upkeep           what goes row by row: segment 0, expired records, what is no longer kept
+ *     upkeep_segments  what goes by TRUNCATE: segments 1 and 2, and the parts of tokens
+ *
+ * A segment is closed when it has become large, or old, and the other one is empty. Once as many positions are settled as
+ * there are entries it is emptied. What is left over after a while moves to segment 0, in pieces: a copy of the entry goes
+ * there, and the old one is marked as settled.
+ *
+ * Entries are counted under a lock that keeps appends out (there are none but those that read `state` before it was
+ * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most. Whoever reads meanwhile
+ * waits behind it as long, so after a failure it is not tried again at once. */
+#include "store/postgres/sql.h"
+
+/* clang-format off */
+const char kl__pg_sql_upkeep[] = KL_SQL(
+CREATE FUNCTION $S.upkeep(batches int, rows_at_once int, rows_max bigint, OUT more boolean)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    at_ms bigint := $S.now_ms();
+    taken int;
+    dropped int;
+BEGIN
+    more := false;
+    IF NOT pg_try_advisory_xact_lock($L, 0) THEN
+        RETURN;
+    END IF;
+    UPDATE $S.clock SET floor_ms = at_ms WHERE floor_ms < at_ms - 1000;
+
+    WITH t AS MATERIALIZED (
+        DELETE FROM $S.settled_0 d
+        WHERE d.ctid = ANY (ARRAY(
+            SELECT c.row FROM (
+                SELECT b.row, sum(b.number) OVER (ROWS UNBOUNDED PRECEDING) - b.number AS before
+                FROM (SELECT s.ctid AS row, cardinality(s.positions) AS number FROM $S.settled_0 s LIMIT batches) b) c
+            WHERE c.before < rows_at_once))
+        RETURNING d.partition, d.shard, d.positions),
+    x AS (
+        DELETE FROM $S.entries_0 e USING (SELECT t.partition, t.shard, unnest(t.positions) AS position FROM t) g
+        WHERE e.partition = g.partition AND e.slot = g.shard * 64 + (g.position & 63)::int AND e.position = g.position)
+    SELECT count(*), sum(cardinality(t.positions)) INTO taken, dropped FROM t;
+    more := taken = batches OR dropped >= rows_at_once;
+
+    DELETE FROM $S.kept d
+    WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k WHERE k.expires_ms <= at_ms
+                              ORDER BY k.expires_ms LIMIT rows_at_once));
+    GET DIAGNOSTICS dropped = ROW_COUNT;
+    more := more OR dropped = rows_at_once;
+    DELETE FROM $S.records d
+    WHERE d.name = ANY (ARRAY(SELECT r.name FROM $S.records r WHERE r.expires_ms > 0 AND r.expires_ms <= at_ms
+                              ORDER BY r.expires_ms LIMIT rows_at_once FOR UPDATE SKIP LOCKED))
+      AND d.expires_ms > 0 AND d.expires_ms <= at_ms;
+    IF (SELECT c.reltuples FROM pg_class c WHERE c.oid = ($C || '.kept')::regclass) > rows_max THEN
+        DELETE FROM $S.kept d
+        WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k
+                                  ORDER BY k.finished_ms DESC OFFSET rows_max LIMIT rows_at_once));
+    END IF;
+END
+$$;
+
+CREATE FUNCTION $S.bytes_of(name text) RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT pg_relation_size(($C || '.' || name)::regclass)
+$$;
+
+CREATE FUNCTION $S.empty_tables(names text[]) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '20ms' AS $$
+DECLARE
+    list text := (SELECT string_agg(format('%I.%I', $C, u.name), ', ') FROM unnest(names) AS u(name));
+BEGIN
+    EXECUTE 'LOCK TABLE ' || list || ' IN ACCESS EXCLUSIVE MODE';
+    EXECUTE 'TRUNCATE ' || list;
+    RETURN true;
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RETURN false;
+END
+$$;
+
+CREATE FUNCTION $S.reclaim(k int) RETURNS boolean LANGUAGE plpgsql SET jit = off SET lock_timeout = '20ms' AS $$
+DECLARE
+    there bigint;
+    done bigint;
+BEGIN
+    EXECUTE format('LOCK TABLE $S.entries_%s IN SHARE MODE', k);
+    EXECUTE format('SELECT (SELECT count(*) FROM $S.entries_%s),'
+                   || ' (SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s)', k, k) INTO there, done;
+    IF there <> done THEN
+        UPDATE $S.segments SET entries = there WHERE number = k;
+        RETURN false;
+    END IF;
+    RETURN $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]);
+EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    RETURN false;
+END
+$$;
+
+CREATE FUNCTION $S.move_left_over(k int, number int) RETURNS bigint
+LANGUAGE plpgsql SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    ps int[];
+    slots int[];
+    poss bigint[];
+    moved bigint;
+BEGIN
+    EXECUTE format('SELECT array_agg(e.partition), array_agg(e.slot), array_agg(e.position) FROM ('
+        || 'SELECT e.partition, e.slot, e.position FROM $S.entries_%s e'
+        || ' WHERE (e.partition, e.slot >> 6, e.position) NOT IN ('
+        || ' SELECT t.partition, t.shard, unnest(t.positions) FROM $S.settled_%s t) LIMIT %s) e', k, k, number)
+        INTO ps, slots, poss;
+    IF ps IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM $S.lock_shards(1024, ps, ARRAY(SELECT u.slot >> 6 FROM unnest(slots) WITH ORDINALITY AS u(slot, n)
+                                           ORDER BY u.n));
+    EXECUTE format('WITH m AS ('
+        || 'INSERT INTO $S.entries_0 (partition, slot, position, id, segment, job, due_ms, grp, priority, key, kind,'
+        || ' headers, payload) SELECT e.partition, e.slot, e.position, e.id, 0, e.job, e.due_ms, e.grp, e.priority,'
+        || ' e.key, e.kind, e.headers, e.payload'
+        || ' FROM unnest($1, $2, $3) AS u(p, slot, position) JOIN $S.entries_%s e'
+        || ' ON e.partition = u.p AND e.slot = u.slot AND e.position = u.position'
+        || ' WHERE (e.partition, e.slot >> 6, e.position) NOT IN ('
+        || ' SELECT t.partition, t.shard, unnest(t.positions) FROM $S.settled_%s t)'
+        || ' RETURNING partition, slot, position),'
+        || ' s AS (INSERT INTO $S.settled_%s (partition, shard, last, segment, positions)'
+        || ' SELECT m.partition, m.slot >> 6, max(m.position), %s, array_agg(m.position) FROM m GROUP BY 1, 2)'
+        || ' SELECT count(*) FROM m', k, k, k, k) USING ps, slots, poss INTO moved;
+    RETURN moved;
+END
+$$;
+
+CREATE FUNCTION $S.upkeep_closed(k int, left_over_ms bigint) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    at_ms bigint := $S.now_ms();
+    seg record;
+    done bigint;
+    spent bigint;
+BEGIN
+    SELECT * INTO seg FROM $S.segments s WHERE s.number = k;
+    IF at_ms < seg.next_ms OR ($S.bytes_of('entries_' || k) = 0 AND $S.bytes_of('settled_' || k) = 0) THEN
+        RETURN;
+    END IF;
+    EXECUTE format('SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s', k) INTO done;
+    IF seg.entries IS NULL OR done >= seg.entries THEN
+        IF $S.reclaim(k) THEN
+            RETURN;
+        END IF;
+    ELSIF at_ms - seg.closed_ms >= left_over_ms
+          AND (seg.entries - done <= 20000
+               OR NOT EXISTS (SELECT FROM $S.segments s, $S.state t WHERE s.number <> t.segment
+                              AND $S.bytes_of('entries_' || s.number) = 0)) THEN
+        PERFORM $S.move_left_over(k, 10000);
+    END IF;
+    spent := $S.now_ms() - at_ms;
+    UPDATE $S.segments SET next_ms = at_ms + LEAST(20 * spent, 30000) WHERE number = k;
+END
+$$;
+
+CREATE FUNCTION $S.upkeep_segments(old_ms bigint, left_over_ms bigint, large bigint, token_ms bigint)
+RETURNS void LANGUAGE plpgsql SET jit = off AS $$
+DECLARE
+    at_ms bigint := $S.now_ms();
+    now_used record;
+    next_one int;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock($L, 0) THEN
+        RETURN;
+    END IF;
+    SELECT * INTO now_used FROM $S.state;
+    FOR k IN 1 .. 2 LOOP
+        CONTINUE WHEN k = now_used.segment;
+        PERFORM $S.upkeep_closed(k, left_over_ms);
+    END LOOP;
+
+    IF $S.bytes_of('entries_' || now_used.segment) >= large
+       OR (at_ms - now_used.segment_ms >= old_ms AND $S.bytes_of('settled_' || now_used.segment) > 0) THEN
+        SELECT min(s.number) INTO next_one FROM $S.segments s
+        WHERE s.number <> now_used.segment AND $S.bytes_of('entries_' || s.number) = 0
+          AND $S.bytes_of('settled_' || s.number) = 0;
+        IF next_one IS NOT NULL THEN
+            UPDATE $S.segments SET closed_ms = at_ms, next_ms = 0, entries = NULL WHERE number = now_used.segment;
+            UPDATE $S.state SET segment = next_one, segment_ms = at_ms;
+        END IF;
+    END IF;
+
+    IF $S.bytes_of('tokens_' || now_used.part) >= 6000000
+       OR (at_ms - now_used.part_ms >= token_ms AND $S.bytes_of('tokens_' || now_used.part) > 0) THEN
+        next_one := (now_used.part + 1) % 3;
+        IF $S.bytes_of('tokens_' || next_one) = 0 OR $S.empty_tables(ARRAY['tokens_' || next_one]) THEN
+            UPDATE $S.state SET part = next_one, part_ms = at_ms;
+        END IF;
+    END IF;
+END
+$$;
+);

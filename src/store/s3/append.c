@@ -1,0 +1,489 @@
+/* append.c - appending: one object per shard for all that wait.
+ *
+ * From: any thread.  To: tasks/<partition>/<shard>/<number>.json.
+ *
+ *     append -> queue -> [thread: round: all that wait, an object per shard, put at the next number] -> done
+ *
+ * While a round is under way, later appends queue up and share the next one, so many producers of a process cost no more
+ * requests than one. Rounds follow one another, so the order of calls is kept (S2).
+ *
+ * A number that somebody else had first is answered 412: what stands there is read, and if it bears our nonce it is our
+ * own, of which the reply was lost; else the next number is tried. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/wait.h"
+#include "store/s3/s3.h"
+
+enum { ROUND_BYTES = 16 << 20, ROUND_APPENDS = 4096, CONTENDED_MS = 10 };
+
+/* An append that waits. What it was given is copied behind it. */
+struct pending {
+    struct pending *next;
+    kl_append append;
+    kl_token token;
+    kl_rc rc;
+    bool ended; /* nobody is called: whoever waits takes it */
+    char error[256];
+};
+
+/* What a round puts into one shard. */
+struct part {
+    kl__s3_shard *shard;
+    kl__s3_text body;
+    uint32_t count;
+    uint64_t nonce;
+    uint64_t number;
+    char *name;
+    uint64_t lines;
+    const struct pending *open; /* whose tasks are being written */
+    bool stored;
+    kl_rc rc;
+    char error[200];
+};
+
+struct round {
+    struct pending *first;
+    struct part *parts;
+    size_t count, room;
+};
+
+struct kl__s3_appender {
+    kl__s3 *s3;
+    pthread_t thread;
+    bool runs;
+    pthread_mutex_t mutex;
+    pthread_cond_t wakes, ended;
+    struct pending *first, **end;
+    bool closing;
+};
+
+/* --- Queueing --- */
+
+static kl_bytes copy_to(char **to, kl_bytes bytes)
+{
+    kl_bytes copy = {*to, bytes.len};
+    if (bytes.len)
+        memcpy(*to, bytes.data, bytes.len);
+    *to += bytes.len;
+    return copy;
+}
+
+static struct pending *copy_append(const kl_append *append)
+{
+    struct pending *pending = kl__alloc(sizeof *pending + append->count * sizeof(kl_entry) + append->bytes);
+    if (!pending)
+        return NULL;
+    *pending = (struct pending){.append = *append, .token = append->token ? *append->token : (kl_token){{0}}};
+    kl_entry *entries = (kl_entry *)(void *)(pending + 1);
+    char *bytes = (char *)(entries + append->count);
+    for (size_t i = 0; i < append->count; i++) {
+        entries[i] = append->entries[i];
+        entries[i].key = copy_to(&bytes, append->entries[i].key);
+        entries[i].kind = copy_to(&bytes, append->entries[i].kind);
+        entries[i].headers = copy_to(&bytes, append->entries[i].headers);
+        entries[i].payload = copy_to(&bytes, append->entries[i].payload);
+    }
+    pending->append.entries = entries;
+    pending->append.token = append->token ? &pending->token : NULL;
+    return pending;
+}
+
+kl_rc kl__s3_append(void *self, const kl_append *append)
+{
+    kl__s3 *s3 = self;
+    struct kl__s3_appender *appender = s3->appender;
+    struct pending *pending = copy_append(append);
+    if (!pending)
+        return kl__fail_memory();
+    pthread_mutex_lock(&appender->mutex);
+    *appender->end = pending;
+    appender->end = &pending->next;
+    pthread_cond_signal(&appender->wakes);
+    if (append->done) {
+        pthread_mutex_unlock(&appender->mutex);
+        return KL_OK;
+    }
+    while (!pending->ended)
+        kl__cond_wait(&appender->ended, &appender->mutex, KL_NEVER);
+    pthread_mutex_unlock(&appender->mutex);
+    kl_rc rc = pending->rc;
+    if (rc != KL_OK)
+        (void)kl__fail(rc, "%s", pending->error);
+    kl__free(pending);
+    return rc;
+}
+
+/* --- Bodies --- */
+
+static struct part *part_of(struct round *round, kl__s3_shard *shard)
+{
+    for (size_t i = round->count; i-- > 0;)
+        if (round->parts[i].shard == shard && round->parts[i].count < KL_S3_ENTRIES_MAX)
+            return &round->parts[i];
+    if (round->count == round->room)
+        return NULL;
+    struct part *part = &round->parts[round->count++];
+    *part = (struct part){.shard = shard, .nonce = kl__s3_nonce()};
+    return part;
+}
+
+static void write_entry(kl__s3 *s3, struct part *part, const struct pending *pending, const kl_entry *entry)
+{
+    if (part->count == 0)
+        kl__s3_text_put(&part->body, "{\"keyline\":%d,\"at\":%lld,\"nonce\":\"%016llx\",\"appends\":[\n", KL_S3_FORMAT,
+                        (long long)kl__s3_now(s3), (unsigned long long)part->nonce);
+    if (part->open != pending) {
+        kl__s3_text_put(&part->body, "%s{", part->open ? "]},\n" : "");
+        if (pending->append.token) {
+            kl__s3_text_put(&part->body, "\"token\":\"");
+            kl__s3_put_token(&part->body, pending->append.token);
+            kl__s3_text_put(&part->body, "\",");
+        }
+        kl__s3_text_put(&part->body, "\"tasks\":[\n{");
+        part->open = pending;
+    } else {
+        kl__s3_text_put(&part->body, ",\n{");
+    }
+    kl__s3_put_entry(&part->body, entry);
+    kl__s3_text_put(&part->body, "}");
+    part->count++;
+    int32_t line = entry->due_ms > 0 ? KL_LINE_DUE : entry->priority;
+    part->lines |= UINT64_C(1) << (line - KL_PRIORITY_MIN);
+}
+
+static kl_rc write_pending(kl__s3 *s3, struct round *round, const struct pending *pending)
+{
+    for (size_t i = 0; i < pending->append.count; i++) {
+        const kl_entry *entry = &pending->append.entries[i];
+        kl__memory_enter(s3->memory);
+        kl__s3_shard *shard = kl__s3_shard_make(s3, entry->place);
+        kl__memory_leave(s3->memory);
+        struct part *part = shard ? part_of(round, shard) : NULL;
+        if (!part)
+            return kl__fail_memory();
+        write_entry(s3, part, pending, entry);
+    }
+    return KL_OK;
+}
+
+static size_t shards_at_most(const struct pending *first)
+{
+    size_t entries = 0;
+    for (; first; first = first->next)
+        entries += first->append.count;
+    return entries;
+}
+
+static kl_rc write_round(kl__s3 *s3, struct round *round)
+{
+    round->room = shards_at_most(round->first);
+    round->parts = kl__alloc_zeroed(round->room ? round->room : 1, sizeof *round->parts);
+    kl_rc rc = round->parts ? KL_OK : kl__fail_memory();
+    for (const struct pending *pending = round->first; rc == KL_OK && pending; pending = pending->next)
+        rc = write_pending(s3, round, pending);
+    for (size_t i = 0; rc == KL_OK && i < round->count; i++) {
+        kl__s3_text_put(&round->parts[i].body, "]}]}\n");
+        if (round->parts[i].body.failed)
+            rc = kl__fail_memory();
+    }
+    return rc;
+}
+
+/* --- Marks: that a line is in use at all --- */
+
+static kl_rc put_marks(kl__s3 *s3, struct part *part)
+{
+    uint64_t ordinary = UINT64_C(1) << -KL_PRIORITY_MIN;
+    uint64_t missing = part->lines & ~ordinary & ~part->shard->marked;
+    for (unsigned line = 0; missing; line++, missing >>= 1) {
+        if (!(missing & 1))
+            continue;
+        char *name = kl__s3_name(s3, "index/%s/lines/%s/%u", part->shard->partition->name, part->shard->digits, line);
+        kl__s3_request request = {.kind = KL_S3_PUT, .name = name, .absent = true, .body = {"{}", 2}};
+        kl_rc rc = name ? kl__s3_send(s3->http, &request, 1) : kl__fail_memory();
+        kl__s3_request_free(&request);
+        kl__free(name);
+        if (rc != KL_OK)
+            return rc;
+        kl__memory_enter(s3->memory);
+        part->shard->marked |= UINT64_C(1) << line;
+        part->shard->partition->marks |= UINT64_C(1) << line;
+        kl__memory_leave(s3->memory);
+    }
+    return KL_OK;
+}
+
+/* --- Numbers --- */
+
+static void fail_part(struct part *part, kl_rc rc)
+{
+    part->rc = rc;
+    snprintf(part->error, sizeof part->error, "%s", kl_error_text());
+}
+
+/* Where others append to the shard as well, what was known a moment ago is wrong by now: looking first saves a PUT. */
+static bool tail_is_known(const kl__s3_shard *shard)
+{
+    int64_t trust_ms = shard->contended ? CONTENDED_MS : KL_S3_TRUST_MS;
+    return shard->tail_ns && kl__monotonic_ns() - shard->tail_ns < trust_ms * 1000000;
+}
+
+static void find_tails(kl__s3 *s3, struct round *round)
+{
+    size_t unknown = 0;
+    for (size_t i = 0; i < round->count; i++)
+        unknown += !tail_is_known(round->parts[i].shard);
+    if (unknown > 2)
+        (void)kl__s3_pulse(s3, true); /* for those that it does not show there are listings */
+    for (size_t i = 0; i < round->count; i++) {
+        struct part *part = &round->parts[i];
+        kl_rc rc = put_marks(s3, part);
+        if (rc == KL_OK && !tail_is_known(part->shard)) {
+            uint64_t before = part->shard->tail;
+            rc = kl__s3_find_tail(s3, part->shard);
+            part->shard->contended &= part->shard->tail != before;
+        }
+        if (rc != KL_OK)
+            fail_part(part, rc);
+    }
+}
+
+static bool is_open(const struct part *part) { return part->rc == KL_OK && !part->stored; }
+
+/* The part is there, under this number. A replica that stands right before it goes on with it. */
+static void note_stored(kl__s3 *s3, struct part *part)
+{
+    kl__s3_shard *shard = part->shard;
+    kl__memory_enter(s3->memory);
+    bool late = kl__monotonic_ns() - shard->tail_ns > 2 * (int64_t)KL_S3_TRUST_MS * 1000000;
+    if (part->number > shard->tail) {
+        shard->tail = part->number;
+        shard->tail_ns = late ? 0 : kl__monotonic_ns();
+    }
+    if (!late && shard->loaded && shard->taken + 1 == part->number)
+        (void)kl__s3_apply_tasks(s3, shard, part->number, &part->body); /* else it is read when it is wanted */
+    else if (shard->taken < shard->tail)
+        shard->ended = false;
+    kl__memory_leave(s3->memory);
+    if (!late)
+        atomic_fetch_add(&s3->appended, part->count);
+    part->stored = !late; /* else what stood there before may have been deleted: it is put again, and is a repeat */
+}
+
+static bool has_nonce(const kl__s3_text *body, uint64_t nonce)
+{
+    char text[40];
+    snprintf(text, sizeof text, "\"nonce\":\"%016llx\"", (unsigned long long)nonce);
+    return body->len && memmem(body->data, body->len < 200 ? body->len : 200, text, strlen(text));
+}
+
+/* Somebody has the number: another, or we ourselves, which is possible only if it was sent more than once. */
+static kl_rc lose(kl__s3 *s3, struct part *part, unsigned sends)
+{
+    kl__s3_request request;
+    kl__s3_shard *shard = part->shard;
+    if (sends > 1) {
+        kl_rc rc = kl__s3_get_object(s3, part->name, &request);
+        if (rc != KL_OK)
+            return rc;
+        bool own = request.status == 200 && has_nonce(&request.reply, part->nonce);
+        kl__s3_request_free(&request);
+        if (own) {
+            note_stored(s3, part);
+            return KL_OK;
+        }
+    }
+    kl__memory_enter(s3->memory);
+    shard->contended = true;
+    if (shard->tail < part->number)
+        shard->tail = part->number;
+    if (shard->taken < shard->tail)
+        shard->ended = false;
+    kl__memory_leave(s3->memory);
+    return kl__s3_find_tail(s3, shard);
+}
+
+/* One part per shard: two of one shard follow one another. */
+static size_t choose(kl__s3 *s3, struct round *round, kl__s3_request *requests, struct part **chosen)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < round->count; i++) {
+        struct part *part = &round->parts[i];
+        bool taken = false;
+        for (size_t j = 0; j < count; j++)
+            taken |= chosen[j]->shard == part->shard;
+        if (!is_open(part) || taken)
+            continue;
+        part->number = part->shard->tail + 1;
+        kl__free(part->name);
+        part->name = kl__s3_log_name(s3, "tasks", part->shard, part->number);
+        if (!part->name) {
+            fail_part(part, kl__fail_memory());
+            continue;
+        }
+        requests[count] = (kl__s3_request){
+            .kind = KL_S3_PUT, .name = part->name, .absent = true, .body = {part->body.data, part->body.len}};
+        chosen[count++] = part;
+    }
+    return count;
+}
+
+static void judge(kl__s3 *s3, struct part *part, const kl__s3_request *reply)
+{
+    if (reply->status == 200 || reply->status == 201 || reply->status == 204) {
+        note_stored(s3, part);
+    } else if (reply->status == 412) {
+        kl_rc rc = lose(s3, part, reply->sends);
+        if (rc != KL_OK)
+            fail_part(part, rc);
+    } else if (reply->status == 0 || reply->status >= 500 || reply->status == 409 || reply->status == 429) {
+        fail_part(part, kl__fail(KL_EBUSY, "no answer from S3 to an append; call again with the same token"));
+    } else {
+        fail_part(part, kl__fail(KL_ESYSTEM, "S3 answers %d to an append: %.100s", reply->status,
+                                 reply->reply.len ? reply->reply.data : ""));
+    }
+}
+
+static void put_parts(kl__s3 *s3, struct round *round)
+{
+    kl__s3_request *requests = kl__alloc_zeroed(round->count ? round->count : 1, sizeof *requests);
+    struct part **chosen = kl__alloc_zeroed(round->count ? round->count : 1, sizeof *chosen);
+    size_t count = 0;
+    for (size_t i = 0; (!requests || !chosen) && i < round->count; i++)
+        fail_part(&round->parts[i], kl__fail_memory());
+    while (requests && chosen && (count = choose(s3, round, requests, chosen)) > 0) {
+        kl_rc sent = kl__s3_send(s3->http, requests, count); /* each says itself what came of it */
+        (void)sent;
+        for (size_t i = 0; i < count; i++) {
+            judge(s3, chosen[i], &requests[i]);
+            kl__s3_request_free(&requests[i]);
+        }
+    }
+    kl__free(requests);
+    kl__free(chosen);
+}
+
+/* --- Rounds --- */
+
+static kl_rc rc_of(const struct round *round, const struct pending *pending, const char **ret_error)
+{
+    for (size_t i = 0; i < round->count; i++) {
+        const struct part *part = &round->parts[i];
+        for (size_t j = 0; part->rc != KL_OK && j < pending->append.count; j++) {
+            kl_place place = pending->append.entries[j].place;
+            if (part->shard->place.partition == place.partition && part->shard->place.shard == place.shard) {
+                *ret_error = part->error;
+                return part->rc;
+            }
+        }
+    }
+    *ret_error = "";
+    return KL_OK;
+}
+
+static void tell(struct kl__s3_appender *appender, struct pending *pending, kl_rc rc, const char *error)
+{
+    if (pending->append.done) {
+        pending->append.done(pending->append.ctx, rc, error);
+        kl__free(pending);
+        return;
+    }
+    pthread_mutex_lock(&appender->mutex);
+    pending->rc = rc;
+    snprintf(pending->error, sizeof pending->error, "%s", error);
+    pending->ended = true;
+    pthread_cond_broadcast(&appender->ended);
+    pthread_mutex_unlock(&appender->mutex);
+}
+
+static void end_round(struct kl__s3_appender *appender, struct round *round, kl_rc rc)
+{
+    char error[256];
+    snprintf(error, sizeof error, "%s", rc == KL_OK ? "" : kl_error_text());
+    for (struct pending *pending = round->first, *next; pending; pending = next) {
+        const char *own = error;
+        next = pending->next;
+        kl_rc own_rc = rc == KL_OK ? rc_of(round, pending, &own) : rc;
+        tell(appender, pending, own_rc, own);
+    }
+    for (size_t i = 0; i < round->count; i++) {
+        kl__s3_text_free(&round->parts[i].body);
+        kl__free(round->parts[i].name);
+    }
+    kl__free(round->parts);
+}
+
+/* Takes what waits, up to what one round may be. The mutex is held. */
+static struct pending *take_some(struct kl__s3_appender *appender)
+{
+    struct pending *first = appender->first, **link = &appender->first;
+    size_t bytes = 0, count = 0;
+    while (*link && (count == 0 || (bytes + (*link)->append.bytes < ROUND_BYTES && count < ROUND_APPENDS))) {
+        bytes += (*link)->append.bytes;
+        count++;
+        link = &(*link)->next;
+    }
+    appender->first = *link;
+    if (!*link)
+        appender->end = &appender->first;
+    *link = NULL;
+    return first;
+}
+
+static void *run(void *ctx)
+{
+    struct kl__s3_appender *appender = ctx;
+    pthread_mutex_lock(&appender->mutex);
+    while (!appender->closing || appender->first) {
+        if (!appender->first) {
+            kl__cond_wait(&appender->wakes, &appender->mutex, KL_NEVER);
+            continue;
+        }
+        struct round round = {.first = take_some(appender)};
+        pthread_mutex_unlock(&appender->mutex);
+        kl_rc rc = write_round(appender->s3, &round);
+        if (rc == KL_OK) {
+            find_tails(appender->s3, &round);
+            put_parts(appender->s3, &round);
+        }
+        end_round(appender, &round, rc);
+        pthread_mutex_lock(&appender->mutex);
+    }
+    pthread_mutex_unlock(&appender->mutex);
+    return NULL;
+}
+
+kl_rc kl__s3_appender_open(kl__s3 *s3)
+{
+    struct kl__s3_appender *appender = kl__alloc_zeroed(1, sizeof *appender);
+    if (!appender)
+        return kl__fail_memory();
+    appender->s3 = s3;
+    appender->end = &appender->first;
+    pthread_mutex_init(&appender->mutex, NULL);
+    kl__cond_init(&appender->wakes);
+    kl__cond_init(&appender->ended);
+    s3->appender = appender;
+    appender->runs = pthread_create(&appender->thread, NULL, run, appender) == 0;
+    return appender->runs ? KL_OK
+                          : kl__fail(KL_ESYSTEM, "no thread can be started to append to S3; there are too many");
+}
+
+void kl__s3_appender_close(kl__s3 *s3)
+{
+    struct kl__s3_appender *appender = s3->appender;
+    if (!appender)
+        return;
+    pthread_mutex_lock(&appender->mutex);
+    appender->closing = true;
+    pthread_cond_signal(&appender->wakes);
+    pthread_mutex_unlock(&appender->mutex);
+    if (appender->runs)
+        pthread_join(appender->thread, NULL);
+    pthread_cond_destroy(&appender->wakes);
+    pthread_cond_destroy(&appender->ended);
+    pthread_mutex_destroy(&appender->mutex);
+    kl__free(appender);
+    s3->appender = NULL;
+}

@@ -1,0 +1,122 @@
+/* creds.c - who asks: keys and region from where AWS's tools take them.
+ *
+ * In this order: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN), then the profile AWS_PROFILE, or
+ * `default`, of AWS_SHARED_CREDENTIALS_FILE, or ~/.aws/credentials. The region: the URL's, AWS_REGION,
+ * AWS_DEFAULT_REGION, else us-east-1. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+#include "store/s3/http.h"
+
+enum { LINE_BYTES = 4096, PATH_BYTES = 1024 };
+
+static char *copy_text(const char *text)
+{
+    size_t size = strlen(text) + 1;
+    char *copy = kl__alloc(size);
+    if (copy)
+        memcpy(copy, text, size);
+    return copy;
+}
+
+static const char *given(const char *name)
+{
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
+void kl__s3_site_free(kl__s3_site *site)
+{
+    kl__free(site->scheme);
+    kl__free(site->host);
+    kl__free(site->region);
+    kl__free(site->bucket);
+    kl__free(site->access_key);
+    kl__free(site->secret_key);
+    kl__free(site->session_token);
+    *site = (kl__s3_site){0};
+}
+
+/* "name = value": the value, or NULL. */
+static char *value_of(char *line, const char *name)
+{
+    size_t len = strlen(name);
+    if (strncmp(line, name, len) != 0)
+        return NULL;
+    char *at = line + len + strspn(line + len, " \t");
+    if (*at != '=')
+        return NULL;
+    at += 1 + strspn(at + 1, " \t");
+    at[strcspn(at, " \t\r\n")] = '\0';
+    return at;
+}
+
+static bool take(char **field, const char *value)
+{
+    if (!value || *field)
+        return true;
+    *field = copy_text(value);
+    return *field != NULL;
+}
+
+static bool read_profile(kl__s3_site *site, FILE *file, const char *profile)
+{
+    char line[LINE_BYTES], wanted[PATH_BYTES];
+    bool inside = false, good = true;
+    snprintf(wanted, sizeof wanted, "[%s]", profile);
+    while (good && fgets(line, sizeof line, file)) {
+        char *at = line + strspn(line, " \t");
+        if (*at == '[') {
+            inside = strncmp(at, wanted, strlen(wanted)) == 0;
+            continue;
+        }
+        if (inside)
+            good = take(&site->access_key, value_of(at, "aws_access_key_id")) &&
+                   take(&site->secret_key, value_of(at, "aws_secret_access_key")) &&
+                   take(&site->session_token, value_of(at, "aws_session_token"));
+    }
+    return good;
+}
+
+static bool read_file(kl__s3_site *site)
+{
+    char path[PATH_BYTES];
+    const char *file_name = given("AWS_SHARED_CREDENTIALS_FILE"), *home = given("HOME"),
+               *profile = given("AWS_PROFILE");
+    if (file_name)
+        snprintf(path, sizeof path, "%s", file_name);
+    else
+        snprintf(path, sizeof path, "%s/.aws/credentials", home ? home : "");
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return true;
+    bool good = read_profile(site, file, profile ? profile : "default");
+    fclose(file);
+    return good;
+}
+
+static bool read_environment(kl__s3_site *site)
+{
+    if (!given("AWS_ACCESS_KEY_ID") || !given("AWS_SECRET_ACCESS_KEY"))
+        return true;
+    return take(&site->access_key, given("AWS_ACCESS_KEY_ID")) &&
+           take(&site->secret_key, given("AWS_SECRET_ACCESS_KEY")) &&
+           take(&site->session_token, given("AWS_SESSION_TOKEN"));
+}
+
+kl_rc kl__s3_credentials(kl__s3_site *site)
+{
+    const char *region = given("AWS_REGION") ? given("AWS_REGION") : given("AWS_DEFAULT_REGION");
+    bool good = read_environment(site) && (site->access_key || read_file(site)) &&
+                take(&site->region, region ? region : "us-east-1");
+    if (!good)
+        return kl__fail_memory();
+    if (!site->access_key || !site->secret_key)
+        return kl__fail(
+            KL_EINVAL,
+            "there are no credentials for S3; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them "
+            "to ~/.aws/credentials");
+    return KL_OK;
+}

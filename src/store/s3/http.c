@@ -1,0 +1,572 @@
+/* http.c - see http.h.
+ *
+ * From: the calls of the engine.  To: an S3 server.
+ *
+ *     send: list of new ones -> [thread: curl_multi] -> answered | waits to be sent again -> curl_multi
+ *
+ * What is sent again: whatever got no answer, 5xx, 429 and 409. A conditional write whose first reply was lost then meets
+ * itself and is answered 412; callers look at what is there and tell their own by its nonce, so it is always safe to
+ * send again. The wait doubles and is spread at random. */
+#include "store/s3/http.h"
+
+#include <curl/curl.h>
+#include <openssl/evp.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "base/base.h"
+#include "base/random.h"
+#include "base/wait.h"
+
+enum {
+    CONNECT_MS = 5000,
+    STALLED_S = 10, /* less than a byte a second for so long: given up, and sent again */
+    TOTAL_MS = 60000,
+    BACKOFF_MS = 20,
+    BACKOFF_MAX_MS = 2000,
+    POLL_MS = 1000,
+    TEXT_MIN = 256,
+};
+
+/* Who waits for a set of requests. */
+struct kl__s3_wait {
+    size_t left;
+};
+
+struct kl__s3_http {
+    const kl__s3_site *site;
+    CURLM *multi;
+    pthread_t thread;
+    bool runs;
+
+    pthread_mutex_t mutex; /* holds for all that follows */
+    pthread_cond_t answered;
+    kl__s3_request *fresh, **fresh_end;
+    bool closing;
+    int64_t offset_ms, now_ms; /* the server's clock less the monotonic one */
+    bool has_offset;
+    kl__s3_bill bill;
+
+    /* the thread's */
+    kl__s3_request *later; /* to be sent again */
+    void *idle[KL_S3_PARALLEL];
+    size_t idle_count;
+    uint64_t random;
+};
+
+/* --- Text --- */
+
+void kl__s3_text_free(kl__s3_text *text)
+{
+    kl__free(text->data);
+    *text = (kl__s3_text){0};
+}
+
+static bool make_room(kl__s3_text *text, size_t more)
+{
+    if (text->failed)
+        return false;
+    if (text->room - text->len > more)
+        return true;
+    size_t room = text->room ? text->room * 2 : TEXT_MIN;
+    while (room - text->len <= more)
+        room *= 2;
+    char *grown = kl__alloc(room);
+    if (!grown) {
+        text->failed = true;
+        return false;
+    }
+    if (text->len)
+        memcpy(grown, text->data, text->len);
+    kl__free(text->data);
+    text->data = grown;
+    text->room = room;
+    return true;
+}
+
+void kl__s3_text_add(kl__s3_text *text, const void *bytes, size_t len)
+{
+    if (!make_room(text, len))
+        return;
+    if (len)
+        memcpy(text->data + text->len, bytes, len);
+    text->len += len;
+    text->data[text->len] = '\0';
+}
+
+void kl__s3_text_put(kl__s3_text *text, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int len = vsnprintf(NULL, 0, format, arguments);
+    va_end(arguments);
+    if (len < 0 || !make_room(text, (size_t)len))
+        return;
+    va_start(arguments, format);
+    vsnprintf(text->data + text->len, (size_t)len + 1, format, arguments);
+    va_end(arguments);
+    text->len += (size_t)len;
+}
+
+void kl__s3_request_free(kl__s3_request *request) { kl__s3_text_free(&request->reply); }
+
+/* --- The clock --- */
+
+static int64_t monotonic_ms(void) { return kl__monotonic_ns() / 1000000; }
+
+/* Dates are whole seconds, cut off: the greatest offset seen is the closest. It forgets slowly, for clocks that drift. */
+static void learn_date(kl__s3_http *http, int64_t date_ms)
+{
+    int64_t offset = date_ms - monotonic_ms();
+    if (!http->has_offset || offset > http->offset_ms)
+        http->offset_ms = offset;
+    http->has_offset = true;
+}
+
+int64_t kl__s3_http_now(kl__s3_http *http)
+{
+    pthread_mutex_lock(&http->mutex);
+    int64_t now_ms = http->has_offset ? monotonic_ms() + http->offset_ms : 0;
+    if (now_ms > http->now_ms)
+        http->now_ms = now_ms;
+    now_ms = http->now_ms;
+    pthread_mutex_unlock(&http->mutex);
+    return now_ms;
+}
+
+kl__s3_bill kl__s3_http_bill(kl__s3_http *http)
+{
+    pthread_mutex_lock(&http->mutex);
+    kl__s3_bill bill = http->bill;
+    pthread_mutex_unlock(&http->mutex);
+    return bill;
+}
+
+/* --- One request --- */
+
+static size_t take_body(char *bytes, size_t size, size_t count, void *ctx)
+{
+    kl__s3_request *request = ctx;
+    kl__s3_text_add(&request->reply, bytes, size * count);
+    return request->reply.failed ? 0 : size * count;
+}
+
+static size_t give_body(char *to, size_t size, size_t count, void *ctx)
+{
+    kl__s3_request *request = ctx;
+    size_t left = request->body.len - request->sent, len = size * count < left ? size * count : left;
+    if (len)
+        memcpy(to, (const char *)request->body.data + request->sent, len);
+    request->sent += len;
+    return len;
+}
+
+static int seek_body(void *ctx, curl_off_t offset, int origin)
+{
+    kl__s3_request *request = ctx;
+    if (origin != SEEK_SET)
+        return CURL_SEEKFUNC_CANTSEEK;
+    request->sent = (size_t)offset;
+    return CURL_SEEKFUNC_OK;
+}
+
+static size_t take_header(char *bytes, size_t size, size_t count, void *ctx)
+{
+    kl__s3_request *request = ctx;
+    size_t len = size * count, end = len;
+    while (end > 0 && (bytes[end - 1] == '\r' || bytes[end - 1] == '\n'))
+        end--;
+    if (len > 6 && strncasecmp(bytes, "etag: ", 6) == 0 && end - 6 < sizeof request->etag) {
+        memcpy(request->etag, bytes + 6, end - 6);
+        request->etag[end - 6] = '\0';
+    }
+    if (len > 6 && strncasecmp(bytes, "date: ", 6) == 0 && end < 64) {
+        char date[64];
+        snprintf(date, sizeof date, "%.*s", (int)(end - 6), bytes + 6);
+        time_t seconds = curl_getdate(date, NULL);
+        request->date_ms = seconds > 0 ? (int64_t)seconds * 1000 : 0;
+    }
+    return len;
+}
+
+static bool is_post(const kl__s3_request *request) { return request->kind == KL_S3_DELETE && request->query; }
+
+static const char *method_of(const kl__s3_request *request)
+{
+    if (is_post(request))
+        return "POST";
+    return request->kind == KL_S3_PUT ? "PUT" : request->kind == KL_S3_DELETE ? "DELETE" : "GET";
+}
+
+/* The MD5 that a list of deletes must carry. */
+static void add_md5(const kl__s3_request *request, char *ret_header, size_t size)
+{
+    unsigned char digest[EVP_MAX_MD_SIZE], text[64];
+    unsigned len = 0;
+    EVP_Digest(request->body.data, request->body.len, digest, &len, EVP_md5(), NULL);
+    EVP_EncodeBlock(text, digest, (int)len);
+    snprintf(ret_header, size, "content-md5: %s", (const char *)text);
+}
+
+static void encode_path(const kl__s3_http *http, const kl__s3_request *request, kl__s3_text *path)
+{
+    kl__s3_text_put(path, "/");
+    if (http->site->path_style) {
+        kl__s3_encode(path, kl_str(http->site->bucket), false);
+        if (request->name)
+            kl__s3_text_put(path, "/");
+    }
+    if (request->name)
+        kl__s3_encode(path, kl_str(request->name), true);
+}
+
+static int64_t signing_ms(kl__s3_http *http)
+{
+    pthread_mutex_lock(&http->mutex);
+    int64_t now_ms = http->has_offset ? monotonic_ms() + http->offset_ms : kl__wall_ms();
+    pthread_mutex_unlock(&http->mutex);
+    return now_ms;
+}
+
+static bool add_headers(kl__s3_http *http, kl__s3_request *request, const char *path)
+{
+    kl__s3_signed *signed_ = kl__alloc(sizeof *signed_);
+    char condition[KL_S3_ETAG_BYTES + 32], md5[96];
+    kl__s3_signing what = {.method = method_of(request),
+                           .path = path,
+                           .query = request->query ? request->query : "",
+                           .service = "s3",
+                           .body = request->body,
+                           .now_ms = signing_ms(http)};
+    size_t extra = 0;
+    struct curl_slist *list = NULL;
+    if (!signed_)
+        return false;
+    if (is_post(request)) {
+        add_md5(request, md5, sizeof md5);
+        what.extra[extra++] = md5;
+    }
+    if (request->if_match)
+        snprintf(condition, sizeof condition, "if-match: %s", request->if_match);
+    else
+        snprintf(condition, sizeof condition, "if-none-match: *");
+    if (request->if_match || request->absent)
+        what.extra[extra++] = condition;
+    bool good = kl__s3_sign(http->site, &what, signed_) == KL_OK;
+    static const char *const plain[] = {"Expect:", "Content-Type:"};
+    for (size_t i = 0; good && i < signed_->count + 2; i++) {
+        struct curl_slist *longer = curl_slist_append(list, i < 2 ? plain[i] : signed_->headers[i - 2]);
+        good = longer != NULL;
+        list = longer ? longer : list;
+    }
+    kl__free(signed_);
+    request->headers = list;
+    return good;
+}
+
+static void set_method(CURL *easy, kl__s3_request *request)
+{
+    bool has_body = request->kind == KL_S3_PUT || is_post(request);
+    if (has_body) {
+        curl_easy_setopt(easy, CURLOPT_UPLOAD, 1L);
+        curl_easy_setopt(easy, CURLOPT_READFUNCTION, give_body);
+        curl_easy_setopt(easy, CURLOPT_READDATA, request);
+        curl_easy_setopt(easy, CURLOPT_SEEKFUNCTION, seek_body);
+        curl_easy_setopt(easy, CURLOPT_SEEKDATA, request);
+        curl_easy_setopt(easy, CURLOPT_INFILESIZE_LARGE, (curl_off_t)request->body.len);
+    }
+    if (!has_body || is_post(request))
+        curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, method_of(request));
+}
+
+static bool set_up(kl__s3_http *http, kl__s3_request *request, CURL *easy)
+{
+    kl__s3_text path = {0}, url = {0};
+    encode_path(http, request, &path);
+    const kl__s3_site *site = http->site;
+    bool good = !path.failed && add_headers(http, request, path.data);
+    kl__s3_text_put(&url, "%s://%s%s%s%s%s%s", site->scheme, site->path_style ? "" : site->bucket,
+                    site->path_style ? "" : ".", site->host, path.data ? path.data : "", request->query ? "?" : "",
+                    request->query ? request->query : "");
+    good = good && !url.failed && curl_easy_setopt(easy, CURLOPT_URL, url.data) == CURLE_OK;
+    kl__s3_text_free(&path);
+    kl__s3_text_free(&url);
+    if (!good)
+        return false;
+    request->reply.len = request->sent = 0;
+    request->etag[0] = '\0';
+    request->date_ms = 0;
+    curl_easy_setopt(easy, CURLOPT_PATH_AS_IS, 1L);
+    curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+    curl_easy_setopt(easy, CURLOPT_NOPROXY, "*");
+    curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
+    curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1L);
+    curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)STALLED_S);
+    curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)TOTAL_MS);
+    curl_easy_setopt(easy, CURLOPT_TCP_NODELAY, 1L);
+    curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_body);
+    curl_easy_setopt(easy, CURLOPT_WRITEDATA, request);
+    curl_easy_setopt(easy, CURLOPT_HEADERFUNCTION, take_header);
+    curl_easy_setopt(easy, CURLOPT_HEADERDATA, request);
+    curl_easy_setopt(easy, CURLOPT_HTTPHEADER, request->headers);
+    curl_easy_setopt(easy, CURLOPT_PRIVATE, request);
+    set_method(easy, request);
+    return true;
+}
+
+/* --- The thread --- */
+
+static void release(kl__s3_http *http, kl__s3_request *request)
+{
+    if (request->easy && http->idle_count < KL_S3_PARALLEL) {
+        curl_easy_reset(request->easy);
+        http->idle[http->idle_count++] = request->easy;
+    } else if (request->easy) {
+        curl_easy_cleanup(request->easy);
+    }
+    curl_slist_free_all(request->headers);
+    request->easy = request->headers = NULL;
+}
+
+static void finish(kl__s3_http *http, kl__s3_request *request)
+{
+    pthread_mutex_lock(&http->mutex);
+    if (--request->wait->left == 0)
+        pthread_cond_broadcast(&http->answered);
+    pthread_mutex_unlock(&http->mutex);
+}
+
+static void send_later(kl__s3_http *http, kl__s3_request *request)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    if (now_ns >= request->until_ns) {
+        finish(http, request);
+        return;
+    }
+    request->backoff_ms = request->backoff_ms ? request->backoff_ms * 2 : BACKOFF_MS;
+    if (request->backoff_ms > BACKOFF_MAX_MS)
+        request->backoff_ms = BACKOFF_MAX_MS;
+    uint64_t wait_ms = request->backoff_ms / 2 + kl__random_below(&http->random, request->backoff_ms / 2 + 1);
+    request->due_ns = now_ns + (int64_t)wait_ms * 1000000;
+    request->next = http->later;
+    http->later = request;
+}
+
+static void start(kl__s3_http *http, kl__s3_request *request)
+{
+    request->status = 0;
+    request->easy = http->idle_count ? http->idle[--http->idle_count] : curl_easy_init();
+    if (!request->easy || !set_up(http, request, request->easy) ||
+        curl_multi_add_handle(http->multi, request->easy) != CURLM_OK) {
+        snprintf(request->problem, sizeof request->problem, "out of memory");
+        release(http, request);
+        finish(http, request);
+        return;
+    }
+    pthread_mutex_lock(&http->mutex);
+    http->bill.requests[request->kind]++;
+    http->bill.repeats += request->sends > 0;
+    http->bill.bytes_out += request->body.len;
+    pthread_mutex_unlock(&http->mutex);
+    request->sends++;
+    if (getenv("KL_S3_TRACE"))
+        fprintf(stderr, "%s %s %s\n", method_of(request), request->name ? request->name : "-",
+                request->query ? request->query : "");
+}
+
+static bool goes_again(int status) { return status == 0 || status >= 500 || status == 429 || status == 409; }
+
+/* A server that finds our clock wrong says so with its own time: the next signature bears that. */
+static bool is_skewed(const kl__s3_request *request)
+{
+    return request->status == 403 && request->sends == 1 && request->reply.len > 0 &&
+           strstr(request->reply.data, "RequestTimeTooSkewed");
+}
+
+static void take_answer(kl__s3_http *http, CURLMsg *message)
+{
+    kl__s3_request *request = NULL;
+    long status = 0;
+    CURLcode code = message->data.result;
+    curl_easy_getinfo(message->easy_handle, CURLINFO_PRIVATE, (char **)&request);
+    if (code == CURLE_OK)
+        curl_easy_getinfo(message->easy_handle, CURLINFO_RESPONSE_CODE, &status);
+    else
+        snprintf(request->problem, sizeof request->problem, "%s", curl_easy_strerror(code));
+    curl_multi_remove_handle(http->multi, message->easy_handle);
+    request->status = (int)status;
+    release(http, request);
+    pthread_mutex_lock(&http->mutex);
+    http->bill.bytes_in += request->reply.len;
+    if (request->date_ms)
+        learn_date(http, request->date_ms);
+    pthread_mutex_unlock(&http->mutex);
+    if (goes_again(request->status) || is_skewed(request))
+        send_later(http, request);
+    else
+        finish(http, request);
+}
+
+static void start_due(kl__s3_http *http)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    kl__s3_request *waiting = http->later;
+    http->later = NULL;
+    for (kl__s3_request *next; waiting; waiting = next) {
+        next = waiting->next;
+        if (waiting->due_ns <= now_ns) {
+            start(http, waiting);
+        } else {
+            waiting->next = http->later;
+            http->later = waiting;
+        }
+    }
+}
+
+static int next_poll_ms(const kl__s3_http *http)
+{
+    int64_t now_ns = kl__monotonic_ns(), wait_ms = POLL_MS;
+    for (const kl__s3_request *request = http->later; request; request = request->next) {
+        int64_t ms = (request->due_ns - now_ns) / 1000000 + 1;
+        wait_ms = ms < wait_ms ? (ms > 0 ? ms : 0) : wait_ms;
+    }
+    return (int)wait_ms;
+}
+
+static bool take_fresh(kl__s3_http *http, kl__s3_request **ret_fresh)
+{
+    pthread_mutex_lock(&http->mutex);
+    *ret_fresh = http->fresh;
+    http->fresh = NULL;
+    http->fresh_end = &http->fresh;
+    bool closing = http->closing;
+    pthread_mutex_unlock(&http->mutex);
+    return !closing;
+}
+
+static void *run(void *ctx)
+{
+    kl__s3_http *http = ctx;
+    kl__s3_request *fresh;
+    int running = 0, left;
+    while (take_fresh(http, &fresh)) {
+        for (kl__s3_request *next; fresh; fresh = next) {
+            next = fresh->next;
+            start(http, fresh);
+        }
+        start_due(http);
+        curl_multi_perform(http->multi, &running);
+        for (CURLMsg *message; (message = curl_multi_info_read(http->multi, &left));)
+            if (message->msg == CURLMSG_DONE)
+                take_answer(http, message);
+        curl_multi_poll(http->multi, NULL, 0, next_poll_ms(http), NULL);
+    }
+    return NULL;
+}
+
+/* --- Open, close, send --- */
+
+static void begin(void) { curl_global_init(CURL_GLOBAL_DEFAULT); }
+
+kl_rc kl__s3_http_open(const kl__s3_site *site, kl__s3_http **ret_http)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, begin);
+    kl__s3_http *http = kl__alloc_zeroed(1, sizeof *http);
+    if (!http)
+        return kl__fail_memory();
+    pthread_mutex_init(&http->mutex, NULL);
+    kl__cond_init(&http->answered);
+    http->site = site;
+    http->fresh_end = &http->fresh;
+    http->random = kl__random_seed();
+    http->multi = curl_multi_init();
+    if (http->multi) {
+        curl_multi_setopt(http->multi, CURLMOPT_MAX_TOTAL_CONNECTIONS, (long)KL_S3_PARALLEL);
+        curl_multi_setopt(http->multi, CURLMOPT_MAXCONNECTS, (long)KL_S3_PARALLEL);
+        http->runs = pthread_create(&http->thread, NULL, run, http) == 0;
+    }
+    if (!http->runs) {
+        kl__s3_http_close(http);
+        return kl__fail(KL_ESYSTEM, "no thread can be started for requests to S3; there are too many, or no memory");
+    }
+    *ret_http = http;
+    return KL_OK;
+}
+
+void kl__s3_http_close(kl__s3_http *http)
+{
+    if (!http)
+        return;
+    pthread_mutex_lock(&http->mutex);
+    http->closing = true;
+    pthread_mutex_unlock(&http->mutex);
+    if (http->runs) {
+        curl_multi_wakeup(http->multi);
+        pthread_join(http->thread, NULL);
+    }
+    while (http->idle_count)
+        curl_easy_cleanup(http->idle[--http->idle_count]);
+    curl_multi_cleanup(http->multi);
+    pthread_cond_destroy(&http->answered);
+    pthread_mutex_destroy(&http->mutex);
+    kl__free(http);
+}
+
+static kl_rc judge(kl__s3_request *const *requests, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const kl__s3_request *request = requests[i];
+        if (request->reply.failed)
+            return kl__fail_memory();
+        if (request->status == 0)
+            return kl__fail(KL_EBUSY, "no answer from S3: %.100s; call again", request->problem);
+        if (goes_again(request->status))
+            return kl__fail(KL_EBUSY, "S3 answered %d to %u tries; call again", request->status, request->sends);
+        if (request->status == 403 || request->status == 401)
+            return kl__fail(KL_ESYSTEM, "S3 refuses us (%d) %.200s; check the keys and what they may do in the bucket",
+                            request->status, request->reply.len ? request->reply.data : "");
+        if (request->status == 400 || request->status == 501 || (request->status == 404 && !request->name))
+            return kl__fail(KL_ESYSTEM, "S3 answered %d: %.300s", request->status,
+                            request->reply.len ? request->reply.data : "");
+    }
+    return KL_OK;
+}
+
+kl_rc kl__s3_send_each(kl__s3_http *http, kl__s3_request **requests, size_t count)
+{
+    struct kl__s3_wait wait = {count};
+    int64_t until_ns = kl__monotonic_ns() + (int64_t)KL_S3_PATIENCE_MS * 1000000;
+    if (count == 0)
+        return KL_OK;
+    pthread_mutex_lock(&http->mutex);
+    for (size_t i = 0; i < count; i++) {
+        requests[i]->wait = &wait;
+        requests[i]->until_ns = until_ns;
+        requests[i]->next = NULL;
+        *http->fresh_end = requests[i];
+        http->fresh_end = &requests[i]->next;
+    }
+    pthread_mutex_unlock(&http->mutex);
+    curl_multi_wakeup(http->multi);
+    pthread_mutex_lock(&http->mutex);
+    while (wait.left > 0)
+        kl__cond_wait(&http->answered, &http->mutex, KL_NEVER);
+    pthread_mutex_unlock(&http->mutex);
+    return judge(requests, count);
+}
+
+kl_rc kl__s3_send(kl__s3_http *http, kl__s3_request *requests, size_t count)
+{
+    kl__s3_request **each = kl__alloc_zeroed(count ? count : 1, sizeof *each);
+    if (!each)
+        return kl__fail_memory();
+    for (size_t i = 0; i < count; i++)
+        each[i] = &requests[i];
+    kl_rc rc = kl__s3_send_each(http, each, count);
+    kl__free(each);
+    return rc;
+}

@@ -1,0 +1,209 @@
+/* list.c - listings and deletes: the little of XML that S3 speaks.
+ *
+ * Our own names need no escapes; those of others that do are read back as they were. Pages go on behind the last name
+ * (start-after), which every server knows, so nothing is left open between them. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "store/s3/s3.h"
+
+enum { PAGE = 1000 };
+
+/* --- XML --- */
+
+/* What stands between <tag> and </tag> in [*at, end), and moves *at behind it. */
+static bool next_element(const char **at, const char *end, const char *tag, kl_bytes *ret_inner)
+{
+    char open[64], close[64];
+    snprintf(open, sizeof open, "<%s>", tag);
+    snprintf(close, sizeof close, "</%s>", tag);
+    const char *from = memmem(*at, (size_t)(end - *at), open, strlen(open));
+    if (!from)
+        return false;
+    from += strlen(open);
+    const char *to = memmem(from, (size_t)(end - from), close, strlen(close));
+    if (!to)
+        return false;
+    *ret_inner = (kl_bytes){from, (size_t)(to - from)};
+    *at = to + strlen(close);
+    return true;
+}
+
+static bool element(kl_bytes outer, const char *tag, kl_bytes *ret_inner)
+{
+    const char *at = outer.data;
+    return next_element(&at, at + outer.len, tag, ret_inner);
+}
+
+/* Decodes &amp; and its like in place of the copy. */
+static void unescape(char *text)
+{
+    static const struct {
+        const char *name;
+        char c;
+    } entities[] = {{"&amp;", '&'}, {"&lt;", '<'}, {"&gt;", '>'}, {"&quot;", '"'}, {"&apos;", '\''}, {"&#34;", '"'}};
+    char *to = text;
+    for (const char *from = text; *from;) {
+        size_t i = 0, count = sizeof entities / sizeof entities[0];
+        while (i < count && (*from != '&' || strncmp(from, entities[i].name, strlen(entities[i].name)) != 0))
+            i++;
+        *to++ = i < count ? entities[i].c : *from;
+        from += i < count ? strlen(entities[i].name) : 1;
+    }
+    *to = '\0';
+}
+
+static char *copy_text(kl_bytes bytes)
+{
+    char *copy = kl__alloc(bytes.len + 1);
+    if (!copy)
+        return NULL;
+    memcpy(copy, bytes.data, bytes.len);
+    copy[bytes.len] = '\0';
+    unescape(copy);
+    return copy;
+}
+
+/* 2026-11-15T18:30:00.123Z */
+static int64_t time_of(kl_bytes text)
+{
+    int year, month, day, hour, minute;
+    double second;
+    char copy[40];
+    snprintf(copy, sizeof copy, "%.*s", (int)(text.len < 39 ? text.len : 39), (const char *)text.data);
+    if (sscanf(copy, "%d-%d-%dT%d:%d:%lf", &year, &month, &day, &hour, &minute, &second) != 6)
+        return 0;
+    struct tm tm = {.tm_year = year - 1900, .tm_mon = month - 1, .tm_mday = day, .tm_hour = hour, .tm_min = minute};
+    return (int64_t)timegm(&tm) * 1000 + (int64_t)(second * 1000);
+}
+
+/* --- Listing --- */
+
+void kl__s3_names_free(kl__s3_names *names)
+{
+    for (size_t i = 0; i < names->count; i++)
+        kl__free(names->items[i].name);
+    kl__free(names->items);
+    *names = (kl__s3_names){0};
+}
+
+static bool make_room(kl__s3_names *names)
+{
+    if (names->count < names->room)
+        return true;
+    size_t room = names->room ? names->room * 2 : 64;
+    kl__s3_listed *grown = kl__alloc_zeroed(room, sizeof *grown);
+    if (!grown)
+        return false;
+    if (names->count)
+        memcpy(grown, names->items, names->count * sizeof *grown);
+    kl__free(names->items);
+    names->items = grown;
+    names->room = room;
+    return true;
+}
+
+static bool add_name(const kl__s3 *s3, kl_bytes contents, kl__s3_names *names)
+{
+    kl_bytes key, etag = {"", 0}, modified;
+    size_t skip = strlen(s3->prefix);
+    if (!element(contents, "Key", &key) || key.len < skip)
+        return true;
+    if (!make_room(names))
+        return false;
+    kl__s3_listed *item = &names->items[names->count];
+    *item = (kl__s3_listed){.name = copy_text((kl_bytes){(const char *)key.data + skip, key.len - skip})};
+    if (!item->name)
+        return false;
+    names->count++;
+    if (element(contents, "ETag", &etag) && etag.len < sizeof item->etag) {
+        memcpy(item->etag, etag.data, etag.len);
+        item->etag[etag.len] = '\0';
+        unescape(item->etag);
+    }
+    item->modified_ms = element(contents, "LastModified", &modified) ? time_of(modified) : 0;
+    return true;
+}
+
+static kl_rc read_page(const kl__s3 *s3, const kl__s3_text *reply, kl__s3_names *ret_names)
+{
+    kl_bytes all = {reply->data ? reply->data : "", reply->len}, contents, truncated;
+    const char *at = all.data, *end = at + all.len;
+    if (!element(all, "IsTruncated", &truncated))
+        return kl__fail(KL_ESYSTEM, "what S3 lists is not understood: %.100s", (const char *)all.data);
+    while (next_element(&at, end, "Contents", &contents))
+        if (!add_name(s3, contents, ret_names))
+            return kl__fail_memory();
+    ret_names->more = truncated.len == 4 && memcmp(truncated.data, "true", 4) == 0;
+    return KL_OK;
+}
+
+static void put_query(const kl__s3 *s3, const char *prefix, const char *after, unsigned max, kl__s3_text *query)
+{
+    kl__s3_text_put(query, "list-type=2&max-keys=%u&prefix=", max ? max : PAGE);
+    kl__s3_encode(query, kl_str(s3->prefix), false);
+    kl__s3_encode(query, kl_str(prefix), false);
+    if (!after)
+        return;
+    kl__s3_text_put(query, "&start-after=");
+    kl__s3_encode(query, kl_str(s3->prefix), false);
+    kl__s3_encode(query, kl_str(after), false);
+}
+
+kl_rc kl__s3_list_page(kl__s3 *s3, const char *prefix, const char *after, unsigned max, kl__s3_names *ret_names)
+{
+    kl__s3_text query = {0};
+    *ret_names = (kl__s3_names){0};
+    put_query(s3, prefix, after, max, &query);
+    kl__s3_request request = {.kind = KL_S3_LIST, .query = query.data};
+    kl_rc rc = query.failed ? kl__fail_memory() : kl__s3_send(s3->http, &request, 1);
+    if (rc == KL_OK)
+        rc = request.status == 200 ? read_page(s3, &request.reply, ret_names)
+                                   : kl__fail(KL_ESYSTEM, "S3 answers %d to a listing: %.200s", request.status,
+                                              request.reply.len ? request.reply.data : "");
+    if (rc != KL_OK)
+        kl__s3_names_free(ret_names);
+    kl__s3_text_free(&query);
+    kl__s3_request_free(&request);
+    return rc;
+}
+
+/* --- Deleting --- */
+
+static void put_escaped(kl__s3_text *text, const char *name)
+{
+    for (; *name; name++) {
+        const char *entity = *name == '&' ? "&amp;" : *name == '<' ? "&lt;" : *name == '>' ? "&gt;" : NULL;
+        if (entity)
+            kl__s3_text_put(text, "%s", entity);
+        else
+            kl__s3_text_add(text, name, 1);
+    }
+}
+
+static kl_rc delete_page(kl__s3 *s3, char **names, size_t count)
+{
+    kl__s3_text body = {0};
+    kl__s3_text_put(&body, "<Delete xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Quiet>true</Quiet>");
+    for (size_t i = 0; i < count; i++) {
+        kl__s3_text_put(&body, "<Object><Key>");
+        put_escaped(&body, names[i]);
+        kl__s3_text_put(&body, "</Key></Object>");
+    }
+    kl__s3_text_put(&body, "</Delete>");
+    kl__s3_request request = {.kind = KL_S3_DELETE, .query = "delete=", .body = {body.data, body.len}};
+    kl_rc rc = body.failed ? kl__fail_memory() : kl__s3_send(s3->http, &request, 1);
+    if (rc == KL_OK && request.status != 200)
+        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a delete", request.status);
+    kl__s3_text_free(&body);
+    kl__s3_request_free(&request);
+    return rc;
+}
+
+kl_rc kl__s3_delete(kl__s3 *s3, char **names, size_t count)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < count; i += PAGE)
+        rc = delete_page(s3, names + i, count - i < PAGE ? count - i : PAGE);
+    return rc;
+}

@@ -1,0 +1,759 @@
+/* records.c - records: small values with a version, each an object that is put by its ETag.
+ *
+ *     records/<name>     {"keyline":1,"version":"...","expires_ms":...,"value":"..."}
+ *
+ * The version is a random number inside the object, so it is never used again, makes every ETag unique, and tells our own
+ * write from another's when a reply was lost. A removed record stays as an object that says so: servers ignore If-Match on
+ * DELETE, so nothing else is safe.
+ *
+ * What is read over and over (a worker's looks at its queue) is answered from memory while the last look at the bucket
+ * (refresh.c: the pulse) showed the same ETags; that look may be up to KL_S3_POLL_MAX_MS old when nothing happens. Whatever
+ * was not asked for within POLLED_MS is asked of the server, and so is everything after a lost race.
+ *
+ * Bytes of names outside [0-9A-Za-z._/-] are written as a sign and two hex digits; the sign is chosen so that the order of
+ * bytes is kept. Names that would become too long are written in base32. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "store/s3/s3.h"
+
+enum { POLLED_MS = 10000, ENCODED_MAX = 700, TRIES = 64 };
+
+/* A record as far as it is known. */
+struct known {
+    kl__tree_node by_name;
+    kl_bytes name;
+    char etag[KL_S3_ETAG_BYTES]; /* of the object; empty: there is none */
+    bool read;                   /* what follows is what the object says */
+    bool removed;
+    uint64_t version;
+    int64_t expires_ms;
+    kl_bytes value;
+    int64_t fresh_ns;   /* when the ETag was known to be this */
+    int64_t asked_ns;   /* when somebody last asked for it */
+    int64_t changed_ns; /* when this process wrote it or read it: older listings say nothing about it */
+    char bytes[];       /* of the name */
+};
+
+/* A prefix that somebody lists again and again. */
+struct polled {
+    struct polled *next;
+    int64_t asked_ns;
+    size_t len;
+    char prefix[];
+};
+
+enum { STRIPES = 64 };
+
+struct kl__s3_records {
+    pthread_mutex_t stripes[STRIPES]; /* of names: one request at a time reads or writes a record. Taken in order. */
+    pthread_mutex_t mutex;            /* holds for what follows */
+    kl__tree_node *known;
+    struct polled *polled;
+    int64_t whole_ns; /* a listing that began then showed all records */
+};
+
+static bool is_within(int64_t since_ns, int64_t ms) { return since_ns && kl__monotonic_ns() - since_ns < ms * 1000000; }
+
+/* --- Names --- */
+
+static bool is_plain(unsigned char c)
+{
+    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '-' || c == '.' ||
+           c == '/' || c == '_';
+}
+
+static char sign_of(unsigned char c) { return c < '-' ? '!' : c < 'A' ? ':' : c < '_' ? '[' : c < 'a' ? '`' : '~'; }
+
+static void encode_base32(kl__s3_text *text, kl_bytes name)
+{
+    static const char digits[] = "0123456789abcdefghijklmnopqrstuv";
+    const unsigned char *at = name.data;
+    unsigned bits = 0, have = 0;
+    kl__s3_text_put(text, "~~");
+    for (size_t i = 0; i < name.len; i++) {
+        bits = bits << 8 | at[i];
+        for (have += 8; have >= 5; have -= 5)
+            kl__s3_text_add(text, &digits[bits >> (have - 5) & 31], 1);
+    }
+    if (have)
+        kl__s3_text_add(text, &digits[bits << (5 - have) & 31], 1);
+}
+
+static void encode_plainly(kl__s3_text *text, kl_bytes name)
+{
+    const unsigned char *at = name.data;
+    for (size_t i = 0; i < name.len; i++) {
+        if (is_plain(at[i]))
+            kl__s3_text_add(text, &at[i], 1);
+        else
+            kl__s3_text_put(text, "%c%02x", sign_of(at[i]), at[i]);
+    }
+}
+
+static void encode_name(kl__s3_text *text, kl_bytes name)
+{
+    size_t before = text->len;
+    encode_plainly(text, name);
+    if (text->len - before <= ENCODED_MAX || text->failed)
+        return;
+    text->len = before;
+    encode_base32(text, name);
+}
+
+static int hex_of(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+
+static int base32_of(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'v' ? c - 'a' + 10 : -1; }
+
+/* Into room for as many bytes as it has characters. False: it is no name of ours. */
+static bool decode_name(const char *text, char *ret_bytes, size_t *ret_len)
+{
+    size_t len = 0;
+    if (strncmp(text, "~~", 2) == 0) {
+        unsigned bits = 0, have = 0;
+        for (text += 2; *text; text++) {
+            int digit = base32_of(*text);
+            if (digit < 0)
+                return false;
+            bits = bits << 5 | (unsigned)digit;
+            if ((have += 5) >= 8)
+                ret_bytes[len++] = (char)(bits >> (have -= 8));
+        }
+        *ret_len = len;
+        return true;
+    }
+    for (; *text; text++) {
+        if (is_plain((unsigned char)*text)) {
+            ret_bytes[len++] = *text;
+            continue;
+        }
+        int high = hex_of(text[1]), low = high < 0 ? -1 : hex_of(text[2]);
+        if (low < 0)
+            return false;
+        ret_bytes[len++] = (char)(high << 4 | low);
+        text += 2;
+    }
+    *ret_len = len;
+    return true;
+}
+
+static char *object_name(const kl__s3 *s3, kl_bytes name)
+{
+    kl__s3_text text = {0};
+    kl__s3_text_put(&text, "%srecords/", s3->prefix);
+    encode_name(&text, name);
+    if (text.failed)
+        kl__s3_text_free(&text);
+    return text.data;
+}
+
+/* --- Documents --- */
+
+static void put_document(kl__s3_text *text, const kl__s3_document *document)
+{
+    kl__s3_text_put(text, "{\"keyline\":%d,\"version\":\"%016llx\"", KL_S3_FORMAT,
+                    (unsigned long long)document->version);
+    if (document->expires_ms)
+        kl__s3_text_put(text, ",\"expires_ms\":%lld", (long long)document->expires_ms);
+    if (document->removed)
+        kl__s3_text_put(text, ",\"removed\":true");
+    kl__s3_put_bytes(text, "value", document->value);
+    kl__s3_text_put(text, "}\n");
+}
+
+static kl_rc read_document(const kl__s3_request *request, kl_arena *arena, kl__s3_document *ret_document)
+{
+    *ret_document = (kl__s3_document){.value = {"", 0}};
+    if (request->status == 404)
+        return KL_OK;
+    json_t *root = kl__s3_parse(&request->reply);
+    bool good = root && kl__s3_get_hex(root, "version", &ret_document->version) && ret_document->version &&
+                kl__s3_get_int(root, "expires_ms", &ret_document->expires_ms) &&
+                kl__s3_get_bytes(root, "value", arena, &ret_document->value);
+    ret_document->removed = json_is_true(json_object_get(root, "removed"));
+    snprintf(ret_document->etag, sizeof ret_document->etag, "%s", request->etag);
+    json_decref(root);
+    return good ? KL_OK
+                : kl__fail(KL_EDAMAGED, "the object %s is not understood; is it of a newer release?", request->name);
+}
+
+kl_rc kl__s3_document_get(kl__s3 *s3, const char *name, kl_arena *arena, kl__s3_document *ret_document)
+{
+    kl__s3_request request;
+    kl_rc rc = kl__s3_get_object(s3, name, &request);
+    if (rc != KL_OK)
+        return rc;
+    rc = read_document(&request, arena, ret_document);
+    kl__s3_request_free(&request);
+    return rc;
+}
+
+static void set_condition(const kl__s3 *s3, const char *etag, char ret_condition[KL_S3_ETAG_BYTES])
+{
+    size_t len = strlen(etag);
+    if (s3->unquoted && len >= 2 && etag[0] == '"')
+        snprintf(ret_condition, KL_S3_ETAG_BYTES, "%.*s", (int)len - 2, etag + 1);
+    else
+        snprintf(ret_condition, KL_S3_ETAG_BYTES, "%s", etag);
+}
+
+kl_rc kl__s3_document_put(kl__s3 *s3, const char *name, const kl__s3_document *old, const kl__s3_document *new_,
+                          char ret_etag[KL_S3_ETAG_BYTES])
+{
+    char condition[KL_S3_ETAG_BYTES];
+    kl__s3_text body = {0};
+    put_document(&body, new_);
+    set_condition(s3, old->etag, condition);
+    kl__s3_request request = {.kind = KL_S3_PUT,
+                              .name = name,
+                              .body = {body.data, body.len},
+                              .absent = !*condition,
+                              .if_match = *condition ? condition : NULL};
+    kl_rc rc = body.failed ? kl__fail_memory() : kl__s3_send(s3->http, &request, 1);
+    if (rc == KL_OK && (request.status == 412 || request.status == 404))
+        rc = KL_ECONFLICT;
+    else if (rc == KL_OK && request.status >= 300)
+        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a PUT of %s", request.status, name);
+    snprintf(ret_etag, KL_S3_ETAG_BYTES, "%s", request.etag);
+    kl__s3_text_free(&body);
+    kl__s3_request_free(&request);
+    return rc;
+}
+
+/* --- What is known. The mutex is held. --- */
+
+static struct known *by_name(const kl__tree_node *node) { return KL_CONTAINER(node, struct known, by_name); }
+
+static bool less_name(const kl__tree_node *a, const kl__tree_node *b)
+{
+    return kl__bytes_compare(by_name(a)->name, by_name(b)->name) < 0;
+}
+
+static struct known *find_known(const struct kl__s3_records *records, kl_bytes name)
+{
+    struct known probe = {.name = name};
+    kl__tree_node *node = kl__memory_find_node(records->known, &probe.by_name, less_name);
+    return node ? by_name(node) : NULL;
+}
+
+static struct known *make_known(struct kl__s3_records *records, kl_bytes name)
+{
+    struct known *known = find_known(records, name);
+    if (known || !(known = kl__alloc_zeroed(1, sizeof *known + name.len)))
+        return known;
+    memcpy(known->bytes, name.data, name.len);
+    known->name = (kl_bytes){known->bytes, name.len};
+    kl__tree_insert(&records->known, &known->by_name, less_name);
+    return known;
+}
+
+static void forget_value(struct known *known)
+{
+    kl__free((void *)known->value.data);
+    known->value = (kl_bytes){0};
+    known->read = false;
+}
+
+/* False: no memory; then it is known no more. */
+static bool learn(struct kl__s3_records *records, kl_bytes name, const kl__s3_document *document, int64_t asked_ns)
+{
+    struct known *known = make_known(records, name);
+    if (!known)
+        return false;
+    forget_value(known);
+    char *value = kl__alloc(document->value.len + 1);
+    if (!value)
+        return false;
+    if (document->value.len)
+        memcpy(value, document->value.data, document->value.len);
+    known->value = (kl_bytes){value, document->value.len};
+    known->read = true;
+    known->removed = document->removed || document->version == 0;
+    known->version = document->version;
+    known->expires_ms = document->expires_ms;
+    snprintf(known->etag, sizeof known->etag, "%s", document->etag);
+    known->fresh_ns = asked_ns;
+    known->changed_ns = kl__monotonic_ns();
+    return true;
+}
+
+static void see_listed(struct kl__s3_records *records, const kl__s3_listed *item, int64_t seen_ns)
+{
+    char bytes[KL_S3_NAME_MAX];
+    size_t len = 0;
+    if (strlen(item->name) >= sizeof bytes || !decode_name(item->name + strlen("records/"), bytes, &len) || len == 0)
+        return;
+    struct known *known = make_known(records, (kl_bytes){bytes, len});
+    if (!known || known->changed_ns > seen_ns)
+        return;
+    if (strcmp(known->etag, item->etag) != 0) {
+        forget_value(known);
+        snprintf(known->etag, sizeof known->etag, "%s", item->etag);
+    }
+    known->fresh_ns = seen_ns;
+}
+
+/* What a whole listing did not show is not there. */
+static void see_absent(kl__tree_node *node, int64_t seen_ns)
+{
+    if (!node)
+        return;
+    struct known *known = by_name(node);
+    see_absent(node->left, seen_ns);
+    see_absent(node->right, seen_ns);
+    if (known->fresh_ns == seen_ns || known->changed_ns > seen_ns)
+        return;
+    forget_value(known);
+    known->etag[0] = '\0';
+    known->version = 0;
+    known->removed = known->read = true;
+    known->fresh_ns = seen_ns;
+}
+
+void kl__s3_records_seen(kl__s3 *s3, const kl__s3_names *names, bool whole, int64_t seen_ns)
+{
+    struct kl__s3_records *records = s3->records;
+    pthread_mutex_lock(&records->mutex);
+    for (size_t i = 0; i < names->count; i++)
+        if (strncmp(names->items[i].name, "records/", 8) == 0)
+            see_listed(records, &names->items[i], seen_ns);
+    if (whole) {
+        see_absent(records->known, seen_ns);
+        records->whole_ns = seen_ns;
+    }
+    pthread_mutex_unlock(&records->mutex);
+}
+
+kl_rc kl__s3_records_open(kl__s3 *s3)
+{
+    s3->records = kl__alloc_zeroed(1, sizeof *s3->records);
+    if (!s3->records)
+        return kl__fail_memory();
+    pthread_mutex_init(&s3->records->mutex, NULL);
+    for (int i = 0; i < STRIPES; i++)
+        pthread_mutex_init(&s3->records->stripes[i], NULL);
+    return KL_OK;
+}
+
+void kl__s3_records_close(kl__s3 *s3)
+{
+    struct kl__s3_records *records = s3->records;
+    if (!records)
+        return;
+    while (records->known) {
+        struct known *known = by_name(records->known);
+        kl__tree_remove(&records->known, &known->by_name, less_name);
+        forget_value(known);
+        kl__free(known);
+    }
+    for (struct polled *polled = records->polled, *next; polled; polled = next) {
+        next = polled->next;
+        kl__free(polled);
+    }
+    pthread_mutex_destroy(&records->mutex);
+    for (int i = 0; i < STRIPES; i++)
+        pthread_mutex_destroy(&records->stripes[i]);
+    kl__free(records);
+    s3->records = NULL;
+}
+
+/* --- Reading --- */
+
+static bool is_there(const struct known *known, int64_t now_ms)
+{
+    return known->version && !known->removed && (known->expires_ms == 0 || known->expires_ms > now_ms);
+}
+
+static bool show(const struct known *known, kl_arena *arena, kl_record *ret_record)
+{
+    ret_record->version = known->version;
+    ret_record->expires_ms = known->expires_ms;
+    return kl_arena_copy(arena, known->name, &ret_record->name) &&
+           kl_arena_copy(arena, known->value, &ret_record->value);
+}
+
+static uint64_t stripes_of(const kl_bytes *names, size_t count)
+{
+    uint64_t stripes = 0;
+    for (size_t i = 0; i < count; i++)
+        stripes |= UINT64_C(1) << kl__hash_local(names[i]) % STRIPES;
+    return stripes;
+}
+
+static void lock_stripes(kl__s3 *s3, uint64_t stripes)
+{
+    for (int i = 0; i < STRIPES; i++)
+        if (stripes >> i & 1)
+            pthread_mutex_lock(&s3->records->stripes[i]);
+}
+
+static void unlock_stripes(kl__s3 *s3, uint64_t stripes)
+{
+    for (int i = 0; i < STRIPES; i++)
+        if (stripes >> i & 1)
+            pthread_mutex_unlock(&s3->records->stripes[i]);
+}
+
+/* Reads the objects of these names, all at once, and learns what they say. Their stripes are held. */
+static kl_rc fetch_held(kl__s3 *s3, const kl_bytes *names, size_t count)
+{
+    kl__s3_request *requests = kl__alloc_zeroed(count ? count : 1, sizeof *requests);
+    int64_t asked_ns = kl__monotonic_ns();
+    kl_arena arena = {0};
+    kl_rc rc = requests ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        requests[i] = (kl__s3_request){.kind = KL_S3_GET, .name = object_name(s3, names[i])};
+        rc = requests[i].name ? KL_OK : kl__fail_memory();
+    }
+    if (rc == KL_OK)
+        rc = kl__s3_send(s3->http, requests, count);
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        kl__s3_document document;
+        rc = read_document(&requests[i], &arena, &document);
+        pthread_mutex_lock(&s3->records->mutex);
+        if (rc == KL_OK && !learn(s3->records, names[i], &document, asked_ns))
+            rc = kl__fail_memory();
+        pthread_mutex_unlock(&s3->records->mutex);
+    }
+    for (size_t i = 0; requests && i < count; i++) {
+        kl__free((char *)requests[i].name);
+        kl__s3_request_free(&requests[i]);
+    }
+    kl__free(requests);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+static kl_rc fetch(kl__s3 *s3, const kl_bytes *names, size_t count)
+{
+    uint64_t stripes = stripes_of(names, count);
+    lock_stripes(s3, stripes);
+    kl_rc rc = fetch_held(s3, names, count);
+    unlock_stripes(s3, stripes);
+    return rc;
+}
+
+/* Whether what is known of a name may be given as the answer. */
+static bool answers(const struct known *known, int64_t age_ms)
+{
+    return known && known->read && is_within(known->fresh_ns, age_ms);
+}
+
+static bool all_polled(const struct kl__s3_records *records, const kl_bytes *names, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct known *known = find_known(records, names[i]);
+        if (!known || !is_within(known->asked_ns, POLLED_MS))
+            return false;
+    }
+    return true;
+}
+
+/* The names that must be asked for. */
+static size_t stale_names(kl__s3 *s3, const kl_bytes *names, size_t count, bool polled, kl_bytes *ret_stale)
+{
+    size_t stale = 0;
+    pthread_mutex_lock(&s3->records->mutex);
+    for (size_t i = 0; i < count; i++) {
+        struct known *known = make_known(s3->records, names[i]);
+        if (known)
+            known->asked_ns = kl__monotonic_ns();
+        if (!polled || !answers(known, s3->pulse_age_ms + 1000))
+            ret_stale[stale++] = names[i];
+    }
+    pthread_mutex_unlock(&s3->records->mutex);
+    return stale;
+}
+
+kl_rc kl__s3_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records)
+{
+    kl__s3 *s3 = self;
+    kl_bytes *stale = kl__alloc_zeroed(count, sizeof *stale);
+    if (!stale)
+        return kl__fail_memory();
+    pthread_mutex_lock(&s3->records->mutex);
+    bool polled = all_polled(s3->records, names, count);
+    pthread_mutex_unlock(&s3->records->mutex);
+    kl_rc rc = polled ? kl__s3_pulse(s3, false) : KL_OK;
+    if (rc == KL_OK)
+        rc = fetch(s3, stale, stale_names(s3, names, count, polled, stale));
+    kl__free(stale);
+    int64_t now_ms = kl__s3_now(s3);
+    pthread_mutex_lock(&s3->records->mutex);
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        const struct known *known = find_known(s3->records, names[i]);
+        ret_records[i] = (kl_record){.name = {"", 0}, .value = {"", 0}};
+        if (known && is_there(known, now_ms) && !show(known, arena, &ret_records[i]))
+            rc = kl__fail_memory();
+    }
+    pthread_mutex_unlock(&s3->records->mutex);
+    return rc;
+}
+
+/* --- Lists --- */
+
+static bool begins_with(kl_bytes name, kl_bytes prefix)
+{
+    return name.len >= prefix.len && (prefix.len == 0 || memcmp(name.data, prefix.data, prefix.len) == 0);
+}
+
+/* Whether the prefix was listed a moment ago, too. */
+static bool poll_prefix(kl__s3 *s3, kl_bytes prefix)
+{
+    struct kl__s3_records *records = s3->records;
+    bool polled = false;
+    pthread_mutex_lock(&records->mutex);
+    struct polled *one = records->polled;
+    while (one && !kl__bytes_equal((kl_bytes){one->prefix, one->len}, prefix))
+        one = one->next;
+    if (one) {
+        polled = is_within(one->asked_ns, POLLED_MS);
+    } else if ((one = kl__alloc(sizeof *one + prefix.len + 1))) {
+        one->len = prefix.len;
+        if (prefix.len)
+            memcpy(one->prefix, prefix.data, prefix.len);
+        one->next = records->polled;
+        records->polled = one;
+    }
+    if (one)
+        one->asked_ns = kl__monotonic_ns();
+    pthread_mutex_unlock(&records->mutex);
+    return polled;
+}
+
+/* Where there are more records than one listing shows: pages of this prefix, from `after` on, until `enough` are known. */
+static kl_rc list_pages(kl__s3 *s3, kl_bytes prefix, kl_bytes after, size_t enough)
+{
+    kl__s3_text start = {0}, at = {0};
+    kl__s3_names names = {.more = true};
+    size_t seen = 0;
+    kl_rc rc = KL_OK;
+    kl__s3_text_put(&start, "records/");
+    encode_plainly(&start, prefix);
+    if (after.len && kl__bytes_compare(after, prefix) >= 0) {
+        kl__s3_text_put(&at, "records/");
+        encode_plainly(&at, after);
+    }
+    while (rc == KL_OK && names.more && seen <= enough) {
+        int64_t asked_ns = kl__monotonic_ns();
+        rc = start.failed || at.failed ? kl__fail_memory()
+                                       : kl__s3_list_page(s3, start.data, at.len ? at.data : NULL, 0, &names);
+        if (rc != KL_OK)
+            break;
+        kl__s3_records_seen(s3, &names, false, asked_ns);
+        seen += names.count;
+        if (names.count) {
+            at.len = 0;
+            kl__s3_text_put(&at, "%s", names.items[names.count - 1].name);
+        }
+        bool more = names.more;
+        kl__s3_names_free(&names);
+        names.more = more;
+    }
+    kl__s3_text_free(&start);
+    kl__s3_text_free(&at);
+    return rc;
+}
+
+static kl__tree_node *first_behind(const struct kl__s3_records *records, kl_bytes prefix, kl_bytes after)
+{
+    struct known from = {.name = prefix}, behind = {.name = after};
+    bool goes_on = after.len > 0 && kl__bytes_compare(after, prefix) >= 0;
+    return goes_on ? kl__memory_after(records->known, &behind.by_name, less_name)
+                   : kl__memory_from(records->known, &from.by_name, less_name);
+}
+
+/* Collects the names that must be read before the list can be given: up to `max` records that may be there. */
+static size_t unread_names(kl__s3 *s3, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena,
+                           kl_bytes *ret_names)
+{
+    size_t unread = 0, there = 0;
+    int64_t now_ms = kl__s3_now(s3);
+    pthread_mutex_lock(&s3->records->mutex);
+    kl__tree_node *node = first_behind(s3->records, prefix, after);
+    while (node && there + unread < max && begins_with(by_name(node)->name, prefix)) {
+        const struct known *known = by_name(node);
+        if (!known->read && *known->etag) {
+            if (kl_arena_copy(arena, known->name, &ret_names[unread]))
+                unread++;
+        } else {
+            there += is_there(known, now_ms);
+        }
+        node = kl__memory_after(s3->records->known, node, less_name);
+    }
+    pthread_mutex_unlock(&s3->records->mutex);
+    return unread;
+}
+
+static kl_rc give_list(kl__s3 *s3, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
+                       size_t *ret_count)
+{
+    size_t count = 0;
+    bool copied = true;
+    int64_t now_ms = kl__s3_now(s3);
+    pthread_mutex_lock(&s3->records->mutex);
+    kl__tree_node *node = first_behind(s3->records, prefix, after);
+    while (copied && node && count < max && begins_with(by_name(node)->name, prefix)) {
+        if (is_there(by_name(node), now_ms))
+            copied = show(by_name(node), arena, &ret_records[count++]);
+        node = kl__memory_after(s3->records->known, node, less_name);
+    }
+    pthread_mutex_unlock(&s3->records->mutex);
+    *ret_count = count;
+    return copied ? KL_OK : kl__fail_memory();
+}
+
+static kl_rc read_unread(kl__s3 *s3, kl_bytes prefix, kl_bytes after, size_t max)
+{
+    kl_arena arena = {0};
+    size_t room = max < 1000 ? max : 1000, count = 1;
+    kl_bytes *names = kl__alloc_zeroed(room, sizeof *names);
+    kl_rc rc = names ? KL_OK : kl__fail_memory();
+    while (rc == KL_OK && count > 0) {
+        kl_arena_reset(&arena);
+        count = unread_names(s3, prefix, after, room, &arena, names);
+        rc = fetch(s3, names, count);
+    }
+    kl__free(names);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+kl_rc kl__s3_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
+                  size_t *ret_count)
+{
+    kl__s3 *s3 = self;
+    bool polled = poll_prefix(s3, prefix);
+    kl_rc rc = kl__s3_pulse(s3, !polled);
+    pthread_mutex_lock(&s3->records->mutex);
+    bool whole = s3->records->whole_ns == s3->pulse_ns;
+    pthread_mutex_unlock(&s3->records->mutex);
+    if (rc == KL_OK && !whole)
+        rc = list_pages(s3, prefix, after, max);
+    if (rc == KL_OK)
+        rc = read_unread(s3, prefix, after, max);
+    return rc == KL_OK ? give_list(s3, prefix, after, max, arena, ret_records, ret_count) : rc;
+}
+
+/* --- Writing --- */
+
+/* What is there: from memory, or as the server has it. */
+static kl_rc current(kl__s3 *s3, kl_bytes name, bool ask, kl_arena *arena, kl__s3_document *ret_document)
+{
+    if (ask) {
+        kl_rc rc = fetch_held(s3, &name, 1);
+        if (rc != KL_OK)
+            return rc;
+    }
+    *ret_document = (kl__s3_document){.value = {"", 0}};
+    bool copied = true;
+    pthread_mutex_lock(&s3->records->mutex);
+    const struct known *known = find_known(s3->records, name);
+    if (known && known->read) {
+        ret_document->version = known->version;
+        ret_document->removed = known->removed;
+        ret_document->expires_ms = known->expires_ms;
+        snprintf(ret_document->etag, sizeof ret_document->etag, "%s", known->etag);
+        copied = kl_arena_copy(arena, known->value, &ret_document->value);
+    }
+    pthread_mutex_unlock(&s3->records->mutex);
+    return copied ? KL_OK : kl__fail_memory();
+}
+
+static uint64_t version_of(kl__s3 *s3, const kl__s3_document *document)
+{
+    bool there =
+        document->version && !document->removed && (document->expires_ms == 0 || document->expires_ms > kl__s3_now(s3));
+    return there ? document->version : 0;
+}
+
+static kl_rc conflict(kl_write *write, size_t index, uint64_t version)
+{
+    write->rc = KL_ECONFLICT;
+    return kl__fail(KL_ECONFLICT,
+                    "write %zu: the record '%.*s' is at version %llx, not %llx; read it again and decide anew", index,
+                    (int)(write->name.len < 80 ? write->name.len : 80), (const char *)write->name.data,
+                    (unsigned long long)version, (unsigned long long)write->version);
+}
+
+/* Whether what is there makes the write needless: it is its own repeat. */
+static bool is_repeat(const kl_write *write, const kl__s3_document *there, uint64_t version)
+{
+    if (write->remove)
+        return version == 0;
+    return version && there->expires_ms == write->expires_ms && kl__bytes_equal(there->value, write->value);
+}
+
+/* Puts `made` over `old`. *ret_done false: something else is there by now, and was read. */
+static kl_rc try_write(kl__s3 *s3, kl_write *write, const char *name, kl__s3_document *old, kl__s3_document *made,
+                       kl_arena *arena, bool *ret_done)
+{
+    int64_t asked_ns = kl__monotonic_ns();
+    kl_rc rc = kl__s3_document_put(s3, name, old, made, made->etag);
+    *ret_done = rc == KL_OK;
+    if (rc == KL_ECONFLICT) {
+        rc = current(s3, write->name, true, arena, old);
+        *ret_done = rc == KL_OK && old->version == made->version; /* ours, and its reply was lost */
+        if (*ret_done)
+            snprintf(made->etag, sizeof made->etag, "%s", old->etag);
+    }
+    if (rc == KL_OK && *ret_done) {
+        pthread_mutex_lock(&s3->records->mutex);
+        (void)learn(s3->records, write->name, made, asked_ns); /* else it is read when it is asked for */
+        pthread_mutex_unlock(&s3->records->mutex);
+    }
+    return rc;
+}
+
+static kl_rc write_one(kl__s3 *s3, kl_write *write, size_t index)
+{
+    kl__s3_document old, made = {.version = kl__s3_nonce(),
+                                 .expires_ms = write->remove ? 0 : write->expires_ms,
+                                 .removed = write->remove,
+                                 .value = write->remove ? (kl_bytes){"", 0} : write->value};
+    kl_arena arena = {0};
+    char *name = object_name(s3, write->name);
+    bool done = false, asked = false;
+    kl_rc rc = name ? current(s3, write->name, false, &arena, &old) : kl__fail_memory();
+    write->new_version = 0;
+    for (int i = 0; rc == KL_OK && !done && i < TRIES; i++) {
+        uint64_t version = version_of(s3, &old);
+        if (version == write->version && !(write->remove && version == 0)) {
+            rc = try_write(s3, write, name, &old, &made, &arena, &done);
+            write->new_version = done && !write->remove ? made.version : 0;
+            asked = true;
+        } else if (!asked) { /* memory may be behind */
+            rc = current(s3, write->name, true, &arena, &old);
+            asked = true;
+        } else if (is_repeat(write, &old, version)) {
+            write->new_version = write->remove ? 0 : version;
+            done = true;
+        } else {
+            rc = conflict(write, index, version);
+        }
+    }
+    if (rc == KL_OK && !done)
+        rc = kl__fail(KL_EBUSY, "write %zu: too many others write this record; call again", index);
+    write->rc = rc;
+    kl__free(name);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+kl_rc kl__s3_put(void *self, kl_write *writes, size_t count)
+{
+    kl_rc first = KL_OK;
+    char error[300] = "";
+    for (size_t i = 0; i < count; i++) {
+        uint64_t stripe = stripes_of(&writes[i].name, 1);
+        lock_stripes(self, stripe);
+        kl_rc rc = write_one(self, &writes[i], i);
+        unlock_stripes(self, stripe);
+        if (rc != KL_OK && first == KL_OK) {
+            first = rc;
+            snprintf(error, sizeof error, "%s", kl_error_text());
+        }
+    }
+    return first == KL_OK ? KL_OK : kl__fail(first, "%s", error);
+}

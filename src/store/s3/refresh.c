@@ -1,0 +1,618 @@
+/* refresh.c - bring the replica of some shards up to date.
+ *
+ * From: the calls.  To: replica.c.
+ *
+ *     index (once) -> journal objects, until there is no next one -> task objects, as many as are wanted
+ *
+ * Numbers have no gaps until objects are deleted, so the next object is asked for by its name: "there is none" is an
+ * answer as good as a listing, and ten times cheaper. It holds only while nothing can have been deleted since the end was
+ * last known (E1); after that a listing tells. A process that serves many shards looks at all of them by one listing of
+ * records and tasks, the pulse, less and less often while nothing comes.
+ *
+ * The mutex is not held while requests are under way. What they bring is applied if it is still the next. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "store/s3/s3.h"
+
+enum { JOURNAL_WIDE = 32, QUIET = 4, MARKS_MS = 1000, KEPT_PAGES = 100 };
+
+static bool is_fresh(int64_t since_ns, int64_t limit_ms)
+{
+    return since_ns != 0 && kl__monotonic_ns() - since_ns < limit_ms * 1000000;
+}
+
+kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request)
+{
+    *request = (kl__s3_request){.kind = KL_S3_GET, .name = name};
+    kl_rc rc = name ? kl__s3_send(s3->http, request, 1) : kl__fail_memory();
+    if (rc == KL_OK && request->status != 200 && request->status != 404)
+        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a GET of %s", request->status, name);
+    if (rc != KL_OK)
+        kl__s3_request_free(request);
+    return rc;
+}
+
+/* --- Several objects at once --- */
+
+/* One object that is asked for. */
+struct wanted {
+    kl__s3_shard *shard;
+    uint64_t number;
+};
+
+struct fetch {
+    struct wanted *wanted;
+    kl__s3_request *requests;
+    size_t count, room;
+};
+
+static void fetch_free(struct fetch *fetch)
+{
+    for (size_t i = 0; i < fetch->count; i++) {
+        kl__free((char *)fetch->requests[i].name);
+        kl__s3_request_free(&fetch->requests[i]);
+    }
+    kl__free(fetch->wanted);
+    kl__free(fetch->requests);
+    *fetch = (struct fetch){0};
+}
+
+static bool fetch_open(struct fetch *fetch, size_t room)
+{
+    *fetch = (struct fetch){.room = room};
+    fetch->wanted = kl__alloc_zeroed(room ? room : 1, sizeof *fetch->wanted);
+    fetch->requests = kl__alloc_zeroed(room ? room : 1, sizeof *fetch->requests);
+    return fetch->wanted && fetch->requests;
+}
+
+/* False: no memory. Takes the name over. */
+static bool fetch_add(struct fetch *fetch, kl__s3_shard *shard, uint64_t number, char *name)
+{
+    if (!name)
+        return false;
+    KL_ASSERT(fetch->count < fetch->room);
+    fetch->wanted[fetch->count] = (struct wanted){shard, number};
+    fetch->requests[fetch->count++] = (kl__s3_request){.kind = KL_S3_GET, .name = name};
+    return true;
+}
+
+static kl_rc fetch_send(kl__s3 *s3, struct fetch *fetch)
+{
+    kl_rc rc = kl__s3_send(s3->http, fetch->requests, fetch->count);
+    for (size_t i = 0; rc == KL_OK && i < fetch->count; i++)
+        if (fetch->requests[i].status != 200 && fetch->requests[i].status != 404)
+            rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a GET of %s", fetch->requests[i].status,
+                          fetch->requests[i].name);
+    return rc;
+}
+
+/* --- The checkpoint --- */
+
+static kl_rc take_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_request *reply, int64_t asked_ns)
+{
+    bool there = reply->status == 200;
+    if (shard->loaded && there && strcmp(reply->etag, shard->etag) != 0)
+        kl__s3_shard_clear(s3, shard); /* others have gone on, and may have deleted what we have not read */
+    if (shard->loaded) {
+        shard->journal_ns = asked_ns;
+        return KL_OK;
+    }
+    kl_rc rc = there ? kl__s3_apply_index(s3, shard, &reply->reply) : KL_OK;
+    if (rc != KL_OK) {
+        kl__s3_shard_clear(s3, shard);
+        return rc;
+    }
+    snprintf(shard->etag, sizeof shard->etag, "%s", there ? reply->etag : "");
+    shard->loaded = true;
+    shard->checkpoint_ns = shard->journal_ns = asked_ns;
+    return KL_OK;
+}
+
+static bool wants_index(const kl__s3_shard *shard)
+{
+    return !shard->loaded || (!shard->owned && !is_fresh(shard->journal_ns, KL_S3_TRUST_MS * 4));
+}
+
+static kl_rc load_indexes(kl__s3 *s3, kl__s3_shard **shards, size_t count)
+{
+    struct fetch fetch;
+    int64_t now_ns = kl__monotonic_ns();
+    bool good = fetch_open(&fetch, count);
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; good && i < count; i++)
+        if (wants_index(shards[i]))
+            good = fetch_add(&fetch, shards[i], 0,
+                             kl__s3_name(s3, "index/%s/%s.json", shards[i]->partition->name, shards[i]->digits));
+    kl__memory_leave(s3->memory);
+    kl_rc rc = good ? fetch_send(s3, &fetch) : kl__fail_memory();
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; rc == KL_OK && i < fetch.count; i++)
+        rc = take_index(s3, fetch.wanted[i].shard, &fetch.requests[i], now_ns);
+    kl__memory_leave(s3->memory);
+    fetch_free(&fetch);
+    return rc;
+}
+
+/* --- The journal --- */
+
+static kl_rc ask_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, uint64_t wide, struct fetch *fetch)
+{
+    bool good = fetch_open(fetch, count * wide);
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; good && i < count; i++)
+        for (uint64_t j = 1; good && j <= wide; j++)
+            good = fetch_add(fetch, shards[i], shards[i]->journal + j,
+                             kl__s3_log_name(s3, "journal", shards[i], shards[i]->journal + j));
+    kl__memory_leave(s3->memory);
+    return good ? fetch_send(s3, fetch) : kl__fail_memory();
+}
+
+/* Applies what came. *left: the shards that may have more, in front. */
+static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide, int64_t asked_ns,
+                           kl__s3_shard **shards, size_t *left)
+{
+    size_t more = 0;
+    kl_rc rc = KL_OK;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; rc == KL_OK && i < fetch->count; i++) {
+        kl__s3_shard *shard = fetch->wanted[i].shard;
+        bool there = fetch->requests[i].status == 200;
+        if (there && fetch->wanted[i].number == shard->journal + 1)
+            rc = kl__s3_apply_journal(s3, shard, fetch->wanted[i].number, &fetch->requests[i].reply);
+        if (!there && fetch->wanted[i].number == shard->journal + 1)
+            shard->journal_ns = asked_ns;
+        if ((i + 1) % wide == 0 && there)
+            shards[more++] = shard;
+    }
+    kl__memory_leave(s3->memory);
+    *left = more;
+    return rc;
+}
+
+static kl_rc follow_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count)
+{
+    kl_rc rc = KL_OK;
+    for (uint64_t wide = 1; rc == KL_OK && count > 0; wide = wide * 8 < JOURNAL_WIDE ? wide * 8 : JOURNAL_WIDE) {
+        struct fetch fetch;
+        int64_t now_ns = kl__monotonic_ns();
+        rc = ask_journals(s3, shards, count, wide, &fetch);
+        if (rc == KL_OK)
+            rc = take_journals(s3, &fetch, wide, now_ns, shards, &count);
+        fetch_free(&fetch);
+    }
+    return rc;
+}
+
+kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too)
+{
+    kl_rc rc = load_indexes(s3, shards, count);
+    kl__s3_shard **others = kl__alloc_zeroed(count ? count : 1, sizeof *others);
+    size_t other_count = 0;
+    if (!others)
+        return kl__fail_memory();
+    for (size_t i = 0; i < count; i++)
+        if (owned_too || !shards[i]->owned)
+            others[other_count++] = shards[i];
+    if (rc == KL_OK)
+        rc = follow_journals(s3, others, other_count);
+    kl__free(others);
+    return rc;
+}
+
+/* --- Where a log of tasks ends --- */
+
+/* The number in ".../<16 hex digits>.json"; 0: it is no such name. */
+static uint64_t number_of(const char *name)
+{
+    const char *slash = strrchr(name, '/');
+    char *end;
+    if (!slash || strlen(slash + 1) != 21 || strcmp(slash + 17, ".json") != 0)
+        return 0;
+    uint64_t number = strtoull(slash + 1, &end, 16);
+    return end == slash + 17 ? number : 0;
+}
+
+/* A page of the shard's task objects behind `number`: the first and last of them, 0 if there is none. */
+static kl_rc list_tasks(kl__s3 *s3, const kl__s3_shard *shard, uint64_t number, uint64_t *ret_first, uint64_t *ret_last,
+                        bool *ret_more)
+{
+    char prefix[KL_S3_NAME_MAX], after[KL_S3_NAME_MAX + 32];
+    kl__s3_names names;
+    snprintf(prefix, sizeof prefix, "tasks/%s/%s/", shard->partition->name, shard->digits);
+    snprintf(after, sizeof after, "%s%016llx.json", prefix, (unsigned long long)number);
+    kl_rc rc = kl__s3_list_page(s3, prefix, after, 0, &names);
+    *ret_first = *ret_last = 0;
+    if (rc != KL_OK)
+        return rc;
+    for (size_t i = 0; i < names.count; i++) {
+        uint64_t listed = number_of(names.items[i].name);
+        *ret_first = *ret_first ? *ret_first : listed;
+        *ret_last = listed ? listed : *ret_last;
+    }
+    *ret_more = names.more;
+    kl__s3_names_free(&names);
+    return KL_OK;
+}
+
+static void learn_tail(kl__s3 *s3, kl__s3_shard *shard, uint64_t tail, int64_t asked_ns)
+{
+    kl__memory_enter(s3->memory);
+    if (tail > shard->tail)
+        shard->tail = tail;
+    shard->tail_ns = asked_ns;
+    kl__memory_leave(s3->memory);
+}
+
+/* Steps double while there is something behind them, and then halve: some twenty listings where a page would not do. */
+kl_rc kl__s3_find_tail(kl__s3 *s3, kl__s3_shard *shard)
+{
+    uint64_t known = shard->tail ? shard->tail - 1 : 0, first, last, step = 4096, highest = UINT64_MAX >> 20;
+    bool more = false;
+    int64_t asked_ns = kl__monotonic_ns();
+    kl_rc rc = list_tasks(s3, shard, known, &first, &last, &more);
+    known = rc == KL_OK && last ? last : known;
+    while (rc == KL_OK && more) {
+        uint64_t from = known + step < highest ? known + step : highest;
+        asked_ns = kl__monotonic_ns();
+        rc = list_tasks(s3, shard, from, &first, &last, &more);
+        if (rc != KL_OK)
+            break;
+        if (last) {
+            known = last;
+            step *= 2;
+        } else {
+            highest = from;
+            step = (highest - known) / 2;
+            more = highest - known > 1;
+            if (step <= 1000 && more) {
+                rc = list_tasks(s3, shard, known, &first, &last, &more);
+                known = last ? last : known;
+            }
+        }
+    }
+    if (rc == KL_OK)
+        learn_tail(s3, shard, known, asked_ns);
+    return rc;
+}
+
+/* --- The pulse --- */
+
+static kl__s3_partition *partition_named(kl__s3 *s3, const char *name, size_t len)
+{
+    for (uint32_t i = 0; i < s3->partition_count; i++)
+        if (strlen(s3->partitions[i]->name) == len && memcmp(s3->partitions[i]->name, name, len) == 0)
+            return s3->partitions[i];
+    return NULL;
+}
+
+/* tasks/<partition>/<shard>/<number>.json. True: it is news. */
+static bool see_task(kl__s3 *s3, const char *name)
+{
+    const char *at = name + strlen("tasks/"), *slash = strchr(at, '/');
+    uint64_t number = number_of(name);
+    kl__s3_partition *partition = slash ? partition_named(s3, at, (size_t)(slash - at)) : NULL;
+    if (!partition || !number)
+        return false;
+    unsigned long shard_number = strtoul(slash + 1, NULL, 16);
+    if (shard_number >= partition->shard_count)
+        return false;
+    kl__s3_shard *shard = kl__s3_shard_make(s3, (kl_place){partition->number, (uint32_t)shard_number});
+    if (!shard || number <= shard->tail)
+        return false;
+    shard->tail = number;
+    return true;
+}
+
+static void end_pulse(kl__s3 *s3, int64_t asked_ns)
+{
+    for (uint32_t i = 0; i < s3->partition_count; i++) {
+        kl__s3_partition *partition = s3->partitions[i];
+        for (uint32_t j = 0; j < partition->shard_count; j++) {
+            kl__s3_shard *shard = partition->shards[j];
+            if (!shard)
+                continue;
+            shard->tail_ns = asked_ns;
+            shard->ended = shard->taken >= shard->tail;
+        }
+    }
+}
+
+static void slow_down(kl__s3 *s3, bool news)
+{
+    s3->pulse_quiet = news ? 0 : s3->pulse_quiet + 1;
+    if (s3->pulse_quiet < QUIET)
+        s3->pulse_age_ms = KL_S3_POLL_MIN_MS;
+    else
+        s3->pulse_age_ms = s3->pulse_age_ms * 2 < s3->poll_ms ? s3->pulse_age_ms * 2 : s3->poll_ms;
+}
+
+static kl_rc make_pulse(kl__s3 *s3)
+{
+    kl__s3_names names;
+    int64_t asked_ns = kl__monotonic_ns();
+    bool news = false;
+    kl_rc rc = kl__s3_list_page(s3, "", "records", 0, &names);
+    if (rc != KL_OK)
+        return rc;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < names.count; i++)
+        if (strncmp(names.items[i].name, "tasks/", 6) == 0)
+            news |= see_task(s3, names.items[i].name);
+    if (!names.more)
+        end_pulse(s3, asked_ns);
+    kl__memory_leave(s3->memory);
+    bool records = !names.more || (names.count && strncmp(names.items[names.count - 1].name, "tasks/", 6) >= 0);
+    kl__s3_records_seen(s3, &names, records, asked_ns);
+    s3->pulse_whole = !names.more;
+    slow_down(s3, news);
+    s3->pulse_ns = asked_ns;
+    kl__s3_names_free(&names);
+    return KL_OK;
+}
+
+kl_rc kl__s3_pulse(kl__s3 *s3, bool now)
+{
+    pthread_mutex_lock(&s3->pulse_mutex);
+    kl_rc rc = !now && is_fresh(s3->pulse_ns, s3->pulse_age_ms) ? KL_OK : make_pulse(s3);
+    pthread_mutex_unlock(&s3->pulse_mutex);
+    return rc;
+}
+
+void kl__s3_pulse_changed(kl__s3 *s3)
+{
+    pthread_mutex_lock(&s3->pulse_mutex);
+    s3->pulse_quiet = 0;
+    s3->pulse_age_ms = KL_S3_POLL_MIN_MS;
+    pthread_mutex_unlock(&s3->pulse_mutex);
+}
+
+kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count)
+{
+    bool owned = false;
+    for (size_t i = 0; i < count; i++)
+        owned |= shards[i]->owned;
+    kl_rc rc = count > KL_S3_PROBES || owned ? kl__s3_pulse(s3, !owned) : KL_OK;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < count; i++) {
+        bool known = (count > KL_S3_PROBES || owned) && s3->pulse_whole;
+        bool rests =
+            shards[i]->owned && is_fresh(shards[i]->tail_ns, s3->pulse_whole ? s3->pulse_age_ms : shards[i]->rest_ms);
+        shards[i]->ended = (known || rests) && shards[i]->taken >= shards[i]->tail;
+    }
+    kl__memory_leave(s3->memory);
+    return rc;
+}
+
+/* --- Reading on --- */
+
+/* How many objects to ask for: those that are known to be there, or (to find out) one, and more while they come. */
+static uint64_t width_of(const kl__s3_shard *shard, size_t want, uint64_t probe)
+{
+    uint64_t known = shard->tail > shard->taken ? shard->tail - shard->taken : probe;
+    uint64_t wide = want < KL_S3_WIDE ? want : KL_S3_WIDE;
+    return known < wide ? known : wide;
+}
+
+static kl_rc ask_tasks(kl__s3 *s3, kl__s3_more *more, size_t count, uint64_t probe, struct fetch *fetch)
+{
+    bool good = fetch_open(fetch, count * KL_S3_WIDE);
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; good && i < count; i++) {
+        kl__s3_shard *shard = more[i].shard;
+        uint64_t wide = shard->ended ? 0 : width_of(shard, more[i].want, probe);
+        for (uint64_t j = 1; good && j <= wide; j++)
+            good = fetch_add(fetch, shard, shard->taken + j, kl__s3_log_name(s3, "tasks", shard, shard->taken + j));
+    }
+    kl__memory_leave(s3->memory);
+    return good ? fetch_send(s3, fetch) : kl__fail_memory();
+}
+
+/* The end was found: the longer nothing comes, the longer it is good for. */
+static void rest(const kl__s3 *s3, kl__s3_shard *shard)
+{
+    int64_t twice = shard->rest_ms * 2 < s3->poll_ms ? shard->rest_ms * 2 : s3->poll_ms;
+    shard->rest_ms = shard->news || twice < KL_S3_REST_MIN_MS ? KL_S3_REST_MIN_MS : twice;
+    shard->news = false;
+}
+
+/* There is no object of this number: the log ends here, or it was deleted. */
+static void meet_gap(const kl__s3 *s3, kl__s3_shard *shard, uint64_t number, int64_t asked_ns, bool *ret_unsure)
+{
+    if (number != shard->taken + 1)
+        return;
+    if (number > shard->tail && is_fresh(shard->tail_ns, KL_S3_TRUST_MS)) {
+        shard->ended = true;
+        shard->tail_ns = asked_ns;
+        rest(s3, shard);
+    } else {
+        *ret_unsure = true;
+    }
+}
+
+/* Passes over what was deleted. */
+static kl_rc step_over(kl__s3 *s3, kl__s3_shard *shard)
+{
+    uint64_t from = shard->taken, first, last;
+    bool more;
+    int64_t asked_ns = kl__monotonic_ns();
+    kl_rc rc = list_tasks(s3, shard, from, &first, &last, &more);
+    if (rc != KL_OK)
+        return rc;
+    kl__memory_enter(s3->memory);
+    if (first && shard->taken == from)
+        shard->taken = first - 1;
+    if (!first && shard->taken == from && shard->tail <= from) /* else somebody has appended meanwhile */
+        shard->ended = true;
+    if (last > shard->tail)
+        shard->tail = last;
+    if (!more)
+        shard->tail_ns = asked_ns;
+    kl__memory_leave(s3->memory);
+    return KL_OK;
+}
+
+static kl_rc take_tasks(kl__s3 *s3, const struct fetch *fetch, int64_t asked_ns, kl__s3_more *more, size_t count)
+{
+    kl_rc rc = KL_OK;
+    for (size_t m = 0, i = 0; rc == KL_OK && m < count; m++) {
+        kl__s3_shard *shard = more[m].shard;
+        bool unsure = false, gap = false;
+        kl__memory_enter(s3->memory);
+        for (; rc == KL_OK && i < fetch->count && fetch->wanted[i].shard == shard; i++) {
+            uint64_t number = fetch->wanted[i].number;
+            if (gap || number != shard->taken + 1)
+                continue;
+            if (fetch->requests[i].status == 200)
+                rc = kl__s3_apply_tasks(s3, shard, number, &fetch->requests[i].reply);
+            else
+                meet_gap(s3, shard, number, asked_ns, &unsure);
+            gap = fetch->requests[i].status != 200;
+            more[m].want -= !gap && more[m].want > 0;
+        }
+        kl__memory_leave(s3->memory);
+        if (rc == KL_OK && unsure)
+            rc = step_over(s3, shard);
+    }
+    return rc;
+}
+
+/* Of its own shards a process looks for more only as often as it looks at the bucket. */
+static int64_t good_since(const kl__s3 *s3, const kl__s3_more *more)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    int64_t age_ms = s3->pulse_whole ? s3->pulse_age_ms : more->shard->rest_ms;
+    return more->shard->owned ? now_ns - age_ms * 1000000 : more->since_ns ? more->since_ns : now_ns;
+}
+
+/* Shards that are at their end, or have got what was wanted, go. */
+static size_t keep_wanting(kl__s3 *s3, kl__s3_more *more, size_t count)
+{
+    size_t left = 0;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < count; i++) {
+        kl__s3_shard *shard = more[i].shard;
+        if (shard->taken >= shard->tail && shard->tail_ns >= good_since(s3, &more[i]))
+            shard->ended = true;
+        if (!shard->ended && more[i].want > 0)
+            more[left++] = more[i];
+    }
+    kl__memory_leave(s3->memory);
+    return left;
+}
+
+kl_rc kl__s3_extend(kl__s3 *s3, kl__s3_more *more, size_t count)
+{
+    kl_rc rc = KL_OK;
+    uint64_t probe = 1;
+    while (rc == KL_OK && (count = keep_wanting(s3, more, count)) > 0) {
+        struct fetch fetch;
+        int64_t asked_ns = kl__monotonic_ns();
+        rc = ask_tasks(s3, more, count, probe, &fetch);
+        if (rc == KL_OK)
+            rc = take_tasks(s3, &fetch, asked_ns, more, count);
+        fetch_free(&fetch);
+        probe = probe * 2 < KL_S3_WIDE ? probe * 2 : KL_S3_WIDE;
+    }
+    return rc;
+}
+
+kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t max, int64_t since_ns)
+{
+    kl__s3_more *more = kl__alloc_zeroed(count ? count : 1, sizeof *more);
+    size_t used = 0;
+    kl_rc rc = more ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        if (!shards[i]->ended)
+            more[used++] = (kl__s3_more){shards[i], max, since_ns};
+    if (rc == KL_OK)
+        rc = kl__s3_extend(s3, more, used);
+    kl__free(more);
+    return rc;
+}
+
+/* --- Marks of lines --- */
+
+kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines)
+{
+    char prefix[KL_S3_NAME_MAX];
+    char *after = NULL;
+    kl__s3_names names = {.more = true};
+    kl_rc rc = KL_OK;
+    *ret_lines = partition->marks;
+    if (is_fresh(partition->marks_ns, MARKS_MS))
+        return KL_OK;
+    int64_t asked_ns = kl__monotonic_ns();
+    uint64_t marks = partition->marks;
+    snprintf(prefix, sizeof prefix, "index/%s/lines/", partition->name);
+    for (names.more = true; rc == KL_OK && names.more;) {
+        rc = kl__s3_list_page(s3, prefix, after, 0, &names);
+        kl__free(after);
+        after = NULL;
+        for (size_t i = 0; rc == KL_OK && i < names.count; i++) {
+            unsigned long line = strtoul(strrchr(names.items[i].name, '/') + 1, NULL, 10);
+            marks |= line < 64 ? UINT64_C(1) << line : 0;
+        }
+        if (rc == KL_OK && names.more && names.count)
+            after = kl__s3_name(&(kl__s3){.prefix = ""}, "%s", names.items[names.count - 1].name);
+        bool goes_on = names.more && after;
+        kl__s3_names_free(&names);
+        names.more = goes_on;
+    }
+    if (rc == KL_OK) {
+        partition->marks = *ret_lines = marks;
+        partition->marks_ns = asked_ns;
+    }
+    return rc;
+}
+
+/* --- What is kept --- */
+
+/* done/<partition>/<shard>/<journal>-<expires>.json */
+static kl_rc load_archives(kl__s3 *s3, kl__s3_shard *shard, const char *sort)
+{
+    char prefix[KL_S3_NAME_MAX], after[KL_S3_NAME_MAX] = "";
+    kl__s3_names names = {.more = true};
+    kl_rc rc = KL_OK;
+    snprintf(prefix, sizeof prefix, "%s/%s/%s/", sort, shard->partition->name, shard->digits);
+    for (int page = 0; rc == KL_OK && names.more && page < KEPT_PAGES; page++) {
+        struct fetch fetch;
+        rc = kl__s3_list_page(s3, prefix, *after ? after : NULL, 0, &names);
+        if (rc != KL_OK)
+            return rc;
+        bool good = fetch_open(&fetch, names.count);
+        for (size_t i = 0; good && i < names.count; i++) {
+            good = fetch_add(&fetch, shard, 0, kl__s3_name(s3, "%s", names.items[i].name));
+            snprintf(after, sizeof after, "%s", names.items[i].name);
+        }
+        rc = good ? fetch_send(s3, &fetch) : kl__fail_memory();
+        kl__memory_enter(s3->memory);
+        for (size_t i = 0; rc == KL_OK && i < fetch.count; i++)
+            if (fetch.requests[i].status == 200)
+                rc = kl__s3_apply_kept(s3, shard, &fetch.requests[i].reply);
+        kl__memory_leave(s3->memory);
+        fetch_free(&fetch);
+        bool more = names.more;
+        kl__s3_names_free(&names);
+        names.more = more;
+    }
+    return rc;
+}
+
+kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count)
+{
+    kl_rc rc = KL_OK;
+    pthread_mutex_lock(&s3->kept_mutex);
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        kl__s3_shard *shard = shards[i];
+        if (shard->kept_loaded || shard->checkpoint == 0)
+            continue;
+        rc = load_archives(s3, shard, "done");
+        if (rc == KL_OK)
+            rc = load_archives(s3, shard, "dead");
+        shard->kept_loaded = rc == KL_OK;
+    }
+    pthread_mutex_unlock(&s3->kept_mutex);
+    return rc;
+}

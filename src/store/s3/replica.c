@@ -1,0 +1,804 @@
+/* replica.c - what the logs of a shard say, applied to the memory engine's structures.
+ *
+ * From: refresh.c (objects that were read), append.c and settle.c (objects that were written).  To: the calls.
+ *
+ * Objects of a log are applied in the order of their numbers, each once. Task objects may be behind the journal: what the
+ * journal says of tasks that are not loaded yet is kept with their object, and heeded when it is. Applying may be broken
+ * off for want of memory and begun again.
+ *
+ * R1  A task waits in the replica exactly if its object is loaded and its pointer stands there.
+ * R2  Of objects with the same token, or the same id while the first one waits, the one with the lower number counts. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/hash.h"
+#include "store/s3/s3.h"
+
+static kl_rc fail_damaged(const kl__s3_shard *shard, const char *log, uint64_t number)
+{
+    return kl__fail(KL_EDAMAGED, "object %016llx of %s/%s/%s cannot be understood; it is passed over",
+                    (unsigned long long)number, log, shard->partition->name, shard->digits);
+}
+
+/* --- Objects --- */
+
+static kl__s3_object *by_number(const kl__tree_node *node) { return KL_CONTAINER(node, kl__s3_object, by_number); }
+
+static bool less_number(const kl__tree_node *a, const kl__tree_node *b)
+{
+    return by_number(a)->number < by_number(b)->number;
+}
+
+kl__s3_object *kl__s3_object_of(kl__s3_shard *shard, uint64_t number)
+{
+    kl__s3_object probe = {.number = number};
+    kl__tree_node *node = kl__memory_find_node(shard->objects, &probe.by_number, less_number);
+    return node ? by_number(node) : NULL;
+}
+
+static kl__s3_object *make_object(kl__s3_shard *shard, uint64_t number)
+{
+    kl__s3_object *object = kl__s3_object_of(shard, number);
+    if (object || !(object = kl__alloc_zeroed(1, sizeof *object)))
+        return object;
+    object->number = number;
+    kl__tree_insert(&shard->objects, &object->by_number, less_number);
+    return object;
+}
+
+void kl__s3_retry_free(kl__s3_retry *retry)
+{
+    for (kl__s3_retry *next; retry; retry = next) {
+        next = retry->next;
+        for (kl__memory_left *left = retry->left, *later; left; left = later) {
+            later = left->next;
+            kl__free(left);
+        }
+        kl__free(retry);
+    }
+}
+
+void kl__s3_object_free(kl__s3_shard *shard, kl__s3_object *object)
+{
+    kl__tree_remove(&shard->objects, &object->by_number, less_number);
+    for (uint32_t i = 0; object->tasks && i < object->count; i++) {
+        if (object->tasks[i]) {
+            kl__memory_take_out(object->tasks[i]);
+            kl__memory_task_free(object->tasks[i]);
+        }
+    }
+    kl__s3_retry_free(object->retries);
+    kl__free(object->tasks);
+    kl__free(object->settled);
+    kl__free(object);
+}
+
+static bool is_settled(const kl__s3_object *object, uint32_t index)
+{
+    return index < object->settled_room && (object->settled[index / 8] >> index % 8 & 1);
+}
+
+static bool set_settled(kl__s3_object *object, uint32_t index)
+{
+    if (index >= object->settled_room) {
+        uint32_t room = object->settled_room ? object->settled_room : 64;
+        while (room <= index)
+            room *= 2;
+        uint8_t *grown = kl__alloc_zeroed(room / 8, 1);
+        if (!grown)
+            return false;
+        if (object->settled_room)
+            memcpy(grown, object->settled, object->settled_room / 8);
+        kl__free(object->settled);
+        object->settled = grown;
+        object->settled_room = room;
+    }
+    object->settled[index / 8] |= (uint8_t)(1u << index % 8);
+    return true;
+}
+
+/* --- Tokens --- */
+
+static kl__s3_token *by_value(const kl__tree_node *node) { return KL_CONTAINER(node, kl__s3_token, by_value); }
+
+static bool less_token(const kl__tree_node *a, const kl__tree_node *b)
+{
+    return memcmp(&by_value(a)->token, &by_value(b)->token, sizeof(kl_token)) < 0;
+}
+
+static void drop_oldest_token(kl__s3_shard *shard)
+{
+    kl__s3_token *token = shard->oldest_token;
+    kl__tree_remove(&shard->tokens, &token->by_value, less_token);
+    shard->oldest_token = token->next;
+    if (!token->next)
+        shard->newest_token = NULL;
+    shard->token_count--;
+    kl__free(token);
+}
+
+void kl__s3_tokens_free(kl__s3_shard *shard)
+{
+    while (shard->oldest_token)
+        drop_oldest_token(shard);
+}
+
+static bool remember(kl__s3_shard *shard, const kl_token *value, uint64_t number, int64_t at_ms)
+{
+    kl__s3_token *token = kl__alloc(sizeof *token);
+    if (!token)
+        return false;
+    *token = (kl__s3_token){.number = number, .at_ms = at_ms, .token = *value};
+    kl__tree_insert(&shard->tokens, &token->by_value, less_token);
+    if (shard->newest_token)
+        shard->newest_token->next = token;
+    else
+        shard->oldest_token = token;
+    shard->newest_token = token;
+    shard->token_count++;
+    while (shard->token_count > KL_S3_TOKENS)
+        drop_oldest_token(shard);
+    return true;
+}
+
+/* Whether an earlier object bore the token; else it is remembered. False: no memory. */
+static bool meet_token(kl__s3_shard *shard, const kl_token *value, uint64_t number, int64_t at_ms, bool *ret_repeat)
+{
+    kl__s3_token probe = {.token = *value};
+    while (shard->oldest_token && at_ms - shard->oldest_token->at_ms > KL_S3_TOKEN_MS)
+        drop_oldest_token(shard);
+    kl__tree_node *node = kl__memory_find_node(shard->tokens, &probe.by_value, less_token);
+    *ret_repeat = node && by_value(node)->number < number;
+    return node || remember(shard, value, number, at_ms);
+}
+
+/* --- Tasks --- */
+
+static kl_bytes copy_to(char **to, kl_bytes bytes)
+{
+    kl_bytes copy = {*to, bytes.len};
+    if (bytes.len > 0)
+        memcpy(*to, bytes.data, bytes.len);
+    *to += bytes.len;
+    return copy;
+}
+
+static kl__memory_task *make_task(kl__memory_shard *shard, const kl_entry *entry, uint64_t position)
+{
+    kl__memory_task *task = kl__alloc(sizeof *task + kl__memory_task_bytes(entry));
+    if (!task)
+        return NULL;
+    char *bytes = task->bytes;
+    *task = (kl__memory_task){.shard = shard, .entry = *entry, .state = KL_TASK_WAITING, .position = position};
+    task->entry.key = copy_to(&bytes, entry->key);
+    task->entry.kind = copy_to(&bytes, entry->kind);
+    task->entry.headers = copy_to(&bytes, entry->headers);
+    task->entry.payload = copy_to(&bytes, entry->payload);
+    task->not_before_ms = entry->due_ms;
+    task->key_hash = kl__key_hash(entry->key);
+    return task;
+}
+
+kl__memory_left *kl__s3_left_make(uint32_t attempts, int64_t expires_ms, kl_bytes error, kl_bytes result)
+{
+    kl__memory_left *left = kl__alloc(sizeof *left + error.len + result.len);
+    if (!left)
+        return NULL;
+    char *bytes = left->bytes;
+    *left = (kl__memory_left){.attempts = attempts, .expires_ms = expires_ms};
+    left->error = copy_to(&bytes, error);
+    left->result = copy_to(&bytes, result);
+    return left;
+}
+
+static kl__s3_retry **find_retry(kl__s3_object *object, uint64_t position)
+{
+    kl__s3_retry **link = &object->retries;
+    while (*link && (*link)->position != position)
+        link = &(*link)->next;
+    return link;
+}
+
+static bool note_repeat(kl__s3_shard *shard, uint64_t position)
+{
+    if (shard->repeat_count == shard->repeat_room) {
+        size_t room = shard->repeat_room ? shard->repeat_room * 2 : 16;
+        uint64_t *grown = kl__alloc_zeroed(room, sizeof *grown);
+        if (!grown)
+            return false;
+        if (shard->repeat_count)
+            memcpy(grown, shard->repeats, shard->repeat_count * sizeof *grown);
+        kl__free(shard->repeats);
+        shard->repeats = grown;
+        shard->repeat_room = room;
+    }
+    shard->repeats[shard->repeat_count++] = position;
+    return true;
+}
+
+/* Puts one task of an object that is being loaded into its line. False: no memory. */
+static bool link_task(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object, uint32_t index, const kl_entry *entry)
+{
+    kl__memory_shard *lines = kl__memory_shard_make(s3->memory, shard->place);
+    uint64_t position = object->number << KL_S3_INDEX_BITS | index;
+    if (!lines)
+        return false;
+    if (kl__memory_waiting(lines, &entry->id))
+        return note_repeat(shard, position);
+    kl__memory_task *task = make_task(lines, entry, position);
+    if (!task)
+        return false;
+    kl__s3_retry **link = find_retry(object, position), *retry = *link;
+    if (retry) {
+        *link = retry->next;
+        task->attempts = retry->attempts;
+        task->not_before_ms = retry->due_ms;
+        task->left = retry->left;
+        kl__free(retry);
+        kl__memory_put_in_line(task, KL_LINE_RETRY);
+    } else {
+        kl__memory_put_in_line(task, entry->due_ms > 0 ? KL_LINE_DUE : entry->priority);
+    }
+    object->tasks[index] = task;
+    object->live++;
+    return true;
+}
+
+static uint32_t count_tasks(const json_t *appends)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < json_array_size(appends); i++)
+        count += json_array_size(json_object_get(json_array_get(appends, i), "tasks"));
+    return count <= KL_S3_ENTRIES_MAX ? (uint32_t)count : 0;
+}
+
+/* One append's part of the object. KL_EDAMAGED: an entry is none, and is passed over. */
+static kl_rc load_append(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object, const json_t *append, int64_t at_ms,
+                         kl_arena *arena, uint32_t *index)
+{
+    const json_t *tasks = json_object_get(append, "tasks");
+    kl_token token;
+    kl_entry entry;
+    bool named, repeat = false;
+    kl_rc rc = KL_OK;
+    if (!kl__s3_get_token(append, "token", &token, &named))
+        rc = KL_EDAMAGED;
+    else if (named && !meet_token(shard, &token, object->number, at_ms, &repeat))
+        return KL_ENOMEM;
+    for (size_t i = 0; i < json_array_size(tasks); i++, ++*index) {
+        if (repeat || is_settled(object, *index) || object->tasks[*index])
+            continue;
+        kl_arena_reset(arena);
+        if (!kl__s3_get_entry(json_array_get(tasks, i), shard->place, arena, &entry))
+            rc = KL_EDAMAGED;
+        else if (!link_task(s3, shard, object, *index, &entry))
+            return KL_ENOMEM;
+    }
+    return rc;
+}
+
+static kl_rc load_appends(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object, const json_t *root)
+{
+    const json_t *appends = json_object_get(root, "appends");
+    kl_arena arena = {0};
+    int64_t at_ms;
+    uint32_t index = 0;
+    kl_rc first = kl__s3_get_int(root, "at", &at_ms) ? KL_OK : KL_EDAMAGED;
+    uint32_t count = count_tasks(appends);
+    if (!object->tasks && !(object->tasks = kl__alloc_zeroed(count ? count : 1, sizeof(kl__memory_task *))))
+        return KL_ENOMEM;
+    object->count = count;
+    for (size_t i = 0; count && i < json_array_size(appends); i++) {
+        kl_rc rc = load_append(s3, shard, object, json_array_get(appends, i), at_ms, &arena, &index);
+        first = first != KL_OK ? first : rc;
+        if (rc == KL_ENOMEM)
+            break;
+    }
+    kl_arena_free(&arena);
+    return first;
+}
+
+kl_rc kl__s3_apply_tasks(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body)
+{
+    KL_ASSERT(number == shard->taken + 1);
+    kl__s3_object *object = make_object(shard, number);
+    json_t *root = object ? kl__s3_parse(body) : NULL;
+    kl_rc rc = !object ? KL_ENOMEM : root ? load_appends(s3, shard, object, root) : KL_EDAMAGED;
+    json_decref(root);
+    if (rc == KL_ENOMEM)
+        return kl__fail_memory();
+    object->loaded = true;
+    object->dead_ns = object->live ? 0 : kl__monotonic_ns();
+    kl__s3_retry_free(object->retries); /* of tasks that it does not have */
+    object->retries = NULL;
+    kl__free(object->settled);
+    object->settled = NULL;
+    object->settled_room = 0;
+    shard->taken = number;
+    shard->news = true;
+    if (shard->tail < number)
+        shard->tail = number;
+    if (rc != KL_OK)
+        kl__s3_log(s3, KL_LOG_ERROR, "task object %s/%s/%016llx cannot be understood", shard->partition->name,
+                   shard->digits, (unsigned long long)number);
+    return KL_OK;
+}
+
+/* --- Journal: ends --- */
+
+static void end_loaded(kl__s3_object *object, uint32_t index)
+{
+    kl__memory_task *task = index < object->count ? object->tasks[index] : NULL;
+    if (!task)
+        return;
+    kl__memory_take_out(task);
+    kl__memory_task_free(task);
+    object->tasks[index] = NULL;
+    if (--object->live == 0)
+        object->dead_ns = kl__monotonic_ns();
+}
+
+static bool end_unloaded(kl__s3_shard *shard, uint64_t number, uint32_t index)
+{
+    kl__s3_object *object = make_object(shard, number);
+    if (!object || !set_settled(object, index))
+        return false;
+    kl__s3_retry **link = find_retry(object, number << KL_S3_INDEX_BITS | index), *retry = *link;
+    if (retry) {
+        *link = retry->next;
+        retry->next = NULL;
+        kl__s3_retry_free(retry);
+    }
+    return true;
+}
+
+/* The task waits no more. False: no memory. */
+static bool end_task(kl__s3_shard *shard, uint64_t number, uint32_t index)
+{
+    kl__s3_object *object = kl__s3_object_of(shard, number);
+    if (object && object->loaded) {
+        end_loaded(object, index);
+        return true;
+    }
+    return number <= shard->taken || end_unloaded(shard, number, index); /* else it is gone */
+}
+
+/* "number.first-last" or "number.index", in hex. */
+static kl_rc end_run(kl__s3_shard *shard, const char *run)
+{
+    char *end;
+    uint64_t number = strtoull(run, &end, 16);
+    if (*end != '.')
+        return KL_EDAMAGED;
+    unsigned long from = strtoul(end + 1, &end, 16), to = from;
+    if (*end == '-')
+        to = strtoul(end + 1, &end, 16);
+    if (*end != '\0' || from > to || to >= KL_S3_ENTRIES_MAX)
+        return KL_EDAMAGED;
+    for (unsigned long i = from; i <= to; i++)
+        if (!end_task(shard, number, (uint32_t)i))
+            return KL_ENOMEM;
+    return KL_OK;
+}
+
+/* --- Journal: errors and results --- */
+
+static kl_rc read_left(const json_t *errors, kl_arena *arena, kl__memory_left **ret_left)
+{
+    kl__memory_left **end = ret_left;
+    int64_t attempts, expires_ms;
+    kl_bytes error;
+    *ret_left = NULL;
+    for (size_t i = 0; i < json_array_size(errors); i++) {
+        const json_t *item = json_array_get(errors, i);
+        if (!kl__s3_get_int(item, "attempts", &attempts) || !kl__s3_get_int(item, "expires_ms", &expires_ms) ||
+            !kl__s3_get_bytes(item, "error", arena, &error))
+            return KL_EDAMAGED;
+        *end = kl__s3_left_make((uint32_t)attempts, expires_ms, error, (kl_bytes){0});
+        if (!*end)
+            return KL_ENOMEM;
+        end = &(*end)->next;
+    }
+    return KL_OK;
+}
+
+static void free_left(kl__memory_left *left)
+{
+    for (kl__memory_left *next; left; left = next) {
+        next = left->next;
+        kl__free(left);
+    }
+}
+
+/* Adds what an attempt left; of the same attempt only the last counts, and what has expired goes. */
+static void add_left(kl__memory_left **lefts, kl__memory_left *added, int64_t at_ms)
+{
+    for (kl__memory_left **link = lefts; *link;) {
+        kl__memory_left *old = *link;
+        if ((added && old->attempts == added->attempts) || old->expires_ms <= at_ms) {
+            *link = old->next;
+            kl__free(old);
+        } else {
+            link = &old->next;
+        }
+    }
+    if (!added)
+        return;
+    kl__memory_left *last = added;
+    while (last->next)
+        last = last->next;
+    last->next = *lefts;
+    *lefts = added;
+}
+
+/* --- Journal: retries --- */
+
+static bool retry_unloaded(kl__s3_shard *shard, uint64_t position, const kl__s3_retry *said, int64_t at_ms)
+{
+    uint64_t number = position >> KL_S3_INDEX_BITS;
+    kl__s3_object *object = make_object(shard, number);
+    if (!object)
+        return false;
+    kl__s3_retry **link = find_retry(object, position);
+    if (!*link && !(*link = kl__alloc_zeroed(1, sizeof **link)))
+        return false;
+    kl__s3_retry *retry = *link;
+    retry->position = position;
+    retry->attempts = said->attempts;
+    retry->due_ms = said->due_ms;
+    add_left(&retry->left, said->left, at_ms);
+    if (number > shard->retry_to)
+        shard->retry_to = number;
+    return true;
+}
+
+/* Takes over said->left on success. */
+static bool retry_task(kl__s3_shard *shard, const kl__s3_retry *said, int64_t at_ms)
+{
+    uint64_t number = said->position >> KL_S3_INDEX_BITS;
+    uint32_t index = said->position & (KL_S3_ENTRIES_MAX - 1);
+    kl__s3_object *object = kl__s3_object_of(shard, number);
+    if (!(object && object->loaded) && number > shard->taken)
+        return retry_unloaded(shard, said->position, said, at_ms);
+    kl__memory_task *task = object && object->loaded && index < object->count ? object->tasks[index] : NULL;
+    if (!task) {
+        free_left(said->left);
+        return true;
+    }
+    add_left(&task->left, said->left, at_ms);
+    kl__memory_take_out(task);
+    task->attempts = said->attempts;
+    task->not_before_ms = said->due_ms;
+    kl__memory_put_in_line(task, KL_LINE_RETRY);
+    return true;
+}
+
+static kl_rc apply_retry(kl__s3_shard *shard, const json_t *item, int64_t at_ms, kl_arena *arena)
+{
+    kl__s3_retry said = {0};
+    int64_t attempts;
+    if (!kl__s3_get_hex(item, "retry", &said.position) || !kl__s3_get_int(item, "attempts", &attempts) ||
+        !kl__s3_get_int(item, "due_ms", &said.due_ms))
+        return KL_EDAMAGED;
+    said.attempts = (uint32_t)attempts;
+    kl_rc rc = read_left(json_object_get(item, "errors"), arena, &said.left);
+    if (rc == KL_OK && !retry_task(shard, &said, at_ms))
+        rc = KL_ENOMEM;
+    if (rc != KL_OK)
+        free_left(said.left);
+    return rc;
+}
+
+/* --- Journal: kept --- */
+
+static const struct {
+    kl_task_state state;
+    const char *name;
+} states[] = {{KL_TASK_DONE, "done"}, {KL_TASK_DEAD, "dead"}, {KL_TASK_CANCELLED, "cancelled"}};
+
+static kl_task_state state_of(const char *name)
+{
+    for (size_t i = 0; name && i < sizeof states / sizeof states[0]; i++)
+        if (strcmp(states[i].name, name) == 0)
+            return states[i].state;
+    return KL_TASK_UNKNOWN;
+}
+
+static bool is_forgotten(const kl__s3_shard *shard, const kl_task_id *id)
+{
+    for (const kl__s3_forgotten *one = shard->forgotten; one; one = one->next)
+        if (kl_id_compare(&one->id, id) == 0)
+            return true;
+    return false;
+}
+
+/* Makes a finished task of what is written about it. */
+static kl_rc keep_task(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, kl_arena *arena)
+{
+    kl_entry entry;
+    kl_bytes result;
+    int64_t attempts, finished_ms, expires_ms;
+    uint64_t position;
+    kl_task_state state = state_of(json_string_value(json_object_get(item, "state")));
+    if (!kl__s3_get_entry(json_object_get(item, "task"), shard->place, arena, &entry) ||
+        !kl__s3_get_int(item, "attempts", &attempts) || !kl__s3_get_int(item, "finished_ms", &finished_ms) ||
+        !kl__s3_get_int(item, "expires_ms", &expires_ms) || !kl__s3_get_bytes(item, "result", arena, &result) ||
+        !kl__s3_get_hex(item, "kept", &position) || state == KL_TASK_UNKNOWN)
+        return KL_EDAMAGED;
+    if (expires_ms <= s3->memory->now_ms || is_forgotten(shard, &entry.id))
+        return KL_OK;
+    kl__memory_shard *lines = kl__memory_shard_make(s3->memory, shard->place);
+    kl__memory_task *task = lines ? make_task(lines, &entry, position) : NULL;
+    kl__memory_left *left = kl__s3_left_make((uint32_t)attempts, expires_ms, (kl_bytes){0}, result), *errors = NULL;
+    kl_rc rc = task && left ? read_left(json_object_get(item, "errors"), arena, &errors) : KL_ENOMEM;
+    if (rc != KL_OK) {
+        kl__free(task);
+        kl__free(left);
+        free_left(errors);
+        return rc;
+    }
+    left->next = errors;
+    task->left = left;
+    task->result = left->result;
+    task->state = state;
+    task->attempts = (uint32_t)attempts;
+    task->finished_ms = finished_ms;
+    task->expires_ms = expires_ms;
+    kl__memory_keep(s3->memory, task);
+    return KL_OK;
+}
+
+static kl_rc apply_kept(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, kl_arena *arena)
+{
+    uint64_t position;
+    if (!kl__s3_get_hex(item, "kept", &position))
+        return KL_EDAMAGED;
+    kl_rc rc = keep_task(s3, shard, item, arena);
+    if (rc == KL_OK && !end_task(shard, position >> KL_S3_INDEX_BITS, (uint32_t)(position & (KL_S3_ENTRIES_MAX - 1))))
+        rc = KL_ENOMEM;
+    return rc;
+}
+
+/* --- Journal: forgotten --- */
+
+static kl_rc forget_one(kl__s3 *s3, kl__s3_shard *shard, const kl_task_id *id, int64_t until_ms)
+{
+    if (!is_forgotten(shard, id)) {
+        kl__s3_forgotten *one = kl__alloc(sizeof *one);
+        if (!one)
+            return KL_ENOMEM;
+        *one = (kl__s3_forgotten){.next = shard->forgotten, .id = *id, .until_ms = until_ms};
+        shard->forgotten = one;
+    }
+    kl__memory_leave(s3->memory);
+    kl_rc rc = kl__memory_forget(s3->memory, shard->place, id, 1);
+    kl__memory_enter(s3->memory);
+    return rc;
+}
+
+static kl_rc apply_forget(kl__s3 *s3, kl__s3_shard *shard, const json_t *item)
+{
+    kl_task_id id;
+    int64_t until_ms;
+    if (!kl__s3_get_id(item, "forget", &id) || !kl__s3_get_int(item, "until_ms", &until_ms))
+        return KL_EDAMAGED;
+    return forget_one(s3, shard, &id, until_ms);
+}
+
+/* A task that is kept again, after it was forgotten and appended anew, is not forgotten any more. */
+static void remember_again(kl__s3_shard *shard, const json_t *item)
+{
+    kl_task_id id;
+    if (!shard->forgotten || !kl__s3_get_id(json_object_get(item, "task"), "id", &id))
+        return;
+    for (kl__s3_forgotten **link = &shard->forgotten; *link; link = &(*link)->next) {
+        kl__s3_forgotten *one = *link;
+        if (kl_id_compare(&one->id, &id) != 0)
+            continue;
+        *link = one->next;
+        kl__free(one);
+        return;
+    }
+}
+
+/* --- Journal --- */
+
+static kl_rc apply_item(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, int64_t at_ms, kl_arena *arena)
+{
+    kl_arena_reset(arena);
+    if (json_is_string(item))
+        return end_run(shard, json_string_value(item));
+    if (json_object_get(item, "retry"))
+        return apply_retry(shard, item, at_ms, arena);
+    if (json_object_get(item, "forget"))
+        return apply_forget(s3, shard, item);
+    remember_again(shard, item);
+    return apply_kept(s3, shard, item, arena);
+}
+
+static kl_rc apply_items(kl__s3 *s3, kl__s3_shard *shard, const json_t *items, int64_t at_ms)
+{
+    kl_arena arena = {0};
+    kl_rc first = KL_OK;
+    for (size_t i = 0; first != KL_ENOMEM && i < json_array_size(items); i++) {
+        kl_rc rc = apply_item(s3, shard, json_array_get(items, i), at_ms, &arena);
+        if (first == KL_OK || rc == KL_ENOMEM)
+            first = rc;
+    }
+    kl_arena_free(&arena);
+    return first;
+}
+
+kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body)
+{
+    uint64_t fence;
+    int64_t at_ms;
+    KL_ASSERT(number == shard->journal + 1);
+    json_t *root = kl__s3_parse(body);
+    if (!root || !kl__s3_get_hex(root, "fence", &fence) || !kl__s3_get_int(root, "at", &at_ms)) {
+        json_decref(root);
+        return fail_damaged(shard, "journal", number); /* nothing behind it may be taken for true */
+    }
+    kl_rc rc = apply_items(s3, shard, json_object_get(root, "items"), at_ms);
+    json_decref(root);
+    if (rc == KL_ENOMEM)
+        return kl__fail_memory();
+    if (rc != KL_OK)
+        kl__s3_log(s3, KL_LOG_ERROR, "an item of journal object %s/%s/%016llx cannot be understood",
+                   shard->partition->name, shard->digits, (unsigned long long)number);
+    if (fence > shard->epoch)
+        shard->epoch = fence;
+    if (at_ms > s3->floor_ms)
+        s3->floor_ms = at_ms;
+    shard->journal = number;
+    return KL_OK;
+}
+
+kl_rc kl__s3_apply_kept(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body)
+{
+    json_t *root = kl__s3_parse(body);
+    const json_t *items = json_object_get(root, "items");
+    kl_arena arena = {0};
+    kl_rc rc = root ? KL_OK : fail_damaged(shard, "an archive", 0);
+    for (size_t i = 0; rc != KL_ENOMEM && i < json_array_size(items); i++) {
+        kl_arena_reset(&arena);
+        rc = keep_task(s3, shard, json_array_get(items, i), &arena);
+    }
+    kl_arena_free(&arena);
+    json_decref(root);
+    return rc == KL_ENOMEM ? kl__fail_memory() : rc == KL_EDAMAGED ? fail_damaged(shard, "an archive", 0) : KL_OK;
+}
+
+/* --- The checkpoint --- */
+
+static kl_rc read_tokens(kl__s3_shard *shard, const json_t *tokens)
+{
+    for (size_t i = 0; i < json_array_size(tokens); i++) {
+        const json_t *item = json_array_get(tokens, i);
+        kl_token token;
+        uint64_t number;
+        int64_t at_ms;
+        bool there;
+        if (!kl__s3_get_token(item, "token", &token, &there) || !there || !kl__s3_get_hex(item, "number", &number) ||
+            !kl__s3_get_int(item, "at", &at_ms))
+            return KL_EDAMAGED;
+        if (!remember(shard, &token, number, at_ms))
+            return KL_ENOMEM;
+    }
+    return KL_OK;
+}
+
+static kl_rc read_forgotten(kl__s3 *s3, kl__s3_shard *shard, const json_t *forgotten)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < json_array_size(forgotten); i++)
+        rc = apply_forget(s3, shard, json_array_get(forgotten, i));
+    return rc;
+}
+
+kl_rc kl__s3_apply_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body)
+{
+    json_t *root = kl__s3_parse(body);
+    uint64_t tail = 0;
+    bool good = root && kl__s3_get_hex(root, "journal", &shard->checkpoint) &&
+                kl__s3_get_hex(root, "epoch", &shard->epoch) && kl__s3_get_hex(root, "swept", &shard->swept) &&
+                kl__s3_get_hex(root, "tasks_swept", &shard->tasks_swept) &&
+                kl__s3_get_hex(root, "first", &shard->first) && kl__s3_get_hex(root, "tokens_to", &shard->tokens_to) &&
+                kl__s3_get_hex(root, "tail", &tail);
+    kl_rc rc = good ? KL_OK : KL_EDAMAGED;
+    shard->taken = shard->first;
+    shard->journal = shard->checkpoint;
+    if (shard->tail < tail)
+        shard->tail = tail;
+    if (rc == KL_OK)
+        rc = apply_items(s3, shard, json_object_get(root, "items"), 0);
+    if (rc == KL_OK)
+        rc = read_tokens(shard, json_object_get(root, "tokens"));
+    if (rc == KL_OK)
+        rc = read_forgotten(s3, shard, json_object_get(root, "forgotten"));
+    json_decref(root);
+    if (rc == KL_EDAMAGED)
+        return kl__fail(KL_EDAMAGED, "index/%s/%s.json cannot be understood; is it of a newer release?",
+                        shard->partition->name, shard->digits);
+    return rc == KL_OK ? KL_OK : kl__fail_memory();
+}
+
+/* --- Writing --- */
+
+void kl__s3_put_run(kl__s3_text *text, uint64_t number, uint32_t from, uint32_t to)
+{
+    kl__s3_text_put(text, "\"%llx.%x", (unsigned long long)number, from);
+    if (to != from)
+        kl__s3_text_put(text, "-%x", to);
+    kl__s3_text_add(text, "\"", 1);
+}
+
+static bool is_ended(const kl__s3_object *object, uint32_t index)
+{
+    return object->loaded ? !object->tasks[index] : is_settled(object, index);
+}
+
+bool kl__s3_put_settled(kl__s3_text *text, const kl__s3_object *object)
+{
+    uint32_t end = object->loaded ? object->count : object->settled_room;
+    bool any = false;
+    for (uint32_t i = 0; i < end; i++) {
+        uint32_t from = i;
+        if (!is_ended(object, i))
+            continue;
+        while (i + 1 < end && is_ended(object, i + 1))
+            i++;
+        if (any)
+            kl__s3_text_add(text, ",", 1);
+        kl__s3_put_run(text, object->number, from, i);
+        any = true;
+    }
+    return any;
+}
+
+static void put_error(kl__s3_text *text, bool first, uint32_t attempts, int64_t expires_ms, kl_bytes error)
+{
+    kl__s3_text_put(text, "%s{\"attempts\":%u,\"expires_ms\":%lld", first ? "" : ",", (unsigned)attempts,
+                    (long long)expires_ms);
+    kl__s3_put_bytes(text, "error", error);
+    kl__s3_text_add(text, "}", 1);
+}
+
+static bool put_left(kl__s3_text *text, bool first, const kl__memory_left *left)
+{
+    for (; left; left = left->next) {
+        if (left->error.len == 0)
+            continue;
+        put_error(text, first, left->attempts, left->expires_ms, left->error);
+        first = false;
+    }
+    return first;
+}
+
+void kl__s3_put_retry(kl__s3_text *text, const kl__s3_retry *retry)
+{
+    kl__s3_text_put(text, "{\"retry\":\"%llx\",\"attempts\":%u,\"due_ms\":%lld,\"errors\":[",
+                    (unsigned long long)retry->position, (unsigned)retry->attempts, (long long)retry->due_ms);
+    put_left(text, true, retry->left);
+    kl__s3_text_put(text, "]}");
+}
+
+void kl__s3_put_end(kl__s3_text *text, const kl__s3_end *end)
+{
+    const char *name = "done";
+    for (size_t i = 0; i < sizeof states / sizeof states[0]; i++)
+        name = states[i].state == end->state ? states[i].name : name;
+    kl__s3_text_put(text,
+                    "{\"kept\":\"%llx\",\"state\":\"%s\",\"attempts\":%u,\"finished_ms\":%lld,\"expires_ms\":%lld,"
+                    "\"task\":{",
+                    (unsigned long long)end->position, name, (unsigned)end->attempts, (long long)end->finished_ms,
+                    (long long)end->expires_ms);
+    kl__s3_put_entry(text, end->entry);
+    kl__s3_text_put(text, "},\"errors\":[");
+    if (end->error.len)
+        put_error(text, true, end->attempts, end->expires_ms, end->error);
+    put_left(text, end->error.len == 0, end->left);
+    kl__s3_text_put(text, "]");
+    kl__s3_put_bytes(text, "result", end->result);
+    kl__s3_text_add(text, "}", 1);
+}

@@ -1,0 +1,381 @@
+/* s3.h - the S3 engine: a store in a bucket, with no server of its own.
+ *
+ * A shard is two logs of numbered objects, and whoever puts the next number first has it (put-if-absent):
+ *
+ *     tasks/<partition>/<shard>/<number>.json     what was appended: one object for all that one process appends at once
+ *     journal/<partition>/<shard>/<number>.json   what came of it: settled, tried again, kept, forgotten; and fences
+ *     index/<partition>/<shard>.json              a checkpoint: what the journal says up to some number
+ *
+ * Everything else follows from reading them in order. A process keeps a replica of the shards that it reads: the memory
+ * engine, fed from the logs (replica.c), answers scan, read, counts, results and find.
+ *
+ *     call -> bring the replica up to date (refresh.c) -> ask it
+ *     append -> one object per shard (append.c);  settle, fence, forget -> one object per shard (settle.c)
+ *
+ *     s3.c        the engine's table; URL, opening, clock, partitions, metrics
+ *     http.c, sign.c, creds.c, list.c      requests
+ *     selftest.c  what the server must be able to do
+ *     body.c      what stands in objects
+ *     upkeep.c    checkpoints, and deleting what nobody needs any more
+ *     records.c   records, by the ETags of their objects
+ *
+ * E1  A number is used once: it is put if absent, and deleted only long after everybody who might still try it has had to
+ *     look again (KL_S3_TRUST_MS < KL_S3_GRACE_MS).
+ * E2  Replicas of a shard are equal once they have read the same logs: nothing in them depends on who reads, or when.
+ * E3  A journal object that says epoch e was put by somebody who had read all before it, so no fence above e is among
+ *     those. That is the fence.
+ * E4  The newest object of a log is never deleted, so a listing always tells where it ends. */
+#ifndef KL_STORE_S3_H
+#define KL_STORE_S3_H
+
+#include <jansson.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "base/base.h"
+#include "base/clock.h"
+#include "base/compare.h"
+#include "base/tree.h"
+#include "keyline/store.h"
+#include "store/memory/memory.h"
+#include "store/s3/http.h"
+
+enum {
+    KL_S3_FORMAT = 1,
+    KL_S3_INDEX_BITS = 16,       /* position = number of the object, and index in it */
+    KL_S3_ENTRIES_MAX = 65536,   /* in one object */
+    KL_S3_TRUST_MS = 60000,      /* so long the end of a log may be taken for known */
+    KL_S3_GRACE_MS = 600000,     /* so long what is settled stays: far more than trust and a request's patience */
+    KL_S3_CHECKPOINT = 64,       /* journal objects between two checkpoints; ?checkpoint= */
+    KL_S3_TOKEN_MS = 10 * 60000, /* a token is known so long */
+    KL_S3_TOKENS = 65536 + 1,    /* and no more of one shard */
+    KL_S3_SETTLE_MS = 100,       /* between two settles of a busy process; ?settle_ms= */
+    KL_S3_POLL_MIN_MS = 100,     /* how old a look at the bucket may be, when nothing has changed for a while */
+    KL_S3_POLL_MAX_MS = 5000,    /* and at most; ?poll_ms= */
+    KL_S3_REST_MIN_MS = 250,     /* how often one shard is asked for, where a look does not show all of them */
+    KL_S3_PROBES = 3,            /* shards that are asked one by one rather than by a listing */
+    KL_S3_WIDE = 64,             /* objects that are read at once */
+    KL_S3_PARTITIONS = 4096,     /* of one store, at most */
+    KL_S3_COUNTED_MAX = 4096,    /* objects that counts reads before it says "at least" */
+};
+
+/* A task object that is known. */
+typedef struct kl__s3_object {
+    kl__tree_node by_number;
+    uint64_t number;
+    bool loaded;
+    uint32_t count, live;         /* loaded: its tasks, and those that wait */
+    kl__memory_task **tasks;      /* loaded: NULL where it is settled, or a repeat */
+    uint8_t *settled;             /* not loaded: a bit for each that is settled */
+    uint32_t settled_room;        /* bits */
+    int64_t dead_ns;              /* when the last of its tasks was settled */
+    struct kl__s3_retry *retries; /* not loaded: its tasks that are to be tried again */
+} kl__s3_object;
+
+typedef struct kl__s3_token {
+    kl__tree_node by_value;
+    struct kl__s3_token *next; /* the next younger one */
+    uint64_t number;           /* of the object that brought it */
+    int64_t at_ms;
+    kl_token token;
+} kl__s3_token;
+
+/* A task to be tried again whose object is not loaded yet. */
+typedef struct kl__s3_retry {
+    struct kl__s3_retry *next;
+    uint64_t position;
+    uint32_t attempts;
+    int64_t due_ms;
+    kl__memory_left *left;
+} kl__s3_retry;
+
+typedef struct kl__s3_forgotten {
+    struct kl__s3_forgotten *next;
+    kl_task_id id;
+    int64_t until_ms;
+} kl__s3_forgotten;
+
+struct kl__s3_partition;
+
+typedef struct kl__s3_shard {
+    kl_place place;
+    struct kl__s3_partition *partition;
+    char digits[8]; /* of the shard, as names have it */
+
+    /* the journal */
+    bool loaded;        /* the checkpoint has been read */
+    bool owned;         /* fenced by this process, and by nobody since as far as it knows */
+    uint64_t journal;   /* read up to this number */
+    int64_t journal_ns; /* when it was known to end there */
+    uint64_t epoch;
+    uint64_t checkpoint;                /* the journal's number in the checkpoint */
+    uint64_t swept;                     /* journal objects up to this one are deleted */
+    uint64_t tasks_swept;               /* and task objects up to this one */
+    uint64_t old_checkpoint, old_first; /* as they were at old_ns: what may be deleted when that is long ago */
+    int64_t old_ns;
+    int64_t written_ns;          /* when this process last wrote to the journal; 0: never */
+    int64_t checkpoint_ns;       /* when it was written or read */
+    char etag[KL_S3_ETAG_BYTES]; /* of the checkpoint; empty: there is none */
+
+    /* the tasks */
+    uint64_t taken;     /* in the replica up to this number */
+    uint64_t first;     /* nothing waits up to this number */
+    uint64_t tail;      /* the newest that is known of */
+    int64_t tail_ns;    /* when it was known to be the newest */
+    bool news;          /* something was read since the end was last found */
+    int64_t rest_ms;    /* how long an end is good for where the bucket is too full to be looked at whole */
+    bool contended;     /* others append to it, too */
+    bool ended;         /* the replica has all of them, as of the last look */
+    uint64_t tokens_to; /* tokens in the checkpoint are complete up to this number */
+    kl__tree_node *objects;
+    uint64_t retry_to; /* objects with tasks to be tried again stand up to here */
+    kl__tree_node *tokens;
+    kl__s3_token *oldest_token, *newest_token;
+    uint32_t token_count;
+    kl__s3_forgotten *forgotten;
+    bool kept_loaded;  /* archives have been read */
+    uint64_t *repeats; /* positions that turned out to be repeats without a token: settled with the next */
+    size_t repeat_count, repeat_room;
+    uint64_t marked; /* lines whose mark this process has put, by bit */
+} kl__s3_shard;
+
+typedef struct kl__s3_partition {
+    uint32_t number, shard_prefix_len, shard_count;
+    char *name;     /* as names of objects have it */
+    bool worked;    /* this process owns or owned a shard of it */
+    uint64_t marks; /* lines that are in use anywhere in it, as of marks_ns */
+    int64_t marks_ns;
+    kl__s3_shard **shards;
+} kl__s3_partition;
+
+/* A name in a listing. */
+typedef struct kl__s3_listed {
+    char *name;
+    char etag[KL_S3_ETAG_BYTES];
+    uint64_t size;
+    int64_t modified_ms;
+} kl__s3_listed;
+
+typedef struct kl__s3_names {
+    kl__s3_listed *items;
+    size_t count, room;
+    bool more; /* the server has more behind these */
+} kl__s3_names;
+
+struct kl__s3_appender;
+struct kl__s3_records;
+
+typedef struct kl__s3 {
+    kl_store_opts opts;
+    kl__s3_site site;
+    char *prefix; /* of all names, with its slash; may be empty */
+    kl__s3_http *http;
+    bool unquoted;    /* If-Match takes the ETag without quotes */
+    bool caller_time; /* ?clock=caller */
+    uint32_t checkpoint_every;
+    int64_t settle_ms, poll_ms;
+
+    kl__memory *memory; /* the replica. Its mutex (kl__memory_enter) holds for all partitions and shards below. */
+    kl__s3_partition **partitions; /* room for KL_S3_PARTITIONS */
+    uint32_t partition_count;
+    pthread_mutex_t partition_mutex; /* one partition is made at a time */
+    int64_t floor_ms;                /* no clock below what was written */
+
+    pthread_mutex_t journal_mutex; /* one settle, fence or forget at a time */
+    int64_t settled_ns;
+
+    /* refresh.c: one look at the whole bucket for all who ask */
+    pthread_mutex_t pulse_mutex; /* held while it is made */
+    int64_t pulse_ns;            /* when the last one began */
+    int64_t pulse_age_ms;        /* how old it may become */
+    unsigned pulse_quiet;        /* how many in a row brought nothing new */
+    bool pulse_whole;            /* it showed everything */
+
+    struct kl__s3_appender *appender;
+    struct kl__s3_records *records;
+    pthread_mutex_t kept_mutex; /* archives are written or read, not both at once */
+
+    _Atomic(uint64_t) appended, settled; /* tasks, by this process */
+    int64_t since_ms;                    /* when it was opened */
+
+    pthread_mutex_t upkeep_mutex;
+    pthread_cond_t upkeep_wakes;
+    pthread_t upkeep;
+    bool upkeep_runs, closing;
+} kl__s3;
+
+/* --- s3.c --- */
+
+int64_t kl__s3_now(kl__s3 *s3);                                               /* the store's clock */
+char *kl__s3_name(const kl__s3 *s3, const char *format, ...) KL_PRINTF(2, 3); /* NULL: no memory; kl__free it */
+char *kl__s3_log_name(const kl__s3 *s3, const char *log, const kl__s3_shard *shard, uint64_t number);
+uint64_t kl__s3_nonce(void);
+void kl__s3_log(const kl__s3 *s3, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
+void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard); /* as if nothing had been read; the mutex is held */
+
+static inline kl__s3_shard *kl__s3_shard_of(kl__s3 *s3, kl_place place)
+{
+    KL_ASSERT(place.partition >= 1 && place.partition <= s3->partition_count);
+    return s3->partitions[place.partition - 1]->shards[place.shard];
+}
+
+/* The shard, made if there is none. NULL: no memory. The mutex is held. */
+kl__s3_shard *kl__s3_shard_make(kl__s3 *s3, kl_place place);
+
+/* --- list.c --- */
+
+/* One page of names that begin with `prefix` (below the store's own), behind `after` (likewise; NULL: from the first),
+ * without the store's prefix. max 0: 1,000. */
+kl_rc kl__s3_list_page(kl__s3 *s3, const char *prefix, const char *after, unsigned max, kl__s3_names *ret_names);
+void kl__s3_names_free(kl__s3_names *names);
+
+/* Deletes objects by their names, a thousand a request. */
+kl_rc kl__s3_delete(kl__s3 *s3, char **names, size_t count);
+
+/* --- body.c: what stands in objects --- */
+
+void kl__s3_put_string(kl__s3_text *text, kl_bytes bytes);
+void kl__s3_put_bytes(kl__s3_text *text, const char *name, kl_bytes bytes); /* ,"name": or ,"name64": */
+void kl__s3_put_id(kl__s3_text *text, const char *name, const kl_task_id *id);
+void kl__s3_put_entry(kl__s3_text *text, const kl_entry *entry); /* the members of an object, without braces */
+void kl__s3_put_token(kl__s3_text *text, const kl_token *token); /* 32 hex digits, without quotes */
+
+/* Members of an object; missing ones are 0 or empty. Bytes lie in the arena. False: it is not as it should be. */
+bool kl__s3_get_int(const json_t *object, const char *name, int64_t *ret_value);
+bool kl__s3_get_hex(const json_t *object, const char *name, uint64_t *ret_value);
+bool kl__s3_get_id(const json_t *object, const char *name, kl_task_id *ret_id);
+bool kl__s3_get_token(const json_t *object, const char *name, kl_token *ret_token, bool *ret_there);
+bool kl__s3_get_bytes(const json_t *object, const char *name, kl_arena *arena, kl_bytes *ret_bytes);
+bool kl__s3_get_entry(const json_t *object, kl_place place, kl_arena *arena, kl_entry *ret_entry);
+json_t *kl__s3_parse(const kl__s3_text *text); /* NULL: no JSON, or of another format */
+
+/* --- replica.c: what the logs say. The mutex is held. --- */
+
+/* The next task object. KL_EDAMAGED: it cannot be read, and counts as empty. */
+kl_rc kl__s3_apply_tasks(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body);
+
+/* The next journal object. */
+kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body);
+
+/* The checkpoint, of a shard of which nothing has been read; an archive of kept tasks. */
+kl_rc kl__s3_apply_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body);
+kl_rc kl__s3_apply_kept(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body);
+
+kl__s3_object *kl__s3_object_of(kl__s3_shard *shard, uint64_t number);
+void kl__s3_object_free(kl__s3_shard *shard, kl__s3_object *object); /* takes it out */
+void kl__s3_retry_free(kl__s3_retry *retry);
+
+/* A task's end that is kept, as the journal and archives have it. */
+typedef struct kl__s3_end {
+    uint64_t position;
+    const kl_entry *entry;
+    kl_task_state state;
+    uint32_t attempts;
+    int64_t finished_ms, expires_ms;
+    kl_bytes error, result;      /* of the last attempt */
+    const kl__memory_left *left; /* of those before */
+} kl__s3_end;
+void kl__s3_put_end(kl__s3_text *text, const kl__s3_end *end);
+
+/* A task that is to be tried again; its errors are those to be added to (journal), or all (index). */
+void kl__s3_put_retry(kl__s3_text *text, const kl__s3_retry *retry);
+
+/* What an object has settled, as runs "number.first-last" with commas between; false: nothing. */
+bool kl__s3_put_settled(kl__s3_text *text, const kl__s3_object *object);
+void kl__s3_put_run(kl__s3_text *text, uint64_t number, uint32_t from, uint32_t to);
+
+kl__memory_left *kl__s3_left_make(uint32_t attempts, int64_t expires_ms, kl_bytes error, kl_bytes result);
+void kl__s3_tokens_free(kl__s3_shard *shard);
+
+/* --- refresh.c --- */
+
+/* Brings the journals of these shards up to date; shards that this process owns are taken as they are. */
+kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too);
+
+/* Finds out where the task logs of these shards end (many: by a look at the whole bucket that may be a little old). */
+kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count);
+
+/* Reads on in each of these shards, up to so many objects each. */
+typedef struct kl__s3_more {
+    kl__s3_shard *shard;
+    size_t want;
+    int64_t since_ns; /* an end of the log that was known then or later is good enough */
+} kl__s3_more;
+kl_rc kl__s3_extend(kl__s3 *s3, kl__s3_more *more, size_t count);
+
+/* Everything of these shards, up to `max` objects in all. */
+kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t max, int64_t since_ns);
+
+/* A look at the whole bucket: records and tasks. Not older than it may be; now: a new one. */
+kl_rc kl__s3_pulse(kl__s3 *s3, bool now);
+void kl__s3_pulse_changed(kl__s3 *s3); /* this process changed something: look again soon */
+
+/* Where the task log of a shard ends, by asking. */
+kl_rc kl__s3_find_tail(kl__s3 *s3, kl__s3_shard *shard);
+
+/* Archives of kept tasks of these shards. */
+kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count);
+
+/* Lines that have tasks in shards of the partition, as a bit each: priorities from 0 on, then due. */
+kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines);
+
+/* GETs one object whole. *ret_there false: there is none. */
+kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request);
+
+/* --- upkeep.c --- */
+
+kl_rc kl__s3_upkeep_start(kl__s3 *s3);
+void kl__s3_upkeep_stop(kl__s3 *s3);
+void kl__s3_upkeep_wake(kl__s3 *s3);
+kl_rc kl__s3_checkpoint(kl__s3 *s3, kl__s3_shard *shard);
+
+/* --- append.c, records.c: their parts of opening and closing --- */
+
+kl_rc kl__s3_appender_open(kl__s3 *s3);
+void kl__s3_appender_close(kl__s3 *s3);
+kl_rc kl__s3_records_open(kl__s3 *s3);
+void kl__s3_records_close(kl__s3 *s3);
+
+/* A look at the bucket showed these records; sorted by name, complete or not. */
+void kl__s3_records_seen(kl__s3 *s3, const kl__s3_names *names, bool whole, int64_t seen_ns);
+
+/* A document by compare-and-set: partitions.json is one that is no record. */
+typedef struct kl__s3_document {
+    uint64_t version; /* 0: there is none */
+    int64_t expires_ms;
+    bool removed;
+    kl_bytes value; /* in the arena */
+    char etag[KL_S3_ETAG_BYTES];
+} kl__s3_document;
+kl_rc kl__s3_document_get(kl__s3 *s3, const char *name, kl_arena *arena, kl__s3_document *ret_document);
+/* Over what `old` says (version 0: over nothing, or over its etag if it has one). KL_ECONFLICT: something else is there. */
+kl_rc kl__s3_document_put(kl__s3 *s3, const char *name, const kl__s3_document *old, const kl__s3_document *new_,
+                          char ret_etag[KL_S3_ETAG_BYTES]);
+
+/* --- selftest.c --- */
+
+/* KL_EINVAL: the server cannot do what we need, and the sentence says what. Sets s3->unquoted. */
+kl_rc kl__s3_selftest(kl__s3 *s3);
+
+/* With ?clock=caller: how far that clock has come, for the next life of the store. */
+void kl__s3_save_floor(kl__s3 *s3);
+
+/* --- The calls --- */
+
+kl_rc kl__s3_append(void *self, const kl_append *append);
+kl_rc kl__s3_scan(void *self, kl_scan *scans, size_t count);
+kl_rc kl__s3_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts);
+kl_rc kl__s3_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen);
+kl_rc kl__s3_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count);
+kl_rc kl__s3_fence(void *self, kl_fence *fences, size_t count);
+kl_rc kl__s3_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
+                     kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__s3_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
+kl_rc kl__s3_forget(void *self, kl_place place, const kl_task_id *ids, size_t count);
+kl_rc kl__s3_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records);
+kl_rc kl__s3_put(void *self, kl_write *writes, size_t count);
+kl_rc kl__s3_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
+                  size_t *ret_count);
+
+#endif

@@ -1,0 +1,379 @@
+/* tasks.c - looking: scan, read, counts, wait, and what is finished.
+ *
+ * Each call brings the replica as far as it needs (refresh.c) and then asks the memory engine. A shard whose log is long
+ * is read only as far as the answer reaches: lines other than the ordinary one are marked in the index, so that nobody
+ * reads a million tasks to learn that none of them is urgent. */
+#include <stdlib.h>
+
+#include "base/layout.h"
+#include "base/wait.h"
+#include "store/s3/s3.h"
+
+enum { DUE_MARK = KL_PRIORITY_MAX - KL_PRIORITY_MIN + 1, FIRST_WANT = 16 };
+
+/* --- Sets of shards --- */
+
+struct shards {
+    kl__s3_shard **items;
+    size_t count;
+};
+
+static int by_place(const void *a, const void *b)
+{
+    const kl__s3_shard *x = *(kl__s3_shard *const *)a, *y = *(kl__s3_shard *const *)b;
+    if (x->place.partition != y->place.partition)
+        return x->place.partition < y->place.partition ? -1 : 1;
+    return (x->place.shard > y->place.shard) - (x->place.shard < y->place.shard);
+}
+
+/* Each shard once. */
+static void make_unique(struct shards *shards)
+{
+    size_t kept = 0;
+    qsort(shards->items, shards->count, sizeof *shards->items, by_place);
+    for (size_t i = 0; i < shards->count; i++)
+        if (kept == 0 || shards->items[kept - 1] != shards->items[i])
+            shards->items[kept++] = shards->items[i];
+    shards->count = kept;
+}
+
+static bool shards_open(struct shards *shards, size_t room)
+{
+    *shards = (struct shards){.items = kl__alloc_zeroed(room ? room : 1, sizeof *shards->items)};
+    return shards->items != NULL;
+}
+
+static bool shards_add(kl__s3 *s3, struct shards *shards, kl_place place)
+{
+    kl__s3_shard *shard = kl__s3_shard_make(s3, place);
+    if (shard)
+        shards->items[shards->count++] = shard;
+    return shard != NULL;
+}
+
+/* --- Scan --- */
+
+struct look {
+    kl_scan *scans;
+    size_t count;
+    kl_stub *after; /* copies: a scan's own may lie where the answer goes */
+    struct shards shards;
+    kl__s3_more *more;
+    int64_t since_ns;
+};
+
+static void look_free(struct look *look)
+{
+    kl__free(look->after);
+    kl__free(look->shards.items);
+    kl__free(look->more);
+}
+
+static bool look_open(kl__s3 *s3, struct look *look, kl_scan *scans, size_t count)
+{
+    *look = (struct look){.scans = scans, .count = count, .since_ns = kl__monotonic_ns()};
+    look->after = kl__alloc_zeroed(count, sizeof *look->after);
+    look->more = kl__alloc_zeroed(count, sizeof *look->more);
+    bool good = look->after && look->more && shards_open(&look->shards, count);
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; good && i < count; i++) {
+        good = shards_add(s3, &look->shards, scans[i].place);
+        if (scans[i].after) {
+            look->after[i] = *scans[i].after;
+            scans[i].after = &look->after[i];
+        }
+    }
+    kl__memory_leave(s3->memory);
+    if (good)
+        make_unique(&look->shards);
+    return good;
+}
+
+/* Whether more of the log could show more of the line. */
+static kl_rc line_goes_on(kl__s3 *s3, const kl_scan *scan, const kl__s3_shard *shard, bool *ret_on)
+{
+    uint64_t marks;
+    *ret_on = false;
+    if (shard->ended || scan->count == scan->max)
+        return KL_OK;
+    if (scan->line == 0 || scan->line == KL_LINE_RETRY) {
+        *ret_on = scan->line == 0 || shard->retry_to > shard->taken;
+        return KL_OK;
+    }
+    kl_rc rc = kl__s3_marks(s3, shard->partition, &marks);
+    *ret_on = marks >> (scan->line - KL_PRIORITY_MIN) & 1;
+    return rc;
+}
+
+static void want(struct look *look, size_t *count, kl__s3_shard *shard, size_t objects)
+{
+    for (size_t i = 0; i < *count; i++) {
+        if (look->more[i].shard == shard) {
+            look->more[i].want = objects > look->more[i].want ? objects : look->more[i].want;
+            return;
+        }
+    }
+    look->more[(*count)++] = (kl__s3_more){shard, objects, look->since_ns};
+}
+
+/* The shards that must be read further before all scans are answered. */
+static kl_rc plan(kl__s3 *s3, struct look *look, size_t want_max, size_t *ret_count)
+{
+    kl_rc rc = KL_OK;
+    *ret_count = 0;
+    for (size_t i = 0; rc == KL_OK && i < look->count; i++) {
+        const kl_scan *scan = &look->scans[i];
+        kl__s3_shard *shard = kl__s3_shard_of(s3, scan->place);
+        bool on = false;
+        rc = line_goes_on(s3, scan, shard, &on);
+        size_t missing = scan->max - scan->count;
+        if (on)
+            want(look, ret_count, shard, missing < want_max ? missing : want_max);
+    }
+    return rc;
+}
+
+static kl_rc scan_all(kl__s3 *s3, struct look *look)
+{
+    size_t count = 0, want_max = FIRST_WANT;
+    kl_rc rc = kl__s3_refresh(s3, look->shards.items, look->shards.count, false);
+    if (rc == KL_OK)
+        rc = kl__s3_discover(s3, look->shards.items, look->shards.count);
+    do {
+        if (rc == KL_OK)
+            rc = kl__memory_scan(s3->memory, look->scans, look->count);
+        if (rc == KL_OK)
+            rc = plan(s3, look, want_max, &count);
+        if (rc == KL_OK && count)
+            rc = kl__s3_extend(s3, look->more, count);
+        want_max = want_max * 4 < KL_BATCH_MAX ? want_max * 4 : KL_BATCH_MAX;
+    } while (rc == KL_OK && count);
+    return rc;
+}
+
+kl_rc kl__s3_scan(void *self, kl_scan *scans, size_t count)
+{
+    struct look look;
+    kl_rc rc = look_open(self, &look, scans, count) ? scan_all(self, &look) : kl__fail_memory();
+    look_free(&look);
+    return rc;
+}
+
+/* --- Shards of a partition that have ever had a task --- */
+
+static kl_rc used_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards *shards)
+{
+    kl_rc rc = kl__s3_pulse(s3, true);
+    if (rc != KL_OK)
+        return rc;
+    bool all = !s3->pulse_whole;
+    kl__memory_enter(s3->memory);
+    for (uint32_t i = 0; rc == KL_OK && i < partition->shard_count; i++) {
+        const kl__s3_shard *shard = partition->shards[i];
+        if ((all || (shard && (shard->tail > 0 || shard->loaded))) &&
+            !shards_add(s3, shards, (kl_place){partition->number, i}))
+            rc = kl__fail_memory();
+    }
+    kl__memory_leave(s3->memory);
+    return rc;
+}
+
+/* A worker counts the shards that it owns, and does not read those of others. */
+static bool owned_shards(kl__s3 *s3, const kl__s3_partition *partition, struct shards *shards)
+{
+    kl__memory_enter(s3->memory);
+    for (uint32_t i = 0; i < partition->shard_count; i++)
+        if (partition->shards[i] && partition->shards[i]->owned)
+            shards->items[shards->count++] = partition->shards[i];
+    kl__memory_leave(s3->memory);
+    return shards->count > 0;
+}
+
+/* --- Counts --- */
+
+static kl_rc count_marks(kl__s3 *s3, kl__s3_partition *partition, kl_counts *counts)
+{
+    uint64_t marks;
+    kl_rc rc = kl__s3_marks(s3, partition, &marks);
+    counts->priorities |= (uint32_t)(marks & 0xffffffff) | 1u << -KL_PRIORITY_MIN;
+    counts->at_least = true;
+    return rc;
+}
+
+static kl_rc count_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards *shards, kl_place place, bool worker,
+                          kl_counts *ret_counts)
+{
+    int64_t since_ns = kl__monotonic_ns();
+    kl_rc rc = kl__s3_refresh(s3, shards->items, shards->count, false);
+    if (rc == KL_OK)
+        rc = kl__s3_discover(s3, shards->items, shards->count);
+    if (rc == KL_OK && !worker)
+        rc = kl__s3_read_all(s3, shards->items, shards->count, KL_S3_COUNTED_MAX / (shards->count + 1) + 1, since_ns);
+    if (rc == KL_OK && !worker && place.shard == KL_ALL_SHARDS)
+        rc = kl__s3_load_kept(s3, shards->items, shards->count);
+    if (rc == KL_OK)
+        rc = kl__memory_counts(s3->memory, place, NULL, ret_counts);
+    bool all = true;
+    for (size_t i = 0; i < shards->count; i++)
+        all &= shards->items[i]->ended;
+    if (rc == KL_OK && !all)
+        rc = count_marks(s3, partition, ret_counts);
+    if (worker && rc == KL_OK)
+        ret_counts->at_least = true;
+    return rc;
+}
+
+static kl_rc count_job(kl__s3 *s3, struct shards *shards, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
+{
+    kl_rc rc = kl__s3_refresh(s3, shards->items, shards->count, false);
+    if (rc == KL_OK)
+        rc = kl__s3_load_kept(s3, shards->items, shards->count);
+    return rc == KL_OK ? kl__memory_counts(s3->memory, place, job, ret_counts) : rc;
+}
+
+kl_rc kl__s3_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
+{
+    kl__s3 *s3 = self;
+    kl__s3_partition *partition = s3->partitions[place.partition - 1];
+    struct shards shards;
+    bool worker = false;
+    kl_rc rc = KL_OK;
+    if (!shards_open(&shards, partition->shard_count))
+        return kl__fail_memory();
+    if (place.shard != KL_ALL_SHARDS) {
+        kl__memory_enter(s3->memory);
+        rc = shards_add(s3, &shards, place) ? KL_OK : kl__fail_memory();
+        kl__memory_leave(s3->memory);
+    } else if (job || !(worker = owned_shards(s3, partition, &shards))) {
+        rc = used_shards(s3, partition, &shards);
+    }
+    if (rc == KL_OK)
+        rc = job ? count_job(s3, &shards, place, job, ret_counts)
+                 : count_shards(s3, partition, &shards, place, worker, ret_counts);
+    kl__free(shards.items);
+    return rc;
+}
+
+/* --- Wait --- */
+
+static uint64_t objects_of(kl__s3 *s3, uint32_t partition)
+{
+    uint64_t objects = 0;
+    kl__memory_enter(s3->memory);
+    const kl__s3_partition *waited = s3->partitions[partition - 1];
+    for (uint32_t i = 0; i < waited->shard_count; i++)
+        objects += waited->shards[i] ? waited->shards[i]->tail : 0;
+    kl__memory_leave(s3->memory);
+    return objects;
+}
+
+/* Nobody tells us: it sleeps, and says how many objects are known of then. */
+kl_rc kl__s3_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)
+{
+    kl__s3 *s3 = self;
+    int64_t until_ns = kl__deadline_ns(wait_ms);
+    pthread_mutex_lock(&s3->upkeep_mutex);
+    while (!s3->closing && kl__monotonic_ns() < until_ns)
+        kl__cond_wait(&s3->upkeep_wakes, &s3->upkeep_mutex, until_ns);
+    pthread_mutex_unlock(&s3->upkeep_mutex);
+    *seen = objects_of(s3, partition);
+    return KL_OK;
+}
+
+/* --- Read --- */
+
+static bool any_unknown(const kl_task *tasks, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (tasks[i].state == KL_TASK_UNKNOWN)
+            return true;
+    return false;
+}
+
+/* The shards of these refs; unknown: only of those that were not found. */
+static kl_rc shards_of(kl__s3 *s3, const kl_ref *refs, size_t count, const kl_task *unknown, struct shards *shards)
+{
+    bool good = shards_open(shards, count);
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; good && i < count; i++)
+        if (!unknown || unknown[i].state == KL_TASK_UNKNOWN)
+            good = shards_add(s3, shards, refs[i].place);
+    kl__memory_leave(s3->memory);
+    if (!good)
+        return kl__fail_memory();
+    make_unique(shards);
+    return KL_OK;
+}
+
+static kl_rc read_further(kl__s3 *s3, const kl_ref *refs, size_t count, const kl_task *tasks)
+{
+    struct shards shards = {0};
+    int64_t since_ns = kl__monotonic_ns();
+    kl_rc rc = shards_of(s3, refs, count, tasks, &shards);
+    if (rc == KL_OK)
+        rc = kl__s3_discover(s3, shards.items, shards.count);
+    if (rc == KL_OK)
+        rc = kl__s3_read_all(s3, shards.items, shards.count, SIZE_MAX, since_ns);
+    if (rc == KL_OK)
+        rc = kl__s3_load_kept(s3, shards.items, shards.count);
+    kl__free(shards.items);
+    return rc;
+}
+
+kl_rc kl__s3_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
+{
+    kl__s3 *s3 = self;
+    struct shards shards = {0};
+    size_t read = 0;
+    kl_rc rc = shards_of(s3, refs, count, NULL, &shards);
+    if (rc == KL_OK)
+        rc = kl__s3_refresh(s3, shards.items, shards.count, false);
+    kl__free(shards.items);
+    if (rc == KL_OK)
+        rc = kl__memory_read(s3->memory, refs, count, arena, ret_tasks, &read);
+    if (rc == KL_OK && any_unknown(ret_tasks, read)) {
+        rc = read_further(s3, refs, read, ret_tasks);
+        if (rc == KL_OK)
+            rc = kl__memory_read(s3->memory, refs, count, arena, ret_tasks, &read);
+    }
+    if (rc == KL_OK)
+        *ret_count = read;
+    return rc;
+}
+
+/* --- What is finished --- */
+
+kl_rc kl__s3_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
+                     kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
+{
+    kl__s3 *s3 = self;
+    kl__memory_enter(s3->memory);
+    kl__s3_shard *shard = kl__s3_shard_make(s3, place);
+    kl__memory_leave(s3->memory);
+    kl_rc rc = shard ? kl__s3_refresh(s3, &shard, 1, false) : kl__fail_memory();
+    if (rc == KL_OK)
+        rc = kl__s3_load_kept(s3, &shard, 1);
+    return rc == KL_OK ? kl__memory_results(s3->memory, place, job, after, max, arena, ret_tasks, ret_count) : rc;
+}
+
+static kl_rc load_partition(kl__s3 *s3, kl__s3_partition *partition)
+{
+    struct shards shards;
+    kl_rc rc = shards_open(&shards, partition->shard_count) ? used_shards(s3, partition, &shards) : kl__fail_memory();
+    if (rc == KL_OK)
+        rc = kl__s3_refresh(s3, shards.items, shards.count, false);
+    if (rc == KL_OK)
+        rc = kl__s3_load_kept(s3, shards.items, shards.count);
+    kl__free(shards.items);
+    return rc;
+}
+
+kl_rc kl__s3_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
+{
+    kl__s3 *s3 = self;
+    kl_rc rc = KL_OK;
+    for (uint32_t i = 0; rc == KL_OK && i < s3->partition_count; i++)
+        if (find->partition == 0 || find->partition == i + 1)
+            rc = load_partition(s3, s3->partitions[i]);
+    return rc == KL_OK ? kl__memory_find(s3->memory, find, arena, ret_tasks, ret_count) : rc;
+}

@@ -1,0 +1,66 @@
+/* worker_inbox.c - a thread that takes in what was left in the stores by other means, such as SQL.
+ *
+ * From: the stores that have an inbox (KL_STORE_INBOX).  To: the same stores, as tasks that the scout finds.
+ *
+ * It waits in the store for the one queue that is served, and for several asks one after the other. Of several processes
+ * one takes in at a time; the others find nothing and ask again later. */
+#include "work/worker_inside.h"
+
+enum { WAIT_MS = 100, ASK_MS = 20, FAILED_MS = 250 };
+
+static bool has_inbox(const kl__served *served)
+{
+    return (kl_store_info_of(served->queue->store).can & KL_STORE_INBOX) != 0;
+}
+
+bool kl__worker_has_inbox(const kl_worker *worker)
+{
+    for (size_t i = 0; i < worker->served_count; i++)
+        if (has_inbox(&worker->served[i]))
+            return true;
+    return false;
+}
+
+/* The mutex is held, and left meanwhile. */
+static kl_rc take_in(kl_worker *worker, kl_queue *queue, int64_t wait_ms, size_t *ret_count)
+{
+    pthread_mutex_unlock(&worker->mutex);
+    kl_rc rc = kl__queue_take_in(queue, wait_ms, worker->opts.log, worker->opts.log_ctx, ret_count);
+    pthread_mutex_lock(&worker->mutex);
+    if (rc != KL_OK)
+        kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+    return rc;
+}
+
+/* Every queue once. */
+static bool take_all(kl_worker *worker, size_t *ret_count)
+{
+    bool good = true;
+    *ret_count = 0;
+    for (size_t i = 0; i < worker->served_count && !worker->closing; i++) {
+        size_t count = 0;
+        if (!has_inbox(&worker->served[i]))
+            continue;
+        good &= take_in(worker, worker->served[i].queue, worker->served_count == 1 ? WAIT_MS : 0, &count) == KL_OK;
+        *ret_count += count;
+    }
+    return good;
+}
+
+void *kl__worker_inbox(void *context)
+{
+    kl_worker *worker = context;
+    pthread_mutex_lock(&worker->mutex);
+    while (!worker->closing && !worker->stopping) {
+        size_t count = 0;
+        bool good = take_all(worker, &count);
+        if (count > 0) {
+            worker->look_now = true;
+            pthread_cond_signal(&worker->scout);
+        } else if (!worker->closing && !worker->stopping) {
+            kl__worker_wait(worker, &worker->changed, good ? ASK_MS : FAILED_MS);
+        }
+    }
+    pthread_mutex_unlock(&worker->mutex);
+    return NULL;
+}

@@ -1,0 +1,406 @@
+/* test_postgres.c - tasks that applications put in SQL, inside their own transactions, on a real server.
+ *
+ * Each test has a schema of its own. Where the order of things matters, tasks are taken in by hand and compared with what
+ * stands in the lines; elsewhere a worker runs them. */
+#include <libpq-fe.h>
+
+#include "queue/inside.h"
+#include "store/pg_server.h"
+#include "work/support.h"
+
+struct bed {
+    kl_store *store;
+    kl_queue *queue;
+    char url[PG_URL_BYTES], schema[64];
+    struct runs runs;
+    kl_worker *worker;
+};
+
+static bool open_bed(struct bed *bed, const kl_queue_opts *opts)
+{
+    *bed = (struct bed){.store = NULL};
+    runs_init(&bed->runs);
+    bool good = pg_server_new_schema(bed->url, bed->schema) == KL_OK &&
+                kl_store_open(bed->url, NULL, &bed->store) == KL_OK &&
+                kl_queue_open(bed->store, "orders", opts, &bed->queue) == KL_OK;
+    if (!good)
+        test_fail(__FILE__, __LINE__, "no queue: %s", kl_error_text());
+    return good;
+}
+
+static bool work(struct bed *bed)
+{
+    bed->worker = start_worker(bed->queue, &(struct start){.fn = runs_handle, .ctx = &bed->runs, .concurrency = 4});
+    return bed->worker != NULL;
+}
+
+static void close_bed(struct bed *bed)
+{
+    char sql[128];
+    kl_worker_close(bed->worker);
+    kl_queue_close(bed->queue);
+    kl_store_close(bed->store);
+    snprintf(sql, sizeof sql, "DROP SCHEMA IF EXISTS %s CASCADE", bed->schema);
+    pg_server_run(sql);
+    runs_free(&bed->runs);
+}
+
+/* --- An application --- */
+
+static PGconn *connect_app(const struct bed *bed)
+{
+    char url[PG_URL_BYTES], sql[128];
+    PGconn *app = pg_server_url(url) == KL_OK ? PQconnectdb(url) : NULL;
+    snprintf(sql, sizeof sql, "SET search_path = %s, public", bed->schema);
+    PQclear(PQexec(app, sql));
+    CHECK(PQstatus(app) == CONNECTION_OK);
+    return app;
+}
+
+__attribute__((format(printf, 2, 3))) static void say(PGconn *app, const char *format, ...)
+{
+    char sql[1024];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(sql, sizeof sql, format, arguments);
+    va_end(arguments);
+    PGresult *rows = PQexec(app, sql);
+    ExecStatusType status = PQresultStatus(rows);
+    if (status != PGRES_COMMAND_OK && status != PGRES_TUPLES_OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", sql, PQerrorMessage(app));
+    PQclear(rows);
+}
+
+static void refuse(PGconn *app, const char *sql, const char *says)
+{
+    PGresult *rows = PQexec(app, sql);
+    CHECK_INT(PQresultStatus(rows), PGRES_FATAL_ERROR);
+    CHECK_CONTAINS(PQerrorMessage(app), says);
+    PQclear(rows);
+}
+
+static long long in_inbox(const struct bed *bed)
+{
+    char sql[128];
+    snprintf(sql, sizeof sql, "SELECT count(*) FROM %s.inbox", bed->schema);
+    return pg_server_number(sql);
+}
+
+/* --- What was taken in --- */
+
+static void take_in_all(struct bed *bed)
+{
+    size_t count = 1;
+    while (count > 0) {
+        kl_rc rc = kl__queue_take_in(bed->queue, 0, NULL, NULL, &count);
+        if (rc != KL_OK)
+            test_fail(__FILE__, __LINE__, "nothing is taken in: %s", kl_error_text());
+        if (rc != KL_OK)
+            return;
+    }
+}
+
+/* The payloads of a key's waiting tasks in their order, each with a space behind it. */
+static void line_of(struct bed *bed, const char *key, char ret_line[256])
+{
+    kl_found found[64];
+    kl_arena arena = {0};
+    kl_waiting which = {.key = kl_str(key), .max = 64};
+    size_t count = 0, used = 0;
+    *ret_line = '\0';
+    do {
+        CHECK_INT(kl_queue_waiting(bed->queue, &which, &arena, found, &count, &which.cursor), KL_OK);
+        for (size_t i = 0; i < count; i++) {
+            kl_bytes payload = found[i].task.entry.payload;
+            used +=
+                (size_t)snprintf(ret_line + used, 256 - used, "%.*s ", (int)payload.len, (const char *)payload.data);
+        }
+    } while (which.cursor.len > 0);
+    kl_arena_free(&arena);
+}
+
+#define CHECK_KEY(bed, key, expected)                                                                                  \
+    do {                                                                                                               \
+        char line_[256];                                                                                               \
+        line_of(bed, key, line_);                                                                                      \
+        CHECK_STR(line_, expected);                                                                                    \
+    } while (0)
+
+/* --- Claims --- */
+
+TEST(tasks_of_a_transaction_run_once_it_is_committed)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    if (work(&bed)) {
+        say(app, "BEGIN; SELECT put('orders', 'done 1', key => 'a'); SELECT put('orders', 'done 2', key => 'a')");
+        say(app, "SELECT put('orders', 'done 3', key => 'b'); COMMIT");
+        CHECK(runs_wait(&bed.runs, 3));
+        CHECK(runs_first(&bed.runs, "done 1") < runs_first(&bed.runs, "done 2"));
+        CHECK_INT(in_inbox(&bed), 0);
+    }
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(what_was_rolled_back_is_never_taken_in)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "BEGIN; SELECT put('orders', '1', key => 'a'); ROLLBACK");
+    say(app, "BEGIN; SELECT put('orders', '2', key => 'a'); SAVEPOINT s; SELECT put('orders', '3', key => 'a')");
+    say(app, "ROLLBACK TO s; SELECT put('orders', '4', key => 'a'); COMMIT");
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "a", "2 4 ");
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(order_is_that_of_calls_and_of_transactions_that_follow_one_another)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *first = connect_app(&bed), *second = connect_app(&bed);
+    say(first, "BEGIN; SELECT put('orders', '1', key => 'a'); SELECT put('orders', '2', key => 'a')");
+    say(second, "BEGIN; SELECT 1");
+    say(first, "SELECT put_many('orders', ARRAY['3', '4', 'x', '5'], ARRAY['a', 'a', 'b', 'a']); COMMIT");
+    say(second, "SELECT put('orders', '6', key => 'a'); COMMIT");
+    say(first, "SELECT put('orders', '7', key => 'a')");
+    take_in_all(&bed);
+    say(second, "SELECT put('orders', '8', key => 'a')");
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "a", "1 2 3 4 5 6 7 8 ");
+    CHECK_KEY(&bed, "b", "x ");
+    PQfinish(first);
+    PQfinish(second);
+    close_bed(&bed);
+}
+
+/* KL_TEST_HOLD_MS: how long the transaction stays open beside the others' tasks. */
+TEST(a_transaction_that_stays_open_delays_its_own_tasks_only)
+{
+    enum { OTHERS = 50 };
+    struct bed bed;
+    const char *hold = getenv("KL_TEST_HOLD_MS");
+    int64_t until_ns = kl__monotonic_ns() + (hold ? atoll(hold) : 0) * 1000000;
+    size_t done = 0;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *slow = connect_app(&bed), *quick = connect_app(&bed);
+    if (work(&bed)) {
+        say(slow, "BEGIN; SELECT put('orders', 'done first', key => 'a')");
+        do {
+            for (int i = 0; i < OTHERS; i++)
+                say(quick, "SELECT put('orders', 'done', key => '%s')", i % 2 ? "a" : "b");
+            done += OTHERS;
+            CHECK(runs_wait(&bed.runs, done));
+        } while (kl__monotonic_ns() < until_ns && !test_failed());
+        CHECK_INT(runs_of(&bed.runs, "done first"), 0);
+        say(slow, "SELECT put('orders', 'done second', key => 'a'); COMMIT");
+        CHECK(runs_wait(&bed.runs, done + 2));
+        CHECK(runs_first(&bed.runs, "done first") < runs_first(&bed.runs, "done second"));
+    }
+    PQfinish(slow);
+    PQfinish(quick);
+    close_bed(&bed);
+}
+
+TEST(a_task_put_in_sql_is_like_one_that_the_library_put)
+{
+    struct bed bed;
+    kl_found found[2];
+    size_t count = 0;
+    kl_arena arena = {0};
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT put('orders', '{\"a\":1}'::jsonb, key => 'schl\xc3\xbcssel', kind => 'mail', priority => -3,"
+             " attempts_max => 5, timeout => '2 s', group_name => 'g', traceparent => '00-1', tags => ARRAY['x', 'y'],"
+             " headers => '{\"h\": \"v\"}', keep => '1 hour')");
+    say(app, "SELECT put('orders', '\\x00ff'::bytea, delay => '1 day')");
+    take_in_all(&bed);
+    kl_waiting which = {.key = kl_str("schl\xc3\xbcssel"), .max = 2};
+    CHECK_INT(kl_queue_waiting(bed.queue, &which, &arena, found, &count, &which.cursor), KL_OK);
+    if (count == 1) {
+        CHECK_STR(found[0].task.entry.kind.data, "mail");
+        CHECK_STR(found[0].task.entry.payload.data, "{\"a\": 1}");
+        CHECK_INT(found[0].task.entry.priority, -3);
+        CHECK_INT(found[0].extra.attempts_max, 5);
+        CHECK_INT(found[0].extra.timeout_ms, 2000);
+        CHECK_INT(found[0].extra.keep_ms, 3600000);
+        CHECK_INT(found[0].extra.tag_count, 2);
+        CHECK_INT(found[0].extra.header_count, 1);
+        CHECK_INT(found[0].extra.group.len, 1);
+    }
+    CHECK_INT(count, 1);
+    which = (kl_waiting){.due = true, .max = 2};
+    CHECK_INT(kl_queue_waiting(bed.queue, &which, &arena, found, &count, &which.cursor), KL_OK);
+    CHECK(count == 1 && found[0].task.entry.payload.len == 2);
+    kl_arena_free(&arena);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(what_is_no_task_is_refused_in_the_application_s_transaction)
+{
+    static const char *const cases[][2] = {
+        {"SELECT put('none', 'x')", "there is no queue 'none'"},
+        {"SELECT put('orders', 'x', key => repeat('k', 513))", "its key has more than 512 bytes"},
+        {"SELECT put('orders', 'x', priority => 16)", "priority is 16"},
+        {"SELECT put('orders', 'x', delay => '1 s', due => now())", "not both"},
+        {"SELECT put('orders', 'x', tags => ARRAY[''])", "tags must be"},
+        {"SELECT put_many('orders', ARRAY['x', 'y'], ARRAY['k'])", "not as many keys"},
+        {"SELECT put_many('orders', ARRAY['x'], options => ARRAY['{\"prio\": 1}'::jsonb])", "prio is no option"},
+    };
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        refuse(app, cases[i][0], cases[i][1]);
+    CHECK_INT(in_inbox(&bed), 0);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(a_mixed_batch_goes_to_its_queues_in_one_call)
+{
+    struct bed bed;
+    kl_queue *bills = NULL;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    size_t count = 0;
+    REQUIRE(open_bed(&bed, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 3}));
+    CHECK_INT(kl_queue_open(bed.store, "bills", NULL, &bills), KL_OK);
+    PGconn *app = connect_app(&bed);
+    say(app,
+        "SELECT put_many('orders', ARRAY['1', '2', '3'], ARRAY['a', 'a', NULL], queues => ARRAY[NULL, NULL, 'bills'])");
+    take_in_all(&bed);
+    CHECK_INT(kl__queue_take_in(bills, 0, NULL, NULL, &count), KL_OK);
+    CHECK_INT(count, 1);
+    CHECK_KEY(&bed, "a", "1 2 ");
+    CHECK_INT(kl_queue_show(bills, &arena, &info), KL_OK);
+    CHECK_INT(info.counts.ready, 1);
+    kl_arena_free(&arena);
+    PQfinish(app);
+    kl_queue_close(bills);
+    close_bed(&bed);
+}
+
+TEST(a_unique_in_sql_is_one_task_and_keeps_its_place)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT put('orders', '1', key => 'a')");
+    for (int i = 0; i < 3; i++)
+        say(app, "SELECT put('orders', '2', key => 'a', unique_key => 'u', unique_for => '1 hour')");
+    say(app, "SELECT put('orders', '3', key => 'a')");
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "a", "1 2 3 ");
+    CHECK_INT(in_inbox(&bed), 0);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(what_was_put_before_the_layout_changed_is_taken_into_the_new_one)
+{
+    struct bed bed;
+    kl_queue *other = NULL;
+    REQUIRE(open_bed(&bed, NULL));
+    CHECK_INT(kl_queue_open(bed.store, "orders", NULL, &other), KL_OK); /* which does not hear of it */
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT put('orders', '1', key => 'a')");
+    take_in_all(&bed);
+    say(app, "SELECT put('orders', '2', key => 'a')");
+    CHECK_INT(kl_queue_alter(other, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 4}), KL_OK);
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "a", "1 2 ");
+    PQfinish(app);
+    kl_queue_close(other);
+    close_bed(&bed);
+}
+
+/* Another role, that may use the schema and none of its tables. */
+TEST(an_application_needs_no_table_of_the_schema)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "CREATE ROLE %s_app; GRANT USAGE ON SCHEMA %s TO %s_app", bed.schema, bed.schema, bed.schema);
+    say(app, "SET ROLE %s_app", bed.schema);
+    say(app, "SELECT put('orders', '1', key => 'a')");
+    refuse(app, "SELECT count(*) FROM entries", "permission denied");
+    refuse(app, "SELECT inbox_end('orders', ARRAY[1::bigint], NULL)", "permission denied");
+    say(app, "RESET ROLE; REVOKE ALL ON SCHEMA %s FROM %s_app; DROP ROLE %s_app", bed.schema, bed.schema, bed.schema);
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "a", "1 ");
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+/* --- Several at once, and lost connections --- */
+
+struct taker {
+    struct bed *bed;
+    pthread_t thread;
+    atomic_bool *stops;
+    kl_store *store;
+    kl_queue *queue;
+};
+
+static void *take_on(void *ctx)
+{
+    struct taker *taker = ctx;
+    size_t count = 0;
+    kl_rc rc = KL_OK;
+    while (!atomic_load(taker->stops) || count > 0 || rc == KL_EBUSY)
+        rc = kl__queue_take_in(taker->queue, 0, NULL, NULL, &count);
+    return NULL;
+}
+
+static bool start_taker(struct taker *taker, struct bed *bed, atomic_bool *stops)
+{
+    *taker = (struct taker){.bed = bed, .stops = stops};
+    bool good = kl_store_open(bed->url, NULL, &taker->store) == KL_OK &&
+                kl_queue_open(taker->store, "orders", NULL, &taker->queue) == KL_OK &&
+                pthread_create(&taker->thread, NULL, take_on, taker) == 0;
+    CHECK(good);
+    return good;
+}
+
+TEST(several_who_take_in_while_connections_are_cut_double_nothing)
+{
+    enum { TAKERS = 3, TASKS = 60, KEYS = 5 };
+    struct bed bed;
+    struct taker takers[TAKERS];
+    atomic_bool stops = false;
+    char cut[256], expected[256] = "";
+    size_t started = 0;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    snprintf(cut, sizeof cut, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '%s'",
+             bed.schema);
+    while (started < TAKERS && start_taker(&takers[started], &bed, &stops))
+        started++;
+    for (int i = 0; i < TASKS; i++) {
+        for (int key = 0; key < KEYS; key++)
+            say(app, "SELECT put('orders', '%d', key => 'k%d')", i, key);
+        snprintf(expected + strlen(expected), sizeof expected - strlen(expected), "%d ", i);
+        if (i % 10 == 5)
+            pg_server_run(cut);
+    }
+    atomic_store(&stops, true);
+    for (size_t i = 0; i < started; i++) {
+        pthread_join(takers[i].thread, NULL);
+        kl_queue_close(takers[i].queue);
+        kl_store_close(takers[i].store);
+    }
+    take_in_all(&bed);
+    for (int key = 0; key < KEYS; key++) {
+        char name[8];
+        snprintf(name, sizeof name, "k%d", key);
+        CHECK_KEY(&bed, name, expected);
+    }
+    PQfinish(app);
+    close_bed(&bed);
+}
