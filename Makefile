@@ -3,7 +3,7 @@
 PREFIX = /usr/local
 OPS    = 10000000
 
-.PHONY: help run test bench lint fmt asan tsan model crash powerloss sim mutants install clean
+.PHONY: help run test bench lint fmt asan tsan model crash crashpg powerloss sim mutants install clean
 
 help: ## this list
 	@echo 'Keyline runs tasks in order per key, in parallel across keys.'
@@ -42,6 +42,12 @@ crash: ## kill a process under load N times and check what it leaves (make crash
 	@tools/build plain
 	@build/tests/crash-store $(N)
 
+crashpg: N = 100
+crashpg: ## kill workers N times, and PostgreSQL N/5 times, under load (make crashpg N=1000)
+	@tools/setup test
+	@tools/build plain
+	@KL_TEST_KILLS=$(N) build/tests/test-postgres-crash
+
 powerloss: N = 100000
 powerloss: ## lose power at every operation of random runs, N images of the disk (make powerloss N=1000000)
 	@tools/setup build
@@ -60,12 +66,13 @@ mutants: ## switch known bugs on, one by one, and show how the simulator catches
 	@tools/build plain
 	@build/tests/simulate --mutants
 
-bench: ## measure queue, disk store and executor beside their peers, the per-key scheduler and the id generator
-	@tools/setup build
+bench: ## measure queue, stores and executor beside their peers, the per-key scheduler and the id generator
+	@tools/setup test
 	@tools/build release
 	@bench/exec/run
 	@bench/disk/run
 	@bench/queue/run
+	@bench/postgres/run
 	@ninja -C build-release --quiet bench/bench-id bench/bench-lanes
 	@build-release/bench/bench-id
 	@build-release/bench/bench-lanes

@@ -7,6 +7,8 @@
  *     bench-s3 URL deep TASKS         a backlog, and how a new process finds its first task
  *     bench-s3 URL baseline TASKS     the protocol of object-per-task queues, see baseline.c
  *
+ *     bench-s3 ENDPOINT bucket NAME   makes a bucket
+ *
  * Producer and worker have a store each, as they would in two processes; the requests of both count. */
 #include "bench.h"
 
@@ -207,7 +209,7 @@ static void run_several(const char *url, uint64_t tasks) { run_puts(url, "severa
 static void run_idle(const char *url, uint64_t seconds)
 {
     struct place place;
-    struct timespec warm = {.tv_sec = 30}, time = {.tv_sec = (time_t)seconds};
+    struct timespec warm = {.tv_sec = seconds > 5 ? 30 : 0}, time = {.tv_sec = (time_t)seconds};
     open_place(url, &place);
     kl_worker *worker = start_worker(place.queue);
     nanosleep(&warm, NULL);
@@ -244,6 +246,22 @@ static void run_deep(const char *url, uint64_t tasks)
     close_place(&consumer);
 }
 
+/* A bucket for the others; one that is there already is fine. */
+static void make_bucket(const char *endpoint, const char *bucket)
+{
+    kl__s3_site site = {.scheme = (char *)"http",
+                        .host = (char *)endpoint + strlen("http://"),
+                        .bucket = (char *)bucket,
+                        .path_style = true};
+    kl__s3_http *http;
+    kl__s3_request request = {.kind = KL_S3_PUT};
+    MUST_KL(kl__s3_credentials(&site));
+    MUST_KL(kl__s3_http_open(&site, &http));
+    MUST_KL(kl__s3_send(http, &request, 1));
+    kl__s3_request_free(&request);
+    kl__s3_http_close(http);
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -251,6 +269,10 @@ int main(int argc, char **argv)
         void (*run)(const char *url, uint64_t number);
     } modes[] = {{"batched", run_batched}, {"single", run_single}, {"several", run_several},
                  {"idle", run_idle},       {"deep", run_deep},     {"baseline", run_baseline}};
+    if (argc == 4 && strcmp(argv[2], "bucket") == 0) {
+        make_bucket(argv[1], argv[3]);
+        return 0;
+    }
     memset(payload, 'x', sizeof payload);
     for (int i = 0; i < KEYS; i++)
         snprintf(names[i], sizeof names[i], "key-%d", i);

@@ -321,6 +321,10 @@ _keyline()
     'bench --config') files=1 ;;
     'doctor --color') words='auto always never' ;;
     'doctor --config') files=1 ;;
+    'migrate --store') return ;;
+    'migrate --color') words='auto always never' ;;
+    'migrate --log') words='error warn info debug' ;;
+    'migrate --config') files=1 ;;
     'config --queue') return ;;
     'config --store') return ;;
     'config --color') words='auto always never' ;;
@@ -348,7 +352,7 @@ _keyline()
     'config --config') files=1 ;;
     *)
         case $name in
-    '') words='push work ls show retry cancel move purge queue key dead job cron top demo bench doctor config completion help version' ;;
+    '') words='push work ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version' ;;
     queue) words='create alter ls show pause resume rm' ;;
     key) words='ls show pause resume skip drain retry' ;;
     dead) words='ls retry move purge' ;;
@@ -397,12 +401,13 @@ _keyline()
     'demo') words=' --seconds --seed --plain --help' ;;
     'bench') words=' --tasks --payload --batch --keys --store --color --log --json --config --help' ;;
     'doctor') words=' --repair --color --json --config --help' ;;
+    'migrate') words=' --check --store --color --log --json --config --help' ;;
     'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
     'completion') words=' --help' ;;
     'help') words=' --help' ;;
     'version') words=' --help' ;;
         esac
-        [ "$name" != help ] || words='push work ls show retry cancel move purge queue key dead job cron top demo bench doctor config completion help version'
+        [ "$name" != help ] || words='push work ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version'
         ;;
     esac
     mapfile -t COMPREPLY < <(compgen ${files:+-f} -W "$words" -- "$word")

@@ -109,6 +109,7 @@ typedef struct kl_store_opts {
  *     memory:         in this process, gone when it is closed
  *     disk:PATH       a directory on this machine, made when it is not there; `disk:` alone is ./keyline-data
  *     postgres://...  a schema of a PostgreSQL database, as libpq understands the URL (docs/stores/postgres.md)
+ *     s3://BUCKET/PREFIX?endpoint=...  a bucket, with no server of its own (docs/stores/s3.md)
  *
  * A disk store is held by the first process that opens it; others reach it through a socket in the directory, and when
  * the holder ends, one of them holds it from then on. Calls under way then are completed by the next holder, or fail

@@ -98,6 +98,7 @@ const kl__command *const kl__commands[] = {
     &demo_command,
     &kl__bench_command,
     &kl__doctor_command,
+    &kl__migrate_command,
     &kl__config_command,
     &kl__completion_command,
     &help_command,

@@ -13,11 +13,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/doctor_cost.h"
 #include "store/disk/doctor.h"
 
 typedef struct doctor_opts {
     const char *directory;
-    int64_t repair;
+    int64_t repair, cost;
 } doctor_opts;
 
 static const char about[] =
@@ -25,10 +26,14 @@ static const char about[] =
     "Nothing is changed without --repair. With it, damaged files are copied or moved to\n"
     "DIR/quarantine/ and replaced by what is readable of them, so that the store opens again.\n"
     "\n"
+    "With --cost, DIR is the URL of a store on S3: what its processes asked of the server in the\n"
+    "last days is added up, per task and per hour, with Amazon's prices.\n"
+    "\n"
     "Exits with 0 if the store is whole, or is again, and with 1 if it is not.\n";
 
 static const kl__option options[] = {
     {"--repair", NULL, "repair what is damaged", offsetof(doctor_opts, repair), 0, 0},
+    {"--cost", NULL, "what a store on S3 costs: DIR is its URL", offsetof(doctor_opts, cost), 0, 0},
     {0},
 };
 
@@ -260,6 +265,8 @@ static int examine_for_people(const char *path, const doctor_opts *opts, bool co
 static int run_doctor(kl__call *call)
 {
     const doctor_opts *opts = call->values;
+    if (opts->cost)
+        return kl__doctor_cost(opts->directory, kl__call_json(call));
     if (kl__call_json(call))
         return examine_for_machines(opts->directory, opts);
     return examine_for_people(opts->directory, opts, kl__config_colour(call->config));

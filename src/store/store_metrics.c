@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "store/dispatch.h"
+#include "store/s3/bill.h"
 
 static const char *const call_names[KL_CALLS] = {
 #define CALL_NAME(name, text) text,
@@ -148,6 +149,24 @@ static void put_all(kl__text *text, const char *engine, const struct sample *sam
         put_histogram(text, engine, call_names[i], &samples[i]);
 }
 
+/* What a store on S3 is billed for. */
+static void put_requests(kl__text *text, const kl__s3_account *account)
+{
+    static const char name[] = "keyline_s3_requests_total";
+    kl__text_put(text, "# HELP %s Requests sent to S3, repeats included.\n# TYPE %s counter\n", name, name);
+    for (int i = 0; i < KL_S3_KINDS; i++)
+        kl__text_put(text, "%s{kind=\"%s\"} %llu\n", name, kl__s3_prices[i].name,
+                     (unsigned long long)account->bill.requests[i]);
+    kl__text_put(
+        text,
+        "# HELP keyline_s3_repeats_total Requests that were sent again.\n"
+        "# TYPE keyline_s3_repeats_total counter\nkeyline_s3_repeats_total %llu\n"
+        "# HELP keyline_s3_tasks_total Tasks that the requests were for.\n# TYPE keyline_s3_tasks_total counter\n"
+        "keyline_s3_tasks_total{what=\"appended\"} %llu\nkeyline_s3_tasks_total{what=\"settled\"} %llu\n",
+        (unsigned long long)account->bill.repeats, (unsigned long long)account->appended,
+        (unsigned long long)account->settled);
+}
+
 kl_rc kl_store_metrics(kl_store *store, kl_arena *arena, kl_bytes *ret_text)
 {
     if (!store || !arena || !ret_text)
@@ -155,12 +174,18 @@ kl_rc kl_store_metrics(kl_store *store, kl_arena *arena, kl_bytes *ret_text)
     struct sample samples[KL_CALLS];
     for (int i = 0; i < KL_CALLS; i++)
         take_sample(&store->calls[i], &samples[i]);
+    kl__s3_account account;
+    bool billed = kl__s3_account_of(store, &account);
     kl__text text = {NULL, 0, 0};
     put_all(&text, store->engine->scheme, samples);
+    if (billed)
+        put_requests(&text, &account);
     text = (kl__text){kl_arena_alloc(arena, text.length + 1), text.length + 1, 0};
     if (!text.buffer)
         return kl__fail_memory();
     put_all(&text, store->engine->scheme, samples);
+    if (billed)
+        put_requests(&text, &account);
     KL_ASSERT(text.length + 1 == text.size);
     *ret_text = (kl_bytes){text.buffer, text.length};
     return KL_OK;

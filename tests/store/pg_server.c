@@ -28,7 +28,7 @@ enum { PATH_BYTES = 256, STARTS_IN_MS = 30000, PING_MS = 10 };
 static struct {
     char dir[WORKDIR_BYTES];
     char bin[PATH_BYTES];
-    pid_t pid;
+    pid_t pid, bouncer;
     kl_rc rc; /* KL_OK: it runs */
     bool tried;
     int schemas;
@@ -64,7 +64,7 @@ static pid_t start(const char *program, char *const *arguments, const char *log)
     pid_t parent = getpid(), pid = fork();
     if (pid != 0)
         return pid;
-    snprintf(path, sizeof path, "%s/%s", server.bin, program);
+    snprintf(path, sizeof path, "%s%s%s", *program == '/' ? "" : server.bin, *program == '/' ? "" : "/", program);
     int out = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
     if (out < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0 || !drop_root() || chdir("/") != 0)
         _exit(126);
@@ -119,14 +119,12 @@ static void server_url(char ret_url[PG_URL_BYTES])
 }
 
 /* The server has no event for this: its own pg_ctl asks in a loop, too. */
-static bool await_start(void)
+static bool await_start(const char *url, pid_t pid)
 {
-    char url[PG_URL_BYTES];
-    server_url(url);
     for (int waited = 0; waited < STARTS_IN_MS; waited += PING_MS) {
         if (PQping(url) == PQPING_OK)
             return true;
-        if (waitpid(server.pid, NULL, WNOHANG) != 0)
+        if (waitpid(pid, NULL, WNOHANG) != 0)
             break;
         poll(NULL, 0, PING_MS);
     }
@@ -136,6 +134,10 @@ static bool await_start(void)
 static void stop(void)
 {
     PQfinish(speaker.conn);
+    if (server.bouncer > 0) {
+        kill(server.bouncer, SIGKILL);
+        waitpid(server.bouncer, NULL, 0);
+    }
     if (server.pid > 0) {
         kill(server.pid, SIGQUIT); /* at once: nobody wants its data any more */
         waitpid(server.pid, NULL, 0);
@@ -153,7 +155,9 @@ static bool run_server(const char *log)
     char *arguments[] = {"postgres", "-D", data,        "-c", "listen_addresses=",  "-c",
                          sockets,    "-c", "fsync=off", "-c", "max_connections=60", NULL};
     server.pid = start("postgres", arguments, log);
-    return server.pid > 0 && await_start();
+    char url[PG_URL_BYTES];
+    server_url(url);
+    return server.pid > 0 && await_start(url, server.pid);
 }
 
 static kl_rc start_server(void)
@@ -210,6 +214,34 @@ kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64])
     snprintf(ret_url, PG_URL_BYTES, "%.300s%cschema=%s&application_name=%s", url, strchr(url, '?') ? '&' : '?',
              ret_schema, ret_schema);
     return KL_OK;
+}
+
+/* --- PgBouncer --- */
+
+static bool write_config(const char *path, int connections)
+{
+    FILE *file = fopen(path, "w");
+    if (!file)
+        return false;
+    fprintf(file,
+            "[databases]\npostgres = host=%s dbname=postgres user=postgres\n"
+            "[pgbouncer]\nlisten_addr =\nlisten_port = 6432\nunix_socket_dir = %s\nauth_type = any\n"
+            "pool_mode = transaction\ndefault_pool_size = %d\nmax_client_conn = 200\n",
+            server.dir, server.dir, connections);
+    return fclose(file) == 0;
+}
+
+kl_rc pg_bouncer_url(int connections, char ret_url[PG_URL_BYTES])
+{
+    char config[PATH_BYTES], *arguments[] = {"pgbouncer", "-q", config, NULL};
+    kl_rc rc = pg_server_url(ret_url);
+    if (rc != KL_OK || server.pid <= 0)
+        return rc != KL_OK ? rc : fail("PgBouncer is started beside a server of the tests' own only");
+    snprintf(config, sizeof config, "%s/bouncer.ini", server.dir);
+    if (server.bouncer == 0 && write_config(config, connections))
+        server.bouncer = start("/usr/sbin/pgbouncer", arguments, "/dev/null");
+    snprintf(ret_url, PG_URL_BYTES, "postgres:///postgres?host=%s&port=6432&user=postgres", server.dir);
+    return server.bouncer > 0 && await_start(ret_url, server.bouncer) ? KL_OK : fail("PgBouncer does not start");
 }
 
 /* --- Statements --- */

@@ -19,6 +19,10 @@ KL_MUST_USE kl_rc pg_server_url(char ret_url[PG_URL_BYTES]);
 /* The same database, with a schema that no other call has got; its connections bear the schema's name, too. */
 KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64]);
 
+/* The same database through PgBouncer in transaction mode, with `connections` to the server for everybody together. It is
+ * started for this; there is one in a program. KL_ESYSTEM: as above; also where the server is not this program's. */
+KL_MUST_USE kl_rc pg_bouncer_url(int connections, char ret_url[PG_URL_BYTES]);
+
 /* A connection to that database, to be finished. */
 PGconn *pg_server_connect(void);
 

@@ -6,6 +6,7 @@
  * The claims below are of this engine alone: what it does when connections are lost, and that it clears away. */
 #include <stdlib.h>
 
+#include "base/random.h"
 #include "store/conformance.h"
 #include "store/pg_clock.h"
 #include "store/pg_server.h"
@@ -283,14 +284,21 @@ CLAIM(calls_go_on_when_connections_are_lost)
 struct cutter {
     const struct trial *t;
     atomic_bool stops;
+    _Atomic long appended; /* calls that have returned */
     int cuts;
 };
 
 static void *cut_on(void *ctx)
 {
     struct cutter *cutter = ctx;
-    for (; !atomic_load(&cutter->stops); cutter->cuts++)
+    uint64_t random = test_seed();
+    for (long seen = -1; !atomic_load(&cutter->stops); cutter->cuts++) {
+        AWAIT(atomic_load(&cutter->appended) != seen || atomic_load(&cutter->stops));
+        seen = atomic_load(&cutter->appended);
+        for (uint64_t i = kl__random_below(&random, 8); i > 0; i--) /* at any point of the next call */
+            pg_server_number("SELECT 1");
         cut_all(cutter->t);
+    }
     return NULL;
 }
 
@@ -316,6 +324,7 @@ CLAIM(nothing_is_lost_or_doubled_while_connections_are_cut)
             rc = kl_store_append(t->store, entries, count, &token);
         } while (rc == KL_EBUSY);
         CHECK_OK(rc);
+        atomic_fetch_add(&cutter.appended, 1);
     }
     atomic_store(&cutter.stops, true);
     pthread_join(thread, NULL);

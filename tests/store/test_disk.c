@@ -168,6 +168,43 @@ TEST(segments_are_used_again)
     rig_end(&rig);
 }
 
+static bool has_some_files(void *ctx) { return workdir_files(((struct rig *)ctx)->journal, "").count <= 5; }
+
+/* By the time that everything in a segment is settled the next one has been prepared. It is kept for the one behind. */
+TEST(segments_are_used_again_when_settles_come_late)
+{
+    enum { ROUNDS = 150, TASKS = 500, BYTES = 200 };
+    struct rig rig;
+    struct files_seen seen = {.count = 0};
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    for (uint64_t round = 0; round < ROUNDS && !test_failed(); round++) {
+        rig_append(&rig, round * TASKS, TASKS, BYTES);
+        if (round > 0)
+            rig_settle(&rig, (round - 1) * TASKS, TASKS);
+        rig_await(has_some_files, &rig, "what is settled is dropped, or kept for later");
+        see_files(&seen, rig.journal);
+    }
+    CHECK(seen.last > ROUNDS / 2);
+    CHECK(seen.count * 2 < seen.last);
+    for (size_t i = 0; i < seen.count; i++)
+        close(seen.held[i]);
+    rig_end(&rig);
+}
+
+static bool has_two_files(void *ctx) { return workdir_files(((struct rig *)ctx)->journal, "").count <= 2; }
+
+TEST(a_segment_that_is_not_used_again_is_given_back)
+{
+    enum { TASKS = 3000, BYTES = 200 };
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 0, TASKS, BYTES);
+    rig_settle(&rig, 0, TASKS);
+    rig_await(has_two_files, &rig, "it is not kept for ever");
+    CHECK_INT(rig_waiting(&rig), 0);
+    rig_end(&rig);
+}
+
 /* ---- Large things ---- */
 
 TEST(a_batch_larger_than_a_segment_is_stored_whole)

@@ -105,8 +105,8 @@ TEST(a_delayed_task_is_not_run_before_it_is_due_and_then_joins_its_line)
     rig.now_ms = now_ms + 60001;
     runs_wait_for(&runs, "done later", 1);
     runs_wait_for(&runs, "done keyless", 1);
+    await_waiting(&rig, 0); /* the jump has ended the lease: where a beat sees that first, they are run again */
     drain_and_close(worker);
-    CHECK_INT(rig_waiting(&rig), 0);
     runs_free(&runs);
     rig_close(&rig);
 }

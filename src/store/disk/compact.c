@@ -8,7 +8,9 @@
  * written while nothing else is on its way to the journal (kl__journal_exclusive), and what is live is decided then. But
  * nothing in an old segment becomes live again, so what may be is found before, while everything goes on. */
 #include <string.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/wait.h"
 #include "store/disk/disk.h"
 #include "store/disk/frames.h"
@@ -19,8 +21,12 @@ enum {
     RECORD_MAX = 2 << 20, /* of a task or a value */
     PIECE_BYTES = 1 << 20,
     LOOK_RECORDS = 256,
+    LOOK_AHEAD = 8,
     LOOK_MS = 1000,
     SWEEP_RECORDS = 2000,
+    QUIET_MS = 100,
+    PATIENCE_MS = 1000,
+    PAUSE_NS = 10000000,
 };
 
 _Static_assert(sizeof(kl__entry_record) + 64 + KL_KEY_BYTES_MAX + KL_KIND_BYTES_MAX + KL_HEADERS_BYTES_MAX +
@@ -77,6 +83,11 @@ static const kl__frame *load_frame(struct copying *copying, kl_rc *ret_rc)
 
 static bool has_enough(const struct copying *copying) { return copying->bytes >= COPY_BYTES; }
 
+static const kl__record_header *next_record(const struct copying *copying, const kl__frame *frame)
+{
+    return (const void *)((const char *)frame + (copying->record_offset - copying->frame_offset));
+}
+
 /* Looks at the next record of the frame, with the state's mutex held. */
 static void look_at(struct copying *copying, const kl__record_header *record, int64_t now_ms)
 {
@@ -91,6 +102,20 @@ static void look_at(struct copying *copying, const kl__record_header *record, in
     copying->record_offset += record->bytes;
 }
 
+/* Up to LOOK_RECORDS of them, with the state's mutex held. */
+static void look_at_some(struct copying *copying, const kl__frame *frame, int64_t now_ms)
+{
+    const kl__record_header *ahead = next_record(copying, frame);
+    uint32_t fetched = copying->record, end = frame->records;
+    if (end - copying->record > LOOK_RECORDS)
+        end = copying->record + LOOK_RECORDS;
+    while (copying->record < end && !has_enough(copying)) {
+        for (; fetched < end && fetched < copying->record + LOOK_AHEAD; fetched++, ahead = kl__record_next(ahead))
+            kl__state_prefetch(&copying->disk->state, ahead);
+        look_at(copying, next_record(copying, frame), now_ms);
+    }
+}
+
 /* The rest of a frame's records, some at a time, so that nobody waits long for the mutex. */
 static void look_through(struct copying *copying, const kl__frame *frame)
 {
@@ -100,10 +125,7 @@ static void look_through(struct copying *copying, const kl__frame *frame)
         copying->record_offset = copying->frame_offset + KL_FRAME_HEADER;
     while (copying->record < frame->records && !has_enough(copying)) {
         pthread_mutex_lock(&state->mutex);
-        for (int i = 0; i < LOOK_RECORDS && copying->record < frame->records && !has_enough(copying); i++) {
-            uint64_t in_frame = copying->record_offset - copying->frame_offset;
-            look_at(copying, (const void *)((const char *)frame + in_frame), now_ms);
-        }
+        look_at_some(copying, frame, now_ms);
         pthread_mutex_unlock(&state->mutex);
     }
 }
@@ -205,6 +227,22 @@ static bool copy_segment(kl__disk *disk, kl__segment *segment)
     return rc == KL_OK;
 }
 
+/* While workers are at what is live in the first segment, it becomes less by itself. What they leave is copied: when
+ * nothing has changed for QUIET_MS, or after PATIENCE_MS in any case. With the state's mutex held. */
+static bool is_quiet(kl__disk *disk)
+{
+    const kl__segment *first = disk->state.segments[0];
+    int64_t now_ns = kl__monotonic_ns();
+    if (first->number != disk->watched)
+        disk->watched_ns = now_ns;
+    if (first->number != disk->watched || first->live != disk->watched_live)
+        disk->quiet_ns = now_ns;
+    disk->watched = first->number;
+    disk->watched_live = first->live;
+    return now_ns - disk->quiet_ns >= QUIET_MS * INT64_C(1000000) ||
+           now_ns - disk->watched_ns >= PATIENCE_MS * INT64_C(1000000);
+}
+
 /* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Large tasks in
  * small segments leave gaps that no copying closes: when everything was copied twice and nothing was gained, it rests.
  * On a full disk only when little of it is live, for the copies go where outcomes have to. */
@@ -219,8 +257,12 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
     }
     disk->copied_live = state->live;
     bool is_worth_it = disk->copied <= 2 * state->live && kl__state_must_compact(state, slack);
-    if (atomic_load(&disk->segments.is_full))
+    disk->is_patient = is_worth_it && state->segments[0]->number > disk->compacted && !is_quiet(disk);
+    is_worth_it &= !disk->is_patient;
+    if (atomic_load(&disk->segments.is_full)) {
         is_worth_it = kl__segments_can_relieve(&disk->segments);
+        disk->is_patient = false;
+    }
     if (is_worth_it && state->segments[0]->number > disk->compacted) {
         segment = state->segments[0];
         segment->readers++;
@@ -291,7 +333,10 @@ static void *run_upkeep(void *ctx)
         segments->next_wanted = false;
         pthread_mutex_unlock(&segments->mutex);
         keep_up(disk, next_wanted);
+        if (disk->is_patient)
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
         pthread_mutex_lock(&segments->mutex);
+        segments->upkeep_wanted |= disk->is_patient;
     }
     pthread_mutex_unlock(&segments->mutex);
     return NULL;

@@ -61,6 +61,11 @@ typedef struct kl__disk {
     uint64_t copied;        /* bytes, since something was gained by it */
     uint64_t copied_live;   /* what was live then, */
     uint64_t copied_closed; /* and the bytes of full segments */
+    bool is_patient;        /* the first segment is to be copied, but not yet: */
+    uint64_t watched;       /* its number, */
+    uint64_t watched_live;  /* what was live in it when it was last looked at, */
+    int64_t watched_ns;     /* since when it is to be copied, */
+    int64_t quiet_ns;       /* and since when that has not changed */
 
     pthread_t keeper;
     bool has_keeper;

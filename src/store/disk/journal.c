@@ -89,6 +89,11 @@ uint32_t kl__record_seal(kl__record_header *record, char *end)
 
 static kl_rc fail_broken(const kl__journal *journal) { return kl__fail(KL_ESYSTEM, "%s", journal->broken_text); }
 
+kl_rc kl__journal_check(const kl__journal *journal)
+{
+    return atomic_load_explicit(&journal->is_broken, memory_order_acquire) ? fail_broken(journal) : KL_OK;
+}
+
 /* Nothing more is written from now on (J4). Called by the leader. */
 static kl_rc break_down(kl__journal *journal, const char *what, const char *why)
 {

@@ -86,6 +86,9 @@ kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx);
 
 kl__journal_stats kl__journal_stats_of(kl__journal *journal);
 
+/* KL_ESYSTEM: broken (J4). */
+kl_rc kl__journal_check(const kl__journal *journal);
+
 /* Writes a FENCE for each shard of the partition that is fenced or sealed, adds their CRCs to *sum, and returns where
  * they end. The state's `fenced` is how many there are in all partitions. */
 char *kl__put_fences(const kl__partition_state *partition, char *at, uint64_t *sum);

@@ -311,7 +311,7 @@ kl_rc kl__keeper_note(kl__disk *disk, bool always)
     bool is_known = disk->state.history_noted >= commits;
     pthread_mutex_unlock(&disk->state.mutex);
     if (is_known && !always)
-        return KL_OK;
+        return kl__journal_check(disk->journal);
     return kl__journal_exclusive(disk->journal, fill_note, &commits);
 }
 

@@ -82,8 +82,35 @@ static bool still_good(PGconn *conn)
     return PQstatus(conn) == CONNECTION_OK;
 }
 
+/* The mutex is held. */
+static kl__pg_link *find_link(kl__pg *pg, const PGconn *conn)
+{
+    kl__pg_link *link = pg->links;
+    while (link < pg->links + KL_PG_POOL_MAX && link->conn != conn)
+        link++;
+    return link < pg->links + KL_PG_POOL_MAX ? link : NULL;
+}
+
+/* A pooler shows another process than the one that a statement runs in. */
+static void add_link(kl__pg *pg, PGconn *conn)
+{
+    PGresult *rows = PQexec(conn, "SELECT pg_catalog.pg_backend_pid()");
+    bool direct = PQresultStatus(rows) == PGRES_TUPLES_OK && kl__pg_get_text_int(rows, 0, 0) == PQbackendPID(conn);
+    PQclear(rows);
+    pthread_mutex_lock(&pg->mutex);
+    kl__pg_link *link = find_link(pg, NULL);
+    if (link)
+        *link = (kl__pg_link){.conn = conn, .direct = direct};
+    pthread_mutex_unlock(&pg->mutex);
+}
+
 static void give_up(kl__pg *pg, PGconn *conn)
 {
+    pthread_mutex_lock(&pg->mutex);
+    kl__pg_link *link = conn ? find_link(pg, conn) : NULL;
+    if (link)
+        *link = (kl__pg_link){.conn = NULL};
+    pthread_mutex_unlock(&pg->mutex);
     PQfinish(conn);
     pthread_mutex_lock(&pg->mutex);
     pg->open_count--;
@@ -123,12 +150,18 @@ static kl_rc borrow(kl__pg *pg, PGconn **ret_conn)
     PGconn *conn;
     while ((conn = take_idle(pg)) && !still_good(conn))
         give_up(pg, conn);
-    kl_rc rc = conn ? KL_OK : kl__pg_connect(pg, &conn);
-    if (rc != KL_OK)
-        give_up(pg, NULL);
-    else
+    if (conn) {
         *ret_conn = conn;
-    return rc;
+        return KL_OK;
+    }
+    kl_rc rc = kl__pg_connect(pg, &conn);
+    if (rc != KL_OK) {
+        give_up(pg, NULL);
+        return rc;
+    }
+    add_link(pg, conn);
+    *ret_conn = conn;
+    return KL_OK;
 }
 
 void kl__pg_pool_close(kl__pg *pg)
@@ -175,7 +208,8 @@ char *kl__pg_expand(const kl__pg *pg, const char *sql)
 
 /* --- Errors --- */
 
-enum fate { FAILED, LOST, TAKEN_BACK };
+/* UNPREPARED: what was prepared is not there, or is out of date. Nothing was done; another connection knows better. */
+enum fate { FAILED, LOST, TAKEN_BACK, UNPREPARED };
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
@@ -183,6 +217,8 @@ static enum fate fate_of(const PGconn *conn, const char *state)
 {
     if (begins(state, "40001") || begins(state, "40P01") || begins(state, "55P03") || begins(state, "57014"))
         return TAKEN_BACK;
+    if (begins(state, "26000") || begins(state, "42P05") || begins(state, "0A000"))
+        return UNPREPARED;
     bool lost =
         PQstatus(conn) != CONNECTION_OK || begins(state, "08") || begins(state, "57P") || begins(state, "25006");
     return lost ? LOST : FAILED;
@@ -206,7 +242,7 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state,
     const char *text = rows ? PQresultErrorField(rows, PG_DIAG_MESSAGE_PRIMARY) : NULL;
     if (!text)
         text = PQerrorMessage(conn);
-    if (fate == TAKEN_BACK)
+    if (fate == TAKEN_BACK || fate == UNPREPARED)
         return kl__fail(KL_EBUSY, "the database took the call back: %.*s; make it again", length_of(text), text);
     if (fate == LOST)
         return kl__fail(KL_EBUSY,
@@ -246,7 +282,7 @@ static kl_rc try_once(kl__pg *pg, kl__pg_send_fn *send, void *ctx, enum fate *re
         *ret_rows = rows;
     else
         PQclear(rows);
-    if (rc != KL_OK && *ret_fate == LOST)
+    if (rc != KL_OK && (*ret_fate == LOST || *ret_fate == UNPREPARED))
         give_up(pg, conn);
     else
         give_back(pg, conn);
@@ -260,7 +296,7 @@ kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGr
     for (;;) {
         enum fate fate = FAILED;
         kl_rc rc = try_once(pg, send, ctx, &fate, ret_rows);
-        bool again = rc != KL_OK && (fate == TAKEN_BACK || (fate == LOST && repeats));
+        bool again = rc != KL_OK && (fate == TAKEN_BACK || fate == UNPREPARED || (fate == LOST && repeats));
         if (!again || kl__monotonic_ns() >= until_ns || atomic_load(&pg->closing))
             return rc;
         poll(NULL, 0, pause_ms);
@@ -269,33 +305,78 @@ kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGr
 }
 
 struct statement {
-    const char *sql;
+    kl__pg *pg;
+    const char *sql;  /* as the call has it */
+    const char *text; /* with the schema's name in it */
     const kl__pg_args *args;
 };
 
-PGresult *kl__pg_exec(PGconn *conn, const char *sql, const kl__pg_args *args)
-{
+/* Values of a statement as libpq takes them. */
+struct values {
     const char *values[KL_PG_ARGS_MAX];
     int formats[KL_PG_ARGS_MAX];
+};
+
+static void set_values(const kl__pg_args *args, struct values *values)
+{
     for (int i = 0; i < args->count; i++) {
-        values[i] = args->lengths[i] < 0 ? NULL : args->bytes + args->offsets[i];
-        formats[i] = 1;
+        values->values[i] = args->lengths[i] < 0 ? NULL : args->bytes + args->offsets[i];
+        values->formats[i] = 1;
     }
-    return PQexecParams(conn, sql, args->count, args->types, values, args->lengths, formats, 1);
+}
+
+PGresult *kl__pg_exec(PGconn *conn, const char *sql, const kl__pg_args *args)
+{
+    struct values values;
+    set_values(args, &values);
+    return PQexecParams(conn, sql, args->count, args->types, values.values, args->lengths, values.formats, 1);
+}
+
+/* The statement's number, by its text's address: each call has its own. -1: there are too many, or a pooler. */
+static int number_of(kl__pg *pg, const PGconn *conn, const char *sql, bool *ret_known)
+{
+    int number = 0;
+    pthread_mutex_lock(&pg->mutex);
+    kl__pg_link *link = find_link(pg, conn);
+    while (number < KL_PG_STATEMENTS && pg->statements[number] && pg->statements[number] != sql)
+        number++;
+    bool usable = link && link->direct && number < KL_PG_STATEMENTS;
+    if (usable) {
+        pg->statements[number] = sql;
+        *ret_known = (link->prepared >> number & 1) != 0;
+        link->prepared |= UINT64_C(1) << number;
+    }
+    pthread_mutex_unlock(&pg->mutex);
+    return usable ? number : -1;
 }
 
 static PGresult *send_statement(PGconn *conn, void *ctx)
 {
     const struct statement *statement = ctx;
-    return kl__pg_exec(conn, statement->sql, statement->args);
+    const kl__pg_args *args = statement->args;
+    struct values values;
+    char name[16];
+    bool known = true;
+    int number = number_of(statement->pg, conn, statement->sql, &known);
+    if (number < 0)
+        return kl__pg_exec(conn, statement->text, args);
+    snprintf(name, sizeof name, "kl%d", number);
+    if (!known) {
+        PGresult *rows = PQprepare(conn, name, statement->text, args->count, args->types);
+        if (PQresultStatus(rows) != PGRES_COMMAND_OK)
+            return rows;
+        PQclear(rows);
+    }
+    set_values(args, &values);
+    return PQexecPrepared(conn, name, args->count, values.values, args->lengths, values.formats, 1);
 }
 
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows)
 {
-    char *sql = call->args->failed ? NULL : kl__pg_expand(pg, call->sql);
-    struct statement statement = {sql, call->args};
-    kl_rc rc = sql ? kl__pg_send(pg, send_statement, &statement, call->repeats, ret_rows) : kl__fail_memory();
-    kl__free(sql);
+    char *text = call->args->failed ? NULL : kl__pg_expand(pg, call->sql);
+    struct statement statement = {pg, call->sql, text, call->args};
+    kl_rc rc = text ? kl__pg_send(pg, send_statement, &statement, call->repeats, ret_rows) : kl__fail_memory();
+    kl__free(text);
     return rc;
 }
 

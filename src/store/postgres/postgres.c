@@ -10,6 +10,7 @@
 #include "base/layout.h"
 #include "base/wait.h"
 #include "store/engines.h"
+#include "store/postgres/migrate.h"
 
 /* --- The URL --- */
 
@@ -49,13 +50,13 @@ static kl_rc set_pool(kl__pg *pg, kl_bytes value)
     return KL_OK;
 }
 
-static kl_rc set_listen(kl__pg *pg, kl_bytes value)
+static kl_rc set_flag(const char *name, kl_bytes value, bool *ret_flag)
 {
     char quoted[KL_QUOTE_BYTES];
     bool on = kl__bytes_equal(value, kl_str("on")), off = kl__bytes_equal(value, kl_str("off"));
     if (!on && !off)
-        return kl__fail(KL_EINVAL, "listen is %s; it must be on or off", kl__quote(value, quoted));
-    pg->may_listen = on;
+        return kl__fail(KL_EINVAL, "%s is %s; it must be on or off", name, kl__quote(value, quoted));
+    *ret_flag = on;
     return KL_OK;
 }
 
@@ -68,7 +69,9 @@ static kl_rc take_param(kl__pg *pg, kl_bytes param, bool *is_first)
     if (is_param(param, "pool", &value))
         return set_pool(pg, value);
     if (is_param(param, "listen", &value))
-        return set_listen(pg, value);
+        return set_flag("listen", value, &pg->may_listen);
+    if (is_param(param, "migrate", &value))
+        return set_flag("migrate", value, &pg->may_migrate);
     char *end = pg->url + strlen(pg->url);
     *end++ = *is_first ? '?' : '&';
     memcpy(end, param.data, param.len);
@@ -114,19 +117,27 @@ static void free_store(kl__pg *pg)
     kl__free(pg);
 }
 
-static kl_rc open_postgres(const char *where, const kl_store_opts *opts, void **ret_self)
+static kl__pg *make_store(const kl_store_opts *opts)
 {
     kl__pg *pg = kl__alloc_zeroed(1, sizeof *pg);
     if (!pg)
-        return kl__fail_memory();
+        return NULL;
     pthread_mutex_init(&pg->mutex, NULL);
     kl__cond_init(&pg->given);
     kl__cond_init(&pg->told);
     kl__cond_init(&pg->upkeep_wakes);
     pg->opts = *opts;
     pg->pool_max = KL_PG_POOL;
-    pg->may_listen = true;
-    kl_rc rc = read_url(pg, where);
+    pg->may_listen = pg->may_migrate = true;
+    return pg;
+}
+
+static kl_rc open_postgres(const char *where, const kl_store_opts *opts, void **ret_self)
+{
+    kl__pg *pg = make_store(opts);
+    kl_rc rc = pg ? read_url(pg, where) : kl__fail_memory();
+    if (!pg)
+        return rc;
     if (rc == KL_OK)
         rc = kl__pg_schema_open(pg);
     if (rc == KL_OK)
@@ -144,6 +155,30 @@ static void close_postgres(void *self)
     kl__pg_upkeep_stop(pg);
     kl__pg_wait_close(pg);
     free_store(pg);
+}
+
+/* --- The schema, by hand --- */
+
+bool kl__pg_is_url(const char *url)
+{
+    return strncmp(url, "postgres:", strlen("postgres:")) == 0 ||
+           strncmp(url, "postgresql:", strlen("postgresql:")) == 0;
+}
+
+kl_rc kl__pg_migrate(const char *url, bool only_look, kl__pg_versions *ret_versions)
+{
+    kl__pg *pg = make_store(&(kl_store_opts){.size = sizeof(kl_store_opts)});
+    kl__pg_versions versions = {.known = KL_PG_VERSION};
+    if (!pg)
+        return kl__fail_memory();
+    kl_rc rc = read_url(pg, strchr(url, ':') + 1);
+    if (rc == KL_OK)
+        rc = kl__pg_schema_migrate(pg, only_look, &versions.before, &versions.after);
+    memcpy(versions.schema, pg->schema, sizeof versions.schema);
+    free_store(pg);
+    if (rc == KL_OK)
+        *ret_versions = versions;
+    return rc;
 }
 
 /* --- Time and partitions --- */

@@ -13,7 +13,7 @@
  *
  * P1  Each call is one statement, and so one transaction: it is there whole, or not at all.
  * P2  Nothing depends on the session, except for the one connection that listens: any transaction may run on any
- *     connection, also behind a pooler.
+ *     connection, also behind a pooler. Where there is none, statements are prepared, which saves parsing them.
  * P3  A call whose connection was lost is made again only where the contract makes that safe (S5); else it fails with
  *     KL_EBUSY.
  * P4  Locks of shards are taken in order of their numbers, so that calls do not wait for one another in a circle. */
@@ -40,6 +40,7 @@ enum {
     KL_PG_RETRY = 33,
     KL_PG_INBOX = 0, /* for those who wait: no partition */
     KL_PG_NEWS = 256,
+    KL_PG_STATEMENTS = 64, /* bits of kl__pg_link.prepared */
 };
 
 /* Somebody who waits for appends to a partition; wait.c. */
@@ -49,18 +50,28 @@ typedef struct kl__pg_waiter {
     bool told;
 } kl__pg_waiter;
 
+/* A connection of the pool. */
+typedef struct kl__pg_link {
+    PGconn *conn;      /* NULL: none */
+    bool direct;       /* its session is ours alone: there is no pooler in between */
+    uint64_t prepared; /* which of the store's statements it knows, a bit each */
+} kl__pg_link;
+
 typedef struct kl__pg {
     kl_store_opts opts;
     char *url; /* for libpq: without the parameters that are ours */
     char schema[KL_PG_SCHEMA_BYTES];
     uint32_t pool_max;
     bool may_listen;
+    bool may_migrate;
 
     pthread_mutex_t mutex; /* holds for all that follows */
     pthread_cond_t given;  /* a connection was given back */
     PGconn *idle[KL_PG_POOL_MAX];
     uint32_t idle_count, open_count;
-    int64_t now_ms; /* the latest that the clock has shown */
+    kl__pg_link links[KL_PG_POOL_MAX];
+    const char *statements[KL_PG_STATEMENTS]; /* as calls have them; a number is a bit of kl__pg_link */
+    int64_t now_ms;                           /* the latest that the clock has shown */
 
     /* wait.c */
     pthread_cond_t told;
@@ -159,8 +170,12 @@ void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...) K
 
 /* --- schema.c --- */
 
-/* Makes the schema when it is not there. KL_EINVAL: it is of a newer release. */
+/* Makes the schema when it is not there, or brings it up to date. KL_EINVAL: it is of a newer release; or something is to
+ * be done, and the URL says that it is not to be done by opening. */
 kl_rc kl__pg_schema_open(kl__pg *pg);
+
+/* How many steps had been applied, and are now; with only_look none is. */
+kl_rc kl__pg_schema_migrate(kl__pg *pg, bool only_look, int *ret_before, int *ret_after);
 
 /* --- wait.c, upkeep.c --- */
 

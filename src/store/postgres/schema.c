@@ -100,30 +100,45 @@ static kl_rc migrate(kl__pg *pg, PGconn *conn)
     return rc; /* else the connection is closed, which takes everything back */
 }
 
-static kl_rc check(kl__pg *pg, PGconn *conn)
+static kl_rc check(kl__pg *pg, PGconn *conn, int *ret_version)
 {
-    int version = 0;
     if (PQserverVersion(conn) < KL_PG_SERVER_MIN)
         return kl__fail(KL_EINVAL, "the server is PostgreSQL %d; it must be 13 or newer",
                         PQserverVersion(conn) / 10000);
-    kl_rc rc = read_version(pg, conn, &version);
-    if (rc == KL_OK && version < KL_PG_VERSION)
-        rc = migrate(pg, conn);
-    else if (rc == KL_OK && version > KL_PG_VERSION)
+    kl_rc rc = read_version(pg, conn, ret_version);
+    if (rc == KL_OK && *ret_version > KL_PG_VERSION)
         rc = kl__fail(KL_EINVAL,
                       "the schema %s is at version %d, and this release knows %d; use the release that made it, or a "
                       "newer one",
-                      pg->schema, version, KL_PG_VERSION);
+                      pg->schema, *ret_version, KL_PG_VERSION);
+    return rc;
+}
+
+kl_rc kl__pg_schema_migrate(kl__pg *pg, bool only_look, int *ret_before, int *ret_after)
+{
+    PGconn *conn;
+    int version = 0;
+    kl_rc rc = kl__pg_connect(pg, &conn);
+    if (rc != KL_OK)
+        return rc;
+    rc = check(pg, conn, &version);
+    *ret_before = *ret_after = version;
+    if (rc == KL_OK && version < KL_PG_VERSION && !only_look) {
+        rc = migrate(pg, conn);
+        *ret_after = KL_PG_VERSION;
+    }
+    PQfinish(conn);
     return rc;
 }
 
 kl_rc kl__pg_schema_open(kl__pg *pg)
 {
-    PGconn *conn;
-    kl_rc rc = kl__pg_connect(pg, &conn);
-    if (rc != KL_OK)
-        return rc;
-    rc = check(pg, conn);
-    PQfinish(conn);
+    int before, after;
+    kl_rc rc = kl__pg_schema_migrate(pg, !pg->may_migrate, &before, &after);
+    if (rc == KL_OK && after < KL_PG_VERSION)
+        rc = kl__fail(KL_EINVAL,
+                      "the schema %s is at version %d, this release needs %d, and the URL says migrate=off; call "
+                      "`keyline migrate` first",
+                      pg->schema, before, KL_PG_VERSION);
     return rc;
 }

@@ -103,6 +103,7 @@ CREATE INDEX entries_due ON $S.entries_0 (partition, slot, due_ms, position) WHE
 CREATE TABLE $S.settled (
     partition int NOT NULL,
     shard int NOT NULL,
+    first bigint NOT NULL,
     last bigint NOT NULL,
     segment smallint NOT NULL,
     positions bigint[] NOT NULL

@@ -103,7 +103,7 @@ CREATE FUNCTION $S.scan(ps int[], ss int[], lines int[], afters bigint[], dues b
 RETURNS TABLE (n bigint, id uuid, pos bigint, due_ms bigint, bytes int, attempts int, grp smallint,
                priority int, key bytea)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
-SET plan_cache_mode = force_generic_plan
+SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off
 AS $$ #variable_conflict use_column
 DECLARE
     has_ready boolean;
@@ -193,21 +193,18 @@ SET plan_cache_mode = force_generic_plan
 AS $$ #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    WITH a AS MATERIALIZED (
-        SELECT * FROM unnest(ps, ss, poss, ids) WITH ORDINALITY AS u(p, s, pos, id, n)),
-    gone AS MATERIALIZED (
-        SELECT t.segment, t.partition, t.shard, x.position
-        FROM (SELECT a.p, a.s, min(a.pos) AS position FROM a GROUP BY a.p, a.s) low
-        JOIN $S.settled t ON t.partition = low.p AND t.shard = low.s AND t.last >= low.position
-        CROSS JOIN LATERAL unnest(t.positions) AS x(position))
     SELECT a.n, 1, a.p, a.s, e.id, e.position, coalesce(r.attempts, 0), coalesce(r.not_before_ms, e.due_ms, 0),
            0::bigint, e.job, e.due_ms, e.grp,
            coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int,
            e.key, e.kind, e.headers, e.payload, NULL::bytea, NULL::bytea
-    FROM a JOIN $S.entries e ON e.segment = (a.pos >> 6 & 3)::smallint AND e.partition = a.p
-                            AND e.slot = a.s * 64 + (a.pos & 63)::int AND e.position = a.pos AND e.id = a.id
+    FROM unnest(ps, ss, poss, ids) WITH ORDINALITY AS a(p, s, pos, id, n)
+    JOIN $S.entries e ON e.segment = (a.pos >> 6 & 3)::smallint AND e.partition = a.p
+                     AND e.slot = a.s * 64 + (a.pos & 63)::int AND e.position = a.pos AND e.id = a.id
     LEFT JOIN $S.retries r ON r.partition = a.p AND r.shard = a.s AND r.position = a.pos
-    WHERE (e.segment, a.p, a.s, a.pos) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g)
+    WHERE NOT EXISTS (
+        SELECT FROM $S.settled t
+        WHERE t.segment = (a.pos >> 6 & 3)::smallint AND t.partition = a.p AND t.shard = a.s AND t.last >= a.pos
+          AND t.first <= a.pos AND a.pos = ANY (t.positions))
     ORDER BY a.n;
 END
 $$;

@@ -4,8 +4,9 @@
  *     upkeep_segments  what goes by TRUNCATE: segments 1 and 2, and the parts of tokens
  *
  * A segment is closed when it has become large, or old, and the other one is empty. Once as many positions are settled as
- * there are entries it is emptied. What is left over after a while moves to segment 0, in pieces: a copy of the entry goes
- * there, and the old one is marked as settled.
+ * there are entries, and none is missing (one may have been noted twice), it is emptied. What is left over after a while moves to segment 0, in pieces: a copy of the entry goes
+ * there, and the old one is marked as settled. It is left where it is as long as it is much, unless the other segment has
+ * become so large meanwhile that it must be emptied, too.
  *
  * Entries are counted under a lock that keeps appends out (there are none but those that read `state` before it was
  * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most. Whoever reads meanwhile
@@ -82,8 +83,12 @@ BEGIN
     EXECUTE format('LOCK TABLE $S.entries_%s IN SHARE MODE', k);
     EXECUTE format('SELECT (SELECT count(*) FROM $S.entries_%s),'
                    || ' (SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s)', k, k) INTO there, done;
-    IF there <> done THEN
-        UPDATE $S.segments SET entries = there WHERE number = k;
+    UPDATE $S.segments SET entries = there WHERE number = k;
+    IF done >= there THEN
+        EXECUTE format('SELECT count(*) FROM $S.entries_%s e WHERE (e.partition, e.slot >> 6, e.position) NOT IN ('
+                       || ' SELECT t.partition, t.shard, unnest(t.positions) FROM $S.settled_%s t)', k, k) INTO there;
+    END IF;
+    IF there > 0 THEN
         RETURN false;
     END IF;
     RETURN $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]);
@@ -119,8 +124,9 @@ BEGIN
         || ' WHERE (e.partition, e.slot >> 6, e.position) NOT IN ('
         || ' SELECT t.partition, t.shard, unnest(t.positions) FROM $S.settled_%s t)'
         || ' RETURNING partition, slot, position),'
-        || ' s AS (INSERT INTO $S.settled_%s (partition, shard, last, segment, positions)'
-        || ' SELECT m.partition, m.slot >> 6, max(m.position), %s, array_agg(m.position) FROM m GROUP BY 1, 2)'
+        || ' s AS (INSERT INTO $S.settled_%s (partition, shard, first, last, segment, positions)'
+        || ' SELECT m.partition, m.slot >> 6, min(m.position), max(m.position), %s, array_agg(m.position)'
+        || ' FROM m GROUP BY 1, 2)'
         || ' SELECT count(*) FROM m', k, k, k, k) USING ps, slots, poss INTO moved;
     RETURN moved;
 END
@@ -138,14 +144,11 @@ BEGIN
         RETURN;
     END IF;
     EXECUTE format('SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s', k) INTO done;
-    IF seg.entries IS NULL OR done >= seg.entries THEN
-        IF $S.reclaim(k) THEN
-            RETURN;
-        END IF;
-    ELSIF at_ms - seg.closed_ms >= left_over_ms
-          AND (seg.entries - done <= 20000
-               OR NOT EXISTS (SELECT FROM $S.segments s, $S.state t WHERE s.number <> t.segment
-                              AND $S.bytes_of('entries_' || s.number) = 0)) THEN
+    IF (seg.entries IS NULL OR done >= seg.entries) AND $S.reclaim(k) THEN
+        RETURN;
+    END IF;
+    IF at_ms - seg.closed_ms >= left_over_ms
+       AND (seg.entries - done <= 20000 OR $S.bytes_of('entries_' || (3 - k)) > 268435456) THEN
         PERFORM $S.move_left_over(k, 10000);
     END IF;
     spent := $S.now_ms() - at_ms;

@@ -12,7 +12,7 @@ enum {
     ROUND_BATCHES = 1000,   /* settled batches in one transaction, */
     ROUND_ROWS = 5000,      /* and about so many rows of each table */
     OLD_MS = 60000,         /* a segment is closed when it is so old, */
-    LARGE_BYTES = 64 << 20, /* or so large */
+    LARGE_BYTES = 32 << 20, /* or so large */
     LEFT_OVER_MS = 60000,   /* what is left over in a closed one moves after so long */
     TOKEN_MS = 11 * 60000,
 };

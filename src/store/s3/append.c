@@ -199,7 +199,7 @@ static kl_rc put_marks(kl__s3 *s3, struct part *part)
     for (unsigned line = 0; missing; line++, missing >>= 1) {
         if (!(missing & 1))
             continue;
-        char *name = kl__s3_name(s3, "index/%s/lines/%s/%u", part->shard->partition->name, part->shard->digits, line);
+        char *name = kl__s3_name(s3, "special/%s/%s/%u", part->shard->partition->name, part->shard->digits, line);
         kl__s3_request request = {.kind = KL_S3_PUT, .name = name, .absent = true, .body = {"{}", 2}};
         kl_rc rc = name ? kl__s3_send(s3->http, &request, 1) : kl__fail_memory();
         kl__s3_request_free(&request);
@@ -235,7 +235,7 @@ static void find_tails(kl__s3 *s3, struct round *round)
     for (size_t i = 0; i < round->count; i++)
         unknown += !tail_is_known(round->parts[i].shard);
     if (unknown > 2)
-        (void)kl__s3_pulse(s3, true); /* for those that it does not show there are listings */
+        (void)kl__s3_pulse(s3, KL_S3_POLL_MIN_MS / 10); /* for those that it does not show there are listings */
     for (size_t i = 0; i < round->count; i++) {
         struct part *part = &round->parts[i];
         kl_rc rc = put_marks(s3, part);

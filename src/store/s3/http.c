@@ -164,11 +164,13 @@ static size_t give_body(char *to, size_t size, size_t count, void *ctx)
     return len;
 }
 
+/* libcurl sends again by itself when a kept connection turns out to be dead: that counts, too. */
 static int seek_body(void *ctx, curl_off_t offset, int origin)
 {
     kl__s3_request *request = ctx;
     if (origin != SEEK_SET)
         return CURL_SEEKFUNC_CANTSEEK;
+    request->sends++;
     request->sent = (size_t)offset;
     return CURL_SEEKFUNC_OK;
 }
@@ -372,12 +374,13 @@ static void start(kl__s3_http *http, kl__s3_request *request)
     http->bill.bytes_out += request->body.len;
     pthread_mutex_unlock(&http->mutex);
     request->sends++;
-    if (getenv("KL_S3_TRACE"))
-        fprintf(stderr, "%s %s %s\n", method_of(request), request->name ? request->name : "-",
-                request->query ? request->query : "");
 }
 
-static bool goes_again(int status) { return status == 0 || status >= 500 || status == 429 || status == 409; }
+/* 501 is not a moment's weakness. */
+static bool goes_again(int status)
+{
+    return status == 0 || (status >= 500 && status != 501) || status == 429 || status == 409;
+}
 
 /* A server that finds our clock wrong says so with its own time: the next signature bears that. */
 static bool is_skewed(const kl__s3_request *request)

@@ -8,7 +8,8 @@
  *
  * What is read over and over (a worker's looks at its queue) is answered from memory while the last look at the bucket
  * (refresh.c: the pulse) showed the same ETags; that look may be up to KL_S3_POLL_MAX_MS old when nothing happens. Whatever
- * was not asked for within POLLED_MS is asked of the server, and so is everything after a lost race.
+ * was not asked for within POLLED_MS is asked of the server, and so is everything after a lost race. Lists may be LISTED_MS
+ * old. What this process writes it sees at once.
  *
  * Bytes of names outside [0-9A-Za-z._/-] are written as a sign and two hex digits; the sign is chosen so that the order of
  * bytes is kept. Names that would become too long are written in base32. */
@@ -18,7 +19,7 @@
 #include "base/hash.h"
 #include "store/s3/s3.h"
 
-enum { POLLED_MS = 10000, ENCODED_MAX = 700, TRIES = 64 };
+enum { POLLED_MS = 10000, LISTED_MS = 500, ENCODED_MAX = 700, TRIES = 64 };
 
 /* A record as far as it is known. */
 struct known {
@@ -475,7 +476,7 @@ kl_rc kl__s3_get(void *self, const kl_bytes *names, size_t count, kl_arena *aren
     pthread_mutex_lock(&s3->records->mutex);
     bool polled = all_polled(s3->records, names, count);
     pthread_mutex_unlock(&s3->records->mutex);
-    kl_rc rc = polled ? kl__s3_pulse(s3, false) : KL_OK;
+    kl_rc rc = polled ? kl__s3_pulse(s3, -1) : KL_OK;
     if (rc == KL_OK)
         rc = fetch(s3, stale, stale_names(s3, names, count, polled, stale));
     kl__free(stale);
@@ -625,7 +626,7 @@ kl_rc kl__s3_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_ar
 {
     kl__s3 *s3 = self;
     bool polled = poll_prefix(s3, prefix);
-    kl_rc rc = kl__s3_pulse(s3, !polled);
+    kl_rc rc = kl__s3_pulse(s3, polled ? -1 : LISTED_MS);
     pthread_mutex_lock(&s3->records->mutex);
     bool whole = s3->records->whole_ns == s3->pulse_ns;
     pthread_mutex_unlock(&s3->records->mutex);

@@ -16,7 +16,7 @@
 #include "base/hash.h"
 #include "store/s3/s3.h"
 
-enum { JOURNAL_WIDE = 32, QUIET = 4, MARKS_MS = 1000, KEPT_PAGES = 100 };
+enum { JOURNAL_WIDE = 32, QUIET = 4, FULL_MS = 1000, KEPT_PAGES = 100 };
 
 static bool is_fresh(int64_t since_ns, int64_t limit_ms)
 {
@@ -162,7 +162,7 @@ static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide,
         if (there && fetch->wanted[i].number == shard->journal + 1)
             rc = kl__s3_apply_journal(s3, shard, fetch->wanted[i].number, &fetch->requests[i].reply);
         if (!there && fetch->wanted[i].number == shard->journal + 1)
-            shard->journal_ns = asked_ns;
+            shard->followed_ns = shard->journal_ns = asked_ns;
         if ((i + 1) % wide == 0 && there)
             shards[more++] = shard;
     }
@@ -193,7 +193,7 @@ kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned
     if (!others)
         return kl__fail_memory();
     for (size_t i = 0; i < count; i++)
-        if (owned_too || !shards[i]->owned)
+        if (owned_too || (!shards[i]->owned && !is_fresh(shards[i]->followed_ns, KL_S3_FRESH_MS)))
             others[other_count++] = shards[i];
     if (rc == KL_OK)
         rc = follow_journals(s3, others, other_count);
@@ -287,6 +287,16 @@ static kl__s3_partition *partition_named(kl__s3 *s3, const char *name, size_t le
     return NULL;
 }
 
+/* special/<partition>/<shard>/<line> */
+static void see_mark(kl__s3 *s3, const char *name)
+{
+    const char *at = name + strlen("special/"), *slash = strchr(at, '/'), *last = strrchr(name, '/');
+    kl__s3_partition *partition = slash ? partition_named(s3, at, (size_t)(slash - at)) : NULL;
+    unsigned long line = strtoul(last + 1, NULL, 10);
+    if (partition && line < 64)
+        partition->marks |= UINT64_C(1) << line;
+}
+
 /* tasks/<partition>/<shard>/<number>.json. True: it is news. */
 static bool see_task(kl__s3 *s3, const char *name)
 {
@@ -322,7 +332,9 @@ static void end_pulse(kl__s3 *s3, int64_t asked_ns)
 static void slow_down(kl__s3 *s3, bool news)
 {
     s3->pulse_quiet = news ? 0 : s3->pulse_quiet + 1;
-    if (s3->pulse_quiet < QUIET)
+    if (!s3->pulse_whole) /* it shows little: shards are asked one by one */
+        s3->pulse_age_ms = s3->poll_ms < FULL_MS ? s3->poll_ms : FULL_MS;
+    else if (s3->pulse_quiet < QUIET)
         s3->pulse_age_ms = KL_S3_POLL_MIN_MS;
     else
         s3->pulse_age_ms = s3->pulse_age_ms * 2 < s3->poll_ms ? s3->pulse_age_ms * 2 : s3->poll_ms;
@@ -337,14 +349,20 @@ static kl_rc make_pulse(kl__s3 *s3)
     if (rc != KL_OK)
         return rc;
     kl__memory_enter(s3->memory);
-    for (size_t i = 0; i < names.count; i++)
+    const char *last = names.count ? names.items[names.count - 1].name : "";
+    for (size_t i = 0; i < names.count; i++) {
         if (strncmp(names.items[i].name, "tasks/", 6) == 0)
             news |= see_task(s3, names.items[i].name);
+        else if (strncmp(names.items[i].name, "special/", 8) == 0)
+            see_mark(s3, names.items[i].name);
+    }
+    for (uint32_t i = 0; i < s3->partition_count; i++)
+        if (!names.more || strncmp(last, "tasks/", 6) >= 0)
+            s3->partitions[i]->marks_ns = asked_ns;
     if (!names.more)
         end_pulse(s3, asked_ns);
     kl__memory_leave(s3->memory);
-    bool records = !names.more || (names.count && strncmp(names.items[names.count - 1].name, "tasks/", 6) >= 0);
-    kl__s3_records_seen(s3, &names, records, asked_ns);
+    kl__s3_records_seen(s3, &names, !names.more || strncmp(last, "special/", 8) >= 0, asked_ns);
     s3->pulse_whole = !names.more;
     slow_down(s3, news);
     s3->pulse_ns = asked_ns;
@@ -352,10 +370,11 @@ static kl_rc make_pulse(kl__s3 *s3)
     return KL_OK;
 }
 
-kl_rc kl__s3_pulse(kl__s3 *s3, bool now)
+kl_rc kl__s3_pulse(kl__s3 *s3, int64_t age_ms)
 {
     pthread_mutex_lock(&s3->pulse_mutex);
-    kl_rc rc = !now && is_fresh(s3->pulse_ns, s3->pulse_age_ms) ? KL_OK : make_pulse(s3);
+    int64_t limit_ms = age_ms < 0 ? s3->pulse_age_ms : age_ms;
+    kl_rc rc = is_fresh(s3->pulse_ns, limit_ms) ? KL_OK : make_pulse(s3);
     pthread_mutex_unlock(&s3->pulse_mutex);
     return rc;
 }
@@ -373,12 +392,12 @@ kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count)
     bool owned = false;
     for (size_t i = 0; i < count; i++)
         owned |= shards[i]->owned;
-    kl_rc rc = count > KL_S3_PROBES || owned ? kl__s3_pulse(s3, !owned) : KL_OK;
+    kl_rc rc = count > KL_S3_PROBES || owned ? kl__s3_pulse(s3, owned ? -1 : 0) : KL_OK;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++) {
         bool known = (count > KL_S3_PROBES || owned) && s3->pulse_whole;
-        bool rests =
-            shards[i]->owned && is_fresh(shards[i]->tail_ns, s3->pulse_whole ? s3->pulse_age_ms : shards[i]->rest_ms);
+        int64_t rest_ms = s3->pulse_whole ? s3->pulse_age_ms : shards[i]->rest_ms;
+        bool rests = is_fresh(shards[i]->tail_ns, shards[i]->owned ? rest_ms : KL_S3_FRESH_MS);
         shards[i]->ended = (known || rests) && shards[i]->taken >= shards[i]->tail;
     }
     kl__memory_leave(s3->memory);
@@ -541,11 +560,11 @@ kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines)
     kl__s3_names names = {.more = true};
     kl_rc rc = KL_OK;
     *ret_lines = partition->marks;
-    if (is_fresh(partition->marks_ns, MARKS_MS))
+    if (is_fresh(partition->marks_ns, s3->pulse_age_ms))
         return KL_OK;
     int64_t asked_ns = kl__monotonic_ns();
     uint64_t marks = partition->marks;
-    snprintf(prefix, sizeof prefix, "index/%s/lines/", partition->name);
+    snprintf(prefix, sizeof prefix, "special/%s/", partition->name);
     for (names.more = true; rc == KL_OK && names.more;) {
         rc = kl__s3_list_page(s3, prefix, after, 0, &names);
         kl__free(after);

@@ -11,9 +11,7 @@
 #include "base/layout.h"
 #include "base/random.h"
 #include "base/wait.h"
-#include "store/dispatch.h"
 #include "store/engines.h"
-#include "store/s3/bill.h"
 
 enum { LOG_BYTES = 512, PARTITION_TRIES = 64 };
 
@@ -83,21 +81,6 @@ static kl_rc now(void *self, int64_t *ret_ms)
 {
     *ret_ms = kl__s3_now(self);
     return KL_OK;
-}
-
-/* --- The bill --- */
-
-bool kl__s3_account_of(kl_store *store, kl__s3_account *ret_account)
-{
-    if (store->engine != &kl__engine_s3)
-        return false;
-    kl__s3 *s3 = store->self;
-    *ret_account = (kl__s3_account){.bill = kl__s3_http_bill(s3->http),
-                                    .appended = atomic_load(&s3->appended),
-                                    .settled = atomic_load(&s3->settled),
-                                    .since_ms = s3->since_ms,
-                                    .now_ms = kl__s3_now(s3)};
-    return true;
 }
 
 /* --- The URL: //BUCKET/PREFIX?endpoint=URL&region=NAME&path_style=on --- */
@@ -186,6 +169,13 @@ static kl_rc take_param(kl__s3 *s3, kl_bytes param, bool *path_style_set)
         return set_number("poll_ms", value, KL_S3_POLL_MIN_MS, 60000, &s3->poll_ms);
     if (is_param(param, "settle_ms", &value))
         return set_number("settle_ms", value, 0, 10000, &s3->settle_ms);
+    if (is_param(param, "import_digits", &value))
+        return set_number("import_digits", value, 1, KL_SHARD_PREFIX_LEN_MAX, &s3->import_digits);
+    if (is_param(param, "import", &value)) {
+        kl__free(s3->import);
+        s3->import = copy_bytes(value);
+        return s3->import ? KL_OK : kl__fail_memory();
+    }
     if (is_param(param, "checkpoint", &value)) {
         rc = set_number("checkpoint", value, 1, 10000, &number);
         s3->checkpoint_every = (uint32_t)number;
@@ -195,11 +185,10 @@ static kl_rc take_param(kl__s3 *s3, kl_bytes param, bool *path_style_set)
         s3->caller_time = true;
         return KL_OK;
     }
-    return kl__fail(
-        KL_EINVAL,
-        "%s is no parameter of an S3 store; it may have endpoint, region, path_style, poll_ms, settle_ms and "
-        "checkpoint",
-        kl__quote(param, quoted));
+    return kl__fail(KL_EINVAL,
+                    "%s is no parameter of an S3 store; it may have endpoint, region, path_style, poll_ms, settle_ms, "
+                    "checkpoint, import and import_digits",
+                    kl__quote(param, quoted));
 }
 
 /* Without an endpoint it is Amazon's; AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL name another. */
@@ -466,6 +455,8 @@ static void close_s3(void *self)
     kl__s3 *s3 = self;
     kl__s3_appender_close(s3);
     kl__s3_upkeep_stop(s3);
+    if (s3->since_ms && kl__s3_now(s3) - s3->since_ms >= KL_S3_BILLED_MS && !s3->caller_time)
+        kl__s3_bill_save(s3);
     if (s3->caller_time && s3->http && s3->memory) {
         s3->floor_ms = kl__s3_now(s3);
         kl__s3_save_floor(s3);
@@ -486,6 +477,7 @@ static void close_s3(void *self)
     pthread_cond_destroy(&s3->upkeep_wakes);
     kl__s3_site_free(&s3->site);
     kl__free(s3->prefix);
+    kl__free(s3->import);
     kl__free(s3);
 }
 
@@ -516,6 +508,7 @@ static kl_rc open_s3(const char *where, const kl_store_opts *opts, void **ret_se
     s3->checkpoint_every = KL_S3_CHECKPOINT;
     s3->settle_ms = KL_S3_SETTLE_MS;
     s3->poll_ms = KL_S3_POLL_MAX_MS;
+    s3->import_digits = 1;
     s3->pulse_age_ms = KL_S3_POLL_MIN_MS;
     kl_rc rc = read_url(s3, where);
     if (rc == KL_OK)
@@ -532,6 +525,7 @@ static kl_rc open_s3(const char *where, const kl_store_opts *opts, void **ret_se
         rc = kl__s3_upkeep_start(s3);
     if (rc == KL_OK) {
         s3->since_ms = kl__s3_now(s3);
+        s3->bill_nonce = kl__s3_nonce();
         *ret_self = s3;
         return KL_OK;
     }
@@ -546,7 +540,8 @@ const kl_engine kl__engine_s3 = {
     .size = sizeof(kl_engine),
     .scheme = "s3",
     .usage = "s3://BUCKET/PREFIX",
-    .can = KL_STORE_DURABLE | KL_STORE_KEY_HASH | KL_STORE_ASYNC | KL_STORE_SHARED | KL_STORE_ORDERED | KL_STORE_GROUP,
+    .can = KL_STORE_DURABLE | KL_STORE_KEY_HASH | KL_STORE_ASYNC | KL_STORE_SHARED | KL_STORE_ORDERED | KL_STORE_GROUP |
+           KL_STORE_INBOX,
     .open = open_s3,
     .close = close_s3,
     .now = now,
@@ -564,4 +559,5 @@ const kl_engine kl__engine_s3 = {
     .get = kl__s3_get,
     .put = kl__s3_put,
     .list = kl__s3_list,
+    .take_in = kl__s3_take_in,
 };

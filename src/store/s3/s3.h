@@ -18,6 +18,8 @@
  *     body.c      what stands in objects
  *     upkeep.c    checkpoints, and deleting what nobody needs any more
  *     records.c   records, by the ETags of their objects
+ *     import.c    taking in what an object-per-task system left
+ *     bill.c      how many requests it took
  *
  * E1  A number is used once: it is put if absent, and deleted only long after everybody who might still try it has had to
  *     look again (KL_S3_TRUST_MS < KL_S3_GRACE_MS).
@@ -49,14 +51,18 @@ enum {
     KL_S3_CHECKPOINT = 64,       /* journal objects between two checkpoints; ?checkpoint= */
     KL_S3_TOKEN_MS = 10 * 60000, /* a token is known so long */
     KL_S3_TOKENS = 65536 + 1,    /* and no more of one shard */
-    KL_S3_SETTLE_MS = 100,       /* between two settles of a busy process; ?settle_ms= */
+    KL_S3_SETTLE_MS = 250,       /* between two settles of a busy process; ?settle_ms= */
     KL_S3_POLL_MIN_MS = 100,     /* how old a look at the bucket may be, when nothing has changed for a while */
     KL_S3_POLL_MAX_MS = 5000,    /* and at most; ?poll_ms= */
     KL_S3_REST_MIN_MS = 250,     /* how often one shard is asked for, where a look does not show all of them */
+    KL_S3_FRESH_MS = 5,          /* what others have done may be seen so much later */
     KL_S3_PROBES = 3,            /* shards that are asked one by one rather than by a listing */
     KL_S3_WIDE = 64,             /* objects that are read at once */
-    KL_S3_PARTITIONS = 4096,     /* of one store, at most */
-    KL_S3_COUNTED_MAX = 4096,    /* objects that counts reads before it says "at least" */
+    KL_S3_BILLED_MS = 60000,     /* processes that live longer leave an account of their requests */
+    KL_S3_BILL_EVERY_MS = 600000,
+    KL_S3_PARTITIONS = 4096,  /* of one store, at most */
+    KL_S3_PEEKED_MAX = 256,   /* and where the bucket is too full to be looked at whole */
+    KL_S3_COUNTED_MAX = 4096, /* objects that counts reads before it says "at least" */
 };
 
 /* A task object that is known. */
@@ -103,10 +109,11 @@ typedef struct kl__s3_shard {
     char digits[8]; /* of the shard, as names have it */
 
     /* the journal */
-    bool loaded;        /* the checkpoint has been read */
-    bool owned;         /* fenced by this process, and by nobody since as far as it knows */
-    uint64_t journal;   /* read up to this number */
-    int64_t journal_ns; /* when it was known to end there */
+    bool loaded;         /* the checkpoint has been read */
+    bool owned;          /* fenced by this process, and by nobody since as far as it knows */
+    uint64_t journal;    /* read up to this number */
+    int64_t journal_ns;  /* when it was known to end there */
+    int64_t followed_ns; /* when it was last read to its end, or written there */
     uint64_t epoch;
     uint64_t checkpoint;                /* the journal's number in the checkpoint */
     uint64_t swept;                     /* journal objects up to this one are deleted */
@@ -172,6 +179,8 @@ typedef struct kl__s3 {
     kl__s3_http *http;
     bool unquoted;    /* If-Match takes the ETag without quotes */
     bool caller_time; /* ?clock=caller */
+    char *import;     /* ?import=QUEUE: which queue takes in what an object-per-task system left; NULL: none */
+    int64_t import_digits, import_ns;
     uint32_t checkpoint_every;
     int64_t settle_ms, poll_ms;
 
@@ -197,6 +206,8 @@ typedef struct kl__s3 {
 
     _Atomic(uint64_t) appended, settled; /* tasks, by this process */
     int64_t since_ms;                    /* when it was opened */
+    uint64_t bill_nonce;
+    int64_t billed_ns; /* when the account was last written */
 
     pthread_mutex_t upkeep_mutex;
     pthread_cond_t upkeep_wakes;
@@ -306,8 +317,9 @@ kl_rc kl__s3_extend(kl__s3 *s3, kl__s3_more *more, size_t count);
 /* Everything of these shards, up to `max` objects in all. */
 kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t max, int64_t since_ns);
 
-/* A look at the whole bucket: records and tasks. Not older than it may be; now: a new one. */
-kl_rc kl__s3_pulse(kl__s3 *s3, bool now);
+/* A look at the whole bucket: records, marks and tasks. Not older than so; 0: a new one; -1: as old as it may be while
+ * nothing happens. */
+kl_rc kl__s3_pulse(kl__s3 *s3, int64_t age_ms);
 void kl__s3_pulse_changed(kl__s3 *s3); /* this process changed something: look again soon */
 
 /* Where the task log of a shard ends, by asking. */
@@ -352,6 +364,10 @@ kl_rc kl__s3_document_get(kl__s3 *s3, const char *name, kl_arena *arena, kl__s3_
 kl_rc kl__s3_document_put(kl__s3 *s3, const char *name, const kl__s3_document *old, const kl__s3_document *new_,
                           char ret_etag[KL_S3_ETAG_BYTES]);
 
+/* --- bill.c --- */
+
+void kl__s3_bill_save(kl__s3 *s3); /* puts this process's account into the bucket */
+
 /* --- selftest.c --- */
 
 /* KL_EINVAL: the server cannot do what we need, and the sentence says what. Sets s3->unquoted. */
@@ -373,6 +389,8 @@ kl_rc kl__s3_results(void *self, kl_place place, const kl_task_id *job, const kl
                      kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
 kl_rc kl__s3_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
 kl_rc kl__s3_forget(void *self, kl_place place, const kl_task_id *ids, size_t count);
+kl_rc kl__s3_take_in(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
+                     size_t *ret_count);
 kl_rc kl__s3_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records);
 kl_rc kl__s3_put(void *self, kl_write *writes, size_t count);
 kl_rc kl__s3_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,

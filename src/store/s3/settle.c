@@ -220,7 +220,7 @@ static void note_written(kl__s3 *s3, struct commit *commit)
     if (commit->settle)
         atomic_fetch_add(&s3->settled, commit->settle->count);
     kl__memory_enter(s3->memory);
-    shard->written_ns = shard->journal_ns = kl__monotonic_ns();
+    shard->written_ns = shard->journal_ns = shard->followed_ns = kl__monotonic_ns();
     if (shard->journal + 1 == commit->number)
         commit->rc = kl__s3_apply_journal(s3, shard, commit->number, &commit->body);
     if (commit->rc != KL_OK) { /* it is there all the same: what is in memory is read anew */

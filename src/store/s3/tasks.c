@@ -163,7 +163,7 @@ kl_rc kl__s3_scan(void *self, kl_scan *scans, size_t count)
 
 static kl_rc used_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards *shards)
 {
-    kl_rc rc = kl__s3_pulse(s3, true);
+    kl_rc rc = kl__s3_pulse(s3, KL_S3_POLL_MIN_MS);
     if (rc != KL_OK)
         return rc;
     bool all = !s3->pulse_whole;
@@ -200,6 +200,12 @@ static kl_rc count_marks(kl__s3 *s3, kl__s3_partition *partition, kl_counts *cou
     return rc;
 }
 
+/* How far each shard is read to be counted. */
+static size_t count_max(const kl__s3 *s3, size_t shards)
+{
+    return (s3->pulse_whole ? KL_S3_COUNTED_MAX : KL_S3_PEEKED_MAX) / (shards + 1) + 1;
+}
+
 static kl_rc count_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards *shards, kl_place place, bool worker,
                           kl_counts *ret_counts)
 {
@@ -208,7 +214,7 @@ static kl_rc count_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, shards->items, shards->count);
     if (rc == KL_OK && !worker)
-        rc = kl__s3_read_all(s3, shards->items, shards->count, KL_S3_COUNTED_MAX / (shards->count + 1) + 1, since_ns);
+        rc = kl__s3_read_all(s3, shards->items, shards->count, count_max(s3, shards->count), since_ns);
     if (rc == KL_OK && !worker && place.shard == KL_ALL_SHARDS)
         rc = kl__s3_load_kept(s3, shards->items, shards->count);
     if (rc == KL_OK)

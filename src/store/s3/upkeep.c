@@ -473,6 +473,12 @@ static void *run(void *ctx)
             break;
         pthread_mutex_unlock(&s3->upkeep_mutex);
         look_after(s3);
+        if (s3->billed_ns == 0)
+            s3->billed_ns = kl__monotonic_ns();
+        if (is_over(s3->billed_ns, KL_S3_BILL_EVERY_MS) && !s3->caller_time) {
+            kl__s3_bill_save(s3);
+            s3->billed_ns = kl__monotonic_ns();
+        }
         pthread_mutex_lock(&s3->upkeep_mutex);
     }
     pthread_mutex_unlock(&s3->upkeep_mutex);

@@ -1,0 +1,260 @@
+/* import.c - tasks that an object-per-task system left: tasks/<shard>/<uuid>.json, where <shard> are the first digits.
+ *
+ * From: work/worker_inbox.c, by way of the queue.  To: append.c; then the objects are deleted.
+ *
+ * A store that is opened with ?import=QUEUE takes them in as tasks of that queue: shard by shard in random order, a page
+ * at a time, the oldest of a page (by when it was written) first. The payload is the object as it is; it has no key. Each
+ * goes in with its UUID as token, so that one whose object could not be deleted any more is not taken in twice within the
+ * ten minutes that tokens last. What the queue refuses is moved to refused/<uuid>.json. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/random.h"
+#include "base/wait.h"
+#include "store/s3/s3.h"
+
+enum { UUID_CHARS = 36, PAGE_MAX = 256 };
+
+struct import {
+    kl__s3 *s3;
+    kl__s3_listed *items[PAGE_MAX];
+    kl__s3_request requests[PAGE_MAX];
+    kl_handed handed[PAGE_MAX];
+    size_t count;
+};
+
+/* --- Finding them --- */
+
+/* The 16 bytes of ".../xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx.json". */
+static bool uuid_of(const char *name, kl_token *ret_uuid)
+{
+    const char *at = strrchr(name, '/') + 1;
+    size_t digits = 0;
+    if (strlen(at) != UUID_CHARS + 5 || strcmp(at + UUID_CHARS, ".json") != 0)
+        return false;
+    for (size_t i = 0; i < UUID_CHARS; i++) {
+        char c = at[i];
+        int digit = c >= '0' && c <= '9'   ? c - '0'
+                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
+                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
+                                           : -1;
+        bool hyphen = i == 8 || i == 13 || i == 18 || i == 23;
+        if (hyphen ? c != '-' : digit < 0)
+            return false;
+        if (hyphen)
+            continue;
+        ret_uuid->bytes[digits / 2] = (uint8_t)(digits % 2 ? ret_uuid->bytes[digits / 2] | digit : digit << 4);
+        digits++;
+    }
+    return true;
+}
+
+static int by_age(const void *a, const void *b)
+{
+    const kl__s3_listed *x = *(kl__s3_listed *const *)a, *y = *(kl__s3_listed *const *)b;
+    return x->modified_ms != y->modified_ms ? (x->modified_ms < y->modified_ms ? -1 : 1) : strcmp(x->name, y->name);
+}
+
+static kl_rc find_in_shard(struct import *import, uint32_t shard, kl__s3_names *ret_names)
+{
+    char prefix[64];
+    kl_token uuid;
+    snprintf(prefix, sizeof prefix, "tasks/%0*x/", (int)import->s3->import_digits, shard);
+    kl_rc rc = kl__s3_list_page(import->s3, prefix, NULL, 0, ret_names);
+    if (rc != KL_OK)
+        return rc;
+    kl__s3_listed **found = kl__alloc_zeroed(ret_names->count ? ret_names->count : 1, sizeof *found);
+    size_t count = 0;
+    if (!found)
+        return kl__fail_memory();
+    for (size_t i = 0; i < ret_names->count; i++)
+        if (uuid_of(ret_names->items[i].name, &uuid))
+            found[count++] = &ret_names->items[i];
+    qsort(found, count, sizeof *found, by_age);
+    import->count = count < PAGE_MAX ? count : PAGE_MAX;
+    for (size_t i = 0; i < import->count; i++)
+        import->items[i] = found[i];
+    kl__free(found);
+    return KL_OK;
+}
+
+/* The first shard, from a random one on, that has some. */
+static kl_rc find(struct import *import, kl__s3_names *ret_names)
+{
+    uint32_t shards = 1u << 4 * import->s3->import_digits;
+    uint64_t random = kl__s3_nonce();
+    uint32_t from = (uint32_t)kl__random_below(&random, shards);
+    kl_rc rc = KL_OK;
+    for (uint32_t i = 0; rc == KL_OK && import->count == 0 && i < shards; i++) {
+        kl__s3_names_free(ret_names);
+        rc = find_in_shard(import, (from + i) % shards, ret_names);
+    }
+    return rc;
+}
+
+static kl_rc read_all(struct import *import, size_t max)
+{
+    kl_rc rc = KL_OK;
+    size_t there = 0;
+    import->count = import->count < max ? import->count : max;
+    for (size_t i = 0; rc == KL_OK && i < import->count; i++) {
+        import->requests[i] =
+            (kl__s3_request){.kind = KL_S3_GET, .name = kl__s3_name(import->s3, "%s", import->items[i]->name)};
+        rc = import->requests[i].name ? KL_OK : kl__fail_memory();
+    }
+    if (rc == KL_OK)
+        rc = kl__s3_send(import->s3->http, import->requests, import->count);
+    for (size_t i = 0; rc == KL_OK && i < import->count; i++) {
+        kl_token uuid;
+        uint64_t number;
+        if (import->requests[i].status != 200 || !uuid_of(import->items[i]->name, &uuid))
+            break; /* somebody else has taken it in: those before it, then */
+        memcpy(&number, uuid.bytes, sizeof number);
+        import->handed[there++] = (kl_handed){.number = number, .payload = {
+                                                  import->requests[i].reply.data,
+                                                  import->requests[i].reply.len
+                                              }};
+    }
+    import->count = rc == KL_OK ? there : 0;
+    return rc;
+}
+
+/* --- Taking them in --- */
+
+struct waiting {
+    pthread_mutex_t mutex;
+    pthread_cond_t told;
+    size_t left;
+    kl_rc rc;
+};
+
+static void tell(void *ctx, kl_rc rc, const char *error)
+{
+    struct waiting *waiting = ctx;
+    (void)error;
+    pthread_mutex_lock(&waiting->mutex);
+    waiting->rc = waiting->rc != KL_OK ? waiting->rc : rc;
+    if (--waiting->left == 0)
+        pthread_cond_signal(&waiting->told);
+    pthread_mutex_unlock(&waiting->mutex);
+}
+
+static size_t bytes_of(const kl_entry *entry)
+{
+    return entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
+}
+
+/* Each by its own token, all in one go. */
+static kl_rc append_all(struct import *import, const kl_taken *taken)
+{
+    struct waiting waiting = {.left = taken->entry_count};
+    pthread_mutex_init(&waiting.mutex, NULL);
+    kl__cond_init(&waiting.told);
+    for (size_t i = 0; i < taken->entry_count; i++) {
+        kl_token uuid;
+        (void)uuid_of(import->items[i]->name, &uuid);
+        kl_append append = {.entries = &taken->entries[i],
+                            .count = 1,
+                            .bytes = bytes_of(&taken->entries[i]),
+                            .token = &uuid,
+                            .done = tell,
+                            .ctx = &waiting};
+        kl_rc rc = kl__s3_append(import->s3, &append);
+        if (rc != KL_OK)
+            tell(&waiting, rc, "");
+    }
+    pthread_mutex_lock(&waiting.mutex);
+    while (waiting.left > 0)
+        kl__cond_wait(&waiting.told, &waiting.mutex, KL_NEVER);
+    pthread_mutex_unlock(&waiting.mutex);
+    pthread_mutex_destroy(&waiting.mutex);
+    pthread_cond_destroy(&waiting.told);
+    return waiting.rc == KL_OK ? KL_OK : kl__fail(waiting.rc, "tasks were not taken in; it is tried again");
+}
+
+static kl_rc set_aside(struct import *import, const kl_taken *taken)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < taken->count; i++) {
+        kl__s3_text body = {0};
+        char *name = kl__s3_name(import->s3, "index/refused/%s", strrchr(import->items[i]->name, '/') + 1);
+        kl__s3_text_put(&body, "{\"why\":");
+        kl__s3_put_string(&body, kl_str(taken->refused));
+        kl__s3_put_bytes(&body, "task", import->handed[i].payload);
+        kl__s3_text_put(&body, "}\n");
+        kl__s3_request request = {.kind = KL_S3_PUT, .name = name, .body = {body.data, body.len}};
+        rc = name && !body.failed ? kl__s3_send(import->s3->http, &request, 1) : kl__fail_memory();
+        kl__s3_request_free(&request);
+        kl__s3_text_free(&body);
+        kl__free(name);
+    }
+    return rc;
+}
+
+static kl_rc do_as_said(struct import *import, const kl_taken *taken)
+{
+    char *names[PAGE_MAX];
+    kl_rc rc = taken->refused ? set_aside(import, taken) : append_all(import, taken);
+    for (size_t i = 0; i < taken->count; i++)
+        names[i] = (char *)import->requests[i].name;
+    return rc == KL_OK ? kl__s3_delete(import->s3, names, taken->count) : rc;
+}
+
+static void wait_a_while(kl__s3 *s3, int64_t wait_ms)
+{
+    int64_t until_ns = kl__deadline_ns(wait_ms);
+    pthread_mutex_lock(&s3->upkeep_mutex);
+    while (!s3->closing && kl__monotonic_ns() < until_ns)
+        kl__cond_wait(&s3->upkeep_wakes, &s3->upkeep_mutex, until_ns);
+    pthread_mutex_unlock(&s3->upkeep_mutex);
+}
+
+static bool is_for(const kl__s3 *s3, const char *queue) { return s3->import && strcmp(s3->import, queue) == 0; }
+
+/* One look at all shards, at most every poll_ms while there is nothing. */
+static bool may_look(kl__s3 *s3)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    pthread_mutex_lock(&s3->upkeep_mutex);
+    bool may = now_ns >= s3->import_ns;
+    if (may)
+        s3->import_ns = now_ns + s3->poll_ms * 1000000;
+    pthread_mutex_unlock(&s3->upkeep_mutex);
+    return may;
+}
+
+kl_rc kl__s3_take_in(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
+                     size_t *ret_count)
+{
+    kl__s3 *s3 = self;
+    kl__s3_names names = {0};
+    kl_taken taken = {0};
+    *ret_count = 0;
+    if (!is_for(s3, queue) || !may_look(s3)) {
+        wait_a_while(s3, wait_ms);
+        return KL_OK;
+    }
+    struct import *import = kl__alloc_zeroed(1, sizeof *import);
+    if (!import)
+        return kl__fail_memory();
+    import->s3 = s3;
+    kl_rc rc = find(import, &names);
+    size_t asked = rc == KL_OK ? (import->count < max ? import->count : max) : 0;
+    if (rc == KL_OK)
+        rc = read_all(import, max);
+    if (rc == KL_OK && import->count > 0)
+        rc = take(ctx, import->handed, import->count, &taken);
+    if (rc == KL_OK && taken.count > 0)
+        rc = do_as_said(import, &taken);
+    if (rc == KL_OK)
+        *ret_count = import->count;
+    if (rc == KL_OK && import->count > 0)
+        s3->import_ns = 0; /* there may be more */
+    for (size_t i = 0; i < asked; i++) {
+        kl__free((char *)import->requests[i].name);
+        kl__s3_request_free(&import->requests[i]);
+    }
+    kl__s3_names_free(&names);
+    kl__free(import);
+    return rc;
+}

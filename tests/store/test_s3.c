@@ -1,0 +1,533 @@
+/* test_s3.c - the S3 engine beyond the contract: signatures, servers that cannot, networks that fail, workers that die.
+ *
+ * The server is radosgw (s3_server.h); between it and the store stands, where a test wants that, fault_proxy.c. */
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/base.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "harness.h"
+#include "keyline/keyline.h"
+#include "keyline/store.h"
+#include "store/fault_proxy.h"
+#include "store/s3/bill.h"
+#include "store/s3_server.h"
+#include "store/workdir.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+#define CHECK_RC(call, expected)                                                                                       \
+    do {                                                                                                               \
+        kl_rc expected_ = (expected), rc_ = (call);                                                                    \
+        if (rc_ != expected_)                                                                                          \
+            test_fail(__FILE__, __LINE__, "%s is %s (%s), expected %s", #call, kl_rc_name(rc_),                        \
+                      rc_ == KL_OK ? "" : kl_error_text(), kl_rc_name(expected_));                                     \
+    } while (0)
+
+#define CHECK_OK(call) CHECK_RC(call, KL_OK)
+
+/* ---- Signatures: the examples of Amazon's own documentation ---- */
+
+static void check_signature(const kl__s3_signing *what, const char *signature)
+{
+    kl__s3_site site = {.scheme = (char *)"https",
+                        .host = (char *)"s3.amazonaws.com",
+                        .region = (char *)"us-east-1",
+                        .bucket = (char *)"examplebucket",
+                        .access_key = (char *)"AKIAIOSFODNN7EXAMPLE",
+                        .secret_key = (char *)"wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"};
+    kl__s3_signed signed_;
+    CHECK_OK(kl__s3_sign(&site, what, &signed_));
+    CHECK_CONTAINS(signed_.headers[signed_.count - 1], signature);
+}
+
+enum { MAY_24_2013 = 1369353600 };
+
+TEST(requests_are_signed_as_amazon_says)
+{
+    kl__s3_signing what = {.method = "GET",
+                           .path = "/test.txt",
+                           .query = "",
+                           .extra = {"range: bytes=0-9"},
+                           .service = "s3",
+                           .now_ms = MAY_24_2013 * INT64_C(1000)};
+    check_signature(&what, "Signature=f0e8bdb87c964420e857bd35b5d6ed310bd44f0170aba48dd91039c6036bdb41");
+    what =
+        (kl__s3_signing){.method = "GET", .path = "/", .query = "lifecycle=", .service = "s3", .now_ms = what.now_ms};
+    check_signature(&what, "Signature=fea454ca298b7da1c68078a5d1bdbfbbe0d65c699e0f91ac7a200a0136783543");
+    what.query = "max-keys=2&prefix=J";
+    check_signature(&what, "Signature=34b48302e7b5fa45bde8084f4b7868a86f0a534bc59db6670ed5711ef69dc6f7");
+}
+
+/* ---- Opening ---- */
+
+static bool new_url(char ret_url[S3_URL_BYTES])
+{
+    char where[S3_URL_BYTES];
+    kl_rc rc = s3_server_new_place(where);
+    CHECK_OK(rc);
+    if (rc == KL_OK)
+        snprintf(ret_url, S3_URL_BYTES, "s3:%.500s", where);
+    return rc == KL_OK;
+}
+
+TEST(whoever_signs_with_a_wrong_key_is_refused)
+{
+    char url[S3_URL_BYTES];
+    kl_store *store = NULL;
+    if (!new_url(url))
+        return;
+    setenv("AWS_SECRET_ACCESS_KEY", "not the one", 1);
+    CHECK_RC(kl_store_open(url, NULL, &store), KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), "403");
+    setenv("AWS_SECRET_ACCESS_KEY", "keyline-test-secret", 1);
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    kl_store_close(store);
+}
+
+TEST(a_url_that_is_not_right_is_refused_with_what_should_be_there)
+{
+    static const struct {
+        const char *url, *says;
+    } cases[] = {{"s3:bucket", "//"},
+                 {"s3://b", "bucket"},
+                 {"s3://bucket/x?endpoint=somewhere", "http://"},
+                 {"s3://bucket/x?endpoint=http://a/b", "http://"},
+                 {"s3://bucket/x?path_style=perhaps", "on or off"},
+                 {"s3://bucket/x?poll_ms=1", "poll_ms"},
+                 {"s3://bucket/x?colour=blue", "colour"}};
+    kl_store *store = NULL;
+    char url[S3_URL_BYTES];
+    (void)new_url(url); /* there are credentials */
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        CHECK_RC(kl_store_open(cases[i].url, NULL, &store), KL_EINVAL);
+        CHECK_CONTAINS(kl_error_text(), cases[i].says);
+    }
+}
+
+static void check_fake(enum fake fake, const char *says)
+{
+    char url[S3_URL_BYTES];
+    kl_store *store = NULL;
+    struct fault_proxy *server = fault_proxy_fake(fake);
+    REQUIRE(server);
+    (void)new_url(url);
+    snprintf(url, sizeof url, "s3://bucket/x?endpoint=http://127.0.0.1:%d", fault_proxy_port(server));
+    CHECK_RC(kl_store_open(url, NULL, &store), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), says);
+    fault_proxy_stop(server);
+}
+
+TEST(a_server_that_ignores_conditions_is_refused_with_the_reason) { check_fake(FAKE_IGNORES, "ignores If-None-Match"); }
+
+TEST(a_server_that_does_not_know_conditions_is_refused_with_the_reason)
+{
+    check_fake(FAKE_REFUSES, "does not take If-None-Match");
+}
+
+/* ---- Networks that fail ---- */
+
+enum { PRODUCERS = 3, EACH = 20, SHARDS = 4, PATIENCE_NS_MS = 60000 };
+
+static const kl_layout layout = {1, 1};
+
+struct run {
+    kl_store *store;
+    kl_idgen *ids;
+    uint32_t partition;
+    kl_task_id made[PRODUCERS][EACH];
+    atomic_int next;
+};
+
+static void *produce(void *ctx)
+{
+    struct run *run = ctx;
+    int self = atomic_fetch_add(&run->next, 1);
+    for (int i = 0; i < EACH && !test_failed(); i++) {
+        kl_entry entry = {.place = {run->partition, (uint32_t)(i % SHARDS)}, .payload = kl_str("x")};
+        kl_token token;
+        kl_rc rc;
+        CHECK_OK(kl_idgen_next(run->ids, entry.place.shard, 0, &entry.id));
+        memcpy(token.bytes, entry.id.bytes, sizeof token.bytes);
+        run->made[self][i] = entry.id;
+        do {
+            rc = kl_store_append(run->store, &entry, 1, &token);
+        } while (rc == KL_EBUSY);
+        CHECK_OK(rc);
+    }
+    return NULL;
+}
+
+/* Each task once, settled once: another store, with no faults in between, has the last word. */
+static void check_all_waiting(kl_store *store, const struct run *run)
+{
+    static kl_stub stubs[SHARDS][PRODUCERS * EACH + 1];
+    kl_scan scans[SHARDS];
+    size_t found = 0;
+    for (uint32_t i = 0; i < SHARDS; i++)
+        scans[i] = (kl_scan){.place = {run->partition, i}, .stubs = stubs[i], .max = COUNT(stubs[i])};
+    CHECK_OK(kl_store_scan(store, scans, SHARDS));
+    for (int p = 0; p < PRODUCERS; p++) {
+        uint64_t last[SHARDS] = {0};
+        for (int i = 0; i < EACH; i++) {
+            const kl_scan *scan = &scans[i % SHARDS];
+            size_t at = 0;
+            while (at < scan->count && kl_id_compare(&scan->stubs[at].id, &run->made[p][i]) != 0)
+                at++;
+            CHECK(at < scan->count);
+            CHECK(at < scan->count && scan->stubs[at].position > last[i % SHARDS]); /* S2 */
+            last[i % SHARDS] = at < scan->count ? scan->stubs[at].position : 0;
+            found++;
+        }
+    }
+    CHECK_INT(scans[0].count + scans[1].count + scans[2].count + scans[3].count, found);
+}
+
+static kl_rc patiently(kl_rc (*call)(struct run *run), struct run *run)
+{
+    kl_rc rc;
+    do {
+        rc = call(run);
+    } while (rc == KL_EBUSY);
+    return rc;
+}
+
+static kl_rc open_partition(struct run *run) { return kl_store_partition(run->store, "faults", 1, &run->partition); }
+
+static kl_rc settle_all(struct run *run)
+{
+    static kl_stub stubs[SHARDS][PRODUCERS * EACH];
+    static kl_settled tasks[SHARDS][PRODUCERS * EACH];
+    kl_scan scans[SHARDS];
+    kl_settle batches[SHARDS];
+    for (uint32_t i = 0; i < SHARDS; i++)
+        scans[i] = (kl_scan){.place = {run->partition, i}, .stubs = stubs[i], .max = COUNT(stubs[i])};
+    kl_rc rc = kl_store_scan(run->store, scans, SHARDS);
+    if (rc != KL_OK)
+        return rc;
+    for (uint32_t i = 0; i < SHARDS; i++) {
+        for (size_t j = 0; j < scans[i].count; j++)
+            tasks[i][j] = (kl_settled){.id = stubs[i][j].id,
+                                       .position = stubs[i][j].position,
+                                       .attempts = 1,
+                                       .keep_ms = 3600000,
+                                       .result = kl_str("done")};
+        batches[i] = (kl_settle){.place = scans[i].place, .epoch = 1, .tasks = tasks[i], .count = scans[i].count};
+    }
+    return kl_store_settle(run->store, batches, SHARDS);
+}
+
+static kl_rc fence_all(struct run *run)
+{
+    kl_fence fences[SHARDS];
+    for (uint32_t i = 0; i < SHARDS; i++)
+        fences[i] = (kl_fence){.place = {run->partition, i}, .epoch = 1};
+    return kl_store_fence(run->store, fences, SHARDS);
+}
+
+/* Counts in one record, as often as it is told that it has. */
+static void count_up(struct run *run, int times)
+{
+    kl_bytes name = kl_str("counter");
+    for (int i = 0; i < times && !test_failed();) {
+        char value[32], unique[64];
+        kl_arena arena = {0};
+        kl_record record = {0};
+        kl_rc rc = kl_store_get(run->store, &name, 1, &arena, &record);
+        snprintf(value, sizeof value, "%.*s", (int)record.value.len,
+                 record.version ? (const char *)record.value.data : "");
+        snprintf(unique, sizeof unique, "%d %d", atoi(value) + 1, i);
+        kl_write write = {.name = name, .version = record.version, .value = kl_str(unique)};
+        while (rc == KL_OK && (rc = kl_store_put(run->store, &write, 1)) == KL_EBUSY)
+            ;
+        CHECK(rc == KL_OK || rc == KL_EBUSY);
+        i += rc == KL_OK;
+        kl_arena_free(&arena);
+    }
+}
+
+static void run_with_faults(struct run *run, kl_store *direct)
+{
+    enum { TIMES = 25 };
+    pthread_t threads[PRODUCERS];
+    CHECK_OK(patiently(open_partition, run));
+    for (int i = 0; i < PRODUCERS; i++)
+        if (pthread_create(&threads[i], NULL, produce, run) != 0)
+            abort();
+    count_up(run, TIMES);
+    for (int i = 0; i < PRODUCERS; i++)
+        pthread_join(threads[i], NULL);
+    uint32_t partition;
+    CHECK_OK(kl_store_partition(direct, "faults", 1, &partition));
+    check_all_waiting(direct, run);
+    CHECK_OK(patiently(fence_all, run));
+    CHECK_OK(patiently(settle_all, run));
+    kl_counts counts = {0};
+    CHECK_OK(kl_store_counts(direct, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK_INT(counts.ready, 0);
+    CHECK_INT(counts.done, PRODUCERS * EACH);
+    kl_arena arena = {0};
+    kl_record record = {0};
+    kl_bytes name = kl_str("counter");
+    CHECK_OK(kl_store_get(direct, &name, 1, &arena, &record));
+    CHECK(record.version && atoi(record.value.data) == TIMES);
+    kl_arena_free(&arena);
+}
+
+TEST(nothing_is_lost_or_doubled_on_a_network_that_fails)
+{
+    char url[S3_URL_BYTES], faulty[S3_URL_BYTES], endpoint[S3_URL_BYTES];
+    static struct run run;
+    kl_store *direct = NULL;
+    if (!new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+        return;
+    struct fault_proxy *proxy = fault_proxy_start(atoi(strrchr(endpoint, ':') + 1), test_seed(), 15);
+    REQUIRE(proxy);
+    run = (struct run){0};
+    snprintf(faulty, sizeof faulty, "%.*sendpoint=http://127.0.0.1:%d&settle_ms=0",
+             (int)(strstr(url, "endpoint=") - url), url, fault_proxy_port(proxy));
+    CHECK_OK(kl_idgen_open(&layout, NULL, &run.ids));
+    CHECK_OK(kl_store_open(url, NULL, &direct));
+    kl_rc rc;
+    while ((rc = kl_store_open(faulty, NULL, &run.store)) == KL_EBUSY)
+        ;
+    CHECK_OK(rc);
+    if (rc == KL_OK && direct)
+        run_with_faults(&run, direct);
+    for (int i = FAULT_REPLY_LOST; i < FAULTS; i++)
+        CHECK(fault_proxy_count(proxy, (enum fault)i) > 0);
+    kl_store_close(run.store);
+    kl_store_close(direct);
+    kl_idgen_close(run.ids);
+    fault_proxy_stop(proxy);
+}
+
+/* ---- Workers that are killed ---- */
+
+enum { WORKERS = 4, KEYS = 8, TASKS = 25, KILLS = 6 };
+
+static kl_outcome note_run(kl_work *work, void *ctx)
+{
+    char line[64];
+    kl_bytes key = kl_work_key(work), payload = kl_work_payload(work);
+    int length = snprintf(line, sizeof line, "%.*s %.*s %d\n", (int)key.len, (const char *)key.data, (int)payload.len,
+                          (const char *)payload.data, (int)getpid());
+    if (write(*(int *)ctx, line, (size_t)length) != length)
+        return KL_RETRY;
+    struct timespec time = {.tv_nsec = 3000000};
+    nanosleep(&time, NULL); /* it works */
+    return KL_DONE;
+}
+
+/* This program, started again as a worker, until it is killed. */
+__attribute__((constructor)) static void be_a_worker(void)
+{
+    const char *url = getenv("KL_S3_WORKER"), *path = getenv("KL_S3_RUNS");
+    if (!url || !path)
+        return;
+    kl_store *store;
+    kl_queue *queue;
+    kl_worker *worker;
+    int runs = open(path, O_WRONLY | O_APPEND | O_CLOEXEC);
+    kl_handler any = {.fn = note_run, .ctx = &runs};
+    kl_worker_opts opts = {.size = sizeof opts, .concurrency = 4};
+    if (kl_store_open(url, NULL, &store) != KL_OK || kl_queue_find(store, "killed", &queue) != KL_OK)
+        _exit(3);
+    kl_worker_queue served = {.queue = queue, .handlers = &any, .handler_count = 1};
+    if (kl_worker_start(&served, 1, &opts, &worker) != KL_OK)
+        _exit(4);
+    for (;;)
+        pause();
+}
+
+static pid_t start_worker(const char *url, const char *runs)
+{
+    pid_t pid = fork();
+    if (pid != 0)
+        return pid;
+    setenv("KL_S3_WORKER", url, 1);
+    setenv("KL_S3_RUNS", runs, 1);
+    execl("/proc/self/exe", "worker", (char *)NULL);
+    _exit(127);
+}
+
+static void put_tasks(kl_queue *queue)
+{
+    for (int i = 0; i < TASKS; i++) {
+        kl_put puts[KEYS];
+        char keys[KEYS][8], payloads[KEYS][8];
+        for (int k = 0; k < KEYS; k++) {
+            snprintf(keys[k], sizeof keys[k], "%d", k);
+            snprintf(payloads[k], sizeof payloads[k], "%d", i);
+            puts[k] = (kl_put){.key = kl_str(keys[k]), .payload = kl_str(payloads[k])};
+        }
+        CHECK_OK(kl_queue_put(queue, puts, KEYS, (kl_bytes){0}, NULL));
+    }
+}
+
+/* Every task ran; and per key each run is the next one, or (by another worker, after a kill) one that had not been
+ * settled, from which it goes on in order again. */
+static int check_runs(const char *path)
+{
+    int last[KEYS], highest[KEYS], owner[KEYS], key, number, pid, lines = 0;
+    FILE *file = fopen(path, "re");
+    CHECK(file);
+    for (int i = 0; i < KEYS; i++)
+        last[i] = highest[i] = owner[i] = -1;
+    while (file && fscanf(file, "%d %d %d", &key, &number, &pid) == 3) {
+        lines++;
+        CHECK(key >= 0 && key < KEYS && number <= highest[key] + 1);
+        CHECK(number == last[key] + 1 || pid != owner[key]);
+        last[key] = number;
+        owner[key] = pid;
+        highest[key] = number > highest[key] ? number : highest[key];
+    }
+    if (file)
+        fclose(file);
+    for (int i = 0; i < KEYS; i++)
+        CHECK_INT(highest[i], TASKS - 1);
+    return lines;
+}
+
+static int lines_of(const char *path)
+{
+    FILE *file = fopen(path, "re");
+    int lines = 0;
+    for (int c; file && (c = fgetc(file)) != EOF;)
+        lines += c == '\n';
+    if (file)
+        fclose(file);
+    return lines;
+}
+
+static uint64_t still_waiting(kl_store *store, uint32_t partition)
+{
+    kl_counts counts = {.ready = 1};
+    kl_rc rc = kl_store_counts(store, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts);
+    CHECK(rc == KL_OK || rc == KL_EBUSY);
+    return counts.ready + counts.retry;
+}
+
+TEST(workers_that_are_killed_lose_nothing_and_keep_keys_in_order)
+{
+    char url[S3_URL_BYTES], dir[WORKDIR_BYTES], runs[WORKDIR_BYTES + 8];
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    pid_t pids[WORKERS];
+    uint32_t partition;
+    uint64_t random = test_seed();
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 1000};
+    if (!new_url(url) || !workdir_make(dir))
+        return;
+    strcat(url, "&poll_ms=200&settle_ms=50&checkpoint=8");
+    snprintf(runs, sizeof runs, "%s/runs", dir);
+    close(open(runs, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    CHECK_OK(kl_queue_open(store, "killed", &opts, &queue));
+    for (int i = 0; i < WORKERS; i++)
+        pids[i] = start_worker(url, runs);
+    put_tasks(queue);
+    CHECK_OK(kl_store_partition(store, "killed", 1, &partition));
+    int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
+    int kills = 0;
+    while (!test_failed() && still_waiting(store, partition) > 0 && kl__monotonic_ns() < until_ns) {
+        if (kills == KILLS || lines_of(runs) < (kills + 1) * KEYS * TASKS / (KILLS + 2))
+            continue; /* each in the middle of work */
+        size_t victim = (size_t)kl__random_below(&random, WORKERS);
+        kill(pids[victim], SIGKILL);
+        waitpid(pids[victim], NULL, 0);
+        pids[victim] = start_worker(url, runs);
+        kills++;
+    }
+    CHECK_INT(still_waiting(store, partition), 0);
+    for (int i = 0; i < WORKERS; i++) {
+        kill(pids[i], SIGKILL);
+        waitpid(pids[i], NULL, 0);
+    }
+    int lines = check_runs(runs);
+    CHECK_INT(kills, KILLS);
+    printf("# %d tasks ran %d times under %d kills\n", KEYS * TASKS, lines, kills);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    workdir_remove(dir);
+}
+
+/* ---- Tasks of an object-per-task system ---- */
+
+enum { LEFT = 40 };
+
+/* Puts objects as such a system names them, signed and all. */
+static void leave_tasks(const char *prefix, const char *endpoint)
+{
+    kl__s3_site site = {.scheme = (char *)"http",
+                        .host = (char *)endpoint + strlen("http://"),
+                        .region = (char *)"us-east-1",
+                        .bucket = (char *)S3_SERVER_BUCKET,
+                        .path_style = true,
+                        .access_key = (char *)"keyline",
+                        .secret_key = (char *)"keyline-test-secret"};
+    kl__s3_http *http = NULL;
+    CHECK_OK(kl__s3_http_open(&site, &http));
+    for (int i = 0; http && i < LEFT; i++) {
+        char name[200], body[32];
+        uint64_t random = (uint64_t)i;
+        unsigned first = (unsigned)kl__random_next(&random);
+        snprintf(name, sizeof name, "%s/tasks/%x/%08x-0000-4000-8000-%012d.json", prefix, first >> 28, first, i);
+        snprintf(body, sizeof body, "{\"n\":%d}", i);
+        kl__s3_request request = {.kind = KL_S3_PUT, .name = name, .body = kl_str(body)};
+        CHECK_OK(kl__s3_send(http, &request, 1));
+        kl__s3_request_free(&request);
+    }
+    kl__s3_http_close(http);
+}
+
+struct seen {
+    atomic_int runs, times[LEFT];
+};
+
+static kl_outcome see(kl_work *work, void *ctx)
+{
+    struct seen *seen = ctx;
+    int number = -1;
+    kl_bytes payload = kl_work_payload(work);
+    if (payload.len > 5 && sscanf(payload.data, "{\"n\":%d}", &number) == 1 && number >= 0 && number < LEFT)
+        atomic_fetch_add(&seen->times[number], 1);
+    atomic_fetch_add(&seen->runs, 1);
+    return KL_DONE;
+}
+
+TEST(tasks_that_an_object_per_task_system_left_are_run_once)
+{
+    char url[S3_URL_BYTES], endpoint[S3_URL_BYTES], prefix[64];
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    kl_worker *worker = NULL;
+    static struct seen seen;
+    if (!new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+        return;
+    const char *from = strstr(url, S3_SERVER_BUCKET "/") + strlen(S3_SERVER_BUCKET "/");
+    snprintf(prefix, sizeof prefix, "%.*s", (int)strcspn(from, "?"), from);
+    leave_tasks(prefix, endpoint);
+    strcat(url, "&import=old&poll_ms=100&settle_ms=0");
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    CHECK_OK(kl_queue_open(store, "old", NULL, &queue));
+    kl_handler any = {.fn = see, .ctx = &seen};
+    kl_worker_queue served = {.queue = queue, .handlers = &any, .handler_count = 1};
+    kl_worker_opts opts = {.size = sizeof opts, .concurrency = 2};
+    CHECK_OK(kl_worker_start(&served, 1, &opts, &worker));
+    int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
+    while (atomic_load(&seen.runs) < LEFT && kl__monotonic_ns() < until_ns)
+        sched_yield();
+    kl_worker_close(worker);
+    for (int i = 0; i < LEFT; i++)
+        CHECK_INT(atomic_load(&seen.times[i]), 1);
+    kl_queue_close(queue);
+    kl_store_close(store);
+}
