@@ -63,7 +63,7 @@ BEGIN
             END IF;
         ELSIF f.name = 'headers' THEN
             IF jsonb_typeof(f.value) <> 'object' OR octet_length(f.value::text) > 60000
-               OR (SELECT count(*) > 64 OR bool_or(h.key = '' OR jsonb_typeof(h.value) <> 'string')
+               OR (SELECT count(*) > 64 OR bool_or(octet_length(h.key) = 0 OR jsonb_typeof(h.value) <> 'string')
                    FROM jsonb_each(f.value) h) THEN
                 RETURN 'headers must be an object of up to 64 texts and 60000 bytes';
             END IF;
@@ -114,7 +114,8 @@ BEGIN
     END IF;
     WITH i AS (
         INSERT INTO $S.inbox (queue, key, kind, payload, options)
-        SELECT u.queue, nullif(u.key, ''), nullif(u.kind, ''), nullif(u.payload, ''),
+        SELECT u.queue, CASE WHEN octet_length(u.key) > 0 THEN u.key END,
+               CASE WHEN octet_length(u.kind) > 0 THEN u.kind END, CASE WHEN octet_length(u.payload) > 0 THEN u.payload END,
                CASE WHEN u.option ? 'delay_ms'
                     THEN u.option - 'delay_ms' || jsonb_build_object('due_ms',
                                                                      $S.now_ms() + (u.option ->> 'delay_ms')::bigint)

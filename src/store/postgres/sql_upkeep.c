@@ -9,8 +9,8 @@
  * become so large meanwhile that it must be emptied, too.
  *
  * Entries are counted under a lock that keeps appends out (there are none but those that read `state` before it was
- * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most. Whoever reads meanwhile
- * waits behind it as long, so after a failure it is not tried again at once. */
+ * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most, ten times. Whoever reads
+ * meanwhile waits behind it as long, so there is a pause between two tries. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -67,10 +67,15 @@ CREATE FUNCTION $S.empty_tables(names text[]) RETURNS boolean LANGUAGE plpgsql S
 DECLARE
     list text := (SELECT string_agg(format('%I.%I', $C, u.name), ', ') FROM unnest(names) AS u(name));
 BEGIN
-    EXECUTE 'LOCK TABLE ' || list || ' IN ACCESS EXCLUSIVE MODE';
-    EXECUTE 'TRUNCATE ' || list;
-    RETURN true;
-EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+    FOR i IN 1 .. 10 LOOP
+        BEGIN
+            EXECUTE 'LOCK TABLE ' || list || ' IN ACCESS EXCLUSIVE MODE';
+            EXECUTE 'TRUNCATE ' || list;
+            RETURN true;
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
+            PERFORM pg_sleep(0.05);
+        END;
+    END LOOP;
     RETURN false;
 END
 $$;
@@ -144,6 +149,9 @@ BEGIN
         RETURN;
     END IF;
     EXECUTE format('SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s', k) INTO done;
+    IF seg.entries IS NULL AND at_ms - seg.closed_ms < LEAST(left_over_ms, 2000) THEN
+        RETURN;
+    END IF;
     IF (seg.entries IS NULL OR done >= seg.entries) AND $S.reclaim(k) THEN
         RETURN;
     END IF;
@@ -152,7 +160,7 @@ BEGIN
         PERFORM $S.move_left_over(k, 10000);
     END IF;
     spent := $S.now_ms() - at_ms;
-    UPDATE $S.segments SET next_ms = at_ms + LEAST(20 * spent, 30000) WHERE number = k;
+    UPDATE $S.segments SET next_ms = at_ms + LEAST(5 * spent, 10000) WHERE number = k;
 END
 $$;
 
