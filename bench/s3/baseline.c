@@ -59,7 +59,8 @@ static bool run_task(kl__s3 *s3, const char *task)
     ask(s3, KL_S3_GET, name, NULL, false, NULL);
     snprintf(done, sizeof done, "%sbaseline/done/%.*s.json", s3->prefix, (int)(folder - 20), task + 19);
     for (char *at = done + strlen(s3->prefix) + 14; *at; at++)
-        *at = *at == '/' ? '-' : *at;
+        if (*at == '/')
+            *at = '-';
     ask(s3, KL_S3_PUT, done, "{\"result\":\"\"}", false, NULL);
     ask(s3, KL_S3_DELETE, name, NULL, false, NULL);
     ask(s3, KL_S3_DELETE, lease, NULL, false, NULL);

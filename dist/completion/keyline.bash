@@ -400,7 +400,7 @@ _keyline()
     'top') words=' --once --every --store --color --log --json --config --help' ;;
     'demo') words=' --seconds --seed --plain --help' ;;
     'bench') words=' --tasks --payload --batch --keys --store --color --log --json --config --help' ;;
-    'doctor') words=' --repair --color --json --config --help' ;;
+    'doctor') words=' --repair --cost --color --json --config --help' ;;
     'migrate') words=' --check --store --color --log --json --config --help' ;;
     'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
     'completion') words=' --help' ;;

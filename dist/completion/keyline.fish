@@ -417,6 +417,7 @@ complete -c keyline -n '__fish_seen_subcommand_from bench' -l log -x -a 'error w
 complete -c keyline -n '__fish_seen_subcommand_from bench' -l json -d 'print JSON, for machines: a line for each thing'
 complete -c keyline -n '__fish_seen_subcommand_from bench' -l config -r -F -d 'read settings from this file instead of keyline.toml'
 complete -c keyline -n '__fish_seen_subcommand_from doctor' -l repair -d 'repair what is damaged'
+complete -c keyline -n '__fish_seen_subcommand_from doctor' -l cost -d 'what a store on S3 costs: DIR is its URL'
 complete -c keyline -n '__fish_seen_subcommand_from doctor' -l color -x -a 'auto always never' -d 'whether output is coloured; auto: on a terminal, unless NO_COLOR is set'
 complete -c keyline -n '__fish_seen_subcommand_from doctor' -l json -d 'print JSON, for machines: a line for each thing'
 complete -c keyline -n '__fish_seen_subcommand_from doctor' -l config -r -F -d 'read settings from this file instead of keyline.toml'

@@ -73,7 +73,7 @@ enum {
     KL_STORE_ORDERED = 1 << 7,       /* positions ascend in the order of appends of all processes together */
     KL_STORE_GROUP = 1 << 8,         /* stubs carry group */
     KL_STORE_SEAL = 1 << 9,          /* fence can seal a shard; else that is KL_EINVAL */
-    KL_STORE_INBOX = 1 << 10,        /* tasks may be left in it by its own means, and are taken in; else none ever are */
+    KL_STORE_INBOX = 1 << 10, /* tasks may be left in it by its own means, and are taken in; else none ever are */
 };
 
 /* ---- Open and close ---- */

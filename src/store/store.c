@@ -104,9 +104,11 @@ static const kl_engine *guess(kl_bytes scheme, const char *url)
 {
     if (*url == '/' || *url == '.' || *url == '~')
         return &kl__engine_disk;
-    for (int i = 0; i < ENGINES; i++)
-        if (slips_between(scheme, engines[i]->scheme) <= SLIPS_MAX)
+    for (int i = 0; i < ENGINES; i++) {
+        size_t slips = slips_between(scheme, engines[i]->scheme);
+        if (slips <= SLIPS_MAX && slips < strlen(engines[i]->scheme)) /* else they have nothing in common */
             return engines[i];
+    }
     return NULL;
 }
 

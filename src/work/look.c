@@ -21,7 +21,7 @@ enum {
     DUE_REST_MS = 1000,
     COUNTS_EVERY_MS = 20,
     COUNT_REST_MS = 5000, /* where a store counts slowly, and so holds up the look */
-    SIDE_KEYS = 128,       /* left out, for each ms that passes between two searches among them */
+    SIDE_KEYS = 128,      /* left out, for each ms that passes between two searches among them */
     SIDE_REST_MS = 1000
 };
 

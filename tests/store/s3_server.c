@@ -24,7 +24,8 @@ static struct {
 static void run_script(const char *verb, char *ret_line, size_t size)
 {
     char command[1024];
-    snprintf(command, sizeof command, "'%s/tools/radosgw' %s '%s'", SOURCE_ROOT, verb, server.dir);
+    snprintf(command, sizeof command, "RADOSGW_FOR=%d '%s/tools/radosgw' %s '%s'", (int)getpid(), SOURCE_ROOT, verb,
+             server.dir);
     FILE *out = popen(command, "re");
     if (size)
         *ret_line = '\0';

@@ -195,7 +195,9 @@ static kl_rc write_round(kl__s3 *s3, struct round *round)
 static kl_rc put_marks(kl__s3 *s3, struct part *part)
 {
     uint64_t ordinary = UINT64_C(1) << -KL_PRIORITY_MIN;
+    kl__memory_enter(s3->memory);
     uint64_t missing = part->lines & ~ordinary & ~part->shard->marked;
+    kl__memory_leave(s3->memory);
     for (unsigned line = 0; missing; line++, missing >>= 1) {
         if (!(missing & 1))
             continue;
@@ -222,28 +224,46 @@ static void fail_part(struct part *part, kl_rc rc)
     snprintf(part->error, sizeof part->error, "%s", kl_error_text());
 }
 
-/* Where others append to the shard as well, what was known a moment ago is wrong by now: looking first saves a PUT. */
-static bool tail_is_known(const kl__s3_shard *shard)
+static uint64_t tail_of(kl__s3 *s3, const kl__s3_shard *shard)
 {
+    kl__memory_enter(s3->memory);
+    uint64_t tail = shard->tail;
+    kl__memory_leave(s3->memory);
+    return tail;
+}
+
+/* Where others append to the shard as well, what was known a moment ago is wrong by now: looking first saves a PUT. */
+static bool tail_is_known(kl__s3 *s3, const kl__s3_shard *shard)
+{
+    kl__memory_enter(s3->memory);
     int64_t trust_ms = shard->contended ? CONTENDED_MS : KL_S3_TRUST_MS;
-    return shard->tail_ns && kl__monotonic_ns() - shard->tail_ns < trust_ms * 1000000;
+    bool known = shard->tail_ns && kl__monotonic_ns() - shard->tail_ns < trust_ms * 1000000;
+    kl__memory_leave(s3->memory);
+    return known;
+}
+
+static kl_rc look_for_tail(kl__s3 *s3, kl__s3_shard *shard)
+{
+    uint64_t before = tail_of(s3, shard);
+    kl_rc rc = kl__s3_find_tail(s3, shard);
+    kl__memory_enter(s3->memory);
+    shard->contended &= shard->tail != before;
+    kl__memory_leave(s3->memory);
+    return rc;
 }
 
 static void find_tails(kl__s3 *s3, struct round *round)
 {
     size_t unknown = 0;
     for (size_t i = 0; i < round->count; i++)
-        unknown += !tail_is_known(round->parts[i].shard);
+        unknown += !tail_is_known(s3, round->parts[i].shard);
     if (unknown > 2)
         (void)kl__s3_pulse(s3, KL_S3_POLL_MIN_MS / 10); /* for those that it does not show there are listings */
     for (size_t i = 0; i < round->count; i++) {
         struct part *part = &round->parts[i];
         kl_rc rc = put_marks(s3, part);
-        if (rc == KL_OK && !tail_is_known(part->shard)) {
-            uint64_t before = part->shard->tail;
-            rc = kl__s3_find_tail(s3, part->shard);
-            part->shard->contended &= part->shard->tail != before;
-        }
+        if (rc == KL_OK && !tail_is_known(s3, part->shard))
+            rc = look_for_tail(s3, part->shard);
         if (rc != KL_OK)
             fail_part(part, rc);
     }
@@ -256,7 +276,7 @@ static void note_stored(kl__s3 *s3, struct part *part)
 {
     kl__s3_shard *shard = part->shard;
     kl__memory_enter(s3->memory);
-    bool late = kl__monotonic_ns() - shard->tail_ns > 2 * (int64_t)KL_S3_TRUST_MS * 1000000;
+    bool late = kl__s3_is_late(s3, shard->tail_ns);
     if (part->number > shard->tail) {
         shard->tail = part->number;
         shard->tail_ns = late ? 0 : kl__monotonic_ns();
@@ -315,7 +335,7 @@ static size_t choose(kl__s3 *s3, struct round *round, kl__s3_request *requests, 
             taken |= chosen[j]->shard == part->shard;
         if (!is_open(part) || taken)
             continue;
-        part->number = part->shard->tail + 1;
+        part->number = tail_of(s3, part->shard) + 1;
         kl__free(part->name);
         part->name = kl__s3_log_name(s3, "tasks", part->shard, part->number);
         if (!part->name) {

@@ -28,6 +28,7 @@ enum {
     BACKOFF_MS = 20,
     BACKOFF_MAX_MS = 2000,
     POLL_MS = 1000,
+    JUMP_MS = 5000,
     TEXT_MIN = 256,
 };
 
@@ -48,6 +49,7 @@ struct kl__s3_http {
     bool closing;
     int64_t offset_ms, now_ms; /* the server's clock less the monotonic one */
     bool has_offset;
+    int64_t jumped_ns;
     kl__s3_bill bill;
 
     /* the thread's */
@@ -121,6 +123,8 @@ static int64_t monotonic_ms(void) { return kl__monotonic_ns() / 1000000; }
 static void learn_date(kl__s3_http *http, int64_t date_ms)
 {
     int64_t offset = date_ms - monotonic_ms();
+    if (http->has_offset && offset - http->offset_ms > JUMP_MS)
+        http->jumped_ns = kl__monotonic_ns();
     if (!http->has_offset || offset > http->offset_ms)
         http->offset_ms = offset;
     http->has_offset = true;
@@ -135,6 +139,14 @@ int64_t kl__s3_http_now(kl__s3_http *http)
     now_ms = http->now_ms;
     pthread_mutex_unlock(&http->mutex);
     return now_ms;
+}
+
+int64_t kl__s3_http_jumped(kl__s3_http *http)
+{
+    pthread_mutex_lock(&http->mutex);
+    int64_t jumped_ns = http->jumped_ns;
+    pthread_mutex_unlock(&http->mutex);
+    return jumped_ns;
 }
 
 kl__s3_bill kl__s3_http_bill(kl__s3_http *http)

@@ -223,6 +223,13 @@ static bool may_look(kl__s3 *s3)
     return may;
 }
 
+static void look_again(kl__s3 *s3)
+{
+    pthread_mutex_lock(&s3->upkeep_mutex);
+    s3->import_ns = 0;
+    pthread_mutex_unlock(&s3->upkeep_mutex);
+}
+
 kl_rc kl__s3_take_in(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
                      size_t *ret_count)
 {
@@ -249,7 +256,7 @@ kl_rc kl__s3_take_in(void *self, const char *queue, int64_t wait_ms, size_t max,
     if (rc == KL_OK)
         *ret_count = import->count;
     if (rc == KL_OK && import->count > 0)
-        s3->import_ns = 0; /* there may be more */
+        look_again(s3); /* there may be more */
     for (size_t i = 0; i < asked; i++) {
         kl__free((char *)import->requests[i].name);
         kl__s3_request_free(&import->requests[i]);

@@ -47,7 +47,10 @@ static void unescape(char *text)
         size_t i = 0, count = sizeof entities / sizeof entities[0];
         while (i < count && (*from != '&' || strncmp(from, entities[i].name, strlen(entities[i].name)) != 0))
             i++;
-        *to++ = i < count ? entities[i].c : *from;
+        *to = *from;
+        if (i < count)
+            *to = entities[i].c;
+        to++;
         from += i < count ? strlen(entities[i].name) : 1;
     }
     *to = '\0';

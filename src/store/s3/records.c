@@ -65,7 +65,17 @@ static bool is_plain(unsigned char c)
            c == '/' || c == '_';
 }
 
-static char sign_of(unsigned char c) { return c < '-' ? '!' : c < 'A' ? ':' : c < '_' ? '[' : c < 'a' ? '`' : '~'; }
+static char sign_of(unsigned char c)
+{
+    static const struct {
+        unsigned char below;
+        char sign;
+    } signs[] = {{'-', '!'}, {'A', ':'}, {'_', '['}, {'a', '`'}};
+    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++)
+        if (c < signs[i].below)
+            return signs[i].sign;
+    return '~';
+}
 
 static void encode_base32(kl__s3_text *text, kl_bytes name)
 {

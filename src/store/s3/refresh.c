@@ -112,7 +112,7 @@ static kl_rc take_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_request *r
 
 static bool wants_index(const kl__s3_shard *shard)
 {
-    return !shard->loaded || (!shard->owned && !is_fresh(shard->journal_ns, KL_S3_TRUST_MS * 4));
+    return !shard->loaded || (!shard->owned && !is_fresh(shard->journal_ns, INT64_C(4) * KL_S3_TRUST_MS));
 }
 
 static kl_rc load_indexes(kl__s3 *s3, kl__s3_shard **shards, size_t count)
@@ -192,9 +192,11 @@ kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned
     size_t other_count = 0;
     if (!others)
         return kl__fail_memory();
+    kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++)
         if (owned_too || (!shards[i]->owned && !is_fresh(shards[i]->followed_ns, KL_S3_FRESH_MS)))
             others[other_count++] = shards[i];
+    kl__memory_leave(s3->memory);
     if (rc == KL_OK)
         rc = follow_journals(s3, others, other_count);
     kl__free(others);
@@ -248,8 +250,11 @@ static void learn_tail(kl__s3 *s3, kl__s3_shard *shard, uint64_t tail, int64_t a
 /* Steps double while there is something behind them, and then halve: some twenty listings where a page would not do. */
 kl_rc kl__s3_find_tail(kl__s3 *s3, kl__s3_shard *shard)
 {
-    uint64_t known = shard->tail ? shard->tail - 1 : 0, first, last, step = 4096, highest = UINT64_MAX >> 20;
+    uint64_t first, last, step = 4096, highest = UINT64_MAX >> 20;
     bool more = false;
+    kl__memory_enter(s3->memory);
+    uint64_t known = shard->tail ? shard->tail - 1 : 0;
+    kl__memory_leave(s3->memory);
     int64_t asked_ns = kl__monotonic_ns();
     kl_rc rc = list_tasks(s3, shard, known, &first, &last, &more);
     known = rc == KL_OK && last ? last : known;
@@ -390,8 +395,10 @@ void kl__s3_pulse_changed(kl__s3 *s3)
 kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count)
 {
     bool owned = false;
+    kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++)
         owned |= shards[i]->owned;
+    kl__memory_leave(s3->memory);
     kl_rc rc = count > KL_S3_PROBES || owned ? kl__s3_pulse(s3, owned ? -1 : 0) : KL_OK;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++) {
@@ -453,8 +460,11 @@ static void meet_gap(const kl__s3 *s3, kl__s3_shard *shard, uint64_t number, int
 /* Passes over what was deleted. */
 static kl_rc step_over(kl__s3 *s3, kl__s3_shard *shard)
 {
-    uint64_t from = shard->taken, first, last;
+    uint64_t first, last;
     bool more;
+    kl__memory_enter(s3->memory);
+    uint64_t from = shard->taken;
+    kl__memory_leave(s3->memory);
     int64_t asked_ns = kl__monotonic_ns();
     kl_rc rc = list_tasks(s3, shard, from, &first, &last, &more);
     if (rc != KL_OK)
@@ -542,9 +552,11 @@ kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t ma
     kl__s3_more *more = kl__alloc_zeroed(count ? count : 1, sizeof *more);
     size_t used = 0;
     kl_rc rc = more ? KL_OK : kl__fail_memory();
+    kl__memory_enter(s3->memory);
     for (size_t i = 0; rc == KL_OK && i < count; i++)
         if (!shards[i]->ended)
             more[used++] = (kl__s3_more){shards[i], max, since_ns};
+    kl__memory_leave(s3->memory);
     if (rc == KL_OK)
         rc = kl__s3_extend(s3, more, used);
     kl__free(more);
@@ -553,37 +565,45 @@ kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t ma
 
 /* --- Marks of lines --- */
 
-kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines)
+/* All pages of marks of a partition. */
+static kl_rc list_marks(kl__s3 *s3, const kl__s3_partition *partition, uint64_t *ret_lines)
 {
-    char prefix[KL_S3_NAME_MAX];
-    char *after = NULL;
+    char prefix[KL_S3_NAME_MAX], after[KL_S3_NAME_MAX] = "";
     kl__s3_names names = {.more = true};
     kl_rc rc = KL_OK;
-    *ret_lines = partition->marks;
-    if (is_fresh(partition->marks_ns, s3->pulse_age_ms))
-        return KL_OK;
-    int64_t asked_ns = kl__monotonic_ns();
-    uint64_t marks = partition->marks;
+    *ret_lines = 0;
     snprintf(prefix, sizeof prefix, "special/%s/", partition->name);
-    for (names.more = true; rc == KL_OK && names.more;) {
-        rc = kl__s3_list_page(s3, prefix, after, 0, &names);
-        kl__free(after);
-        after = NULL;
+    while (rc == KL_OK && names.more) {
+        rc = kl__s3_list_page(s3, prefix, *after ? after : NULL, 0, &names);
         for (size_t i = 0; rc == KL_OK && i < names.count; i++) {
             unsigned long line = strtoul(strrchr(names.items[i].name, '/') + 1, NULL, 10);
-            marks |= line < 64 ? UINT64_C(1) << line : 0;
+            *ret_lines |= line < 64 ? UINT64_C(1) << line : 0;
+            snprintf(after, sizeof after, "%s", names.items[i].name);
         }
-        if (rc == KL_OK && names.more && names.count)
-            after = kl__s3_name(&(kl__s3){.prefix = ""}, "%s", names.items[names.count - 1].name);
-        bool goes_on = names.more && after;
+        bool more = rc == KL_OK && names.more;
         kl__s3_names_free(&names);
-        names.more = goes_on;
-    }
-    if (rc == KL_OK) {
-        partition->marks = *ret_lines = marks;
-        partition->marks_ns = asked_ns;
+        names.more = more;
     }
     return rc;
+}
+
+kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines)
+{
+    uint64_t listed;
+    int64_t asked_ns = kl__monotonic_ns();
+    kl__memory_enter(s3->memory);
+    bool fresh = is_fresh(partition->marks_ns, s3->pulse_age_ms);
+    *ret_lines = partition->marks;
+    kl__memory_leave(s3->memory);
+    kl_rc rc = fresh ? KL_OK : list_marks(s3, partition, &listed);
+    if (fresh || rc != KL_OK)
+        return rc;
+    kl__memory_enter(s3->memory);
+    partition->marks |= listed;
+    partition->marks_ns = asked_ns;
+    *ret_lines = partition->marks;
+    kl__memory_leave(s3->memory);
+    return KL_OK;
 }
 
 /* --- What is kept --- */
@@ -625,12 +645,19 @@ kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count)
     pthread_mutex_lock(&s3->kept_mutex);
     for (size_t i = 0; rc == KL_OK && i < count; i++) {
         kl__s3_shard *shard = shards[i];
-        if (shard->kept_loaded || shard->checkpoint == 0)
+        kl__memory_enter(s3->memory);
+        shard->kept_ns = kl__monotonic_ns();
+        shard->kept_loaded |= shard->checkpoint == 0; /* all of it is in memory, and stays there */
+        bool needless = shard->kept_loaded;
+        kl__memory_leave(s3->memory);
+        if (needless)
             continue;
         rc = load_archives(s3, shard, "done");
         if (rc == KL_OK)
             rc = load_archives(s3, shard, "dead");
+        kl__memory_enter(s3->memory);
         shard->kept_loaded = rc == KL_OK;
+        kl__memory_leave(s3->memory);
     }
     pthread_mutex_unlock(&s3->kept_mutex);
     return rc;

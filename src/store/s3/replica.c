@@ -513,7 +513,7 @@ static bool is_forgotten(const kl__s3_shard *shard, const kl_task_id *id)
 }
 
 /* Makes a finished task of what is written about it. */
-static kl_rc keep_task(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, kl_arena *arena)
+static kl_rc keep_task(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, int32_t stands, kl_arena *arena)
 {
     kl_entry entry;
     kl_bytes result;
@@ -544,6 +544,7 @@ static kl_rc keep_task(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, kl_a
     task->attempts = (uint32_t)attempts;
     task->finished_ms = finished_ms;
     task->expires_ms = expires_ms;
+    task->line = stands;
     kl__memory_keep(s3->memory, task);
     return KL_OK;
 }
@@ -553,7 +554,7 @@ static kl_rc apply_kept(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, kl_
     uint64_t position;
     if (!kl__s3_get_hex(item, "kept", &position))
         return KL_EDAMAGED;
-    kl_rc rc = keep_task(s3, shard, item, arena);
+    kl_rc rc = keep_task(s3, shard, item, KL_S3_IN_JOURNAL, arena);
     if (rc == KL_OK && !end_task(shard, position >> KL_S3_INDEX_BITS, (uint32_t)(position & (KL_S3_ENTRIES_MAX - 1))))
         rc = KL_ENOMEM;
     return rc;
@@ -662,7 +663,7 @@ kl_rc kl__s3_apply_kept(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body
     kl_rc rc = root ? KL_OK : fail_damaged(shard, "an archive", 0);
     for (size_t i = 0; rc != KL_ENOMEM && i < json_array_size(items); i++) {
         kl_arena_reset(&arena);
-        rc = keep_task(s3, shard, json_array_get(items, i), &arena);
+        rc = keep_task(s3, shard, json_array_get(items, i), KL_S3_ARCHIVED, &arena);
     }
     kl_arena_free(&arena);
     json_decref(root);

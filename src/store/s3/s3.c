@@ -60,6 +60,12 @@ uint64_t kl__s3_nonce(void)
     return nonce ? nonce : 1;
 }
 
+bool kl__s3_is_late(kl__s3 *s3, int64_t since_ns)
+{
+    bool long_ago = kl__monotonic_ns() - since_ns > INT64_C(5) * KL_S3_TRUST_MS * 1000000;
+    return long_ago || since_ns < kl__s3_http_jumped(s3->http);
+}
+
 /* --- The clock --- */
 
 /* The memory engine asks for it, too, and never lets it step back. */
@@ -167,6 +173,8 @@ static kl_rc take_param(kl__s3 *s3, kl_bytes param, bool *path_style_set)
     }
     if (is_param(param, "poll_ms", &value))
         return set_number("poll_ms", value, KL_S3_POLL_MIN_MS, 60000, &s3->poll_ms);
+    if (is_param(param, "grace_ms", &value))
+        return set_number("grace_ms", value, 0, INT64_C(86400000), &s3->grace_ms);
     if (is_param(param, "settle_ms", &value))
         return set_number("settle_ms", value, 0, 10000, &s3->settle_ms);
     if (is_param(param, "import_digits", &value))
@@ -353,6 +361,7 @@ static kl_rc learn_partition(kl__s3 *s3, const char *name, uint32_t shard_prefix
     s3->partitions[number - 1] = partition;
     s3->partition_count = number;
     kl__memory_leave(s3->memory);
+    s3->pulse_ns = 0; /* earlier looks passed its tasks over */
     return KL_OK;
 }
 
@@ -508,6 +517,7 @@ static kl_rc open_s3(const char *where, const kl_store_opts *opts, void **ret_se
     s3->checkpoint_every = KL_S3_CHECKPOINT;
     s3->settle_ms = KL_S3_SETTLE_MS;
     s3->poll_ms = KL_S3_POLL_MAX_MS;
+    s3->grace_ms = KL_S3_GRACE_MS;
     s3->import_digits = 1;
     s3->pulse_age_ms = KL_S3_POLL_MIN_MS;
     kl_rc rc = read_url(s3, where);

@@ -65,6 +65,9 @@ enum {
     KL_S3_COUNTED_MAX = 4096, /* objects that counts reads before it says "at least" */
 };
 
+/* A finished task's `line`, which it has no other use for: where it stands outside memory. */
+enum { KL_S3_IN_JOURNAL, KL_S3_BEING_ARCHIVED, KL_S3_ARCHIVED };
+
 /* A task object that is known. */
 typedef struct kl__s3_object {
     kl__tree_node by_number;
@@ -140,6 +143,7 @@ typedef struct kl__s3_shard {
     kl__s3_token *oldest_token, *newest_token;
     uint32_t token_count;
     kl__s3_forgotten *forgotten;
+    int64_t kept_ns;   /* when somebody last asked for finished tasks */
     bool kept_loaded;  /* archives have been read */
     uint64_t *repeats; /* positions that turned out to be repeats without a token: settled with the next */
     size_t repeat_count, repeat_room;
@@ -152,6 +156,9 @@ typedef struct kl__s3_partition {
     bool worked;    /* this process owns or owned a shard of it */
     uint64_t marks; /* lines that are in use anywhere in it, as of marks_ns */
     int64_t marks_ns;
+    int64_t counting_ns; /* counts of the whole partition are counted since then, for a second */
+    unsigned countings;
+    unsigned polled_s; /* seconds on end in which it was counted often: it is a worker that asks */
     kl__s3_shard **shards;
 } kl__s3_partition;
 
@@ -183,10 +190,11 @@ typedef struct kl__s3 {
     int64_t import_digits, import_ns;
     uint32_t checkpoint_every;
     int64_t settle_ms, poll_ms;
+    int64_t grace_ms; /* KL_S3_GRACE_MS; ?grace_ms= is for tests of one process alone */
 
     kl__memory *memory; /* the replica. Its mutex (kl__memory_enter) holds for all partitions and shards below. */
     kl__s3_partition **partitions; /* room for KL_S3_PARTITIONS */
-    uint32_t partition_count;
+    _Atomic(uint32_t) partition_count;
     pthread_mutex_t partition_mutex; /* one partition is made at a time */
     int64_t floor_ms;                /* no clock below what was written */
 
@@ -194,11 +202,11 @@ typedef struct kl__s3 {
     int64_t settled_ns;
 
     /* refresh.c: one look at the whole bucket for all who ask */
-    pthread_mutex_t pulse_mutex; /* held while it is made */
-    int64_t pulse_ns;            /* when the last one began */
-    int64_t pulse_age_ms;        /* how old it may become */
-    unsigned pulse_quiet;        /* how many in a row brought nothing new */
-    bool pulse_whole;            /* it showed everything */
+    pthread_mutex_t pulse_mutex;   /* held while it is made */
+    _Atomic(int64_t) pulse_ns;     /* when the last one began */
+    _Atomic(int64_t) pulse_age_ms; /* how old it may become */
+    unsigned pulse_quiet;          /* how many in a row brought nothing new */
+    atomic_bool pulse_whole;       /* it showed everything */
 
     struct kl__s3_appender *appender;
     struct kl__s3_records *records;
@@ -221,6 +229,10 @@ int64_t kl__s3_now(kl__s3 *s3);                                               /*
 char *kl__s3_name(const kl__s3 *s3, const char *format, ...) KL_PRINTF(2, 3); /* NULL: no memory; kl__free it */
 char *kl__s3_log_name(const kl__s3 *s3, const char *log, const kl__s3_shard *shard, uint64_t number);
 uint64_t kl__s3_nonce(void);
+
+/* Whether so much time has passed since then that an object may have been put and deleted meanwhile (E1): a number that
+ * seemed free need not have been. */
+bool kl__s3_is_late(kl__s3 *s3, int64_t since_ns);
 void kl__s3_log(const kl__s3 *s3, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
 void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard); /* as if nothing had been read; the mutex is held */
 

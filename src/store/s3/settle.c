@@ -24,7 +24,7 @@ struct commit {
     kl__s3_text body; /* empty: there is nothing to write */
     uint64_t number, nonce;
     char *name;
-    bool done;
+    bool done, doubted;
     kl_rc rc;
 };
 
@@ -192,13 +192,13 @@ static kl_rc write_fence(kl__s3 *s3, struct commit *commit)
 
 static kl_rc write_forget(kl__s3 *s3, struct commit *commit)
 {
+    long long until_ms = s3->memory->now_ms + s3->opts.history_ms_max;
     begin_body(s3, commit, 0);
     kl__s3_text_put(&commit->body, ",\"items\":[");
     for (size_t i = 0; i < commit->forget_count; i++) {
         kl__s3_text_put(&commit->body, "%s{", i ? ",\n" : "\n");
         kl__s3_put_id(&commit->body, "forget", &commit->forget[i]);
-        kl__s3_text_put(&commit->body, ",\"until_ms\":%lld}",
-                        (long long)(s3->memory->now_ms + s3->opts.history_ms_max));
+        kl__s3_text_put(&commit->body, ",\"until_ms\":%lld}", until_ms);
     }
     kl__s3_text_put(&commit->body, "]}\n");
     return commit->body.failed ? kl__fail_memory() : KL_OK;
@@ -232,6 +232,39 @@ static void note_written(kl__s3 *s3, struct commit *commit)
     kl__memory_leave(s3->memory);
     if (due)
         kl__s3_upkeep_wake(s3);
+}
+
+/* It was put, but so late that the number may have been used and deleted before. Behind the checkpoint it counts for
+ * nothing: then everything is read anew, and it is tried again or refused. */
+static kl_rc verify(kl__s3 *s3, struct commit *commit)
+{
+    kl__s3_request request;
+    uint64_t journal = 0;
+    char *name = kl__s3_name(s3, "index/%s/%s.json", commit->shard->partition->name, commit->shard->digits);
+    kl_rc rc = kl__s3_get_object(s3, name, &request);
+    kl__free(name);
+    if (rc != KL_OK)
+        return rc;
+    json_t *root = request.status == 200 ? kl__s3_parse(&request.reply) : NULL;
+    bool good = request.status == 404 || (root && kl__s3_get_hex(root, "journal", &journal));
+    json_decref(root);
+    kl__s3_request_free(&request);
+    if (good && journal < commit->number) {
+        note_written(s3, commit);
+        return KL_OK;
+    }
+    kl__memory_enter(s3->memory);
+    kl__s3_shard_clear(s3, commit->shard);
+    kl__memory_leave(s3->memory);
+    return kl__s3_refresh(s3, &commit->shard, 1, true);
+}
+
+static bool is_late(kl__s3 *s3, const kl__s3_shard *shard)
+{
+    kl__memory_enter(s3->memory);
+    int64_t since_ns = shard->journal_ns;
+    kl__memory_leave(s3->memory);
+    return kl__s3_is_late(s3, since_ns);
 }
 
 /* The number is taken: by us, or the journal has gone on. */
@@ -286,7 +319,9 @@ static size_t choose(kl__s3 *s3, struct commit *commits, size_t count, kl__s3_re
 
 static void judge(kl__s3 *s3, struct commit *commit, const kl__s3_request *reply)
 {
-    if (reply->status >= 200 && reply->status < 300)
+    if (reply->status >= 200 && reply->status < 300 && is_late(s3, commit->shard))
+        commit->rc = verify(s3, commit);
+    else if (reply->status >= 200 && reply->status < 300)
         note_written(s3, commit);
     else if (reply->status == 412)
         commit->rc = lose(s3, commit);
@@ -399,6 +434,31 @@ static void pace(kl__s3 *s3)
     }
 }
 
+/* A shard of ours whose journal we have not touched for long is looked at like another's before it is written to: what
+ * follows in it may have been written, and deleted, by a later owner. */
+static void doubt(kl__s3 *s3, struct commit *commits, size_t count, bool ends)
+{
+    int64_t limit_ns = kl__monotonic_ns() - INT64_C(4) * KL_S3_TRUST_MS * 1000000;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < count; i++) {
+        kl__s3_shard *shard = commits[i].shard;
+        if (ends && commits[i].doubted)
+            shard->owned = shard->loaded && shard->epoch <= commits[i].settle->epoch;
+        if (ends || !shard->owned || shard->journal_ns >= limit_ns)
+            continue;
+        commits[i].doubted = true;
+        shard->owned = false;
+    }
+    kl__memory_leave(s3->memory);
+}
+
+static void disown(kl__s3 *s3, kl__s3_shard *shard)
+{
+    kl__memory_enter(s3->memory);
+    shard->owned = false;
+    kl__memory_leave(s3->memory);
+}
+
 kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
 {
     kl__s3 *s3 = self;
@@ -411,8 +471,11 @@ kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
         commits[i] = (struct commit){.shard = shard_at(s3, batches[i].place), .settle = &batches[i]};
         rc = commits[i].shard ? KL_OK : kl__fail_memory();
     }
-    if (rc == KL_OK)
+    if (rc == KL_OK) {
+        doubt(s3, commits, count, false);
         rc = read_journals(s3, commits, count, false);
+        doubt(s3, commits, count, true);
+    }
     if (rc == KL_OK)
         rc = read_tasks(s3, commits, count);
     if (rc == KL_OK)
@@ -423,7 +486,7 @@ kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
         batches[i].rc = rc != KL_OK ? rc : commits[i].rc;
         first = first != KL_OK ? first : batches[i].rc;
         if (batches[i].rc == KL_ESTALE)
-            commits[i].shard->owned = false;
+            disown(s3, commits[i].shard);
     }
     if (first == KL_ESTALE)
         (void)kl__fail(KL_ESTALE,

@@ -9,7 +9,7 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { DUE_MARK = KL_PRIORITY_MAX - KL_PRIORITY_MIN + 1, FIRST_WANT = 16 };
+enum { FIRST_WANT = 16, POLLED_COUNTS = 8, POLLED_S = 4 };
 
 /* --- Sets of shards --- */
 
@@ -94,10 +94,13 @@ static kl_rc line_goes_on(kl__s3 *s3, const kl_scan *scan, const kl__s3_shard *s
 {
     uint64_t marks;
     *ret_on = false;
-    if (shard->ended || scan->count == scan->max)
+    kl__memory_enter(s3->memory);
+    bool ended = shard->ended, tried = shard->retry_to > shard->taken;
+    kl__memory_leave(s3->memory);
+    if (ended || scan->count == scan->max)
         return KL_OK;
     if (scan->line == 0 || scan->line == KL_LINE_RETRY) {
-        *ret_on = scan->line == 0 || shard->retry_to > shard->taken;
+        *ret_on = scan->line == 0 || tried;
         return KL_OK;
     }
     kl_rc rc = kl__s3_marks(s3, shard->partition, &marks);
@@ -163,7 +166,7 @@ kl_rc kl__s3_scan(void *self, kl_scan *scans, size_t count)
 
 static kl_rc used_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards *shards)
 {
-    kl_rc rc = kl__s3_pulse(s3, KL_S3_POLL_MIN_MS);
+    kl_rc rc = kl__s3_pulse(s3, partition->worked ? -1 : KL_S3_POLL_MIN_MS);
     if (rc != KL_OK)
         return rc;
     bool all = !s3->pulse_whole;
@@ -178,11 +181,29 @@ static kl_rc used_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards 
     return rc;
 }
 
-/* A worker counts the shards that it owns, and does not read those of others. */
-static bool owned_shards(kl__s3 *s3, const kl__s3_partition *partition, struct shards *shards)
+/* Whether the partition is counted all the time: several times in each of some seconds on end, and ever since. */
+static bool is_polled(kl__s3_partition *partition)
+{
+    int64_t now_ns = kl__monotonic_ns(), since_ns = now_ns - partition->counting_ns;
+    if (since_ns >= INT64_C(10) * 1000000000)
+        partition->polled_s = partition->countings = 0;
+    if (since_ns >= 1000000000) {
+        bool often = partition->polled_s >= POLLED_S || partition->countings >= POLLED_COUNTS;
+        partition->polled_s = often ? partition->polled_s + 1 : 0;
+        partition->counting_ns = now_ns;
+        partition->countings = 0;
+    }
+    partition->countings++;
+    return partition->polled_s >= POLLED_S;
+}
+
+/* A worker, which counts many times a second, counts the shards that it owns: it does not read those of others, nor what is
+ * finished. */
+static bool owned_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards *shards)
 {
     kl__memory_enter(s3->memory);
-    for (uint32_t i = 0; i < partition->shard_count; i++)
+    uint32_t end = is_polled(partition) ? partition->shard_count : 0;
+    for (uint32_t i = 0; i < end; i++)
         if (partition->shards[i] && partition->shards[i]->owned)
             shards->items[shards->count++] = partition->shards[i];
     kl__memory_leave(s3->memory);
@@ -220,8 +241,10 @@ static kl_rc count_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards
     if (rc == KL_OK)
         rc = kl__memory_counts(s3->memory, place, NULL, ret_counts);
     bool all = true;
+    kl__memory_enter(s3->memory);
     for (size_t i = 0; i < shards->count; i++)
         all &= shards->items[i]->ended;
+    kl__memory_leave(s3->memory);
     if (rc == KL_OK && !all)
         rc = count_marks(s3, partition, ret_counts);
     if (worker && rc == KL_OK)

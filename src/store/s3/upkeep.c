@@ -13,10 +13,7 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { LOOK_MS = 5000, IDLE_MS = 20000, DELETES_MAX = 10000 };
-
-/* A finished task's `line`, which it has no other use for. */
-enum { NOT_ARCHIVED, BEING_ARCHIVED, ARCHIVED };
+enum { LOOK_MS = 5000, IDLE_MS = 20000, KEPT_MS = 60000, DELETES_MAX = 10000 };
 
 static bool is_over(int64_t since_ns, int64_t ms) { return kl__monotonic_ns() - since_ns >= ms * 1000000; }
 
@@ -44,7 +41,7 @@ struct archive {
 static void archive_one(kl__memory_task *task, void *ctx)
 {
     struct archive *archive = ctx;
-    if (task->line != NOT_ARCHIVED || (task->state != KL_TASK_DONE) != archive->dead)
+    if (task->line != KL_S3_IN_JOURNAL || (task->state != KL_TASK_DONE) != archive->dead)
         return;
     kl__s3_end end = {.position = task->position,
                       .entry = &task->entry,
@@ -56,7 +53,7 @@ static void archive_one(kl__memory_task *task, void *ctx)
                       .left = task->left};
     kl__s3_text_put(&archive->body, "%s", archive->count++ ? ",\n" : "\n");
     kl__s3_put_end(&archive->body, &end);
-    task->line = BEING_ARCHIVED;
+    task->line = KL_S3_BEING_ARCHIVED;
     if (task->expires_ms > archive->expires_ms)
         archive->expires_ms = task->expires_ms;
 }
@@ -79,9 +76,9 @@ struct ending {
 static void end_one(kl__memory_task *task, void *ctx)
 {
     struct ending *ending = ctx;
-    if (task->line == BEING_ARCHIVED)
+    if (task->line == KL_S3_BEING_ARCHIVED)
         task->line = ending->line;
-    if (ending->drops && task->line == ARCHIVED) {
+    if (ending->drops && task->line == KL_S3_ARCHIVED) {
         task->next = ending->dropped;
         ending->dropped = task;
     }
@@ -91,7 +88,8 @@ static void end_one(kl__memory_task *task, void *ctx)
 static void end_archive(kl__s3 *s3, kl__s3_shard *shard, bool archived)
 {
     const kl__memory_shard *lines = kl__memory_shard_of(s3->memory, shard->place);
-    struct ending ending = {.line = archived ? ARCHIVED : NOT_ARCHIVED, .drops = archived && !shard->kept_loaded};
+    struct ending ending = {.line = archived ? KL_S3_ARCHIVED : KL_S3_IN_JOURNAL,
+                            .drops = archived && !shard->kept_loaded};
     if (lines)
         each_finished(lines->finished, end_one, &ending);
     for (kl__memory_task *task = ending.dropped, *next; task; task = next) {
@@ -99,6 +97,19 @@ static void end_archive(kl__s3 *s3, kl__s3_shard *shard, bool archived)
         task->next = NULL;
         kl__memory_drop(s3->memory, task);
     }
+}
+
+/* Nobody has asked for finished tasks for a while. */
+static void drop_kept(kl__s3 *s3, kl__s3_shard *shard)
+{
+    pthread_mutex_lock(&s3->kept_mutex);
+    kl__memory_enter(s3->memory);
+    if (shard->kept_loaded && is_over(shard->kept_ns, KEPT_MS)) {
+        shard->kept_loaded = false;
+        end_archive(s3, shard, true);
+    }
+    kl__memory_leave(s3->memory);
+    pthread_mutex_unlock(&s3->kept_mutex);
 }
 
 /* --- The checkpoint --- */
@@ -378,7 +389,7 @@ static void doom_dead(kl__s3 *s3, struct doomed *doomed, kl__s3_shard *shard, kl
     doom_dead(s3, doomed, shard, node->left);
     doom_dead(s3, doomed, shard, right);
     if (!object->loaded || object->live || object->number > shard->tokens_to || object->number >= shard->tail ||
-        !is_over(object->dead_ns, KL_S3_GRACE_MS))
+        !is_over(object->dead_ns, s3->grace_ms))
         return;
     doom(s3, doomed, "tasks", shard, object->number);
     kl__s3_object_free(shard, object);
@@ -387,7 +398,7 @@ static void doom_dead(kl__s3 *s3, struct doomed *doomed, kl__s3_shard *shard, kl
 static void doom_shard(kl__s3 *s3, struct doomed *doomed, kl__s3_shard *shard)
 {
     doom_dead(s3, doomed, shard, shard->objects);
-    if (shard->old_ns == 0 || !is_over(shard->old_ns, KL_S3_GRACE_MS))
+    if (shard->old_ns == 0 || !is_over(shard->old_ns, s3->grace_ms))
         return;
     uint64_t tasks_to = shard->old_first < shard->tail ? shard->old_first : shard->tail - (shard->tail > 0);
     for (uint64_t n = shard->tasks_swept + 1; n <= tasks_to && doomed->count < DELETES_MAX; n++) {
@@ -452,10 +463,11 @@ static void look_after(kl__s3 *s3)
         kl_rc rc = KL_OK;
         kl__memory_enter(s3->memory);
         bool wanted = wants_checkpoint(s3, shard);
-        bool sweeps = shard->written_ns && shard->old_ns && is_over(shard->old_ns, KL_S3_GRACE_MS);
+        bool sweeps = shard->written_ns && shard->old_ns && is_over(shard->old_ns, s3->grace_ms);
         kl__memory_leave(s3->memory);
         if (wanted)
             rc = kl__s3_checkpoint(s3, shard);
+        drop_kept(s3, shard);
         if (rc == KL_OK && sweeps)
             rc = sweep(s3, shard);
         if (rc != KL_OK)
