@@ -264,7 +264,7 @@ TEST(tokens_take_the_room_of_those_that_are_remembered)
 /* A record, a fence, a seal, a token and a partition of long ago, while tasks pass. */
 TEST(what_was_written_once_does_not_keep_its_segment)
 {
-    enum { SHARD = 3, EPOCH = 5, PASSING = 40 };
+    enum { SHARD = 3, EPOCH = 5, PASSING = 10 };
     struct rig rig;
     kl_write write = {.name = {"once", 4}, .value = {"written", 7}};
     kl_fence fence = {.epoch = EPOCH}, seal = {.seal = true};
