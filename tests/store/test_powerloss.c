@@ -23,7 +23,7 @@
 #include "workers.h"
 
 enum {
-    CALLS = 180,
+    CALLS = 168,
     CALLS_AFTER = 3,
     SECOND_IN = 10, /* cases: one in so many */
     AGAIN_IN = 3,
