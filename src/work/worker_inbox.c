@@ -2,8 +2,9 @@
  *
  * From: the stores that have an inbox (KL_STORE_INBOX).  To: the same stores, as tasks that the scout finds.
  *
- * It waits in the store for the one queue that is served, and for several asks one after the other. Of several processes
- * one takes in at a time; the others find nothing and ask again later. */
+ * It asks for one queue after the other, and when there was nothing it waits in the store for the first of them: that ends
+ * as soon as something is left there, for whichever queue. What comes between the two is found a little later. Of several
+ * processes one takes in at a time; the others find nothing and ask again later. */
 #include "work/worker_inside.h"
 
 enum { WAIT_MS = 100, ASK_MS = 20, FAILED_MS = 250 };
@@ -32,8 +33,8 @@ static kl_rc take_in(kl_worker *worker, kl_queue *queue, int64_t wait_ms, size_t
     return rc;
 }
 
-/* Every queue once. */
-static bool take_all(kl_worker *worker, size_t *ret_count)
+/* Every queue once; with `waits` it waits at the first of them. */
+static bool take_all(kl_worker *worker, bool waits, size_t *ret_count)
 {
     bool good = true;
     *ret_count = 0;
@@ -41,7 +42,8 @@ static bool take_all(kl_worker *worker, size_t *ret_count)
         size_t count = 0;
         if (!has_inbox(&worker->served[i]))
             continue;
-        good &= take_in(worker, worker->served[i].queue, worker->served_count == 1 ? WAIT_MS : 0, &count) == KL_OK;
+        good &= take_in(worker, worker->served[i].queue, waits ? WAIT_MS : 0, &count) == KL_OK;
+        waits = false;
         *ret_count += count;
     }
     return good;
@@ -51,9 +53,8 @@ void *kl__worker_inbox(void *context)
 {
     kl_worker *worker = context;
     pthread_mutex_lock(&worker->mutex);
-    while (!worker->closing && !worker->stopping) {
-        size_t count = 0;
-        bool good = take_all(worker, &count);
+    for (size_t count = 0; !worker->closing && !worker->stopping;) {
+        bool good = take_all(worker, count == 0, &count);
         if (count > 0) {
             worker->look_now = true;
             pthread_cond_signal(&worker->scout);

@@ -21,6 +21,12 @@ struct fault_proxy {
     unsigned percent;
     _Atomic(uint64_t) random, met;
     _Atomic(uint64_t) counts[FAULTS];
+    _Atomic(uint64_t) dates;
+    atomic_bool refuses; /* deletes */
+    _Atomic(uint64_t) refused, watched;
+    atomic_int ahead_s;         /* of the server's clock */
+    const char *watched_method; /* written before watched_part */
+    _Atomic(const char *) watched_part;
     pthread_t thread;
     atomic_bool stopping;
     pthread_mutex_t mutex;
@@ -199,16 +205,69 @@ static bool answer(int client, const struct message *reply, enum fault fault)
     }
 }
 
+static bool send_date(const struct connection *connection)
+{
+    char text[128], date[64];
+    bool wrong = atomic_fetch_add(&connection->proxy->dates, 1) % 4 == 3;
+    time_t seconds = time(NULL) + (wrong ? 3600 : 0);
+    struct tm tm;
+    gmtime_r(&seconds, &tm);
+    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
+    int len = snprintf(text, sizeof text, "HTTP/1.1 200 OK\r\nDate: %s\r\nContent-Length: 0\r\n\r\n", date);
+    return send_all(connection->client, text, (size_t)len);
+}
+
 /* A server that is none: it keeps nothing. */
 static bool pretend(const struct connection *connection, const struct message *request)
 {
     static const char done[] = "HTTP/1.1 200 OK\r\nETag: \"0\"\r\nContent-Length: 0\r\n\r\n";
     bool conditional = header(request, "If-None-Match") || header(request, "If-Match");
+    if (connection->proxy->fake == FAKE_DATES)
+        return send_date(connection);
     if (strncmp(request->head, "PUT", 3) != 0)
         return send_status(connection->client, 404, "NoSuchKey");
     if (conditional && connection->proxy->fake == FAKE_REFUSES)
         return send_status(connection->client, 501, "NotImplemented");
     return send_all(connection->client, done, sizeof done - 1);
+}
+
+static bool is_delete(const struct message *request)
+{
+    const char *end = strstr(request->head, "\r\n"), *query = strstr(request->head, "?delete");
+    return strncmp(request->head, "POST ", 5) == 0 && query && query < end;
+}
+
+static bool refuse_delete(struct connection *connection)
+{
+    static const char body[] = "<?xml version=\"1.0\" encoding=\"UTF-8\"?><DeleteResult><Error><Key>one</Key>"
+                               "<Code>InternalError</Code><Message>try again</Message></Error></DeleteResult>";
+    char text[512];
+    int len = snprintf(text, sizeof text, "HTTP/1.1 200 OK\r\nContent-Length: %zu\r\n\r\n%s", sizeof body - 1, body);
+    bool sent = send_all(connection->client, text, (size_t)len);
+    atomic_fetch_add(&connection->proxy->refused, 1);
+    return sent;
+}
+
+/* Dates are all of one length. */
+static void set_ahead(struct message *reply, int seconds)
+{
+    static const char format[] = "%a, %d %b %Y %H:%M:%S GMT";
+    char *date = (char *)header(reply, "Date"), text[40];
+    struct tm tm = {0};
+    date += date ? strspn(date, " ") : 0;
+    if (!date || !seconds || !strptime(date, format, &tm))
+        return;
+    time_t time = timegm(&tm) + seconds;
+    gmtime_r(&time, &tm);
+    memcpy(date, text, strftime(text, sizeof text, format, &tm));
+}
+
+static void watch(struct fault_proxy *proxy, const struct message *request)
+{
+    const char *part = atomic_load(&proxy->watched_part);
+    const char *end = strstr(request->head, "\r\n"), *found = part ? strstr(request->head, part) : NULL;
+    if (found && found < end && strncmp(request->head, proxy->watched_method, strlen(proxy->watched_method)) == 0)
+        atomic_fetch_add(&proxy->watched, 1);
 }
 
 /* One request and its answer. False: the connection ends. */
@@ -219,6 +278,8 @@ static bool pass_on(struct connection *connection, struct message *request, stru
         return false;
     if (proxy->fake)
         return pretend(connection, request);
+    if (atomic_load(&proxy->refuses) && is_delete(request))
+        return refuse_delete(connection);
     enum fault fault = choose(proxy);
     if (fault == FAULT_REQUEST_LOST)
         return false;
@@ -233,8 +294,12 @@ static bool pass_on(struct connection *connection, struct message *request, stru
             return false;
         note_socket(proxy, connection->server, true);
     }
-    return send_message(connection->server, request) && read_message(connection->server, reply) &&
-           answer(connection->client, reply, fault);
+    if (!send_message(connection->server, request) || !read_message(connection->server, reply))
+        return false;
+    set_ahead(reply, atomic_load(&proxy->ahead_s));
+    bool answered = answer(connection->client, reply, fault);
+    watch(proxy, request);
+    return answered;
 }
 
 static void *serve(void *ctx)
@@ -321,6 +386,20 @@ struct fault_proxy *fault_proxy_start(int port, uint64_t seed, unsigned percent)
 struct fault_proxy *fault_proxy_fake(enum fake fake) { return start(0, 1, 0, fake); }
 
 int fault_proxy_port(const struct fault_proxy *proxy) { return proxy->port; }
+
+void fault_proxy_refuse_deletes(struct fault_proxy *proxy) { atomic_store(&proxy->refuses, true); }
+
+uint64_t fault_proxy_refused(const struct fault_proxy *proxy) { return atomic_load(&proxy->refused); }
+
+void fault_proxy_jump(struct fault_proxy *proxy, int seconds) { atomic_store(&proxy->ahead_s, seconds); }
+
+void fault_proxy_watch(struct fault_proxy *proxy, const char *method, const char *part)
+{
+    proxy->watched_method = method;
+    atomic_store(&proxy->watched_part, part);
+}
+
+uint64_t fault_proxy_watched(const struct fault_proxy *proxy) { return atomic_load(&proxy->watched); }
 
 uint64_t fault_proxy_count(const struct fault_proxy *proxy, enum fault fault)
 {

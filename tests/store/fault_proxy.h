@@ -29,9 +29,23 @@ struct fault_proxy;
  * cannot be started. */
 struct fault_proxy *fault_proxy_start(int port, uint64_t seed, unsigned percent);
 /* No proxy but a server that cannot hold a store: one ignores conditions and takes every PUT, as the npm package s3rver
- * does; the other refuses conditions with 501, as OpenStack Swift's s3api does. */
-enum fake { FAKE_NONE, FAKE_IGNORES, FAKE_REFUSES };
+ * does; the other refuses conditions with 501, as OpenStack Swift's s3api does. The last one takes everything, and every
+ * fourth of its answers bears a Date that is an hour ahead. */
+enum fake { FAKE_NONE, FAKE_IGNORES, FAKE_REFUSES, FAKE_DATES };
 struct fault_proxy *fault_proxy_fake(enum fake fake);
+
+/* From now on a delete of several objects is answered 200, as ever, and has no effect: the answer says of one name that it
+ * is refused. */
+void fault_proxy_refuse_deletes(struct fault_proxy *proxy);
+uint64_t fault_proxy_refused(const struct fault_proxy *proxy); /* how many were answered so */
+
+/* From now on the server's clock seems to be so much ahead: the client has stood still without noticing. */
+void fault_proxy_jump(struct fault_proxy *proxy, int seconds);
+
+/* How many requests that begin so ("PUT ") and name something with this in it ("/index/") were answered. From now on;
+ * the texts stay the caller's. */
+void fault_proxy_watch(struct fault_proxy *proxy, const char *method, const char *part);
+uint64_t fault_proxy_watched(const struct fault_proxy *proxy);
 
 int fault_proxy_port(const struct fault_proxy *proxy);
 uint64_t fault_proxy_count(const struct fault_proxy *proxy, enum fault fault); /* how often it was met */

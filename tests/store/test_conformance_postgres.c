@@ -39,8 +39,9 @@ static void empty_schema(const char *schema)
              " IF names IS NOT NULL THEN EXECUTE 'TRUNCATE ' || names; END IF; END $$;"
              "INSERT INTO %s.clock VALUES (0); INSERT INTO %s.state VALUES (1, 0, 0, 0);"
              "INSERT INTO %s.segments SELECT n, 0, 0, 0 FROM generate_series(1, 2) AS n;"
+             "TRUNCATE %s.started; INSERT INTO %s.started VALUES (true);"
              "UPDATE %s.test_clock SET ms = 0; ALTER SEQUENCE %s.positions RESTART",
-             schema, schema, schema, schema, schema, schema);
+             schema, schema, schema, schema, schema, schema, schema, schema);
     pg_server_run(sql);
 }
 
@@ -99,8 +100,8 @@ static long long rows_of(const struct trial *t, const char *table)
 static void tidy(const struct trial *t)
 {
     char sql[256];
-    snprintf(sql, sizeof sql, "SELECT %s.upkeep_segments(0, 0, 0, 3600000); SELECT %s.upkeep(100, 100, 1000)",
-             schema_of(t), schema_of(t));
+    snprintf(sql, sizeof sql, "SELECT %s.upkeep_segments(0, 0, 0); SELECT %s.upkeep(100, 100, 1000)", schema_of(t),
+             schema_of(t));
     pg_server_run(sql);
 }
 
@@ -167,6 +168,109 @@ CLAIM(whoever_reads_a_segment_for_long_delays_its_emptying_and_nothing_else)
     CHECK_LINE(t, order_place(t, 4), 0, more, COUNT(more));
     PQfinish(reader);
     AWAIT(rows_become(t, COUNT(more), 0));
+}
+
+/* As settles of one task each leave it. Compared one with another, this would take minutes. */
+CLAIM(many_small_settles_are_cleared_away_in_bounded_time)
+{
+    enum { ROWS = 30000, PATIENCE = 30 };
+    char sql[1024];
+    kl_counts counts;
+    kl_task_id id;
+    append_many(t, order_place(t, 4), &id, 1); /* moves to segment 0 */
+    snprintf(sql, sizeof sql,
+             "INSERT INTO %s.entries (partition, slot, position, id, segment)"
+             " SELECT %u, 4 * 64 + 16, (n::bigint << 24) + 80, md5(n::text)::uuid, 1 FROM generate_series(1, %d) n;"
+             "INSERT INTO %s.settled (partition, shard, first, last, segment, positions)"
+             " SELECT partition, 4, position, position, 1, ARRAY[position] FROM %s.entries_1"
+             " WHERE position & 16777215 = 80;"
+             "ANALYZE %s.entries_1, %s.settled_1",
+             schema_of(t), t->orders, ROWS, schema_of(t), schema_of(t), schema_of(t), schema_of(t));
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SET statement_timeout = '%ds'", PATIENCE);
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SELECT ready FROM %s.counts(%u, 0, 255, false)", schema_of(t), t->orders);
+    CHECK_INT(pg_server_number(sql), 1);
+    AWAIT(rows_become(t, 1, 0));
+    CHECK_INT(rows_of(t, "entries_0"), 1);
+    pg_server_run("RESET statement_timeout");
+    CHECK_OK(kl_store_counts(t->store, order_place(t, 4), NULL, &counts));
+    CHECK_INT(counts.ready, 1);
+}
+
+/* A segment without rows stays closed, and in use the other one. */
+static bool all_go(const struct trial *t)
+{
+    char sql[128];
+    snprintf(sql, sizeof sql, "SELECT %s.upkeep_segments(0, 0, 1)", schema_of(t));
+    pg_server_run(sql);
+    return rows_of(t, "entries") == 0 && rows_of(t, "settled") == 0;
+}
+
+/* An append that read long ago which segment is in use comes when that has been emptied. */
+CLAIM(an_append_that_comes_late_does_not_keep_its_segment_from_being_emptied_again)
+{
+    char sql[512];
+    kl_task_id ids[5], late_id = make_id(t, order_place(t, 9), kl_str(NULL));
+    char hex[2 * sizeof late_id.bytes + 1];
+    size_t count = 0;
+    PGconn *late = pg_server_connect();
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    snprintf(sql, sizeof sql, "BEGIN; SELECT unnest(%s.append_begin(NULL, ARRAY[%u], ARRAY[9], 1))", schema_of(t),
+             t->orders);
+    PGresult *drawn = PQexec(late, sql);
+    REQUIRE(PQntuples(drawn) == 2);
+    long long segment = strtoll(PQgetvalue(drawn, 0, 0), NULL, 10), number = strtoll(PQgetvalue(drawn, 1, 0), NULL, 10);
+    PQclear(drawn);
+    for (size_t i = 0; i < COUNT(ids); i++)
+        finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+    AWAIT(all_go(t));
+    for (size_t i = 0; i < sizeof late_id.bytes; i++)
+        snprintf(hex + 2 * i, 3, "%02x", late_id.bytes[i]);
+    snprintf(sql, sizeof sql,
+             "INSERT INTO %s.entries (partition, slot, position, id, segment)"
+             " VALUES (%u, 9 * 64 + 16, %lld, '%s', %lld); COMMIT",
+             schema_of(t), t->orders, number * 65536 + segment * 64 + 16, hex, segment);
+    PQclear(PQexec(late, sql));
+    PQfinish(late);
+    CHECK_INT(rows_of(t, "entries"), 1);
+    kl_stub *stubs = scan_line(t, order_place(t, 9), 0, &count);
+    REQUIRE(count == 1);
+    kl_settled done = next_attempt(&stubs[0], KL_DONE);
+    CHECK_OK(settle(t, order_place(t, 9), 0, &done, 1));
+    AWAIT(all_go(t));
+}
+
+/* What the sequence drew is lost with the end of the log, although a commit that did not wait for the disk showed it. */
+static long long draw_and_show(const struct trial *t)
+{
+    char sql[512];
+    snprintf(sql, sizeof sql,
+             "BEGIN; SELECT max(n) FROM unnest(%s.append_begin(NULL, ARRAY[%u], ARRAY[4], 100 * 256)) n;", schema_of(t),
+             t->orders);
+    long long last = pg_server_number(sql);
+    snprintf(sql, sizeof sql, "SELECT %s.commit_early(); COMMIT", schema_of(t));
+    pg_server_run(sql);
+    return last;
+}
+
+CLAIM(positions_ascend_when_the_server_crashed_before_it_wrote_its_log)
+{
+    enum { CRASHES = 3 };
+    long long last = 0;
+    pg_server_run("ALTER SYSTEM SET wal_writer_delay = '10s'");
+    pg_server_run("SELECT pg_reload_conf()");
+    for (int i = 0; i < CRASHES; i++) {
+        long long first = draw_and_show(t) - 99;
+        CHECK(first > last);
+        last = draw_and_show(t);
+        CHECK(last > first);
+        if (!pg_server_crash())
+            break;
+    }
+    CHECK(draw_and_show(t) - 99 > last);
+    pg_server_run("ALTER SYSTEM RESET wal_writer_delay");
+    pg_server_run("SELECT pg_reload_conf()");
 }
 
 CLAIM(a_batch_is_one_row_however_many_tasks_it_settles)

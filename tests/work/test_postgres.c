@@ -251,6 +251,8 @@ TEST(what_is_no_task_is_refused_in_the_application_s_transaction)
         {"SELECT put('orders', 'x', tags => ARRAY[''])", "tags must be"},
         {"SELECT put_many('orders', ARRAY['x', 'y'], ARRAY['k'])", "not as many keys"},
         {"SELECT put_many('orders', ARRAY['x'], options => ARRAY['{\"prio\": 1}'::jsonb])", "prio is no option"},
+        {"SELECT put_many('orders', ARRAY['x'], options => ARRAY['{\"priority\": 3.0}'::jsonb])", "priority is 3.0"},
+        {"SELECT put_many('orders', ARRAY['x'], options => ARRAY['{\"delay_ms\": 1.5}'::jsonb])", "delay_ms is 1.5"},
     };
     struct bed bed;
     REQUIRE(open_bed(&bed, NULL));
@@ -338,6 +340,20 @@ TEST(an_application_needs_no_table_of_the_schema)
     close_bed(&bed);
 }
 
+/* So nothing that others put into the schema `public` is called in place of PostgreSQL's own. */
+TEST(functions_of_the_schema_do_not_depend_on_the_search_path)
+{
+    struct bed bed;
+    char sql[512];
+    REQUIRE(open_bed(&bed, NULL));
+    snprintf(sql, sizeof sql,
+             "SELECT count(*) FROM pg_proc WHERE pronamespace = '%s'::regnamespace"
+             " AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (proconfig), false)",
+             bed.schema);
+    CHECK_INT(pg_server_number(sql), 0);
+    close_bed(&bed);
+}
+
 /* --- Several at once, and lost connections --- */
 
 struct taker {
@@ -366,6 +382,42 @@ static bool start_taker(struct taker *taker, struct bed *bed, atomic_bool *stops
                 pthread_create(&taker->thread, NULL, take_on, taker) == 0;
     CHECK(good);
     return good;
+}
+
+static bool inbox_is_empty(void *bed) { return in_inbox(bed) == 0; }
+
+/* A task with a unique is put on a second connection while the first is held. */
+TEST(several_who_take_in_over_one_handle_do_not_wait_for_one_another_s_connections)
+{
+    enum { TAKERS = 4, TASKS = 25 };
+    struct bed bed;
+    struct taker takers[TAKERS];
+    kl_store *store = NULL;
+    atomic_bool stops = false;
+    size_t started = 0;
+    char name[16];
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    snprintf(bed.url + strlen(bed.url), sizeof bed.url - strlen(bed.url), "&pool=2");
+    REQUIRE(kl_store_open(bed.url, NULL, &store) == KL_OK);
+    for (; started < TAKERS; started++) {
+        takers[started] = (struct taker){.bed = &bed, .stops = &stops};
+        snprintf(name, sizeof name, "queue-%zu", started);
+        REQUIRE(kl_queue_open(store, name, NULL, &takers[started].queue) == KL_OK);
+        for (int i = 0; i < TASKS; i++)
+            say(app, "SELECT put('%s', 'x', unique_key => '%d')", name, i);
+    }
+    for (size_t i = 0; i < started; i++)
+        REQUIRE(pthread_create(&takers[i].thread, NULL, take_on, &takers[i]) == 0);
+    REQUIRE(await_condition("all are taken in", inbox_is_empty, &bed)); /* else they wait for ever */
+    atomic_store(&stops, true);
+    for (size_t i = 0; i < started; i++) {
+        pthread_join(takers[i].thread, NULL);
+        kl_queue_close(takers[i].queue);
+    }
+    PQfinish(app);
+    kl_store_close(store);
+    close_bed(&bed);
 }
 
 TEST(several_who_take_in_while_connections_are_cut_double_nothing)

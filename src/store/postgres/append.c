@@ -54,15 +54,6 @@ static void add_places(kl__pg_args *args, const kl__pg_plan *plan)
         kl__pg_add_int(args, KL_PG_INT4, plan->places[i].shard);
 }
 
-/* 0 is NULL. */
-static void add_number(kl__pg_args *args, kl__pg_type type, int64_t value)
-{
-    if (value != 0)
-        kl__pg_add_int(args, type, value);
-    else
-        kl__pg_add_null(args);
-}
-
 static void add_numbers(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
 {
     kl__pg_array(args, KL_PG_INT4, append->count);
@@ -91,13 +82,13 @@ static void add_details(kl__pg_args *args, const kl_entry *entries, size_t count
 {
     kl__pg_array(args, KL_PG_INT8, count);
     for (size_t i = 0; i < count; i++)
-        add_number(args, KL_PG_INT8, entries[i].due_ms);
+        kl__pg_add_int_or_null(args, KL_PG_INT8, entries[i].due_ms);
     kl__pg_array(args, KL_PG_INT2, count);
     for (size_t i = 0; i < count; i++)
-        add_number(args, KL_PG_INT2, entries[i].group);
+        kl__pg_add_int_or_null(args, KL_PG_INT2, entries[i].group);
     kl__pg_array(args, KL_PG_INT2, count);
     for (size_t i = 0; i < count; i++)
-        add_number(args, KL_PG_INT2, entries[i].due_ms > 0 ? entries[i].priority : 0);
+        kl__pg_add_int_or_null(args, KL_PG_INT2, entries[i].due_ms > 0 ? entries[i].priority : 0);
 }
 
 static void add_parts(kl__pg_args *args, const kl_entry *entries, size_t count)

@@ -8,7 +8,7 @@
  * the same shards as long as this takes; but they do not wait for the disk. The transaction is committed without that,
  * which ends the locks, and then a message in the log is committed with it: everything before it in the log is on disk
  * then. So several producers share one sync. Whoever sees the tasks before they are durable can only lose them together
- * with everything that came after. Any failure closes the connection or rolls back, which takes everything
+ * with everything that came after; their positions are not used again then (`started` in sql_tables.c). Any failure closes the connection or rolls back, which takes everything
  * back, except when COMMIT was sent and no answer came: then the call is repeated, and its token tells. */
 #include <stdio.h>
 
@@ -43,7 +43,7 @@ static void write_places(kl__text *text, const kl__pg_plan *plan)
 
 static void write_begin(kl__text *text, const struct copying *copying)
 {
-    kl__text_put(text, "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT unnest(\"%s\".append_begin('",
+    kl__text_put(text, "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_catalog.unnest(\"%s\".append_begin('",
                  copying->pg->schema);
     for (size_t i = 0; i < sizeof copying->append->token->bytes; i++)
         kl__text_put(text, "%02x", copying->append->token->bytes[i]);
@@ -57,8 +57,8 @@ static void write_end(kl__text *text, const struct copying *copying)
     const kl_place *places = copying->plan->places;
     for (size_t i = 0; i < copying->plan->place_count; i++)
         if (i == 0 || places[i].partition != places[i - 1].partition)
-            kl__text_put(text, "SELECT pg_notify('%s','%u');", copying->pg->schema, places[i].partition);
-    kl__text_put(text, "SET LOCAL synchronous_commit = off; COMMIT; " FLUSH);
+            kl__text_put(text, "SELECT pg_catalog.pg_notify('%s','%u');", copying->pg->schema, places[i].partition);
+    kl__text_put(text, "SELECT \"%s\".commit_early(); COMMIT; " FLUSH, copying->pg->schema);
 }
 
 /* Written twice: to be measured, and into what was measured. */
@@ -74,14 +74,6 @@ static char *make_text(const struct copying *copying, void (*write)(kl__text *, 
 
 /* --- Rows --- */
 
-static void add_int_or_null(kl__pg_args *stream, kl__pg_type type, int64_t value)
-{
-    if (value != 0)
-        kl__pg_add_int(stream, type, value);
-    else
-        kl__pg_add_null(stream);
-}
-
 static void add_row(kl__pg_args *stream, const kl_entry *entry, int64_t number, int64_t segment)
 {
     static const char columns[2] = {0, COLUMNS};
@@ -92,13 +84,13 @@ static void add_row(kl__pg_args *stream, const kl_entry *entry, int64_t number, 
     kl__pg_add_int(stream, KL_PG_INT8, number * 256 + (line == KL_PG_DUE ? 0 : segment * 64) + line);
     kl__pg_add_uuid(stream, &entry->id);
     kl__pg_add_int(stream, KL_PG_INT2, line == KL_PG_DUE ? 0 : segment);
-    add_int_or_null(stream, KL_PG_INT2, entry->group);
-    add_int_or_null(stream, KL_PG_INT2, entry->due_ms > 0 ? entry->priority : 0);
+    kl__pg_add_int_or_null(stream, KL_PG_INT2, entry->group);
+    kl__pg_add_int_or_null(stream, KL_PG_INT2, entry->due_ms > 0 ? entry->priority : 0);
     if (kl__id_is_none(&entry->job))
         kl__pg_add_null(stream);
     else
         kl__pg_add_uuid(stream, &entry->job);
-    add_int_or_null(stream, KL_PG_INT8, entry->due_ms);
+    kl__pg_add_int_or_null(stream, KL_PG_INT8, entry->due_ms);
     kl__pg_add_bytes_or_null(stream, entry->key);
     kl__pg_add_bytes_or_null(stream, entry->kind);
     kl__pg_add_bytes_or_null(stream, entry->headers);
@@ -120,12 +112,6 @@ static void make_rows(struct copying *copying, const PGresult *drawn, kl__pg_arg
 }
 
 /* --- The call --- */
-
-static bool is_good(const PGresult *rows)
-{
-    ExecStatusType status = PQresultStatus(rows);
-    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
-}
 
 /* Into the one table, or, where there are several, through the one that stands for all. */
 static PGresult *copy_rows(PGconn *conn, const struct copying *copying, int segment, const kl__pg_args *stream)
@@ -152,7 +138,7 @@ static PGresult *send_all(PGconn *conn, void *ctx)
     struct copying *copying = ctx;
     kl__pg_args stream = {0};
     PGresult *rows = PQexec(conn, copying->begin);
-    if (!is_good(rows))
+    if (!kl__pg_is_good(rows))
         return rows;
     if (PQntuples(rows) == 0) { /* the token is known */
         PQclear(rows);
@@ -165,7 +151,7 @@ static PGresult *send_all(PGconn *conn, void *ctx)
     copying->no_memory = stream.failed;
     rows = stream.failed ? PQexec(conn, "ROLLBACK") : copy_rows(conn, copying, segment, &stream);
     kl__pg_args_free(&stream);
-    if (copying->no_memory || !is_good(rows))
+    if (copying->no_memory || !kl__pg_is_good(rows))
         return rows;
     PQclear(rows);
     return PQexec(conn, copying->end);

@@ -7,7 +7,8 @@
  *     append; inbox_end; COMMIT
  *
  * One transaction, so a task is in the inbox or in its line, whatever fails. It is short: the shards' locks are taken
- * once the entries are known. */
+ * once the entries are known. The callback may call the store, and so use a second connection: of the threads that share
+ * a handle one takes in at a time, or else all of them could have one and wait for another. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -34,12 +35,6 @@ static PGresult *ask(const struct moving *moving, PGconn *conn, const char *sql,
     kl__free(text);
     kl__pg_args_free(args);
     return rows;
-}
-
-static bool is_good(const PGresult *rows)
-{
-    ExecStatusType status = PQresultStatus(rows);
-    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
 }
 
 static PGresult *read_rows(const struct moving *moving, PGconn *conn)
@@ -105,12 +100,13 @@ static PGresult *apply(struct moving *moving, PGconn *conn, const PGresult *show
     PGresult *rows = NULL;
     if (taken->entry_count > 0) {
         rows = append_taken(moving, conn, taken);
-        if (moving->rc != KL_OK || !is_good(rows))
+        if (moving->rc != KL_OK || !kl__pg_is_good(rows))
             return rows;
+        KL_ASSERT(kl__pg_get_int(rows, 0, 0) != 0); /* the token is new, so they were appended */
         PQclear(rows);
     }
     rows = end_rows(moving, conn, shown, taken);
-    if (!is_good(rows))
+    if (!kl__pg_is_good(rows))
         return rows;
     PQclear(rows);
     return PQexec(conn, "COMMIT");
@@ -122,11 +118,11 @@ static PGresult *move(PGconn *conn, void *ctx)
     kl_taken taken = {0};
     moving->shown = 0;
     PGresult *rows = PQexec(conn, "BEGIN ISOLATION LEVEL READ COMMITTED");
-    if (!is_good(rows))
+    if (!kl__pg_is_good(rows))
         return rows;
     PQclear(rows);
     PGresult *shown = read_rows(moving, conn);
-    if (!is_good(shown))
+    if (!kl__pg_is_good(shown))
         return shown;
     moving->rc = PQntuples(shown) > 0 ? show(moving, shown, &taken) : KL_OK;
     rows = moving->rc == KL_OK && taken.count > 0 ? apply(moving, conn, shown, &taken) : PQexec(conn, "ROLLBACK");
@@ -138,7 +134,9 @@ static PGresult *move(PGconn *conn, void *ctx)
 static kl_rc move_batch(struct moving *moving)
 {
     PGresult *rows = NULL;
+    pthread_mutex_lock(&moving->pg->taking);
     kl_rc rc = kl__pg_send(moving->pg, move, moving, true, &rows);
+    pthread_mutex_unlock(&moving->pg->taking);
     if (rc == KL_OK) {
         PQclear(rows);
         return moving->rc;

@@ -115,6 +115,14 @@ void kl__pg_add_int(kl__pg_args *args, kl__pg_type type, int64_t value)
     put_element(args, bytes, (size_t)types[type].width);
 }
 
+void kl__pg_add_int_or_null(kl__pg_args *args, kl__pg_type type, int64_t value)
+{
+    if (value != 0)
+        kl__pg_add_int(args, type, value);
+    else
+        kl__pg_add_null(args);
+}
+
 void kl__pg_add_uuid(kl__pg_args *args, const void *bytes16) { put_element(args, bytes16, 16); }
 
 void kl__pg_add_bytes(kl__pg_args *args, kl_bytes bytes) { put_element(args, bytes.data, bytes.len); }

@@ -59,7 +59,9 @@ static bool finish_connecting(PGconn *conn)
 
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
 {
-    PGconn *conn = PQconnectStart(pg->url);
+    static const char *const names[] = {"keepalives_idle", "keepalives_interval", "keepalives_count", "dbname", NULL};
+    const char *const values[] = {"10", "5", "3", pg->url, NULL}; /* the URL comes last: it has the last word */
+    PGconn *conn = PQconnectStartParams(names, values, 1);
     if (!conn)
         return kl__fail_memory();
     PQsetNoticeProcessor(conn, take_notice, pg);
@@ -92,11 +94,17 @@ static kl__pg_link *find_link(kl__pg *pg, const PGconn *conn)
 }
 
 /* A pooler shows another process than the one that a statement runs in. */
-static void add_link(kl__pg *pg, PGconn *conn)
+bool kl__pg_is_direct(PGconn *conn)
 {
     PGresult *rows = PQexec(conn, "SELECT pg_catalog.pg_backend_pid()");
     bool direct = PQresultStatus(rows) == PGRES_TUPLES_OK && kl__pg_get_text_int(rows, 0, 0) == PQbackendPID(conn);
     PQclear(rows);
+    return direct;
+}
+
+static void add_link(kl__pg *pg, PGconn *conn)
+{
+    bool direct = kl__pg_is_direct(conn);
     pthread_mutex_lock(&pg->mutex);
     kl__pg_link *link = find_link(pg, NULL);
     if (link)
@@ -118,8 +126,16 @@ static void give_up(kl__pg *pg, PGconn *conn)
     pthread_mutex_unlock(&pg->mutex);
 }
 
+/* Nobody listens on it; but behind a pooler somebody else may have, on the same session. */
+static void drop_notices(PGconn *conn)
+{
+    for (PGnotify *notice; (notice = PQnotifies(conn));)
+        PQfreemem(notice);
+}
+
 static void give_back(kl__pg *pg, PGconn *conn)
 {
+    drop_notices(conn);
     if (PQstatus(conn) != CONNECTION_OK || PQtransactionStatus(conn) != PQTRANS_IDLE) {
         give_up(pg, conn);
         return;
@@ -206,6 +222,14 @@ char *kl__pg_expand(const kl__pg *pg, const char *sql)
     return text;
 }
 
+PGresult *kl__pg_run(const kl__pg *pg, PGconn *conn, const char *sql)
+{
+    char *text = kl__pg_expand(pg, sql);
+    PGresult *rows = text ? PQexec(conn, text) : NULL;
+    kl__free(text);
+    return rows;
+}
+
 /* --- Errors --- */
 
 /* UNPREPARED: what was prepared is not there, or is out of date. Nothing was done; another connection knows better. */
@@ -260,8 +284,7 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state,
 /* NULL, without an answer to say more, is a failure of the connection. */
 static kl_rc judge(const PGconn *conn, const PGresult *rows, enum fate *ret_fate)
 {
-    ExecStatusType status = PQresultStatus(rows);
-    if (status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK)
+    if (kl__pg_is_good(rows))
         return KL_OK;
     const char *state = rows ? PQresultErrorField(rows, PG_DIAG_SQLSTATE) : NULL;
     *ret_fate = fate_of(conn, state ? state : "08");

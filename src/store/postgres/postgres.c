@@ -113,6 +113,7 @@ static void free_store(kl__pg *pg)
     pthread_cond_destroy(&pg->told);
     pthread_cond_destroy(&pg->upkeep_wakes);
     pthread_mutex_destroy(&pg->mutex);
+    pthread_mutex_destroy(&pg->taking);
     kl__free(pg->url);
     kl__free(pg);
 }
@@ -123,6 +124,7 @@ static kl__pg *make_store(const kl_store_opts *opts)
     if (!pg)
         return NULL;
     pthread_mutex_init(&pg->mutex, NULL);
+    pthread_mutex_init(&pg->taking, NULL);
     kl__cond_init(&pg->given);
     kl__cond_init(&pg->told);
     kl__cond_init(&pg->upkeep_wakes);

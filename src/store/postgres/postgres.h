@@ -73,6 +73,10 @@ typedef struct kl__pg {
     const char *statements[KL_PG_STATEMENTS]; /* as calls have them; a number is a bit of kl__pg_link */
     int64_t now_ms;                           /* the latest that the clock has shown */
 
+    /* inbox.c: held by whoever takes in. He needs a second connection at times, so there is one such at a time, and
+     * connections are two at least. */
+    pthread_mutex_t taking;
+
     /* wait.c */
     pthread_cond_t told;
     kl__pg_waiter *waiters;
@@ -118,6 +122,7 @@ void kl__pg_bytes(kl__pg_args *args, kl_bytes bytes);
 /* An array: its elements follow, `count` of them. */
 void kl__pg_array(kl__pg_args *args, kl__pg_type type, size_t count);
 void kl__pg_add_int(kl__pg_args *args, kl__pg_type type, int64_t value);
+void kl__pg_add_int_or_null(kl__pg_args *args, kl__pg_type type, int64_t value); /* 0: NULL */
 void kl__pg_add_uuid(kl__pg_args *args, const void *bytes16);
 void kl__pg_add_bytes(kl__pg_args *args, kl_bytes bytes);
 void kl__pg_add_bytes_or_null(kl__pg_args *args, kl_bytes bytes); /* empty: NULL */
@@ -159,8 +164,21 @@ kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGr
 /* One statement on a connection, for such a function. */
 PGresult *kl__pg_exec(PGconn *conn, const char *sql, const kl__pg_args *args);
 
+/* A statement without parameters that names the schema; its answer is text. NULL: out of memory, or no connection. */
+PGresult *kl__pg_run(const kl__pg *pg, PGconn *conn, const char *sql);
+
+/* The answer is not an error. */
+static inline bool kl__pg_is_good(const PGresult *rows)
+{
+    ExecStatusType status = PQresultStatus(rows);
+    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
+}
+
 /* A connection of one's own, not of the pool. */
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn);
+
+/* Its session is the server's, with no pooler in between. */
+bool kl__pg_is_direct(PGconn *conn);
 void kl__pg_pool_close(kl__pg *pg);
 
 /* Text with $S, $C and $L replaced; the caller kl__frees it. NULL: out of memory. */
@@ -180,7 +198,7 @@ kl_rc kl__pg_schema_migrate(kl__pg *pg, bool only_look, int *ret_before, int *re
 /* --- wait.c, upkeep.c --- */
 
 /* Waits until `ask` says yes, which it is asked whenever something was appended to the partition, or until wait_ms have
- * passed. */
+ * passed. For KL_PG_INBOX it ends with whatever was put into the inbox, also for another queue. */
 typedef kl_rc kl__pg_ask_fn(kl__pg *pg, const void *ctx, bool *ret_yes);
 kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_ask_fn *ask, const void *ctx,
                         bool *ret_yes);

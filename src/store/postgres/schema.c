@@ -12,23 +12,25 @@ static const char *const step_1[] = {kl__pg_sql_tables,  kl__pg_sql_tasks,  kl__
 static const char *const step_2[] = {kl__pg_sql_inbox, NULL};
 static const char *const *const steps[KL_PG_VERSION] = {step_1, step_2};
 
-static kl_rc refuse(const PGconn *conn)
+static kl_rc refuse(const PGconn *conn, const PGresult *rows)
 {
-    const char *text = PQerrorMessage(conn);
+    const char *text = PQerrorMessage(conn), *state = PQresultErrorField(rows, PG_DIAG_SQLSTATE);
+    if (state && strcmp(state, "42501") == 0)
+        return kl__fail(KL_ESYSTEM,
+                        "the schema of the store is not to be made or read: %.*s; GRANT CREATE ON DATABASE to this "
+                        "user, or call `keyline migrate` as the owner of the schema",
+                        (int)strcspn(text, "\n"), text);
     return kl__fail(PQstatus(conn) == CONNECTION_OK ? KL_ESYSTEM : KL_EBUSY,
                     "the schema of the store is not to be made or read: %.*s", (int)strcspn(text, "\n"), text);
 }
 
 static kl_rc run(kl__pg *pg, PGconn *conn, const char *sql)
 {
-    char *text = kl__pg_expand(pg, sql);
-    if (!text)
-        return kl__fail_memory();
-    PGresult *rows = PQexec(conn, text);
-    ExecStatusType status = PQresultStatus(rows);
+    PGresult *rows = kl__pg_run(pg, conn, sql);
+    bool no_memory = !rows && PQstatus(conn) == CONNECTION_OK;
+    kl_rc rc = no_memory ? kl__fail_memory() : kl__pg_is_good(rows) ? KL_OK : refuse(conn, rows);
     PQclear(rows);
-    kl__free(text);
-    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK ? KL_OK : refuse(conn);
+    return rc;
 }
 
 /* A number, or `none` where the answer is NULL or no row. */
@@ -40,7 +42,7 @@ static kl_rc ask_number(kl__pg *pg, PGconn *conn, const char *sql, int none, int
     PGresult *rows = PQexecParams(conn, text, 0, NULL, NULL, NULL, NULL, 1);
     kl_rc rc = KL_OK;
     if (PQresultStatus(rows) != PGRES_TUPLES_OK)
-        rc = refuse(conn);
+        rc = refuse(conn, rows);
     else
         *ret_number = PQntuples(rows) == 0 || PQgetisnull(rows, 0, 0) ? none : (int)kl__pg_get_int(rows, 0, 0);
     PQclear(rows);
@@ -54,7 +56,7 @@ static kl_rc read_version(kl__pg *pg, PGconn *conn, int *ret_version)
 {
     int there = 0;
     kl_rc rc = ask_number(pg, conn,
-                          "SELECT count(*)::int FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n"
+                          "SELECT pg_catalog.count(*)::int FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n"
                           " ON n.oid = c.relnamespace WHERE n.nspname = $C AND c.relname = 'meta'",
                           0, &there);
     *ret_version = 0;
@@ -73,7 +75,7 @@ static kl_rc apply_missing(kl__pg *pg, PGconn *conn)
 {
     char text[80];
     int version = 0;
-    kl_rc rc = run(pg, conn, "SELECT pg_advisory_xact_lock($L, 1)");
+    kl_rc rc = run(pg, conn, "SELECT pg_catalog.pg_advisory_xact_lock($L, 1)");
     if (rc == KL_OK)
         rc = read_version(pg, conn, &version);
     if (rc == KL_OK && version == 0)
@@ -90,7 +92,7 @@ static kl_rc apply_missing(kl__pg *pg, PGconn *conn)
 
 static kl_rc migrate(kl__pg *pg, PGconn *conn)
 {
-    kl_rc rc = run(pg, conn, "BEGIN ISOLATION LEVEL READ COMMITTED");
+    kl_rc rc = run(pg, conn, "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL search_path = pg_catalog, pg_temp");
     if (rc == KL_OK)
         rc = apply_missing(pg, conn);
     if (rc == KL_OK)

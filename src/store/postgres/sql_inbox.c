@@ -11,7 +11,9 @@
  * numbers are lower, and whoever sees the later rows sees its rows, too: so they come first. Between two that overlap
  * there is no order to keep.
  *
- * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table. */
+ * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table.
+ *
+ * The last statement gives every function of both steps its search path. */
 #include "store/postgres/sql.h"
 
 #include "keyline/store.h"
@@ -54,7 +56,7 @@ BEGIN
             high := CASE f.name WHEN 'priority' THEN 15 WHEN 'attempts_max' THEN 65535
                                 WHEN 'delay_ms' THEN 8796093022207 ELSE 17592186044415 END;
             n := CASE WHEN jsonb_typeof(f.value) = 'number' THEN (f.value #>> '{}')::numeric END;
-            IF n IS NULL OR n <> trunc(n) OR n < low OR n > high THEN
+            IF n IS NULL OR scale(n) > 0 OR n < low OR n > high THEN
                 RETURN format('%s is %s; write a whole number from %s to %s', f.name, f.value, low, high);
             END IF;
         ELSIF most IS NOT NULL THEN
@@ -245,6 +247,17 @@ BEGIN
         UPDATE $S.inbox i SET refused = convert_from(why, 'UTF8')
         WHERE i.queue = convert_from(q, 'UTF8') AND i.number = ANY (numbers);
     END IF;
+END
+$$;
+
+DO $$
+DECLARE
+    f record;
+BEGIN
+    FOR f IN SELECT p.oid::regprocedure AS it FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+             WHERE n.nspname = $C LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f.it);
+    END LOOP;
 END
 $$;
 );

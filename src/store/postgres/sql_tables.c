@@ -2,6 +2,9 @@
  *
  *     positions   a sequence: each append draws a number for every 256 of its entries. It does so under the locks of its
  *                 shards, which it keeps until it is committed: so positions become visible in their order (S2).
+ *     started     a row while the server has not crashed, nor a replica taken its place: it is not logged, so it is gone
+ *                 then. What the sequence had drawn last may be lost with the end of the log, and somebody may have seen
+ *                 it: so whoever finds no row puts the sequence far ahead, and commits that before anybody draws.
  *     sealed      a row per sealed shard.
  *     entries     a row per task, never updated. slot = shard * 64 + line, and position = number * 256 + segment * 64 +
  *                 line, where line is 0 to 31 for priorities -16 to 15, and 32 for the due line, and segment the one that
@@ -38,6 +41,8 @@ CREATE TABLE $S.partitions (
 );
 
 CREATE SEQUENCE $S.positions;
+CREATE UNLOGGED TABLE $S.started (only_row boolean PRIMARY KEY CHECK (only_row));
+INSERT INTO $S.started VALUES (true);
 
 CREATE TABLE $S.sealed (
     partition int NOT NULL,

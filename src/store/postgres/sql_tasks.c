@@ -4,6 +4,9 @@
  * session: so they work behind a pooler that hands out connections per transaction. Planner settings are fixed, because
  * plans that were made while a table was empty would be kept when it is not.
  *
+ * Every function looks for names in pg_catalog alone (sql_inbox.c sees to that): what others put into the schema `public`
+ * is not called by mistake.
+ *
  * Advisory locks keep shards apart: numbers from 1024 on for settles and fences, from 2048 on for appends and seals. A
  * shard shares its number with others, so that a call takes 1024 of them at most; and they are taken in order, so that
  * two calls never wait for each other. A statement sees everything that was committed before it got its locks, because a
@@ -13,16 +16,40 @@
 
 /* clang-format off */
 const char kl__pg_sql_tasks[] = KL_SQL(
+CREATE FUNCTION $S.skip_positions() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock($L, 2);
+    IF NOT EXISTS (SELECT FROM $S.started) THEN
+        PERFORM setval($C || '.positions', s.last_value + 1073741824) FROM $S.positions s;
+        PERFORM set_config('keyline.skipped', 'yes', true);
+        INSERT INTO $S.started VALUES (true);
+    END IF;
+END
+$$;
+
+CREATE FUNCTION $S.commit_early() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('keyline.skipped', true) IS DISTINCT FROM 'yes' THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
+END
+$$;
+
 CREATE FUNCTION $S.append_begin(tok uuid, ps int[], ss int[], number int)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     answer bigint[];
     its_part smallint;
+    is_started boolean;
     shut text;
 BEGIN
     PERFORM $S.begin_write();
     PERFORM $S.lock_shards(2048, ps, ss);
-    SELECT ARRAY[t.segment::bigint], t.part INTO answer, its_part FROM $S.state t;
+    SELECT ARRAY[t.segment::bigint], t.part, EXISTS (SELECT FROM $S.started)
+    INTO answer, its_part, is_started FROM $S.state t;
+    IF NOT is_started THEN
+        PERFORM $S.skip_positions();
+    END IF;
     IF tok IS NOT NULL THEN
         IF EXISTS (SELECT FROM $S.tokens t WHERE t.token = tok) THEN
             RETURN NULL;
@@ -272,6 +299,25 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.live(p int, low int, high int) RETURNS TABLE (slot int, number bigint, first bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_nestloop = off
+AS $$ #variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT e.slot, count(*), min(e.position)
+    FROM $S.entries e
+    WHERE e.partition = p AND e.slot BETWEEN low * 64 AND high * 64 + 63
+      AND NOT EXISTS (
+          SELECT FROM (SELECT t.segment, t.shard, unnest(t.positions) AS position FROM $S.settled t
+                       WHERE t.partition = p AND t.shard BETWEEN low AND high) g
+          WHERE g.segment = e.segment AND g.shard = e.slot >> 6 AND g.position = e.position)
+      AND NOT EXISTS (
+          SELECT FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high
+                                     AND r.shard = e.slot >> 6 AND r.position = e.position)
+    GROUP BY e.slot;
+END
+$$;
+
 CREATE FUNCTION $S.counts(p int, low int, high int, finished boolean,
                           OUT ready bigint, OUT due bigint, OUT retry bigint, OUT priorities bigint, OUT firsts uuid[],
                           OUT shard_prefix_len int, OUT done bigint, OUT dead bigint, OUT cancelled bigint)
@@ -279,21 +325,10 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers
 DECLARE
     at_ms bigint := $S.now_ms();
 BEGIN
-    WITH tried AS MATERIALIZED (
-        SELECT r.shard, r.position FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high),
-    gone AS MATERIALIZED (
-        SELECT t.segment, t.shard, x.position FROM $S.settled t CROSS JOIN LATERAL unnest(t.positions) AS x(position)
-        WHERE t.partition = p AND t.shard BETWEEN low AND high),
-    live AS MATERIALIZED (
-        SELECT e.slot, count(*) AS number, min(e.position) AS first
-        FROM $S.entries e
-        WHERE e.partition = p AND e.slot BETWEEN low * 64 AND high * 64 + 63
-          AND (e.segment, e.slot >> 6, e.position) NOT IN (SELECT g.segment, g.shard, g.position FROM gone g)
-          AND (e.slot >> 6, e.position) NOT IN (SELECT t.shard, t.position FROM tried t)
-        GROUP BY e.slot)
+    WITH live AS MATERIALIZED (SELECT * FROM $S.live(p, low, high))
     SELECT coalesce(sum(l.number) FILTER (WHERE l.slot & 63 < 32), 0)::bigint,
            coalesce(sum(l.number) FILTER (WHERE l.slot & 63 = 32), 0)::bigint,
-           (SELECT count(*) FROM tried),
+           (SELECT count(*) FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high),
            coalesce(bit_or(1::bigint << (l.slot & 63)) FILTER (WHERE l.slot & 63 < 32), 0),
            (SELECT array_agg(e.id) FROM live f JOIN $S.entries e
             ON e.partition = p AND e.slot = f.slot AND e.position = f.first WHERE f.slot & 63 < 32),

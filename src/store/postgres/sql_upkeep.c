@@ -1,21 +1,27 @@
 /* sql_upkeep.c - clearing away, as functions of the schema. An advisory lock lets one process do it at a time.
  *
  *     upkeep           what goes row by row: segment 0, expired records, what is no longer kept
- *     upkeep_segments  what goes by TRUNCATE: segments 1 and 2, and the parts of tokens
+ *     upkeep_segments  what goes by TRUNCATE: segments 1 and 2,
+ *     upkeep_tokens    and the parts of tokens; by itself, because nobody is to wait for the one while the other is tried
  *
  * A segment is closed when it has become large, or old, and the other one is empty. Once as many positions are settled as
- * there are entries, and none is missing (one may have been noted twice), it is emptied. What is left over after a while moves to segment 0, in pieces: a copy of the entry goes
- * there, and the old one is marked as settled. It is left where it is as long as it is much, unless the other segment has
- * become so large meanwhile that it must be emptied, too.
+ * there are entries, and none is missing (one may have been noted twice), it is emptied. What is left over after a while
+ * moves to segment 0, in pieces: a copy of the entry goes there, and the old one is marked as settled. It is left where it
+ * is as long as it is much, unless the other segment has become so large meanwhile that it must be emptied, too.
+ * `segments` says how many positions must be settled before it is worth looking again; NULL: look.
  *
  * Entries are counted under a lock that keeps appends out (there are none but those that read `state` before it was
  * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most, ten times. Whoever reads
- * meanwhile waits behind it as long, so there is a pause between two tries. */
+ * meanwhile waits behind it as long, so there is a pause between two tries. A transaction that took the first lock moves
+ * nothing: that needs locks of shards, which come before those of tables.
+ *
+ * What is left over is found by one join of two sets. Nested loops are off there, because the tables have no statistics,
+ * and with a wrong guess every entry would be compared with every position. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
 const char kl__pg_sql_upkeep[] = KL_SQL(
-CREATE FUNCTION $S.upkeep(batches int, rows_at_once int, rows_max bigint, OUT more boolean)
+CREATE FUNCTION $S.upkeep(batches int, rows_at_once int, rows_max bigint, OUT more boolean, OUT cut int)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     at_ms bigint := $S.now_ms();
@@ -55,6 +61,8 @@ BEGIN
         DELETE FROM $S.kept d
         WHERE d.ctid = ANY (ARRAY(SELECT k.ctid FROM $S.kept k
                                   ORDER BY k.finished_ms DESC OFFSET rows_max LIMIT rows_at_once));
+        GET DIAGNOSTICS cut = ROW_COUNT;
+        more := more OR cut = rows_at_once;
     END IF;
 END
 $$;
@@ -80,30 +88,41 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.reclaim(k int) RETURNS boolean LANGUAGE plpgsql SET jit = off SET lock_timeout = '20ms' AS $$
+CREATE FUNCTION $S.left_over(k int) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN format('SELECT e.* FROM $S.entries_%s e WHERE NOT EXISTS (SELECT FROM'
+        || ' (SELECT t.partition, t.shard, unnest(t.positions) AS position FROM $S.settled_%s t) g'
+        || ' WHERE g.partition = e.partition AND g.shard = e.slot >> 6 AND g.position = e.position)', k, k);
+END
+$$;
+
+CREATE FUNCTION $S.reclaim(k int) RETURNS boolean
+LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET lock_timeout = '20ms' AS $$
 DECLARE
     there bigint;
     done bigint;
+    missing bigint;
 BEGIN
     EXECUTE format('LOCK TABLE $S.entries_%s IN SHARE MODE', k);
     EXECUTE format('SELECT (SELECT count(*) FROM $S.entries_%s),'
                    || ' (SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s)', k, k) INTO there, done;
-    UPDATE $S.segments SET entries = there WHERE number = k;
+    missing := there - done;
     IF done >= there THEN
-        EXECUTE format('SELECT count(*) FROM $S.entries_%s e WHERE (e.partition, e.slot >> 6, e.position) NOT IN ('
-                       || ' SELECT t.partition, t.shard, unnest(t.positions) FROM $S.settled_%s t)', k, k) INTO there;
+        EXECUTE 'SELECT count(*) FROM (' || $S.left_over(k) || ') e' INTO missing;
     END IF;
-    IF there > 0 THEN
+    UPDATE $S.segments SET entries = done + missing WHERE number = k;
+    IF missing > 0 OR NOT $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]) THEN
         RETURN false;
     END IF;
-    RETURN $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]);
+    UPDATE $S.segments SET entries = NULL WHERE number = k;
+    RETURN true;
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
 END
 $$;
 
 CREATE FUNCTION $S.move_left_over(k int, number int) RETURNS bigint
-LANGUAGE plpgsql SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     ps int[];
     slots int[];
@@ -111,10 +130,7 @@ DECLARE
     moved bigint;
 BEGIN
     EXECUTE format('SELECT array_agg(e.partition), array_agg(e.slot), array_agg(e.position) FROM ('
-        || 'SELECT e.partition, e.slot, e.position FROM $S.entries_%s e'
-        || ' WHERE (e.partition, e.slot >> 6, e.position) NOT IN ('
-        || ' SELECT t.partition, t.shard, unnest(t.positions) FROM $S.settled_%s t) LIMIT %s) e', k, k, number)
-        INTO ps, slots, poss;
+        || '%s LIMIT %s) e', $S.left_over(k), number) INTO ps, slots, poss;
     IF ps IS NULL THEN
         RETURN 0;
     END IF;
@@ -124,15 +140,13 @@ BEGIN
         || 'INSERT INTO $S.entries_0 (partition, slot, position, id, segment, job, due_ms, grp, priority, key, kind,'
         || ' headers, payload) SELECT e.partition, e.slot, e.position, e.id, 0, e.job, e.due_ms, e.grp, e.priority,'
         || ' e.key, e.kind, e.headers, e.payload'
-        || ' FROM unnest($1, $2, $3) AS u(p, slot, position) JOIN $S.entries_%s e'
+        || ' FROM unnest($1, $2, $3) AS u(p, slot, position) JOIN (%s) e'
         || ' ON e.partition = u.p AND e.slot = u.slot AND e.position = u.position'
-        || ' WHERE (e.partition, e.slot >> 6, e.position) NOT IN ('
-        || ' SELECT t.partition, t.shard, unnest(t.positions) FROM $S.settled_%s t)'
         || ' RETURNING partition, slot, position),'
         || ' s AS (INSERT INTO $S.settled_%s (partition, shard, first, last, segment, positions)'
         || ' SELECT m.partition, m.slot >> 6, min(m.position), max(m.position), %s, array_agg(m.position)'
         || ' FROM m GROUP BY 1, 2)'
-        || ' SELECT count(*) FROM m', k, k, k, k) USING ps, slots, poss INTO moved;
+        || ' SELECT count(*) FROM m', $S.left_over(k), k, k) USING ps, slots, poss INTO moved;
     RETURN moved;
 END
 $$;
@@ -152,10 +166,11 @@ BEGIN
     IF seg.entries IS NULL AND at_ms - seg.closed_ms < LEAST(left_over_ms, 2000) THEN
         RETURN;
     END IF;
-    IF (seg.entries IS NULL OR done >= seg.entries) AND $S.reclaim(k) THEN
-        RETURN;
-    END IF;
-    IF at_ms - seg.closed_ms >= left_over_ms
+    IF seg.entries IS NULL OR done >= seg.entries THEN
+        IF $S.reclaim(k) THEN
+            RETURN;
+        END IF;
+    ELSIF at_ms - seg.closed_ms >= left_over_ms
        AND (seg.entries - done <= 20000 OR $S.bytes_of('entries_' || (3 - k)) > 268435456) THEN
         PERFORM $S.move_left_over(k, 10000);
     END IF;
@@ -164,7 +179,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.upkeep_segments(old_ms bigint, left_over_ms bigint, large bigint, token_ms bigint)
+CREATE FUNCTION $S.upkeep_segments(old_ms bigint, left_over_ms bigint, large bigint)
 RETURNS void LANGUAGE plpgsql SET jit = off AS $$
 DECLARE
     at_ms bigint := $S.now_ms();
@@ -190,7 +205,19 @@ BEGIN
             UPDATE $S.state SET segment = next_one, segment_ms = at_ms;
         END IF;
     END IF;
+END
+$$;
 
+CREATE FUNCTION $S.upkeep_tokens(token_ms bigint) RETURNS void LANGUAGE plpgsql SET jit = off AS $$
+DECLARE
+    at_ms bigint := $S.now_ms();
+    now_used record;
+    next_one int;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock($L, 0) THEN
+        RETURN;
+    END IF;
+    SELECT * INTO now_used FROM $S.state;
     IF $S.bytes_of('tokens_' || now_used.part) >= 6000000
        OR (at_ms - now_used.part_ms >= token_ms AND $S.bytes_of('tokens_' || now_used.part) > 0) THEN
         next_one := (now_used.part + 1) % 3;

@@ -15,6 +15,7 @@ enum {
     LARGE_BYTES = 32 << 20, /* or so large */
     LEFT_OVER_MS = 60000,   /* what is left over in a closed one moves after so long */
     TOKEN_MS = 11 * 60000,
+    HISTORY_MS = 5 * 60000, /* the number of rows that the server guesses is too high for so long */
 };
 
 static void complain(const kl__pg *pg)
@@ -22,19 +23,22 @@ static void complain(const kl__pg *pg)
     kl__pg_log(pg, KL_LOG_WARN, "clearing away failed, and is tried again: %s", kl_error_text());
 }
 
-/* True: there is more. */
-static bool clear_rows(kl__pg *pg)
+/* True: there is more. Where there turned out to be no more history than there may be, it is left alone for a while. */
+static bool clear_rows(kl__pg *pg, int64_t *history_ns)
 {
+    bool looks = kl__monotonic_ns() >= *history_ns;
     kl__pg_args args = {0};
     PGresult *rows = NULL;
     bool more = false;
     kl__pg_int(&args, KL_PG_INT4, ROUND_BATCHES);
     kl__pg_int(&args, KL_PG_INT4, ROUND_ROWS);
-    kl__pg_int(&args, KL_PG_INT8, pg->opts.history_rows_max);
-    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.upkeep($1,$2,$3)", &args, false}, &rows);
+    kl__pg_int(&args, KL_PG_INT8, looks ? pg->opts.history_rows_max : INT64_MAX);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT * FROM $S.upkeep($1,$2,$3)", &args, false}, &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK) {
         more = kl__pg_get_int(rows, 0, 0) != 0;
+        if (!PQgetisnull(rows, 0, 1) && kl__pg_get_int(rows, 0, 1) == 0)
+            *history_ns = kl__deadline_ns(HISTORY_MS);
         PQclear(rows);
     } else {
         complain(pg);
@@ -42,27 +46,29 @@ static bool clear_rows(kl__pg *pg)
     return more;
 }
 
-static void clear_segments(kl__pg *pg)
+static void do_step(kl__pg *pg, const char *sql, kl__pg_args *args)
 {
-    kl__pg_args args = {0};
+    if (kl__pg_do(pg, &(kl__pg_call){sql, args, false}) != KL_OK)
+        complain(pg);
+    kl__pg_args_free(args);
+}
+
+static bool do_round(kl__pg *pg, int64_t *history_ns)
+{
+    kl__pg_args args = {0}, tokens = {0};
     kl__pg_int(&args, KL_PG_INT8, OLD_MS);
     kl__pg_int(&args, KL_PG_INT8, LEFT_OVER_MS);
     kl__pg_int(&args, KL_PG_INT8, LARGE_BYTES);
-    kl__pg_int(&args, KL_PG_INT8, TOKEN_MS);
-    if (kl__pg_do(pg, &(kl__pg_call){"SELECT $S.upkeep_segments($1,$2,$3,$4)", &args, false}) != KL_OK)
-        complain(pg);
-    kl__pg_args_free(&args);
-}
-
-static bool do_round(kl__pg *pg)
-{
-    clear_segments(pg);
-    return clear_rows(pg);
+    do_step(pg, "SELECT $S.upkeep_segments($1,$2,$3)", &args);
+    kl__pg_int(&tokens, KL_PG_INT8, TOKEN_MS);
+    do_step(pg, "SELECT $S.upkeep_tokens($1)", &tokens);
+    return clear_rows(pg, history_ns);
 }
 
 static void *upkeep_thread(void *ctx)
 {
     kl__pg *pg = ctx;
+    int64_t history_ns = 0;
     pthread_mutex_lock(&pg->mutex);
     while (!pg->closing) {
         int64_t until_ns = kl__deadline_ns(ROUND_MS);
@@ -70,7 +76,7 @@ static void *upkeep_thread(void *ctx)
             ;
         for (bool more = true; more && !pg->closing;) {
             pthread_mutex_unlock(&pg->mutex);
-            more = do_round(pg);
+            more = do_round(pg, &history_ns);
             pthread_mutex_lock(&pg->mutex);
         }
     }

@@ -7,8 +7,9 @@
  * every append to it: the sum is compared with what was seen, so nothing is missed. Where the two ways meet, what was seen
  * differs, and whoever waits looks once in vain.
  *
- * A pooler may take LISTEN and never deliver anything. So the listener proves first that it hears its own NOTIFY; until
- * then, and whenever that connection is gone, waiting compares every few milliseconds, less and less often. */
+ * A pooler may take LISTEN and never deliver anything, or to others. So the listener does not try where there is one, and
+ * proves that it hears its own NOTIFY; until then, and whenever that connection is gone, waiting compares every few
+ * milliseconds, less and less often. A connection that died without a word is found out by keepalives (pool.c). */
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,9 +21,8 @@
 
 enum {
     ASK_MIN_MS = 5,
-    ASK_MAX_MS = 250,     /* without LISTEN */
-    ASK_ANYWAY_MS = 5000, /* with it, so that nothing rests on it */
-    PROOF_MS = 2000,      /* after that, LISTEN is taken to be dead */
+    ASK_MAX_MS = 250, /* without LISTEN */
+    PROOF_MS = 2000,  /* after that, LISTEN is taken to be dead */
     RECONNECT_MS = 1000,
 };
 
@@ -68,14 +68,12 @@ static void hear(kl__pg *pg, PGconn *conn)
     }
 }
 
-static bool run(kl__pg *pg, PGconn *conn, const char *sql)
+static bool run(const kl__pg *pg, PGconn *conn, const char *sql)
 {
-    char *text = kl__pg_expand(pg, sql);
-    PGresult *rows = text ? PQexec(conn, text) : NULL;
-    ExecStatusType status = PQresultStatus(rows);
+    PGresult *rows = kl__pg_run(pg, conn, sql);
+    bool good = kl__pg_is_good(rows);
     PQclear(rows);
-    kl__free(text);
-    return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
+    return good;
 }
 
 /* Waits for bytes of the connection (NULL: just waits) or for the end. False: the end. */
@@ -90,7 +88,9 @@ static bool await_bytes(const kl__pg *pg, PGconn *conn, int wait_ms)
 /* Until the connection is lost, or proves to be deaf, or the store is closed: false. */
 static bool listen_on(kl__pg *pg, PGconn *conn)
 {
-    bool goes_on = run(pg, conn, "LISTEN $S") && run(pg, conn, "SELECT pg_notify($C, 'proof')");
+    if (!kl__pg_is_direct(conn) && PQstatus(conn) == CONNECTION_OK)
+        return await_bytes(pg, NULL, -1); /* LISTEN would stay behind in a session that others use */
+    bool goes_on = run(pg, conn, "LISTEN $S") && run(pg, conn, "SELECT pg_catalog.pg_notify($C, 'proof')");
     int64_t proof_ns = kl__deadline_ns(PROOF_MS);
     while (goes_on) {
         hear(pg, conn);
@@ -160,18 +160,20 @@ static kl_rc ask_appended(kl__pg *pg, uint32_t partition, uint64_t *ret_appended
     return rc;
 }
 
-/* Until the waiter is told, or it is time to ask again. */
-static void rest(kl__pg *pg, kl__pg_waiter *waiter, int64_t until_ns, int64_t *pause_ms)
+/* Until the waiter is told, which is true, or it is time to ask again. */
+static bool rest(kl__pg *pg, kl__pg_waiter *waiter, int64_t until_ns, int64_t *pause_ms)
 {
     pthread_mutex_lock(&pg->mutex);
-    int64_t ask_ns = kl__deadline_ns(pg->listens ? ASK_ANYWAY_MS : *pause_ms);
+    int64_t ask_ns = pg->listens ? until_ns : kl__deadline_ns(*pause_ms);
     bool listened = pg->listens, in_time = true;
     ask_ns = ask_ns < until_ns ? ask_ns : until_ns;
     while (in_time && !waiter->told && listened == pg->listens)
         in_time = kl__cond_wait(&pg->told, &pg->mutex, ask_ns);
+    bool told = waiter->told;
     waiter->told = false;
     *pause_ms = 2 * *pause_ms < ASK_MAX_MS ? 2 * *pause_ms : ASK_MAX_MS;
     pthread_mutex_unlock(&pg->mutex);
+    return told;
 }
 
 static void enter(kl__pg *pg, kl__pg_waiter *waiter)
@@ -198,11 +200,11 @@ kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_
 {
     kl__pg_waiter waiter = {.partition = partition};
     int64_t until_ns = kl__deadline_ns(wait_ms), pause_ms = ASK_MIN_MS;
-    bool yes = false;
+    bool yes = false, ends = false;
     enter(pg, &waiter);
     kl_rc rc = ask(pg, ctx, &yes);
-    while (rc == KL_OK && !yes && kl__monotonic_ns() < until_ns) {
-        rest(pg, &waiter, until_ns, &pause_ms);
+    while (rc == KL_OK && !yes && !ends && kl__monotonic_ns() < until_ns) {
+        ends = rest(pg, &waiter, until_ns, &pause_ms) && partition == KL_PG_INBOX;
         rc = ask(pg, ctx, &yes);
     }
     leave(pg, &waiter);

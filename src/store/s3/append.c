@@ -8,14 +8,19 @@
  * requests than one. Rounds follow one another, so the order of calls is kept (S2).
  *
  * A number that somebody else had first is answered 412: what stands there is read, and if it bears our nonce it is our
- * own, of which the reply was lost; else the next number is tried. */
+ * own, of which the reply was lost; else the next number is tried.
+ *
+ * A1  A round has no more entries than an object may, so an append never stands in two objects of a shard: the second
+ *     would be taken for a repeat of the first.
+ * A2  No two appends of a round bear the same token: which of them counts is told by the numbers of their objects. */
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/hash.h"
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { ROUND_BYTES = 16 << 20, ROUND_APPENDS = 4096, CONTENDED_MS = 10 };
+enum { ROUND_BYTES = 16 << 20, ROUND_APPENDS = 4096, TOKEN_SLOTS = 2 * ROUND_APPENDS, CONTENDED_MS = 10 };
 
 /* An append that waits. What it was given is copied behind it. */
 struct pending {
@@ -34,9 +39,11 @@ struct part {
     uint32_t count;
     uint64_t nonce;
     uint64_t number;
+    int64_t since_ns, asked_ns; /* as of when the number was known to be free; when it was asked for */
     char *name;
     uint64_t lines;
     const struct pending *open; /* whose tasks are being written */
+    bool named;                 /* it bears a token */
     bool stored;
     kl_rc rc;
     char error[200];
@@ -56,6 +63,7 @@ struct kl__s3_appender {
     pthread_cond_t wakes, ended;
     struct pending *first, **end;
     bool closing;
+    const struct pending *tokens[TOKEN_SLOTS]; /* appends of a round that is being taken, by hash of their token */
 };
 
 /* --- Queueing --- */
@@ -119,7 +127,7 @@ kl_rc kl__s3_append(void *self, const kl_append *append)
 static struct part *part_of(struct round *round, kl__s3_shard *shard)
 {
     for (size_t i = round->count; i-- > 0;)
-        if (round->parts[i].shard == shard && round->parts[i].count < KL_S3_ENTRIES_MAX)
+        if (round->parts[i].shard == shard)
             return &round->parts[i];
     if (round->count == round->room)
         return NULL;
@@ -130,6 +138,7 @@ static struct part *part_of(struct round *round, kl__s3_shard *shard)
 
 static void write_entry(kl__s3 *s3, struct part *part, const struct pending *pending, const kl_entry *entry)
 {
+    KL_ASSERT(part->count < KL_S3_ENTRIES_MAX);
     if (part->count == 0)
         kl__s3_text_put(&part->body, "{\"keyline\":%d,\"at\":%lld,\"nonce\":\"%016llx\",\"appends\":[\n", KL_S3_FORMAT,
                         (long long)kl__s3_now(s3), (unsigned long long)part->nonce);
@@ -137,6 +146,7 @@ static void write_entry(kl__s3 *s3, struct part *part, const struct pending *pen
         kl__s3_text_put(&part->body, "%s{", part->open ? "]},\n" : "");
         if (pending->append.token) {
             kl__s3_text_put(&part->body, "\"token\":\"");
+            part->named = true;
             kl__s3_put_token(&part->body, pending->append.token);
             kl__s3_text_put(&part->body, "\",");
         }
@@ -224,10 +234,11 @@ static void fail_part(struct part *part, kl_rc rc)
     snprintf(part->error, sizeof part->error, "%s", kl_error_text());
 }
 
-static uint64_t tail_of(kl__s3 *s3, const kl__s3_shard *shard)
+static uint64_t tail_of(kl__s3 *s3, const kl__s3_shard *shard, int64_t *ret_since_ns)
 {
     kl__memory_enter(s3->memory);
     uint64_t tail = shard->tail;
+    *ret_since_ns = shard->tail_ns;
     kl__memory_leave(s3->memory);
     return tail;
 }
@@ -237,14 +248,16 @@ static bool tail_is_known(kl__s3 *s3, const kl__s3_shard *shard)
 {
     kl__memory_enter(s3->memory);
     int64_t trust_ms = shard->contended ? CONTENDED_MS : KL_S3_TRUST_MS;
-    bool known = shard->tail_ns && kl__monotonic_ns() - shard->tail_ns < trust_ms * 1000000;
+    bool known = shard->tail_ns && kl__monotonic_ns() - shard->tail_ns < trust_ms * 1000000 &&
+                 !kl__s3_is_late(s3, shard->tail_ns);
     kl__memory_leave(s3->memory);
     return known;
 }
 
 static kl_rc look_for_tail(kl__s3 *s3, kl__s3_shard *shard)
 {
-    uint64_t before = tail_of(s3, shard);
+    int64_t since_ns;
+    uint64_t before = tail_of(s3, shard, &since_ns);
     kl_rc rc = kl__s3_find_tail(s3, shard);
     kl__memory_enter(s3->memory);
     shard->contended &= shard->tail != before;
@@ -276,19 +289,17 @@ static void note_stored(kl__s3 *s3, struct part *part)
 {
     kl__s3_shard *shard = part->shard;
     kl__memory_enter(s3->memory);
-    bool late = kl__s3_is_late(s3, shard->tail_ns);
     if (part->number > shard->tail) {
         shard->tail = part->number;
-        shard->tail_ns = late ? 0 : kl__monotonic_ns();
+        shard->tail_ns = kl__s3_known_since(part->asked_ns);
     }
-    if (!late && shard->loaded && shard->taken + 1 == part->number)
+    if (shard->loaded && shard->taken + 1 == part->number)
         (void)kl__s3_apply_tasks(s3, shard, part->number, &part->body); /* else it is read when it is wanted */
     else if (shard->taken < shard->tail)
         shard->ended = false;
     kl__memory_leave(s3->memory);
-    if (!late)
-        atomic_fetch_add(&s3->appended, part->count);
-    part->stored = !late; /* else what stood there before may have been deleted: it is put again, and is a repeat */
+    atomic_fetch_add(&s3->appended, part->count);
+    part->stored = true;
 }
 
 static bool has_nonce(const kl__s3_text *body, uint64_t nonce)
@@ -296,6 +307,66 @@ static bool has_nonce(const kl__s3_text *body, uint64_t nonce)
     char text[40];
     snprintf(text, sizeof text, "\"nonce\":\"%016llx\"", (unsigned long long)nonce);
     return body->len && memmem(body->data, body->len < 200 ? body->len : 200, text, strlen(text));
+}
+
+static bool bears_token(const struct part *part, const kl_token *token)
+{
+    char text[64] = "\"token\":\"";
+    for (size_t i = 0; i < sizeof token->bytes; i++)
+        snprintf(text + strlen(text), sizeof text - strlen(text), "%02x", token->bytes[i]);
+    return memmem(part->body.data, part->body.len, text, strlen(text)) != NULL;
+}
+
+/* Whether the number was free when the part was put there, by what the checkpoint says: nothing behind `tokens_to` was
+ * ever deleted, and up to there it has the tokens of those that were read. */
+static bool is_ours(const struct part *part, const json_t *index)
+{
+    uint64_t tokens_to, number;
+    const json_t *tokens = json_object_get(index, "tokens");
+    kl_token token;
+    bool there;
+    if (!kl__s3_get_hex(index, "tokens_to", &tokens_to))
+        return false;
+    for (size_t i = json_array_size(tokens); tokens_to >= part->number && i-- > 0;) {
+        const json_t *item = json_array_get(tokens, i);
+        if (kl__s3_get_hex(item, "number", &number) && number == part->number &&
+            kl__s3_get_token(item, "token", &token, &there) && there && bears_token(part, &token))
+            return true;
+    }
+    return tokens_to < part->number;
+}
+
+/* It was put, but so late that the number may have been used and deleted before. Then nobody might ever read it: it is
+ * taken away, and put where the log ends now. (What has no token to know it by stays: rather twice than never.) */
+static kl_rc verify(kl__s3 *s3, struct part *part)
+{
+    kl__s3_request request;
+    char *name = kl__s3_name(s3, "index/%s/%s.json", part->shard->partition->name, part->shard->digits);
+    kl_rc rc = kl__s3_get_object(s3, name, &request);
+    kl__free(name);
+    if (rc != KL_OK)
+        return rc;
+    json_t *index = request.status == 200 ? kl__s3_parse(&request.reply) : NULL;
+    bool ours = request.status == 404 || (index && is_ours(part, index));
+    if (request.status == 200 && !index)
+        rc = kl__fail(KL_EDAMAGED, "index/%s/%s.json cannot be understood; is it of a newer release?",
+                      part->shard->partition->name, part->shard->digits);
+    json_decref(index);
+    kl__s3_request_free(&request);
+    if (rc == KL_OK && ours)
+        note_stored(s3, part);
+    else if (rc == KL_OK && part->named)
+        rc = kl__s3_delete(s3, &part->name, 1);
+    return rc == KL_OK && !ours ? kl__s3_find_tail(s3, part->shard) : rc;
+}
+
+/* The part stands under its number. */
+static kl_rc win(kl__s3 *s3, struct part *part)
+{
+    if (kl__s3_is_late(s3, part->since_ns))
+        return verify(s3, part);
+    note_stored(s3, part);
+    return KL_OK;
 }
 
 /* Somebody has the number: another, or we ourselves, which is possible only if it was sent more than once. */
@@ -309,10 +380,8 @@ static kl_rc lose(kl__s3 *s3, struct part *part, unsigned sends)
             return rc;
         bool own = request.status == 200 && has_nonce(&request.reply, part->nonce);
         kl__s3_request_free(&request);
-        if (own) {
-            note_stored(s3, part);
-            return KL_OK;
-        }
+        if (own)
+            return win(s3, part);
     }
     kl__memory_enter(s3->memory);
     shard->contended = true;
@@ -324,18 +393,15 @@ static kl_rc lose(kl__s3 *s3, struct part *part, unsigned sends)
     return kl__s3_find_tail(s3, shard);
 }
 
-/* One part per shard: two of one shard follow one another. */
 static size_t choose(kl__s3 *s3, struct round *round, kl__s3_request *requests, struct part **chosen)
 {
     size_t count = 0;
     for (size_t i = 0; i < round->count; i++) {
         struct part *part = &round->parts[i];
-        bool taken = false;
-        for (size_t j = 0; j < count; j++)
-            taken |= chosen[j]->shard == part->shard;
-        if (!is_open(part) || taken)
+        if (!is_open(part))
             continue;
-        part->number = tail_of(s3, part->shard) + 1;
+        part->asked_ns = kl__monotonic_ns();
+        part->number = tail_of(s3, part->shard, &part->since_ns) + 1;
         kl__free(part->name);
         part->name = kl__s3_log_name(s3, "tasks", part->shard, part->number);
         if (!part->name) {
@@ -351,10 +417,9 @@ static size_t choose(kl__s3 *s3, struct round *round, kl__s3_request *requests, 
 
 static void judge(kl__s3 *s3, struct part *part, const kl__s3_request *reply)
 {
-    if (reply->status == 200 || reply->status == 201 || reply->status == 204) {
-        note_stored(s3, part);
-    } else if (reply->status == 412) {
-        kl_rc rc = lose(s3, part, reply->sends);
+    bool put = reply->status == 200 || reply->status == 201 || reply->status == 204;
+    if (put || reply->status == 412) {
+        kl_rc rc = put ? win(s3, part) : lose(s3, part, reply->sends);
         if (rc != KL_OK)
             fail_part(part, rc);
     } else if (reply->status == 0 || reply->status >= 500 || reply->status == 409 || reply->status == 429) {
@@ -434,15 +499,32 @@ static void end_round(struct kl__s3_appender *appender, struct round *round, kl_
     kl__free(round->parts);
 }
 
+/* Whether another append of the round bears its token; else it is noted (A2). */
+static bool meet_token(struct kl__s3_appender *appender, const struct pending *pending)
+{
+    if (!pending->append.token)
+        return false;
+    size_t slot = kl__hash_local((kl_bytes){&pending->token, sizeof pending->token}) % TOKEN_SLOTS;
+    for (; appender->tokens[slot]; slot = (slot + 1) % TOKEN_SLOTS)
+        if (memcmp(&appender->tokens[slot]->token, &pending->token, sizeof pending->token) == 0)
+            return true;
+    appender->tokens[slot] = pending;
+    return false;
+}
+
 /* Takes what waits, up to what one round may be. The mutex is held. */
 static struct pending *take_some(struct kl__s3_appender *appender)
 {
     struct pending *first = appender->first, **link = &appender->first;
-    size_t bytes = 0, count = 0;
-    while (*link && (count == 0 || (bytes + (*link)->append.bytes < ROUND_BYTES && count < ROUND_APPENDS))) {
+    size_t bytes = 0, count = 0, entries = 0;
+    memset(appender->tokens, 0, sizeof appender->tokens);
+    for (; *link; link = &(*link)->next) {
         bytes += (*link)->append.bytes;
+        entries += (*link)->append.count;
+        bool fits = bytes < ROUND_BYTES && count < ROUND_APPENDS && entries <= KL_S3_ENTRIES_MAX;
+        if ((count > 0 && !fits) || meet_token(appender, *link))
+            break;
         count++;
-        link = &(*link)->next;
     }
     appender->first = *link;
     if (!*link)

@@ -2,6 +2,7 @@
  *
  * Bytes are a string where they are text, and base64 under a name that ends in 64 where they are not. Numbers that may
  * exceed 53 bits (positions, versions, epochs) are strings of hex digits. */
+#include <errno.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -115,14 +116,25 @@ void kl__s3_put_entry(kl__s3_text *text, const kl_entry *entry)
 
 /* --- Reading --- */
 
+kl_rc kl__s3_parse_json(const kl__s3_text *text, json_t **ret_root)
+{
+    json_error_t error;
+    errno = 0;
+    json_t *root = json_loadb(text->data ? text->data : "", text->len, 0, &error);
+    if (!root) /* jansson does not always say that it was for want of memory */
+        return json_error_code(&error) == json_error_out_of_memory || errno == ENOMEM ? KL_ENOMEM : KL_EDAMAGED;
+    if (json_integer_value(json_object_get(root, "keyline")) != KL_S3_FORMAT) {
+        json_decref(root);
+        return KL_EDAMAGED;
+    }
+    *ret_root = root;
+    return KL_OK;
+}
+
 json_t *kl__s3_parse(const kl__s3_text *text)
 {
-    json_t *root = json_loadb(text->data ? text->data : "", text->len, 0, NULL);
-    if (root && json_integer_value(json_object_get(root, "keyline")) != KL_S3_FORMAT) {
-        json_decref(root);
-        return NULL;
-    }
-    return root;
+    json_t *root = NULL;
+    return kl__s3_parse_json(text, &root) == KL_OK ? root : NULL;
 }
 
 bool kl__s3_get_int(const json_t *object, const char *name, int64_t *ret_value)

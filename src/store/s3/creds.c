@@ -118,5 +118,8 @@ kl_rc kl__s3_credentials(kl__s3_site *site)
             KL_EINVAL,
             "there are no credentials for S3; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them "
             "to ~/.aws/credentials");
+    if (site->session_token && strlen(site->session_token) > KL_S3_SESSION_MAX)
+        return kl__fail(KL_EINVAL, "the session token has %zu bytes, and at most %d are taken; use keys without one",
+                        strlen(site->session_token), KL_S3_SESSION_MAX);
     return KL_OK;
 }

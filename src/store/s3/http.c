@@ -29,6 +29,7 @@ enum {
     BACKOFF_MAX_MS = 2000,
     POLL_MS = 1000,
     JUMP_MS = 5000,
+    FORGET_MS = 60000, /* a greatest offset is forgotten after so long, or twice that */
     TEXT_MIN = 256,
 };
 
@@ -47,7 +48,9 @@ struct kl__s3_http {
     pthread_cond_t answered;
     kl__s3_request *fresh, **fresh_end;
     bool closing;
-    int64_t offset_ms, now_ms; /* the server's clock less the monotonic one */
+    int64_t offset_ms, now_ms;     /* the server's clock less the monotonic one */
+    int64_t newer_ms, newer_at_ms; /* the greatest offset since then: the next offset_ms */
+    int64_t doubted_ms;            /* an offset far ahead that only one answer has shown; 0: none */
     bool has_offset;
     int64_t jumped_ns;
     kl__s3_bill bill;
@@ -119,15 +122,44 @@ void kl__s3_request_free(kl__s3_request *request) { kl__s3_text_free(&request->r
 
 static int64_t monotonic_ms(void) { return kl__monotonic_ns() / 1000000; }
 
-/* Dates are whole seconds, cut off: the greatest offset seen is the closest. It forgets slowly, for clocks that drift. */
+static void set_offset(kl__s3_http *http, int64_t offset)
+{
+    http->offset_ms = http->newer_ms = offset;
+    http->newer_at_ms = monotonic_ms();
+    http->has_offset = true;
+}
+
+/* Whether the next answer says so, too: one server among many with a wrong clock is not to set ours. */
+static bool is_doubtful(kl__s3_http *http, int64_t offset)
+{
+    bool again = http->doubted_ms && offset > http->doubted_ms - JUMP_MS;
+    http->doubted_ms = again ? 0 : offset;
+    return !again;
+}
+
+/* Dates are whole seconds, cut off: the greatest offset seen is the closest. It is forgotten after a while, for clocks that
+ * drift or were wrong for a moment. */
 static void learn_date(kl__s3_http *http, int64_t date_ms)
 {
     int64_t offset = date_ms - monotonic_ms();
-    if (http->has_offset && offset - http->offset_ms > JUMP_MS)
+    if (!http->has_offset)
+        set_offset(http, offset);
+    if (offset - http->offset_ms > JUMP_MS) {
         http->jumped_ns = kl__monotonic_ns();
-    if (!http->has_offset || offset > http->offset_ms)
+        if (is_doubtful(http, offset))
+            return;
+    } else {
+        http->doubted_ms = 0;
+    }
+    if (monotonic_ms() - http->newer_at_ms > FORGET_MS) {
+        http->offset_ms = http->newer_ms;
+        http->newer_ms = offset;
+        http->newer_at_ms = monotonic_ms();
+    }
+    if (offset > http->newer_ms)
+        http->newer_ms = offset;
+    if (offset > http->offset_ms)
         http->offset_ms = offset;
-    http->has_offset = true;
 }
 
 int64_t kl__s3_http_now(kl__s3_http *http)
@@ -416,7 +448,9 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
     release(http, request);
     pthread_mutex_lock(&http->mutex);
     http->bill.bytes_in += request->reply.len;
-    if (request->date_ms)
+    if (request->date_ms && is_skewed(request))
+        set_offset(http, request->date_ms - monotonic_ms()); /* whatever was thought before is wrong */
+    else if (request->date_ms)
         learn_date(http, request->date_ms);
     pthread_mutex_unlock(&http->mutex);
     if (goes_again(request->status) || is_skewed(request))
@@ -531,6 +565,33 @@ void kl__s3_http_close(kl__s3_http *http)
     kl__free(http);
 }
 
+/* Such a one meets no object: what is not there is the bucket. */
+static bool is_plain_put(const kl__s3_request *request) { return request->kind == KL_S3_PUT && !request->if_match; }
+
+kl_rc kl__s3_refused(const kl__s3_request *request)
+{
+    const char *name = request->name ? request->name : "the bucket",
+               *text = request->reply.len ? request->reply.data : "";
+    int status = request->status;
+    const char *what = method_of(request);
+    if (status == 403 || status == 401)
+        return kl__fail(KL_ESYSTEM, "S3 refuses us (%d) %.200s; check the keys and what they may do in the bucket",
+                        status, text);
+    if (status == 404)
+        return kl__fail(KL_ESYSTEM, "S3 knows no such bucket (404) %.200s; make it, or mend the store's URL", text);
+    if (status == 301 || status == 307)
+        return kl__fail(KL_ESYSTEM,
+                        "S3 has the bucket elsewhere (%d) %.200s; mend region or endpoint in the store's URL", status,
+                        text);
+    if (status == 413)
+        return kl__fail(KL_ESYSTEM, "S3 takes no object as large as %s (413); put fewer or smaller tasks at once",
+                        name);
+    return kl__fail(
+        KL_ESYSTEM,
+        "S3 answers %d to a %s of %.200s, which no server should: %.200s; check the endpoint, or call again", status,
+        what, name, text);
+}
+
 static kl_rc judge(kl__s3_request *const *requests, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -541,12 +602,10 @@ static kl_rc judge(kl__s3_request *const *requests, size_t count)
             return kl__fail(KL_EBUSY, "no answer from S3: %.100s; call again", request->problem);
         if (goes_again(request->status))
             return kl__fail(KL_EBUSY, "S3 answered %d to %u tries; call again", request->status, request->sends);
-        if (request->status == 403 || request->status == 401)
-            return kl__fail(KL_ESYSTEM, "S3 refuses us (%d) %.200s; check the keys and what they may do in the bucket",
-                            request->status, request->reply.len ? request->reply.data : "");
-        if (request->status == 400 || request->status == 501 || (request->status == 404 && !request->name))
-            return kl__fail(KL_ESYSTEM, "S3 answered %d: %.300s", request->status,
-                            request->reply.len ? request->reply.data : "");
+        bool not_us = request->status == 403 || request->status == 401;
+        bool not_so = request->status == 400 || request->status == 501;
+        if (not_us || not_so || (request->status == 404 && (!request->name || is_plain_put(request))))
+            return kl__s3_refused(request);
     }
     return KL_OK;
 }

@@ -82,6 +82,9 @@ void kl__s3_http_close(kl__s3_http *http);
 KL_MUST_USE kl_rc kl__s3_send(kl__s3_http *http, kl__s3_request *requests, size_t count);
 KL_MUST_USE kl_rc kl__s3_send_each(kl__s3_http *http, kl__s3_request **requests, size_t count);
 
+/* KL_ESYSTEM: an answer that should not have come, with what to do. */
+KL_MUST_USE kl_rc kl__s3_refused(const kl__s3_request *request);
+
 /* The server's clock in ms, as its answers tell; never stepping back. 0: no answer has come yet. */
 int64_t kl__s3_http_now(kl__s3_http *http);
 
@@ -100,7 +103,7 @@ kl__s3_bill kl__s3_http_bill(kl__s3_http *http);
 
 /* --- sign.c --- */
 
-enum { KL_S3_SIGNED_HEADERS = 10, KL_S3_HEADER_BYTES = 1536 };
+enum { KL_S3_SIGNED_HEADERS = 10, KL_S3_HEADER_BYTES = 4096, KL_S3_SESSION_MAX = 4000 };
 
 /* Headers of a signed request, each "name: value". */
 typedef struct kl__s3_signed {

@@ -144,7 +144,7 @@ static size_t bytes_of(const kl_entry *entry)
     return entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
 }
 
-/* Each by its own token, all in one go. */
+/* Each by its own token, all in one go. Where not every object became a task nobody says which did: those have no token. */
 static kl_rc append_all(struct import *import, const kl_taken *taken)
 {
     struct waiting waiting = {.left = taken->entry_count};
@@ -156,7 +156,7 @@ static kl_rc append_all(struct import *import, const kl_taken *taken)
         kl_append append = {.entries = &taken->entries[i],
                             .count = 1,
                             .bytes = bytes_of(&taken->entries[i]),
-                            .token = &uuid,
+                            .token = taken->entry_count == taken->count ? &uuid : NULL,
                             .done = tell,
                             .ctx = &waiting};
         kl_rc rc = kl__s3_append(import->s3, &append);
@@ -184,6 +184,8 @@ static kl_rc set_aside(struct import *import, const kl_taken *taken)
         kl__s3_text_put(&body, "}\n");
         kl__s3_request request = {.kind = KL_S3_PUT, .name = name, .body = {body.data, body.len}};
         rc = name && !body.failed ? kl__s3_send(import->s3->http, &request, 1) : kl__fail_memory();
+        if (rc == KL_OK && request.status >= 300)
+            rc = kl__s3_refused(&request);
         kl__s3_request_free(&request);
         kl__s3_text_free(&body);
         kl__free(name);
@@ -198,15 +200,6 @@ static kl_rc do_as_said(struct import *import, const kl_taken *taken)
     for (size_t i = 0; i < taken->count; i++)
         names[i] = (char *)import->requests[i].name;
     return rc == KL_OK ? kl__s3_delete(import->s3, names, taken->count) : rc;
-}
-
-static void wait_a_while(kl__s3 *s3, int64_t wait_ms)
-{
-    int64_t until_ns = kl__deadline_ns(wait_ms);
-    pthread_mutex_lock(&s3->upkeep_mutex);
-    while (!s3->closing && kl__monotonic_ns() < until_ns)
-        kl__cond_wait(&s3->upkeep_wakes, &s3->upkeep_mutex, until_ns);
-    pthread_mutex_unlock(&s3->upkeep_mutex);
 }
 
 static bool is_for(const kl__s3 *s3, const char *queue) { return s3->import && strcmp(s3->import, queue) == 0; }
@@ -238,7 +231,7 @@ kl_rc kl__s3_take_in(void *self, const char *queue, int64_t wait_ms, size_t max,
     kl_taken taken = {0};
     *ret_count = 0;
     if (!is_for(s3, queue) || !may_look(s3)) {
-        wait_a_while(s3, wait_ms);
+        kl__s3_sleep(s3, wait_ms);
         return KL_OK;
     }
     struct import *import = kl__alloc_zeroed(1, sizeof *import);

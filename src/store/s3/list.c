@@ -110,15 +110,18 @@ static bool add_name(const kl__s3 *s3, kl_bytes contents, kl__s3_names *names)
 {
     kl_bytes key, etag = {"", 0}, modified;
     size_t skip = strlen(s3->prefix);
-    if (!element(contents, "Key", &key) || key.len < skip)
+    if (!element(contents, "Key", &key))
         return true;
-    if (!make_room(names))
+    char *name = make_room(names) ? copy_text(key) : NULL;
+    if (!name)
         return false;
-    kl__s3_listed *item = &names->items[names->count];
-    *item = (kl__s3_listed){.name = copy_text((kl_bytes){(const char *)key.data + skip, key.len - skip})};
-    if (!item->name)
-        return false;
-    names->count++;
+    if (strncmp(name, s3->prefix, skip) != 0) {
+        kl__free(name);
+        return true;
+    }
+    memmove(name, name + skip, strlen(name + skip) + 1);
+    kl__s3_listed *item = &names->items[names->count++];
+    *item = (kl__s3_listed){.name = name};
     if (element(contents, "ETag", &etag) && etag.len < sizeof item->etag) {
         memcpy(item->etag, etag.data, etag.len);
         item->etag[etag.len] = '\0';
@@ -161,9 +164,7 @@ kl_rc kl__s3_list_page(kl__s3 *s3, const char *prefix, const char *after, unsign
     kl__s3_request request = {.kind = KL_S3_LIST, .query = query.data};
     kl_rc rc = query.failed ? kl__fail_memory() : kl__s3_send(s3->http, &request, 1);
     if (rc == KL_OK)
-        rc = request.status == 200 ? read_page(s3, &request.reply, ret_names)
-                                   : kl__fail(KL_ESYSTEM, "S3 answers %d to a listing: %.200s", request.status,
-                                              request.reply.len ? request.reply.data : "");
+        rc = request.status == 200 ? read_page(s3, &request.reply, ret_names) : kl__s3_refused(&request);
     if (rc != KL_OK)
         kl__s3_names_free(ret_names);
     kl__s3_text_free(&query);
@@ -184,6 +185,21 @@ static void put_escaped(kl__s3_text *text, const char *name)
     }
 }
 
+/* A delete is answered 200 even if objects are still there: they are named. */
+static kl_rc find_undeleted(const kl__s3_text *reply)
+{
+    kl_bytes error, key = {"", 0}, code = {"", 0};
+    const char *at = reply->data ? reply->data : "", *end = at + reply->len;
+    while (next_element(&at, end, "Error", &error)) {
+        if (element(error, "Code", &code) && code.len == 9 && memcmp(code.data, "NoSuchKey", 9) == 0)
+            continue;
+        (void)element(error, "Key", &key);
+        return kl__fail(KL_ESYSTEM, "S3 does not delete %.*s (%.*s); is s3:DeleteObject allowed?", (int)key.len,
+                        (const char *)key.data, (int)code.len, (const char *)code.data);
+    }
+    return KL_OK;
+}
+
 static kl_rc delete_page(kl__s3 *s3, char **names, size_t count)
 {
     kl__s3_text body = {0};
@@ -197,7 +213,9 @@ static kl_rc delete_page(kl__s3 *s3, char **names, size_t count)
     kl__s3_request request = {.kind = KL_S3_DELETE, .query = "delete=", .body = {body.data, body.len}};
     kl_rc rc = body.failed ? kl__fail_memory() : kl__s3_send(s3->http, &request, 1);
     if (rc == KL_OK && request.status != 200)
-        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a delete", request.status);
+        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a delete; is s3:DeleteObject allowed?", request.status);
+    if (rc == KL_OK)
+        rc = find_undeleted(&request.reply);
     kl__s3_text_free(&body);
     kl__s3_request_free(&request);
     return rc;

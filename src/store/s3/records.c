@@ -19,7 +19,7 @@
 #include "base/hash.h"
 #include "store/s3/s3.h"
 
-enum { POLLED_MS = 10000, LISTED_MS = 500, ENCODED_MAX = 700, TRIES = 64 };
+enum { POLLED_MS = 10000, LISTED_MS = 500, ENCODED_MAX = 700, TRIES = 64, UNREAD_MAX = 1000 };
 
 /* A record as far as it is known. */
 struct known {
@@ -225,7 +225,7 @@ kl_rc kl__s3_document_put(kl__s3 *s3, const char *name, const kl__s3_document *o
     if (rc == KL_OK && (request.status == 412 || request.status == 404))
         rc = KL_ECONFLICT;
     else if (rc == KL_OK && request.status >= 300)
-        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a PUT of %s", request.status, name);
+        rc = kl__s3_refused(&request);
     snprintf(ret_etag, KL_S3_ETAG_BYTES, "%s", request.etag);
     kl__s3_text_free(&body);
     kl__s3_request_free(&request);
@@ -373,8 +373,11 @@ void kl__s3_records_close(kl__s3 *s3)
 
 static bool is_there(const struct known *known, int64_t now_ms)
 {
-    return known->version && !known->removed && (known->expires_ms == 0 || known->expires_ms > now_ms);
+    return known->read && known->version && !known->removed && (known->expires_ms == 0 || known->expires_ms > now_ms);
 }
+
+/* A look at the bucket has shown another object than the one that was read, or none was read yet. */
+static bool is_unread(const struct known *known) { return !known->read && *known->etag; }
 
 static bool show(const struct known *known, kl_arena *arena, kl_record *ret_record)
 {
@@ -477,6 +480,28 @@ static size_t stale_names(kl__s3 *s3, const kl_bytes *names, size_t count, bool 
     return stale;
 }
 
+/* Gives what is known of these names. *ret_stale: those of which that is not enough, by now. */
+static kl_rc give_known(kl__s3 *s3, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records,
+                        kl_bytes *stale, size_t *ret_stale)
+{
+    int64_t now_ms = kl__s3_now(s3);
+    bool copied = true;
+    *ret_stale = 0;
+    pthread_mutex_lock(&s3->records->mutex);
+    for (size_t i = 0; copied && i < count; i++) {
+        const struct known *known = find_known(s3->records, names[i]);
+        ret_records[i] = (kl_record){.name = {"", 0}, .value = {"", 0}};
+        if (known && is_unread(known))
+            stale[(*ret_stale)++] = names[i];
+        else if (known && is_there(known, now_ms))
+            copied = show(known, arena, &ret_records[i]);
+    }
+    pthread_mutex_unlock(&s3->records->mutex);
+    return copied ? KL_OK : kl__fail_memory();
+}
+
+static kl_rc fail_busy(void) { return kl__fail(KL_EBUSY, "too many others write these records; call again"); }
+
 kl_rc kl__s3_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records)
 {
     kl__s3 *s3 = self;
@@ -487,18 +512,13 @@ kl_rc kl__s3_get(void *self, const kl_bytes *names, size_t count, kl_arena *aren
     bool polled = all_polled(s3->records, names, count);
     pthread_mutex_unlock(&s3->records->mutex);
     kl_rc rc = polled ? kl__s3_pulse(s3, -1) : KL_OK;
-    if (rc == KL_OK)
-        rc = fetch(s3, stale, stale_names(s3, names, count, polled, stale));
-    kl__free(stale);
-    int64_t now_ms = kl__s3_now(s3);
-    pthread_mutex_lock(&s3->records->mutex);
-    for (size_t i = 0; rc == KL_OK && i < count; i++) {
-        const struct known *known = find_known(s3->records, names[i]);
-        ret_records[i] = (kl_record){.name = {"", 0}, .value = {"", 0}};
-        if (known && is_there(known, now_ms) && !show(known, arena, &ret_records[i]))
-            rc = kl__fail_memory();
+    size_t stale_count = rc == KL_OK ? stale_names(s3, names, count, polled, stale) : 0;
+    for (int i = 0; rc == KL_OK && (i == 0 || stale_count > 0); i++) {
+        rc = i < TRIES ? fetch(s3, stale, stale_count) : fail_busy();
+        if (rc == KL_OK)
+            rc = give_known(s3, names, count, arena, ret_records, stale, &stale_count);
     }
-    pthread_mutex_unlock(&s3->records->mutex);
+    kl__free(stale);
     return rc;
 }
 
@@ -533,40 +553,6 @@ static bool poll_prefix(kl__s3 *s3, kl_bytes prefix)
     return polled;
 }
 
-/* Where there are more records than one listing shows: pages of this prefix, from `after` on, until `enough` are known. */
-static kl_rc list_pages(kl__s3 *s3, kl_bytes prefix, kl_bytes after, size_t enough)
-{
-    kl__s3_text start = {0}, at = {0};
-    kl__s3_names names = {.more = true};
-    size_t seen = 0;
-    kl_rc rc = KL_OK;
-    kl__s3_text_put(&start, "records/");
-    encode_plainly(&start, prefix);
-    if (after.len && kl__bytes_compare(after, prefix) >= 0) {
-        kl__s3_text_put(&at, "records/");
-        encode_plainly(&at, after);
-    }
-    while (rc == KL_OK && names.more && seen <= enough) {
-        int64_t asked_ns = kl__monotonic_ns();
-        rc = start.failed || at.failed ? kl__fail_memory()
-                                       : kl__s3_list_page(s3, start.data, at.len ? at.data : NULL, 0, &names);
-        if (rc != KL_OK)
-            break;
-        kl__s3_records_seen(s3, &names, false, asked_ns);
-        seen += names.count;
-        if (names.count) {
-            at.len = 0;
-            kl__s3_text_put(&at, "%s", names.items[names.count - 1].name);
-        }
-        bool more = names.more;
-        kl__s3_names_free(&names);
-        names.more = more;
-    }
-    kl__s3_text_free(&start);
-    kl__s3_text_free(&at);
-    return rc;
-}
-
 static kl__tree_node *first_behind(const struct kl__s3_records *records, kl_bytes prefix, kl_bytes after)
 {
     struct known from = {.name = prefix}, behind = {.name = after};
@@ -575,59 +561,113 @@ static kl__tree_node *first_behind(const struct kl__s3_records *records, kl_byte
                    : kl__memory_from(records->known, &from.by_name, less_name);
 }
 
-/* Collects the names that must be read before the list can be given: up to `max` records that may be there. */
-static size_t unread_names(kl__s3 *s3, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena,
-                           kl_bytes *ret_names)
+/* A list that is being made. */
+struct listing {
+    kl_bytes prefix, after;
+    kl_bytes until; /* no further than this name; empty: to the end */
+    size_t max;
+    kl_arena *arena;    /* NULL: they are only counted */
+    kl_record *records; /* in the arena */
+    size_t count;       /* records that are there */
+    kl_arena scratch;
+    kl_bytes *names; /* room for UNREAD_MAX, in scratch: those that must be read before */
+    size_t unread;
+};
+
+static bool goes_on(const struct listing *listing, const kl__tree_node *node)
 {
-    size_t unread = 0, there = 0;
-    int64_t now_ms = kl__s3_now(s3);
-    pthread_mutex_lock(&s3->records->mutex);
-    kl__tree_node *node = first_behind(s3->records, prefix, after);
-    while (node && there + unread < max && begins_with(by_name(node)->name, prefix)) {
-        const struct known *known = by_name(node);
-        if (!known->read && *known->etag) {
-            if (kl_arena_copy(arena, known->name, &ret_names[unread]))
-                unread++;
-        } else {
-            there += is_there(known, now_ms);
-        }
-        node = kl__memory_after(s3->records->known, node, less_name);
-    }
-    pthread_mutex_unlock(&s3->records->mutex);
-    return unread;
+    return node && listing->count + listing->unread < listing->max && listing->unread < UNREAD_MAX &&
+           begins_with(by_name(node)->name, listing->prefix) &&
+           (listing->until.len == 0 || kl__bytes_compare(by_name(node)->name, listing->until) <= 0);
 }
 
-static kl_rc give_list(kl__s3 *s3, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
-                       size_t *ret_count)
+/* Goes through what is known until there are `max` records that are there; the unread ones may be. */
+static kl_rc walk(kl__s3 *s3, struct listing *listing)
 {
-    size_t count = 0;
     bool copied = true;
     int64_t now_ms = kl__s3_now(s3);
+    listing->count = listing->unread = 0;
+    kl_arena_reset(&listing->scratch);
     pthread_mutex_lock(&s3->records->mutex);
-    kl__tree_node *node = first_behind(s3->records, prefix, after);
-    while (copied && node && count < max && begins_with(by_name(node)->name, prefix)) {
-        if (is_there(by_name(node), now_ms))
-            copied = show(by_name(node), arena, &ret_records[count++]);
-        node = kl__memory_after(s3->records->known, node, less_name);
+    kl__tree_node *node = first_behind(s3->records, listing->prefix, listing->after);
+    for (; copied && goes_on(listing, node); node = kl__memory_after(s3->records->known, node, less_name)) {
+        const struct known *known = by_name(node);
+        if (is_unread(known))
+            copied = kl_arena_copy(&listing->scratch, known->name, &listing->names[listing->unread++]);
+        else if (is_there(known, now_ms) && ++listing->count && listing->arena)
+            copied = show(known, listing->arena, &listing->records[listing->count - 1]);
     }
     pthread_mutex_unlock(&s3->records->mutex);
-    *ret_count = count;
     return copied ? KL_OK : kl__fail_memory();
 }
 
-static kl_rc read_unread(kl__s3 *s3, kl_bytes prefix, kl_bytes after, size_t max)
+/* Reads what must be read until the list is whole, as far as names are known. */
+static kl_rc walk_read(kl__s3 *s3, struct listing *listing)
 {
-    kl_arena arena = {0};
-    size_t room = max < 1000 ? max : 1000, count = 1;
-    kl_bytes *names = kl__alloc_zeroed(room, sizeof *names);
-    kl_rc rc = names ? KL_OK : kl__fail_memory();
-    while (rc == KL_OK && count > 0) {
-        kl_arena_reset(&arena);
-        count = unread_names(s3, prefix, after, room, &arena, names);
-        rc = fetch(s3, names, count);
+    kl_rc rc = walk(s3, listing);
+    while (rc == KL_OK && listing->unread > 0) {
+        rc = fetch(s3, listing->names, listing->unread);
+        if (rc == KL_OK)
+            rc = walk(s3, listing);
     }
-    kl__free(names);
-    kl_arena_free(&arena);
+    return rc;
+}
+
+/* One page of names behind *at, which moves on. */
+static kl_rc see_page(kl__s3 *s3, const char *start, kl__s3_text *at, bool *ret_more)
+{
+    kl__s3_names names = {0};
+    int64_t asked_ns = kl__monotonic_ns();
+    kl_rc rc = at->failed ? kl__fail_memory() : kl__s3_list_page(s3, start, at->len ? at->data : NULL, 0, &names);
+    if (rc != KL_OK)
+        return rc;
+    kl__s3_records_seen(s3, &names, false, asked_ns);
+    *ret_more = names.more && names.count > 0;
+    at->len = names.count ? 0 : at->len;
+    if (names.count)
+        kl__s3_text_put(at, "%s", names.items[names.count - 1].name);
+    kl__s3_names_free(&names);
+    return at->failed ? kl__fail_memory() : KL_OK;
+}
+
+/* Names in base32 stand apart from those that they would stand among. */
+static kl_rc list_long_names(kl__s3 *s3)
+{
+    kl__s3_text at = {0};
+    bool more = true;
+    kl_rc rc = KL_OK;
+    while (rc == KL_OK && more)
+        rc = see_page(s3, "records/~~", &at, &more);
+    kl__s3_text_free(&at);
+    return rc;
+}
+
+/* Where there are more records than one listing shows: pages of this prefix, from `after` on, until enough of what they
+ * show is there. Removed ones are shown, too. */
+static kl_rc list_pages(kl__s3 *s3, const struct listing *whole)
+{
+    struct listing listing = *whole;
+    kl__s3_text start = {0}, at = {0};
+    char until[KL_S3_NAME_MAX];
+    bool more = true;
+    kl_rc rc = list_long_names(s3);
+    kl__s3_text_put(&start, "records/");
+    encode_plainly(&start, listing.prefix);
+    if (listing.after.len && kl__bytes_compare(listing.after, listing.prefix) >= 0) {
+        kl__s3_text_put(&at, "records/");
+        encode_plainly(&at, listing.after);
+    }
+    listing.arena = NULL;
+    listing.until.data = until;
+    while (rc == KL_OK && more && listing.count < listing.max) {
+        rc = start.failed ? kl__fail_memory() : see_page(s3, start.data, &at, &more);
+        if (rc == KL_OK && more && strlen(at.data) < sizeof until &&
+            decode_name(at.data + strlen("records/"), until, &listing.until.len) && listing.until.len > 0)
+            rc = walk_read(s3, &listing);
+    }
+    kl_arena_free(&listing.scratch);
+    kl__s3_text_free(&start);
+    kl__s3_text_free(&at);
     return rc;
 }
 
@@ -636,15 +676,21 @@ kl_rc kl__s3_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_ar
 {
     kl__s3 *s3 = self;
     bool polled = poll_prefix(s3, prefix);
-    kl_rc rc = kl__s3_pulse(s3, polled ? -1 : LISTED_MS);
+    struct listing listing = {.prefix = prefix, .after = after, .max = max, .arena = arena, .records = ret_records};
+    listing.names = kl__alloc_zeroed(UNREAD_MAX, sizeof *listing.names);
+    kl_rc rc = listing.names ? kl__s3_pulse(s3, polled ? -1 : LISTED_MS) : kl__fail_memory();
     pthread_mutex_lock(&s3->records->mutex);
     bool whole = s3->records->whole_ns == s3->pulse_ns;
     pthread_mutex_unlock(&s3->records->mutex);
     if (rc == KL_OK && !whole)
-        rc = list_pages(s3, prefix, after, max);
+        rc = list_pages(s3, &listing);
     if (rc == KL_OK)
-        rc = read_unread(s3, prefix, after, max);
-    return rc == KL_OK ? give_list(s3, prefix, after, max, arena, ret_records, ret_count) : rc;
+        rc = walk_read(s3, &listing);
+    kl__free(listing.names);
+    kl_arena_free(&listing.scratch);
+    if (rc == KL_OK)
+        *ret_count = listing.count;
+    return rc;
 }
 
 /* --- Writing --- */
@@ -652,13 +698,17 @@ kl_rc kl__s3_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_ar
 /* What is there: from memory, or as the server has it. */
 static kl_rc current(kl__s3 *s3, kl_bytes name, bool ask, kl_arena *arena, kl__s3_document *ret_document)
 {
-    if (ask) {
-        kl_rc rc = fetch_held(s3, &name, 1);
+    bool copied = true, unread = true;
+    for (int i = 0; ask && unread; i++) {
+        kl_rc rc = i < TRIES ? fetch_held(s3, &name, 1) : fail_busy();
         if (rc != KL_OK)
             return rc;
+        pthread_mutex_lock(&s3->records->mutex);
+        const struct known *read = find_known(s3->records, name);
+        unread = read && is_unread(read);
+        pthread_mutex_unlock(&s3->records->mutex);
     }
     *ret_document = (kl__s3_document){.value = {"", 0}};
-    bool copied = true;
     pthread_mutex_lock(&s3->records->mutex);
     const struct known *known = find_known(s3->records, name);
     if (known && known->read) {

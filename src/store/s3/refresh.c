@@ -16,11 +16,13 @@
 #include "base/hash.h"
 #include "store/s3/s3.h"
 
-enum { JOURNAL_WIDE = 32, QUIET = 4, FULL_MS = 1000, KEPT_PAGES = 100 };
+enum { JOURNAL_WIDE = 32, READ_AGAIN = 8, QUIET = 4, FULL_MS = 1000, KEPT_PAGES = 100 };
 
-static bool is_fresh(int64_t since_ns, int64_t limit_ms)
+/* What was known before the clock jumped may be much older than it seems: this machine stood still meanwhile. */
+static bool is_fresh(kl__s3 *s3, int64_t since_ns, int64_t limit_ms)
 {
-    return since_ns != 0 && kl__monotonic_ns() - since_ns < limit_ms * 1000000;
+    return since_ns != 0 && kl__monotonic_ns() - since_ns < limit_ms * 1000000 &&
+           since_ns >= kl__s3_http_jumped(s3->http);
 }
 
 kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request)
@@ -110,19 +112,20 @@ static kl_rc take_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_request *r
     return KL_OK;
 }
 
-static bool wants_index(const kl__s3_shard *shard)
+static bool wants_index(kl__s3 *s3, const kl__s3_shard *shard, bool owned_too)
 {
-    return !shard->loaded || (!shard->owned && !is_fresh(shard->journal_ns, INT64_C(4) * KL_S3_TRUST_MS));
+    return !shard->loaded ||
+           ((owned_too || !shard->owned) && !is_fresh(s3, shard->journal_ns, INT64_C(4) * KL_S3_TRUST_MS));
 }
 
-static kl_rc load_indexes(kl__s3 *s3, kl__s3_shard **shards, size_t count)
+static kl_rc load_indexes(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too)
 {
     struct fetch fetch;
     int64_t now_ns = kl__monotonic_ns();
     bool good = fetch_open(&fetch, count);
     kl__memory_enter(s3->memory);
     for (size_t i = 0; good && i < count; i++)
-        if (wants_index(shards[i]))
+        if (wants_index(s3, shards[i], owned_too))
             good = fetch_add(&fetch, shards[i], 0,
                              kl__s3_name(s3, "index/%s/%s.json", shards[i]->partition->name, shards[i]->digits));
     kl__memory_leave(s3->memory);
@@ -149,9 +152,10 @@ static kl_rc ask_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, uint6
     return good ? fetch_send(s3, fetch) : kl__fail_memory();
 }
 
-/* Applies what came. *left: the shards that may have more, in front. */
+/* Applies what came. *left: the shards that may have more, in front. *ret_unsure: where one seems to end it was not known
+ * to end for so long that what follows may have been deleted; its checkpoint tells. */
 static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide, int64_t asked_ns,
-                           kl__s3_shard **shards, size_t *left)
+                           kl__s3_shard **shards, size_t *left, bool *ret_unsure)
 {
     size_t more = 0;
     kl_rc rc = KL_OK;
@@ -161,7 +165,9 @@ static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide,
         bool there = fetch->requests[i].status == 200;
         if (there && fetch->wanted[i].number == shard->journal + 1)
             rc = kl__s3_apply_journal(s3, shard, fetch->wanted[i].number, &fetch->requests[i].reply);
-        if (!there && fetch->wanted[i].number == shard->journal + 1)
+        if (!there && fetch->wanted[i].number == shard->journal + 1 && kl__s3_is_late(s3, shard->journal_ns))
+            *ret_unsure = true;
+        else if (!there && fetch->wanted[i].number == shard->journal + 1)
             shard->followed_ns = shard->journal_ns = asked_ns;
         if ((i + 1) % wide == 0 && there)
             shards[more++] = shard;
@@ -171,7 +177,7 @@ static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide,
     return rc;
 }
 
-static kl_rc follow_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count)
+static kl_rc follow_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool *ret_unsure)
 {
     kl_rc rc = KL_OK;
     for (uint64_t wide = 1; rc == KL_OK && count > 0; wide = wide * 8 < JOURNAL_WIDE ? wide * 8 : JOURNAL_WIDE) {
@@ -179,27 +185,40 @@ static kl_rc follow_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count)
         int64_t now_ns = kl__monotonic_ns();
         rc = ask_journals(s3, shards, count, wide, &fetch);
         if (rc == KL_OK)
-            rc = take_journals(s3, &fetch, wide, now_ns, shards, &count);
+            rc = take_journals(s3, &fetch, wide, now_ns, shards, &count, ret_unsure);
         fetch_free(&fetch);
     }
     return rc;
 }
 
-kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too)
+static kl_rc refresh_once(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too, bool *ret_unsure)
 {
-    kl_rc rc = load_indexes(s3, shards, count);
+    kl_rc rc = load_indexes(s3, shards, count, owned_too);
     kl__s3_shard **others = kl__alloc_zeroed(count ? count : 1, sizeof *others);
     size_t other_count = 0;
     if (!others)
         return kl__fail_memory();
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++)
-        if (owned_too || (!shards[i]->owned && !is_fresh(shards[i]->followed_ns, KL_S3_FRESH_MS)))
+        if (owned_too || (!shards[i]->owned && !is_fresh(s3, shards[i]->followed_ns, KL_S3_FRESH_MS)))
             others[other_count++] = shards[i];
     kl__memory_leave(s3->memory);
     if (rc == KL_OK)
-        rc = follow_journals(s3, others, other_count);
+        rc = follow_journals(s3, others, other_count, ret_unsure);
     kl__free(others);
+    return rc;
+}
+
+kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too)
+{
+    bool unsure = true;
+    kl_rc rc = KL_OK;
+    for (int i = 0; rc == KL_OK && unsure; i++) {
+        unsure = false;
+        rc = refresh_once(s3, shards, count, owned_too, &unsure);
+        if (rc == KL_OK && unsure && i == READ_AGAIN)
+            rc = kl__fail(KL_EBUSY, "the clock has jumped again and again while S3 was read; call again");
+    }
     return rc;
 }
 
@@ -379,7 +398,7 @@ kl_rc kl__s3_pulse(kl__s3 *s3, int64_t age_ms)
 {
     pthread_mutex_lock(&s3->pulse_mutex);
     int64_t limit_ms = age_ms < 0 ? s3->pulse_age_ms : age_ms;
-    kl_rc rc = is_fresh(s3->pulse_ns, limit_ms) ? KL_OK : make_pulse(s3);
+    kl_rc rc = is_fresh(s3, s3->pulse_ns, limit_ms) ? KL_OK : make_pulse(s3);
     pthread_mutex_unlock(&s3->pulse_mutex);
     return rc;
 }
@@ -404,7 +423,7 @@ kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count)
     for (size_t i = 0; i < count; i++) {
         bool known = (count > KL_S3_PROBES || owned) && s3->pulse_whole;
         int64_t rest_ms = s3->pulse_whole ? s3->pulse_age_ms : shards[i]->rest_ms;
-        bool rests = is_fresh(shards[i]->tail_ns, shards[i]->owned ? rest_ms : KL_S3_FRESH_MS);
+        bool rests = is_fresh(s3, shards[i]->tail_ns, shards[i]->owned ? rest_ms : KL_S3_FRESH_MS);
         shards[i]->ended = (known || rests) && shards[i]->taken >= shards[i]->tail;
     }
     kl__memory_leave(s3->memory);
@@ -444,17 +463,33 @@ static void rest(const kl__s3 *s3, kl__s3_shard *shard)
 }
 
 /* There is no object of this number: the log ends here, or it was deleted. */
-static void meet_gap(const kl__s3 *s3, kl__s3_shard *shard, uint64_t number, int64_t asked_ns, bool *ret_unsure)
+static void meet_gap(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, int64_t asked_ns, bool *ret_unsure)
 {
     if (number != shard->taken + 1)
         return;
-    if (number > shard->tail && is_fresh(shard->tail_ns, KL_S3_TRUST_MS)) {
+    if (number > shard->tail && is_fresh(s3, shard->tail_ns, KL_S3_TRUST_MS)) {
         shard->ended = true;
         shard->tail_ns = asked_ns;
         rest(s3, shard);
     } else {
         *ret_unsure = true;
     }
+}
+
+/* An object behind `from` that is not loaded, up to what is taken: what the journal says of it is of no more use. */
+static kl__s3_object *find_passed(const kl__s3_shard *shard, kl__tree_node *node, uint64_t from)
+{
+    if (!node)
+        return NULL;
+    kl__s3_object *object = KL_CONTAINER(node, kl__s3_object, by_number);
+    if (object->number <= from)
+        return find_passed(shard, node->right, from);
+    kl__s3_object *found = find_passed(shard, node->left, from);
+    if (found)
+        return found;
+    if (object->number > shard->taken)
+        return NULL;
+    return !object->loaded ? object : find_passed(shard, node->right, from);
 }
 
 /* Passes over what was deleted. */
@@ -470,8 +505,11 @@ static kl_rc step_over(kl__s3 *s3, kl__s3_shard *shard)
     if (rc != KL_OK)
         return rc;
     kl__memory_enter(s3->memory);
-    if (first && shard->taken == from)
+    if (first && shard->taken == from) {
         shard->taken = first - 1;
+        for (kl__s3_object *passed; (passed = find_passed(shard, shard->objects, from));)
+            kl__s3_object_free(shard, passed);
+    }
     if (!first && shard->taken == from && shard->tail <= from) /* else somebody has appended meanwhile */
         shard->ended = true;
     if (last > shard->tail)
@@ -592,7 +630,7 @@ kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines)
     uint64_t listed;
     int64_t asked_ns = kl__monotonic_ns();
     kl__memory_enter(s3->memory);
-    bool fresh = is_fresh(partition->marks_ns, s3->pulse_age_ms);
+    bool fresh = is_fresh(s3, partition->marks_ns, s3->pulse_age_ms);
     *ret_lines = partition->marks;
     kl__memory_leave(s3->memory);
     kl_rc rc = fresh ? KL_OK : list_marks(s3, partition, &listed);
@@ -656,6 +694,7 @@ kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count)
         if (rc == KL_OK)
             rc = load_archives(s3, shard, "dead");
         kl__memory_enter(s3->memory);
+        shard->kept_ns = kl__monotonic_ns(); /* from here on: loading may have taken long */
         shard->kept_loaded = rc == KL_OK;
         kl__memory_leave(s3->memory);
     }

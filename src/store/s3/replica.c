@@ -16,8 +16,18 @@
 
 static kl_rc fail_damaged(const kl__s3_shard *shard, const char *log, uint64_t number)
 {
-    return kl__fail(KL_EDAMAGED, "object %016llx of %s/%s/%s cannot be understood; it is passed over",
+    return kl__fail(KL_EDAMAGED,
+                    "object %016llx of %s/%s/%s cannot be understood; is it of a newer release? Update keyline",
                     (unsigned long long)number, log, shard->partition->name, shard->digits);
+}
+
+/* What copies of strings of an object of so many bytes can take: no copy fails then, and what is not understood is damaged. */
+static bool reserve(kl_arena *arena, size_t bytes)
+{
+    enum { FIELDS = 512 }; /* what a few strings are rounded up by */
+    bool there = kl_arena_alloc(arena, bytes + FIELDS) != NULL;
+    kl_arena_reset(arena);
+    return there;
 }
 
 /* --- Objects --- */
@@ -224,7 +234,7 @@ static bool link_task(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object, ui
     if (!lines)
         return false;
     if (kl__memory_waiting(lines, &entry->id))
-        return note_repeat(shard, position);
+        return set_settled(object, index) && note_repeat(shard, position);
     kl__memory_task *task = make_task(lines, entry, position);
     if (!task)
         return false;
@@ -252,7 +262,7 @@ static uint32_t count_tasks(const json_t *appends)
     return count <= KL_S3_ENTRIES_MAX ? (uint32_t)count : 0;
 }
 
-/* One append's part of the object. KL_EDAMAGED: an entry is none, and is passed over. */
+/* One append's part of the object: each of its tasks is settled, or in a line, or (KL_EDAMAGED) not understood. */
 static kl_rc load_append(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object, const json_t *append, int64_t at_ms,
                          kl_arena *arena, uint32_t *index)
 {
@@ -266,7 +276,9 @@ static kl_rc load_append(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object,
     else if (named && !meet_token(shard, &token, object->number, at_ms, &repeat))
         return KL_ENOMEM;
     for (size_t i = 0; i < json_array_size(tasks); i++, ++*index) {
-        if (repeat || is_settled(object, *index) || object->tasks[*index])
+        if (repeat && !set_settled(object, *index))
+            return KL_ENOMEM;
+        if (is_settled(object, *index) || object->tasks[*index])
             continue;
         kl_arena_reset(arena);
         if (!kl__s3_get_entry(json_array_get(tasks, i), shard->place, arena, &entry))
@@ -277,50 +289,64 @@ static kl_rc load_append(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object,
     return rc;
 }
 
-static kl_rc load_appends(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object, const json_t *root)
+static kl_rc load_appends(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object, const json_t *root, size_t bytes)
 {
     const json_t *appends = json_object_get(root, "appends");
     kl_arena arena = {0};
     int64_t at_ms;
-    uint32_t index = 0;
-    kl_rc first = kl__s3_get_int(root, "at", &at_ms) ? KL_OK : KL_EDAMAGED;
-    uint32_t count = count_tasks(appends);
+    uint32_t index = 0, count = count_tasks(appends);
+    bool whole = json_is_array(appends) && (count || json_array_size(appends) == 0);
+    kl_rc first = kl__s3_get_int(root, "at", &at_ms) && whole ? KL_OK : KL_EDAMAGED;
     if (!object->tasks && !(object->tasks = kl__alloc_zeroed(count ? count : 1, sizeof(kl__memory_task *))))
         return KL_ENOMEM;
     object->count = count;
-    for (size_t i = 0; count && i < json_array_size(appends); i++) {
+    if (!reserve(&arena, bytes))
+        first = KL_ENOMEM;
+    for (size_t i = 0; first != KL_ENOMEM && count && i < json_array_size(appends); i++) {
         kl_rc rc = load_append(s3, shard, object, json_array_get(appends, i), at_ms, &arena, &index);
-        first = first != KL_OK ? first : rc;
-        if (rc == KL_ENOMEM)
-            break;
+        first = rc == KL_ENOMEM || first == KL_OK ? rc : first;
     }
     kl_arena_free(&arena);
     return first;
+}
+
+/* It is loaded: what the journal said of it while it was not has been heeded, and goes; unless it is damaged. */
+static void end_load(kl__s3_object *object, bool damaged)
+{
+    object->loaded = true;
+    object->damaged = damaged;
+    object->live += damaged;
+    object->dead_ns = object->live ? 0 : kl__monotonic_ns();
+    if (damaged)
+        return;
+    kl__s3_retry_free(object->retries); /* of tasks that it does not have */
+    object->retries = NULL;
+    kl__free(object->settled);
+    object->settled = NULL;
+    object->settled_room = 0;
 }
 
 kl_rc kl__s3_apply_tasks(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body)
 {
     KL_ASSERT(number == shard->taken + 1);
     kl__s3_object *object = make_object(shard, number);
-    json_t *root = object ? kl__s3_parse(body) : NULL;
-    kl_rc rc = !object ? KL_ENOMEM : root ? load_appends(s3, shard, object, root) : KL_EDAMAGED;
+    json_t *root = NULL;
+    kl_rc rc = object ? kl__s3_parse_json(body, &root) : KL_ENOMEM;
+    if (rc == KL_OK)
+        rc = load_appends(s3, shard, object, root, body->len);
     json_decref(root);
     if (rc == KL_ENOMEM)
         return kl__fail_memory();
-    object->loaded = true;
-    object->dead_ns = object->live ? 0 : kl__monotonic_ns();
-    kl__s3_retry_free(object->retries); /* of tasks that it does not have */
-    object->retries = NULL;
-    kl__free(object->settled);
-    object->settled = NULL;
-    object->settled_room = 0;
+    end_load(object, rc != KL_OK);
     shard->taken = number;
     shard->news = true;
     if (shard->tail < number)
         shard->tail = number;
     if (rc != KL_OK)
-        kl__s3_log(s3, KL_LOG_ERROR, "task object %s/%s/%016llx cannot be understood", shard->partition->name,
-                   shard->digits, (unsigned long long)number);
+        kl__s3_log(s3, KL_LOG_ERROR,
+                   "tasks of object tasks/%s/%s/%016llx.json cannot be understood and wait there; is it of a newer "
+                   "release? Update keyline",
+                   shard->partition->name, shard->digits, (unsigned long long)number);
     return KL_OK;
 }
 
@@ -358,7 +384,7 @@ static bool end_task(kl__s3_shard *shard, uint64_t number, uint32_t index)
     kl__s3_object *object = kl__s3_object_of(shard, number);
     if (object && object->loaded) {
         end_loaded(object, index);
-        return true;
+        return !object->damaged || end_unloaded(shard, number, index);
     }
     return number <= shard->taken || end_unloaded(shard, number, index); /* else it is gone */
 }
@@ -458,9 +484,10 @@ static bool retry_task(kl__s3_shard *shard, const kl__s3_retry *said, int64_t at
     uint64_t number = said->position >> KL_S3_INDEX_BITS;
     uint32_t index = said->position & (KL_S3_ENTRIES_MAX - 1);
     kl__s3_object *object = kl__s3_object_of(shard, number);
-    if (!(object && object->loaded) && number > shard->taken)
-        return retry_unloaded(shard, said->position, said, at_ms);
     kl__memory_task *task = object && object->loaded && index < object->count ? object->tasks[index] : NULL;
+    bool unloaded = !(object && object->loaded) && number > shard->taken;
+    if (unloaded || (!task && object && object->damaged && !is_settled(object, index)))
+        return retry_unloaded(shard, said->position, said, at_ms);
     if (!task) {
         free_left(said->left);
         return true;
@@ -512,6 +539,20 @@ static bool is_forgotten(const kl__s3_shard *shard, const kl_task_id *id)
     return false;
 }
 
+static bool less_id(const kl__tree_node *a, const kl__tree_node *b)
+{
+    return kl_id_compare(&KL_CONTAINER(a, kl__memory_task, by_id)->entry.id,
+                         &KL_CONTAINER(b, kl__memory_task, by_id)->entry.id) < 0;
+}
+
+static kl__memory_task *find_finished(kl__s3 *s3, const kl__s3_shard *shard, const kl_task_id *id)
+{
+    const kl__memory_shard *lines = kl__memory_shard_of(s3->memory, shard->place);
+    kl__memory_task probe = {.entry = {.id = *id}};
+    kl__tree_node *node = lines ? kl__memory_find_node(lines->finished, &probe.by_id, less_id) : NULL;
+    return node ? KL_CONTAINER(node, kl__memory_task, by_id) : NULL;
+}
+
 /* Makes a finished task of what is written about it. */
 static kl_rc keep_task(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, int32_t stands, kl_arena *arena)
 {
@@ -527,6 +568,9 @@ static kl_rc keep_task(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, int3
         return KL_EDAMAGED;
     if (expires_ms <= s3->memory->now_ms || is_forgotten(shard, &entry.id))
         return KL_OK;
+    const kl__memory_task *known = find_finished(s3, shard, &entry.id);
+    if (known && stands == KL_S3_ARCHIVED && known->finished_ms >= finished_ms)
+        return KL_OK; /* an archive may be older than what the journal says */
     kl__memory_shard *lines = kl__memory_shard_make(s3->memory, shard->place);
     kl__memory_task *task = lines ? make_task(lines, &entry, position) : NULL;
     kl__memory_left *left = kl__s3_left_make((uint32_t)attempts, expires_ms, (kl_bytes){0}, result), *errors = NULL;
@@ -571,10 +615,10 @@ static kl_rc forget_one(kl__s3 *s3, kl__s3_shard *shard, const kl_task_id *id, i
         *one = (kl__s3_forgotten){.next = shard->forgotten, .id = *id, .until_ms = until_ms};
         shard->forgotten = one;
     }
-    kl__memory_leave(s3->memory);
-    kl_rc rc = kl__memory_forget(s3->memory, shard->place, id, 1);
-    kl__memory_enter(s3->memory);
-    return rc;
+    kl__memory_task *task = find_finished(s3, shard, id);
+    if (task)
+        kl__memory_drop(s3->memory, task);
+    return KL_OK;
 }
 
 static kl_rc apply_forget(kl__s3 *s3, kl__s3_shard *shard, const json_t *item)
@@ -617,10 +661,10 @@ static kl_rc apply_item(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, int
     return apply_kept(s3, shard, item, arena);
 }
 
-static kl_rc apply_items(kl__s3 *s3, kl__s3_shard *shard, const json_t *items, int64_t at_ms)
+static kl_rc apply_items(kl__s3 *s3, kl__s3_shard *shard, const json_t *items, int64_t at_ms, size_t bytes)
 {
     kl_arena arena = {0};
-    kl_rc first = KL_OK;
+    kl_rc first = reserve(&arena, bytes) ? KL_OK : KL_ENOMEM;
     for (size_t i = 0; first != KL_ENOMEM && i < json_array_size(items); i++) {
         kl_rc rc = apply_item(s3, shard, json_array_get(items, i), at_ms, &arena);
         if (first == KL_OK || rc == KL_ENOMEM)
@@ -635,12 +679,16 @@ kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, con
     uint64_t fence;
     int64_t at_ms;
     KL_ASSERT(number == shard->journal + 1);
-    json_t *root = kl__s3_parse(body);
-    if (!root || !kl__s3_get_hex(root, "fence", &fence) || !kl__s3_get_int(root, "at", &at_ms)) {
+    json_t *root = NULL;
+    kl_rc rc = kl__s3_parse_json(body, &root);
+    if (rc == KL_OK && (!kl__s3_get_hex(root, "fence", &fence) || !kl__s3_get_int(root, "at", &at_ms)))
+        rc = KL_EDAMAGED;
+    if (rc != KL_OK) {
         json_decref(root);
-        return fail_damaged(shard, "journal", number); /* nothing behind it may be taken for true */
+        return rc == KL_ENOMEM ? kl__fail_memory()
+                               : fail_damaged(shard, "journal", number); /* nothing behind it may be taken for true */
     }
-    kl_rc rc = apply_items(s3, shard, json_object_get(root, "items"), at_ms);
+    rc = apply_items(s3, shard, json_object_get(root, "items"), at_ms, body->len);
     json_decref(root);
     if (rc == KL_ENOMEM)
         return kl__fail_memory();
@@ -649,7 +697,7 @@ kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, con
                    shard->partition->name, shard->digits, (unsigned long long)number);
     if (fence > shard->epoch)
         shard->epoch = fence;
-    if (at_ms > s3->floor_ms)
+    if (s3->caller_time && at_ms > s3->floor_ms) /* else one wrong clock would stop those of all others */
         s3->floor_ms = at_ms;
     shard->journal = number;
     return KL_OK;
@@ -657,17 +705,20 @@ kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, con
 
 kl_rc kl__s3_apply_kept(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body)
 {
-    json_t *root = kl__s3_parse(body);
-    const json_t *items = json_object_get(root, "items");
+    json_t *root = NULL;
     kl_arena arena = {0};
-    kl_rc rc = root ? KL_OK : fail_damaged(shard, "an archive", 0);
-    for (size_t i = 0; rc != KL_ENOMEM && i < json_array_size(items); i++) {
+    kl_rc first = kl__s3_parse_json(body, &root);
+    const json_t *items = json_object_get(root, "items");
+    if (first == KL_OK && !reserve(&arena, body->len))
+        first = KL_ENOMEM;
+    for (size_t i = 0; first != KL_ENOMEM && i < json_array_size(items); i++) {
         kl_arena_reset(&arena);
-        rc = keep_task(s3, shard, json_array_get(items, i), KL_S3_ARCHIVED, &arena);
+        kl_rc rc = keep_task(s3, shard, json_array_get(items, i), KL_S3_ARCHIVED, &arena);
+        first = rc == KL_ENOMEM || first == KL_OK ? rc : first;
     }
     kl_arena_free(&arena);
     json_decref(root);
-    return rc == KL_ENOMEM ? kl__fail_memory() : rc == KL_EDAMAGED ? fail_damaged(shard, "an archive", 0) : KL_OK;
+    return first == KL_ENOMEM ? kl__fail_memory() : first == KL_EDAMAGED ? fail_damaged(shard, "an archive", 0) : KL_OK;
 }
 
 /* --- The checkpoint --- */
@@ -699,20 +750,22 @@ static kl_rc read_forgotten(kl__s3 *s3, kl__s3_shard *shard, const json_t *forgo
 
 kl_rc kl__s3_apply_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body)
 {
-    json_t *root = kl__s3_parse(body);
+    json_t *root = NULL;
     uint64_t tail = 0;
+    kl_rc rc = kl__s3_parse_json(body, &root);
     bool good = root && kl__s3_get_hex(root, "journal", &shard->checkpoint) &&
                 kl__s3_get_hex(root, "epoch", &shard->epoch) && kl__s3_get_hex(root, "swept", &shard->swept) &&
                 kl__s3_get_hex(root, "tasks_swept", &shard->tasks_swept) &&
                 kl__s3_get_hex(root, "first", &shard->first) && kl__s3_get_hex(root, "tokens_to", &shard->tokens_to) &&
                 kl__s3_get_hex(root, "tail", &tail);
-    kl_rc rc = good ? KL_OK : KL_EDAMAGED;
+    if (rc == KL_OK && !good)
+        rc = KL_EDAMAGED;
     shard->taken = shard->first;
     shard->journal = shard->checkpoint;
     if (shard->tail < tail)
         shard->tail = tail;
     if (rc == KL_OK)
-        rc = apply_items(s3, shard, json_object_get(root, "items"), 0);
+        rc = apply_items(s3, shard, json_object_get(root, "items"), 0, body->len);
     if (rc == KL_OK)
         rc = read_tokens(shard, json_object_get(root, "tokens"));
     if (rc == KL_OK)
@@ -736,12 +789,12 @@ void kl__s3_put_run(kl__s3_text *text, uint64_t number, uint32_t from, uint32_t 
 
 static bool is_ended(const kl__s3_object *object, uint32_t index)
 {
-    return object->loaded ? !object->tasks[index] : is_settled(object, index);
+    return object->loaded && !object->damaged ? !object->tasks[index] : is_settled(object, index);
 }
 
 bool kl__s3_put_settled(kl__s3_text *text, const kl__s3_object *object)
 {
-    uint32_t end = object->loaded ? object->count : object->settled_room;
+    uint32_t end = object->loaded && !object->damaged ? object->count : object->settled_room;
     bool any = false;
     for (uint32_t i = 0; i < end; i++) {
         uint32_t from = i;

@@ -66,6 +66,12 @@ bool kl__s3_is_late(kl__s3 *s3, int64_t since_ns)
     return long_ago || since_ns < kl__s3_http_jumped(s3->http);
 }
 
+int64_t kl__s3_known_since(int64_t asked_ns)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    return now_ns - asked_ns < INT64_C(1000000000) ? now_ns : asked_ns;
+}
+
 /* --- The clock --- */
 
 /* The memory engine asks for it, too, and never lets it step back. */
@@ -290,6 +296,7 @@ void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard)
     kl__free(shard->repeats);
     kl__s3_shard fresh = {.place = shard->place,
                           .partition = shard->partition,
+                          .generation = shard->generation + 1,
                           .tail = shard->tail,
                           .tail_ns = shard->tail_ns,
                           .marked = shard->marked,

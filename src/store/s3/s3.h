@@ -73,12 +73,13 @@ typedef struct kl__s3_object {
     kl__tree_node by_number;
     uint64_t number;
     bool loaded;
-    uint32_t count, live;         /* loaded: its tasks, and those that wait */
+    bool damaged;                 /* loaded, but not all of it is understood: it stays, for a release that does */
+    uint32_t count, live;         /* loaded: its tasks, and those that wait; one more if it is damaged */
     kl__memory_task **tasks;      /* loaded: NULL where it is settled, or a repeat */
-    uint8_t *settled;             /* not loaded: a bit for each that is settled */
+    uint8_t *settled;             /* not loaded, or damaged: a bit for each that is settled */
     uint32_t settled_room;        /* bits */
     int64_t dead_ns;              /* when the last of its tasks was settled */
-    struct kl__s3_retry *retries; /* not loaded: its tasks that are to be tried again */
+    struct kl__s3_retry *retries; /* not loaded, or damaged: tasks of it that are to be tried again and not in memory */
 } kl__s3_object;
 
 typedef struct kl__s3_token {
@@ -109,7 +110,8 @@ struct kl__s3_partition;
 typedef struct kl__s3_shard {
     kl_place place;
     struct kl__s3_partition *partition;
-    char digits[8]; /* of the shard, as names have it */
+    char digits[8];      /* of the shard, as names have it */
+    uint64_t generation; /* how often it was cleared: what was read before that says nothing about what is here */
 
     /* the journal */
     bool loaded;         /* the checkpoint has been read */
@@ -123,6 +125,7 @@ typedef struct kl__s3_shard {
     uint64_t tasks_swept;               /* and task objects up to this one */
     uint64_t old_checkpoint, old_first; /* as they were at old_ns: what may be deleted when that is long ago */
     int64_t old_ns;
+    int64_t unswept_ns;          /* when deleting last failed; 0: it did not */
     int64_t written_ns;          /* when this process last wrote to the journal; 0: never */
     int64_t checkpoint_ns;       /* when it was written or read */
     char etag[KL_S3_ETAG_BYTES]; /* of the checkpoint; empty: there is none */
@@ -152,9 +155,9 @@ typedef struct kl__s3_shard {
 
 typedef struct kl__s3_partition {
     uint32_t number, shard_prefix_len, shard_count;
-    char *name;     /* as names of objects have it */
-    bool worked;    /* this process owns or owned a shard of it */
-    uint64_t marks; /* lines that are in use anywhere in it, as of marks_ns */
+    char *name;         /* as names of objects have it */
+    atomic_bool worked; /* this process owns or owned a shard of it */
+    uint64_t marks;     /* lines that are in use anywhere in it, as of marks_ns */
     int64_t marks_ns;
     int64_t counting_ns; /* counts of the whole partition are counted since then, for a second */
     unsigned countings;
@@ -166,7 +169,6 @@ typedef struct kl__s3_partition {
 typedef struct kl__s3_listed {
     char *name;
     char etag[KL_S3_ETAG_BYTES];
-    uint64_t size;
     int64_t modified_ms;
 } kl__s3_listed;
 
@@ -233,6 +235,10 @@ uint64_t kl__s3_nonce(void);
 /* Whether so much time has passed since then that an object may have been put and deleted meanwhile (E1): a number that
  * seemed free need not have been. */
 bool kl__s3_is_late(kl__s3 *s3, int64_t since_ns);
+
+/* As of when a log is known to end with what was put: now, unless the request has taken long (or the process stood still
+ * meanwhile), so that others may have gone on. */
+int64_t kl__s3_known_since(int64_t asked_ns);
 void kl__s3_log(const kl__s3 *s3, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
 void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard); /* as if nothing had been read; the mutex is held */
 
@@ -252,7 +258,7 @@ kl__s3_shard *kl__s3_shard_make(kl__s3 *s3, kl_place place);
 kl_rc kl__s3_list_page(kl__s3 *s3, const char *prefix, const char *after, unsigned max, kl__s3_names *ret_names);
 void kl__s3_names_free(kl__s3_names *names);
 
-/* Deletes objects by their names, a thousand a request. */
+/* Deletes objects by their names, a thousand a request. KL_OK: none of them is there any more. Else some may be. */
 kl_rc kl__s3_delete(kl__s3 *s3, char **names, size_t count);
 
 /* --- body.c: what stands in objects --- */
@@ -270,11 +276,12 @@ bool kl__s3_get_id(const json_t *object, const char *name, kl_task_id *ret_id);
 bool kl__s3_get_token(const json_t *object, const char *name, kl_token *ret_token, bool *ret_there);
 bool kl__s3_get_bytes(const json_t *object, const char *name, kl_arena *arena, kl_bytes *ret_bytes);
 bool kl__s3_get_entry(const json_t *object, kl_place place, kl_arena *arena, kl_entry *ret_entry);
-json_t *kl__s3_parse(const kl__s3_text *text); /* NULL: no JSON, or of another format */
+json_t *kl__s3_parse(const kl__s3_text *text); /* NULL: no JSON, or of another format; or no memory */
+KL_MUST_USE kl_rc kl__s3_parse_json(const kl__s3_text *text, json_t **ret_root); /* KL_EDAMAGED, or KL_ENOMEM */
 
 /* --- replica.c: what the logs say. The mutex is held. --- */
 
-/* The next task object. KL_EDAMAGED: it cannot be read, and counts as empty. */
+/* The next task object. What of it cannot be understood is passed over, but never deleted. KL_ENOMEM. */
 kl_rc kl__s3_apply_tasks(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body);
 
 /* The next journal object. */
@@ -387,6 +394,10 @@ kl_rc kl__s3_selftest(kl__s3 *s3);
 
 /* With ?clock=caller: how far that clock has come, for the next life of the store. */
 void kl__s3_save_floor(kl__s3 *s3);
+
+/* --- tasks.c --- */
+
+void kl__s3_sleep(kl__s3 *s3, int64_t wait_ms); /* or until the store is closed */
 
 /* --- The calls --- */
 

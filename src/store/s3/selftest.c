@@ -188,7 +188,8 @@ static kl_rc read_marker(kl__s3 *s3, bool *ret_tested)
     *ret_tested = format == KL_S3_FORMAT && host && strcmp(host, s3->site.host) == 0;
     if (*ret_tested)
         s3->unquoted = json_is_true(json_object_get(root, "unquoted_etags"));
-    s3->floor_ms = json_integer_value(json_object_get(root, "floor_ms"));
+    if (s3->caller_time)
+        s3->floor_ms = json_integer_value(json_object_get(root, "floor_ms"));
     if (format > KL_S3_FORMAT)
         rc = kl__fail(KL_EINVAL, "this store is of a newer release (format %lld, and %d is known here); update keyline",
                       (long long)format, KL_S3_FORMAT);

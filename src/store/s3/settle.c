@@ -13,6 +13,8 @@
 
 #include "store/s3/s3.h"
 
+enum { READ_AGAIN = 16 };
+
 /* What is to be written to one shard. */
 struct commit {
     kl__s3_shard *shard;
@@ -23,6 +25,9 @@ struct commit {
 
     kl__s3_text body; /* empty: there is nothing to write */
     uint64_t number, nonce;
+    uint64_t generation;        /* of the shard, when it was read for this */
+    int64_t since_ns, asked_ns; /* as of when the number was known to be free; when it was asked for */
+    size_t repeats;             /* of the shard's, how many are in the body */
     char *name;
     bool done, doubted;
     kl_rc rc;
@@ -159,9 +164,9 @@ static kl_rc write_settle(kl__s3 *s3, struct commit *commit)
     for (size_t i = 0; i < batch->count; i++)
         put_settled(s3, commit, &batch->tasks[i], plain, &plain_count, &first);
     unmark(s3, commit);
-    if (plain_count || !first)
-        for (size_t i = 0; i < shard->repeat_count; i++)
-            plain[plain_count++] = shard->repeats[i];
+    commit->repeats = plain_count || !first ? shard->repeat_count : 0;
+    for (size_t i = 0; i < commit->repeats; i++)
+        plain[plain_count++] = shard->repeats[i];
     put_runs(&commit->body, plain, plain_count, &first);
     kl__s3_text_put(&commit->body, "]}\n");
     kl__free(plain);
@@ -213,6 +218,26 @@ static bool has_nonce(const kl__s3_text *body, uint64_t nonce)
     return body->len && memmem(body->data, body->len < 200 ? body->len : 200, text, strlen(text));
 }
 
+/* Those that were noted since the body was written stay. */
+static void drop_repeats(kl__s3_shard *shard, size_t count)
+{
+    if (count == 0 || count > shard->repeat_count)
+        return;
+    shard->repeat_count -= count;
+    memmove(shard->repeats, shard->repeats + count, shard->repeat_count * sizeof *shard->repeats);
+}
+
+/* The journal's object is there. A replica that has been cleared meanwhile reads it when it is wanted. */
+static void apply_written(kl__s3 *s3, kl__s3_shard *shard, struct commit *commit)
+{
+    if (shard->generation != commit->generation)
+        return;
+    shard->journal_ns = shard->followed_ns = kl__s3_known_since(commit->asked_ns);
+    drop_repeats(shard, commit->repeats);
+    if (shard->journal + 1 == commit->number && kl__s3_apply_journal(s3, shard, commit->number, &commit->body) != KL_OK)
+        kl__s3_shard_clear(s3, shard); /* it is there all the same: what is in memory is read anew */
+}
+
 static void note_written(kl__s3 *s3, struct commit *commit)
 {
     kl__s3_shard *shard = commit->shard;
@@ -220,15 +245,9 @@ static void note_written(kl__s3 *s3, struct commit *commit)
     if (commit->settle)
         atomic_fetch_add(&s3->settled, commit->settle->count);
     kl__memory_enter(s3->memory);
-    shard->written_ns = shard->journal_ns = shard->followed_ns = kl__monotonic_ns();
-    if (shard->journal + 1 == commit->number)
-        commit->rc = kl__s3_apply_journal(s3, shard, commit->number, &commit->body);
-    if (commit->rc != KL_OK) { /* it is there all the same: what is in memory is read anew */
-        kl__s3_shard_clear(s3, shard);
-        commit->rc = KL_OK;
-    }
-    shard->repeat_count = commit->settle ? 0 : shard->repeat_count;
-    bool due = shard->journal - shard->checkpoint >= s3->checkpoint_every;
+    apply_written(s3, shard, commit);
+    shard->written_ns = kl__monotonic_ns();
+    bool due = shard->journal >= shard->checkpoint + s3->checkpoint_every;
     kl__memory_leave(s3->memory);
     if (due)
         kl__s3_upkeep_wake(s3);
@@ -259,12 +278,13 @@ static kl_rc verify(kl__s3 *s3, struct commit *commit)
     return kl__s3_refresh(s3, &commit->shard, 1, true);
 }
 
-static bool is_late(kl__s3 *s3, const kl__s3_shard *shard)
+/* The body stands under its number. */
+static kl_rc win(kl__s3 *s3, struct commit *commit)
 {
-    kl__memory_enter(s3->memory);
-    int64_t since_ns = shard->journal_ns;
-    kl__memory_leave(s3->memory);
-    return kl__s3_is_late(s3, since_ns);
+    if (kl__s3_is_late(s3, commit->since_ns))
+        return verify(s3, commit);
+    note_written(s3, commit);
+    return KL_OK;
 }
 
 /* The number is taken: by us, or the journal has gone on. */
@@ -276,11 +296,7 @@ static kl_rc lose(kl__s3 *s3, struct commit *commit)
         return rc;
     bool own = request.status == 200 && has_nonce(&request.reply, commit->nonce);
     kl__s3_request_free(&request);
-    if (own)
-        note_written(s3, commit);
-    else
-        rc = kl__s3_refresh(s3, &commit->shard, 1, true);
-    return rc;
+    return own ? win(s3, commit) : kl__s3_refresh(s3, &commit->shard, 1, true);
 }
 
 static kl_rc write_body(kl__s3 *s3, struct commit *commit)
@@ -290,8 +306,26 @@ static kl_rc write_body(kl__s3 *s3, struct commit *commit)
                            : write_forget(s3, commit);
 }
 
-/* Writes the bodies of all that are not done, one for each shard. */
-static size_t choose(kl__s3 *s3, struct commit *commits, size_t count, kl__s3_request *requests, struct commit **chosen)
+/* The body and its number, from one and the same state of the replica. False: that is not what was read for it. */
+static bool prepare(kl__s3 *s3, struct commit *commit)
+{
+    const kl__s3_shard *shard = commit->shard;
+    kl__memory_enter(s3->memory);
+    bool good = shard->loaded && shard->generation == commit->generation;
+    if (good) {
+        commit->rc = write_body(s3, commit);
+        commit->number = shard->journal + 1;
+        commit->since_ns = shard->journal_ns;
+        commit->asked_ns = kl__monotonic_ns();
+    }
+    kl__memory_leave(s3->memory);
+    return good;
+}
+
+/* Writes the bodies of all that are not done, one for each shard. *ret_again: there are some whose shard must be read
+ * again first. */
+static size_t choose(kl__s3 *s3, struct commit *commits, size_t count, kl__s3_request *requests, struct commit **chosen,
+                     bool *ret_again)
 {
     size_t used = 0;
     for (size_t i = 0; i < count; i++) {
@@ -301,15 +335,17 @@ static size_t choose(kl__s3 *s3, struct commit *commits, size_t count, kl__s3_re
             taken |= chosen[j]->shard == commit->shard;
         if (commit->done || taken)
             continue;
-        kl__memory_enter(s3->memory);
-        commit->rc = write_body(s3, commit);
-        commit->number = commit->shard->journal + 1;
-        kl__memory_leave(s3->memory);
+        if (!prepare(s3, commit)) {
+            *ret_again = true;
+            continue;
+        }
+        kl__free(commit->name);
+        commit->name = kl__s3_log_name(s3, "journal", commit->shard, commit->number);
+        if (commit->rc == KL_OK && !commit->name)
+            commit->rc = kl__fail_memory();
         commit->done = commit->rc != KL_OK || commit->body.len == 0;
         if (commit->done)
             continue;
-        kl__free(commit->name);
-        commit->name = kl__s3_log_name(s3, "journal", commit->shard, commit->number);
         requests[used] = (kl__s3_request){
             .kind = KL_S3_PUT, .name = commit->name, .absent = true, .body = {commit->body.data, commit->body.len}};
         chosen[used++] = commit;
@@ -319,10 +355,8 @@ static size_t choose(kl__s3 *s3, struct commit *commits, size_t count, kl__s3_re
 
 static void judge(kl__s3 *s3, struct commit *commit, const kl__s3_request *reply)
 {
-    if (reply->status >= 200 && reply->status < 300 && is_late(s3, commit->shard))
-        commit->rc = verify(s3, commit);
-    else if (reply->status >= 200 && reply->status < 300)
-        note_written(s3, commit);
+    if (reply->status >= 200 && reply->status < 300)
+        commit->rc = win(s3, commit);
     else if (reply->status == 412)
         commit->rc = lose(s3, commit);
     else if (reply->status == 0 || reply->status >= 500 || reply->status == 409 || reply->status == 429)
@@ -330,51 +364,6 @@ static void judge(kl__s3 *s3, struct commit *commit, const kl__s3_request *reply
     else
         commit->rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a settle", reply->status);
     commit->done |= commit->rc != KL_OK;
-}
-
-/* Commits all, and returns the first rc that is not KL_OK, with its sentence. */
-static kl_rc commit_all(kl__s3 *s3, struct commit *commits, size_t count)
-{
-    kl__s3_request *requests = kl__alloc_zeroed(count, sizeof *requests);
-    struct commit **chosen = kl__alloc_zeroed(count, sizeof *chosen);
-    size_t used;
-    bool good = requests && chosen;
-    for (size_t i = 0; !good && i < count; i++)
-        commits[i].rc = kl__fail_memory();
-    while (good && (used = choose(s3, commits, count, requests, chosen)) > 0) {
-        kl_rc sent = kl__s3_send(s3->http, requests, used); /* each says itself what came of it */
-        (void)sent;
-        for (size_t i = 0; i < used; i++) {
-            judge(s3, chosen[i], &requests[i]);
-            kl__s3_request_free(&requests[i]);
-        }
-    }
-    kl__free(requests);
-    kl__free(chosen);
-    return good ? KL_OK : KL_ENOMEM;
-}
-
-static struct commit *open_commits(kl__s3 *s3, size_t count)
-{
-    (void)s3;
-    return kl__alloc_zeroed(count ? count : 1, sizeof(struct commit));
-}
-
-static void close_commits(struct commit *commits, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        kl__s3_text_free(&commits[i].body);
-        kl__free(commits[i].name);
-    }
-    kl__free(commits);
-}
-
-static kl__s3_shard *shard_at(kl__s3 *s3, kl_place place)
-{
-    kl__memory_enter(s3->memory);
-    kl__s3_shard *shard = kl__s3_shard_make(s3, place);
-    kl__memory_leave(s3->memory);
-    return shard;
 }
 
 /* Journals of all shards are read to their ends, unless they are ours. */
@@ -407,12 +396,13 @@ static kl_rc read_tasks(kl__s3 *s3, const struct commit *commits, size_t count)
     for (size_t i = 0; i < count; i++) {
         kl__s3_shard *shard = commits[i].shard;
         uint64_t last = 0;
-        for (size_t j = 0; j < commits[i].settle->count; j++) {
+        for (size_t j = 0; commits[i].settle && j < commits[i].settle->count; j++) {
             uint64_t number = commits[i].settle->tasks[j].position >> KL_S3_INDEX_BITS;
             last = number > last ? number : last;
         }
         if (last > shard->taken) {
             shard->ended = false;
+            shard->tail_ns = last > shard->tail ? 0 : shard->tail_ns; /* whoever saw the task knows more than we do */
             more[used++] = (kl__s3_more){.shard = shard, .want = (size_t)(last - shard->taken)};
         }
     }
@@ -420,6 +410,72 @@ static kl_rc read_tasks(kl__s3 *s3, const struct commit *commits, size_t count)
     kl_rc rc = kl__s3_extend(s3, more, used);
     kl__free(more);
     return rc;
+}
+
+/* Reads what bodies are made from. */
+static kl_rc read_all(kl__s3 *s3, struct commit *commits, size_t count, bool owned_too)
+{
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < count; i++)
+        commits[i].generation = commits[i].shard->generation;
+    kl__memory_leave(s3->memory);
+    kl_rc rc = read_journals(s3, commits, count, owned_too);
+    return rc == KL_OK ? read_tasks(s3, commits, count) : rc;
+}
+
+static void send_all(kl__s3 *s3, kl__s3_request *requests, struct commit **chosen, size_t count)
+{
+    kl_rc sent = kl__s3_send(s3->http, requests, count); /* each says itself what came of it */
+    (void)sent;
+    for (size_t i = 0; i < count; i++) {
+        judge(s3, chosen[i], &requests[i]);
+        kl__s3_request_free(&requests[i]);
+    }
+}
+
+/* Commits all, of which everything has been read. Each says itself what came of it, unless the call fails as a whole. */
+static kl_rc commit_all(kl__s3 *s3, struct commit *commits, size_t count)
+{
+    kl__s3_request *requests = kl__alloc_zeroed(count ? count : 1, sizeof *requests);
+    struct commit **chosen = kl__alloc_zeroed(count ? count : 1, sizeof *chosen);
+    kl_rc rc = requests && chosen ? KL_OK : kl__fail_memory();
+    bool again = true;
+    size_t used = 0;
+    for (int reads = 0; rc == KL_OK && (again || used > 0); reads += again) {
+        again = false;
+        used = choose(s3, commits, count, requests, chosen, &again);
+        send_all(s3, requests, chosen, used);
+        if (again && reads == READ_AGAIN)
+            rc = kl__fail(KL_EBUSY, "a shard has changed again and again while it was read; call again");
+        else if (again)
+            rc = read_all(s3, commits, count, false);
+    }
+    kl__free(requests);
+    kl__free(chosen);
+    return rc;
+}
+
+static struct commit *open_commits(kl__s3 *s3, size_t count)
+{
+    (void)s3;
+    return kl__alloc_zeroed(count ? count : 1, sizeof(struct commit));
+}
+
+static void close_commits(struct commit *commits, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        kl__s3_text_free(&commits[i].body);
+        kl__free(commits[i].name);
+    }
+    kl__free(commits);
+}
+
+static kl__s3_shard *shard_at(kl__s3 *s3, kl_place place)
+{
+    kl__memory_enter(s3->memory);
+    kl__s3_shard *shard = kl__s3_shard_make(s3, place);
+    kl__memory_leave(s3->memory);
+    return shard;
 }
 
 /* --- The calls --- */
@@ -434,6 +490,9 @@ static void pace(kl__s3 *s3)
     }
 }
 
+/* Its journal has been read to the end since it was last cleared. */
+static bool is_followed(const kl__s3_shard *shard) { return shard->loaded && shard->followed_ns != 0; }
+
 /* A shard of ours whose journal we have not touched for long is looked at like another's before it is written to: what
  * follows in it may have been written, and deleted, by a later owner. */
 static void doubt(kl__s3 *s3, struct commit *commits, size_t count, bool ends)
@@ -443,8 +502,8 @@ static void doubt(kl__s3 *s3, struct commit *commits, size_t count, bool ends)
     for (size_t i = 0; i < count; i++) {
         kl__s3_shard *shard = commits[i].shard;
         if (ends && commits[i].doubted)
-            shard->owned = shard->loaded && shard->epoch <= commits[i].settle->epoch;
-        if (ends || !shard->owned || shard->journal_ns >= limit_ns)
+            shard->owned = is_followed(shard) && shard->epoch <= commits[i].settle->epoch;
+        if (ends || !shard->owned || (shard->journal_ns >= limit_ns && !kl__s3_is_late(s3, shard->journal_ns)))
             continue;
         commits[i].doubted = true;
         shard->owned = false;
@@ -473,11 +532,9 @@ kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
     }
     if (rc == KL_OK) {
         doubt(s3, commits, count, false);
-        rc = read_journals(s3, commits, count, false);
+        rc = read_all(s3, commits, count, false);
         doubt(s3, commits, count, true);
     }
-    if (rc == KL_OK)
-        rc = read_tasks(s3, commits, count);
     if (rc == KL_OK)
         rc = commit_all(s3, commits, count);
     s3->settled_ns = kl__monotonic_ns();
@@ -496,6 +553,13 @@ kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
     return first;
 }
 
+/* Fenced by us, so it is ours; if it has been cleared meanwhile it is read like another's until the next fence. */
+static void take_over(kl__s3_shard *shard)
+{
+    shard->partition->worked = true;
+    shard->owned = is_followed(shard);
+}
+
 kl_rc kl__s3_fence(void *self, kl_fence *fences, size_t count)
 {
     kl__s3 *s3 = self;
@@ -508,7 +572,7 @@ kl_rc kl__s3_fence(void *self, kl_fence *fences, size_t count)
         rc = commits[i].shard ? KL_OK : kl__fail_memory();
     }
     if (rc == KL_OK)
-        rc = read_journals(s3, commits, count, true);
+        rc = read_all(s3, commits, count, true);
     if (rc == KL_OK)
         rc = commit_all(s3, commits, count);
     kl__memory_enter(s3->memory);
@@ -516,7 +580,7 @@ kl_rc kl__s3_fence(void *self, kl_fence *fences, size_t count)
         fences[i].rc = rc != KL_OK ? rc : commits[i].rc;
         first = first != KL_OK ? first : fences[i].rc;
         if (fences[i].rc == KL_OK)
-            commits[i].shard->owned = commits[i].shard->partition->worked = true;
+            take_over(commits[i].shard);
     }
     kl__memory_leave(s3->memory);
     pthread_mutex_unlock(&s3->journal_mutex);
@@ -534,7 +598,7 @@ kl_rc kl__s3_forget(void *self, kl_place place, const kl_task_id *ids, size_t co
     if (!commit.shard)
         return kl__fail_memory();
     pthread_mutex_lock(&s3->journal_mutex);
-    kl_rc rc = read_journals(s3, &commit, 1, false);
+    kl_rc rc = read_all(s3, &commit, 1, false);
     if (rc == KL_OK)
         rc = commit_all(s3, &commit, 1);
     pthread_mutex_unlock(&s3->journal_mutex);

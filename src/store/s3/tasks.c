@@ -119,6 +119,16 @@ static void want(struct look *look, size_t *count, kl__s3_shard *shard, size_t o
     look->more[(*count)++] = (kl__s3_more){shard, objects, look->since_ns};
 }
 
+/* How many objects have so many tasks, going by the last one that was read: an object has one task, or 65,536. */
+static size_t objects_for(kl__s3 *s3, kl__s3_shard *shard, size_t tasks)
+{
+    kl__memory_enter(s3->memory);
+    const kl__s3_object *last = kl__s3_object_of(shard, shard->taken);
+    size_t each = last && last->loaded && last->count ? last->count : tasks;
+    kl__memory_leave(s3->memory);
+    return (tasks + each - 1) / each;
+}
+
 /* The shards that must be read further before all scans are answered. */
 static kl_rc plan(kl__s3 *s3, struct look *look, size_t want_max, size_t *ret_count)
 {
@@ -129,7 +139,7 @@ static kl_rc plan(kl__s3 *s3, struct look *look, size_t want_max, size_t *ret_co
         kl__s3_shard *shard = kl__s3_shard_of(s3, scan->place);
         bool on = false;
         rc = line_goes_on(s3, scan, shard, &on);
-        size_t missing = scan->max - scan->count;
+        size_t missing = on ? objects_for(s3, shard, scan->max - scan->count) : 0;
         if (on)
             want(look, ret_count, shard, missing < want_max ? missing : want_max);
     }
@@ -296,16 +306,20 @@ static uint64_t objects_of(kl__s3 *s3, uint32_t partition)
     return objects;
 }
 
-/* Nobody tells us: it sleeps, and says how many objects are known of then. */
-kl_rc kl__s3_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)
+void kl__s3_sleep(kl__s3 *s3, int64_t wait_ms)
 {
-    kl__s3 *s3 = self;
     int64_t until_ns = kl__deadline_ns(wait_ms);
     pthread_mutex_lock(&s3->upkeep_mutex);
     while (!s3->closing && kl__monotonic_ns() < until_ns)
         kl__cond_wait(&s3->upkeep_wakes, &s3->upkeep_mutex, until_ns);
     pthread_mutex_unlock(&s3->upkeep_mutex);
-    *seen = objects_of(s3, partition);
+}
+
+/* Nobody tells us: it sleeps, and says how many objects are known of then. */
+kl_rc kl__s3_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)
+{
+    kl__s3_sleep(self, wait_ms);
+    *seen = objects_of(self, partition);
     return KL_OK;
 }
 

@@ -13,7 +13,7 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { LOOK_MS = 5000, IDLE_MS = 20000, KEPT_MS = 60000, DELETES_MAX = 10000 };
+enum { LOOK_MS = 5000, IDLE_MS = 20000, KEPT_MS = 60000, UNSWEPT_MS = 60000, DELETES_MAX = 10000 };
 
 static bool is_over(int64_t since_ns, int64_t ms) { return kl__monotonic_ns() - since_ns >= ms * 1000000; }
 
@@ -203,6 +203,12 @@ static void put_forgotten(kl__s3 *s3, kl__s3_text *text, kl__s3_shard *shard)
     }
 }
 
+/* It never goes back: nothing behind it was ever deleted. */
+static uint64_t tokens_to(const kl__s3_shard *shard)
+{
+    return shard->taken > shard->tokens_to ? shard->taken : shard->tokens_to;
+}
+
 static void write_index(kl__s3 *s3, kl__s3_shard *shard, uint64_t nonce, uint64_t first_number, kl__s3_text *text)
 {
     const kl__memory_shard *lines = kl__memory_shard_of(s3->memory, shard->place);
@@ -214,7 +220,7 @@ static void write_index(kl__s3 *s3, kl__s3_shard *shard, uint64_t nonce, uint64_
         "\"items\":[",
         KL_S3_FORMAT, (long long)s3->memory->now_ms, (unsigned long long)nonce, (unsigned long long)shard->journal,
         (unsigned long long)shard->epoch, (unsigned long long)first_number, (unsigned long long)shard->tail,
-        (unsigned long long)shard->taken, (unsigned long long)shard->swept, (unsigned long long)shard->tasks_swept);
+        (unsigned long long)tokens_to(shard), (unsigned long long)shard->swept, (unsigned long long)shard->tasks_swept);
     put_objects(text, shard->objects, first_number, &first);
     if (lines)
         put_retry_line(text, lines->lines[KL_LINE_RETRY - KL_PRIORITY_MIN], &first);
@@ -226,7 +232,8 @@ static void write_index(kl__s3 *s3, kl__s3_shard *shard, uint64_t nonce, uint64_
 struct checkpoint {
     struct archive archives[2];
     kl__s3_text index;
-    uint64_t journal, first, taken, nonce;
+    uint64_t journal, first, tokens_to, nonce;
+    uint64_t generation; /* of the shard, when it was written */
     char etag[KL_S3_ETAG_BYTES];
 };
 
@@ -282,7 +289,8 @@ static bool prepare(kl__s3 *s3, kl__s3_shard *shard, struct checkpoint *checkpoi
 {
     checkpoint->journal = shard->journal;
     checkpoint->first = first_of(shard);
-    checkpoint->taken = shard->taken;
+    checkpoint->tokens_to = tokens_to(shard);
+    checkpoint->generation = shard->generation;
     checkpoint->archives[1].dead = true;
     snprintf(checkpoint->etag, sizeof checkpoint->etag, "%s", shard->etag);
     for (int i = 0; i < 2; i++)
@@ -291,24 +299,26 @@ static bool prepare(kl__s3 *s3, kl__s3_shard *shard, struct checkpoint *checkpoi
     return !checkpoint->archives[0].body.failed && !checkpoint->archives[1].body.failed && !checkpoint->index.failed;
 }
 
-/* Somebody has written an index: we ourselves, and the reply was lost; or another. If that is no further than we have read
- * it may be written over the next time; else what we know is too old. */
+/* Somebody has written an index: we ourselves, and the reply was lost; or another. If that is no further than we have
+ * read it may be written over the next time; else what we know is too old. */
 static kl_rc meet_index(kl__s3 *s3, kl__s3_shard *shard, struct checkpoint *checkpoint, bool *ret_own)
 {
     kl__s3_request request = {0};
-    uint64_t journal = 0, nonce = 0;
+    uint64_t journal = 0, nonce = 0, tokens = 0;
     char *name = kl__s3_name(s3, "index/%s/%s.json", shard->partition->name, shard->digits);
     kl_rc rc = kl__s3_get_object(s3, name, &request);
     json_t *root = rc == KL_OK && request.status == 200 ? kl__s3_parse(&request.reply) : NULL;
-    bool good = root && kl__s3_get_hex(root, "journal", &journal) && kl__s3_get_hex(root, "nonce", &nonce);
+    bool good = root && kl__s3_get_hex(root, "journal", &journal) && kl__s3_get_hex(root, "nonce", &nonce) &&
+                kl__s3_get_hex(root, "tokens_to", &tokens);
     *ret_own = good && nonce == checkpoint->nonce;
     kl__memory_enter(s3->memory);
+    bool same = shard->generation == checkpoint->generation; /* else it is read anew in any case */
     if (*ret_own) {
         snprintf(checkpoint->etag, sizeof checkpoint->etag, "%s", request.etag);
-    } else if (good && journal <= shard->journal) {
+    } else if (same && good && journal <= shard->journal && tokens <= tokens_to(shard)) {
         snprintf(shard->etag, sizeof shard->etag, "%s", request.etag);
         shard->checkpoint = journal;
-    } else if (rc == KL_OK) {
+    } else if (same && rc == KL_OK) {
         kl__s3_shard_clear(s3, shard);
     }
     kl__memory_leave(s3->memory);
@@ -324,7 +334,7 @@ static void note_checkpoint(kl__s3_shard *shard, const struct checkpoint *checkp
 {
     shard->checkpoint = checkpoint->journal;
     shard->first = checkpoint->first;
-    shard->tokens_to = checkpoint->taken;
+    shard->tokens_to = checkpoint->tokens_to;
     shard->checkpoint_ns = kl__monotonic_ns();
     snprintf(shard->etag, sizeof shard->etag, "%s", checkpoint->etag);
     if (shard->old_ns == 0) {
@@ -349,7 +359,7 @@ kl_rc kl__s3_checkpoint(kl__s3 *s3, kl__s3_shard *shard)
     if (rc == KL_ECONFLICT)
         rc = meet_index(s3, shard, &checkpoint, &own);
     kl__memory_enter(s3->memory);
-    bool counts = rc == KL_OK && own && shard->loaded;
+    bool counts = rc == KL_OK && own && shard->loaded && shard->generation == checkpoint.generation;
     if (counts)
         note_checkpoint(shard, &checkpoint);
     end_archive(s3, shard, counts);
@@ -363,53 +373,77 @@ kl_rc kl__s3_checkpoint(kl__s3 *s3, kl__s3_shard *shard)
 
 /* --- Deleting --- */
 
+/* What is to be deleted, and what the shard will be like when it is. Until that is certain nothing is forgotten: an index
+ * that says nothing of a settled object that is still there would let its tasks wait again. */
 struct doomed {
     char **names;
-    size_t count;
+    uint64_t *dead; /* numbers of task objects that go although older ones do not */
+    size_t count, dead_count;
     bool failed;
+    uint64_t generation, swept, tasks_swept;
+    bool all; /* of what the old checkpoint covers */
 };
 
-static void doom(kl__s3 *s3, struct doomed *doomed, const char *log, const kl__s3_shard *shard, uint64_t number)
+/* False: there is no room for it, or no memory. */
+static bool doom(kl__s3 *s3, struct doomed *doomed, const char *log, const kl__s3_shard *shard, uint64_t number)
 {
     if (doomed->count == DELETES_MAX || doomed->failed)
-        return;
+        return false;
     char *name = kl__s3_log_name(s3, log, shard, number);
     doomed->failed = !name;
     if (name)
         doomed->names[doomed->count++] = name;
+    return name;
 }
 
 /* Objects that are settled, although older ones are not. */
-static void doom_dead(kl__s3 *s3, struct doomed *doomed, kl__s3_shard *shard, kl__tree_node *node)
+static void doom_dead(kl__s3 *s3, struct doomed *doomed, const kl__s3_shard *shard, const kl__tree_node *node)
 {
     if (!node)
         return;
-    kl__s3_object *object = KL_CONTAINER(node, kl__s3_object, by_number);
-    kl__tree_node *right = node->right;
+    const kl__s3_object *object = KL_CONTAINER(node, kl__s3_object, by_number);
     doom_dead(s3, doomed, shard, node->left);
-    doom_dead(s3, doomed, shard, right);
+    doom_dead(s3, doomed, shard, node->right);
     if (!object->loaded || object->live || object->number > shard->tokens_to || object->number >= shard->tail ||
         !is_over(object->dead_ns, s3->grace_ms))
         return;
-    doom(s3, doomed, "tasks", shard, object->number);
-    kl__s3_object_free(shard, object);
+    if (doom(s3, doomed, "tasks", shard, object->number))
+        doomed->dead[doomed->dead_count++] = object->number;
 }
 
-static void doom_shard(kl__s3 *s3, struct doomed *doomed, kl__s3_shard *shard)
+static void doom_shard(kl__s3 *s3, struct doomed *doomed, const kl__s3_shard *shard)
 {
+    doomed->generation = shard->generation;
+    doomed->swept = shard->swept;
+    doomed->tasks_swept = shard->tasks_swept;
     doom_dead(s3, doomed, shard, shard->objects);
     if (shard->old_ns == 0 || !is_over(shard->old_ns, s3->grace_ms))
         return;
     uint64_t tasks_to = shard->old_first < shard->tail ? shard->old_first : shard->tail - (shard->tail > 0);
-    for (uint64_t n = shard->tasks_swept + 1; n <= tasks_to && doomed->count < DELETES_MAX; n++) {
-        doom(s3, doomed, "tasks", shard, n);
-        shard->tasks_swept = n;
+    bool room = true;
+    for (uint64_t n = shard->tasks_swept + 1; room && n <= tasks_to; n++)
+        if ((room = doom(s3, doomed, "tasks", shard, n)))
+            doomed->tasks_swept = n;
+    for (uint64_t n = shard->swept + 1; room && n < shard->old_checkpoint; n++)
+        if ((room = doom(s3, doomed, "journal", shard, n)))
+            doomed->swept = n;
+    doomed->all = room;
+}
+
+/* All of it is gone. */
+static void note_swept(const struct doomed *doomed, kl__s3_shard *shard)
+{
+    shard->unswept_ns = 0;
+    if (shard->generation != doomed->generation)
+        return;
+    for (size_t i = 0; i < doomed->dead_count; i++) {
+        kl__s3_object *object = kl__s3_object_of(shard, doomed->dead[i]);
+        if (object)
+            kl__s3_object_free(shard, object);
     }
-    for (uint64_t n = shard->swept + 1; n < shard->old_checkpoint && doomed->count < DELETES_MAX; n++) {
-        doom(s3, doomed, "journal", shard, n);
-        shard->swept = n;
-    }
-    if (doomed->count == DELETES_MAX)
+    shard->swept = doomed->swept;
+    shard->tasks_swept = doomed->tasks_swept;
+    if (!doomed->all)
         return;
     shard->old_checkpoint = shard->checkpoint;
     shard->old_first = shard->first;
@@ -418,16 +452,25 @@ static void doom_shard(kl__s3 *s3, struct doomed *doomed, kl__s3_shard *shard)
 
 static kl_rc sweep(kl__s3 *s3, kl__s3_shard *shard)
 {
-    struct doomed doomed = {.names = kl__alloc_zeroed(DELETES_MAX, sizeof(char *))};
-    if (!doomed.names)
-        return kl__fail_memory();
+    struct doomed doomed = {.names = kl__alloc_zeroed(DELETES_MAX, sizeof(char *)),
+                            .dead = kl__alloc_zeroed(DELETES_MAX, sizeof(uint64_t))};
+    kl_rc rc = doomed.names && doomed.dead ? KL_OK : kl__fail_memory();
     kl__memory_enter(s3->memory);
-    doom_shard(s3, &doomed, shard);
+    if (rc == KL_OK)
+        doom_shard(s3, &doomed, shard);
     kl__memory_leave(s3->memory);
-    kl_rc rc = kl__s3_delete(s3, doomed.names, doomed.count);
+    if (rc == KL_OK)
+        rc = kl__s3_delete(s3, doomed.names, doomed.count);
+    kl__memory_enter(s3->memory);
+    if (rc == KL_OK)
+        note_swept(&doomed, shard);
+    else
+        shard->unswept_ns = kl__monotonic_ns();
+    kl__memory_leave(s3->memory);
     for (size_t i = 0; i < doomed.count; i++)
         kl__free(doomed.names[i]);
     kl__free(doomed.names);
+    kl__free(doomed.dead);
     return rc;
 }
 
@@ -436,7 +479,7 @@ static kl_rc sweep(kl__s3 *s3, kl__s3_shard *shard)
 /* What this process writes it also clears away; after a while without writes for the last time. */
 static bool wants_checkpoint(const kl__s3 *s3, const kl__s3_shard *shard)
 {
-    uint64_t behind = shard->journal - shard->checkpoint;
+    uint64_t behind = shard->journal > shard->checkpoint ? shard->journal - shard->checkpoint : 0;
     return shard->loaded && shard->written_ns && behind > 0 &&
            (behind >= s3->checkpoint_every || is_over(shard->written_ns, IDLE_MS));
 }
@@ -463,7 +506,8 @@ static void look_after(kl__s3 *s3)
         kl_rc rc = KL_OK;
         kl__memory_enter(s3->memory);
         bool wanted = wants_checkpoint(s3, shard);
-        bool sweeps = shard->written_ns && shard->old_ns && is_over(shard->old_ns, s3->grace_ms);
+        bool sweeps = shard->written_ns && shard->old_ns && is_over(shard->old_ns, s3->grace_ms) &&
+                      (shard->unswept_ns == 0 || is_over(shard->unswept_ns, UNSWEPT_MS));
         kl__memory_leave(s3->memory);
         if (wanted)
             rc = kl__s3_checkpoint(s3, shard);

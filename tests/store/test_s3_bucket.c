@@ -1,0 +1,354 @@
+/* test_s3_bucket.c - the S3 engine and what others do in its bucket: removed records, objects of a newer release, archives,
+ * tasks of another system, and servers whose clock is wrong. */
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/base.h"
+#include "base/clock.h"
+#include "base/random.h"
+#include "harness.h"
+#include "keyline/keyline.h"
+#include "keyline/store.h"
+#include "store/fault_proxy.h"
+#include "store/s3/http.h"
+#include "store/s3_server.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+#define CHECK_RC(call, expected)                                                                                       \
+    do {                                                                                                               \
+        kl_rc expected_ = (expected), rc_ = (call);                                                                    \
+        if (rc_ != expected_)                                                                                          \
+            test_fail(__FILE__, __LINE__, "%s is %s (%s), expected %s", #call, kl_rc_name(rc_),                        \
+                      rc_ == KL_OK ? "" : kl_error_text(), kl_rc_name(expected_));                                     \
+    } while (0)
+
+#define CHECK_OK(call) CHECK_RC(call, KL_OK)
+
+enum { PATIENCE_NS_MS = 60000 };
+
+static const kl_layout layout = {1, 1};
+
+static bool new_url(char ret_url[S3_URL_BYTES])
+{
+    char where[S3_URL_BYTES];
+    kl_rc rc = s3_server_new_place(where);
+    CHECK_OK(rc);
+    if (rc == KL_OK)
+        snprintf(ret_url, S3_URL_BYTES, "s3:%.500s", where);
+    return rc == KL_OK;
+}
+
+/* ---- The bucket, behind the store's back ---- */
+
+struct bucket {
+    kl__s3_site site;
+    char endpoint[S3_URL_BYTES], prefix[64];
+    kl__s3_http *http;
+};
+
+static bool bucket_open(struct bucket *bucket, const char *url)
+{
+    *bucket = (struct bucket){0};
+    CHECK_OK(s3_server_endpoint(bucket->endpoint));
+    bucket->site = (kl__s3_site){.scheme = (char *)"http",
+                                 .host = bucket->endpoint + strlen("http://"),
+                                 .region = (char *)"us-east-1",
+                                 .bucket = (char *)S3_SERVER_BUCKET,
+                                 .path_style = true,
+                                 .access_key = (char *)"keyline",
+                                 .secret_key = (char *)"keyline-test-secret"};
+    const char *from = strstr(url, S3_SERVER_BUCKET "/") + strlen(S3_SERVER_BUCKET "/");
+    snprintf(bucket->prefix, sizeof bucket->prefix, "%.*s", (int)strcspn(from, "?"), from);
+    CHECK_OK(kl__s3_http_open(&bucket->site, &bucket->http));
+    return bucket->http != NULL;
+}
+
+static int ask(struct bucket *bucket, kl__s3_kind kind, const char *name, const char *body)
+{
+    char whole[256];
+    snprintf(whole, sizeof whole, "%s/%s", bucket->prefix, name);
+    kl__s3_request request = {.kind = kind, .name = whole, .body = kl_str(body)};
+    CHECK_OK(kl__s3_send(bucket->http, &request, 1));
+    kl__s3_request_free(&request);
+    return request.status;
+}
+
+static bool is_there(struct bucket *bucket, const char *name) { return ask(bucket, KL_S3_GET, name, "") == 200; }
+
+/* Waits until an object comes, or goes. */
+static void wait_for(struct bucket *bucket, const char *name, bool there)
+{
+    int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
+    while (is_there(bucket, name) != there && !test_failed() && kl__monotonic_ns() < until_ns)
+        sched_yield();
+    CHECK(is_there(bucket, name) == there);
+}
+
+static kl_rc list_records(kl_store *store, const char *prefix, size_t max, size_t *ret_count)
+{
+    kl_arena arena = {0};
+    kl_record *records = kl__alloc_zeroed(max, sizeof *records);
+    kl_rc rc = kl_store_list(store, kl_str(prefix), (kl_bytes){0}, max, &arena, records, ret_count);
+    kl__free(records);
+    kl_arena_free(&arena);
+    return rc;
+}
+
+TEST(records_behind_many_removed_ones_are_listed)
+{
+    enum { REMOVED = 1200, LIVE = 300 };
+    static char names[REMOVED + LIVE][96];
+    static kl__s3_request requests[REMOVED + LIVE];
+    struct bucket bucket;
+    char url[S3_URL_BYTES];
+    kl_store *store = NULL;
+    size_t count = 0;
+    if (!new_url(url) || !bucket_open(&bucket, url))
+        return;
+    for (int i = 0; i < REMOVED + LIVE; i++) {
+        static const char gone[] = "{\"keyline\":1,\"version\":\"1\",\"removed\":true,\"value\":\"\"}";
+        static const char here[] = "{\"keyline\":1,\"version\":\"2\",\"value\":\"v\"}";
+        snprintf(names[i], sizeof names[i], "%s/records/x/%05d", bucket.prefix, i);
+        requests[i] = (kl__s3_request){.kind = KL_S3_PUT, .name = names[i], .body = kl_str(i < REMOVED ? gone : here)};
+    }
+    CHECK_OK(kl__s3_send(bucket.http, requests, REMOVED + LIVE));
+    for (int i = 0; i < REMOVED + LIVE; i++)
+        kl__s3_request_free(&requests[i]);
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    CHECK_OK(list_records(store, "x/", 100, &count));
+    CHECK_INT(count, 100);
+    CHECK_OK(list_records(store, "x/", REMOVED + LIVE, &count));
+    CHECK_INT(count, LIVE);
+    CHECK_OK(list_records(store, "x/014", 1000, &count));
+    CHECK_INT(count, 100);
+    kl_store_close(store);
+    kl__s3_http_close(bucket.http);
+}
+
+TEST(a_prefix_may_have_characters_that_listings_escape)
+{
+    char where[S3_URL_BYTES], url[S3_URL_BYTES];
+    kl_store *store = NULL;
+    kl_write write = {.name = kl_str("a"), .value = kl_str("v")};
+    size_t count = 0;
+    if (!new_url(where))
+        return;
+    snprintf(url, sizeof url, "%.*s&<x>%s", (int)strcspn(where, "?"), where, strchr(where, '?'));
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    CHECK_OK(kl_store_put(store, &write, 1));
+    kl_store_close(store);
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    CHECK_OK(list_records(store, "", 10, &count));
+    CHECK_INT(count, 1);
+    kl_store_close(store);
+}
+
+/* ---- What is not understood, and what is older ---- */
+
+static kl_entry an_entry(uint32_t partition, kl_idgen *ids, const char *payload)
+{
+    kl_entry entry = {.place = {partition, 0}, .payload = kl_str(payload)};
+    CHECK_OK(kl_idgen_next(ids, 0, 0, &entry.id));
+    return entry;
+}
+
+static size_t waiting_in(kl_store *store, uint32_t partition, kl_stub *ret_stubs, size_t max)
+{
+    kl_scan scan = {.place = {partition, 0}, .stubs = ret_stubs, .max = max};
+    CHECK_OK(kl_store_scan(store, &scan, 1));
+    return scan.count;
+}
+
+static void end_task(kl_store *store, uint32_t partition, const kl_stub *stub, kl_outcome outcome, int64_t keep_ms)
+{
+    kl_settled task = {
+        .id = stub->id, .position = stub->position, .attempts = 1, .outcome = outcome, .keep_ms = keep_ms};
+    kl_settle batch = {.place = {partition, 0}, .epoch = 1, .tasks = &task, .count = 1};
+    CHECK_OK(kl_store_settle(store, &batch, 1));
+}
+
+static kl_store *open_owned(const char *url, uint32_t *ret_partition)
+{
+    kl_store *store = NULL;
+    kl_fence fence = {.epoch = 1};
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    if (!store)
+        return NULL;
+    CHECK_OK(kl_store_partition(store, "p", 1, ret_partition));
+    fence.place.partition = *ret_partition;
+    CHECK_OK(kl_store_fence(store, &fence, 1));
+    return store;
+}
+
+TEST(task_objects_that_cannot_be_understood_are_kept_for_a_release_that_can)
+{
+    static const char later[] = "{\"keyline\":2}";
+    static const char same[] = "{\"keyline\":1,\"at\":1,\"nonce\":\"1\",\"appends\":[{\"tasks\":[{\"id\":"
+                               "\"0190b5a0-0000-7000-8000-000000000001\",\"payload\":\"late\"}]}]}";
+    struct bucket bucket;
+    char url[S3_URL_BYTES];
+    kl_idgen *ids = NULL;
+    uint32_t partition;
+    kl_stub stubs[4];
+    if (!new_url(url) || !bucket_open(&bucket, url))
+        return;
+    strcat(url, "&settle_ms=0&checkpoint=1&grace_ms=0");
+    kl_store *store = open_owned(url, &partition);
+    REQUIRE(store);
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    kl_entry first = an_entry(partition, ids, "1"), third = an_entry(partition, ids, "3"),
+             last = an_entry(partition, ids, "4");
+    CHECK_OK(kl_store_append(store, &first, 1, NULL));
+    CHECK_INT(ask(&bucket, KL_S3_PUT, "tasks/p/0/0000000000000002.json", later), 200);
+    CHECK_OK(kl_store_append(store, &third, 1, NULL));
+    CHECK_OK(kl_store_append(store, &last, 1, NULL));
+    CHECK_INT(waiting_in(store, partition, stubs, COUNT(stubs)), 3);
+    end_task(store, partition, &stubs[0], KL_DONE, 0);
+    end_task(store, partition, &stubs[1], KL_DONE, 0);
+    wait_for(&bucket, "tasks/p/0/0000000000000003.json", false);
+    CHECK(is_there(&bucket, "tasks/p/0/0000000000000002.json"));
+    kl_store_close(store);
+    CHECK_INT(ask(&bucket, KL_S3_PUT, "tasks/p/0/0000000000000002.json", same), 200);
+    store = open_owned(url, &partition);
+    REQUIRE(store);
+    CHECK_INT(waiting_in(store, partition, stubs, COUNT(stubs)), 2);
+    CHECK_INT(stubs[0].position >> 16, 2);
+    kl_store_close(store);
+    kl_idgen_close(ids);
+    kl__s3_http_close(bucket.http);
+}
+
+TEST(an_archive_does_not_hide_what_came_later)
+{
+    struct bucket bucket;
+    char url[S3_URL_BYTES];
+    kl_idgen *ids = NULL;
+    uint32_t partition;
+    kl_stub stub;
+    kl_task found[2];
+    kl_arena arena = {0};
+    size_t count = 0;
+    if (!new_url(url) || !bucket_open(&bucket, url))
+        return;
+    strcat(url, "&settle_ms=0&checkpoint=2");
+    kl_store *store = open_owned(url, &partition);
+    REQUIRE(store);
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    kl_entry entry = an_entry(partition, ids, "x");
+    CHECK_OK(kl_store_append(store, &entry, 1, NULL));
+    CHECK_INT(waiting_in(store, partition, &stub, 1), 1);
+    end_task(store, partition, &stub, KL_DEAD, 3600000);
+    wait_for(&bucket, "index/p/0.json", true);
+    CHECK_OK(kl_store_forget(store, entry.place, &entry.id, 1));
+    CHECK_OK(kl_store_append(store, &entry, 1, NULL));
+    CHECK_INT(waiting_in(store, partition, &stub, 1), 1);
+    end_task(store, partition, &stub, KL_DONE, 3600000);
+    kl_store *other = NULL;
+    CHECK_OK(kl_store_open(url, NULL, &other)); /* while the journal still has it */
+    CHECK_OK(kl_store_partition(other, "p", 1, &partition));
+    kl_find find = {.partition = partition, .max = COUNT(found)};
+    CHECK_OK(kl_store_find(other, &find, &arena, found, &count));
+    CHECK_INT(count, 1);
+    CHECK_INT(found[0].state, KL_TASK_DONE);
+    kl_arena_free(&arena);
+    kl_store_close(other);
+    kl_store_close(store);
+    kl_idgen_close(ids);
+    kl__s3_http_close(bucket.http);
+}
+
+/* ---- Clocks ---- */
+
+TEST(one_server_with_a_wrong_clock_does_not_set_ours)
+{
+    struct fault_proxy *server = fault_proxy_fake(FAKE_DATES);
+    char host[64];
+    kl__s3_http *http = NULL;
+    REQUIRE(server);
+    snprintf(host, sizeof host, "127.0.0.1:%d", fault_proxy_port(server));
+    kl__s3_site site = {.scheme = (char *)"http",
+                        .host = host,
+                        .region = (char *)"us-east-1",
+                        .bucket = (char *)"bucket",
+                        .path_style = true,
+                        .access_key = (char *)"keyline",
+                        .secret_key = (char *)"keyline-test-secret"};
+    CHECK_OK(kl__s3_http_open(&site, &http));
+    for (int i = 0; http && i < 10; i++) {
+        kl__s3_request request = {.kind = KL_S3_GET, .name = "x"};
+        CHECK_OK(kl__s3_send(http, &request, 1));
+        kl__s3_request_free(&request);
+    }
+    int64_t wrong_ms = http ? kl__s3_http_now(http) - kl__wall_ms() : 0;
+    CHECK(wrong_ms > -60000 && wrong_ms < 60000);
+    CHECK(http && kl__s3_http_jumped(http) > 0); /* but whoever relies on it looks again */
+    kl__s3_http_close(http);
+    fault_proxy_stop(server);
+}
+
+/* ---- Tasks of an object-per-task system ---- */
+
+enum { LEFT = 40 };
+
+/* Puts objects as such a system names them, signed and all. */
+static void leave_tasks(const char *url)
+{
+    struct bucket bucket;
+    if (!bucket_open(&bucket, url))
+        return;
+    for (int i = 0; i < LEFT; i++) {
+        char name[200], body[32];
+        uint64_t random = (uint64_t)i;
+        unsigned first = (unsigned)kl__random_next(&random);
+        snprintf(name, sizeof name, "tasks/%x/%08x-0000-4000-8000-%012d.json", first >> 28, first, i);
+        snprintf(body, sizeof body, "{\"n\":%d}", i);
+        CHECK_INT(ask(&bucket, KL_S3_PUT, name, body), 200);
+    }
+    kl__s3_http_close(bucket.http);
+}
+
+struct seen {
+    atomic_int runs, times[LEFT];
+};
+
+static kl_outcome see(kl_work *work, void *ctx)
+{
+    struct seen *seen = ctx;
+    int number = -1;
+    kl_bytes payload = kl_work_payload(work);
+    if (payload.len > 5 && sscanf(payload.data, "{\"n\":%d}", &number) == 1 && number >= 0 && number < LEFT)
+        atomic_fetch_add(&seen->times[number], 1);
+    atomic_fetch_add(&seen->runs, 1);
+    return KL_DONE;
+}
+
+TEST(tasks_that_an_object_per_task_system_left_are_run_once)
+{
+    char url[S3_URL_BYTES];
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    kl_worker *worker = NULL;
+    static struct seen seen;
+    if (!new_url(url))
+        return;
+    leave_tasks(url);
+    strcat(url, "&import=old&poll_ms=100&settle_ms=0");
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    CHECK_OK(kl_queue_open(store, "old", NULL, &queue));
+    kl_handler any = {.fn = see, .ctx = &seen};
+    kl_worker_queue served = {.queue = queue, .handlers = &any, .handler_count = 1};
+    kl_worker_opts opts = {.size = sizeof opts, .concurrency = 2};
+    CHECK_OK(kl_worker_start(&served, 1, &opts, &worker));
+    int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
+    while (atomic_load(&seen.runs) < LEFT && kl__monotonic_ns() < until_ns)
+        sched_yield();
+    kl_worker_close(worker);
+    for (int i = 0; i < LEFT; i++)
+        CHECK_INT(atomic_load(&seen.times[i]), 1);
+    kl_queue_close(queue);
+    kl_store_close(store);
+}
