@@ -3,12 +3,12 @@
 PREFIX = /usr/local
 OPS    = 10000000
 
-.PHONY: help run test bench lint fmt asan tsan model crash crashpg powerloss sim mutants install clean
+.PHONY: help run test bench lint fmt asan tsan model crash crashpg crashs3 powerloss sim mutants install clean
 
 help: ## this list
 	@echo 'Keyline runs tasks in order per key, in parallel across keys.'
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | \
+	@sed -n 's/^\([a-z0-9]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | \
 		while IFS='	' read -r target text; do printf '  make %-9s %s\n' "$$target" "$$text"; done
 	@echo
 	@echo 'Start with `make run`.'
@@ -47,6 +47,12 @@ crashpg: ## kill workers N times, and PostgreSQL N/5 times, under load (make cra
 	@tools/setup test
 	@tools/build plain
 	@KL_TEST_KILLS=$(N) build/tests/test-postgres-crash
+
+crashs3: N = 12
+crashs3: ## kill workers on S3, N times six of them, and look at the order of keys (a known defect shows now and then)
+	@tools/setup test
+	@tools/build plain
+	@for i in $$(seq $(N)); do KL_S3_ORDER=1 build/tests/test-s3 workers_that_are_killed || exit 1; done
 
 powerloss: N = 100000
 powerloss: ## lose power at every operation of random runs, N images of the disk (make powerloss N=1000000)

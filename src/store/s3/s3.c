@@ -177,6 +177,8 @@ static kl_rc take_param(kl__s3 *s3, kl_bytes param, bool *path_style_set)
         *path_style_set = true;
         return set_flag("path_style", value, &s3->site.path_style);
     }
+    if (is_param(param, "preview", &value))
+        return set_flag("preview", value, &s3->preview);
     if (is_param(param, "poll_ms", &value))
         return set_number("poll_ms", value, KL_S3_POLL_MIN_MS, 60000, &s3->poll_ms);
     if (is_param(param, "grace_ms", &value))
@@ -259,6 +261,11 @@ static kl_rc read_url(kl__s3 *s3, const char *where)
             rc = take_param(s3, (kl_bytes){at, len}, &path_style_set);
         at += len;
     }
+    if (rc == KL_OK && !s3->preview)
+        rc = kl__fail(KL_EINVAL,
+                      "the S3 store is not finished: when a worker is killed, a key's order may break. Write "
+                      "?preview=on behind the URL to try it, or use %s",
+                      kl__engine_postgres.usage);
     return rc == KL_OK ? complete_site(s3, path_style_set) : rc;
 }
 

@@ -187,6 +187,7 @@ typedef struct kl__s3 {
     char *prefix; /* of all names, with its slash; may be empty */
     kl__s3_http *http;
     bool unquoted;    /* If-Match takes the ETag without quotes */
+    bool preview;     /* ?preview=on: whoever opens it knows that it is not finished */
     bool caller_time; /* ?clock=caller */
     char *import;     /* ?import=QUEUE: which queue takes in what an object-per-task system left; NULL: none */
     int64_t import_digits, import_ns;
