@@ -20,7 +20,7 @@
 
 /* The numbers that stand in the text. */
 _Static_assert(KL_KEY_BYTES_MAX == 512 && KL_KIND_BYTES_MAX == 255 && KL_PAYLOAD_BYTES_MAX == 1048576, "check_tasks");
-_Static_assert(KL_PRIORITY_MIN == -16 && KL_PRIORITY_MAX == 15 && KL_ATTEMPTS_MAX == 65535, "check_options");
+_Static_assert(KL_PRIORITY_MIN + 16 == 0 && KL_PRIORITY_MAX == 15 && KL_ATTEMPTS_MAX == 65535, "check_options");
 _Static_assert(KL_ID_MS_MAX == 17592186044415, "check_options");
 
 /* clang-format off */
