@@ -333,9 +333,11 @@ static void *run_upkeep(void *ctx)
         segments->next_wanted = false;
         pthread_mutex_unlock(&segments->mutex);
         keep_up(disk, next_wanted);
-        if (disk->is_patient)
-            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+        int64_t until_ns = kl__monotonic_ns() + PAUSE_NS;
         pthread_mutex_lock(&segments->mutex);
+        while (disk->is_patient && !segments->stopping && !segments->next_wanted)
+            if (!kl__cond_wait(&segments->changed, &segments->mutex, until_ns))
+                break;
         segments->upkeep_wanted |= disk->is_patient;
     }
     pthread_mutex_unlock(&segments->mutex);
