@@ -2,8 +2,21 @@
 #ifndef KL_STORE_ENGINES_H
 #define KL_STORE_ENGINES_H
 
+#include <string.h>
+
 #include "keyline/store.h"
 
 extern const kl_engine kl__engine_memory, kl__engine_disk, kl__engine_postgres, kl__engine_s3;
+
+/* Whether a parameter of a URL is `name=VALUE`. */
+static inline bool kl__url_param(kl_bytes param, const char *name, kl_bytes *ret_value)
+{
+    size_t len = strlen(name);
+    const char *text = param.data;
+    if (param.len <= len || strncmp(text, name, len) != 0 || text[len] != '=')
+        return false;
+    *ret_value = (kl_bytes){text + len + 1, param.len - len - 1};
+    return true;
+}
 
 #endif

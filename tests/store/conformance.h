@@ -18,6 +18,7 @@
 #include "harness.h"
 #include "keyline/keyline.h"
 #include "keyline/store.h"
+#include "store/check_rc.h"
 #include "tally.h"
 
 enum { PATIENCE_MS = 60000 };
@@ -80,16 +81,6 @@ bool start_over(struct trial *t);
 bool can(const struct trial *t, uint32_t what); /* KL_STORE_* */
 
 /* ---- Checks ---- */
-
-#define CHECK_RC(call, expected)                                                                                       \
-    do {                                                                                                               \
-        kl_rc expected_ = (expected), rc_ = (call);                                                                    \
-        if (rc_ != expected_)                                                                                          \
-            test_fail(__FILE__, __LINE__, "%s is %s (%s), expected %s", #call, kl_rc_name(rc_),                        \
-                      rc_ == KL_OK ? "" : kl_error_text(), kl_rc_name(expected_));                                     \
-    } while (0)
-
-#define CHECK_OK(call) CHECK_RC(call, KL_OK)
 
 /* The call is refused with KL_EINVAL and a sentence of its own. */
 #define CHECK_REFUSED(call)                                                                                            \

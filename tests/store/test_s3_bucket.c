@@ -12,21 +12,12 @@
 #include "harness.h"
 #include "keyline/keyline.h"
 #include "keyline/store.h"
+#include "store/check_rc.h"
 #include "store/fault_proxy.h"
 #include "store/s3/http.h"
 #include "store/s3_server.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
-#define CHECK_RC(call, expected)                                                                                       \
-    do {                                                                                                               \
-        kl_rc expected_ = (expected), rc_ = (call);                                                                    \
-        if (rc_ != expected_)                                                                                          \
-            test_fail(__FILE__, __LINE__, "%s is %s (%s), expected %s", #call, kl_rc_name(rc_),                        \
-                      rc_ == KL_OK ? "" : kl_error_text(), kl_rc_name(expected_));                                     \
-    } while (0)
-
-#define CHECK_OK(call) CHECK_RC(call, KL_OK)
 
 enum { PATIENCE_NS_MS = 60000 };
 

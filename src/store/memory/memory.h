@@ -165,6 +165,8 @@ kl__memory_task *kl__memory_waiting(kl__memory_shard *shard, const kl_task_id *i
 void kl__memory_take_out(kl__memory_task *task); /* out of its line */
 void kl__memory_put_in_line(kl__memory_task *task, int32_t line);
 size_t kl__memory_task_bytes(const kl_entry *entry);
+kl__memory_task *kl__memory_task_make(kl__memory_shard *shard, const kl_entry *entry); /* in no line; NULL: no memory */
+kl_bytes kl__memory_copy_to(char **to, kl_bytes bytes);                                /* and steps behind the copy */
 void kl__memory_tokens_drop(kl__memory *memory, int64_t now_ms); /* those that need not be remembered */
 
 kl_rc kl__memory_append(void *self, const kl_append *append);

@@ -71,7 +71,7 @@ size_t kl__memory_task_bytes(const kl_entry *entry)
     return entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
 }
 
-static kl_bytes copy_to(char **to, kl_bytes bytes)
+kl_bytes kl__memory_copy_to(char **to, kl_bytes bytes)
 {
     kl_bytes copy = {*to, bytes.len};
     if (bytes.len > 0)
@@ -80,17 +80,17 @@ static kl_bytes copy_to(char **to, kl_bytes bytes)
     return copy;
 }
 
-static kl__memory_task *make_task(kl__memory_shard *shard, const kl_entry *entry)
+kl__memory_task *kl__memory_task_make(kl__memory_shard *shard, const kl_entry *entry)
 {
     kl__memory_task *task = shard ? kl__alloc(sizeof *task + kl__memory_task_bytes(entry)) : NULL;
     if (!task)
         return NULL;
     char *bytes = task->bytes;
     *task = (kl__memory_task){.shard = shard, .entry = *entry, .state = KL_TASK_WAITING};
-    task->entry.key = copy_to(&bytes, entry->key);
-    task->entry.kind = copy_to(&bytes, entry->kind);
-    task->entry.headers = copy_to(&bytes, entry->headers);
-    task->entry.payload = copy_to(&bytes, entry->payload);
+    task->entry.key = kl__memory_copy_to(&bytes, entry->key);
+    task->entry.kind = kl__memory_copy_to(&bytes, entry->kind);
+    task->entry.headers = kl__memory_copy_to(&bytes, entry->headers);
+    task->entry.payload = kl__memory_copy_to(&bytes, entry->payload);
     task->not_before_ms = entry->due_ms;
     task->key_hash = kl__key_hash(entry->key);
     return task;
@@ -165,7 +165,7 @@ static bool make_chain(kl__memory *memory, const kl_append *append, kl__memory_t
     kl__memory_task *chain = NULL, **end = &chain;
     for (size_t i = 0; i < append->count; i++) {
         const kl_entry *entry = &append->entries[i];
-        *end = make_task(kl__memory_shard_make(memory, entry->place), entry);
+        *end = kl__memory_task_make(kl__memory_shard_make(memory, entry->place), entry);
         if (!*end) {
             free_chain(chain);
             return false;

@@ -14,16 +14,6 @@
 
 /* --- The URL --- */
 
-static bool is_param(kl_bytes param, const char *name, kl_bytes *ret_value)
-{
-    size_t len = strlen(name);
-    const char *text = param.data;
-    if (param.len <= len || strncmp(text, name, len) != 0 || text[len] != '=')
-        return false;
-    *ret_value = (kl_bytes){text + len + 1, param.len - len - 1};
-    return true;
-}
-
 static kl_rc set_schema(kl__pg *pg, kl_bytes name)
 {
     char quoted[KL_QUOTE_BYTES];
@@ -64,13 +54,13 @@ static kl_rc set_flag(const char *name, kl_bytes value, bool *ret_flag)
 static kl_rc take_param(kl__pg *pg, kl_bytes param, bool *is_first)
 {
     kl_bytes value;
-    if (is_param(param, "schema", &value))
+    if (kl__url_param(param, "schema", &value))
         return set_schema(pg, value);
-    if (is_param(param, "pool", &value))
+    if (kl__url_param(param, "pool", &value))
         return set_pool(pg, value);
-    if (is_param(param, "listen", &value))
+    if (kl__url_param(param, "listen", &value))
         return set_flag("listen", value, &pg->may_listen);
-    if (is_param(param, "migrate", &value))
+    if (kl__url_param(param, "migrate", &value))
         return set_flag("migrate", value, &pg->may_migrate);
     char *end = pg->url + strlen(pg->url);
     *end++ = *is_first ? '?' : '&';

@@ -68,15 +68,6 @@ struct kl__s3_appender {
 
 /* --- Queueing --- */
 
-static kl_bytes copy_to(char **to, kl_bytes bytes)
-{
-    kl_bytes copy = {*to, bytes.len};
-    if (bytes.len)
-        memcpy(*to, bytes.data, bytes.len);
-    *to += bytes.len;
-    return copy;
-}
-
 static struct pending *copy_append(const kl_append *append)
 {
     struct pending *pending = kl__alloc(sizeof *pending + append->count * sizeof(kl_entry) + append->bytes);
@@ -87,10 +78,10 @@ static struct pending *copy_append(const kl_append *append)
     char *bytes = (char *)(entries + append->count);
     for (size_t i = 0; i < append->count; i++) {
         entries[i] = append->entries[i];
-        entries[i].key = copy_to(&bytes, append->entries[i].key);
-        entries[i].kind = copy_to(&bytes, append->entries[i].kind);
-        entries[i].headers = copy_to(&bytes, append->entries[i].headers);
-        entries[i].payload = copy_to(&bytes, append->entries[i].payload);
+        entries[i].key = kl__memory_copy_to(&bytes, append->entries[i].key);
+        entries[i].kind = kl__memory_copy_to(&bytes, append->entries[i].kind);
+        entries[i].headers = kl__memory_copy_to(&bytes, append->entries[i].headers);
+        entries[i].payload = kl__memory_copy_to(&bytes, append->entries[i].payload);
     }
     pending->append.entries = entries;
     pending->append.token = append->token ? &pending->token : NULL;
@@ -302,13 +293,6 @@ static void note_stored(kl__s3 *s3, struct part *part)
     part->stored = true;
 }
 
-static bool has_nonce(const kl__s3_text *body, uint64_t nonce)
-{
-    char text[40];
-    snprintf(text, sizeof text, "\"nonce\":\"%016llx\"", (unsigned long long)nonce);
-    return body->len && memmem(body->data, body->len < 200 ? body->len : 200, text, strlen(text));
-}
-
 static bool bears_token(const struct part *part, const kl_token *token)
 {
     char text[64] = "\"token\":\"";
@@ -378,7 +362,7 @@ static kl_rc lose(kl__s3 *s3, struct part *part, unsigned sends)
         kl_rc rc = kl__s3_get_object(s3, part->name, &request);
         if (rc != KL_OK)
             return rc;
-        bool own = request.status == 200 && has_nonce(&request.reply, part->nonce);
+        bool own = request.status == 200 && kl__s3_has_nonce(&request.reply, part->nonce);
         kl__s3_request_free(&request);
         if (own)
             return win(s3, part);

@@ -237,3 +237,10 @@ bool kl__s3_get_entry(const json_t *object, kl_place place, kl_arena *arena, kl_
     ret_entry->group = (uint16_t)group;
     return true;
 }
+
+bool kl__s3_has_nonce(const kl__s3_text *body, uint64_t nonce)
+{
+    char text[40];
+    snprintf(text, sizeof text, "\"nonce\":\"%016llx\"", (unsigned long long)nonce);
+    return body->len && memmem(body->data, body->len < 200 ? body->len : 200, text, strlen(text));
+}

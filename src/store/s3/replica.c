@@ -164,28 +164,11 @@ static bool meet_token(kl__s3_shard *shard, const kl_token *value, uint64_t numb
 
 /* --- Tasks --- */
 
-static kl_bytes copy_to(char **to, kl_bytes bytes)
-{
-    kl_bytes copy = {*to, bytes.len};
-    if (bytes.len > 0)
-        memcpy(*to, bytes.data, bytes.len);
-    *to += bytes.len;
-    return copy;
-}
-
 static kl__memory_task *make_task(kl__memory_shard *shard, const kl_entry *entry, uint64_t position)
 {
-    kl__memory_task *task = kl__alloc(sizeof *task + kl__memory_task_bytes(entry));
-    if (!task)
-        return NULL;
-    char *bytes = task->bytes;
-    *task = (kl__memory_task){.shard = shard, .entry = *entry, .state = KL_TASK_WAITING, .position = position};
-    task->entry.key = copy_to(&bytes, entry->key);
-    task->entry.kind = copy_to(&bytes, entry->kind);
-    task->entry.headers = copy_to(&bytes, entry->headers);
-    task->entry.payload = copy_to(&bytes, entry->payload);
-    task->not_before_ms = entry->due_ms;
-    task->key_hash = kl__key_hash(entry->key);
+    kl__memory_task *task = kl__memory_task_make(shard, entry);
+    if (task)
+        task->position = position;
     return task;
 }
 
@@ -196,8 +179,8 @@ kl__memory_left *kl__s3_left_make(uint32_t attempts, int64_t expires_ms, kl_byte
         return NULL;
     char *bytes = left->bytes;
     *left = (kl__memory_left){.attempts = attempts, .expires_ms = expires_ms};
-    left->error = copy_to(&bytes, error);
-    left->result = copy_to(&bytes, result);
+    left->error = kl__memory_copy_to(&bytes, error);
+    left->result = kl__memory_copy_to(&bytes, result);
     return left;
 }
 
@@ -572,7 +555,7 @@ static kl_rc keep_task(kl__s3 *s3, kl__s3_shard *shard, const json_t *item, int3
     if (known && stands == KL_S3_ARCHIVED && known->finished_ms >= finished_ms)
         return KL_OK; /* an archive may be older than what the journal says */
     kl__memory_shard *lines = kl__memory_shard_make(s3->memory, shard->place);
-    kl__memory_task *task = lines ? make_task(lines, &entry, position) : NULL;
+    kl__memory_task *task = make_task(lines, &entry, position);
     kl__memory_left *left = kl__s3_left_make((uint32_t)attempts, expires_ms, (kl_bytes){0}, result), *errors = NULL;
     kl_rc rc = task && left ? read_left(json_object_get(item, "errors"), arena, &errors) : KL_ENOMEM;
     if (rc != KL_OK) {

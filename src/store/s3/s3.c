@@ -107,16 +107,6 @@ static char *copy_bytes(kl_bytes bytes)
     return copy;
 }
 
-static bool is_param(kl_bytes param, const char *name, kl_bytes *ret_value)
-{
-    size_t len = strlen(name);
-    const char *text = param.data;
-    if (param.len <= len || strncmp(text, name, len) != 0 || text[len] != '=')
-        return false;
-    *ret_value = (kl_bytes){text + len + 1, param.len - len - 1};
-    return true;
-}
-
 /* "http://host:port", as it is or with its colon and slashes encoded. */
 static kl_rc set_endpoint(kl__s3 *s3, kl_bytes value)
 {
@@ -166,38 +156,38 @@ static kl_rc take_param(kl__s3 *s3, kl_bytes param, bool *path_style_set)
     char quoted[KL_QUOTE_BYTES];
     int64_t number = s3->checkpoint_every;
     kl_rc rc;
-    if (is_param(param, "endpoint", &value))
+    if (kl__url_param(param, "endpoint", &value))
         return set_endpoint(s3, value);
-    if (is_param(param, "region", &value)) {
+    if (kl__url_param(param, "region", &value)) {
         kl__free(s3->site.region);
         s3->site.region = copy_bytes(value);
         return s3->site.region ? KL_OK : kl__fail_memory();
     }
-    if (is_param(param, "path_style", &value)) {
+    if (kl__url_param(param, "path_style", &value)) {
         *path_style_set = true;
         return set_flag("path_style", value, &s3->site.path_style);
     }
-    if (is_param(param, "preview", &value))
+    if (kl__url_param(param, "preview", &value))
         return set_flag("preview", value, &s3->preview);
-    if (is_param(param, "poll_ms", &value))
+    if (kl__url_param(param, "poll_ms", &value))
         return set_number("poll_ms", value, KL_S3_POLL_MIN_MS, 60000, &s3->poll_ms);
-    if (is_param(param, "grace_ms", &value))
+    if (kl__url_param(param, "grace_ms", &value))
         return set_number("grace_ms", value, 0, INT64_C(86400000), &s3->grace_ms);
-    if (is_param(param, "settle_ms", &value))
+    if (kl__url_param(param, "settle_ms", &value))
         return set_number("settle_ms", value, 0, 10000, &s3->settle_ms);
-    if (is_param(param, "import_digits", &value))
+    if (kl__url_param(param, "import_digits", &value))
         return set_number("import_digits", value, 1, KL_SHARD_PREFIX_LEN_MAX, &s3->import_digits);
-    if (is_param(param, "import", &value)) {
+    if (kl__url_param(param, "import", &value)) {
         kl__free(s3->import);
         s3->import = copy_bytes(value);
         return s3->import ? KL_OK : kl__fail_memory();
     }
-    if (is_param(param, "checkpoint", &value)) {
+    if (kl__url_param(param, "checkpoint", &value)) {
         rc = set_number("checkpoint", value, 1, 10000, &number);
         s3->checkpoint_every = (uint32_t)number;
         return rc;
     }
-    if (is_param(param, "clock", &value) && kl__bytes_equal(value, kl_str("caller"))) {
+    if (kl__url_param(param, "clock", &value) && kl__bytes_equal(value, kl_str("caller"))) {
         s3->caller_time = true;
         return KL_OK;
     }

@@ -270,6 +270,9 @@ void kl__s3_put_id(kl__s3_text *text, const char *name, const kl_task_id *id);
 void kl__s3_put_entry(kl__s3_text *text, const kl_entry *entry); /* the members of an object, without braces */
 void kl__s3_put_token(kl__s3_text *text, const kl_token *token); /* 32 hex digits, without quotes */
 
+/* Whether an object that is there was written by this very request. */
+bool kl__s3_has_nonce(const kl__s3_text *body, uint64_t nonce);
+
 /* Members of an object; missing ones are 0 or empty. Bytes lie in the arena. False: it is not as it should be. */
 bool kl__s3_get_int(const json_t *object, const char *name, int64_t *ret_value);
 bool kl__s3_get_hex(const json_t *object, const char *name, uint64_t *ret_value);
@@ -340,7 +343,6 @@ kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t ma
 /* A look at the whole bucket: records, marks and tasks. Not older than so; 0: a new one; -1: as old as it may be while
  * nothing happens. */
 kl_rc kl__s3_pulse(kl__s3 *s3, int64_t age_ms);
-void kl__s3_pulse_changed(kl__s3 *s3); /* this process changed something: look again soon */
 
 /* Where the task log of a shard ends, by asking. */
 kl_rc kl__s3_find_tail(kl__s3 *s3, kl__s3_shard *shard);

@@ -211,13 +211,6 @@ static kl_rc write_forget(kl__s3 *s3, struct commit *commit)
 
 /* --- Committing --- */
 
-static bool has_nonce(const kl__s3_text *body, uint64_t nonce)
-{
-    char text[40];
-    snprintf(text, sizeof text, "\"nonce\":\"%016llx\"", (unsigned long long)nonce);
-    return body->len && memmem(body->data, body->len < 200 ? body->len : 200, text, strlen(text));
-}
-
 /* Those that were noted since the body was written stay. */
 static void drop_repeats(kl__s3_shard *shard, size_t count)
 {
@@ -294,7 +287,7 @@ static kl_rc lose(kl__s3 *s3, struct commit *commit)
     kl_rc rc = kl__s3_get_object(s3, commit->name, &request);
     if (rc != KL_OK)
         return rc;
-    bool own = request.status == 200 && has_nonce(&request.reply, commit->nonce);
+    bool own = request.status == 200 && kl__s3_has_nonce(&request.reply, commit->nonce);
     kl__s3_request_free(&request);
     return own ? win(s3, commit) : kl__s3_refresh(s3, &commit->shard, 1, true);
 }
