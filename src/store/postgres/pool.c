@@ -67,7 +67,10 @@ kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
     PQsetNoticeProcessor(conn, take_notice, pg);
     if (PQstatus(conn) == CONNECTION_BAD || !finish_connecting(conn)) {
         const char *text = *PQerrorMessage(conn) ? PQerrorMessage(conn) : "it does not answer";
-        kl_rc rc = kl__fail(KL_EBUSY, "the database is not to be reached: %.*s", length_of(text), text);
+        kl_rc rc = kl__fail(KL_EBUSY,
+                            "the database is not to be reached; see that the server runs and that the URL names its "
+                            "host and port: %.*s",
+                            length_of(text), text);
         PQfinish(conn);
         return rc;
     }
