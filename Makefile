@@ -3,7 +3,7 @@
 PREFIX = /usr/local
 OPS    = 10000000
 
-.PHONY: help run test bench lint fmt asan tsan model crash crashpg crashs3 powerloss sim mutants install clean
+.PHONY: help run test bench lint fmt asan tsan model crash crashpg crashs3 powerloss sim mutants fuzz install clean
 
 help: ## this list
 	@echo 'Keyline runs tasks in order per key, in parallel across keys.'
@@ -49,10 +49,11 @@ crashpg: ## kill workers N times, and PostgreSQL N/5 times, under load (make cra
 	@KL_TEST_KILLS=$(N) build/tests/test-postgres-crash
 
 crashs3: N = 12
-crashs3: ## kill workers on S3, N times six of them, and look at the order of keys (a known defect shows now and then)
+crashs3: ## kill workers on S3, N times six of them, and look at the order of keys; try a real server that must be refused
 	@tools/setup test
 	@tools/build plain
-	@for i in $$(seq $(N)); do KL_S3_ORDER=1 build/tests/test-s3 workers_that_are_killed || exit 1; done
+	@for i in $$(seq $(N)); do build/tests/test-s3 workers_that_are_killed || exit 1; done
+	@tools/s3-refused build/keyline
 
 powerloss: N = 100000
 powerloss: ## lose power at every operation of random runs, N images of the disk (make powerloss N=1000000)
@@ -71,6 +72,11 @@ mutants: ## switch known bugs on, one by one, and show how the simulator catches
 	@tools/setup build
 	@tools/build plain
 	@build/tests/simulate --mutants
+
+fuzz: SECONDS = 60
+fuzz: ## feed random bytes to every parser, SECONDS for each (make fuzz SECONDS=3600 NAME=http: that one)
+	@tools/setup test
+	@tools/fuzz --seconds $(SECONDS) $(NAME)
 
 bench: ## measure queue, stores and executor beside their peers, the per-key scheduler and the id generator
 	@tools/setup test

@@ -41,7 +41,7 @@ static kl_rc work(kl_store *store, kl_place place, kl_arena *arena)
     if (rc != KL_OK || scan.count == 0)
         return rc;
     for (size_t i = 0; i < scan.count; i++)
-        refs[i] = (kl_ref){place, stubs[i].id, stubs[i].position};
+        refs[i] = (kl_ref){.place = place, .id = stubs[i].id, .position = stubs[i].position};
     rc = kl_store_read(store, refs, scan.count, arena, tasks, &batch.count);
     for (size_t i = 0; rc == KL_OK && i < batch.count; i++) {
         const kl_entry *entry = &tasks[i].entry;

@@ -1,10 +1,23 @@
 /* bench.c - append a group durably, settle it durably, again and again.
  *
- * The time that counts is spent inside append and settle; making ids or filling in structs before them does not count,
- * on any side. A directory may be used by several runs: what one left in a steady state, the next finds so. */
+ * `groups`: one thread does both in turn. The time that counts is spent inside append and settle; making ids or filling in
+ * structs before them does not count, on any side.
+ *
+ * `beside`: as in a queue that is in use, threads append groups while others settle those that were appended before. They
+ * work in pairs, each with tasks of its own: one thread of a pair appends, the other settles what is durable, and at most
+ * BESIDE_MAX groups are appended and not settled. All the time counts, from the first append to the last settle.
+ *
+ * A directory may be used by several runs: what one left in a steady state, the next finds so. */
 #include "bench.h"
 
-static struct settings args = {.group = 64, .ms = 500, .threads = 32, .window = 1024, .tasks = 10000, .rounds = 5};
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+
+enum { BESIDE_MAX = 4 };
+
+static struct settings args = {
+    .group = 64, .ms = 500, .pairs = 1, .threads = 32, .window = 1024, .tasks = 10000, .rounds = 5};
 
 unsigned char payload[PAYLOAD_BYTES];
 
@@ -45,23 +58,30 @@ struct spent {
 static void run_group(size_t count, struct spent *spent)
 {
     if (side.prepare)
-        side.prepare(count);
+        side.prepare(0, count);
     int64_t begin = now_ns();
-    side.append(count);
+    side.append(0, count);
     int64_t appended = now_ns();
-    side.settle(count);
+    side.settle(0, count);
     spent->append_ns += appended - begin;
     spent->settle_ns += now_ns() - appended;
     spent->tasks += (int64_t)count;
 }
 
-static void run_groups(const struct settings *settings)
+static void open_warm(const struct settings *settings)
 {
-    struct spent warm = {0}, spent = {0};
+    struct spent warm = {0};
     side.open(settings);
     while (warm.tasks < settings->warm)
         run_group(WARM_GROUP, &warm);
+}
 
+static void run_groups(const struct settings *settings)
+{
+    struct spent spent = {0};
+    struct settings one = *settings;
+    one.pairs = 0;
+    open_warm(&one);
     int64_t end = now_ns() + settings->ms * 1000000;
     while (now_ns() < end)
         run_group((size_t)settings->group, &spent);
@@ -74,13 +94,91 @@ static void run_groups(const struct settings *settings)
     side.close();
 }
 
+struct pair {
+    pthread_t appender, settler;
+    int index;
+    size_t group;
+    int64_t end_ns;
+    int64_t settled;       /* groups */
+    sem_t room, appended;  /* groups that may be appended, and that may be settled */
+    _Atomic(int64_t) last; /* how many groups there were, once that is known */
+};
+
+static void await(sem_t *semaphore)
+{
+    while (sem_wait(semaphore))
+        MUST(errno == EINTR);
+}
+
+static void *append_groups(void *arg)
+{
+    struct pair *pair = arg;
+    int64_t groups = 0;
+    for (; now_ns() < pair->end_ns; groups++) {
+        await(&pair->room);
+        if (side.prepare)
+            side.prepare(pair->index, pair->group);
+        side.append(pair->index, pair->group);
+        sem_post(&pair->appended);
+    }
+    atomic_store(&pair->last, groups);
+    sem_post(&pair->appended);
+    return NULL;
+}
+
+static void *settle_groups(void *arg)
+{
+    struct pair *pair = arg;
+    for (;; pair->settled++) {
+        await(&pair->appended);
+        if (pair->settled == atomic_load(&pair->last))
+            return NULL;
+        side.settle(pair->index, pair->group);
+        sem_post(&pair->room);
+    }
+}
+
+static void start_pair(struct pair *pair, int index, const struct settings *settings)
+{
+    *pair = (struct pair){.index = index,
+                          .group = (size_t)settings->group,
+                          .end_ns = now_ns() + settings->ms * 1000000,
+                          .last = INT64_MAX};
+    MUST(sem_init(&pair->room, 0, BESIDE_MAX) == 0 && sem_init(&pair->appended, 0, 0) == 0);
+    MUST(pthread_create(&pair->appender, NULL, append_groups, pair) == 0);
+    MUST(pthread_create(&pair->settler, NULL, settle_groups, pair) == 0);
+}
+
+static int64_t join_pair(struct pair *pair)
+{
+    pthread_join(pair->appender, NULL);
+    pthread_join(pair->settler, NULL);
+    sem_destroy(&pair->room);
+    sem_destroy(&pair->appended);
+    return pair->settled * (int64_t)pair->group;
+}
+
+static void run_beside(const struct settings *settings)
+{
+    struct pair pairs[PAIRS_MAX];
+    int64_t tasks = 0;
+    open_warm(settings);
+    int64_t begin = now_ns();
+    for (int i = 0; i < settings->pairs; i++)
+        start_pair(&pairs[i], i, settings);
+    for (int i = 0; i < settings->pairs; i++)
+        tasks += join_pair(&pairs[i]);
+    printf("tasks/s %.0f\n", (double)tasks * 1e9 / (double)(now_ns() - begin));
+    side.close();
+}
+
 static _Noreturn void usage(void)
 {
-    fprintf(stderr, "usage: bench-disk-%s groups", side.name);
+    fprintf(stderr, "usage: bench-disk-%s groups%s", side.name, side.takes_turns ? "" : "|beside");
     for (const struct mode *mode = side.modes; mode->name; mode++)
         fprintf(stderr, "|%s", mode->name);
     fprintf(stderr, " --dir=DIR [--group=N] [--ms=N] [--warm=N] [--append-bytes=N] [--settle-bytes=N]\n"
-                    "       [--grow=1] [--threads=N] [--window=N] [--tasks=N] [--rounds=N]\n"
+                    "       [--grow=1] [--pairs=N] [--threads=N] [--window=N] [--tasks=N] [--rounds=N]\n"
                     "bench/disk/run compares everything.\n");
     exit(2);
 }
@@ -98,6 +196,7 @@ static void parse_option(const char *text)
         {"--append-bytes=", &args.append_bytes, 1, 16 << 20},
         {"--settle-bytes=", &args.settle_bytes, 1, 16 << 20},
         {"--grow=", &args.grow, 0, 1},
+        {"--pairs=", &args.pairs, 1, PAIRS_MAX},
         {"--threads=", &args.threads, 1, 1024},
         {"--window=", &args.window, 1, 1 << 20},
         {"--tasks=", &args.tasks, 1, 1000000000},
@@ -121,11 +220,13 @@ static void parse_option(const char *text)
 
 int main(int argc, char **argv)
 {
-    const struct mode groups = {"groups", run_groups}, *chosen = NULL;
+    const struct mode groups = {"groups", run_groups}, beside = {"beside", run_beside}, *chosen = NULL;
     for (int i = 2; i < argc; i++)
         parse_option(argv[i]);
     if (argc > 1 && strcmp(argv[1], groups.name) == 0)
         chosen = &groups;
+    if (argc > 1 && strcmp(argv[1], beside.name) == 0 && !side.takes_turns)
+        chosen = &beside;
     for (const struct mode *mode = side.modes; argc > 1 && mode->name; mode++)
         if (strcmp(argv[1], mode->name) == 0)
             chosen = mode;

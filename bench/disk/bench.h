@@ -6,6 +6,7 @@
 #define BENCH_DISK_H
 
 #include <errno.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { SHARDS = 16, PAYLOAD_BYTES = 200, GROUP_MAX = 4096, WARM_GROUP = 1024 };
+enum { PAIRS_MAX = 8, SHARDS = 16, PAYLOAD_BYTES = 200, GROUP_MAX = 4096, WARM_GROUP = 1024 };
 
 struct settings {
     const char *dir;
@@ -27,6 +28,7 @@ struct settings {
     long window;  /* keyline async: appends under way at once */
     long tasks;   /* keyline backlog, open */
     long rounds;  /* keyline backlog */
+    long pairs;   /* beside: so many threads append, and as many settle; 0: one does both in turn */
 };
 
 /* Another measurement that a side offers. */
@@ -38,12 +40,14 @@ struct mode {
 struct side {
     const char *name;
     void (*open)(const struct settings *settings);
-    void (*prepare)(size_t count); /* what a caller would have at hand; its time does not count. NULL: nothing */
-    void (*append)(size_t count);  /* durable on return */
-    void (*settle)(size_t count);  /* the same tasks; durable on return */
-    void (*report)(void);          /* prints more figures; NULL: none */
+    /* Each pair of threads has tasks of its own: `pair` says which it is. With one thread there is pair 0 only. */
+    void (*prepare)(int pair, size_t count); /* what a caller would have at hand. NULL: nothing */
+    void (*append)(int pair, size_t count);  /* durable on return */
+    void (*settle)(int pair, size_t count);  /* the first tasks that are not settled yet; durable on return */
+    void (*report)(void);                    /* prints more figures; NULL: none */
     void (*close)(void);
     const struct mode *modes; /* up to one without a name */
+    bool takes_turns;         /* append and settle are for one thread */
 };
 
 /* Each program has one. */

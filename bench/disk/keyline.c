@@ -7,7 +7,7 @@ enum { KEYS_A_SHARD = 64 };
 
 static kl_layout layout;
 static char keys[SHARDS][KEYS_A_SHARD][KEY_BYTES + 1];
-static kl_entry entries[GROUP_MAX];
+static _Thread_local kl_entry entries[GROUP_MAX];
 
 /* Keys that really belong to their shards. */
 static void make_keys(void)
@@ -24,10 +24,18 @@ static void make_keys(void)
     }
 }
 
+static void open_partition(struct queue *queue, const char *name)
+{
+    kl_fence fences[SHARDS];
+    MUST_KL(kl_store_partition(queue->store, name, layout.shard_prefix_len, &queue->partition));
+    for (uint32_t shard = 0; shard < SHARDS; shard++)
+        fences[shard] = (kl_fence){.place = {queue->partition, shard}, .epoch = 1};
+    MUST_KL(kl_store_fence(queue->store, fences, SHARDS));
+}
+
 void open_queue(struct queue *queue, const char *dir)
 {
     char url[4096];
-    kl_fence fences[SHARDS];
     if (!layout.partitions) {
         MUST_KL(kl_layout_init(1, 1, &layout));
         make_keys();
@@ -35,11 +43,8 @@ void open_queue(struct queue *queue, const char *dir)
     *queue = (struct queue){0};
     snprintf(url, sizeof url, "disk:%s", dir);
     MUST_KL(kl_store_open(url, NULL, &queue->store));
-    MUST_KL(kl_store_partition(queue->store, "bench", layout.shard_prefix_len, &queue->partition));
     MUST_KL(kl_idgen_open(&layout, NULL, &queue->idgen));
-    for (uint32_t shard = 0; shard < SHARDS; shard++)
-        fences[shard] = (kl_fence){.place = {queue->partition, shard}, .epoch = 1};
-    MUST_KL(kl_store_fence(queue->store, fences, SHARDS));
+    open_partition(queue, "bench");
 }
 
 void close_queue(struct queue *queue)
@@ -50,14 +55,12 @@ void close_queue(struct queue *queue)
 
 void fill_entries(struct queue *queue, kl_entry *ret_entries, size_t count)
 {
-    memset(queue->appended, 0, sizeof queue->appended);
     for (size_t i = 0; i < count; i++, queue->turn++) {
         uint32_t shard = queue->turn % SHARDS;
         kl_bytes key = {keys[shard][queue->turn / SHARDS % KEYS_A_SHARD], KEY_BYTES};
         ret_entries[i] =
             (kl_entry){.place = {queue->partition, shard}, .key = key, .payload = {payload, sizeof payload}};
         MUST_KL(kl_idgen_next(queue->idgen, shard, kl_lane_of(key), &ret_entries[i].id));
-        queue->appended[shard]++;
     }
 }
 
@@ -65,19 +68,27 @@ void prepare_group(struct queue *queue, size_t count) { fill_entries(queue, entr
 
 void append_group(struct queue *queue, size_t count) { MUST_KL(kl_store_append(queue->store, entries, count, NULL)); }
 
-/* The stubs of the group that was appended, shard by shard: one scan of all shards, as a worker's. */
-static void scan_group(struct queue *queue, kl_stub *ret_stubs)
+/* How many of a group's tasks are in each shard: the groups that are appended and settled are the same, in turn. */
+static void count_by_shard(struct queue *queue, size_t count, size_t ret_counts[SHARDS])
+{
+    memset(ret_counts, 0, SHARDS * sizeof ret_counts[0]);
+    for (size_t i = 0; i < count; i++)
+        ret_counts[queue->settle_turn++ % SHARDS]++;
+}
+
+/* The stubs of a group, shard by shard: one scan of all shards, as a worker's. */
+static void scan_group(struct queue *queue, const size_t counts[SHARDS], kl_stub *ret_stubs)
 {
     kl_scan scans[SHARDS];
     size_t count = 0;
     for (uint32_t shard = 0; shard < SHARDS; shard++) {
-        if (!queue->appended[shard])
+        if (!counts[shard])
             continue;
         scans[count++] = (kl_scan){.place = {queue->partition, shard},
                                    .after = queue->last[shard].position ? &queue->last[shard] : NULL,
                                    .stubs = ret_stubs,
-                                   .max = queue->appended[shard]};
-        ret_stubs += queue->appended[shard];
+                                   .max = counts[shard]};
+        ret_stubs += counts[shard];
     }
     MUST_KL(kl_store_scan(queue->store, scans, count));
     for (size_t i = 0; i < count; i++) {
@@ -86,43 +97,47 @@ static void scan_group(struct queue *queue, kl_stub *ret_stubs)
     }
 }
 
-void settle_group(struct queue *queue)
+void settle_group(struct queue *queue, size_t count)
 {
-    static kl_stub stubs[GROUP_MAX];
-    static kl_settled settled[GROUP_MAX];
+    static _Thread_local kl_stub stubs[GROUP_MAX];
+    static _Thread_local kl_settled settled[GROUP_MAX];
     kl_settle batches[SHARDS];
-    size_t batch_count = 0, total = 0;
+    size_t counts[SHARDS], batch_count = 0, total = 0;
+    count_by_shard(queue, count, counts);
     int64_t begin = now_ns();
-    scan_group(queue, stubs);
+    scan_group(queue, counts, stubs);
     queue->scan_ns += now_ns() - begin;
-    for (uint32_t shard = 0; shard < SHARDS; shard++) {
-        size_t count = queue->appended[shard];
-        if (!count)
+    for (uint32_t shard = 0; shard < SHARDS; total += counts[shard++]) {
+        if (!counts[shard])
             continue;
-        for (size_t i = total; i < total + count; i++)
+        for (size_t i = total; i < total + counts[shard]; i++)
             settled[i] =
                 (kl_settled){.id = stubs[i].id, .position = stubs[i].position, .outcome = KL_DONE, .attempts = 1};
-        batches[batch_count++] =
-            (kl_settle){.place = {queue->partition, shard}, .epoch = 1, .tasks = settled + total, .count = count};
-        total += count;
+        batches[batch_count++] = (kl_settle){
+            .place = {queue->partition, shard}, .epoch = 1, .tasks = settled + total, .count = counts[shard]};
     }
     MUST_KL(kl_store_settle(queue->store, batches, batch_count));
 }
 
-static struct queue bench_queue;
+/* Each pair has a partition of its own in one store. */
+static struct queue queues[PAIRS_MAX];
 
-static void open_keyline(const struct settings *settings) { open_queue(&bench_queue, path_in(settings, "keyline")); }
-static void prepare_keyline(size_t count) { prepare_group(&bench_queue, count); }
-static void append_keyline(size_t count) { append_group(&bench_queue, count); }
-
-static void settle_keyline(size_t count)
+static void open_keyline(const struct settings *settings)
 {
-    (void)count;
-    settle_group(&bench_queue);
+    open_queue(&queues[0], path_in(settings, "keyline"));
+    for (int i = 1; i < settings->pairs; i++) {
+        char name[] = "bench-0";
+        name[sizeof name - 2] = (char)('0' + i);
+        queues[i] = (struct queue){.store = queues[0].store, .idgen = queues[0].idgen};
+        open_partition(&queues[i], name);
+    }
 }
 
-static void report_keyline(void) { printf(" scan_s %.3f", (double)bench_queue.scan_ns / 1e9); }
-static void close_keyline(void) { close_queue(&bench_queue); }
+static void prepare_keyline(int pair, size_t count) { prepare_group(&queues[pair], count); }
+static void append_keyline(int pair, size_t count) { append_group(&queues[pair], count); }
+static void settle_keyline(int pair, size_t count) { settle_group(&queues[pair], count); }
+static void report_keyline(void) { printf(" scan_s %.3f", (double)queues[0].scan_ns / 1e9); }
+static void close_keyline(void) { close_queue(&queues[0]); }
 
 const struct side side = {.name = "keyline",
                           .open = open_keyline,

@@ -15,10 +15,10 @@ struct queue {
     kl_store *store;
     uint32_t partition;
     kl_idgen *idgen;
-    uint32_t turn;           /* the next task's shard, before modulo */
-    kl_stub last[SHARDS];    /* the last stub read of each shard's line; position 0: none */
-    size_t appended[SHARDS]; /* by the last fill_entries */
-    int64_t scan_ns;         /* spent in scan by settle_group */
+    uint32_t turn;        /* the next task's shard, before modulo; the rest is for whoever settles */
+    uint32_t settle_turn; /* the same for the first task that is not settled */
+    kl_stub last[SHARDS]; /* the last stub read of each shard's line; position 0: none */
+    int64_t scan_ns;      /* spent in scan by settle_group */
 };
 
 void open_queue(struct queue *queue, const char *dir);
@@ -27,12 +27,13 @@ void close_queue(struct queue *queue);
 /* Entries for the next tasks, over all shards in turn. */
 void fill_entries(struct queue *queue, kl_entry *ret_entries, size_t count);
 
-/* Fills in the entries of a group, and appends them. They are kept in one place: for one thread at a time. */
+/* Fills in the entries of a group, and appends them, in one and the same thread. */
 void prepare_group(struct queue *queue, size_t count);
 void append_group(struct queue *queue, size_t count);
 
-/* Reads on in every shard's line, as many tasks as the last group put there, and settles them. */
-void settle_group(struct queue *queue);
+/* Reads on in the shards' lines, as many tasks as a group of `count` put there, and settles them. By one
+ * thread, which may be another than the one that appends. */
+void settle_group(struct queue *queue, size_t count);
 
 extern const struct mode keyline_modes[];
 

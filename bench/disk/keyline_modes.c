@@ -68,7 +68,7 @@ static void run_bytes(const struct settings *settings)
         int64_t begin = read_proc("/proc/self/io", "wchar: ");
         append_group(&queue, (size_t)settings->group);
         int64_t appended = read_proc("/proc/self/io", "wchar: ");
-        settle_group(&queue);
+        settle_group(&queue, (size_t)settings->group);
         append_bytes[i] = appended - begin;
         settle_bytes[i] = read_proc("/proc/self/io", "wchar: ") - appended;
     }
@@ -108,7 +108,7 @@ static void warm_up(struct queue *queue, long tasks)
     for (long done = 0; done < tasks; done += WARM_GROUP) {
         prepare_group(queue, WARM_GROUP);
         append_group(queue, WARM_GROUP);
-        settle_group(queue);
+        settle_group(queue, WARM_GROUP);
     }
 }
 
@@ -215,7 +215,7 @@ static double cost(struct queue *queue, const struct settings *settings)
         prepare_group(queue, (size_t)settings->group);
         int64_t begin = now_ns();
         append_group(queue, (size_t)settings->group);
-        settle_group(queue);
+        settle_group(queue, (size_t)settings->group);
         spent += now_ns() - begin;
     }
     return (double)spent / (double)tasks;

@@ -1,7 +1,7 @@
 /* peer_lmdb.c - tasks in LMDB: a group is put in one transaction and deleted in another.
  *
  * Default durability: every commit is synced. A key is the shard's byte and the position, big-endian, so that a shard's
- * tasks stand in order. */
+ * tasks stand in order. Transactions that write follow one another, whatever thread they are of. */
 #include <lmdb.h>
 
 #include "bench.h"
@@ -10,7 +10,7 @@
 
 static MDB_env *env;
 static MDB_dbi tasks;
-static uint64_t position;
+static uint64_t appended[PAIRS_MAX], settled[PAIRS_MAX]; /* positions: of the first task that is not yet */
 
 static void must(int rc) { MUST_SAYING(rc == 0, mdb_strerror(rc)); }
 
@@ -29,40 +29,42 @@ static void open_lmdb(const struct settings *settings)
     MDB_txn *txn = begin();
     must(mdb_dbi_open(txn, NULL, 0, &tasks));
     must(mdb_txn_commit(txn));
-    position = (uint64_t)now_ns(); /* goes up from run to run */
+    for (uint64_t i = 0; i < PAIRS_MAX; i++)
+        appended[i] = settled[i] = (i << 60) + (uint64_t)now_ns(); /* goes up from run to run */
 }
 
 enum { KEY_BYTES = 9 };
 
-static MDB_val key_of(size_t i, unsigned char key[KEY_BYTES])
+static MDB_val key_of(uint64_t position, unsigned char key[KEY_BYTES])
 {
-    uint64_t big_endian = __builtin_bswap64(position + i);
-    key[0] = (unsigned char)(i % SHARDS);
+    uint64_t big_endian = __builtin_bswap64(position);
+    key[0] = (unsigned char)(position % SHARDS);
     memcpy(key + 1, &big_endian, sizeof big_endian);
     return (MDB_val){KEY_BYTES, key};
 }
 
-static void append_lmdb(size_t count)
+static void append_lmdb(int pair, size_t count)
 {
     MDB_txn *txn = begin();
     for (size_t i = 0; i < count; i++) {
         unsigned char bytes[KEY_BYTES];
-        MDB_val key = key_of(i, bytes), value = {sizeof payload, payload};
+        MDB_val key = key_of(appended[pair] + i, bytes), value = {sizeof payload, payload};
         must(mdb_put(txn, tasks, &key, &value, MDB_NOOVERWRITE));
     }
     must(mdb_txn_commit(txn));
+    appended[pair] += count;
 }
 
-static void settle_lmdb(size_t count)
+static void settle_lmdb(int pair, size_t count)
 {
     MDB_txn *txn = begin();
     for (size_t i = 0; i < count; i++) {
         unsigned char bytes[KEY_BYTES];
-        MDB_val key = key_of(i, bytes);
+        MDB_val key = key_of(settled[pair] + i, bytes);
         must(mdb_del(txn, tasks, &key, NULL));
     }
     must(mdb_txn_commit(txn));
-    position += count;
+    settled[pair] += count;
 }
 
 static void close_lmdb(void) { mdb_env_close(env); }

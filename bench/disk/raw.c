@@ -65,15 +65,15 @@ static void write_and_sync(long count)
     MUST(fdatasync(fd) == 0);
 }
 
-static void append_raw(size_t count)
+static void append_raw(int pair, size_t count)
 {
-    (void)count;
+    (void)pair, (void)count;
     write_and_sync(args->append_bytes);
 }
 
-static void settle_raw(size_t count)
+static void settle_raw(int pair, size_t count)
 {
-    (void)count;
+    (void)pair, (void)count;
     write_and_sync(args->settle_bytes);
 }
 
@@ -89,7 +89,7 @@ static void run_appends(const struct settings *settings)
     int64_t tasks = 0, begin, end;
     open_raw(settings);
     for (begin = end = now_ns(); end - begin < settings->ms * 1000000; end = now_ns()) {
-        append_raw(0);
+        append_raw(0, 0);
         tasks += settings->group;
     }
     printf("tasks/s %.0f\n", (double)tasks * 1e9 / (double)(end - begin));
@@ -106,7 +106,7 @@ static void run_one(const struct settings *settings)
     open_raw(settings);
     for (end = now_ns() + settings->ms * 1000000; count < SAMPLES_MAX && now_ns() < end;) {
         int64_t begin = now_ns();
-        append_raw(1);
+        append_raw(0, 1);
         ns[count++] = now_ns() - begin;
     }
     print_percentiles(ns, count);
@@ -117,5 +117,10 @@ static void run_one(const struct settings *settings)
 
 static const struct mode modes[] = {{"appends", run_appends}, {"one", run_one}, {0}};
 
-const struct side side = {
-    .name = "raw", .open = open_raw, .append = append_raw, .settle = settle_raw, .close = close_raw, .modes = modes};
+const struct side side = {.name = "raw",
+                          .open = open_raw,
+                          .append = append_raw,
+                          .settle = settle_raw,
+                          .close = close_raw,
+                          .modes = modes,
+                          .takes_turns = true};

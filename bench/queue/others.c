@@ -156,10 +156,11 @@ void run_failing(const struct settings *settings)
 
     int64_t begin_ns = now_ns(), begin_cpu_ns = cpu_ns();
     int64_t put = produce(place.queue, settings, &good);
+    uint64_t held = kl_worker_show(worker).held;
     await_done(worker, settings->warm + keys + put);
     int64_t took_ns = now_ns() - begin_ns;
-    printf("tasks/s %.0f cpu_ns %.0f retries/s %.0f\n", (double)put * 1e9 / (double)took_ns,
-           (double)(cpu_ns() - begin_cpu_ns) / (double)put,
+    printf("tasks/s %.0f cpu_ns %.0f held %.0f retries/s %.0f\n", (double)put * 1e9 / (double)took_ns,
+           (double)(cpu_ns() - begin_cpu_ns) / (double)put, (double)held,
            (double)(kl_worker_show(worker).retried - retried) * 1e9 / (double)took_ns);
     kl_worker_close(worker);
     close_place(&place);

@@ -32,9 +32,8 @@ struct place {
 
 static void open_place(const char *url, struct place *place)
 {
-    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 30000};
     MUST_KL(kl_store_open(url, NULL, &place->store));
-    MUST_KL(kl_queue_open(place->store, "bench", &opts, &place->queue));
+    MUST_KL(kl_queue_open(place->store, "bench", NULL, &place->queue));
 }
 
 static void close_place(struct place *place)

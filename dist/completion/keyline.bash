@@ -53,6 +53,19 @@ _keyline()
     'work --stop') return ;;
     'work --grace') return ;;
     'work --config') files=1 ;;
+    'serve --store') return ;;
+    'serve --log') words='error warn info debug' ;;
+    'serve --listen') return ;;
+    'serve --url') return ;;
+    'serve --tokens') files=1 ;;
+    'serve --hosts') return ;;
+    'serve --tls-cert') files=1 ;;
+    'serve --tls-key') files=1 ;;
+    'serve --audit') files=1 ;;
+    'serve --log-format') words='text json' ;;
+    'serve --body-max') return ;;
+    'serve --stop') return ;;
+    'serve --config') files=1 ;;
     'ls --state') words='waiting ready due retry done dead cancelled finished' ;;
     'ls --key') return ;;
     'ls --kind') return ;;
@@ -142,6 +155,7 @@ _keyline()
     'queue rm --color') words='auto always never' ;;
     'queue rm --log') words='error warn info debug' ;;
     'queue rm --config') files=1 ;;
+    'key ls --by') words='depth age state' ;;
     'key ls --limit') return ;;
     'key ls --store') return ;;
     'key ls --color') words='auto always never' ;;
@@ -336,6 +350,16 @@ _keyline()
     'config --window') return ;;
     'config --stop') return ;;
     'config --grace') return ;;
+    'config --listen') return ;;
+    'config --url') return ;;
+    'config --tokens') files=1 ;;
+    'config --hosts') return ;;
+    'config --tls-cert') files=1 ;;
+    'config --tls-key') files=1 ;;
+    'config --audit') files=1 ;;
+    'config --log-format') words='text json' ;;
+    'config --body-max') return ;;
+    'config --stop') return ;;
     'config --partitions') return ;;
     'config --shard-prefix-len') return ;;
     'config --attempts') return ;;
@@ -352,7 +376,7 @@ _keyline()
     'config --config') files=1 ;;
     *)
         case $name in
-    '') words='push work ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version' ;;
+    '') words='push work serve ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version' ;;
     queue) words='create alter ls show pause resume rm' ;;
     key) words='ls show pause resume skip drain retry' ;;
     dead) words='ls retry move purge' ;;
@@ -360,6 +384,7 @@ _keyline()
     cron) words='add ls pause resume run rm' ;;
     'push') words=' --key --kind --priority --attempts --timeout --group --header --tag --traceparent --in --at --unique --unique-for --partition --token --file --skip-bad --batch --progress --no-progress --store --color --log --json --config --help' ;;
     'work') words=' --kind --until-empty --weight --min --name --verbose --progress --no-progress --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --json --config --help' ;;
+    'serve') words=' --demo --no-demo --store --log --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --stop --json --config --help' ;;
     'ls') words=' --state --key --kind --words --job --from --until --limit --store --color --log --json --config --help' ;;
     'show') words=' --store --color --log --json --config --help' ;;
     'retry') words=' --store --color --log --json --config --help' ;;
@@ -373,7 +398,7 @@ _keyline()
     'queue pause') words=' --store --color --log --json --config --help' ;;
     'queue resume') words=' --store --color --log --json --config --help' ;;
     'queue rm') words=' --store --color --log --json --config --help' ;;
-    'key ls') words=' --limit --store --color --log --json --config --help' ;;
+    'key ls') words=' --by --limit --store --color --log --json --config --help' ;;
     'key show') words=' --store --color --log --json --config --help' ;;
     'key pause') words=' --store --color --log --json --config --help' ;;
     'key resume') words=' --store --color --log --json --config --help' ;;
@@ -402,12 +427,12 @@ _keyline()
     'bench') words=' --tasks --payload --batch --keys --store --color --log --json --config --help' ;;
     'doctor') words=' --repair --cost --color --json --config --help' ;;
     'migrate') words=' --check --store --color --log --json --config --help' ;;
-    'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
+    'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --stop --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
     'completion') words=' --help' ;;
     'help') words=' --help' ;;
     'version') words=' --help' ;;
         esac
-        [ "$name" != help ] || words='push work ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version'
+        [ "$name" != help ] || words='push work serve ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version'
         ;;
     esac
     mapfile -t COMPREPLY < <(compgen ${files:+-f} -W "$words" -- "$word")

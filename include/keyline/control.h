@@ -60,6 +60,7 @@ typedef struct kl_key_status {
     bool at_least;
     int64_t until_ms;   /* RETRYING, DELAYED */
     kl_task_id head;    /* its first task; all zero: none */
+    int64_t oldest_ms;  /* when the oldest of its tasks was put, by its id; only in lists, else 0 */
     uint32_t attempts;  /* of that */
     const char *error;  /* of its last attempt, or "" */
     const char *owner;  /* the worker that owns the shard, or "" */
@@ -72,10 +73,18 @@ typedef struct kl_key_status {
  * key, or too long a one. */
 KL_API KL_MUST_USE kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status);
 
-/* Keys with waiting tasks, longest lines first among the first look_max tasks that wait (0: 100,000); max 1..1,000, and
+/* Which keys come first in a list. */
+typedef enum kl_key_order {
+    KL_KEYS_UNSET,    /* as BY_DEPTH */
+    KL_KEYS_BY_DEPTH, /* the longest lines */
+    KL_KEYS_BY_AGE,   /* those with the oldest tasks */
+    KL_KEYS_BY_STATE, /* those that are held up: paused, retrying, delayed, then the rest; of each the longest lines */
+} kl_key_order;
+
+/* Keys with waiting tasks, in this order, among the first look_max tasks that wait (0: 100,000); max 1..1,000, and
  * ret_keys has room for so many. Nobody is asked: `why` is what the store alone tells (PAUSED, RETRYING, DELAYED or
  * READY), and reason, error, owner and progress are empty. */
-KL_API KL_MUST_USE kl_rc kl_key_list(kl_queue *queue, size_t look_max, size_t max, kl_arena *arena,
+KL_API KL_MUST_USE kl_rc kl_key_list(kl_queue *queue, kl_key_order order, size_t look_max, size_t max, kl_arena *arena,
                                      kl_key_status *ret_keys, size_t *ret_count);
 
 /* A paused key starts no tasks until it is resumed, whoever owns its shard; what runs goes on. Resume also tries the

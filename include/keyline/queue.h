@@ -195,6 +195,7 @@ typedef struct kl_found {
     kl_task_extra extra;
     const char *queue;
     const char *partition; /* its name, "orders__p1" */
+    int64_t made_ms;       /* when it was put, by its id */
 } kl_found;
 
 /* One task by its id, waiting or finished; also by the id that it had before the layout was changed. KL_ENOTFOUND: no

@@ -22,7 +22,9 @@
  *   S6  A call that failed has had no effect, or (classes RETRY and FATAL) its effect is unknown and repeating it is
  *       safe.
  *   S7  Times are judged on the store's clock (kl_store_now), which never steps back.
- *   S8  What a call that returned has changed, every later call shows.
+ *   S8  What a call that returned has changed, every later call shows. (But who reads tasks as their owner, by
+ *       kl_ref.owned, asks for what his own scans and settles made of them; that another owner has settled one he learns
+ *       when his own settle is refused.)
  *   S9  After a fence with `seal` returned KL_OK, no append stores anything in that shard: every later scan shows what is
  *       there, and no more will come. An append under way meanwhile was stored before the seal, or is refused.
  *

@@ -7,7 +7,7 @@
  *
  * A1  `used` is at most the newest block's size, and 0 when there is none.
  * A2  Every piece begins at a multiple of the strictest alignment. */
-#include "keyline/arena.h"
+#include "base/arena.h"
 
 #include "base/base.h"
 
@@ -90,6 +90,15 @@ int kl_arena_copy(kl_arena *arena, kl_bytes bytes, kl_bytes *ret_copy)
     copy[bytes.len] = '\0';
     *ret_copy = (kl_bytes){copy, bytes.len};
     return true;
+}
+
+bool kl__arena_holds(const kl_arena *arena, const void *piece)
+{
+    uintptr_t at = (uintptr_t)piece;
+    for (const struct block *block = arena->blocks; block; block = block->next)
+        if (at >= (uintptr_t)block->bytes && at - (uintptr_t)block->bytes < block->size)
+            return true;
+    return false;
 }
 
 /* The largest is kept: a caller that reads answers of one size in turn soon allocates nothing. */

@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/suggest.h"
+#include "base/times.h"
 #include "keyline/arena.h"
 #include "keyline/error.h"
 #include "keyline/store.h"
@@ -98,7 +100,8 @@ enum {
     KL_TAKES_STORE = 1 << 1,
     KL_TAKES_QUEUE = 1 << 2,
     KL_TAKES_WORK = 1 << 3,
-    KL_TAKES_ALL = KL_TAKES_JSON | KL_TAKES_STORE | KL_TAKES_QUEUE | KL_TAKES_WORK,
+    KL_TAKES_SERVE = 1 << 4,
+    KL_TAKES_ALL = KL_TAKES_JSON | KL_TAKES_STORE | KL_TAKES_QUEUE | KL_TAKES_WORK | KL_TAKES_SERVE,
 };
 
 struct kl__command {
@@ -131,12 +134,6 @@ int kl__exit_of(kl_rc rc);
 int kl__fail_call(kl_rc rc);
 int kl__fail_given(kl_rc rc);
 
-/* ---- suggest.c ---- */
-
-/* Of two names the one more like `word`, where NULL and everything too far away to be a slip count as unlike. Fold a
- * list with it to find a suggestion. */
-const char *kl__closer(const char *word, const char *best, const char *candidate);
-
 /* ---- values.c: what a word may say ---- */
 
 typedef enum kl__kind { KL_FLAG, KL_NUMBER, KL_DURATION, KL_TIME, KL_CHOICE, KL_TEXT, KL_TEXTS } kl__kind;
@@ -147,14 +144,7 @@ kl__kind kl__kind_of(const kl__option *option);
  * `now_ms` is what times count from. False: it has complained. KL_TEXT and KL_TEXTS take anything and set nothing. */
 bool kl__value_parse(const kl__option *option, const char *said, const char *text, int64_t now_ms, int64_t *ret_value);
 
-bool kl__duration_parse(const char *text, int64_t *ret_ms);
-bool kl__time_parse(const char *text, int64_t now_ms, int64_t *ret_ms);
-
-enum { KL_DURATION_TEXT_BYTES = 32, KL_TIME_TEXT_BYTES = 40, KL_CHOICE_BYTES_MAX = 32 };
-
-/* In the largest unit that leaves no rest; and RFC 3339 in UTC. */
-void kl__duration_print(int64_t ms, char ret_text[KL_DURATION_TEXT_BYTES]);
-void kl__time_print(int64_t ms, char ret_text[KL_TIME_TEXT_BYTES]);
+enum { KL_CHOICE_BYTES_MAX = 32 };
 
 /* The choice of this number, from 1, or "" when there is none. Walk "a|b|c" with it. */
 void kl__choice_name(const char *choices, int64_t number, char ret_name[KL_CHOICE_BYTES_MAX]);
@@ -224,6 +214,6 @@ extern const char kl__demo_about[];
 extern const kl__command kl__config_command, kl__completion_command, kl__doctor_command, kl__migrate_command;
 extern const kl__command kl__queue_command, kl__push_command, kl__ls_command, kl__show_command, kl__dead_command;
 extern const kl__command kl__job_command, kl__cron_command, kl__work_command, kl__key_command, kl__cancel_command;
-extern const kl__command kl__retry_command, kl__move_command, kl__purge_command, kl__top_command, kl__bench_command;
+extern const kl__command kl__serve_command, kl__retry_command, kl__move_command, kl__purge_command, kl__top_command, kl__bench_command;
 
 #endif

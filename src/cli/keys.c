@@ -4,35 +4,25 @@
 
 #include "base/base.h"
 #include "cli/config.h"
-#include "cli/keys.h"
 #include "cli/output.h"
 #include "cli/task_rows.h"
+#include "work/why.h"
 
 typedef struct key_opts {
     const char *queue, *key;
-    int64_t limit, dead;
+    int64_t limit, by, dead;
 } key_opts;
 
 enum { KEYS_MAX = 1000 };
 
 /* ---- Showing ---- */
 
-const char *kl__why_name(kl_why why)
-{
-    static const char *const names[] = {"idle",   "ready",        "running", "retrying", "delayed", "paused",
-                                        "halted", "queue paused", "kind",    "layout",   "rate",    "no worker"};
-    return names[why <= KL_WHY_NO_WORKER ? why : 0];
-}
-
 /* What the store alone tells: a list does not ask the workers. */
 static const kl__column list_columns[] = {
-    {"key", KL_COLUMN_WHOLE},        {"waiting", KL_COLUMN_RIGHT},
-    {"state", KL_COLUMN_STATE},      {"until", KL_COLUMN_WHOLE},
-    {"attempts", KL_COLUMN_RIGHT},   {"head", KL_COLUMN_WHOLE},
-    {"at_least", KL_COLUMN_MACHINE}, {NULL, 0},
+    {"key", KL_COLUMN_WHOLE},    {"waiting", KL_COLUMN_RIGHT},    {"state", KL_COLUMN_STATE},
+    {"until", KL_COLUMN_WHOLE},  {"attempts", KL_COLUMN_RIGHT},   {"head", KL_COLUMN_WHOLE},
+    {"oldest", KL_COLUMN_WHOLE}, {"at_least", KL_COLUMN_MACHINE}, {NULL, 0},
 };
-
-const char *kl__why_listed(kl_why why) { return why == KL_WHY_READY ? "waiting" : kl__why_name(why); }
 
 static const kl__column show_columns[] = {
     {"key", 0},
@@ -86,7 +76,8 @@ static int run_ls(kl__call *call)
     if (status != KL_EXIT_OK)
         return status;
     kl_key_status *keys = kl_arena_alloc(&call->arena, max * sizeof *keys);
-    kl_rc rc = keys ? kl_key_list(queue, 0, max, &call->arena, keys, &count) : kl__fail_memory();
+    kl_rc rc =
+        keys ? kl_key_list(queue, (kl_key_order)opts->by, 0, max, &call->arena, keys, &count) : kl__fail_memory();
     if (rc != KL_OK)
         return kl__fail_call(rc);
     kl__out_begin(&out, call, list_columns);
@@ -94,7 +85,7 @@ static int run_ls(kl__call *call)
         kl__out_row(&out, (kl__cell[]){kl__cell_bytes(keys[i].key), kl__cell_number((int64_t)keys[i].waiting),
                                        kl__cell_text(kl__why_listed(keys[i].why)), kl__cell_time(keys[i].until_ms),
                                        kl__cell_number(keys[i].attempts), kl__cell_id_or_none(&keys[i].head),
-                                       kl__cell_flag(keys[i].at_least)});
+                                       kl__cell_time(keys[i].oldest_ms), kl__cell_flag(keys[i].at_least)});
     return kl__out_end(&out);
 }
 
@@ -196,6 +187,8 @@ static const kl__argument key_arguments[] = {
 };
 
 static const kl__option ls_options[] = {
+    {"--by", "depth|age|state", "which first: long lines, old tasks, or those that are held up (depth)",
+     offsetof(key_opts, by), 0, 0},
     {"--limit", "N", "no more than so many (100)", offsetof(key_opts, limit), 1, KEYS_MAX},
     {NULL, NULL, NULL, 0, 0, 0},
 };
@@ -216,8 +209,8 @@ static const kl__option drain_options[] = {
                                          .run = (run_)}
 
 KEY_COMMAND(ls, "ls", "list keys with waiting tasks, the longest lines first",
-            "Lists keys with waiting tasks, the longest lines first, as the store knows them: `keyline key\n"
-            "show` asks the worker, and tells running from waiting and why.\n",
+            "Lists keys with waiting tasks, the longest lines first unless --by says otherwise, as the store\n"
+            "knows them: `keyline key show` asks the worker, and tells running from waiting and why.\n",
             queue_argument, ls_options, run_ls);
 KEY_COMMAND(show, "show", "say why a key waits",
             "Shows a key's line and says why its first task does not run right now, and what to do about it.\n",

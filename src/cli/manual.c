@@ -107,6 +107,8 @@ static void print_command(const kl__command *command, const char *name)
         puts("The settings of queues may be given as options too.");
     if (command->takes & KL_TAKES_WORK)
         puts("The settings of workers may be given as options too.");
+    if (command->takes & KL_TAKES_SERVE)
+        puts("The settings of servers may be given as options too.");
 }
 
 void kl__help_manual(void)

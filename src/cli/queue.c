@@ -7,6 +7,7 @@
 #include "cli/output.h"
 #include "keyline/exec.h"
 #include "keyline/queue.h"
+#include "queue/inside.h"
 
 typedef struct queue_opts {
     const char *name;
@@ -76,12 +77,6 @@ static kl__cell time_limit_cell(int64_t ms)
     return ms == KL_FOREVER || ms <= 0 ? kl__cell_absent() : kl__cell_duration(ms);
 }
 
-static const char *policy_name(kl_head_policy policy)
-{
-    static const char *const names[] = {"", "continue", "halt", "drain"};
-    return names[policy <= KL_HEAD_DRAIN ? policy : 0];
-}
-
 static int show_thing(kl__call *call, const kl_queue_info *info)
 {
     const kl_queue_opts *set = &info->settings;
@@ -107,7 +102,7 @@ static int show_thing(kl__call *call, const kl_queue_info *info)
                                       kl__cell_duration(set->backoff_max_ms),
                                       time_limit_cell(set->timeout_ms),
                                       kl__cell_duration(set->lease_ms),
-                                      kl__cell_text(policy_name(set->head_policy)),
+                                      kl__cell_text(kl__policy_name(set->head_policy)),
                                       time_limit_cell(set->keep_done_ms),
                                       time_limit_cell(set->keep_dead_ms),
                                       limit_cell(set->rate),

@@ -109,6 +109,7 @@ static void print_markdown(void)
          "the file or a `KEYLINE_` variable that does not exist is refused, with the name that was probably meant.");
     print_table("For all commands", "In the file, these stand before the first table.", KL_TAKES_JSON | KL_TAKES_STORE);
     print_table("Workers: `[worker]`", "`shards`, `shard_range` and `slice` exclude one another.", KL_TAKES_WORK);
+    print_table("Servers: `[server]`", "`tls_cert` and `tls_key` belong together.", KL_TAKES_SERVE);
     print_table(
         "Queues: `[queue]`, and `[queues.NAME]` for one queue",
         "What a queue is like stands in the store. These settings say what a queue is made like when it does not\n"

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "queue/inside.h"
 #include "queue/json.h"
 
 const kl__column kl__waiting_columns[] = {
@@ -41,45 +42,28 @@ const kl__column kl__finished_columns[] = {
     {NULL, 0},
 };
 
-/* A waiting task is told by the line in which it waits. */
-static const char *state_of(const kl_task *task)
-{
-    switch (task->state) {
-    case KL_TASK_DONE:
-        return "done";
-    case KL_TASK_DEAD:
-        return "dead";
-    case KL_TASK_CANCELLED:
-        return "cancelled";
-    case KL_TASK_WAITING:
-        return task->attempts ? "retry" : task->entry.due_ms ? "due" : "ready";
-    default:
-        return "unknown";
-    }
-}
-
 void kl__task_row(kl__out *out, const kl_found *found)
 {
     const kl_task *task = &found->task;
     const kl_entry *entry = &task->entry;
-    kl__out_row(out,
-                (kl__cell[]){kl__cell_id(&entry->id), kl__cell_text(state_of(task)), kl__cell_bytes_or_none(entry->key),
-                             kl__cell_bytes_or_none(entry->kind), kl__cell_number(entry->priority),
-                             kl__cell_number(task->attempts), kl__cell_time(task->not_before_ms),
-                             kl__cell_time(task->finished_ms), kl__cell_bytes_or_none(task->error),
-                             kl__cell_bytes(entry->payload), kl__cell_text(found->partition),
-                             kl__cell_bytes_or_none(task->result), kl__cell_id_or_none(&entry->job)});
+    kl__out_row(out, (kl__cell[]){kl__cell_id(&entry->id), kl__cell_text(kl__task_state_name(task)),
+                                  kl__cell_bytes_or_none(entry->key), kl__cell_bytes_or_none(entry->kind),
+                                  kl__cell_number(entry->priority), kl__cell_number(task->attempts),
+                                  kl__cell_time(task->not_before_ms), kl__cell_time(task->finished_ms),
+                                  kl__cell_bytes_or_none(task->error), kl__cell_bytes(entry->payload),
+                                  kl__cell_text(found->partition), kl__cell_bytes_or_none(task->result),
+                                  kl__cell_id_or_none(&entry->job)});
 }
 
 /* ---- One task ---- */
 
 static const kl__column thing_columns[] = {
-    {"id", 0},           {"queue", 0},      {"partition", 0},   {"state", KL_COLUMN_STATE},
-    {"key", 0},          {"kind", 0},       {"priority", 0},    {"attempts", 0},
-    {"attempts_max", 0}, {"timeout_ms", 0}, {"due", 0},         {"finished", 0},
-    {"job", 0},          {"origin", 0},     {"unique", 0},      {"group", 0},
-    {"headers", 0},      {"tags", 0},       {"traceparent", 0}, {"error", 0},
-    {"result", 0},       {"payload", 0},    {NULL, 0},
+    {"id", 0},           {"queue", 0},      {"partition", 0}, {"state", KL_COLUMN_STATE},
+    {"key", 0},          {"kind", 0},       {"priority", 0},  {"attempts", 0},
+    {"attempts_max", 0}, {"timeout_ms", 0}, {"made", 0},      {"due", 0},
+    {"finished", 0},     {"job", 0},        {"origin", 0},    {"unique", 0},
+    {"group", 0},        {"headers", 0},    {"tags", 0},      {"traceparent", 0},
+    {"error", 0},        {"result", 0},     {"payload", 0},   {NULL, 0},
 };
 
 static kl__cell headers_cell(const kl_task_extra *extra)
@@ -126,13 +110,14 @@ int kl__task_thing(const kl__call *call, const kl_found *found)
                          (kl__cell[]){kl__cell_id(&entry->id),
                                       kl__cell_text(found->queue),
                                       kl__cell_text(found->partition),
-                                      kl__cell_text(state_of(task)),
+                                      kl__cell_text(kl__task_state_name(task)),
                                       kl__cell_bytes_or_none(entry->key),
                                       kl__cell_bytes_or_none(entry->kind),
                                       kl__cell_number(entry->priority),
                                       kl__cell_number(task->attempts),
                                       number_or_none(extra->attempts_max),
                                       duration_or_none(extra->timeout_ms),
+                                      kl__cell_time(found->made_ms),
                                       kl__cell_time(task->not_before_ms),
                                       kl__cell_time(task->finished_ms),
                                       kl__cell_id_or_none(&entry->job),

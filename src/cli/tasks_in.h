@@ -1,11 +1,11 @@
 /* tasks_in.h - tasks that come in: from options of the command line, and from lines of JSON.
  *
- * The fields of a line are named like the options, and what a line does not say the options do. */
+ * The fields of a line (queue/task_json.h) are named like the options, and what a line does not say the options do. */
 #ifndef KL_CLI_TASKS_IN_H
 #define KL_CLI_TASKS_IN_H
 
 #include "cli/cli.h"
-#include "keyline/queue.h"
+#include "queue/task_json.h"
 
 /* Zero: not said. */
 typedef struct kl__task_opts {
@@ -47,22 +47,6 @@ typedef struct kl__task_opts {
 
 /* A task as the options say, without payload. Memory is the arena's and the options'. False: it has complained. */
 bool kl__task_fill(const kl__task_opts *opts, kl_arena *arena, kl_put *ret_task);
-
-enum { KL_LINE_BYTES_MAX = 8 << 20, KL_LINE_ERROR_BYTES = 512 };
-
-/* A task from a line: an object whose fields are
- *
- *     key, kind, group, unique, traceparent    text, or {"base64": "..."}
- *     payload        text, or {"base64": "..."}, or any other JSON, which is stored as its text
- *     priority, attempts                       whole numbers
- *     in, timeout, unique_for                  durations: "5s"
- *     at                                       a time: "2026-11-15T18:00:00Z", "+5m"
- *     headers                                  an object of texts
- *     tags                                     an array of texts
- *     partition                                text
- *
- * ret_task holds what the line does not say, and bytes lie in the arena. False: `ret_error` says what is wrong. */
-bool kl__task_read(kl_bytes line, int64_t now_ms, kl_arena *arena, kl_put *task, char ret_error[KL_LINE_ERROR_BYTES]);
 
 /* Lines of a file, "-" being the standard input. */
 typedef struct kl__lines {

@@ -51,7 +51,7 @@ static kl_rc look_at_keys(kl_queue *queue, const char *name, kl__top *top)
 {
     kl_key_status found[KL_TOP_KEYS_EACH];
     size_t count = 0;
-    kl_rc rc = kl_key_list(queue, KL_TOP_KEYS_LOOK_MAX, KL_TOP_KEYS_EACH, &top->arena, found, &count);
+    kl_rc rc = kl_key_list(queue, KL_KEYS_BY_DEPTH, KL_TOP_KEYS_LOOK_MAX, KL_TOP_KEYS_EACH, &top->arena, found, &count);
     for (size_t i = 0; rc == KL_OK && i < count; i++)
         add_key(top, &(kl__top_key){name, found[i]});
     return rc;

@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "base/base.h"
-#include "cli/keys.h"
 #include "cli/output.h"
 #include "cli/top.h"
 #include "queue/json.h"
+#include "work/why.h"
 
 enum { NAME_WIDTH = 24, TEXT_BYTES = 48 };
 

@@ -274,8 +274,8 @@ static inline kl_exec_id fill(const struct order *order, uint64_t number)
     kl__shard *shard = order->shard;
     uint32_t index = kl__inbox_free_task(&shard->inbox, number);
     kl__exec_task *task = &shard->tasks[index];
-    __builtin_prefetch(&shard->tasks[kl__inbox_free_task(&shard->inbox, number + KL_INBOX_AHEAD)], 1);
-    __builtin_prefetch(kl__inbox_slot(&shard->inbox, number + KL_INBOX_SLOTS_AHEAD), 1);
+    kl__fetch_to_write(&shard->tasks[kl__inbox_free_task(&shard->inbox, number + KL_INBOX_AHEAD)]);
+    kl__fetch_to_write(kl__inbox_slot(&shard->inbox, number + KL_INBOX_SLOTS_AHEAD));
     task->fn = order->task->fn;
     task->ctx = order->task->ctx;
     kl__lane_mark mark = order->mark;

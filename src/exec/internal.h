@@ -16,7 +16,7 @@
 #include "keyline/exec.h"
 #include "lanes/lanes.h"
 
-enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 32 };
+enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 64 };
 
 /* What few tasks have: allocated only for them. */
 typedef struct kl__task_extra {

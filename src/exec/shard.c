@@ -170,7 +170,7 @@ static uint32_t start_some(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t
     uint32_t count = 0;
     int64_t now_ms = kl__ns_to_ms(now_ns);
     for (int i = 0; i < HELPING && count < most && (slot = kl__inbox_peek(&shard->inbox)); i++) {
-        __builtin_prefetch(&shard->tasks[kl__inbox_ahead(&shard->inbox)], 1);
+        kl__fetch_to_write(&shard->tasks[kl__inbox_ahead(&shard->inbox)]);
         enum entry entry = enter(shard, slot, now_ms, true);
         if (entry == STARTED)
             ret_tasks[count++] = &shard->tasks[slot & KL_INBOX_INDEX_MASK].lane;

@@ -5,7 +5,7 @@
 #include "lanes/keytable.h"
 #include "lanes/lanes.h"
 
-enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024 };
+enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024, SPARE_MAX = 256 };
 
 /* The first cache line is all that a key with at most 24 bytes needs while its tasks come and go one by one. */
 struct kl__lane {
@@ -60,6 +60,8 @@ struct kl__lanes {
     uint64_t waiting_keys[KL_LANE_STATES];  /* RETRYING to HALTED; the others are not kept here */
     kl__lane *first_resting, *last_resting; /* in the order in which they fell idle; some may be busy again */
     bool visiting;                          /* all lanes are being visited: free none */
+    kl__lane *spare;                        /* to be used again, chained by next_resting */
+    uint32_t spare_count;
     struct lane_list ready[KL_LANE_PRIORITIES];
     kl__lane crowd;
     kl__keytable table;

@@ -24,7 +24,8 @@
  * L4  A key is on the ready list of its first task's priority exactly while its state is READY, and ready keys of one
  *     priority are taken in turn.
  * L5  A key without tasks costs nothing: its lane is freed, unless it is paused or one of the at most RESTING_MAX that
- *     rest. They do because a key that was busy a moment ago often is again.
+ *     rest. They do because a key that was busy a moment ago often is again. The memory of up to SPARE_MAX lanes that were
+ *     freed is kept for the next ones.
  * L6  A lane is in the timer tree exactly while its wake time is not KL_NEVER, and next_due is the least of them.
  * L7  Time does not run backwards: a call with an earlier now sees the latest one. */
 #include "lanes/lanes.h"
@@ -141,6 +142,17 @@ static void free_lane(kl__lane *lane)
     kl__free(lane);
 }
 
+static void spare_lane(kl__lanes *lanes, kl__lane *lane)
+{
+    if (lanes->spare_count == SPARE_MAX || lane->key_len > KEY_INLINE_BYTES) {
+        free_lane(lane);
+        return;
+    }
+    lane->next_resting = lanes->spare;
+    lanes->spare = lane;
+    lanes->spare_count++;
+}
+
 /* A lane that has no more tasks rests. It stays among the resting while it comes and goes, and only when there are too
  * many is the first of them looked at: freed if it is idle, else left to come back when it is. */
 static void make_room(kl__lanes *lanes)
@@ -151,7 +163,7 @@ static void make_room(kl__lanes *lanes)
     lane->resting = false;
     if (lane->state == KL_LANE_IDLE && lane->entry.tasks == 0) {
         kl__keytable_remove(&lanes->table, &lane->entry);
-        free_lane(lane);
+        spare_lane(lanes, lane);
     }
 }
 
@@ -228,13 +240,24 @@ static kl__lane *find_lane(const kl__lanes *lanes, const kl__lane_key *key)
     return NULL;
 }
 
+/* Its memory, with anything in it; NULL: there is none. */
+static kl__lane *new_lane(kl__lanes *lanes)
+{
+    kl__lane *lane = lanes->spare;
+    if (!lane)
+        return kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lane);
+    lanes->spare = lane->next_resting;
+    lanes->spare_count--;
+    return lane;
+}
+
 static kl__lane *make_lane(kl__lanes *lanes, const kl__lane_key *key)
 {
     KL_ASSERT(key->bytes.len <= KL_KEY_BYTES_MAX);
     char *far = NULL;
     if (key->bytes.len > KEY_INLINE_BYTES && !(far = kl__alloc(key->bytes.len)))
         return NULL;
-    kl__lane *lane = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lane);
+    kl__lane *lane = new_lane(lanes);
     if (!lane) {
         kl__free(far);
         return NULL;
@@ -280,6 +303,8 @@ void kl__lanes_close(kl__lanes *lanes)
         }
     }
     kl__keytable_close(&lanes->table);
+    while (lanes->spare)
+        kl__free(new_lane(lanes));
     kl__free(lanes);
 }
 

@@ -89,6 +89,14 @@ static inline void *kl__unconst(const void *pointer)
 /* Copies what is stated, each checked for its range; texts stay the caller's. NULL: nothing is stated. */
 kl_rc kl__settings_take(const kl_queue_opts *given, kl_queue_opts *ret_stated);
 
+/* What a setting may be, by its offset in kl_queue_opts; *ret_none: what "none" is, 0: it may not be none. False: no
+ * such setting. */
+bool kl__settings_range(size_t offset, int64_t *ret_min, int64_t *ret_max, int64_t *ret_none);
+
+/* "continue", "halt", "drain"; KL_HEAD_UNSET is "", and what any other text is. */
+const char *kl__policy_name(kl_head_policy policy);
+kl_head_policy kl__policy_parse(const char *text);
+
 /* All defaults; no texts. */
 kl_queue_opts kl__settings_defaults(void);
 
@@ -188,6 +196,11 @@ uint32_t kl__move_shard(const kl_layout *from, const kl_layout *to, const kl_ent
 
 /* The 16-bit group that stubs carry: 0 for no group, never 0 otherwise. */
 uint16_t kl__group_hash(kl_bytes group);
+
+/* --- look.c --- */
+
+/* "ready", "due", "retry", "done", "dead", "cancelled": what people and programs are told. */
+const char *kl__task_state_name(const kl_task *task);
 
 /* --- take_in.c --- */
 

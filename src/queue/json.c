@@ -5,8 +5,11 @@
 
 #include <openssl/evp.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "base/utf8.h"
 
 /* --- Memory --- */
 
@@ -69,6 +72,51 @@ kl_rc kl__json_parse(kl_bytes text, const char *what, kl__json *ret)
     return KL_OK;
 }
 
+bool kl__json_is_deeper(kl_bytes text, size_t depth_max)
+{
+    const char *at = text.data;
+    size_t depth = 0;
+    bool in_text = false;
+    for (size_t i = 0; i < text.len; i++) {
+        if (at[i] == '"')
+            in_text = !in_text;
+        else if (in_text && at[i] == '\\')
+            i++;
+        else if (in_text)
+            continue;
+        else if ((at[i] == '[' || at[i] == '{') && ++depth > depth_max)
+            return true;
+        else if ((at[i] == ']' || at[i] == '}') && depth > 0)
+            depth--;
+    }
+    return false;
+}
+
+kl_rc kl__json_parse_given(kl_bytes text, size_t depth_max, const char *what, kl__json *ret)
+{
+    json_error_t error;
+    pthread_once(&memory_once, set_memory);
+    if (kl__json_is_deeper(text, depth_max))
+        return kl__fail(KL_EINVAL, "%s has more than %zu objects and arrays inside each other; make it flatter", what,
+                        depth_max);
+    refused = false;
+    json_t *object = json_loadb(text.len ? text.data : "", text.len,
+                                JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &error);
+    if (refused || (!object && json_error_code(&error) == json_error_out_of_memory)) {
+        json_decref(object);
+        return kl__fail_memory();
+    }
+    if (!json_is_object(object)) {
+        bool parsed = object != NULL;
+        json_decref(object);
+        return parsed ? kl__fail(KL_EINVAL, "%s is not one JSON object; send {...}", what)
+                      : kl__fail(KL_EINVAL, "%s is no JSON: %s at byte %d of %zu; correct it", what, error.text,
+                                 error.position, text.len);
+    }
+    *ret = (kl__json){.object = object, .what = what, .given = true};
+    return KL_OK;
+}
+
 void kl__json_free(kl__json *from)
 {
     if (!from)
@@ -79,7 +127,9 @@ void kl__json_free(kl__json *from)
 
 kl_rc kl__json_damaged(kl__json *from, const char *field, const char *reason)
 {
-    if (from->rc == KL_OK)
+    if (from->rc == KL_OK && from->given)
+        from->rc = kl__fail(KL_EINVAL, "%s: \"%s\" %s; correct it", from->what, field, reason);
+    else if (from->rc == KL_OK)
         from->rc = kl__fail(KL_EDAMAGED, "the record %s is damaged: its field %s %s; remove or restore it", from->what,
                             field, reason);
     return from->rc;
@@ -118,11 +168,10 @@ int64_t kl__json_int_of(kl__json *from, const json_t *value, const char *field, 
     int64_t number = json_integer_value(value);
     if (number >= min && number <= max)
         return number;
-    if (from->rc == KL_OK)
-        from->rc = kl__fail(KL_EDAMAGED,
-                            "the record %s is damaged: its field %s is %lld, not from %lld to %lld; remove or restore "
-                            "it",
-                            from->what, field, (long long)number, (long long)min, (long long)max);
+    char reason[96];
+    snprintf(reason, sizeof reason, "is %lld, not from %lld to %lld", (long long)number, (long long)min,
+             (long long)max);
+    kl__json_damaged(from, field, reason);
     return min;
 }
 
@@ -229,7 +278,7 @@ kl_task_id kl__json_id(kl__json *from, const char *field)
     kl_task_id id = {{0}};
     const json_t *value = required(from, field);
     kl_bytes text = {json_string_value(value), json_string_length(value)};
-    if (value && (!text.data || kl_id_parse(text, &id) != KL_OK))
+    if (value && from->rc == KL_OK && (!text.data || kl_id_parse(text, &id) != KL_OK))
         kl__json_damaged(from, field, "is no task id");
     return id;
 }
@@ -254,7 +303,7 @@ json_t *kl__json_array_of(kl__json *from, const char *field, size_t max)
 
 kl__json kl__json_item(const kl__json *from, json_t *array, size_t index)
 {
-    kl__json item = {.object = json_array_get(array, index), .what = from->what};
+    kl__json item = {.object = json_array_get(array, index), .what = from->what, .given = from->given};
     if (!json_is_object(item.object))
         kl__json_damaged(&item, "(of a list)", "is no object");
     return item;
@@ -262,7 +311,7 @@ kl__json kl__json_item(const kl__json *from, json_t *array, size_t index)
 
 kl__json kl__json_inner(kl__json *from, const char *field)
 {
-    kl__json inner = {.object = required(from, field), .what = from->what};
+    kl__json inner = {.object = required(from, field), .what = from->what, .given = from->given};
     if (inner.object && !json_is_object(inner.object))
         kl__json_damaged(from, field, "is no object");
     inner.rc = from->rc;
@@ -271,30 +320,11 @@ kl__json kl__json_inner(kl__json *from, const char *field)
 
 /* --- Writing --- */
 
-/* Bytes of the UTF-8 character that begins here, 0: none that is valid (RFC 3629), or NUL. */
-static size_t character(const unsigned char *at, size_t left)
-{
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    if (at[0] < 0x80)
-        return at[0] != 0;
-    size_t length = at[0] >= 0xf0 ? 4 : at[0] >= 0xe0 ? 3 : 2;
-    if (at[0] < 0xc2 || at[0] > 0xf4 || length > left)
-        return 0;
-    uint32_t code = at[0] & (0x7fu >> length);
-    for (size_t i = 1; i < length; i++) {
-        if ((at[i] & 0xc0) != 0x80)
-            return 0;
-        code = code << 6 | (at[i] & 0x3f);
-    }
-    bool valid = code >= least[length] && code <= 0x10ffff && !(code >= 0xd800 && code <= 0xdfff);
-    return valid ? length : 0;
-}
-
 static bool is_text(kl_bytes bytes)
 {
     const unsigned char *at = bytes.data;
     for (size_t left = bytes.len, length; left > 0; left -= length, at += length)
-        if ((length = character(at, left)) == 0)
+        if (*at == 0 || (length = kl__utf8_char(at, left)) == 0)
             return false;
     return true;
 }

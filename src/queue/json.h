@@ -32,11 +32,18 @@ typedef struct kl__json {
     json_t *object;
     const char *what; /* names the record in sentences; the caller's, as long as this lasts */
     kl_rc rc;
+    bool given; /* somebody sent it: what is wrong with it is KL_EINVAL, and theirs to correct */
 } kl__json;
 
 /* KL_EDAMAGED: not one JSON object. KL_ENOMEM. ret is to be freed, also after getters failed. */
 kl_rc kl__json_parse(kl_bytes text, const char *what, kl__json *ret);
 void kl__json_free(kl__json *from); /* NULL, all zero and a second time are fine */
+
+/* What somebody sent, instead of a record: KL_EINVAL: not one JSON object, or one with more than depth_max objects and
+ * arrays inside each other, which is found before anything is parsed. Texts may have zero bytes in them. `what` as "the
+ * body". KL_ENOMEM. */
+kl_rc kl__json_parse_given(kl_bytes text, size_t depth_max, const char *what, kl__json *ret);
+bool kl__json_is_deeper(kl_bytes text, size_t depth_max);
 
 bool kl__json_has(const kl__json *from, const char *field); /* null counts as missing */
 

@@ -44,6 +44,7 @@ kl_rc kl__look_describe(const kl_queue *queue, kl__source source, kl_arena *aren
 {
     kl_bytes name;
     found->extra = (kl_task_extra){0};
+    found->made_ms = kl_id_ms(&source.layout->layout, &found->task.entry.id);
     kl_rc rc = kl__envelope_decode(found->task.entry.headers, arena, &found->extra);
     if (rc != KL_OK && rc != KL_EDAMAGED)
         return rc;
@@ -51,6 +52,23 @@ kl_rc kl__look_describe(const kl_queue *queue, kl__source source, kl_arena *aren
         return kl__fail_memory();
     found->queue = name.data;
     return name_partition(queue, source, arena, &found->partition);
+}
+
+/* A waiting task is told by the line in which it waits. */
+const char *kl__task_state_name(const kl_task *task)
+{
+    switch (task->state) {
+    case KL_TASK_DONE:
+        return "done";
+    case KL_TASK_DEAD:
+        return "dead";
+    case KL_TASK_CANCELLED:
+        return "cancelled";
+    case KL_TASK_WAITING:
+        return task->attempts ? "retry" : task->entry.due_ms ? "due" : "ready";
+    default:
+        return "unknown";
+    }
 }
 
 /* --- One task --- */

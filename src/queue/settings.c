@@ -67,6 +67,29 @@ static bool is_none(const struct setting *setting, int64_t value)
     return setting->none != NEVER && value == none_of(setting);
 }
 
+bool kl__settings_range(size_t offset, int64_t *ret_min, int64_t *ret_max, int64_t *ret_none)
+{
+    for (int i = 0; i < SETTINGS; i++) {
+        if (settings[i].offset != offset)
+            continue;
+        *ret_min = settings[i].min;
+        *ret_max = settings[i].max;
+        *ret_none = settings[i].none == NEVER ? 0 : none_of(&settings[i]);
+        return true;
+    }
+    return false;
+}
+
+const char *kl__policy_name(kl_head_policy policy) { return policies[(unsigned)policy < POLICIES ? policy : 0]; }
+
+kl_head_policy kl__policy_parse(const char *text)
+{
+    for (int i = KL_HEAD_CONTINUE; i < POLICIES; i++)
+        if (strcmp(text, policies[i]) == 0)
+            return (kl_head_policy)i;
+    return KL_HEAD_UNSET;
+}
+
 /* --- Options --- */
 
 static kl_rc copy_known(const kl_queue_opts *given, kl_queue_opts *opts)
@@ -211,9 +234,9 @@ static kl_head_policy read_policy(kl__json *from)
 {
     const json_t *value = json_object_get(from->object, "head_policy");
     const char *text = json_string_value(value);
-    for (int i = KL_HEAD_CONTINUE; text && i < POLICIES; i++)
-        if (strcmp(text, policies[i]) == 0)
-            return (kl_head_policy)i;
+    kl_head_policy policy = text ? kl__policy_parse(text) : KL_HEAD_UNSET;
+    if (policy != KL_HEAD_UNSET)
+        return policy;
     if (value)
         kl__json_damaged(from, "head_policy", "is neither continue, halt nor drain");
     return KL_HEAD_CONTINUE;

@@ -7,6 +7,9 @@
 #include "keyline/store.h"
 
 extern const kl_engine kl__engine_memory, kl__engine_disk, kl__engine_postgres, kl__engine_s3;
+extern const kl_engine kl__engine_http, kl__engine_https; /* a server's store: socket/remote.c */
+
+uint32_t kl__remote_can(const void *self); /* what the store of the server can */
 
 /* Whether a parameter of a URL is `name=VALUE`. */
 static inline bool kl__url_param(kl_bytes param, const char *name, kl_bytes *ret_value)

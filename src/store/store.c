@@ -70,7 +70,10 @@ kl_rc kl__store_opts_complete(const kl_store_opts *given, kl_store_opts *ret_opt
 
 /* --- URLs --- */
 
-static const kl_engine *const engines[] = {&kl__engine_memory, &kl__engine_disk, &kl__engine_postgres, &kl__engine_s3};
+static const kl_engine *const engines[] = {&kl__engine_memory, &kl__engine_disk, &kl__engine_postgres,
+                                           &kl__engine_s3,     &kl__engine_http, &kl__engine_https};
+
+static const char usages[] = "memory:, disk:PATH, postgres://HOST/DATABASE, s3://BUCKET/PREFIX or http://HOST:PORT";
 
 enum { ENGINES = sizeof engines / sizeof engines[0], SCHEME_SHOWN_MAX = 16, SLIPS_MAX = 2 };
 
@@ -118,12 +121,10 @@ static kl_rc refuse_url(const char *url, kl_bytes scheme, const char *rest)
     const kl_engine *meant = guess(scheme, url);
     kl__quote(kl_str(url), quoted);
     if (!meant)
-        return kl__fail(KL_EINVAL, "%s names no store; write %s, %s, %s or %s", quoted, kl__engine_memory.usage,
-                        kl__engine_disk.usage, kl__engine_postgres.usage, kl__engine_s3.usage);
+        return kl__fail(KL_EINVAL, "%s names no store; write %s", quoted, usages);
     bool path = meant == &kl__engine_disk && (*url == '/' || *url == '.' || *url == '~');
-    return kl__fail(KL_EINVAL, "%s names no store; write %s, %s, %s or %s: did you mean %s:%.80s?", quoted,
-                    kl__engine_memory.usage, kl__engine_disk.usage, kl__engine_postgres.usage, kl__engine_s3.usage,
-                    meant->scheme, path ? url : rest);
+    return kl__fail(KL_EINVAL, "%s names no store; write %s: did you mean %s:%.80s?", quoted, usages, meant->scheme,
+                    path ? url : rest);
 }
 
 /* libpq takes both names of its scheme, so both are taken here. */
@@ -170,8 +171,7 @@ static bool wants_alone(const kl_store_opts *opts) { return opts && opts->size >
 kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store)
 {
     if (!url)
-        return kl__fail(KL_EINVAL, "the store's URL is NULL; write %s, %s, %s or %s", kl__engine_memory.usage,
-                        kl__engine_disk.usage, kl__engine_postgres.usage, kl__engine_s3.usage);
+        return kl__fail(KL_EINVAL, "the store's URL is NULL; write %s", usages);
     kl_bytes scheme = {url, strcspn(url, ":")};
     const char *rest = url + scheme.len + (url[scheme.len] == ':');
     const kl_engine *engine = url[scheme.len] == ':' ? engine_of(scheme) : NULL;
@@ -195,7 +195,10 @@ kl_store_info kl_store_info_of(const kl_store *store)
 {
     KL_ASSERT(store);
     bool is_shared = store->engine == &kl__engine_shared;
-    uint32_t can = is_shared ? kl__shared_can(store->self) : store->engine->can;
+    bool is_remote = store->engine == &kl__engine_http || store->engine == &kl__engine_https;
+    uint32_t can = is_shared   ? kl__shared_can(store->self)
+                   : is_remote ? kl__remote_can(store->self)
+                               : store->engine->can;
     return (kl_store_info){store->engine->scheme, store->engine->take_in ? can : can & ~(uint32_t)KL_STORE_INBOX};
 }
 

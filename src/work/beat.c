@@ -4,8 +4,8 @@
  * renewed.  To: partitions.c, older.c, gate.c, sweep.c, ask.c, and the queue's records.
  *
  * Every TICK_MS: the queue's record (settings, pause, layouts), paused keys, cancelled jobs, requests of operators, and
- * schedules that are due. Every WATCH_MS: whether other workers came or went. Every third of a lease, or at once when they
- * did or a shard is to be given back: ownership. */
+ * schedules that are due. Every WATCH_MS: whether other workers came or went. Every third of a lease (half of one while
+ * there is nothing to do), or at once when they did or a shard is to be given back: ownership. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -209,6 +209,14 @@ kl_rc kl__pump_tick(kl__pump *pump)
     return rc;
 }
 
+/* So that two beats may fail; one, while nothing is run that others would have to run again: where each write is paid for,
+ * most workers are idle most of the time. */
+static int64_t beat_every_ms(const kl__pump *pump)
+{
+    bool idle = pump->running == 0 && pump->held == 0 && pump->finished == 0;
+    return pump->descriptor->settings.lease_ms / (idle ? 2 : 3);
+}
+
 static kl_rc keep(kl__pump *pump)
 {
     kl_rc first = set_clock(pump);
@@ -220,7 +228,7 @@ static kl_rc keep(kl__pump *pump)
         pump->watch_ms = local_ms;
     }
     bool wanted = pump->beat_now;
-    if (!wanted && pump->owners_ms && local_ms - pump->owners_ms < pump->descriptor->settings.lease_ms / 3)
+    if (!wanted && pump->owners_ms && local_ms - pump->owners_ms < beat_every_ms(pump))
         return first;
     pump->beat_now = pump->stopping;
     kl_rc rc = kl__partitions_beat(pump);

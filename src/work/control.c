@@ -511,3 +511,26 @@ kl_rc kl_queue_workers(kl_queue *queue, size_t max, kl_arena *arena, kl_worker_s
         *ret_count = workers.count;
     return rc;
 }
+
+struct showing {
+    kl_arena *arena;
+    kl__ownership_fn *show;
+    void *ctx;
+};
+
+static kl_rc show_source(kl_queue *queue, kl__source source, void *ctx)
+{
+    const struct showing *showing = ctx;
+    const kl_layout *layout = &source.layout->layout;
+    char name[KL_PARTITION_NAME_BYTES];
+    kl__ownership ownership;
+    kl_rc rc = kl__layout_partition_name(queue, source.layout, source.partition, name);
+    if (rc == KL_OK)
+        rc = kl__owners_read(kl__source_store(source), name, layout, showing->arena, &ownership);
+    return rc == KL_OK ? showing->show(showing->ctx, name, layout, &ownership) : rc;
+}
+
+kl_rc kl__queue_owners(kl_queue *queue, kl_arena *arena, kl__ownership_fn *show, void *ctx)
+{
+    return each_source(queue, show_source, &(struct showing){arena, show, ctx});
+}

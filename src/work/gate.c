@@ -4,28 +4,39 @@
  *
  * Older layouts are sealed, so what they hold only becomes less: a key that is not in the set never will be, and the set
  * may be read at leisure. While an older layout is not sealed, or holds more than KEYS_MAX tasks, the gate is shut and
- * nothing of the newer layout is run: it is being drained first, which is what most changes of layout look like. */
+ * nothing of the newer layout is run: it is being drained first, which is what most changes of layout look like.
+ *
+ * What was read is applied once the record has been read again. A delayed task of layout 1 may have a copy in layout 2, of
+ * a move that was broken off; when there is a layout 3, it is moved there, and is gone from layout 1. Who saw that, and did
+ * not know of layout 3 yet, would run the copy in layout 2, while another worker runs the one in layout 3. */
 #include "base/mutant.h"
 #include "work/inside.h"
 
 enum { KEYS_MAX = 1 << 20, SCANS = 64, STUBS = 256 };
 
+/* What older layouts hold. */
+struct findings {
+    bool shut;
+    bool due; /* one has tasks in its due lines, which are being moved here */
+    kl__keyset *keys;
+};
+
 struct kl__gate {
     uint64_t layout_number;
-    bool shut;
-    bool due; /* an older layout has tasks in its due lines, which are being moved here */
-    kl__keyset *keys;
+    struct findings now;
+    struct findings read; /* and yet to be applied, if it has keys, */
+    uint64_t read_at;     /* after so many refreshes of the pump had been begun */
     kl__gate *next;
 };
 
-bool kl__gate_shut(const kl__gate *gate) { return !KL_MUTANT(gate_open) && gate && gate->shut; }
+bool kl__gate_shut(const kl__gate *gate) { return !KL_MUTANT(gate_open) && gate && gate->now.shut; }
 
 bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash)
 {
-    return !KL_MUTANT(gate_open) && gate && (gate->shut || (key_hash && kl__keyset_has(gate->keys, key_hash)));
+    return !KL_MUTANT(gate_open) && gate && (gate->now.shut || (key_hash && kl__keyset_has(gate->now.keys, key_hash)));
 }
 
-bool kl__gate_due(const kl__gate *gate) { return gate && (gate->shut || gate->due); }
+bool kl__gate_due(const kl__gate *gate) { return gate && (gate->now.shut || gate->now.due); }
 
 kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number)
 {
@@ -47,7 +58,8 @@ static void remove_gate(kl__pump *pump, uint64_t layout_number)
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
         if (partition->gate == gate)
             partition->gate = NULL;
-    kl__keyset_free(gate->keys);
+    kl__keyset_free(gate->now.keys);
+    kl__keyset_free(gate->read.keys);
     kl__free(gate);
 }
 
@@ -140,7 +152,7 @@ static kl__gate *make_gate(kl__pump *pump, uint64_t layout_number)
     if (!gate)
         return NULL;
     gate->layout_number = layout_number;
-    gate->shut = true;
+    gate->now.shut = true;
     gate->next = pump->gates;
     pump->gates = gate;
     return gate;
@@ -158,27 +170,41 @@ kl_rc kl__gates_add(kl__pump *pump)
     return KL_OK;
 }
 
+/* False: the record has not been read since. */
+static bool apply(const kl__pump *pump, kl__gate *gate)
+{
+    if (!gate->read.keys)
+        return true;
+    if (gate->read_at >= pump->refreshed && !KL_MUTANT(gate_early))
+        return false;
+    kl__keyset_free(gate->now.keys);
+    gate->now = gate->read;
+    gate->read = (struct findings){0};
+    return true;
+}
+
 static kl_rc refresh_gate(kl__pump *pump, kl__descriptor *descriptor, size_t index)
 {
     uint64_t number = descriptor->layouts[index].number;
     kl__gate *gate = kl__gate_of(pump, number);
     if (!gate && !(gate = make_gate(pump, number)))
         return kl__fail_memory();
-    bool shut = true, due = true;
-    kl__keyset *keys = kl__keyset_open();
-    if (!keys)
+    if (!apply(pump, gate))
+        return KL_OK;
+    struct findings read = {.shut = true, .due = true, .keys = kl__keyset_open()};
+    if (!read.keys)
         return kl__fail_memory();
     kl__pump_leave(pump);
-    kl_rc rc = read_older(descriptor, index, keys, &shut, &due);
+    kl_rc rc = read_older(descriptor, index, read.keys, &read.shut, &read.due);
     kl__pump_enter(pump);
     if (rc != KL_OK) {
-        kl__keyset_free(keys);
+        kl__keyset_free(read.keys);
         return rc;
     }
-    kl__keyset_free(gate->keys);
-    gate->keys = keys;
-    gate->shut = shut;
-    gate->due = due;
+    gate->read = read;
+    gate->read_at = pump->refreshes;
+    if (KL_MUTANT(gate_early))
+        apply(pump, gate);
     return KL_OK;
 }
 

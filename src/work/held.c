@@ -37,6 +37,8 @@ kl__held *kl__held_new(kl__pump *pump)
 
 void kl__held_delete(kl__pump *pump, kl__held *held)
 {
+    if (held->waiter) /* what was to be told of it never will be */
+        pump->opts.settled(pump->opts.giver, held->waiter, KL_ESTALE);
     kl__free(held->text);
     held->text = NULL;
     held->next = pump->free_held;

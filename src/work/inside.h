@@ -45,6 +45,8 @@ enum {
     KL_SETTLE_MAX = 8192,      /* outcomes in one settle */
     KL_SETTLE_BYTES = 4 << 20, /* and bytes of errors and results, below KL_BATCH_BYTES_MAX */
     KL_LOAD_MAX = 64,          /* tasks loaded at once */
+    KL_SHELF_MAX = 256,        /* tasks of one kind that wait for somebody who wants it */
+    KL_SHELVES_MAX = 1024,     /* kinds for which there is a shelf */
     KL_LINES = KL_LINE_RETRY - KL_PRIORITY_MIN + 1,
 };
 
@@ -84,6 +86,9 @@ struct kl__held {
     _Atomic(bool) cancel;   /* somebody asked */
     int64_t started_ms;     /* RUNNING: on the store's clock */
     kl__progress *progress; /* RUNNING: what the handler told, or NULL */
+    kl__shelf *shelf;       /* ROOM: where it waits by its kind; NULL: in line with all others */
+    void *waiter;           /* FINISHED: to be told when it is settled; NULL: nobody */
+    uint16_t kind;          /* blocked for its kind: that, by kl__owners_kind */
 };
 
 enum { KL_HELD_FROM_DUE = 1 }; /* lane.mark.kind: it stands in the due line */
@@ -189,8 +194,25 @@ kl__group *kl__room_group(kl__room *room, uint16_t group); /* NULL: no memory */
 void kl__room_put(kl__room *room, kl__held *held);         /* behind all others of its priority and group */
 void kl__room_put_back(kl__room *room, kl__held *held);    /* before them */
 void kl__room_remove(kl__room *room, kl__held *held);
-kl__held *kl__room_take(kl__room *room); /* lowest priority first, then one of each group in turn; NULL: empty */
-uint64_t kl__room_count(const kl__room *room);
+kl__held *kl__room_take(kl__room *room);       /* lowest priority first, then one of each group in turn; NULL: empty */
+uint64_t kl__room_count(const kl__room *room); /* without shelves */
+
+/* Tasks whose kind was read and that nobody wanted then. */
+struct kl__shelf {
+    kl__held *first, *last;
+    uint64_t count;
+    uint16_t hash;    /* of the kind, by kl__owners_kind */
+    bool over;        /* more of this kind have been set aside */
+    int64_t asked_ns; /* when somebody last wanted it; the giver's */
+    kl__shelf *next;
+    size_t kind_len;
+    char kind[];
+};
+
+kl__shelf *kl__room_shelves(const kl__room *room);                      /* the first */
+kl__shelf *kl__room_shelf(kl__room *room, kl_bytes kind, bool make);    /* NULL: there is none, or no room for it */
+void kl__room_shelve(kl__room *room, kl__shelf *shelf, kl__held *held); /* one that is in no line */
+size_t kl__room_unshelve(kl__room *room, kl__shelf *shelf, size_t max); /* up to max go before all others */
 
 struct kl__group {
     uint16_t number;
@@ -235,6 +257,7 @@ struct kl__pump {
     bool beating;
     bool stopping; /* nothing is started any more */
     bool limited;  /* the queue's rate or concurrency let nothing start when last asked */
+    bool strays;   /* tasks of kinds that have no shelf have been set aside */
     bool more;     /* the last look did not come to the end of all lines, */
     bool eager;    /* and went as far as it could: the next should follow at once */
     double tokens; /* of the rate */
@@ -286,6 +309,9 @@ void kl__window_evict(kl__window *window, kl__lane *lane);
 /* Takes a held task out of wherever it is and frees it; its lane goes on. */
 void kl__window_remove(kl__window *window, kl__held *held);
 void kl__window_clear_room(kl__window *window); /* tasks that wait for a thread go back into their lanes */
+
+/* A task that was blocked for want of somebody who runs its kind goes on; false: no memory, it stays. */
+bool kl__window_serve(kl__window *window, kl__held *held);
 
 /* In two steps: out of lane, room or aside; and freed, once it is in none. */
 void kl__window_withdraw(kl__held *held);

@@ -1,4 +1,4 @@
-/* key_list.c - keys with waiting tasks, the longest lines first.
+/* key_list.c - keys with waiting tasks: the longest lines, the oldest tasks, or what is held up first.
  *
  * The first look_max waiting tasks are read and counted by key: what that misses stands behind so many others that it is
  * not what somebody who asks has to look at first. */
@@ -14,6 +14,8 @@ enum { PAGE = 500, LOOK_DEFAULT = 100000, LIST_MAX = 1000 };
 struct key {
     kl_bytes bytes;
     uint64_t hash, count;
+    int64_t oldest_ms;
+    kl_why why;
     kl_found first; /* of its tasks in line; bytes of its payload are gone */
 };
 
@@ -60,10 +62,13 @@ static kl_rc count(struct keys *keys, const kl_found *found)
             return kl__fail_memory();
         slot->hash = hash;
         slot->first = *found;
+        slot->oldest_ms = found->made_ms;
         keys->used++;
     } else if (found->task.attempts > slot->first.task.attempts) {
         slot->first = *found; /* it was tried: it stands first */
     }
+    if (found->made_ms < slot->oldest_ms)
+        slot->oldest_ms = found->made_ms;
     slot->count++;
     return KL_OK;
 }
@@ -101,66 +106,118 @@ static int by_count(const void *a, const void *b)
     return kl__bytes_compare(x->bytes, y->bytes);
 }
 
-static kl_rc is_paused(kl_queue *queue, const struct key *key, kl_arena *arena, bool *ret_paused)
+static int by_age(const void *a, const void *b)
 {
-    char hash[17], name[KL_RECORD_NAME_BYTES];
-    kl_record record;
-    snprintf(hash, sizeof hash, "%016llx", (unsigned long long)key->hash);
-    kl_rc rc =
-        kl__record_get(queue->store, kl__record_name(name, sizeof name, "pause", queue->name, hash), arena, &record);
-    if (rc == KL_OK)
-        *ret_paused = record.version != 0;
+    const struct key *x = a, *y = b;
+    if (x->oldest_ms != y->oldest_ms)
+        return x->oldest_ms < y->oldest_ms ? -1 : 1;
+    return by_count(a, b);
+}
+
+static int urgency(kl_why why)
+{
+    return why == KL_WHY_PAUSED ? 0 : why == KL_WHY_RETRYING ? 1 : why == KL_WHY_DELAYED ? 2 : 3;
+}
+
+static int by_state(const void *a, const void *b)
+{
+    const struct key *x = a, *y = b;
+    int difference = urgency(x->why) - urgency(y->why);
+    return difference ? difference : by_count(a, b);
+}
+
+/* --- What the store alone tells; kl_key_show asks the owner --- */
+
+static void note_paused(const struct keys *keys, kl_bytes name, size_t prefix)
+{
+    uint64_t hash = strtoull((const char *)name.data + prefix, NULL, 16);
+    struct key *slot = keys->capacity ? place_for(keys, hash) : NULL;
+    if (slot && slot->count)
+        slot->why = KL_WHY_PAUSED;
+}
+
+/* All records of paused keys at once: there are few, and keys may be many. */
+static kl_rc find_paused(kl_queue *queue, const struct keys *keys)
+{
+    enum { RECORDS_MAX = 256 };
+    char name[KL_RECORD_NAME_BYTES], after[KL_RECORD_NAME_BYTES] = "";
+    kl_bytes prefix = kl__record_name(name, sizeof name, "pause", queue->name, "");
+    kl_record records[RECORDS_MAX];
+    kl_arena arena = {0};
+    kl_rc rc = KL_OK;
+    for (size_t count = RECORDS_MAX; rc == KL_OK && count == RECORDS_MAX; kl_arena_reset(&arena)) {
+        rc = kl_store_list(queue->store, prefix, kl_str(after), RECORDS_MAX, &arena, records, &count);
+        for (size_t i = 0; rc == KL_OK && i < count; i++)
+            note_paused(keys, records[i].name, prefix.len);
+        if (rc == KL_OK && count == RECORDS_MAX)
+            snprintf(after, sizeof after, "%.*s", (int)records[count - 1].name.len,
+                     (const char *)records[count - 1].name.data);
+    }
+    kl_arena_free(&arena);
     return rc;
 }
 
-/* As far as the store alone tells; kl_key_show asks the owner. */
-static kl_rc describe(kl_queue *queue, const struct key *key, bool all, kl_arena *arena, kl_key_status *ret_status)
+static kl_rc find_states(kl_queue *queue, const struct keys *keys)
 {
-    bool paused = false;
     int64_t now_ms;
-    kl_rc rc = is_paused(queue, key, arena, &paused);
-    if (rc == KL_OK)
-        rc = kl_store_now(queue->store, &now_ms);
-    if (rc != KL_OK)
-        return rc;
+    kl_rc rc = kl_store_now(queue->store, &now_ms);
+    for (size_t i = 0; rc == KL_OK && i < keys->capacity; i++) {
+        struct key *key = &keys->slots[i];
+        bool later = key->count && key->first.task.not_before_ms > now_ms;
+        key->why = !later ? KL_WHY_READY : key->first.task.attempts ? KL_WHY_RETRYING : KL_WHY_DELAYED;
+    }
+    return rc == KL_OK ? find_paused(queue, keys) : rc;
+}
+
+static kl_key_status describe(const struct key *key, bool all)
+{
     const kl_task *first = &key->first.task;
-    bool later = first->not_before_ms > now_ms;
-    *ret_status = (kl_key_status){
+    return (kl_key_status){
         .key = key->bytes,
-        .why = paused  ? KL_WHY_PAUSED
-               : later ? (first->attempts ? KL_WHY_RETRYING : KL_WHY_DELAYED)
-                       : KL_WHY_READY,
+        .why = key->why,
         .reason = "",
         .waiting = key->count,
         .at_least = !all,
-        .until_ms = later ? first->not_before_ms : 0,
+        .until_ms = key->why == KL_WHY_RETRYING || key->why == KL_WHY_DELAYED ? first->not_before_ms : 0,
         .head = first->entry.id,
+        .oldest_ms = key->oldest_ms,
         .attempts = first->attempts,
         .error = "",
         .owner = "",
         .percent = -1,
         .progress = "",
     };
+}
+
+static kl_rc check(kl_key_order order, size_t max)
+{
+    if ((unsigned)order > KL_KEYS_BY_STATE)
+        return kl__fail(KL_EINVAL, "the order is %d; it must be one of kl_key_order", (int)order);
+    if (max == 0 || max > LIST_MAX)
+        return kl__fail(KL_EINVAL, "%zu keys were asked for; ask for 1 to %d", max, LIST_MAX);
     return KL_OK;
 }
 
-kl_rc kl_key_list(kl_queue *queue, size_t look_max, size_t max, kl_arena *arena, kl_key_status *ret_keys,
-                  size_t *ret_count)
+kl_rc kl_key_list(kl_queue *queue, kl_key_order order, size_t look_max, size_t max, kl_arena *arena,
+                  kl_key_status *ret_keys, size_t *ret_count)
 {
+    static int (*const compare[])(const void *, const void *) = {by_count, by_count, by_age, by_state};
     struct keys keys = {.arena = arena};
     bool all = false;
     size_t used = 0;
-    if (max == 0 || max > LIST_MAX)
-        return kl__fail(KL_EINVAL, "%zu keys were asked for; ask for 1 to %d", max, LIST_MAX);
-    kl_rc rc = count_all(queue, &keys, look_max ? look_max : LOOK_DEFAULT, &all);
-    for (size_t i = 0; i < keys.capacity; i++)
+    kl_rc rc = check(order, max);
+    if (rc == KL_OK)
+        rc = count_all(queue, &keys, look_max ? look_max : LOOK_DEFAULT, &all);
+    if (rc == KL_OK)
+        rc = find_states(queue, &keys);
+    for (size_t i = 0; rc == KL_OK && i < keys.capacity; i++)
         if (keys.slots[i].count)
             keys.slots[used++] = keys.slots[i];
     if (used)
-        qsort(keys.slots, used, sizeof *keys.slots, by_count);
+        qsort(keys.slots, used, sizeof *keys.slots, compare[order]);
     used = used < max ? used : max;
-    for (size_t i = 0; i < used && rc == KL_OK; i++)
-        rc = describe(queue, &keys.slots[i], all, arena, &ret_keys[i]);
+    for (size_t i = 0; i < used; i++)
+        ret_keys[i] = describe(&keys.slots[i], all);
     kl__free(keys.slots);
     if (rc == KL_OK)
         *ret_count = used;

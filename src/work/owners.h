@@ -23,6 +23,7 @@
 #ifndef KL_WORK_OWNERS_H
 #define KL_WORK_OWNERS_H
 
+#include "keyline/queue.h"
 #include "keyline/shards.h"
 #include "keyline/store.h"
 
@@ -131,5 +132,11 @@ KL_MUST_USE kl_rc kl__owners_read(kl_store *store, const char *name, const kl_la
 
 /* The owner of a shard of the layout, or NULL. */
 const kl__owner *kl__ownership_of(const kl__ownership *ownership, uint32_t shard);
+
+/* Shows who owns what in each partition of each layout of a queue that may hold tasks, the oldest layout first. What is
+ * shown lies in the arena; anything but KL_OK from `show` ends it. Errors as from kl__owners_read. (control.c) */
+typedef kl_rc kl__ownership_fn(void *ctx, const char *partition, const kl_layout *layout,
+                               const kl__ownership *ownership);
+KL_MUST_USE kl_rc kl__queue_owners(kl_queue *queue, kl_arena *arena, kl__ownership_fn *show, void *ctx);
 
 #endif

@@ -346,12 +346,10 @@ static const kl__cancelled *job_mark(const kl__pump *pump, const kl_task *task, 
     return mark && (mark->removed || extra->job_run <= mark->run) ? mark : NULL;
 }
 
-/* Nobody here can run it: its key waits, and so does it. */
-static void set_aside(kl__pump *pump, kl__held *held, kl__blocked why)
+/* A task that is with nobody, and taken from its lane: its key waits, and so does it. */
+static void put_aside(kl__pump *pump, kl__held *held, kl__blocked why)
 {
     kl__window *window = held->window;
-    if (!come_back(pump, held))
-        return;
     if (held->key_hash) {
         held->state = KL_HELD_LINE;
         kl__lanes_halt(window->lanes, &held->lane, pump->now_ms);
@@ -366,6 +364,68 @@ static void set_aside(kl__pump *pump, kl__held *held, kl__blocked why)
         window->aside->prev = held;
     window->aside = held;
     kl__window_block(window, held, why);
+}
+
+/* Nobody here can run it. */
+static void set_aside(kl__pump *pump, kl__held *held, kl__blocked why)
+{
+    if (come_back(pump, held))
+        put_aside(pump, held, why);
+}
+
+static void note_unserved(kl__pump *pump, kl__held *held, uint16_t kind)
+{
+    pump->counts.unserved++;
+    pump->beat_now |= held->window->unserved == 0; /* somebody else may run it */
+    held->window->unserved = held->kind = kind;
+}
+
+/* Where tasks are given out, and nobody wants this one now. False: there is no room for it, and the kind is unserved. */
+static bool shelve(kl__pump *pump, kl__held *held, kl_bytes kind)
+{
+    kl__shelf *shelf = kl__room_shelf(pump->room, kind, true);
+    if (!shelf || shelf->count >= KL_SHELF_MAX) {
+        *(shelf ? &shelf->over : &pump->strays) = true;
+        return false;
+    }
+    if (come_back(pump, held))
+        kl__room_shelve(pump->room, shelf, held);
+    return true;
+}
+
+void kl__pump_unserve(kl__pump *pump, kl__shelf *shelf)
+{
+    while (shelf->first) {
+        kl__held *held = shelf->first;
+        kl__room_remove(pump->room, held);
+        note_unserved(pump, held, shelf->hash);
+        put_aside(pump, held, KL_BLOCKED_KIND);
+        shelf->over = true;
+    }
+}
+
+static size_t serve_window(kl__window *window, uint16_t kind, size_t max)
+{
+    size_t count = 0;
+    for (uint32_t i = 0; i < window->table_capacity && count < max; i++) {
+        kl__held *held = window->table[i];
+        if (held && held->blocked == KL_BLOCKED_KIND && (kind == 0 || held->kind == kind))
+            count += kl__window_serve(window, held);
+    }
+    if (kind == 0 || window->unserved == kind)
+        window->unserved = 0;
+    if (count)
+        kl__window_ready(window);
+    return count;
+}
+
+size_t kl__pump_serve(kl__pump *pump, uint16_t kind, size_t max)
+{
+    size_t count = 0;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        for (kl__window *window = partition->windows; window && count < max; window = window->next)
+            count += pump->unserved ? serve_window(window, kind, max - count) : 0;
+    return count;
 }
 
 /* Settled behind this worker's back, by a request that was carried out: it is over. */
@@ -419,11 +479,12 @@ static bool is_to_run(kl__pump *pump, kl__held *held, const kl_task *task, kl_ta
         return false;
     }
     *ret_handler = handler_for(pump, task->entry.kind);
-    if (*ret_handler)
+    bool gives = *ret_handler && pump->opts.wanted;
+    if (gives ? pump->opts.wanted(pump->opts.giver, held, task->entry.kind) : *ret_handler != NULL)
         return true;
-    pump->counts.unserved++;
-    pump->beat_now |= held->window->unserved == 0; /* somebody else may run it */
-    held->window->unserved = kl__owners_kind(task->entry.kind);
+    if (gives && shelve(pump, held, task->entry.kind))
+        return false;
+    note_unserved(pump, held, kl__owners_kind(task->entry.kind));
     set_aside(pump, held, KL_BLOCKED_KIND);
     return false;
 }
@@ -512,7 +573,7 @@ static kl_rc load_some(kl__pump *pump, kl__held **held, size_t count, kl_arena *
     kl_ref refs[KL_LOAD_MAX];
     kl_store *store = held[0]->window->partition->store;
     for (size_t i = 0; i < count; i++)
-        refs[i] = (kl_ref){held[i]->window->place, held[i]->id, held[i]->lane.position};
+        refs[i] = (kl_ref){held[i]->window->place, held[i]->id, held[i]->lane.position, true};
     kl__pump_leave(pump);
     kl_rc rc = read_tasks(store, refs, count, arena, tasks, ret_read);
     kl__pump_enter(pump);
@@ -590,6 +651,8 @@ kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *are
 void kl__pump_stop(kl__pump *pump)
 {
     pump->stopping = pump->beat_now = true;
+    for (kl__shelf *shelf = kl__room_shelves(pump->room); shelf; shelf = shelf->next)
+        kl__room_unshelve(pump->room, shelf, SIZE_MAX);
     kl__held *held;
     while ((held = kl__room_take(pump->room))) {
         held->state = KL_HELD_LINE;
@@ -682,3 +745,14 @@ uint64_t kl__pump_held(const kl__pump *pump) { return pump->held + pump->blocked
 uint64_t kl__pump_running(const kl__pump *pump) { return pump->running; }
 uint64_t kl__pump_unserved(const kl__pump *pump) { return pump->unserved; }
 uint64_t kl__pump_shards(const kl__pump *pump) { return pump->shard_count; }
+
+uint64_t kl__pump_blocked_keys(const kl__pump *pump)
+{
+    uint64_t count = 0;
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        for (const kl__window *window = partition->windows; window; window = window->next) {
+            kl__lane_counts counts = window->lanes ? kl__lanes_counts(window->lanes) : (kl__lane_counts){0};
+            count += counts.keys[KL_LANE_RETRYING] + counts.keys[KL_LANE_PAUSED] + counts.keys[KL_LANE_HALTED];
+        }
+    return count;
+}

@@ -33,6 +33,12 @@ typedef struct kl__pump_opts {
     void (*leave)(void *ctx); /* NULL: there is no mutex */
     void (*enter)(void *ctx);
     void *mutex_ctx;
+    /* Where tasks are given out and not run here (claims.c), with the mutex held: whether somebody wants a task of this kind
+     * now, else it is kept by its kind; and, of a finished task with a waiter, what came of settling it, true: the waiter
+     * need not be told again. NULL: all are run; nobody waits. */
+    bool (*wanted)(void *ctx, kl__held *held, kl_bytes kind);
+    bool (*settled)(void *ctx, void *waiter, kl_rc rc);
+    void *giver;
     kl_log_fn *log;
     void *log_ctx;
 } kl__pump_opts;
@@ -90,6 +96,13 @@ typedef struct kl__verdict {
 void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict);
 void kl__pump_untake(kl__pump *pump, kl__held *held); /* was not run: costs no attempt */
 
+/* For those who give tasks out, all with the kind's hash by kl__owners_kind. Tasks of a kind that nobody wants are kept on
+ * its shelf (room.c), up to KL_SHELF_MAX of them; more are set aside, and so is the whole shelf by `unserve`, as where there
+ * is no handler. `serve` brings up to max of those back (kind 0: of all kinds) and says how many. */
+typedef struct kl__shelf kl__shelf;
+void kl__pump_unserve(kl__pump *pump, kl__shelf *shelf);
+size_t kl__pump_serve(kl__pump *pump, uint16_t kind, size_t max);
+
 /* Sends outcomes to the store, if there are any and no settle is under way. *ret_sent: how many. */
 kl_rc kl__pump_settle(kl__pump *pump, uint64_t *ret_sent);
 bool kl__pump_has_finished(const kl__pump *pump); /* outcomes wait to be sent */
@@ -111,5 +124,6 @@ uint64_t kl__pump_held(const kl__pump *pump);
 uint64_t kl__pump_running(const kl__pump *pump);
 uint64_t kl__pump_unserved(const kl__pump *pump); /* in memory */
 uint64_t kl__pump_shards(const kl__pump *pump);
+uint64_t kl__pump_blocked_keys(const kl__pump *pump); /* in memory: retrying, paused or halted */
 
 #endif

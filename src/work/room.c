@@ -4,11 +4,13 @@
  *
  * Tasks of the lowest priority value come first; among those, groups take turns, one task each, so that a group that
  * floods the queue gets no more than one that has a single task. This is deficit round robin with a quantum of one task.
- * Tasks without a group are a group of their own.
+ * Tasks without a group are a group of their own. Where tasks are given out by kind, those of which the kind is known and
+ * wanted by nobody wait on shelves, one for each kind, and come back before all others when somebody wants them.
  *
  * R1  A group is on the ring of a priority exactly while it has a task of that priority here. */
 #include <string.h>
 
+#include "base/compare.h"
 #include "work/inside.h"
 
 enum { BUCKETS = 256 };
@@ -20,6 +22,8 @@ struct kl__room {
         kl__group *first, *last;
     } rings[KL_LANE_PRIORITIES];
     kl__group *groups[BUCKETS];
+    kl__shelf *shelves;
+    size_t shelf_count;
 };
 
 kl__room *kl__room_open(void) { return kl__alloc_zeroed(1, sizeof(kl__room)); }
@@ -34,6 +38,11 @@ void kl__room_close(kl__room *room)
             room->groups[i] = group->next;
             kl__free(group);
         }
+    }
+    while (room->shelves) {
+        kl__shelf *shelf = room->shelves;
+        room->shelves = shelf->next;
+        kl__free(shelf);
     }
     kl__free(room);
 }
@@ -120,8 +129,21 @@ static void unlink_held(kl__room *room, kl__held *held, int index)
     room->count--;
 }
 
+static void leave_shelf(kl__held *held)
+{
+    kl__shelf *shelf = held->shelf;
+    *(held->prev ? &held->prev->next : &shelf->first) = held->next;
+    *(held->next ? &held->next->prev : &shelf->last) = held->prev;
+    shelf->count--;
+    held->shelf = NULL;
+}
+
 void kl__room_remove(kl__room *room, kl__held *held)
 {
+    if (held->shelf) {
+        leave_shelf(held);
+        return;
+    }
     int index = index_of(held);
     unlink_held(room, held, index);
     if (!held->group->lines[index].first)
@@ -146,3 +168,58 @@ kl__held *kl__room_take(kl__room *room)
 }
 
 uint64_t kl__room_count(const kl__room *room) { return room->count; }
+
+/* --- Shelves --- */
+
+kl__shelf *kl__room_shelves(const kl__room *room) { return room->shelves; }
+
+kl__shelf *kl__room_shelf(kl__room *room, kl_bytes kind, bool make)
+{
+    uint16_t hash = kl__owners_kind(kind);
+    for (kl__shelf *shelf = room->shelves; shelf; shelf = shelf->next)
+        if (shelf->hash == hash && kl__bytes_equal((kl_bytes){shelf->kind, shelf->kind_len}, kind))
+            return shelf;
+    kl__shelf *shelf =
+        make && room->shelf_count < KL_SHELVES_MAX ? kl__alloc_zeroed(1, sizeof *shelf + kind.len) : NULL;
+    if (!shelf)
+        return NULL;
+    shelf->hash = hash;
+    shelf->kind_len = kind.len;
+    if (kind.len)
+        memcpy(shelf->kind, kind.data, kind.len);
+    shelf->next = room->shelves;
+    room->shelves = shelf;
+    room->shelf_count++;
+    return shelf;
+}
+
+/* Behind those that are as urgent. */
+void kl__room_shelve(kl__room *room, kl__shelf *shelf, kl__held *held)
+{
+    (void)room;
+    kl__held *before = shelf->last;
+    while (before && before->lane.mark.priority > held->lane.mark.priority)
+        before = before->prev;
+    held->state = KL_HELD_ROOM;
+    held->shelf = shelf;
+    held->prev = before;
+    held->next = before ? before->next : shelf->first;
+    *(before ? &before->next : &shelf->first) = held;
+    *(held->next ? &held->next->prev : &shelf->last) = held;
+    shelf->count++;
+}
+
+size_t kl__room_unshelve(kl__room *room, kl__shelf *shelf, size_t max)
+{
+    kl__held *last = shelf->first;
+    size_t count = last != NULL && max > 0;
+    for (; count && count < max && last->next; count++)
+        last = last->next;
+    for (size_t i = 0; i < count; i++) { /* from the last, so that the first stands first */
+        kl__held *before = last->prev;
+        leave_shelf(last);
+        kl__room_put_back(room, last);
+        last = before;
+    }
+    return count;
+}

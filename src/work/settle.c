@@ -208,8 +208,15 @@ static void park(kl__window *window, kl__held *held)
         kl__window_block(window, held, KL_BLOCKED_RETRY);
 }
 
+static void tell(kl__pump *pump, kl__held *held, kl_rc rc)
+{
+    if (held->waiter && pump->opts.settled(pump->opts.giver, held->waiter, rc))
+        held->waiter = NULL;
+}
+
 static void applied(kl__window *window, kl__held *held)
 {
+    tell(window->pump, held, KL_OK);
     count(window->pump, (kl_outcome)held->outcome, held->halted);
     held->sending = false;
     window->out--;
@@ -223,9 +230,10 @@ static void applied(kl__window *window, kl__held *held)
 }
 
 /* They are sent again, before those that finished later. */
-static void put_back(kl__window *window, kl__held **held, size_t count)
+static void put_back(kl__window *window, kl__held **held, size_t count, kl_rc rc)
 {
     for (size_t i = count; i-- > 0;) {
+        tell(window->pump, held[i], rc);
         held[i]->sending = false;
         window->out--;
         if (window->lost) {
@@ -278,7 +286,7 @@ static void apply(kl__settles *settles, kl_rc rc)
             continue;
         }
         if (rc != KL_OK && (rc != KL_ESTALE || batch->rc != KL_OK) && !KL_MUTANT(outcomes_dropped)) {
-            put_back(window, held, batch->count);
+            put_back(window, held, batch->count, rc == KL_ESTALE ? batch->rc : rc);
         } else {
             for (size_t i = 0; i < batch->count; i++)
                 applied(window, held[i]);

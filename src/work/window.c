@@ -418,6 +418,35 @@ void kl__window_block(kl__window *window, kl__held *held, kl__blocked why)
         kl__window_evict(window, held->lane.lane);
 }
 
+static void leave_aside(kl__held *held)
+{
+    *(held->prev ? &held->prev->next : &held->window->aside) = held->next;
+    if (held->next)
+        held->next->prev = held->prev;
+}
+
+bool kl__window_serve(kl__window *window, kl__held *held)
+{
+    kl__pump *pump = window->pump;
+    kl__lane_key key = kl__lane_key_of(&held->key_hash);
+    if (held->key_hash) {
+        if (!kl__keyset_has(pump->paused, held->key_hash))
+            kl__lanes_resume(window->lanes, &key, pump->now_ms);
+        return true;
+    }
+    kl__lane *lane = kl__lanes_lane(window->lanes, &key);
+    if (!lane)
+        return false;
+    leave_aside(held);
+    set_blocked(held, KL_BLOCKED_NOT);
+    held->state = KL_HELD_LINE;
+    if (held->retry_line)
+        kl__lanes_hold(window->lanes, lane, &held->lane, pump->now_ms);
+    else
+        kl__lanes_add(window->lanes, lane, &held->lane, pump->now_ms);
+    return true;
+}
+
 /* Out of lane or room. */
 static void take_away(kl__held *held)
 {
@@ -433,9 +462,7 @@ static void take_away(kl__held *held)
         kl__lanes_end(window->lanes, &held->lane, now_ms);
         break;
     case KL_HELD_ASIDE:
-        *(held->prev ? &held->prev->next : &window->aside) = held->next;
-        if (held->next)
-            held->next->prev = held->prev;
+        leave_aside(held);
         break;
     default:
         KL_ASSERT(!"only a task that waits can be taken away");

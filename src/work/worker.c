@@ -50,6 +50,12 @@ void kl__worker_wake(kl_worker *worker, uint64_t ready)
         pthread_cond_broadcast(&worker->ready);
 }
 
+void kl__worker_tell_giver(kl_worker *worker)
+{
+    if (worker->giver.after)
+        worker->giver.after(worker->giver.ctx);
+}
+
 void kl__worker_stop(kl_worker *worker)
 {
     if (worker->stopping)
@@ -238,6 +244,9 @@ static kl_rc open_served(kl_worker *worker, kl__served *served, const kl_worker_
                           .leave = leave,
                           .enter = enter,
                           .mutex_ctx = worker,
+                          .wanted = worker->giver.wanted,
+                          .settled = worker->giver.settled,
+                          .giver = worker->giver.ctx,
                           .log = worker->opts.log,
                           .log_ctx = worker->opts.log_ctx};
     rc = kl__pump_open(&opts, &served->pump);
@@ -297,10 +306,11 @@ static kl_rc build(kl_worker *worker, const kl_worker_queue *queues, size_t coun
     kl_rc rc = KL_OK;
     memcpy(&id, random, sizeof id);
     worker->served = kl__alloc_zeroed(count, sizeof *worker->served);
-    worker->threads = kl__alloc_zeroed((size_t)worker->opts.concurrency, sizeof *worker->threads);
+    size_t threads = worker->giver.wanted ? 0 : (size_t)worker->opts.concurrency;
+    worker->threads = kl__alloc_zeroed(threads + 1, sizeof *worker->threads);
     if (!worker->served || !worker->threads)
         return kl__fail_memory();
-    worker->thread_count = (size_t)worker->opts.concurrency;
+    worker->thread_count = threads;
     worker->worth = 1;
     for (size_t i = 0; i < count && rc == KL_OK; i++) {
         worker->served_count++;
@@ -309,18 +319,16 @@ static kl_rc build(kl_worker *worker, const kl_worker_queue *queues, size_t coun
     return rc;
 }
 
-kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts, kl_worker **ret_worker)
+/* Options and queues have been checked. */
+static kl_rc start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *complete, const kl__giver *giver,
+                   kl_worker **ret_worker)
 {
-    kl_worker_opts complete;
-    kl_rc rc = complete_opts(opts, &complete);
-    if (rc == KL_OK)
-        rc = check_queues(queues, count, &complete);
-    if (rc != KL_OK)
-        return rc;
+    kl_rc rc;
     kl_worker *worker = kl__alloc_zeroed(1, sizeof *worker);
     if (!worker)
         return kl__fail_memory();
-    worker->opts = complete;
+    worker->opts = *complete;
+    worker->giver = *giver;
     if ((rc = init_sync(worker)) != KL_OK) {
         kl__free(worker);
         return rc;
@@ -335,6 +343,38 @@ kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_work
     }
     *ret_worker = worker;
     return KL_OK;
+}
+
+kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts, kl_worker **ret_worker)
+{
+    kl_worker_opts complete;
+    kl_rc rc = complete_opts(opts, &complete);
+    if (rc == KL_OK)
+        rc = check_queues(queues, count, &complete);
+    return rc == KL_OK ? start(queues, count, &complete, &(kl__giver){0}, ret_worker) : rc;
+}
+
+/* Stands where a handler is needed: tasks of all kinds may be given out. */
+static kl_outcome not_run_here(kl_work *work, void *ctx)
+{
+    (void)work, (void)ctx;
+    KL_ASSERT(!"tasks that are given out are not run");
+    return KL_RETRY;
+}
+
+kl_rc kl__worker_start_giving(kl_queue *queue, const kl_worker_opts *opts, int64_t running_max, const kl__giver *giver,
+                              kl_worker **ret_worker)
+{
+    kl_worker_opts complete;
+    kl_handler any = {.fn = not_run_here};
+    kl_worker_queue served = {.queue = queue, .handlers = &any, .handler_count = 1};
+    kl_rc rc = complete_opts(opts, &complete);
+    if (rc == KL_OK)
+        rc = check_queues(&served, 1, &complete);
+    if (rc != KL_OK)
+        return rc;
+    complete.concurrency = running_max;
+    return start(&served, 1, &complete, giver, ret_worker);
 }
 
 /* --- The end --- */
@@ -419,8 +459,8 @@ void kl_worker_close(kl_worker *worker)
 {
     if (!worker)
         return;
-    if (worker->beat_started && worker->tick_started && worker->scout_started &&
-        worker->threads[worker->thread_count - 1].started)
+    bool all_run = worker->thread_count == 0 || worker->threads[worker->thread_count - 1].started;
+    if (worker->beat_started && worker->tick_started && worker->scout_started && worker->settler_started && all_run)
         end_work(worker);
     end_threads(worker);
     for (size_t i = 0; i < worker->served_count; i++) {

@@ -69,6 +69,15 @@ typedef struct kl__thread {
     kl_work work;
 } kl__thread;
 
+/* Whoever gives tasks out instead of running them (claims.c): the first two as in kl__pump_opts; `after` is called with
+ * the mutex held, and may leave it, when outcomes may have been settled. */
+typedef struct kl__giver {
+    bool (*wanted)(void *ctx, kl__held *held, kl_bytes kind);
+    bool (*settled)(void *ctx, void *waiter, kl_rc rc);
+    void (*after)(void *ctx);
+    void *ctx;
+} kl__giver;
+
 struct kl_worker {
     pthread_mutex_t mutex;
     pthread_cond_t ready;    /* a task may run, or the worker ends */
@@ -90,7 +99,12 @@ struct kl_worker {
     bool closing;             /* threads go home */
     _Atomic(bool) abandoning; /* what runs is asked to stop */
     int64_t stopping_ns;
+    kl__giver giver; /* all NULL: there is none, and it runs tasks itself */
 };
+
+/* A worker of one queue without threads that run tasks. `running_max` stands for their number. */
+kl_rc kl__worker_start_giving(kl_queue *queue, const kl_worker_opts *opts, int64_t running_max, const kl__giver *giver,
+                              kl_worker **ret_worker);
 
 void *kl__worker_thread(void *thread);  /* runs tasks */
 void *kl__worker_scout(void *worker);   /* looks for tasks */
@@ -106,6 +120,7 @@ void kl__worker_wake(kl_worker *worker, uint64_t ready);
 void kl__worker_take_back(kl_worker *worker, bool all); /* what waits in hands behind a long task, or all; and outcomes
                                                          * of those that were run before it */
 bool kl__worker_has_outcomes(const kl_worker *worker);  /* that nobody is sending */
+void kl__worker_tell_giver(kl_worker *worker);          /* outcomes may have been settled */
 void kl__worker_log(const kl_worker *worker, kl_log_level level, const char *text);
 void kl__worker_wait(kl_worker *worker, pthread_cond_t *condition, int64_t wait_ms);
 

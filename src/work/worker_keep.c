@@ -2,13 +2,22 @@
  * looks at records and carries out requests, one beats.
  *
  * The scout waits for appends where the store can tell of them and there is one partition to wait for; otherwise it looks
- * again and again, less often the longer nothing comes. Where several workers share a store that is far away, each lets
- * some time pass between two looks that follow each other, in proportion to what a look takes and how many they are: so
- * each finds more at a time, and all of them together make about as many calls as one. */
+ * again and again, less often the longer nothing comes. Where a store is far away and there is much to do, some time
+ * passes between two looks, and between two settles, that follow each other, in proportion to what one takes and to how
+ * many workers share the store: so each finds more at a time, and all of them together make about as many calls as one. */
 #include "base/wait.h"
 #include "work/worker_inside.h"
 
-enum { POLL_MIN_MS = 1, POLL_MAX_MS = 50, WAIT_MAX_MS = 20, FAILED_MS = 250, REST_EACH = 4, REST_MAX_NS = 5000000 };
+enum {
+    POLL_MIN_MS = 1,
+    POLL_MAX_MS = 50,
+    WAIT_MAX_MS = 20,
+    FAILED_MS = 250,
+    REST_EACH = 4, /* times as long as it took, for each other worker, */
+    REST_ALONE = 3, /* or for none, */
+    REST_TASKS = 64, /* if it had so many tasks, */
+    REST_MAX_NS = 5000000
+};
 
 /* --- The scout --- */
 
@@ -83,25 +92,28 @@ static bool is_far(kl_store *store)
     return (can & KL_STORE_SHARED) && !(can & KL_STORE_ASYNC);
 }
 
-/* How many workers share a queue in a store that is far, if all own as much of it as this one. */
+/* How many workers share a queue in a store that is far, if all own as much of it as this one; 0: none is far. */
 static uint64_t sharers(const kl_worker *worker)
 {
-    uint64_t most = 1;
+    uint64_t most = 0;
     for (size_t i = 0; i < worker->served_count; i++) {
         const kl__pump *pump = worker->served[i].pump;
         bool far = false;
         for (const kl__partition *each = pump->partitions; each; each = each->next)
             far |= is_far(each->store);
-        uint64_t count = far && pump->shard_count ? pump->all_shards / pump->shard_count : 1;
-        most = count > most ? count : most;
+        uint64_t count = pump->shard_count ? pump->all_shards / pump->shard_count : 1;
+        most = far && count > most ? count : most;
     }
     return most;
 }
 
-/* There is something new: rests first, if the look before, which took from `began_ns` to `ended_ns`, was just now. */
-static void rest(kl_worker *worker, int64_t began_ns, int64_t ended_ns)
+/* Before the next call: rests, if the one before, which took from `began_ns` to `ended_ns`, was just now. The mutex is
+ * held, and left meanwhile. */
+static void rest(kl_worker *worker, int64_t began_ns, int64_t ended_ns, uint64_t tasks)
 {
-    uint64_t times = (sharers(worker) - 1) * REST_EACH, times_max = REST_MAX_NS / (uint64_t)(ended_ns - began_ns + 1);
+    uint64_t others = sharers(worker), alone = others > 0 && tasks >= REST_TASKS ? REST_ALONE : 0;
+    uint64_t times = others > 1 ? (others - 1) * REST_EACH : alone;
+    uint64_t times_max = REST_MAX_NS / (uint64_t)(ended_ns - began_ns + 1);
     int64_t until_ns = ended_ns + (ended_ns - began_ns) * (int64_t)(times < times_max ? times : times_max);
     while (!worker->stopping && !worker->closing && kl__monotonic_ns() < until_ns)
         kl__cond_wait(&worker->changed, &worker->mutex, until_ns);
@@ -134,7 +146,7 @@ void *kl__worker_scout(void *context)
         if (is_eager(worker))
             continue;
         wait_for_work(worker, &poll_ms);
-        rest(worker, began_ns, ended_ns);
+        rest(worker, began_ns, ended_ns, ready);
     }
     pthread_mutex_unlock(&worker->mutex);
     return NULL;
@@ -153,16 +165,21 @@ bool kl__worker_has_outcomes(const kl_worker *worker)
 /* Outcomes that could not be sent are kept, and sent again after a while. */
 static void settle(kl_worker *worker)
 {
+    int64_t began_ns = kl__monotonic_ns();
+    uint64_t all = 0;
     for (size_t i = 0; i < worker->served_count; i++) {
         uint64_t sent = 0;
         if (kl__pump_settle(worker->served[i].pump, &sent) != KL_OK) {
             kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
             kl__worker_wait(worker, &worker->changed, KL_RETRY_MS);
         }
+        all += sent;
         kl__worker_wake(worker, kl__pump_ready(worker->served[i].pump));
     }
+    kl__worker_tell_giver(worker);
     if (worker->stopping)
         pthread_cond_broadcast(&worker->changed);
+    rest(worker, began_ns, kl__monotonic_ns(), all);
 }
 
 void *kl__worker_settler(void *context)
@@ -227,6 +244,7 @@ void *kl__worker_tick(void *context)
         for (size_t i = 0; i < worker->served_count; i++)
             if (kl__pump_tick(worker->served[i].pump) != KL_OK)
                 kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+        kl__worker_tell_giver(worker); /* a request may have sent outcomes */
         if (!worker->ended && !worker->closing)
             kl__worker_wait(worker, &worker->changed, beat_ms(worker));
     }
@@ -245,6 +263,7 @@ void *kl__worker_beat(void *context)
                 kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
         for (size_t i = 0; i < worker->served_count; i++) /* it may have been let on: resumed, permitted */
             kl__worker_wake(worker, kl__pump_ready(worker->served[i].pump));
+        kl__worker_tell_giver(worker); /* shards may have been lost */
         check_stop(worker);
         empty = worker->opts.until_empty && !worker->stopping && all_empty(worker) ? empty + 1 : 0;
         if (empty >= 3)

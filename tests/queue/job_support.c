@@ -128,7 +128,7 @@ static void see_waiting(kl_store *store, kl_place place, struct seeing *seeing)
         kl_arena arena = {0};
         kl_task task;
         size_t read;
-        kl_ref ref = {place, stubs[i].id, stubs[i].position};
+        kl_ref ref = {.place = place, .id = stubs[i].id, .position = stubs[i].position};
         CHECK_INT(kl_store_read(store, &ref, 1, &arena, &task, &read), KL_OK);
         see_one(seeing, &task);
         kl_arena_free(&arena);

@@ -202,3 +202,41 @@ CLAIM(clearing_takes_all_records_of_the_prefix_and_no_others)
     CHECK_INT(count, 1);
     CHECK(record_text(rig, "cron/ab/1"));
 }
+
+/* --- What somebody sent --- */
+
+TEST(what_is_wrong_with_json_that_was_sent_is_the_senders_to_correct)
+{
+    kl__json from;
+    REQUIRE(kl__json_parse_given(kl_str("{\"max\": 0, \"id\": \"x\"}"), 8, "the body", &from) == KL_OK);
+    CHECK_INT(kl__json_int(&from, "max", 1, 9), 1);
+    kl__json_id(&from, "id");
+    CHECK_INT(from.rc, KL_EINVAL);
+    CHECK_STR(kl_error_text(), "the body: \"max\" is 0, not from 1 to 9; correct it"); /* the first, whatever follows */
+    kl__json_free(&from);
+}
+
+TEST(json_that_was_sent_is_one_object_without_doubles)
+{
+    static const struct {
+        const char *text, *sentence;
+    } cases[] = {
+        {"", "the body is no JSON"},         {"[1]", "the body is not one JSON object"},
+        {"{\"a\":1,\"a\":2}", "duplicate"},  {"{} {}", "the body is no JSON"},
+        {"{\"a\":}", "the body is no JSON"}, {"7", "the body is not one JSON object"},
+    };
+    kl__json from;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        CHECK_INT(kl__json_parse_given(kl_str(cases[i].text), 8, "the body", &from), KL_EINVAL);
+        CHECK_CONTAINS(kl_error_text(), cases[i].sentence);
+    }
+}
+
+TEST(depth_counts_what_is_open_and_not_what_stands_in_texts)
+{
+    CHECK(!kl__json_is_deeper(kl_str("{\"a\":[[],[{}]]}"), 4));
+    CHECK(kl__json_is_deeper(kl_str("{\"a\":[[],[{}]]}"), 3));
+    CHECK(!kl__json_is_deeper(kl_str("{\"[[[[\\\"[[[[\":\"{{{{\\\\\"}"), 1));
+    CHECK(kl__json_is_deeper(kl_str("]]]]{{"), 1));
+    CHECK(!kl__json_is_deeper(kl_str("\"\\"), 0));
+}

@@ -30,7 +30,9 @@ struct fault_proxy {
     pthread_t thread;
     atomic_bool stopping;
     pthread_mutex_t mutex;
-    pthread_cond_t ended;
+    pthread_cond_t ended, let_go;
+    const char *held_method, *held_part; /* requests that wait; NULL: none */
+    uint64_t held;
     int connections;                  /* whose threads run */
     int sockets[2 * CONNECTIONS_MAX]; /* open ones, to be shut when it stops; -1: free */
     enum fake fake;
@@ -262,12 +264,28 @@ static void set_ahead(struct message *reply, int seconds)
     memcpy(date, text, strftime(text, sizeof text, format, &tm));
 }
 
+static bool is_like(const struct message *request, const char *method, const char *part)
+{
+    const char *end = strstr(request->head, "\r\n"), *found = strstr(request->head, part);
+    return found && found < end && strncmp(request->head, method, strlen(method)) == 0;
+}
+
 static void watch(struct fault_proxy *proxy, const struct message *request)
 {
     const char *part = atomic_load(&proxy->watched_part);
-    const char *end = strstr(request->head, "\r\n"), *found = part ? strstr(request->head, part) : NULL;
-    if (found && found < end && strncmp(request->head, proxy->watched_method, strlen(proxy->watched_method)) == 0)
+    if (part && is_like(request, proxy->watched_method, part))
         atomic_fetch_add(&proxy->watched, 1);
+}
+
+static void hold(struct fault_proxy *proxy, const struct message *request)
+{
+    pthread_mutex_lock(&proxy->mutex);
+    if (proxy->held_part && is_like(request, proxy->held_method, proxy->held_part)) {
+        proxy->held++;
+        while (proxy->held_part)
+            pthread_cond_wait(&proxy->let_go, &proxy->mutex);
+    }
+    pthread_mutex_unlock(&proxy->mutex);
 }
 
 /* One request and its answer. False: the connection ends. */
@@ -280,6 +298,7 @@ static bool pass_on(struct connection *connection, struct message *request, stru
         return pretend(connection, request);
     if (atomic_load(&proxy->refuses) && is_delete(request))
         return refuse_delete(connection);
+    hold(proxy, request);
     enum fault fault = choose(proxy);
     if (fault == FAULT_REQUEST_LOST)
         return false;
@@ -362,6 +381,7 @@ static struct fault_proxy *start(int port, uint64_t seed, unsigned percent, enum
     proxy->percent = percent;
     proxy->fake = fake;
     pthread_cond_init(&proxy->ended, NULL);
+    pthread_cond_init(&proxy->let_go, NULL);
     atomic_store(&proxy->random, seed);
     pthread_mutex_init(&proxy->mutex, NULL);
     for (int i = 0; i < 2 * CONNECTIONS_MAX; i++)
@@ -401,6 +421,31 @@ void fault_proxy_watch(struct fault_proxy *proxy, const char *method, const char
 
 uint64_t fault_proxy_watched(const struct fault_proxy *proxy) { return atomic_load(&proxy->watched); }
 
+void fault_proxy_hold(struct fault_proxy *proxy, const char *method, const char *part)
+{
+    pthread_mutex_lock(&proxy->mutex);
+    proxy->held_method = method;
+    proxy->held_part = part;
+    proxy->held = 0;
+    pthread_mutex_unlock(&proxy->mutex);
+}
+
+uint64_t fault_proxy_held(struct fault_proxy *proxy)
+{
+    pthread_mutex_lock(&proxy->mutex);
+    uint64_t held = proxy->held;
+    pthread_mutex_unlock(&proxy->mutex);
+    return held;
+}
+
+void fault_proxy_let_go(struct fault_proxy *proxy)
+{
+    pthread_mutex_lock(&proxy->mutex);
+    proxy->held_part = NULL;
+    pthread_cond_broadcast(&proxy->let_go);
+    pthread_mutex_unlock(&proxy->mutex);
+}
+
 uint64_t fault_proxy_count(const struct fault_proxy *proxy, enum fault fault)
 {
     return atomic_load(&proxy->counts[fault]);
@@ -411,6 +456,7 @@ void fault_proxy_stop(struct fault_proxy *proxy)
     if (!proxy)
         return;
     atomic_store(&proxy->stopping, true);
+    fault_proxy_let_go(proxy);
     shutdown(proxy->listener, SHUT_RDWR);
     pthread_join(proxy->thread, NULL);
     close(proxy->listener);
@@ -423,5 +469,6 @@ void fault_proxy_stop(struct fault_proxy *proxy)
     pthread_mutex_unlock(&proxy->mutex);
     pthread_mutex_destroy(&proxy->mutex);
     pthread_cond_destroy(&proxy->ended);
+    pthread_cond_destroy(&proxy->let_go);
     free(proxy);
 }

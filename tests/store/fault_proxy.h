@@ -47,6 +47,11 @@ void fault_proxy_jump(struct fault_proxy *proxy, int seconds);
 void fault_proxy_watch(struct fault_proxy *proxy, const char *method, const char *part);
 uint64_t fault_proxy_watched(const struct fault_proxy *proxy);
 
+/* From now on requests that begin so and name something with this in it wait here, until all are let go. How many have. */
+void fault_proxy_hold(struct fault_proxy *proxy, const char *method, const char *part);
+uint64_t fault_proxy_held(struct fault_proxy *proxy);
+void fault_proxy_let_go(struct fault_proxy *proxy);
+
 int fault_proxy_port(const struct fault_proxy *proxy);
 uint64_t fault_proxy_count(const struct fault_proxy *proxy, enum fault fault); /* how often it was met */
 void fault_proxy_stop(struct fault_proxy *proxy);                              /* NULL is fine */

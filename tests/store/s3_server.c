@@ -105,7 +105,7 @@ kl_rc s3_server_new_place(char ret_where[S3_URL_BYTES])
     char endpoint[S3_URL_BYTES];
     kl_rc rc = s3_server_endpoint(endpoint);
     if (rc == KL_OK)
-        snprintf(ret_where, S3_URL_BYTES, "//%s/t%d-%d?preview=on&endpoint=%.200s", S3_SERVER_BUCKET, (int)getpid(),
+        snprintf(ret_where, S3_URL_BYTES, "//%s/t%d-%d?endpoint=%.200s", S3_SERVER_BUCKET, (int)getpid(),
                  ++server.places, endpoint);
     return rc;
 }

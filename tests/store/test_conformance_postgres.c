@@ -108,7 +108,7 @@ static void tidy(const struct trial *t)
 static bool rows_become(const struct trial *t, long long entries, long long settled)
 {
     tidy(t);
-    return rows_of(t, "entries") == entries && rows_of(t, "settled") == settled;
+    return rows_of(t, "tasks") == entries && rows_of(t, "settled") == settled;
 }
 
 CLAIM(a_segment_is_emptied_when_all_of_it_is_settled)
@@ -163,7 +163,7 @@ CLAIM(whoever_reads_a_segment_for_long_delays_its_emptying_and_nothing_else)
         finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
     for (int i = 0; i < 3; i++)
         tidy(t);
-    CHECK_INT(rows_of(t, "entries"), COUNT(ids));
+    CHECK_INT(rows_of(t, "tasks"), COUNT(ids));
     append_many(t, order_place(t, 4), more, COUNT(more));
     CHECK_LINE(t, order_place(t, 4), 0, more, COUNT(more));
     PQfinish(reader);
@@ -179,11 +179,11 @@ CLAIM(many_small_settles_are_cleared_away_in_bounded_time)
     kl_task_id id;
     append_many(t, order_place(t, 4), &id, 1); /* moves to segment 0 */
     snprintf(sql, sizeof sql,
-             "INSERT INTO %s.entries (partition, slot, position, id, segment)"
-             " SELECT %u, 4 * 64 + 16, (n::bigint << 24) + 80, md5(n::text)::uuid, 1 FROM generate_series(1, %d) n;"
+             "INSERT INTO %s.entries (partition, slot, last, number, ats, ids, segment)"
+             " SELECT %u, 4 * 64 + 16, (n::bigint << 24) + 80, 1, '\\x00', ARRAY[md5(n::text)::uuid], 1"
+             " FROM generate_series(1, %d) n;"
              "INSERT INTO %s.settled (partition, shard, first, last, segment, positions)"
-             " SELECT partition, 4, position, position, 1, ARRAY[position] FROM %s.entries_1"
-             " WHERE position & 16777215 = 80;"
+             " SELECT partition, 4, last, last, 1, ARRAY[last] FROM %s.entries_1 WHERE last & 16777215 = 80;"
              "ANALYZE %s.entries_1, %s.settled_1",
              schema_of(t), t->orders, ROWS, schema_of(t), schema_of(t), schema_of(t), schema_of(t));
     pg_server_run(sql);
@@ -204,7 +204,7 @@ static bool all_go(const struct trial *t)
     char sql[128];
     snprintf(sql, sizeof sql, "SELECT %s.upkeep_segments(0, 0, 1)", schema_of(t));
     pg_server_run(sql);
-    return rows_of(t, "entries") == 0 && rows_of(t, "settled") == 0;
+    return rows_of(t, "tasks") == 0 && rows_of(t, "settled") == 0;
 }
 
 /* An append that read long ago which segment is in use comes when that has been emptied. */
@@ -228,12 +228,12 @@ CLAIM(an_append_that_comes_late_does_not_keep_its_segment_from_being_emptied_aga
     for (size_t i = 0; i < sizeof late_id.bytes; i++)
         snprintf(hex + 2 * i, 3, "%02x", late_id.bytes[i]);
     snprintf(sql, sizeof sql,
-             "INSERT INTO %s.entries (partition, slot, position, id, segment)"
-             " VALUES (%u, 9 * 64 + 16, %lld, '%s', %lld); COMMIT",
+             "INSERT INTO %s.entries (partition, slot, last, number, ats, ids, segment)"
+             " VALUES (%u, 9 * 64 + 16, %lld, 1, '\\x00', ARRAY['%s'::uuid], %lld); COMMIT",
              schema_of(t), t->orders, number * 65536 + segment * 64 + 16, hex, segment);
     PQclear(PQexec(late, sql));
     PQfinish(late);
-    CHECK_INT(rows_of(t, "entries"), 1);
+    CHECK_INT(rows_of(t, "tasks"), 1);
     kl_stub *stubs = scan_line(t, order_place(t, 9), 0, &count);
     REQUIRE(count == 1);
     kl_settled done = next_attempt(&stubs[0], KL_DONE);
@@ -246,7 +246,7 @@ static long long draw_and_show(const struct trial *t)
 {
     char sql[512];
     snprintf(sql, sizeof sql,
-             "BEGIN; SELECT max(n) FROM unnest(%s.append_begin(NULL, ARRAY[%u], ARRAY[4], 100 * 256)) n;", schema_of(t),
+             "BEGIN; SELECT max(n) FROM unnest(%s.append_begin(NULL, ARRAY[%u], ARRAY[4], 100)) n;", schema_of(t),
              t->orders);
     long long last = pg_server_number(sql);
     snprintf(sql, sizeof sql, "SELECT %s.commit_early(); COMMIT", schema_of(t));
@@ -317,7 +317,7 @@ CLAIM(many_entries_are_stored_as_few_are_and_once)
     make_many(t, entries);
     for (int repeat = 0; repeat < 3; repeat++)
         CHECK_OK(kl_store_append(t->store, entries, MANY, &token));
-    CHECK_INT(rows_of(t, "entries"), MANY);
+    CHECK_INT(rows_of(t, "tasks"), MANY);
     BOTH_LIVES(t)
     for (size_t i = 0; i < MANY; i += 7) {
         kl_task task = read_one(t, entries[i].place, &entries[i].id);
@@ -353,7 +353,7 @@ CLAIM(many_entries_are_refused_whole_when_one_is_for_a_sealed_shard)
     CHECK_OK(seal(t, bill_place(t, 30), 0));
     CHECK_RC(kl_store_append(t->store, entries, MANY, &token), KL_ESEALED);
     CHECK_CONTAINS(kl_error_text(), "entry 5:");
-    CHECK_INT(rows_of(t, "entries"), 0);
+    CHECK_INT(rows_of(t, "tasks"), 0);
     CHECK_INT(rows_of(t, "tokens"), 0);
     CHECK_OK(kl_store_append(t->store, entries, 1, &token));
 }

@@ -93,8 +93,7 @@ TEST(a_url_that_is_not_right_is_refused_with_what_should_be_there)
                  {"s3://bucket/x?endpoint=http://a/b", "http://"},
                  {"s3://bucket/x?path_style=perhaps", "on or off"},
                  {"s3://bucket/x?poll_ms=1", "poll_ms"},
-                 {"s3://bucket/x?colour=blue", "colour"},
-                 {"s3://bucket/x", "?preview=on"}};
+                 {"s3://bucket/x?colour=blue", "colour"}};
     kl_store *store = NULL;
     char url[S3_URL_BYTES];
     (void)new_url(url); /* there are credentials */
@@ -111,7 +110,7 @@ static void check_fake(enum fake fake, const char *says)
     struct fault_proxy *server = fault_proxy_fake(fake);
     REQUIRE(server);
     (void)new_url(url);
-    snprintf(url, sizeof url, "s3://bucket/x?preview=on&endpoint=http://127.0.0.1:%d", fault_proxy_port(server));
+    snprintf(url, sizeof url, "s3://bucket/x?endpoint=http://127.0.0.1:%d", fault_proxy_port(server));
     CHECK_RC(kl_store_open(url, NULL, &store), KL_EINVAL);
     CHECK_CONTAINS(kl_error_text(), says);
     fault_proxy_stop(server);

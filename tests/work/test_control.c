@@ -315,7 +315,7 @@ static void show_keys(bool with_worker)
     kl_put later = {.key = kl_str("later"), .payload = kl_str("done"), .delay_ms = 3600000};
     put_as(stage.rig.queue, &later);
     CHECK_INT(show(&stage, "later").why, KL_WHY_DELAYED);
-    CHECK_INT(kl_key_list(stage.rig.queue, 0, 4, &arena, keys, &count), KL_OK);
+    CHECK_INT(kl_key_list(stage.rig.queue, KL_KEYS_BY_DEPTH, 0, 4, &arena, keys, &count), KL_OK);
     CHECK_INT(count, 2);
     CHECK(keys[0].key.len == 1 && keys[0].waiting == 3);
     CHECK(keys[1].key.len == 5 && keys[1].why == KL_WHY_DELAYED);
@@ -327,6 +327,50 @@ static void show_keys(bool with_worker)
 
 TEST(keys_are_shown_and_listed_by_their_worker) { show_keys(true); }
 TEST(keys_are_shown_and_listed_without_a_worker) { show_keys(false); }
+
+static kl_bytes listed_first(struct stage *stage, kl_key_order order, kl_arena *arena)
+{
+    kl_key_status keys[4] = {{.why = KL_WHY_IDLE}};
+    size_t count = 0;
+    CHECK_INT(kl_key_list(stage->rig.queue, order, 0, 4, arena, keys, &count), KL_OK);
+    CHECK_INT(count, 4);
+    for (size_t i = 0; i < count; i++)
+        CHECK(keys[i].oldest_ms > 0);
+    return keys[0].key;
+}
+
+/* Puts tasks without a key until the clock that ids are made with has moved on. */
+static void pass_time(struct stage *stage, const kl_task_id *before)
+{
+    kl_layout layout = {.partitions = 1, .shard_prefix_len = 1};
+    kl_task_id id;
+    do
+        id = put_task(stage->rig.queue, "", "done");
+    while (kl_id_ms(&layout, &id) <= kl_id_ms(&layout, before));
+}
+
+TEST(keys_are_listed_by_depth_age_or_state)
+{
+    struct stage stage;
+    kl_arena arena = {0};
+    if (!stage_open(&stage, false))
+        return;
+    kl_task_id first = put_task(stage.rig.queue, "first", "done");
+    pass_time(&stage, &first);
+    put_task(stage.rig.queue, "deep", "done");
+    put_task(stage.rig.queue, "deep", "done");
+    put_task(stage.rig.queue, "held", "done");
+    kl_put later = {.key = kl_str("later"), .payload = kl_str("done"), .delay_ms = 3600000};
+    put_as(stage.rig.queue, &later);
+    CHECK_STR(listed_first(&stage, KL_KEYS_UNSET, &arena).data, "deep");
+    CHECK_STR(listed_first(&stage, KL_KEYS_BY_DEPTH, &arena).data, "deep");
+    CHECK_STR(listed_first(&stage, KL_KEYS_BY_AGE, &arena).data, "first");
+    CHECK_STR(listed_first(&stage, KL_KEYS_BY_STATE, &arena).data, "later");
+    CHECK_INT(kl_key_pause(stage.rig.queue, kl_str("held")), KL_OK);
+    CHECK_STR(listed_first(&stage, KL_KEYS_BY_STATE, &arena).data, "held");
+    kl_arena_free(&arena);
+    stage_close(&stage);
+}
 
 /* --- Whole queues --- */
 

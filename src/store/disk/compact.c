@@ -243,6 +243,19 @@ static bool is_quiet(kl__disk *disk)
            now_ns - disk->watched_ns >= PATIENCE_MS * INT64_C(1000000);
 }
 
+/* Stragglers are copied once for each time that the first segment is: while much is written, and there is a segment to go
+ * on to, it is left for a while, so that several segments are dropped for one that is copied. With the state's mutex
+ * held. */
+static bool can_wait(kl__disk *disk, bool is_over)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    if (!is_over)
+        disk->over_ns = 0;
+    else if (disk->over_ns == 0)
+        disk->over_ns = now_ns;
+    return is_over && atomic_load(&disk->segments.has_next) && now_ns - disk->over_ns < PATIENCE_MS * INT64_C(1000000);
+}
+
 /* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Large tasks in
  * small segments leave gaps that no copying closes: when everything was copied twice and nothing was gained, it rests.
  * On a full disk only when little of it is live, for the copies go where outcomes have to. */
@@ -257,7 +270,8 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
     }
     disk->copied_live = state->live;
     bool is_worth_it = disk->copied <= 2 * state->live && kl__state_must_compact(state, slack);
-    disk->is_patient = is_worth_it && state->segments[0]->number > disk->compacted && !is_quiet(disk);
+    bool can_rest = can_wait(disk, is_worth_it);
+    disk->is_patient = is_worth_it && state->segments[0]->number > disk->compacted && (!is_quiet(disk) || can_rest);
     is_worth_it &= !disk->is_patient;
     if (atomic_load(&disk->segments.is_full)) {
         is_worth_it = kl__segments_can_relieve(&disk->segments);

@@ -66,6 +66,7 @@ typedef struct kl__disk {
     uint64_t watched_live;  /* what was live in it when it was last looked at, */
     int64_t watched_ns;     /* since when it is to be copied, */
     int64_t quiet_ns;       /* and since when that has not changed */
+    int64_t over_ns;        /* since when more of the journal is not needed than may be; 0: it is not */
 
     pthread_t keeper;
     bool has_keeper;

@@ -2,44 +2,125 @@
  *
  * From: store.c.  To: sql_tasks.c; append_copy.c for many.
  *
- * Parameters are columns. An entry names its place by its index in the list of places. Its position follows from its
- * number in the call, to which the function adds what it drew from the sequence. */
+ * Parameters are columns: of the places, of the rows (append.h), and of the entries in the order of rows, of which each
+ * row takes a slice. A row names its place and its number by their index; the function draws the numbers.
+ *
+ * The transaction is committed without waiting for the disk, which ends the shards' locks early, and so producers share
+ * one sync: a second statement, sent in the same packet, commits a message in the log, and waits. Everything before it in
+ * the log is on disk then. Whoever sees the tasks before they are durable can only lose them together with everything
+ * that came after; their positions are not used again then (`started` in sql_tables.c). */
 #include <stdlib.h>
 
 #include "store/postgres/append.h"
 
-static int by_place(const void *a, const void *b)
+/* --- Which entries make a row --- */
+
+static int by_line(const void *a, const void *b)
 {
     const kl__pg_spot *x = a, *y = b;
     int order = kl__pg_place_compare(x->place, y->place);
+    if (order == 0)
+        order = (x->line > y->line) - (x->line < y->line);
     return order ? order : (x->entry > y->entry) - (x->entry < y->entry);
 }
 
 static void free_plan(kl__pg_plan *plan)
 {
     kl__free(plan->spots);
-    kl__free(plan->at);
+    kl__free(plan->draws);
+    kl__free(plan->ats);
     kl__free(plan->places);
+    kl__free(plan->rows);
+}
+
+static void sort_spots(const kl_append *append, kl__pg_plan *plan)
+{
+    kl__pg_spot *spots = plan->spots;
+    for (size_t i = 0; i < append->count; i++) {
+        const kl_entry *entry = &append->entries[i];
+        int line = entry->due_ms > 0 ? KL_PG_DUE : entry->priority - KL_PRIORITY_MIN;
+        spots[i] = (kl__pg_spot){.place = entry->place, .line = line, .entry = (uint32_t)i};
+    }
+    qsort(spots, append->count, sizeof *spots, by_line);
+    for (size_t i = 1; i < append->count; i++) {
+        bool same = kl__pg_place_compare(spots[i].place, spots[i - 1].place) == 0 && spots[i].line == spots[i - 1].line;
+        spots[i].group = spots[i - 1].group + !same;
+    }
+}
+
+/* What a group has under the number that is being filled. */
+struct filled {
+    uint32_t draw;
+    size_t bytes;
+};
+
+/* Gives entries their numbers and places, in the order of the call. Entries of the due line have rows of their own
+ * whatever number they have; without a token every entry has, because each may have to be left out. */
+static void number_entries(const kl_append *append, kl__pg_plan *plan, const kl__pg_spot *const *spot_of,
+                           struct filled *filled)
+{
+    uint32_t draw = 1, at = 0;
+    for (size_t i = 0; i < append->count; i++) {
+        struct filled *group = &filled[spot_of[i]->group];
+        size_t bytes = kl__pg_entry_bytes(&append->entries[i]) + KL_PG_ENTRY_BYTES;
+        bool shares = group->draw == draw && spot_of[i]->line != KL_PG_DUE;
+        if (at == KL_PG_DRAW || (shares && (!append->token || group->bytes + bytes > KL_PG_ROW_BYTES))) {
+            draw++;
+            at = 0;
+            shares = false;
+        }
+        *group = (struct filled){draw, (shares ? group->bytes : 0) + bytes};
+        plan->draws[i] = draw;
+        plan->ats[i] = (uint8_t)at++;
+    }
+    plan->draw_count = draw;
+}
+
+static kl_rc number_spots(const kl_append *append, kl__pg_plan *plan)
+{
+    const kl__pg_spot **spot_of = kl__alloc_zeroed(append->count, sizeof *spot_of);
+    struct filled *filled = kl__alloc_zeroed(append->count, sizeof *filled);
+    if (spot_of && filled) {
+        for (size_t i = 0; i < append->count; i++)
+            spot_of[plan->spots[i].entry] = &plan->spots[i];
+        number_entries(append, plan, spot_of, filled);
+    }
+    bool good = spot_of && filled;
+    kl__free(spot_of);
+    kl__free(filled);
+    return good ? KL_OK : kl__fail_memory();
+}
+
+static void make_rows(const kl_append *append, kl__pg_plan *plan)
+{
+    for (size_t i = 0; i < append->count; i++) {
+        const kl__pg_spot *spot = &plan->spots[i], *before = i > 0 ? spot - 1 : NULL;
+        if (!before || kl__pg_place_compare(spot->place, before->place) != 0)
+            plan->places[plan->place_count++] = spot->place;
+        if (before && spot->line != KL_PG_DUE && before->group == spot->group &&
+            plan->draws[before->entry] == plan->draws[spot->entry])
+            plan->rows[plan->row_count - 1].count++;
+        else
+            plan->rows[plan->row_count++] =
+                (kl__pg_row){(uint32_t)plan->place_count, plan->draws[spot->entry], (uint32_t)i, 1};
+    }
 }
 
 static kl_rc make_plan(const kl_append *append, kl__pg_plan *plan)
 {
     size_t count = append->count;
     plan->spots = kl__alloc_zeroed(count, sizeof *plan->spots);
-    plan->at = kl__alloc_zeroed(count, sizeof *plan->at);
+    plan->draws = kl__alloc_zeroed(count, sizeof *plan->draws);
+    plan->ats = kl__alloc_zeroed(count, sizeof *plan->ats);
     plan->places = kl__alloc_zeroed(count, sizeof *plan->places);
-    if (!plan->spots || !plan->at || !plan->places)
+    plan->rows = kl__alloc_zeroed(count, sizeof *plan->rows);
+    if (!plan->spots || !plan->draws || !plan->ats || !plan->places || !plan->rows)
         return kl__fail_memory();
-    for (size_t i = 0; i < count; i++)
-        plan->spots[i] = (kl__pg_spot){append->entries[i].place, (uint32_t)i};
-    qsort(plan->spots, count, sizeof *plan->spots, by_place);
-    for (size_t i = 0; i < count; i++) {
-        kl_place place = plan->spots[i].place;
-        if (i == 0 || kl__pg_place_compare(place, plan->spots[i - 1].place) != 0)
-            plan->places[plan->place_count++] = place;
-        plan->at[plan->spots[i].entry] = (uint32_t)plan->place_count;
-    }
-    return KL_OK;
+    sort_spots(append, plan);
+    kl_rc rc = number_spots(append, plan);
+    if (rc == KL_OK)
+        make_rows(append, plan);
+    return rc;
 }
 
 /* --- Columns --- */
@@ -54,54 +135,109 @@ static void add_places(kl__pg_args *args, const kl__pg_plan *plan)
         kl__pg_add_int(args, KL_PG_INT4, plan->places[i].shard);
 }
 
-static void add_numbers(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
+/* What a row says that it has from its place, or from its entry. */
+static void add_rows(kl__pg_args *args, const kl__pg_plan *plan)
 {
-    kl__pg_array(args, KL_PG_INT4, append->count);
-    for (size_t i = 0; i < append->count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, plan->at[i]);
-    kl__pg_array(args, KL_PG_INT4, append->count);
-    for (size_t i = 0; i < append->count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, kl__pg_line_of(&append->entries[i]));
+    const kl__pg_row *rows = plan->rows;
+    kl__pg_array(args, KL_PG_INT4, plan->row_count);
+    for (size_t i = 0; i < plan->row_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, plan->places[rows[i].at - 1].partition);
+    kl__pg_array(args, KL_PG_INT4, plan->row_count);
+    for (size_t i = 0; i < plan->row_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, plan->places[rows[i].at - 1].shard);
+    kl__pg_array(args, KL_PG_INT4, plan->row_count);
+    for (size_t i = 0; i < plan->row_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, plan->spots[rows[i].first].line);
+    kl__pg_array(args, KL_PG_INT4, plan->row_count);
+    for (size_t i = 0; i < plan->row_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, rows[i].draw);
+    kl__pg_array(args, KL_PG_INT4, plan->row_count);
+    for (size_t i = 0; i < plan->row_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, rows[i].first + 1);
+    kl__pg_array(args, KL_PG_INT4, plan->row_count);
+    for (size_t i = 0; i < plan->row_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, rows[i].count);
 }
 
-static void add_ids(kl__pg_args *args, const kl_entry *entries, size_t count)
+/* Of rows that have one entry. A ready line says the priority itself. */
+static void add_singles(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
 {
-    kl__pg_array(args, KL_PG_UUID, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_uuid(args, &entries[i].id);
-    kl__pg_array(args, KL_PG_UUID, count);
-    for (size_t i = 0; i < count; i++)
-        if (kl__id_is_none(&entries[i].job))
-            kl__pg_add_null(args);
-        else
-            kl__pg_add_uuid(args, &entries[i].job);
-}
-
-/* A ready line says the priority itself. */
-static void add_details(kl__pg_args *args, const kl_entry *entries, size_t count)
-{
+    bool any = false;
+    for (size_t i = 0; i < plan->row_count; i++) {
+        const kl_entry *entry = &append->entries[plan->spots[plan->rows[i].first].entry];
+        any |= entry->due_ms > 0 || kl__pg_large_bytes(entry) > 0;
+    }
+    size_t count = any ? plan->row_count : 0; /* a shorter array gives NULLs */
     kl__pg_array(args, KL_PG_INT8, count);
     for (size_t i = 0; i < count; i++)
-        kl__pg_add_int_or_null(args, KL_PG_INT8, entries[i].due_ms);
+        kl__pg_add_int_or_null(args, KL_PG_INT8, append->entries[plan->spots[plan->rows[i].first].entry].due_ms);
     kl__pg_array(args, KL_PG_INT2, count);
+    for (size_t i = 0; i < count; i++) {
+        const kl_entry *entry = &append->entries[plan->spots[plan->rows[i].first].entry];
+        kl__pg_add_int_or_null(args, KL_PG_INT2, entry->due_ms > 0 ? entry->priority : 0);
+    }
+    kl__pg_array(args, KL_PG_INT4, count);
     for (size_t i = 0; i < count; i++)
-        kl__pg_add_int_or_null(args, KL_PG_INT2, entries[i].group);
-    kl__pg_array(args, KL_PG_INT2, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int_or_null(args, KL_PG_INT2, entries[i].due_ms > 0 ? entries[i].priority : 0);
+        kl__pg_add_int_or_null(args, KL_PG_INT4,
+                               kl__pg_large_bytes(&append->entries[plan->spots[plan->rows[i].first].entry]));
 }
 
-static void add_parts(kl__pg_args *args, const kl_entry *entries, size_t count)
+static void add_ats(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
 {
-    static const size_t parts[] = {offsetof(kl_entry, key), offsetof(kl_entry, kind), offsetof(kl_entry, headers),
-                                   offsetof(kl_entry, payload)};
-    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
-        kl__pg_array(args, KL_PG_BYTEA, count);
-        for (size_t i = 0; i < count; i++) {
-            const void *bytes = (const char *)&entries[i] + parts[part];
-            kl__pg_add_bytes_or_null(args, *(const kl_bytes *)bytes);
-        }
+    kl__pg_bytes(args, (kl_bytes){"", 0});
+    for (size_t i = 0; i < append->count; i++)
+        kl__pg_add_raw(args, &plan->ats[plan->spots[i].entry], 1);
+}
+
+static void add_ids(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
+{
+    bool jobs = false;
+    kl__pg_array(args, KL_PG_UUID, append->count);
+    for (size_t i = 0; i < append->count; i++) {
+        const kl_entry *entry = &append->entries[plan->spots[i].entry];
+        kl__pg_add_uuid(args, &entry->id);
+        jobs |= !kl__id_is_none(&entry->job);
     }
+    if (!jobs) {
+        kl__pg_null_array(args, KL_PG_UUID);
+        return;
+    }
+    kl__pg_array(args, KL_PG_UUID, append->count);
+    for (size_t i = 0; i < append->count; i++) {
+        const kl_entry *entry = &append->entries[plan->spots[i].entry];
+        if (kl__id_is_none(&entry->job))
+            kl__pg_add_null(args);
+        else
+            kl__pg_add_uuid(args, &entry->job);
+    }
+}
+
+static void add_groups(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
+{
+    bool any = false;
+    for (size_t i = 0; i < append->count; i++)
+        any |= append->entries[i].group != 0;
+    if (!any) {
+        kl__pg_null_array(args, KL_PG_INT2);
+        return;
+    }
+    kl__pg_array(args, KL_PG_INT2, append->count);
+    for (size_t i = 0; i < append->count; i++)
+        kl__pg_add_int_or_null(args, KL_PG_INT2, append->entries[plan->spots[i].entry].group);
+}
+
+static void add_part(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, kl__pg_part part)
+{
+    bool any = false;
+    for (size_t i = 0; i < append->count; i++)
+        any |= kl__pg_part_of(&append->entries[i], part).len > 0;
+    if (!any) {
+        kl__pg_null_array(args, KL_PG_BYTEA);
+        return;
+    }
+    kl__pg_array(args, KL_PG_BYTEA, append->count);
+    for (size_t i = 0; i < append->count; i++)
+        kl__pg_add_bytes_or_null(args, kl__pg_part_of(&append->entries[plan->spots[i].entry], part));
 }
 
 /* --- The call --- */
@@ -128,32 +264,62 @@ kl_rc kl__pg_append_sealed(const kl_append *append)
                     first, place.shard, place.partition);
 }
 
-static void add_all(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
+/* Without a token, the server compares the rows' ids with what waits. */
+static void add_open(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, bool early)
 {
+    size_t count = append->token ? 0 : plan->row_count;
     kl__pg_uuid(args, append->token);
     add_places(args, plan);
-    add_numbers(args, append, plan);
-    add_ids(args, append->entries, append->count);
-    add_details(args, append->entries, append->count);
-    add_parts(args, append->entries, append->count);
+    kl__pg_int(args, KL_PG_INT4, plan->draw_count);
+    kl__pg_array(args, KL_PG_INT4, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, plan->rows[i].at);
+    kl__pg_array(args, KL_PG_UUID, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_uuid(args, &append->entries[plan->spots[plan->rows[i].first].entry].id);
+    kl__pg_int(args, KL_PG_BOOL, early);
 }
 
-kl_rc kl__pg_append_args(const kl_append *append, kl__pg_args *args)
+static void add_all(kl__pg_appending *args, const kl_append *append, const kl__pg_plan *plan, bool early)
+{
+    add_open(&args->open, append, plan, early);
+    add_rows(&args->rows, plan);
+    add_singles(&args->rows, append, plan);
+    add_ats(&args->rows, append, plan);
+    add_ids(&args->rows, append, plan);
+    add_groups(&args->rows, append, plan);
+    for (kl__pg_part part = 0; part < KL_PG_PARTS; part++)
+        add_part(&args->rows, append, plan, part);
+}
+
+kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_appending *args)
 {
     kl__pg_plan plan = {0};
     kl_rc rc = make_plan(append, &plan);
     if (rc == KL_OK)
-        add_all(args, append, &plan);
+        add_all(args, append, &plan, early);
     free_plan(&plan);
     return rc;
 }
 
+void kl__pg_append_args_free(kl__pg_appending *args)
+{
+    kl__pg_args_free(&args->open);
+    kl__pg_args_free(&args->rows);
+}
+
 static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan)
 {
-    kl__pg_args args = {0};
-    add_all(&args, append, plan);
-    kl_rc rc = kl__pg_do(pg, &(kl__pg_call){KL_PG_APPEND, &args, append->token != NULL});
-    kl__pg_args_free(&args);
+    enum { EARLY_MIN = 8 }; /* the second commit is worth it */
+    bool early = append->count >= EARLY_MIN;
+    kl__pg_appending args = {0};
+    PGresult *rows = NULL;
+    add_all(&args, append, plan, early);
+    const kl__pg_step steps[] = {{KL_PG_OPEN, &args.open}, {KL_PG_APPEND, &args.rows}};
+    kl_rc rc = kl__pg_ask_steps(pg, steps, 2, early ? KL_PG_FLUSH : NULL, append->token != NULL, &rows);
+    if (rc == KL_OK)
+        PQclear(rows);
+    kl__pg_append_args_free(&args);
     return rc;
 }
 

@@ -1,21 +1,19 @@
-/* append_copy.c - many entries at once: by COPY, which writes a page of rows as one record of the log.
+/* append_copy.c - many entries at once: by COPY, where each row brings its own arrays.
  *
  *     BEGIN; append_begin (locks, token)    -> the segment, and numbers that make positions
  *     COPY entries FROM STDIN                rows in binary
  *     pg_notify; COMMIT; flush
  *
- * Four round trips instead of one. The shards' locks are held meanwhile, as in any append, so others wait for those of
- * the same shards as long as this takes; but they do not wait for the disk. The transaction is committed without that,
- * which ends the locks, and then a message in the log is committed with it: everything before it in the log is on disk
- * then. So several producers share one sync. Whoever sees the tasks before they are durable can only lose them together
- * with everything that came after; their positions are not used again then (`started` in sql_tables.c). Any failure closes the connection or rolls back, which takes everything
- * back, except when COMMIT was sent and no answer came: then the call is repeated, and its token tells. */
+ * Four round trips instead of one; but a slice of a long array costs the time to walk to it. The shards' locks are held
+ * meanwhile, as in any append, so others wait for those of the same shards as long as this takes; but they do not wait
+ * for the disk (append.c). Any failure closes the connection or rolls back, which takes everything back, except when
+ * COMMIT was sent and no answer came: then the call is repeated, and its token tells. */
 #include <stdio.h>
 
 #include "base/text.h"
 #include "store/postgres/append.h"
 
-enum { COLUMNS = 13 };
+enum { COLUMNS = 16 };
 
 struct copying {
     kl__pg *pg;
@@ -49,7 +47,7 @@ static void write_begin(kl__text *text, const struct copying *copying)
         kl__text_put(text, "%02x", copying->append->token->bytes[i]);
     kl__text_put(text, "',");
     write_places(text, copying->plan);
-    kl__text_put(text, ",%zu))", copying->append->count);
+    kl__text_put(text, ",%u))", copying->plan->draw_count);
 }
 
 static void write_end(kl__text *text, const struct copying *copying)
@@ -74,39 +72,115 @@ static char *make_text(const struct copying *copying, void (*write)(kl__text *, 
 
 /* --- Rows --- */
 
-static void add_row(kl__pg_args *stream, const kl_entry *entry, int64_t number, int64_t segment)
+/* An array as a column of a row: its length stands before it. */
+static void begin_array(kl__pg_args *stream, kl__pg_type type, size_t count, size_t bytes)
+{
+    int64_t head[] = {20 + 4 * (int64_t)count + (int64_t)bytes, 1, 1, kl__pg_type_oid(type), (int64_t)count, 1};
+    for (size_t i = 0; i < sizeof head / sizeof head[0]; i++) {
+        unsigned char word[4];
+        for (int b = 0; b < 4; b++)
+            word[b] = (unsigned char)((uint64_t)head[i] >> (24 - 8 * b));
+        kl__pg_add_raw(stream, word, sizeof word);
+    }
+}
+
+/* The entry that stands at number `i` of the row. */
+static const kl_entry *entry_of(const struct copying *copying, const kl__pg_row *row, size_t i)
+{
+    return &copying->append->entries[copying->plan->spots[row->first + i].entry];
+}
+
+static void add_ids(kl__pg_args *stream, const struct copying *copying, const kl__pg_row *row)
+{
+    size_t jobs = 0;
+    begin_array(stream, KL_PG_UUID, row->count, 16 * (size_t)row->count);
+    for (size_t i = 0; i < row->count; i++) {
+        kl__pg_add_uuid(stream, &entry_of(copying, row, i)->id);
+        jobs += !kl__id_is_none(&entry_of(copying, row, i)->job);
+    }
+    if (jobs == 0) {
+        kl__pg_add_null(stream);
+        return;
+    }
+    begin_array(stream, KL_PG_UUID, row->count, 16 * jobs);
+    for (size_t i = 0; i < row->count; i++)
+        if (kl__id_is_none(&entry_of(copying, row, i)->job))
+            kl__pg_add_null(stream);
+        else
+            kl__pg_add_uuid(stream, &entry_of(copying, row, i)->job);
+}
+
+static void add_groups(kl__pg_args *stream, const struct copying *copying, const kl__pg_row *row)
+{
+    size_t groups = 0;
+    for (size_t i = 0; i < row->count; i++)
+        groups += entry_of(copying, row, i)->group != 0;
+    if (groups == 0) {
+        kl__pg_add_null(stream);
+        return;
+    }
+    begin_array(stream, KL_PG_INT2, row->count, 2 * groups);
+    for (size_t i = 0; i < row->count; i++)
+        kl__pg_add_int_or_null(stream, KL_PG_INT2, entry_of(copying, row, i)->group);
+}
+
+static void add_part(kl__pg_args *stream, const struct copying *copying, const kl__pg_row *row, kl__pg_part part)
+{
+    size_t bytes = 0;
+    for (size_t i = 0; i < row->count; i++)
+        bytes += kl__pg_part_of(entry_of(copying, row, i), part).len;
+    if (bytes == 0) {
+        kl__pg_add_null(stream);
+        return;
+    }
+    begin_array(stream, KL_PG_BYTEA, row->count, bytes);
+    for (size_t i = 0; i < row->count; i++)
+        kl__pg_add_bytes_or_null(stream, kl__pg_part_of(entry_of(copying, row, i), part));
+}
+
+static void add_ats(kl__pg_args *stream, const kl__pg_plan *plan, const kl__pg_row *row)
+{
+    char ats[KL_PG_DRAW];
+    for (size_t i = 0; i < row->count; i++)
+        ats[i] = (char)plan->ats[plan->spots[row->first + i].entry];
+    kl__pg_add_bytes(stream, (kl_bytes){ats, row->count});
+}
+
+static void add_row(kl__pg_args *stream, const struct copying *copying, const kl__pg_row *row, int64_t number,
+                    int64_t segment)
 {
     static const char columns[2] = {0, COLUMNS};
-    int line = kl__pg_line_of(entry);
+    const kl__pg_plan *plan = copying->plan;
+    const kl__pg_spot *spot = &plan->spots[row->first], *last = spot + row->count - 1;
+    const kl_entry *entry = entry_of(copying, row, 0);
+    bool due = spot->line == KL_PG_DUE;
+    segment = due ? 0 : segment;
     kl__pg_add_raw(stream, columns, sizeof columns);
-    kl__pg_add_int(stream, KL_PG_INT4, entry->place.partition);
-    kl__pg_add_int(stream, KL_PG_INT4, entry->place.shard * 64 + (uint32_t)line);
-    kl__pg_add_int(stream, KL_PG_INT8, number * 256 + (line == KL_PG_DUE ? 0 : segment * 64) + line);
-    kl__pg_add_uuid(stream, &entry->id);
-    kl__pg_add_int(stream, KL_PG_INT2, line == KL_PG_DUE ? 0 : segment);
-    kl__pg_add_int_or_null(stream, KL_PG_INT2, entry->group);
-    kl__pg_add_int_or_null(stream, KL_PG_INT2, entry->due_ms > 0 ? entry->priority : 0);
-    if (kl__id_is_none(&entry->job))
-        kl__pg_add_null(stream);
-    else
-        kl__pg_add_uuid(stream, &entry->job);
+    kl__pg_add_int(stream, KL_PG_INT8, (number * 256 + plan->ats[last->entry]) * 256 + segment * 64 + spot->line);
     kl__pg_add_int_or_null(stream, KL_PG_INT8, entry->due_ms);
-    kl__pg_add_bytes_or_null(stream, entry->key);
-    kl__pg_add_bytes_or_null(stream, entry->kind);
-    kl__pg_add_bytes_or_null(stream, entry->headers);
-    kl__pg_add_bytes_or_null(stream, entry->payload);
+    kl__pg_add_int(stream, KL_PG_INT4, spot->place.partition);
+    kl__pg_add_int(stream, KL_PG_INT4, spot->place.shard * 64 + (uint32_t)spot->line);
+    kl__pg_add_int_or_null(stream, KL_PG_INT4, kl__pg_large_bytes(entry));
+    kl__pg_add_int(stream, KL_PG_INT2, segment);
+    kl__pg_add_int(stream, KL_PG_INT2, row->count);
+    kl__pg_add_int_or_null(stream, KL_PG_INT2, due ? entry->priority : 0);
+    add_ats(stream, plan, row);
+    add_ids(stream, copying, row);
+    add_groups(stream, copying, row);
+    for (kl__pg_part part = 0; part < KL_PG_PARTS; part++)
+        add_part(stream, copying, row, part);
 }
 
 /* `drawn`: a row for the segment, then one for each number. */
 static void make_rows(struct copying *copying, const PGresult *drawn, kl__pg_args *stream)
 {
     static const char head[19] = "PGCOPY\n\377\r\n", tail[2] = {-1, -1};
+    const kl__pg_plan *plan = copying->plan;
     int64_t segment = kl__pg_get_text_int(drawn, 0, 0);
     kl__pg_bytes(stream, (kl_bytes){head, sizeof head});
-    for (size_t i = 0; i < copying->append->count; i++) {
-        int64_t base = kl__pg_get_text_int(drawn, 1 + (int)(i / KL_PG_DRAW), 0) * KL_PG_DRAW;
-        add_row(stream, &copying->append->entries[i], base + (int64_t)(i % KL_PG_DRAW), segment);
-        copying->delayed |= copying->append->entries[i].due_ms > 0;
+    for (size_t i = 0; i < plan->row_count; i++) {
+        add_row(stream, copying, &plan->rows[i], kl__pg_get_text_int(drawn, (int)plan->rows[i].draw, 0), segment);
+        copying->delayed |= plan->spots[plan->rows[i].first].line == KL_PG_DUE;
     }
     kl__pg_add_raw(stream, tail, sizeof tail);
 }
@@ -144,7 +218,7 @@ static PGresult *send_all(PGconn *conn, void *ctx)
         PQclear(rows);
         return PQexec(conn, "ROLLBACK; " FLUSH); /* the first may have been lost before its own */
     }
-    KL_ASSERT((size_t)PQntuples(rows) == 2 + (copying->append->count - 1) / KL_PG_DRAW);
+    KL_ASSERT((size_t)PQntuples(rows) == 1 + (size_t)copying->plan->draw_count);
     int segment = (int)kl__pg_get_text_int(rows, 0, 0);
     make_rows(copying, rows, &stream);
     PQclear(rows);

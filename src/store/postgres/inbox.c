@@ -28,11 +28,17 @@ struct moving {
     kl_append append; /* what the callback wants appended */
 };
 
-static PGresult *ask(const struct moving *moving, PGconn *conn, const char *sql, kl__pg_args *args)
+static PGresult *ask(const struct moving *moving, PGconn *conn, const char *sql, const kl__pg_args *args)
 {
     char *text = args->failed ? NULL : kl__pg_expand(moving->pg, sql);
     PGresult *rows = text ? kl__pg_exec(conn, text, args) : NULL;
     kl__free(text);
+    return rows;
+}
+
+static PGresult *ask_once(const struct moving *moving, PGconn *conn, const char *sql, kl__pg_args *args)
+{
+    PGresult *rows = ask(moving, conn, sql, args);
     kl__pg_args_free(args);
     return rows;
 }
@@ -43,7 +49,7 @@ static PGresult *read_rows(const struct moving *moving, PGconn *conn)
     kl__pg_bytes(&args, moving->queue);
     kl__pg_int(&args, KL_PG_INT4, (int64_t)moving->max);
     kl__pg_int(&args, KL_PG_INT8, KL_BATCH_BYTES_MAX / 2);
-    return ask(moving, conn, "SELECT * FROM $S.inbox_read($1,$2,$3)", &args);
+    return ask_once(moving, conn, "SELECT * FROM $S.inbox_read($1,$2,$3)", &args);
 }
 
 static kl_rc show(struct moving *moving, const PGresult *rows, kl_taken *ret_taken)
@@ -64,20 +70,32 @@ static kl_rc show(struct moving *moving, const PGresult *rows, kl_taken *ret_tak
     return rc;
 }
 
+/* The answer of the first statement that failed; else whether they were appended. */
+static PGresult *make_append(const struct moving *moving, PGconn *conn, kl__pg_appending *args)
+{
+    PGresult *opened = ask(moving, conn, KL_PG_OPEN, &args->open);
+    if (!kl__pg_is_good(opened))
+        return opened;
+    PGresult *rows = ask(moving, conn, KL_PG_APPEND, &args->rows);
+    bool good = kl__pg_is_good(rows);
+    PQclear(good ? rows : opened);
+    return good ? opened : rows;
+}
+
 /* A token, so that nothing is compared with what waits. */
 static PGresult *append_taken(struct moving *moving, PGconn *conn, const kl_taken *taken)
 {
     kl_token token;
-    kl__pg_args args = {0};
+    kl__pg_appending args = {0};
+    PGresult *rows = NULL;
     memcpy(token.bytes, taken->entries[0].id.bytes, sizeof token.bytes);
     moving->append = (kl_append){.entries = taken->entries, .count = taken->entry_count, .token = &token};
-    moving->rc = kl__pg_append_args(&moving->append, &args);
+    moving->rc = kl__pg_append_args(&moving->append, false, &args);
     moving->append.token = NULL;
-    if (moving->rc != KL_OK) {
-        kl__pg_args_free(&args);
-        return PQexec(conn, "ROLLBACK");
-    }
-    return ask(moving, conn, KL_PG_APPEND, &args);
+    if (moving->rc == KL_OK)
+        rows = make_append(moving, conn, &args);
+    kl__pg_append_args_free(&args);
+    return moving->rc == KL_OK ? rows : PQexec(conn, "ROLLBACK");
 }
 
 static PGresult *end_rows(const struct moving *moving, PGconn *conn, const PGresult *shown, const kl_taken *taken)
@@ -91,7 +109,7 @@ static PGresult *end_rows(const struct moving *moving, PGconn *conn, const PGres
         kl__pg_bytes(&args, kl_str(taken->refused));
     else
         kl__pg_null(&args, KL_PG_BYTEA);
-    return ask(moving, conn, "SELECT $S.inbox_end($1,$2,$3)", &args);
+    return ask_once(moving, conn, "SELECT $S.inbox_end($1,$2,$3)", &args);
 }
 
 /* The answer of the first statement that failed, or of the last one. */

@@ -78,6 +78,10 @@ void kl__pg_int(kl__pg_args *args, kl__pg_type type, int64_t value)
 
 void kl__pg_null(kl__pg_args *args, kl__pg_type type) { begin(args, types[type].type, -1); }
 
+void kl__pg_null_array(kl__pg_args *args, kl__pg_type type) { begin(args, types[type].array, -1); }
+
+Oid kl__pg_type_oid(kl__pg_type type) { return types[type].type; }
+
 void kl__pg_uuid(kl__pg_args *args, const void *bytes16)
 {
     begin(args, types[KL_PG_UUID].type, bytes16 ? 16 : -1);

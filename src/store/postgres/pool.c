@@ -331,10 +331,17 @@ kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGr
 }
 
 struct statement {
-    kl__pg *pg;
-    const char *sql;  /* as the call has it */
-    const char *text; /* with the schema's name in it */
+    const char *sql; /* as the call has it */
+    char *text;      /* with the schema's name in it */
     const kl__pg_args *args;
+    char name[16]; /* by which the connection knows it; empty: it is sent as text */
+};
+
+struct batch {
+    kl__pg *pg;
+    struct statement steps[KL_PG_STEPS_MAX + 1]; /* the last one by itself */
+    size_t count;                                /* without that */
+    bool then;
 };
 
 /* Values of a statement as libpq takes them. */
@@ -376,34 +383,130 @@ static int number_of(kl__pg *pg, const PGconn *conn, const char *sql, bool *ret_
     return usable ? number : -1;
 }
 
-static PGresult *send_statement(PGconn *conn, void *ctx)
+/* Sees to it that the connection knows the statement. Returns the answer of a failure; else NULL. */
+static PGresult *prepare(kl__pg *pg, PGconn *conn, struct statement *statement)
 {
-    const struct statement *statement = ctx;
+    bool known = true;
+    int number = number_of(pg, conn, statement->sql, &known);
+    snprintf(statement->name, sizeof statement->name, number < 0 ? "" : "kl%d", number);
+    if (number < 0 || known)
+        return NULL;
+    PGresult *rows =
+        PQprepare(conn, statement->name, statement->text, statement->args->count, statement->args->types);
+    if (PQresultStatus(rows) != PGRES_COMMAND_OK)
+        return rows;
+    PQclear(rows);
+    return NULL;
+}
+
+static PGresult *make_statement(PGconn *conn, const struct statement *statement)
+{
     const kl__pg_args *args = statement->args;
     struct values values;
-    char name[16];
-    bool known = true;
-    int number = number_of(statement->pg, conn, statement->sql, &known);
-    if (number < 0)
+    if (!*statement->name)
         return kl__pg_exec(conn, statement->text, args);
-    snprintf(name, sizeof name, "kl%d", number);
-    if (!known) {
-        PGresult *rows = PQprepare(conn, name, statement->text, args->count, args->types);
-        if (PQresultStatus(rows) != PGRES_COMMAND_OK)
-            return rows;
-        PQclear(rows);
-    }
     set_values(args, &values);
-    return PQexecPrepared(conn, name, args->count, values.values, args->lengths, values.formats, 1);
+    return PQexecPrepared(conn, statement->name, args->count, values.values, args->lengths, values.formats, 1);
+}
+
+/* Into the pipeline. */
+static bool send_statement(PGconn *conn, const struct statement *statement)
+{
+    const kl__pg_args *args = statement->args;
+    struct values values;
+    set_values(args, &values);
+    return *statement->name ? PQsendQueryPrepared(conn, statement->name, args->count, values.values, args->lengths,
+                                                  values.formats, 1)
+                            : PQsendQueryParams(conn, statement->text, args->count, args->types, values.values,
+                                                args->lengths, values.formats, 1);
+}
+
+static bool send_batch(PGconn *conn, const struct batch *batch)
+{
+    for (size_t i = 0; i < batch->count; i++)
+        if (!send_statement(conn, &batch->steps[i]))
+            return false;
+    if (!PQpipelineSync(conn))
+        return false;
+    return !batch->then || (send_statement(conn, &batch->steps[batch->count]) && PQpipelineSync(conn));
+}
+
+/* Of several answers the first, or the first that is a failure. */
+static PGresult *choose_answer(PGresult *first, PGresult *next)
+{
+    bool use_next = next && (!first || (kl__pg_is_good(first) && !kl__pg_is_good(next)));
+    PQclear(use_next ? first : next);
+    return use_next ? next : first;
+}
+
+/* Takes answers up to the end of a transaction. NULL: the connection failed without a word. */
+static PGresult *take_answers(PGconn *conn)
+{
+    PGresult *rows = NULL;
+    for (int ends = 0; ends < 2;) { /* one behind each answer; more are the end of everything */
+        PGresult *next = PQgetResult(conn);
+        bool is_sync = PQresultStatus(next) == PGRES_PIPELINE_SYNC;
+        ends = next ? 0 : ends + 1;
+        if (!is_sync) {
+            rows = choose_answer(rows, next);
+            continue;
+        }
+        PQclear(next);
+        return rows;
+    }
+    return rows;
+}
+
+/* One round trip. */
+static PGresult *make_batch(PGconn *conn, const struct batch *batch)
+{
+    PGresult *rows = NULL;
+    if (!PQenterPipelineMode(conn))
+        return NULL;
+    if (send_batch(conn, batch)) {
+        rows = take_answers(conn);
+        rows = batch->then && rows ? choose_answer(rows, take_answers(conn)) : rows;
+    }
+    if (PQexitPipelineMode(conn))
+        return rows;
+    PQclear(rows);
+    return NULL;
+}
+
+static PGresult *send_steps(PGconn *conn, void *ctx)
+{
+    struct batch *batch = ctx;
+    PGresult *rows = NULL;
+    for (size_t i = 0; !rows && i < batch->count + batch->then; i++)
+        rows = prepare(batch->pg, conn, &batch->steps[i]);
+    if (rows)
+        return rows;
+    return batch->count == 1 && !batch->then ? make_statement(conn, &batch->steps[0]) : make_batch(conn, batch);
+}
+
+kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const char *then, bool repeats,
+                       PGresult **ret_rows)
+{
+    static const kl__pg_args none;
+    struct batch batch = {.pg = pg, .count = count, .then = then != NULL};
+    bool good = true;
+    KL_ASSERT(count <= KL_PG_STEPS_MAX);
+    for (size_t i = 0; i < count + batch.then; i++) {
+        struct statement *statement = &batch.steps[i];
+        *statement = i < count ? (struct statement){steps[i].sql, NULL, steps[i].args, ""}
+                               : (struct statement){then, NULL, &none, ""};
+        statement->text = statement->args->failed ? NULL : kl__pg_expand(pg, statement->sql);
+        good = good && statement->text;
+    }
+    kl_rc rc = good ? kl__pg_send(pg, send_steps, &batch, repeats, ret_rows) : kl__fail_memory();
+    for (size_t i = 0; i < count + batch.then; i++)
+        kl__free(batch.steps[i].text);
+    return rc;
 }
 
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows)
 {
-    char *text = call->args->failed ? NULL : kl__pg_expand(pg, call->sql);
-    struct statement statement = {pg, call->sql, text, call->args};
-    kl_rc rc = text ? kl__pg_send(pg, send_statement, &statement, call->repeats, ret_rows) : kl__fail_memory();
-    kl__free(text);
-    return rc;
+    return kl__pg_ask_steps(pg, &(kl__pg_step){call->sql, call->args}, 1, NULL, call->repeats, ret_rows);
 }
 
 kl_rc kl__pg_do(kl__pg *pg, const kl__pg_call *call)

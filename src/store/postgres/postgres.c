@@ -2,7 +2,7 @@
  *
  * Reading order: postgres.h -> sql_tables.c -> pool.c -> append.c, sql_tasks.c -> scan.c, read.c -> settle.c,
  * sql_settle.c -> records.c -> inbox.c, sql_inbox.c -> wait.c, upkeep.c. */
-#include "store/postgres/postgres.h"
+#include "store/postgres/seen.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,6 +99,7 @@ static kl_rc read_url(kl__pg *pg, const char *where)
 static void free_store(kl__pg *pg)
 {
     kl__pg_pool_close(pg);
+    kl__pg_seen_close(pg->seen);
     pthread_cond_destroy(&pg->given);
     pthread_cond_destroy(&pg->told);
     pthread_cond_destroy(&pg->upkeep_wakes);
@@ -113,6 +114,7 @@ static kl__pg *make_store(const kl_store_opts *opts)
     kl__pg *pg = kl__alloc_zeroed(1, sizeof *pg);
     if (!pg)
         return NULL;
+    pg->seen = kl__pg_seen_open(); /* it goes without, too */
     pthread_mutex_init(&pg->mutex, NULL);
     pthread_mutex_init(&pg->taking, NULL);
     kl__cond_init(&pg->given);

@@ -7,6 +7,7 @@
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
  *     append.c, append_copy.c, scan.c, read.c, settle.c, records.c      the calls
+ *     seen.c       what scans have shown, kept for those who read and settle it
  *     inbox.c      taking in what was put in SQL
  *     wait.c       being told of appends by LISTEN, or else asking now and then
  *     upkeep.c     a thread that takes away what is settled or has expired
@@ -50,6 +51,8 @@ typedef struct kl__pg_waiter {
     bool told;
 } kl__pg_waiter;
 
+typedef struct kl__pg_seen kl__pg_seen;
+
 /* A connection of the pool. */
 typedef struct kl__pg_link {
     PGconn *conn;      /* NULL: none */
@@ -73,6 +76,9 @@ typedef struct kl__pg {
     const char *statements[KL_PG_STATEMENTS]; /* as calls have them; a number is a bit of kl__pg_link */
     int64_t now_ms;                           /* the latest that the clock has shown */
 
+    kl__pg_seen *seen;     /* what scans have shown; seen.h */
+    atomic_uint row_tasks; /* how many tasks a row of entries had, of late; scan.c */
+
     /* inbox.c: held by whoever takes in. He needs a second connection at times, so there is one such at a time, and
      * connections are two at least. */
     pthread_mutex_t taking;
@@ -95,7 +101,7 @@ typedef struct kl__pg {
 
 /* --- params.c: parameters in binary, and rows --- */
 
-enum { KL_PG_ARGS_MAX = 16 };
+enum { KL_PG_ARGS_MAX = 24 };
 
 /* Parameters of one statement. Built in order; when memory runs out, `failed` is set and the rest is passed over. */
 typedef struct kl__pg_args {
@@ -116,6 +122,8 @@ void kl__pg_args_free(kl__pg_args *args);
 /* One value. An id of NULL, and bytes without data, are NULL. */
 void kl__pg_int(kl__pg_args *args, kl__pg_type type, int64_t value);
 void kl__pg_null(kl__pg_args *args, kl__pg_type type);
+void kl__pg_null_array(kl__pg_args *args, kl__pg_type type); /* of such elements */
+Oid kl__pg_type_oid(kl__pg_type type);
 void kl__pg_uuid(kl__pg_args *args, const void *bytes16);
 void kl__pg_bytes(kl__pg_args *args, kl_bytes bytes);
 
@@ -152,6 +160,17 @@ typedef struct kl__pg_call {
 /* Makes the call. KL_OK: *ret_rows is the caller's to PQclear. Errors are those of store.h. KL_ESEALED: the sentence is
  * the server's list of sealed places, for append.c. */
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows);
+
+/* Several statements of one transaction in one packet, and behind it a transaction of another one, without parameters
+ * (NULL: none), which is made also when the first has failed. *ret_rows: the answer of the first statement. */
+typedef struct kl__pg_step {
+    const char *sql;
+    const kl__pg_args *args;
+} kl__pg_step;
+
+enum { KL_PG_STEPS_MAX = 2 };
+kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const char *then, bool repeats,
+                       PGresult **ret_rows);
 
 /* The same where the rows do not matter. */
 kl_rc kl__pg_do(kl__pg *pg, const kl__pg_call *call);

@@ -2,7 +2,7 @@
  *
  * Rows of all three have the same columns. Words are looked for here and not in the database: an error is bytes, and
  * what a word is does not depend on any locale. */
-#include "store/postgres/postgres.h"
+#include "store/postgres/seen.h"
 #include "store/words.h"
 
 enum {
@@ -123,10 +123,17 @@ static kl_rc read_waiting(kl__pg *pg, const kl_ref *refs, size_t count, kl_arena
 
 kl_rc kl__pg_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
 {
+    kl__pg *pg = self;
     kl__pg_args args = {0};
     PGresult *rows = NULL;
     bool all = false;
-    kl_rc rc = are_likely_waiting(refs, count) ? read_waiting(self, refs, count, arena, ret_tasks, &all) : KL_OK;
+    size_t known = 0;
+    kl_rc rc = refs[0].owned ? kl__pg_seen_read(pg->seen, refs, count, arena, ret_tasks, &known) : KL_OK;
+    if (rc != KL_OK || known > 0) {
+        *ret_count = known;
+        return rc;
+    }
+    rc = are_likely_waiting(refs, count) ? read_waiting(self, refs, count, arena, ret_tasks, &all) : KL_OK;
     if (rc == KL_OK && all)
         *ret_count = count;
     if (rc != KL_OK || all)

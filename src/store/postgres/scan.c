@@ -1,74 +1,260 @@
-/* scan.c - what waits: parts of lines as stubs, and how many there are. */
+/* scan.c - what waits: parts of lines as stubs, and how many there are.
+ *
+ * The server shows rows, which have one task or many (sql_tables.c); here they are taken apart. A line is asked for as
+ * many rows as are likely to have the tasks that are wanted; where those turn out to be too few, it is asked for more. */
+#include <stdlib.h>
+
 #include "base/hash.h"
 #include "keyline/layout.h"
-#include "store/postgres/postgres.h"
+#include "store/postgres/seen.h"
 
 static int line_number(int32_t line)
 {
     return line == KL_LINE_DUE ? KL_PG_DUE : line == KL_LINE_RETRY ? KL_PG_RETRY : line - KL_PRIORITY_MIN;
 }
 
-/* --- Scan --- */
+/* --- Asking --- */
 
-static void add_asked(kl__pg_args *args, const kl_scan *scans, size_t count)
+/* A scan that is under way. */
+struct part {
+    kl_scan *scan;
+    uint64_t after; /* behind the last task that was passed */
+    int64_t due_ms;
+    size_t rows; /* asked for */
+    size_t shown;
+    bool ended;
+};
+
+static size_t rows_wanted(const kl__pg *pg, const struct part *part)
 {
-    kl__pg_array(args, KL_PG_INT4, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, scans[i].place.partition);
-    kl__pg_array(args, KL_PG_INT4, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, scans[i].place.shard);
-    kl__pg_array(args, KL_PG_INT4, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, line_number(scans[i].line));
-    kl__pg_array(args, KL_PG_INT8, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT8, scans[i].after ? (int64_t)scans[i].after->position : 0);
-    kl__pg_array(args, KL_PG_INT8, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT8, scans[i].after ? scans[i].after->due_ms : 0);
-    kl__pg_array(args, KL_PG_INT8, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT8, scans[i].until_ms);
-    kl__pg_array(args, KL_PG_INT4, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, (int64_t)scans[i].max);
+    uint32_t each = atomic_load(&pg->row_tasks);
+    bool single = part->scan->line == KL_LINE_DUE || part->scan->line == KL_LINE_RETRY;
+    size_t wanted = part->scan->max - part->scan->count;
+    return single ? wanted : wanted / (each > 0 ? each : 1) + 1;
 }
 
-enum { SCAN_AT, SCAN_ID, SCAN_POSITION, SCAN_DUE, SCAN_BYTES, SCAN_ATTEMPTS, SCAN_GROUP, SCAN_PRIORITY, SCAN_KEY };
-
-static kl_stub stub_of(const PGresult *rows, int row)
+static void add_asked(kl__pg_args *args, struct part *const *parts, size_t count)
 {
-    return (kl_stub){
-        .id = kl__pg_get_id(rows, row, SCAN_ID),
-        .position = (uint64_t)kl__pg_get_int(rows, row, SCAN_POSITION),
-        .key_hash = kl__key_hash(kl__pg_get_bytes(rows, row, SCAN_KEY)),
-        .due_ms = kl__pg_get_int(rows, row, SCAN_DUE),
-        .bytes = (uint32_t)kl__pg_get_int(rows, row, SCAN_BYTES),
-        .attempts = (uint16_t)kl__pg_get_int(rows, row, SCAN_ATTEMPTS),
-        .group = (uint16_t)kl__pg_get_int(rows, row, SCAN_GROUP),
-        .priority = (int8_t)kl__pg_get_int(rows, row, SCAN_PRIORITY),
+    kl__pg_array(args, KL_PG_INT4, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, parts[i]->scan->place.partition);
+    kl__pg_array(args, KL_PG_INT4, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, parts[i]->scan->place.shard);
+    kl__pg_array(args, KL_PG_INT4, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, line_number(parts[i]->scan->line));
+    kl__pg_array(args, KL_PG_INT8, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT8, (int64_t)parts[i]->after);
+    kl__pg_array(args, KL_PG_INT8, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT8, parts[i]->due_ms);
+    kl__pg_array(args, KL_PG_INT8, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT8, parts[i]->scan->until_ms);
+    kl__pg_array(args, KL_PG_INT4, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, (int64_t)parts[i]->rows);
+}
+
+static kl_rc ask_rows(kl__pg *pg, struct part *const *parts, size_t count, PGresult **ret_rows)
+{
+    kl__pg_args args = {0};
+    for (size_t i = 0; i < count; i++) {
+        parts[i]->rows = rows_wanted(pg, parts[i]);
+        parts[i]->shown = 0;
+    }
+    add_asked(&args, parts, count);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT * FROM $S.scan($1,$2,$3,$4,$5,$6,$7)", &args, true}, ret_rows);
+    kl__pg_args_free(&args);
+    return rc;
+}
+
+/* --- Taking rows apart --- */
+
+/* Where the next task's value is in each array of a row; empty where that is NULL. */
+struct walk {
+    kl_bytes ids, groups, keys, kinds, headers, payloads;
+    kl_bytes ats, hidden;
+    size_t hidden_count;
+    uint64_t base; /* of positions */
+    int64_t bytes; /* -1: to be added up */
+};
+
+static struct walk walk_of(const PGresult *rows, int row)
+{
+    bool large = !PQgetisnull(rows, row, KL_PG_SHOWN_BYTES);
+    return (struct walk){
+        .ids = kl__pg_get_elements(rows, row, KL_PG_SHOWN_IDS),
+        .groups = kl__pg_get_elements(rows, row, KL_PG_SHOWN_GROUPS),
+        .keys = kl__pg_get_elements(rows, row, KL_PG_SHOWN_KEYS),
+        .kinds = kl__pg_get_elements(rows, row, KL_PG_SHOWN_KINDS),
+        .headers = kl__pg_get_elements(rows, row, KL_PG_SHOWN_HEADERS),
+        .payloads = kl__pg_get_elements(rows, row, KL_PG_SHOWN_PAYLOADS),
+        .ats = kl__pg_get_bytes(rows, row, KL_PG_SHOWN_ATS),
+        .hidden = kl__pg_get_elements(rows, row, KL_PG_SHOWN_HIDDEN),
+        .hidden_count = kl__pg_get_length(rows, row, KL_PG_SHOWN_HIDDEN),
+        .base = (uint64_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_LAST) & ~UINT64_C(0xff00),
+        .bytes = large ? kl__pg_get_int(rows, row, KL_PG_SHOWN_BYTES) : -1,
     };
+}
+
+static kl_bytes next(kl_bytes *rest) { return rest->len > 0 ? kl__pg_next_element(rest) : (kl_bytes){"", 0}; }
+
+static bool is_hidden(const struct walk *walk, uint64_t position)
+{
+    kl_bytes rest = walk->hidden;
+    for (size_t i = 0; i < walk->hidden_count; i++) {
+        const unsigned char *digits = kl__pg_next_element(&rest).data;
+        uint64_t one = 0;
+        for (int d = 0; d < 8; d++)
+            one = one << 8 | digits[d];
+        if (one == position)
+            return true;
+    }
+    return false;
+}
+
+/* Number `at` of the row, as a stub without what the row says of all of its tasks. */
+static kl_stub next_stub(struct walk *walk, size_t at)
+{
+    kl_bytes id = next(&walk->ids), group = next(&walk->groups), key = next(&walk->keys);
+    size_t bytes = key.len + next(&walk->kinds).len + next(&walk->headers).len + next(&walk->payloads).len;
+    const unsigned char *digits = group.data;
+    kl_stub stub = {
+        .position = walk->base + ((uint64_t)((const uint8_t *)walk->ats.data)[at] << 8),
+        .key_hash = kl__key_hash(key),
+        .bytes = walk->bytes < 0 ? (uint32_t)bytes : (uint32_t)walk->bytes,
+        .group = group.len == 2 ? (uint16_t)(digits[0] << 8 | digits[1]) : 0,
+    };
+    KL_ASSERT(id.len == sizeof stub.id);
+    memcpy(&stub.id, id.data, sizeof stub.id);
+    return stub;
+}
+
+static void take_row(kl__pg *pg, kl__pg_shown *shown, const PGresult *rows, int row, struct part *part)
+{
+    kl_scan *scan = part->scan;
+    struct walk walk = walk_of(rows, row);
+    int32_t line = scan->line;
+    bool ready = line != KL_LINE_DUE && line != KL_LINE_RETRY;
+    uint64_t after = part->after;
+    part->shown++;
+    for (size_t at = 0; at < walk.ats.len && scan->count < scan->max; at++) {
+        kl_stub stub = next_stub(&walk, at);
+        if ((ready && stub.position <= after) || is_hidden(&walk, stub.position))
+            continue;
+        stub.due_ms = kl__pg_get_int(rows, row, KL_PG_SHOWN_DUE);
+        stub.attempts = (uint16_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_ATTEMPTS);
+        stub.priority = (int8_t)(ready ? line : kl__pg_get_int(rows, row, KL_PG_SHOWN_PRIORITY));
+        scan->stubs[scan->count++] = stub;
+        if (shown && line != KL_LINE_RETRY)
+            kl__pg_seen_add(pg->seen, shown, row, at, scan->place, &stub);
+    }
+    uint64_t last = (uint64_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_LAST);
+    part->after = last;
+    part->due_ms = kl__pg_get_int(rows, row, KL_PG_SHOWN_DUE);
+}
+
+/* Rows in their order. The server shows them so, unless a join of it has turned them. */
+struct turned {
+    int64_t scan, due_ms, last;
+    int row;
+};
+
+static int by_order(const void *a, const void *b)
+{
+    const struct turned *x = a, *y = b;
+    if (x->scan != y->scan)
+        return x->scan < y->scan ? -1 : 1;
+    if (x->due_ms != y->due_ms)
+        return x->due_ms < y->due_ms ? -1 : 1;
+    return (x->last > y->last) - (x->last < y->last);
+}
+
+/* By (due, position) in the due line, whose rows alone have a due time that orders them; the retry line goes by
+ * position. */
+static struct turned *sort_rows(const PGresult *rows, struct part *const *parts)
+{
+    int count = PQntuples(rows);
+    bool sorted = true;
+    struct turned *order = kl__alloc_zeroed((size_t)count + 1, sizeof *order);
+    for (int row = 0; order && row < count; row++) {
+        int64_t scan = kl__pg_get_int(rows, row, KL_PG_SHOWN_SCAN);
+        bool due = parts[scan - 1]->scan->line == KL_LINE_DUE;
+        order[row] = (struct turned){scan, due ? kl__pg_get_int(rows, row, KL_PG_SHOWN_DUE) : 0,
+                                     kl__pg_get_int(rows, row, KL_PG_SHOWN_LAST), row};
+        sorted = sorted && (row == 0 || by_order(&order[row - 1], &order[row]) < 0);
+    }
+    if (order && !sorted)
+        qsort(order, (size_t)count, sizeof *order, by_order);
+    return order;
+}
+
+/* How many tasks a row has, on average, of late. */
+static void count_rows(kl__pg *pg, const PGresult *rows)
+{
+    size_t tasks = 0;
+    int count = PQntuples(rows);
+    for (int row = 0; row < count; row++)
+        tasks += (size_t)PQgetlength(rows, row, KL_PG_SHOWN_ATS);
+    if (count > 0)
+        atomic_store(&pg->row_tasks, (uint32_t)(tasks / (size_t)count));
+}
+
+/* The answer is not the caller's any more. */
+static kl_rc take_rows(kl__pg *pg, PGresult *rows, struct part *const *parts, size_t count)
+{
+    struct turned *order = sort_rows(rows, parts);
+    if (!order) {
+        PQclear(rows);
+        return kl__fail_memory();
+    }
+    count_rows(pg, rows);
+    kl__pg_shown *shown = kl__pg_seen_begin(pg->seen, rows);
+    for (int i = 0; i < PQntuples(rows); i++) {
+        struct part *part = parts[order[i].scan - 1];
+        take_row(pg, shown, rows, order[i].row, part);
+    }
+    for (size_t i = 0; i < count; i++)
+        parts[i]->ended = parts[i]->shown < parts[i]->rows;
+    kl__free(order);
+    if (shown)
+        kl__pg_seen_end(pg->seen, shown);
+    else
+        PQclear(rows);
+    return KL_OK;
+}
+
+/* Those that have neither ended nor got all that they want. */
+static size_t choose_open(struct part *parts, size_t count, struct part **ret_open)
+{
+    size_t open = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!parts[i].ended && parts[i].scan->count < parts[i].scan->max)
+            ret_open[open++] = &parts[i];
+    return open;
 }
 
 kl_rc kl__pg_scan(void *self, kl_scan *scans, size_t count)
 {
-    kl__pg_args args = {0};
-    PGresult *rows = NULL;
-    add_asked(&args, scans, count);
-    kl_rc rc = kl__pg_ask(self, &(kl__pg_call){"SELECT * FROM $S.scan($1,$2,$3,$4,$5,$6,$7)", &args, true}, &rows);
-    kl__pg_args_free(&args);
-    if (rc != KL_OK)
-        return rc;
-    for (size_t i = 0; i < count; i++)
+    struct part *parts = kl__alloc_zeroed(count, sizeof *parts), **open = kl__alloc_zeroed(count, sizeof *open);
+    kl_rc rc = parts && open ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        const kl_stub *after = scans[i].after;
+        parts[i] = (struct part){&scans[i], after ? after->position : 0, after ? after->due_ms : 0, 0, 0, false};
         scans[i].count = 0;
-    for (int row = 0; row < PQntuples(rows); row++) {
-        kl_scan *scan = &scans[kl__pg_get_int(rows, row, SCAN_AT) - 1];
-        KL_ASSERT(scan->count < scan->max);
-        scan->stubs[scan->count++] = stub_of(rows, row);
     }
-    PQclear(rows);
-    return KL_OK;
+    for (size_t asked = count; rc == KL_OK && (asked = choose_open(parts, count, open)) > 0;) {
+        PGresult *rows = NULL;
+        rc = ask_rows(self, open, asked, &rows);
+        if (rc == KL_OK)
+            rc = take_rows(self, rows, open, asked);
+    }
+    kl__free(parts);
+    kl__free(open);
+    return rc;
 }
 
 /* --- Counts --- */

@@ -3,32 +3,90 @@
  * From: store.c.  To: sql_settle.c.
  *
  * All batches of a call are one transaction, up to KL_PG_SHARDS_MAX of them; more are several, one after the other,
- * which the contract allows: each batch is whole for itself. */
+ * which the contract allows: each batch is whole for itself.
+ *
+ * Where all tasks are known from a scan and nothing is kept of them, their positions are all that is sent (settle_sure).
+ * That is done once: when no answer comes, everything is compared, because it may have been done. */
 #include <stdlib.h>
 
-#include "store/postgres/postgres.h"
+#include "store/postgres/seen.h"
 
-/* One item of a call, in order of places. */
-struct sorted {
+/* --- What settles and fences share: places under an epoch, in order of places --- */
+
+struct claim {
     kl_place place;
-    uint32_t index;
+    uint32_t index; /* in the call */
+    uint64_t epoch;
+    uint64_t fenced; /* what it was compared with */
+    bool seals;      /* then it is never stale */
+    kl_rc *rc;
 };
+
+typedef kl_rc ask_fn(kl__pg *pg, const struct claim *claims, size_t count, void *ctx, PGresult **ret_rows);
 
 static int by_place(const void *a, const void *b)
 {
-    const struct sorted *x = a, *y = b;
+    const struct claim *x = a, *y = b;
     int order = kl__pg_place_compare(x->place, y->place);
     return order ? order : (x->index > y->index) - (x->index < y->index);
 }
 
-static void add_places(kl__pg_args *args, const struct sorted *sorted, size_t count)
+static void add_claims(kl__pg_args *args, const struct claim *claims, size_t count)
 {
     kl__pg_array(args, KL_PG_INT4, count);
     for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, sorted[i].place.partition);
+        kl__pg_add_int(args, KL_PG_INT4, claims[i].place.partition);
     kl__pg_array(args, KL_PG_INT4, count);
     for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, sorted[i].place.shard);
+        kl__pg_add_int(args, KL_PG_INT4, claims[i].place.shard);
+    kl__pg_array(args, KL_PG_INT8, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT8, (int64_t)claims[i].epoch);
+}
+
+/* The answer is what each was compared with. */
+static kl_rc make_part(kl__pg *pg, struct claim *claims, size_t count, ask_fn *ask, void *ctx)
+{
+    PGresult *rows = NULL;
+    kl_rc rc = ask(pg, claims, count, ctx, &rows);
+    for (size_t i = 0; i < count; i++) {
+        if (rc == KL_OK)
+            claims[i].fenced = (uint64_t)kl__pg_get_element_int(rows, 0, 0, i);
+        *claims[i].rc = rc != KL_OK ? rc : claims[i].seals || claims[i].epoch >= claims[i].fenced ? KL_OK : KL_ESTALE;
+    }
+    PQclear(rows);
+    return rc;
+}
+
+/* The first of the call that was refused. */
+static kl_rc refuse_stale(const struct claim *claims, size_t count, const char *what)
+{
+    const struct claim *first = NULL;
+    for (size_t i = 0; i < count; i++)
+        if (*claims[i].rc != KL_OK && (!first || claims[i].index < first->index))
+            first = &claims[i];
+    if (!first)
+        return KL_OK;
+    return kl__fail(KL_ESTALE,
+                    "%s %u: shard %u of partition %u is fenced at epoch %llu, above %llu; another owner has taken it "
+                    "over, so drop what was taken from it",
+                    what, first->index, first->place.shard, first->place.partition, (unsigned long long)first->fenced,
+                    (unsigned long long)first->epoch);
+}
+
+static kl_rc make_claims(kl__pg *pg, struct claim *claims, size_t count, ask_fn *ask, void *ctx, const char *what)
+{
+    kl_rc rc = KL_OK;
+    qsort(claims, count, sizeof *claims, by_place);
+    for (size_t at = 0, part; at < count; at += part) {
+        part = count - at < KL_PG_SHARDS_MAX ? count - at : KL_PG_SHARDS_MAX;
+        if (rc == KL_OK)
+            rc = make_part(pg, claims + at, part, ask, ctx);
+        else
+            for (size_t i = at; i < at + part; i++)
+                *claims[i].rc = rc;
+    }
+    return rc == KL_OK ? refuse_stale(claims, count, what) : rc;
 }
 
 /* --- Settle --- */
@@ -76,23 +134,22 @@ static void set_rounds(struct work *work)
     qsort(outcomes, work->count, sizeof *outcomes, by_number);
 }
 
-static kl_rc make_work(const kl_settle *batches, const struct sorted *sorted, size_t count, struct work *work)
+static kl_rc make_work(const kl_settle *batches, const struct claim *claims, size_t count, struct work *work)
 {
     size_t tasks = 0;
     for (size_t i = 0; i < count; i++)
-        tasks += batches[sorted[i].index].count;
+        tasks += batches[claims[i].index].count;
     work->outcomes = kl__alloc_zeroed(tasks + 1, sizeof *work->outcomes);
     if (!work->outcomes)
         return kl__fail_memory();
     for (size_t i = 0; i < count; i++) {
-        const kl_settle *batch = &batches[sorted[i].index];
+        const kl_settle *batch = &batches[claims[i].index];
         for (size_t j = 0; j < batch->count; j++, work->count++) {
             work->outcomes[work->count] =
                 (struct outcome){&batch->tasks[j], batch->place, (uint32_t)i + 1, (uint32_t)work->count, 0};
             work->leaves |= batch->tasks[j].outcome == KL_RETRY || batch->tasks[j].keep_ms > 0;
         }
     }
-    set_rounds(work);
     return KL_OK;
 }
 
@@ -142,147 +199,152 @@ static void add_left(kl__pg_args *args, const struct work *work, int64_t keep_ms
     }
 }
 
-static kl_rc ask_settle(kl__pg *pg, const kl_settle *batches, const struct sorted *sorted, size_t count,
-                        const struct work *work, PGresult **ret_rows)
+/* --- Settle, every task compared --- */
+
+static kl_rc ask_compared(kl__pg *pg, const struct claim *claims, size_t count, struct work *work, PGresult **ret_rows)
 {
     kl__pg_args args = {0};
-    add_places(&args, sorted, count);
-    kl__pg_array(&args, KL_PG_INT8, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(&args, KL_PG_INT8, (int64_t)batches[sorted[i].index].epoch);
+    set_rounds(work);
+    add_claims(&args, claims, count);
     add_tasks(&args, work);
     add_left(&args, work, pg->opts.history_ms_max);
     kl__pg_int(&args, KL_PG_INT4, work->last_round);
-    kl__pg_int(&args, KL_PG_BOOL, work->leaves);
     kl_rc rc = kl__pg_ask(
-        pg, &(kl__pg_call){"SELECT $S.settle($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)", &args, true},
-        ret_rows);
+        pg, &(kl__pg_call){"SELECT $S.settle($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)", &args, true}, ret_rows);
     kl__pg_args_free(&args);
     return rc;
 }
 
-/* What a stale batch was compared with, for the sentence. */
-static kl_rc settle_part(kl__pg *pg, kl_settle *batches, const struct sorted *sorted, size_t count, uint64_t *fenced)
+/* --- Settle, of tasks that are known --- */
+
+static uint32_t segment_of(const struct outcome *outcome) { return outcome->settled->position >> 6 & 3; }
+
+static int by_segment(const void *a, const void *b)
 {
-    struct work work = {0};
-    PGresult *rows = NULL;
-    kl_rc rc = make_work(batches, sorted, count, &work);
-    if (rc == KL_OK)
-        rc = ask_settle(pg, batches, sorted, count, &work, &rows);
-    for (size_t i = 0; i < count; i++) {
-        kl_settle *batch = &batches[sorted[i].index];
-        if (rc == KL_OK)
-            fenced[sorted[i].index] = (uint64_t)kl__pg_get_element_int(rows, 0, 0, i);
-        batch->rc = rc != KL_OK ? rc : batch->epoch >= fenced[sorted[i].index] ? KL_OK : KL_ESTALE;
-    }
-    PQclear(rows);
-    kl__free(work.outcomes);
-    return rc;
+    const struct outcome *x = a, *y = b;
+    if (x->at != y->at)
+        return x->at < y->at ? -1 : 1;
+    if (segment_of(x) != segment_of(y))
+        return segment_of(x) < segment_of(y) ? -1 : 1;
+    return (x->settled->position > y->settled->position) - (x->settled->position < y->settled->position);
 }
 
-static kl_rc settle_sorted(kl__pg *pg, kl_settle *batches, const struct sorted *sorted, size_t count, uint64_t *fenced)
+/* Where the run of outcomes of one batch and segment ends that begins at `first`. */
+static size_t end_of_run(const struct work *work, size_t first)
 {
-    kl_rc rc = KL_OK;
-    for (size_t at = 0, part; at < count; at += part) {
-        part = count - at < KL_PG_SHARDS_MAX ? count - at : KL_PG_SHARDS_MAX;
-        if (rc == KL_OK)
-            rc = settle_part(pg, batches, sorted + at, part, fenced);
-        else
-            for (size_t i = at; i < at + part; i++)
-                batches[sorted[i].index].rc = rc;
-    }
-    for (size_t i = 0; rc == KL_OK && i < count; i++)
-        if (batches[i].rc != KL_OK)
-            rc = kl__fail(KL_ESTALE,
-                          "batch %zu: shard %u of partition %u is fenced at epoch %llu, above %llu; another owner has "
-                          "taken it over, so drop what was taken from it",
-                          i, batches[i].place.shard, batches[i].place.partition, (unsigned long long)fenced[i],
-                          (unsigned long long)batches[i].epoch);
+    const struct outcome *outcomes = work->outcomes;
+    size_t end = first + 1;
+    while (end < work->count && outcomes[end].at == outcomes[first].at &&
+           segment_of(&outcomes[end]) == segment_of(&outcomes[first]))
+        end++;
+    return end;
+}
+
+static void add_runs(kl__pg_args *args, const struct work *work)
+{
+    size_t runs = 0;
+    for (size_t i = 0; i < work->count; i = end_of_run(work, i))
+        runs++;
+    kl__pg_array(args, KL_PG_INT4, runs);
+    for (size_t i = 0; i < work->count; i = end_of_run(work, i))
+        kl__pg_add_int(args, KL_PG_INT4, work->outcomes[i].at);
+    kl__pg_array(args, KL_PG_INT2, runs);
+    for (size_t i = 0; i < work->count; i = end_of_run(work, i))
+        kl__pg_add_int(args, KL_PG_INT2, segment_of(&work->outcomes[i]));
+    kl__pg_array(args, KL_PG_INT4, runs);
+    for (size_t i = 0; i < work->count; i = end_of_run(work, i))
+        kl__pg_add_int(args, KL_PG_INT4, (int64_t)i + 1);
+    kl__pg_array(args, KL_PG_INT4, runs);
+    for (size_t i = 0; i < work->count; i = end_of_run(work, i))
+        kl__pg_add_int(args, KL_PG_INT4, (int64_t)(end_of_run(work, i) - i));
+    kl__pg_array(args, KL_PG_INT8, work->count);
+    for (size_t i = 0; i < work->count; i++)
+        kl__pg_add_int(args, KL_PG_INT8, (int64_t)work->outcomes[i].settled->position);
+}
+
+/* *ret_rows stays NULL where it was not done, or nobody knows: then everything is to be compared. */
+static kl_rc ask_sure(kl__pg *pg, const struct claim *claims, size_t count, struct work *work, PGresult **ret_rows)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    qsort(work->outcomes, work->count, sizeof *work->outcomes, by_segment);
+    add_claims(&args, claims, count);
+    add_runs(&args, work);
+    kl_rc rc =
+        kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.settle_sure($1,$2,$3,$4,$5,$6,$7,$8)", &args, false}, &rows);
+    kl__pg_args_free(&args);
+    if (rc == KL_OK && PQgetisnull(rows, 0, 0))
+        PQclear(rows);
+    else if (rc == KL_OK)
+        *ret_rows = rows;
+    return rc == KL_EBUSY ? KL_OK : rc;
+}
+
+struct settling {
+    const kl_settle *batches;
+    bool sure; /* every task was shown by a scan, and has not been settled since */
+};
+
+static kl_rc ask_settle(kl__pg *pg, const struct claim *claims, size_t count, void *ctx, PGresult **ret_rows)
+{
+    const struct settling *settling = ctx;
+    struct work work = {0};
+    PGresult *rows = NULL;
+    kl_rc rc = make_work(settling->batches, claims, count, &work);
+    if (rc == KL_OK && settling->sure && !work.leaves && work.count > 0)
+        rc = ask_sure(pg, claims, count, &work, &rows);
+    if (rc == KL_OK && !rows)
+        rc = ask_compared(pg, claims, count, &work, &rows);
+    kl__free(work.outcomes);
+    if (rc == KL_OK)
+        *ret_rows = rows;
     return rc;
 }
 
 kl_rc kl__pg_settle(void *self, kl_settle *batches, size_t count)
 {
-    struct sorted *sorted = kl__alloc_zeroed(count, sizeof *sorted);
-    uint64_t *fenced = kl__alloc_zeroed(count, sizeof *fenced);
-    kl_rc rc = KL_OK;
-    if (sorted && fenced) {
-        for (size_t i = 0; i < count; i++)
-            sorted[i] = (struct sorted){batches[i].place, (uint32_t)i};
-        qsort(sorted, count, sizeof *sorted, by_place);
-        rc = settle_sorted(self, batches, sorted, count, fenced);
-    } else {
-        rc = kl__fail_memory();
-        for (size_t i = 0; i < count; i++)
-            batches[i].rc = rc;
+    kl__pg *pg = self;
+    struct settling settling = {batches, kl__pg_seen_take(pg->seen, batches, count)};
+    struct claim *claims = kl__alloc_zeroed(count, sizeof *claims);
+    kl_rc rc = claims ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; i < count; i++) {
+        batches[i].rc = rc;
+        if (claims)
+            claims[i] = (struct claim){batches[i].place, (uint32_t)i, batches[i].epoch, 0, false, &batches[i].rc};
     }
-    kl__free(sorted);
-    kl__free(fenced);
+    if (rc == KL_OK)
+        rc = make_claims(pg, claims, count, ask_settle, &settling, "batch");
+    kl__free(claims);
     return rc;
 }
 
 /* --- Fences --- */
 
-static kl_rc fence_part(kl__pg *pg, kl_fence *fences, const struct sorted *sorted, size_t count, uint64_t *fenced)
+static kl_rc ask_fence(kl__pg *pg, const struct claim *claims, size_t count, void *ctx, PGresult **ret_rows)
 {
     kl__pg_args args = {0};
-    PGresult *rows = NULL;
-    add_places(&args, sorted, count);
-    kl__pg_array(&args, KL_PG_INT8, count);
-    for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(&args, KL_PG_INT8, (int64_t)fences[sorted[i].index].epoch);
+    (void)ctx;
+    add_claims(&args, claims, count);
     kl__pg_array(&args, KL_PG_BOOL, count);
     for (size_t i = 0; i < count; i++)
-        kl__pg_add_int(&args, KL_PG_BOOL, fences[sorted[i].index].seal);
-    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.fence($1,$2,$3,$4)", &args, true}, &rows);
-    for (size_t i = 0; i < count; i++) {
-        kl_fence *fence = &fences[sorted[i].index];
-        if (rc == KL_OK)
-            fenced[sorted[i].index] = (uint64_t)kl__pg_get_element_int(rows, 0, 0, i);
-        fence->rc = rc != KL_OK ? rc : fence->seal || fence->epoch >= fenced[sorted[i].index] ? KL_OK : KL_ESTALE;
-    }
-    PQclear(rows);
+        kl__pg_add_int(&args, KL_PG_BOOL, claims[i].seals);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.fence($1,$2,$3,$4)", &args, true}, ret_rows);
     kl__pg_args_free(&args);
-    return rc;
-}
-
-static kl_rc fence_sorted(kl__pg *pg, kl_fence *fences, const struct sorted *sorted, size_t count, uint64_t *fenced)
-{
-    kl_rc rc = KL_OK;
-    for (size_t at = 0, part; at < count; at += part) {
-        part = count - at < KL_PG_SHARDS_MAX ? count - at : KL_PG_SHARDS_MAX;
-        if (rc == KL_OK)
-            rc = fence_part(pg, fences, sorted + at, part, fenced);
-        else
-            for (size_t i = at; i < at + part; i++)
-                fences[sorted[i].index].rc = rc;
-    }
-    for (size_t i = 0; rc == KL_OK && i < count; i++)
-        if (fences[i].rc != KL_OK)
-            rc = kl__fail(KL_ESTALE,
-                          "fence %zu: shard %u of partition %u is fenced at epoch %llu already, above %llu; another "
-                          "owner has taken it over",
-                          i, fences[i].place.shard, fences[i].place.partition, (unsigned long long)fenced[i],
-                          (unsigned long long)fences[i].epoch);
     return rc;
 }
 
 kl_rc kl__pg_fence(void *self, kl_fence *fences, size_t count)
 {
-    struct sorted *sorted = kl__alloc_zeroed(count, sizeof *sorted);
-    uint64_t *fenced = kl__alloc_zeroed(count, sizeof *fenced);
-    kl_rc rc = KL_OK;
-    if (sorted && fenced) {
-        for (size_t i = 0; i < count; i++)
-            sorted[i] = (struct sorted){fences[i].place, (uint32_t)i};
-        qsort(sorted, count, sizeof *sorted, by_place);
-        rc = fence_sorted(self, fences, sorted, count, fenced);
-    } else {
-        rc = kl__fail_memory();
-        for (size_t i = 0; i < count; i++)
-            fences[i].rc = rc;
+    struct claim *claims = kl__alloc_zeroed(count, sizeof *claims);
+    kl_rc rc = claims ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; i < count; i++) {
+        fences[i].rc = rc;
+        if (claims)
+            claims[i] =
+                (struct claim){fences[i].place, (uint32_t)i, fences[i].epoch, 0, fences[i].seal, &fences[i].rc};
     }
-    kl__free(sorted);
-    kl__free(fenced);
+    if (rc == KL_OK)
+        rc = make_claims(self, claims, count, ask_fence, NULL, "fence");
+    kl__free(claims);
     return rc;
 }

@@ -4,8 +4,9 @@
  * (sql_tasks.c). A statement that follows it sees everything that was committed by whoever held it before, so the fence
  * that settle compares with is the one that counts.
  *
- * Where nothing is kept and nothing is in the retry line, a task is settled by noting its position, and it does no harm to
- * note it twice: so it is not asked whether it was settled before, which takes most of the time when much is under way.
+ * settle_sure is for the common case: nothing is kept, and whoever settles has the tasks from a scan (seen.c), so they
+ * are there and were not settled before. Then it is enough to note their positions. Where some of a shard's tasks are in
+ * the retry line, or were moved to segment 0, it returns NULL and has done nothing; then `settle` looks at each.
  *
  * Outcomes: 0 done, 1 retry, 2 dead, 3 cancelled. States: 2 done, 3 dead, 4 cancelled. A task that stands in a call
  * more than once is settled once in each round. */
@@ -13,9 +14,42 @@
 
 /* clang-format off */
 const char kl__pg_sql_settle[] = KL_SQL(
+CREATE FUNCTION $S.settle_sure(bp int[], bs int[], be bigint[], ats int[], segs smallint[], firsts int[], counts int[],
+                               poss bigint[])
+RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan AS $$
+DECLARE
+    fenced bigint[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off' THEN
+        PERFORM $S.begin_write();
+    END IF;
+    PERFORM pg_advisory_xact_lock($L, x.number)
+    FROM (SELECT DISTINCT 1024 + (hashint8((u.p::bigint << 16) | u.s) & 1023) AS number
+          FROM unnest(bp, bs) AS u(p, s) ORDER BY 1) x;
+    IF EXISTS (
+        SELECT FROM unnest(bp, bs) AS b(p, s)
+        WHERE EXISTS (SELECT FROM $S.retries y WHERE y.partition = b.p AND y.shard = b.s)
+           OR EXISTS (SELECT FROM $S.entries_0 e
+                      WHERE e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 32)) THEN
+        RETURN NULL;
+    END IF;
+    fenced := ARRAY(
+        SELECT coalesce(f.epoch, 0)
+        FROM unnest(bp, bs) WITH ORDINALITY AS b(p, s, n)
+        LEFT JOIN $S.fences f ON f.partition = b.p AND f.shard = b.s ORDER BY b.n);
+    INSERT INTO $S.settled (partition, shard, first, last, segment, positions)
+    SELECT bp[u.at], bs[u.at], poss[u.first], poss[u.first + u.number - 1], u.segment,
+           poss[u.first : u.first + u.number - 1]
+    FROM unnest(ats, segs, firsts, counts) AS u(at, segment, first, number)
+    WHERE be[u.at] >= fenced[u.at];
+    RETURN fenced;
+END
+$$;
+
 CREATE FUNCTION $S.settle(bp int[], bs int[], be bigint[], ats int[], rounds int[], ids uuid[], poss bigint[],
                           outcomes int[], atts int[], dues bigint[], keeps bigint[], errs bytea[], ress bytea[],
-                          last_round int, leaves boolean)
+                          last_round int)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
@@ -23,7 +57,6 @@ DECLARE
     fenced bigint[];
     won bigint[];
     segs smallint[];
-    tried boolean;
 BEGIN
     PERFORM $S.begin_write();
     PERFORM $S.lock_shards(1024, bp, bs);
@@ -32,27 +65,6 @@ BEGIN
         FROM unnest(bp, bs) WITH ORDINALITY AS b(p, s, n)
         LEFT JOIN $S.fences f ON f.partition = b.p AND f.shard = b.s ORDER BY b.n);
     at_ms := $S.now_ms();
-
-    tried := EXISTS (
-        SELECT FROM unnest(bp, bs) AS b(p, s) JOIN $S.retries y ON y.partition = b.p AND y.shard = b.s);
-    IF NOT leaves AND NOT tried AND last_round = 0 THEN
-        WITH t AS MATERIALIZED (
-            SELECT bp[u.at] AS p, bs[u.at] AS s, u.pos, u.id FROM unnest(ats, poss, ids) AS u(at, pos, id)
-            WHERE be[u.at] >= fenced[u.at]),
-        found AS (
-            SELECT t.p, t.s, t.pos, e.segment
-            FROM t JOIN $S.entries e ON e.segment = (t.pos >> 6 & 3)::smallint AND e.partition = t.p
-                                    AND e.slot = t.s * 64 + (t.pos & 63)::int AND e.position = t.pos AND e.id = t.id
-            UNION ALL
-            SELECT t.p, t.s, t.pos, e.segment
-            FROM t JOIN $S.entries_0 e ON e.partition = t.p AND e.slot = t.s * 64 + (t.pos & 63)::int
-                                      AND e.position = t.pos AND e.id = t.id
-            WHERE t.pos >> 6 & 3 <> 0)
-        INSERT INTO $S.settled (partition, shard, first, last, segment, positions)
-        SELECT f.p, f.s, min(f.pos), max(f.pos), f.segment, array_agg(f.pos) FROM found f
-        GROUP BY f.p, f.s, f.segment;
-        RETURN fenced;
-    END IF;
 
     FOR r IN 0 .. last_round LOOP
         WITH t AS MATERIALIZED (
@@ -65,14 +77,11 @@ BEGIN
             FROM low JOIN $S.settled d ON d.partition = low.p AND d.shard = low.s AND d.last >= low.pos
             CROSS JOIN LATERAL unnest(d.positions) AS x(position))
         SELECT array_agg(t.n ORDER BY t.n), array_agg(e.segment ORDER BY t.n) INTO won, segs
-        FROM t JOIN $S.entries e ON e.partition = t.p AND e.slot = t.s * 64 + (t.pos & 63)::int
-                                AND e.position = t.pos AND e.id = t.id
+        FROM t JOIN $S.tasks e ON e.partition = t.p AND e.slot = t.s * 64 + (t.pos & 63)::int
+                              AND e.last BETWEEN t.pos AND t.pos | 65535 AND e.position = t.pos AND e.id = t.id
         WHERE (e.segment, t.p, t.s, t.pos) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g);
         CONTINUE WHEN won IS NULL;
-        tried := tried OR r > 0;
-        IF leaves OR tried THEN
-            PERFORM $S.settle_more(bp, bs, ats, ids, poss, outcomes, atts, dues, keeps, errs, ress, won, segs, at_ms);
-        END IF;
+        PERFORM $S.settle_more(bp, bs, ats, ids, poss, outcomes, atts, dues, keeps, errs, ress, won, segs, at_ms);
         INSERT INTO $S.settled (partition, shard, first, last, segment, positions)
             SELECT min(bp[ats[x.n]]), min(bs[ats[x.n]]), min(poss[x.n]), max(poss[x.n]), x.segment,
                    array_agg(poss[x.n] ORDER BY poss[x.n])
@@ -91,9 +100,7 @@ BEGIN
     INSERT INTO $S.kept AS k (partition, shard, id, state, attempts, finished_ms, expires_ms, job, due_ms, grp,
                               priority, key, kind, headers, payload, result, errors)
     SELECT e.partition, e.slot >> 6, e.id, CASE u.outcome WHEN 0 THEN 2 WHEN 2 THEN 3 ELSE 4 END, u.att, at_ms,
-           at_ms + u.keep, e.job, e.due_ms, e.grp,
-           coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END),
-           e.key, e.kind, e.headers, e.payload, u.res,
+           at_ms + u.keep, e.job, e.due_ms, e.grp, e.priority, e.key, e.kind, e.headers, e.payload, u.res,
            CASE WHEN u.err IS NULL THEN NULL ELSE ARRAY[u.err] END ||
            (SELECT array_agg(x.error ORDER BY x.number DESC) FROM $S.errors x
             WHERE x.partition = e.partition AND x.shard = e.slot >> 6 AND x.position = e.position
@@ -101,8 +108,8 @@ BEGIN
     FROM unnest(ats, poss, outcomes, atts, keeps, errs, ress)
          WITH ORDINALITY AS u(at, pos, outcome, att, keep, err, res, n)
     JOIN unnest(won, segs) AS w(n, segment) ON w.n = u.n
-    JOIN $S.entries e ON e.partition = bp[u.at] AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.position = u.pos
-                     AND e.segment = w.segment
+    JOIN $S.tasks e ON e.partition = bp[u.at] AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.segment = w.segment
+                   AND e.last BETWEEN u.pos AND u.pos | 65535 AND e.position = u.pos
     WHERE u.outcome <> 1 AND u.keep > 0
     ON CONFLICT (partition, shard, id) DO UPDATE SET
         (state, attempts, finished_ms, expires_ms, job, due_ms, grp, priority, key, kind, headers, payload, result,

@@ -1,14 +1,18 @@
 /* sql_tables.c - the tables of the schema, and the small functions that the others share.
  *
- *     positions   a sequence: each append draws a number for every 256 of its entries. It does so under the locks of its
+ *     positions   a sequence: each append draws a number for up to 256 of its entries. It does so under the locks of its
  *                 shards, which it keeps until it is committed: so positions become visible in their order (S2).
  *     started     a row while the server has not crashed, nor a replica taken its place: it is not logged, so it is gone
  *                 then. What the sequence had drawn last may be lost with the end of the log, and somebody may have seen
  *                 it: so whoever finds no row puts the sequence far ahead, and commits that before anybody draws.
  *     sealed      a row per sealed shard.
- *     entries     a row per task, never updated. slot = shard * 64 + line, and position = number * 256 + segment * 64 +
- *                 line, where line is 0 to 31 for priorities -16 to 15, and 32 for the due line, and segment the one that
- *                 it was put into: so a position leads to its row.
+ *     entries     tasks, never updated. A row has those that one append put into one line of a shard, up to some 4 KB, as
+ *                 arrays: `ids[n]` is one task, and so on; an array is NULL where no task of the row has the thing.
+ *                 slot = shard * 64 + line, where line is 0 to 31 for priorities -16 to 15, and 32 for the due line.
+ *                 position = number * 65536 + at * 256 + segment * 64 + line: a number that was drawn, the task's place
+ *                 among the (up to 256) that share it, and the segment that it was put into. So a position leads to its
+ *                 row. `last` is the position of the row's last task, and `ats` has a byte for each, its place.
+ *                 `bytes` is the size of a task that fills a row alone; it is not shown by scans with its payload.
  *     settled     a row per settled batch, shard and segment: the positions that are finished.
  *     tokens      a row per append that named itself.
  *     retries     a row per task of the retry line; its entry stays where it is.
@@ -24,6 +28,11 @@
  * G2  A task waits while an entry of it is there whose position stands in no row of settled of the entry's segment. There
  *     is one such entry at most: when a task moves to segment 0, the old one is marked as settled.
  * G3  Any segment may get entries at any time, because an append may have read `state` long ago: nothing rests on it.
+ * G4  In segments 1 and 2 a line has one row at most for each number; in segment 0 each task has a row of its own. So
+ *     `row_key` (sql_tasks.c) tells from a position which row it stands in.
+ *
+ * The view `tasks` shows a row for each task of `entries`, and `waiting` those that wait: for people, and for what need
+ * not be quick. Of both, `last` is what the index knows.
  *
  * A task stands in the retry line exactly while it waits and has a row in `retries`. NULL stands for empty and for 0 where
  * most rows have that. */
@@ -82,28 +91,48 @@ CREATE UNIQUE INDEX tokens_1_token ON $S.tokens_1 (token);
 CREATE UNIQUE INDEX tokens_2_token ON $S.tokens_2 (token);
 
 CREATE TABLE $S.entries (
+    last bigint NOT NULL,
+    due_ms bigint,
     partition int NOT NULL,
     slot int NOT NULL,
-    position bigint NOT NULL,
-    id uuid NOT NULL,
+    bytes int,
     segment smallint NOT NULL,
-    grp smallint,
+    number smallint NOT NULL,
     priority smallint,
-    job uuid,
-    due_ms bigint,
-    key bytea,
-    kind bytea,
-    headers bytea,
-    payload bytea
+    ats bytea NOT NULL,
+    ids uuid[] NOT NULL,
+    jobs uuid[],
+    groups smallint[],
+    keys bytea[],
+    kinds bytea[],
+    headers bytea[],
+    payloads bytea[]
 ) PARTITION BY LIST (segment);
 CREATE TABLE $S.entries_0 PARTITION OF $S.entries FOR VALUES IN (0)
-    WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0);
-CREATE TABLE $S.entries_1 PARTITION OF $S.entries FOR VALUES IN (1) WITH (autovacuum_enabled = off);
-CREATE TABLE $S.entries_2 PARTITION OF $S.entries FOR VALUES IN (2) WITH (autovacuum_enabled = off);
-CREATE UNIQUE INDEX entries_0_place ON $S.entries_0 (partition, slot, position);
-CREATE UNIQUE INDEX entries_1_place ON $S.entries_1 (partition, slot, position);
-CREATE UNIQUE INDEX entries_2_place ON $S.entries_2 (partition, slot, position);
-CREATE INDEX entries_due ON $S.entries_0 (partition, slot, due_ms, position) WHERE due_ms IS NOT NULL;
+    WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, toast_tuple_target = 8160);
+CREATE TABLE $S.entries_1 PARTITION OF $S.entries FOR VALUES IN (1)
+    WITH (autovacuum_enabled = off, toast_tuple_target = 8160);
+CREATE TABLE $S.entries_2 PARTITION OF $S.entries FOR VALUES IN (2)
+    WITH (autovacuum_enabled = off, toast_tuple_target = 8160);
+ALTER TABLE $S.entries_0 ALTER headers SET STORAGE external, ALTER payloads SET STORAGE external,
+                         ALTER keys SET STORAGE external;
+ALTER TABLE $S.entries_1 ALTER headers SET STORAGE external, ALTER payloads SET STORAGE external,
+                         ALTER keys SET STORAGE external;
+ALTER TABLE $S.entries_2 ALTER headers SET STORAGE external, ALTER payloads SET STORAGE external,
+                         ALTER keys SET STORAGE external;
+CREATE UNIQUE INDEX entries_0_place ON $S.entries_0 (partition, slot, last);
+CREATE UNIQUE INDEX entries_1_place ON $S.entries_1 (partition, slot, last);
+CREATE UNIQUE INDEX entries_2_place ON $S.entries_2 (partition, slot, last);
+CREATE INDEX entries_due ON $S.entries_0 (partition, slot, due_ms, last) WHERE due_ms IS NOT NULL;
+
+CREATE VIEW $S.tasks AS
+SELECT e.segment, e.partition, e.slot, e.slot >> 6 AS shard, e.last,
+       (e.last & -65281) + (get_byte(e.ats, u.n::int - 1) << 8) AS position, u.id, u.job, e.due_ms, u.grp,
+       coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
+       u.key, u.kind, u.headers, u.payload
+FROM $S.entries e
+CROSS JOIN LATERAL unnest(e.ids, e.jobs, e.groups, e.keys, e.kinds, e.headers, e.payloads)
+    WITH ORDINALITY AS u(id, job, grp, key, kind, headers, payload, n);
 
 CREATE TABLE $S.settled (
     partition int NOT NULL,
@@ -120,6 +149,13 @@ CREATE TABLE $S.settled_2 PARTITION OF $S.settled FOR VALUES IN (2) WITH (autova
 CREATE INDEX settled_0_last ON $S.settled_0 (partition, shard, last);
 CREATE INDEX settled_1_last ON $S.settled_1 (partition, shard, last);
 CREATE INDEX settled_2_last ON $S.settled_2 (partition, shard, last);
+
+CREATE VIEW $S.waiting AS
+SELECT e.* FROM $S.tasks e
+WHERE NOT EXISTS (
+    SELECT FROM $S.settled t
+    WHERE t.segment = e.segment AND t.partition = e.partition AND t.shard = e.shard AND t.last >= e.position
+      AND t.first <= e.position AND e.position = ANY (t.positions));
 
 CREATE TABLE $S.retries (
     partition int NOT NULL,

@@ -35,7 +35,16 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.append_begin(tok uuid, ps int[], ss int[], number int)
+CREATE FUNCTION $S.flush() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    PERFORM pg_logical_emit_message(true, 'keyline', '');
+END
+$$;
+
+CREATE FUNCTION $S.append_begin(tok uuid, ps int[], ss int[], draws int)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     answer bigint[];
@@ -43,8 +52,12 @@ DECLARE
     is_started boolean;
     shut text;
 BEGIN
-    PERFORM $S.begin_write();
-    PERFORM $S.lock_shards(2048, ps, ss);
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off' THEN
+        PERFORM $S.begin_write();
+    END IF;
+    PERFORM pg_advisory_xact_lock($L, x.number)
+    FROM (SELECT DISTINCT 2048 + (hashint8((u.p::bigint << 16) | u.s) & 1023) AS number
+          FROM unnest(ps, ss) AS u(p, s) ORDER BY 1) x;
     SELECT ARRAY[t.segment::bigint], t.part, EXISTS (SELECT FROM $S.started)
     INTO answer, its_part, is_started FROM $S.state t;
     IF NOT is_started THEN
@@ -56,58 +69,52 @@ BEGIN
         END IF;
         INSERT INTO $S.tokens (token, part) VALUES (tok, its_part);
     END IF;
-    SELECT string_agg(x.partition || '/' || x.shard, ' ') INTO shut
-    FROM unnest(ps, ss) AS b(p, s) JOIN $S.sealed x ON x.partition = b.p AND x.shard = b.s;
-    IF shut IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = shut;
+    IF EXISTS (SELECT FROM $S.sealed) THEN
+        SELECT string_agg(x.partition || '/' || x.shard, ' ') INTO shut
+        FROM unnest(ps, ss) AS b(p, s) JOIN $S.sealed x ON x.partition = b.p AND x.shard = b.s;
+        IF shut IS NOT NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = shut;
+        END IF;
     END IF;
-    FOR i IN 0 .. (number - 1) / 256 LOOP
+    FOR i IN 1 .. draws LOOP
         answer := answer || nextval($C || '.positions');
     END LOOP;
     RETURN answer;
 END
 $$;
 
-CREATE FUNCTION $S.append(tok uuid, ps int[], ss int[], ats int[], lines int[],
-                          ids uuid[], jobs uuid[], dues bigint[], groups smallint[], priorities smallint[],
-                          keys bytea[], kinds bytea[], heads bytea[], payloads bytea[])
-RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
-DECLARE
-    drawn bigint[] := $S.append_begin(tok, ps, ss, array_length(ids, 1));
-    skip bigint[];
+CREATE FUNCTION $S.append_skips(ps int[], ss int[], row_ats int[], row_ids uuid[])
+RETURNS int[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 BEGIN
-    IF drawn IS NULL THEN
-        RETURN false;
-    END IF;
-    IF tok IS NULL THEN
-        SELECT array_agg(d.n) INTO skip FROM (
+    RETURN ARRAY(
+        SELECT d.n::int FROM (
             SELECT a.n, row_number() OVER (PARTITION BY ps[a.at], a.id ORDER BY a.n) AS times, w.id IS NOT NULL AS waits
-            FROM unnest(ats, ids) WITH ORDINALITY AS a(at, id, n)
+            FROM unnest(row_ats, row_ids) WITH ORDINALITY AS a(at, id, n)
             LEFT JOIN (
                 SELECT DISTINCT e.partition, e.id
                 FROM unnest(ps, ss) AS b(p, s)
-                JOIN $S.entries e ON e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 64
-                JOIN unnest(ids) AS i(id) ON i.id = e.id
-                WHERE NOT EXISTS (
-                    SELECT FROM $S.settled t
-                    WHERE t.partition = e.partition AND t.shard = e.slot >> 6 AND t.last >= e.position
-                      AND t.segment = e.segment AND e.position = ANY (t.positions))) w
+                JOIN $S.waiting e ON e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 64
+                WHERE e.id = ANY (row_ids)) w
             ON w.partition = ps[a.at] AND w.id = a.id) d
-        WHERE d.times > 1 OR d.waits;
+        WHERE d.times > 1 OR d.waits);
+END
+$$;
+
+CREATE FUNCTION $S.append_open(tok uuid, ps int[], ss int[], draws int, row_ats int[], row_ids uuid[], early boolean)
+RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    drawn bigint[] := $S.append_begin(tok, ps, ss, draws);
+BEGIN
+    PERFORM set_config('keyline.drawn', coalesce(drawn, ARRAY[]::bigint[])::text, true),
+            set_config('keyline.skips', CASE WHEN tok IS NULL THEN $S.append_skips(ps, ss, row_ats, row_ids)
+                                             ELSE ARRAY[]::int[] END::text, true);
+    IF drawn IS NULL THEN
+        RETURN false;
     END IF;
-
-    INSERT INTO $S.entries (partition, slot, position, id, segment, job, due_ms, grp, priority, key, kind, headers,
-                            payload)
-    SELECT ps[a.at], ss[a.at] * 64 + a.line,
-           (drawn[2 + (a.n - 1) / 256] * 256 + (a.n - 1) % 256) * 256 +
-           CASE WHEN a.line = 32 THEN 0 ELSE drawn[1] * 64 END + a.line,
-           a.id, CASE WHEN a.line = 32 THEN 0 ELSE drawn[1] END, a.job, a.due, a.grp, a.priority, a.key, a.kind, a.head,
-           a.payload
-    FROM unnest(ats, lines, ids, jobs, dues, groups, priorities, keys, kinds, heads, payloads)
-         WITH ORDINALITY AS a(at, line, id, job, due, grp, priority, key, kind, head, payload, n)
-    WHERE skip IS NULL OR a.n NOT IN (SELECT unnest(skip));
-
     PERFORM pg_notify($C, x.p::text) FROM (SELECT DISTINCT u.p FROM unnest(ps) AS u(p)) x;
+    IF early AND current_setting('keyline.skipped', true) IS DISTINCT FROM 'yes' THEN
+        PERFORM set_config('synchronous_commit', 'off', true);
+    END IF;
     RETURN true;
 END
 $$;
@@ -120,15 +127,38 @@ BEGIN
         UNION ALL
         SELECT (SELECT min(e.slot) FROM $S.entries e WHERE e.partition = p AND e.slot > u.slot)
         FROM used u WHERE u.slot IS NOT NULL)
-    SELECT coalesce(sum((SELECT max(e.position)::numeric FROM $S.entries e WHERE e.partition = p AND e.slot = u.slot))
+    SELECT coalesce(sum((SELECT max(e.last)::numeric FROM $S.entries e WHERE e.partition = p AND e.slot = u.slot))
                     % 4611686018427387904, 0)::bigint
     FROM used u WHERE u.slot IS NOT NULL);
 END
 $$;
 
+CREATE FUNCTION $S.gone(bp int[], bs int[], afters bigint[])
+RETURNS TABLE (segment smallint, partition int, slot int, row_key bigint, number bigint, positions bigint[])
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan SET enable_sort = off
+AS $$ #variable_conflict use_column
+BEGIN
+    RETURN QUERY
+    SELECT h.segment, h.partition, h.slot, CASE h.segment WHEN 0 THEN h.position ELSE h.position >> 16 END AS row_key,
+           count(*), array_agg(h.position)
+    FROM (SELECT t.segment, t.partition, t.shard * 64 + (x.position & 63)::int AS slot, x.position
+          FROM unnest(bp, bs, afters) AS b(p, s, after)
+          JOIN $S.settled t ON t.partition = b.p AND t.shard = b.s AND t.last > b.after
+          CROSS JOIN LATERAL unnest(t.positions) AS x(position)
+          UNION
+          SELECT g.segment::smallint, r.partition, r.shard * 64 + (r.position & 63)::int, r.position
+          FROM unnest(bp, bs, afters) AS b(p, s, after)
+          JOIN $S.retries r ON r.partition = b.p AND r.shard = b.s AND r.position > b.after
+          CROSS JOIN LATERAL (SELECT 0 UNION SELECT (r.position >> 6 & 3)::int) AS g(segment)) h
+    GROUP BY 1, 2, 3, 4;
+END
+$$;
+
 CREATE FUNCTION $S.scan(ps int[], ss int[], lines int[], afters bigint[], dues bigint[], untils bigint[], lims int[])
-RETURNS TABLE (n bigint, id uuid, pos bigint, due_ms bigint, bytes int, attempts int, grp smallint,
-               priority int, key bytea)
+RETURNS TABLE (n int, last bigint, due_ms bigint, attempts int, priority int, bytes int, ats bytea, ids uuid[],
+               jobs uuid[], groups smallint[], keys bytea[], kinds bytea[], headers bytea[], payloads bytea[],
+               hidden bigint[])
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off
 AS $$ #variable_conflict use_column
@@ -136,33 +166,51 @@ DECLARE
     has_ready boolean;
     has_due boolean;
     has_retry boolean;
+    found bigint;
 BEGIN
     SELECT bool_or(l.line < 32), bool_or(l.line = 32), bool_or(l.line = 33) INTO has_ready, has_due, has_retry
     FROM unnest(lines) AS l(line);
     IF has_ready THEN
+        RETURN QUERY
+        SELECT a.n::int, e.last, NULL::bigint, NULL::int, NULL::int, e.bytes, e.ats, e.ids, e.jobs, e.groups, e.keys,
+               CASE WHEN e.bytes IS NULL THEN e.kinds END, CASE WHEN e.bytes IS NULL THEN e.headers END,
+               CASE WHEN e.bytes IS NULL THEN e.payloads END, NULL::bigint[]
+        FROM unnest(ps, ss, lines, afters, lims) WITH ORDINALITY AS a(p, s, line, after, lim, n)
+        CROSS JOIN LATERAL (
+            SELECT * FROM $S.entries e
+            WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.last > a.after
+            ORDER BY e.last LIMIT a.lim) e
+        WHERE a.line < 32
+          AND NOT (SELECT EXISTS (
+              SELECT FROM unnest(ps, ss, lines, afters) AS b(p, s, line, after)
+              WHERE b.line < 32
+                AND (EXISTS (SELECT FROM $S.settled t WHERE t.partition = b.p AND t.shard = b.s AND t.last > b.after)
+                     OR EXISTS (SELECT FROM $S.retries r
+                                WHERE r.partition = b.p AND r.shard = b.s AND r.position > b.after))));
+        GET DIAGNOSTICS found = ROW_COUNT;
+    END IF;
+    IF has_ready AND found = 0 THEN
         RETURN QUERY
         WITH a AS MATERIALIZED (
             SELECT * FROM unnest(ps, ss, lines, afters, lims) WITH ORDINALITY AS u(p, s, line, after, lim, n)
             WHERE u.line < 32),
         b AS MATERIALIZED (SELECT a.p, a.s, min(a.after) AS after FROM a GROUP BY a.p, a.s),
         gone AS MATERIALIZED (
-            SELECT t.segment, t.partition, t.shard, x.position
-            FROM b JOIN $S.settled t ON t.partition = b.p AND t.shard = b.s AND t.last > b.after
-            CROSS JOIN LATERAL unnest(t.positions) AS x(position)),
-        tried AS MATERIALIZED (
-            SELECT r.partition, r.shard, r.position
-            FROM b JOIN $S.retries r ON r.partition = b.p AND r.shard = b.s AND r.position > b.after)
-        SELECT a.n, e.id, e.position, 0::bigint, e.bytes, 0, e.grp, a.line - 16, e.key
-        FROM a CROSS JOIN LATERAL (
-            SELECT e.id, e.position, e.grp, e.key,
-                   coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
-                   coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
-            FROM $S.entries e
-            WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.position > a.after
-              AND (e.segment, a.p, a.s, e.position)
-                  NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g)
-              AND (a.p, a.s, e.position) NOT IN (SELECT r.partition, r.shard, r.position FROM tried r)
-            ORDER BY e.position LIMIT a.lim) e;
+            SELECT * FROM $S.gone(ARRAY(SELECT b.p FROM b), ARRAY(SELECT b.s FROM b), ARRAY(SELECT b.after FROM b))),
+        x AS MATERIALIZED (
+            SELECT a.n, e.*, CASE e.segment WHEN 0 THEN e.last ELSE e.last >> 16 END AS row_key
+            FROM a CROSS JOIN LATERAL (
+                SELECT * FROM $S.entries e
+                WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.last > a.after
+                  AND (e.segment, e.partition, e.slot, CASE e.segment WHEN 0 THEN e.last ELSE e.last >> 16 END,
+                       e.number::bigint)
+                      NOT IN (SELECT g.segment, g.partition, g.slot, g.row_key, g.number FROM gone g)
+                ORDER BY e.last LIMIT a.lim) e)
+        SELECT x.n::int, x.last, NULL::bigint, NULL::int, NULL::int, x.bytes, x.ats, x.ids, x.jobs, x.groups, x.keys,
+               CASE WHEN x.bytes IS NULL THEN x.kinds END, CASE WHEN x.bytes IS NULL THEN x.headers END,
+               CASE WHEN x.bytes IS NULL THEN x.payloads END, g.positions
+        FROM x LEFT JOIN gone g ON g.segment = x.segment AND g.partition = x.partition AND g.slot = x.slot
+                               AND g.row_key = x.row_key;
     END IF;
     IF has_due THEN
         RETURN QUERY
@@ -177,34 +225,30 @@ BEGIN
             UNION ALL
             SELECT r.partition, r.shard, r.position
             FROM a JOIN $S.retries r ON r.partition = a.p AND r.shard = a.s)
-        SELECT a.n, e.id, e.position, e.due_ms, e.bytes, 0, e.grp, e.priority, e.key
+        SELECT a.n::int, e.last, e.due_ms, NULL::int, coalesce(e.priority, 0)::int, e.bytes, e.ats, e.ids, e.jobs,
+               e.groups, e.keys, CASE WHEN e.bytes IS NULL THEN e.kinds END, CASE WHEN e.bytes IS NULL THEN e.headers END,
+               CASE WHEN e.bytes IS NULL THEN e.payloads END, NULL::bigint[]
         FROM a CROSS JOIN LATERAL (
-            SELECT e.id, e.position, e.due_ms, e.grp, coalesce(e.priority, 0)::int AS priority, e.key,
-                   coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
-                   coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
-            FROM $S.entries_0 e
+            SELECT * FROM $S.entries_0 e
             WHERE e.partition = a.p AND e.slot = a.s * 64 + 32 AND e.due_ms IS NOT NULL
-              AND (e.due_ms, e.position) > (a.due, a.after) AND e.due_ms <= a.until
-              AND (a.p, a.s, e.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)
-            ORDER BY e.due_ms, e.position LIMIT a.lim) e;
+              AND (e.due_ms, e.last) > (a.due, a.after) AND e.due_ms <= a.until
+              AND (a.p, a.s, e.last) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)
+            ORDER BY e.due_ms, e.last LIMIT a.lim) e;
     END IF;
     IF has_retry THEN
         RETURN QUERY
-        SELECT a.n, e.id, e.position, e.not_before_ms, e.bytes, e.attempts, e.grp, e.priority, e.key
+        SELECT a.n::int, e.position, e.not_before_ms, e.attempts, e.priority,
+               coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
+               coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0),
+               set_byte('\x00'::bytea, 0, (e.position >> 8 & 255)::int), ARRAY[e.id], NULL::uuid[], ARRAY[e.grp],
+               ARRAY[e.key], NULL::bytea[], NULL::bytea[], NULL::bytea[], NULL::bigint[]
         FROM unnest(ps, ss, lines, afters, lims) WITH ORDINALITY AS a(p, s, line, after, lim, n)
         CROSS JOIN LATERAL (
-            SELECT e.id, e.position, r.not_before_ms, r.attempts, e.grp, e.key,
-                   coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
-                   coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
-                   coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes
+            SELECT e.*, r.not_before_ms, r.attempts
             FROM $S.retries r
-            JOIN $S.entries e ON e.partition = r.partition AND e.slot = r.shard * 64 + (r.position & 63)::int
-                             AND e.position = r.position
+            JOIN $S.waiting e ON e.partition = r.partition AND e.slot = r.shard * 64 + (r.position & 63)::int
+                             AND e.last BETWEEN r.position AND r.position | 65535 AND e.position = r.position
             WHERE r.partition = a.p AND r.shard = a.s AND r.position > a.after
-              AND NOT EXISTS (
-                  SELECT FROM $S.settled t
-                  WHERE t.partition = r.partition AND t.shard = r.shard AND t.last >= r.position
-                    AND t.segment = e.segment AND r.position = ANY (t.positions))
             ORDER BY r.position LIMIT a.lim) e
         WHERE a.line = 33;
     END IF;
@@ -221,17 +265,12 @@ AS $$ #variable_conflict use_column
 BEGIN
     RETURN QUERY
     SELECT a.n, 1, a.p, a.s, e.id, e.position, coalesce(r.attempts, 0), coalesce(r.not_before_ms, e.due_ms, 0),
-           0::bigint, e.job, e.due_ms, e.grp,
-           coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int,
-           e.key, e.kind, e.headers, e.payload, NULL::bytea, NULL::bytea
+           0::bigint, e.job, e.due_ms, e.grp, e.priority, e.key, e.kind, e.headers, e.payload, NULL::bytea, NULL::bytea
     FROM unnest(ps, ss, poss, ids) WITH ORDINALITY AS a(p, s, pos, id, n)
-    JOIN $S.entries e ON e.segment = (a.pos >> 6 & 3)::smallint AND e.partition = a.p
-                     AND e.slot = a.s * 64 + (a.pos & 63)::int AND e.position = a.pos AND e.id = a.id
+    JOIN $S.waiting e ON e.segment = (a.pos >> 6 & 3)::smallint AND e.partition = a.p
+                     AND e.slot = a.s * 64 + (a.pos & 63)::int AND e.last BETWEEN a.pos AND a.pos | 65535
+                     AND e.position = a.pos AND e.id = a.id
     LEFT JOIN $S.retries r ON r.partition = a.p AND r.shard = a.s AND r.position = a.pos
-    WHERE NOT EXISTS (
-        SELECT FROM $S.settled t
-        WHERE t.segment = (a.pos >> 6 & 3)::smallint AND t.partition = a.p AND t.shard = a.s AND t.last >= a.pos
-          AND t.first <= a.pos AND a.pos = ANY (t.positions))
     ORDER BY a.n;
 END
 $$;
@@ -250,15 +289,15 @@ BEGIN
         SELECT * FROM unnest(ps, ss, poss, ids) WITH ORDINALITY AS u(p, s, pos, id, n)),
     sure AS MATERIALIZED (
         SELECT a.n, a.p, a.s, e.*
-        FROM a JOIN $S.entries e ON e.partition = a.p AND e.slot = a.s * 64 + (a.pos & 63)::int
-                                AND e.position = a.pos AND e.id = a.id
+        FROM a JOIN $S.tasks e ON e.partition = a.p AND e.slot = a.s * 64 + (a.pos & 63)::int
+                              AND e.last BETWEEN a.pos AND a.pos | 65535 AND e.position = a.pos AND e.id = a.id
         WHERE a.pos > 0),
     rest AS MATERIALIZED (
         SELECT a.n, a.p, a.s, a.id FROM a WHERE a.n NOT IN (SELECT f.n FROM sure f)),
     hits AS MATERIALIZED (
         SELECT b.p, b.s, e.*
         FROM (SELECT DISTINCT q.p, q.s FROM rest q) b
-        JOIN $S.entries e ON e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 64
+        JOIN $S.tasks e ON e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 64
         WHERE e.id IN (SELECT q.id FROM rest q)),
     found AS MATERIALIZED (
         SELECT * FROM sure
@@ -276,8 +315,7 @@ BEGIN
     shown AS (
         SELECT e.n, 1 AS state, e.p, e.s, e.id, e.position, coalesce(r.attempts, 0) AS attempts,
                coalesce(r.not_before_ms, e.due_ms, 0) AS not_before_ms, 0::bigint AS finished_ms,
-               e.job, e.due_ms, e.grp,
-               coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
+               e.job, e.due_ms, e.grp, e.priority,
                e.key, e.kind, e.headers, e.payload, NULL::bytea AS error, NULL::bytea AS result
         FROM waits e
         LEFT JOIN $S.retries r ON r.partition = e.p AND r.shard = e.s AND r.position = e.position
@@ -299,22 +337,36 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.live(p int, low int, high int) RETURNS TABLE (slot int, number bigint, first bigint)
+CREATE FUNCTION $S.live(p int, low int, high int) RETURNS TABLE (slot int, number bigint, first uuid)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 SET enable_nestloop = off
 AS $$ #variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT e.slot, count(*), min(e.position)
-    FROM $S.entries e
-    WHERE e.partition = p AND e.slot BETWEEN low * 64 AND high * 64 + 63
-      AND NOT EXISTS (
-          SELECT FROM (SELECT t.segment, t.shard, unnest(t.positions) AS position FROM $S.settled t
-                       WHERE t.partition = p AND t.shard BETWEEN low AND high) g
-          WHERE g.segment = e.segment AND g.shard = e.slot >> 6 AND g.position = e.position)
-      AND NOT EXISTS (
-          SELECT FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high
-                                     AND r.shard = e.slot >> 6 AND r.position = e.position)
-    GROUP BY e.slot;
+    WITH gone AS MATERIALIZED (
+        SELECT h.segment, h.slot, CASE h.segment WHEN 0 THEN h.position ELSE h.position >> 16 END AS row_key,
+               count(*) AS number
+        FROM (SELECT t.segment, t.shard * 64 + (t.position & 63)::int AS slot, t.position
+              FROM (SELECT s.segment, s.shard, unnest(s.positions) AS position FROM $S.settled s
+                    WHERE s.partition = p AND s.shard BETWEEN low AND high) t
+              UNION
+              SELECT r.segment::smallint, r.shard * 64 + (r.position & 63)::int, r.position
+              FROM (SELECT y.shard, y.position, unnest(ARRAY[0, (y.position >> 6 & 3)::int]) AS segment
+                    FROM $S.retries y WHERE y.partition = p AND y.shard BETWEEN low AND high) r) h
+        GROUP BY 1, 2, 3),
+    rows AS MATERIALIZED (
+        SELECT e.segment, e.slot, e.last, e.number - coalesce(g.number, 0) AS number
+        FROM $S.entries e
+        LEFT JOIN gone g ON g.segment = e.segment AND g.slot = e.slot
+                        AND g.row_key = CASE e.segment WHEN 0 THEN e.last ELSE e.last >> 16 END
+        WHERE e.partition = p AND e.slot BETWEEN low * 64 AND high * 64 + 63 AND e.number > coalesce(g.number, 0)),
+    firsts AS MATERIALIZED (SELECT r.slot, sum(r.number)::bigint AS number, min(r.last) AS last FROM rows r GROUP BY 1)
+    SELECT f.slot, f.number,
+           (SELECT t.id FROM $S.waiting t
+            WHERE t.partition = p AND t.slot = f.slot AND t.last = f.last
+              AND NOT EXISTS (SELECT FROM $S.retries r
+                              WHERE r.partition = p AND r.shard = t.shard AND r.position = t.position)
+            ORDER BY t.position LIMIT 1)
+    FROM firsts f;
 END
 $$;
 
@@ -325,15 +377,13 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers
 DECLARE
     at_ms bigint := $S.now_ms();
 BEGIN
-    WITH live AS MATERIALIZED (SELECT * FROM $S.live(p, low, high))
     SELECT coalesce(sum(l.number) FILTER (WHERE l.slot & 63 < 32), 0)::bigint,
            coalesce(sum(l.number) FILTER (WHERE l.slot & 63 = 32), 0)::bigint,
            (SELECT count(*) FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high),
            coalesce(bit_or(1::bigint << (l.slot & 63)) FILTER (WHERE l.slot & 63 < 32), 0),
-           (SELECT array_agg(e.id) FROM live f JOIN $S.entries e
-            ON e.partition = p AND e.slot = f.slot AND e.position = f.first WHERE f.slot & 63 < 32),
+           array_agg(l.first) FILTER (WHERE l.slot & 63 < 32),
            (SELECT t.shard_prefix_len FROM $S.partitions t WHERE t.number = p)
-    INTO ready, due, retry, priorities, firsts, shard_prefix_len FROM live l;
+    INTO ready, due, retry, priorities, firsts, shard_prefix_len FROM $S.live(p, low, high) l;
     IF finished THEN
         SELECT count(*) FILTER (WHERE k.state = 2), count(*) FILTER (WHERE k.state = 3),
                count(*) FILTER (WHERE k.state = 4)

@@ -15,8 +15,9 @@
  * meanwhile waits behind it as long, so there is a pause between two tries. A transaction that took the first lock moves
  * nothing: that needs locks of shards, which come before those of tables.
  *
- * What is left over is found by one join of two sets. Nested loops are off there, because the tables have no statistics,
- * and with a wrong guess every entry would be compared with every position. */
+ * Whether any is missing is told by numbers, because what is settled is there (G1). What is left over is found by one join
+ * of two sets. Nested loops are off there, because the tables have no statistics, and with a wrong guess every entry would
+ * be compared with every position. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -44,7 +45,7 @@ BEGIN
         RETURNING d.partition, d.shard, d.positions),
     x AS (
         DELETE FROM $S.entries_0 e USING (SELECT t.partition, t.shard, unnest(t.positions) AS position FROM t) g
-        WHERE e.partition = g.partition AND e.slot = g.shard * 64 + (g.position & 63)::int AND e.position = g.position)
+        WHERE e.partition = g.partition AND e.slot = g.shard * 64 + (g.position & 63)::int AND e.last = g.position)
     SELECT count(*), sum(cardinality(t.positions)) INTO taken, dropped FROM t;
     more := taken = batches OR dropped >= rows_at_once;
 
@@ -90,9 +91,9 @@ $$;
 
 CREATE FUNCTION $S.left_over(k int) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN format('SELECT e.* FROM $S.entries_%s e WHERE NOT EXISTS (SELECT FROM'
+    RETURN format('SELECT e.* FROM $S.tasks e WHERE e.segment = %s AND NOT EXISTS (SELECT FROM'
         || ' (SELECT t.partition, t.shard, unnest(t.positions) AS position FROM $S.settled_%s t) g'
-        || ' WHERE g.partition = e.partition AND g.shard = e.slot >> 6 AND g.position = e.position)', k, k);
+        || ' WHERE g.partition = e.partition AND g.shard = e.shard AND g.position = e.position)', k, k);
 END
 $$;
 
@@ -104,11 +105,12 @@ DECLARE
     missing bigint;
 BEGIN
     EXECUTE format('LOCK TABLE $S.entries_%s IN SHARE MODE', k);
-    EXECUTE format('SELECT (SELECT count(*) FROM $S.entries_%s),'
+    EXECUTE format('SELECT (SELECT coalesce(sum(number), 0) FROM $S.entries_%s),'
                    || ' (SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s)', k, k) INTO there, done;
     missing := there - done;
     IF done >= there THEN
-        EXECUTE 'SELECT count(*) FROM (' || $S.left_over(k) || ') e' INTO missing;
+        EXECUTE format('SELECT $1 - count(*) FROM (SELECT DISTINCT unnest(positions) FROM $S.settled_%s) d', k)
+        INTO missing USING there;
     END IF;
     UPDATE $S.segments SET entries = done + missing WHERE number = k;
     IF missing > 0 OR NOT $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]) THEN
@@ -137,12 +139,16 @@ BEGIN
     PERFORM $S.lock_shards(1024, ps, ARRAY(SELECT u.slot >> 6 FROM unnest(slots) WITH ORDINALITY AS u(slot, n)
                                            ORDER BY u.n));
     EXECUTE format('WITH m AS ('
-        || 'INSERT INTO $S.entries_0 (partition, slot, position, id, segment, job, due_ms, grp, priority, key, kind,'
-        || ' headers, payload) SELECT e.partition, e.slot, e.position, e.id, 0, e.job, e.due_ms, e.grp, e.priority,'
-        || ' e.key, e.kind, e.headers, e.payload'
+        || 'INSERT INTO $S.entries_0 (partition, slot, last, segment, number, due_ms, priority, bytes, ats, ids, jobs,'
+        || ' groups, keys, kinds, headers, payloads)'
+        || ' SELECT e.partition, e.slot, e.position, 0, 1, e.due_ms, e.priority,'
+        || ' CASE WHEN z.bytes > 3900 THEN z.bytes END, set_byte(''\x00'', 0, (e.position >> 8 & 255)::int),'
+        || ' ARRAY[e.id], ARRAY[e.job], ARRAY[e.grp], ARRAY[e.key], ARRAY[e.kind], ARRAY[e.headers], ARRAY[e.payload]'
         || ' FROM unnest($1, $2, $3) AS u(p, slot, position) JOIN (%s) e'
         || ' ON e.partition = u.p AND e.slot = u.slot AND e.position = u.position'
-        || ' RETURNING partition, slot, position),'
+        || ' CROSS JOIN LATERAL (SELECT coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0)'
+        || ' + coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes) z'
+        || ' RETURNING partition, slot, last AS position),'
         || ' s AS (INSERT INTO $S.settled_%s (partition, shard, first, last, segment, positions)'
         || ' SELECT m.partition, m.slot >> 6, min(m.position), max(m.position), %s, array_agg(m.position)'
         || ' FROM m GROUP BY 1, 2)'

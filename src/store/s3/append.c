@@ -7,8 +7,13 @@
  * While a round is under way, later appends queue up and share the next one, so many producers of a process cost no more
  * requests than one. Rounds follow one another, so the order of calls is kept (S2).
  *
- * A number that somebody else had first is answered 412: what stands there is read, and if it bears our nonce it is our
- * own, of which the reply was lost; else the next number is tried.
+ * A number that somebody else had first is answered 412: what stands there is read. If it bears our nonce it is our own, of
+ * which the reply was lost; if it is a seal (seal.c), the part is refused; else the next number is tried, and after that
+ * one the log is listed.
+ *
+ * An append to several shards of which one is sealed is refused before anything of it is written, or (where that is found out
+ * too late, because another process seals it just now) what was stored of it is taken back. If an owner has ended some of
+ * it in that moment, it was run, and will be run again by whoever is told to append it elsewhere.
  *
  * A1  A round has no more entries than an object may, so an append never stands in two objects of a shard: the second
  *     would be taken for a repeat of the first.
@@ -20,7 +25,13 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { ROUND_BYTES = 16 << 20, ROUND_APPENDS = 4096, TOKEN_SLOTS = 2 * ROUND_APPENDS, CONTENDED_MS = 10 };
+enum {
+    WAITING_BYTES_MAX = 256 << 20, /* of appends that wait: 32 of the largest */
+    ROUND_BYTES = 16 << 20,
+    ROUND_APPENDS = 4096,
+    TOKEN_SLOTS = 2 * ROUND_APPENDS,
+    CONTENDED_MS = 10
+};
 
 /* An append that waits. What it was given is copied behind it. */
 struct pending {
@@ -28,7 +39,8 @@ struct pending {
     kl_append append;
     kl_token token;
     kl_rc rc;
-    bool ended; /* nobody is called: whoever waits takes it */
+    bool repeat; /* its parts in sealed shards are there already */
+    bool ended;  /* nobody is called: whoever waits takes it */
     char error[256];
 };
 
@@ -45,6 +57,7 @@ struct part {
     const struct pending *open; /* whose tasks are being written */
     bool named;                 /* it bears a token */
     bool stored;
+    unsigned losses; /* numbers that others had first */
     kl_rc rc;
     char error[200];
 };
@@ -62,15 +75,21 @@ struct kl__s3_appender {
     pthread_mutex_t mutex;
     pthread_cond_t wakes, ended;
     struct pending *first, **end;
+    size_t waiting; /* bytes of those that were not told yet */
     bool closing;
     const struct pending *tokens[TOKEN_SLOTS]; /* appends of a round that is being taken, by hash of their token */
 };
 
 /* --- Queueing --- */
 
+static size_t bytes_of(const kl_append *append)
+{
+    return sizeof(struct pending) + append->count * sizeof(kl_entry) + append->bytes;
+}
+
 static struct pending *copy_append(const kl_append *append)
 {
-    struct pending *pending = kl__alloc(sizeof *pending + append->count * sizeof(kl_entry) + append->bytes);
+    struct pending *pending = kl__alloc(bytes_of(append));
     if (!pending)
         return NULL;
     *pending = (struct pending){.append = *append, .token = append->token ? *append->token : (kl_token){{0}}};
@@ -96,6 +115,12 @@ kl_rc kl__s3_append(void *self, const kl_append *append)
     if (!pending)
         return kl__fail_memory();
     pthread_mutex_lock(&appender->mutex);
+    if (appender->waiting + bytes_of(append) > WAITING_BYTES_MAX) {
+        pthread_mutex_unlock(&appender->mutex);
+        kl__free(pending);
+        return kl__fail(KL_EBUSY, "%d MiB wait to be appended to S3 already; call again", WAITING_BYTES_MAX >> 20);
+    }
+    appender->waiting += bytes_of(append);
     *appender->end = pending;
     appender->end = &pending->next;
     pthread_cond_signal(&appender->wakes);
@@ -159,7 +184,10 @@ static kl_rc write_pending(kl__s3 *s3, struct round *round, const struct pending
         const kl_entry *entry = &pending->append.entries[i];
         kl__memory_enter(s3->memory);
         kl__s3_shard *shard = kl__s3_shard_make(s3, entry->place);
+        bool there = shard && pending->repeat && shard->sealed;
         kl__memory_leave(s3->memory);
+        if (there)
+            continue;
         struct part *part = shard ? part_of(round, shard) : NULL;
         if (!part)
             return kl__fail_memory();
@@ -218,6 +246,15 @@ static kl_rc put_marks(kl__s3 *s3, struct part *part)
 }
 
 /* --- Numbers --- */
+
+static kl_rc fail_sealed(size_t entry, kl_place place)
+{
+    return kl__fail(
+        KL_ESEALED,
+        "entry %zu: shard %u of partition %u is sealed, because its queue has a newer layout; read that, and "
+        "append where it says",
+        entry, place.shard, place.partition);
+}
 
 static void fail_part(struct part *part, kl_rc rc)
 {
@@ -353,28 +390,34 @@ static kl_rc win(kl__s3 *s3, struct part *part)
     return KL_OK;
 }
 
-/* Somebody has the number: another, or we ourselves, which is possible only if it was sent more than once. */
-static kl_rc lose(kl__s3 *s3, struct part *part, unsigned sends)
+static bool is_seal(const kl__s3_text *body)
+{
+    return body->len == strlen(KL_S3_SEAL) && memcmp(body->data, KL_S3_SEAL, body->len) == 0;
+}
+
+/* Somebody has the number: another, or we ourselves. The next one may be free still; a listing takes longer. */
+static kl_rc lose(kl__s3 *s3, struct part *part)
 {
     kl__s3_request request;
     kl__s3_shard *shard = part->shard;
-    if (sends > 1) {
-        kl_rc rc = kl__s3_get_object(s3, part->name, &request);
-        if (rc != KL_OK)
-            return rc;
-        bool own = request.status == 200 && kl__s3_has_nonce(&request.reply, part->nonce);
-        kl__s3_request_free(&request);
-        if (own)
-            return win(s3, part);
-    }
+    kl_rc rc = kl__s3_get_object(s3, part->name, &request);
+    if (rc != KL_OK)
+        return rc;
+    bool there = request.status == 200, own = there && kl__s3_has_nonce(&request.reply, part->nonce);
+    bool seal = there && is_seal(&request.reply);
+    kl__s3_request_free(&request);
+    if (own)
+        return win(s3, part);
     kl__memory_enter(s3->memory);
     shard->contended = true;
-    if (shard->tail < part->number)
+    if (there && shard->tail <= part->number) {
         shard->tail = part->number;
+        shard->sealed = seal;
+    }
     if (shard->taken < shard->tail)
         shard->ended = false;
     kl__memory_leave(s3->memory);
-    return kl__s3_find_tail(s3, shard);
+    return ++part->losses > 1 || !there ? kl__s3_find_tail(s3, shard) : KL_OK;
 }
 
 static size_t choose(kl__s3 *s3, struct round *round, kl__s3_request *requests, struct part **chosen)
@@ -382,6 +425,8 @@ static size_t choose(kl__s3 *s3, struct round *round, kl__s3_request *requests, 
     size_t count = 0;
     for (size_t i = 0; i < round->count; i++) {
         struct part *part = &round->parts[i];
+        if (is_open(part) && kl__s3_is_sealed(s3, part->shard))
+            fail_part(part, fail_sealed(0, part->shard->place));
         if (!is_open(part))
             continue;
         part->asked_ns = kl__monotonic_ns();
@@ -403,14 +448,13 @@ static void judge(kl__s3 *s3, struct part *part, const kl__s3_request *reply)
 {
     bool put = reply->status == 200 || reply->status == 201 || reply->status == 204;
     if (put || reply->status == 412) {
-        kl_rc rc = put ? win(s3, part) : lose(s3, part, reply->sends);
+        kl_rc rc = put ? win(s3, part) : lose(s3, part);
         if (rc != KL_OK)
             fail_part(part, rc);
     } else if (reply->status == 0 || reply->status >= 500 || reply->status == 409 || reply->status == 429) {
         fail_part(part, kl__fail(KL_EBUSY, "no answer from S3 to an append; call again with the same token"));
     } else {
-        fail_part(part, kl__fail(KL_ESYSTEM, "S3 answers %d to an append: %.100s", reply->status,
-                                 reply->reply.len ? reply->reply.data : ""));
+        fail_part(part, kl__s3_refused(reply));
     }
 }
 
@@ -433,54 +477,199 @@ static void put_parts(kl__s3 *s3, struct round *round)
     kl__free(chosen);
 }
 
-/* --- Rounds --- */
+/* --- Telling --- */
 
-static kl_rc rc_of(const struct round *round, const struct pending *pending, const char **ret_error)
+/* What came of it is said in it. */
+static void tell(struct kl__s3_appender *appender, struct pending *pending)
 {
-    for (size_t i = 0; i < round->count; i++) {
-        const struct part *part = &round->parts[i];
-        for (size_t j = 0; part->rc != KL_OK && j < pending->append.count; j++) {
-            kl_place place = pending->append.entries[j].place;
-            if (part->shard->place.partition == place.partition && part->shard->place.shard == place.shard) {
-                *ret_error = part->error;
-                return part->rc;
-            }
-        }
-    }
-    *ret_error = "";
-    return KL_OK;
-}
-
-static void tell(struct kl__s3_appender *appender, struct pending *pending, kl_rc rc, const char *error)
-{
+    pthread_mutex_lock(&appender->mutex);
+    appender->waiting -= bytes_of(&pending->append);
     if (pending->append.done) {
-        pending->append.done(pending->append.ctx, rc, error);
+        pthread_mutex_unlock(&appender->mutex);
+        pending->append.done(pending->append.ctx, pending->rc, pending->error);
         kl__free(pending);
         return;
     }
-    pthread_mutex_lock(&appender->mutex);
-    pending->rc = rc;
-    snprintf(pending->error, sizeof pending->error, "%s", error);
     pending->ended = true;
     pthread_cond_broadcast(&appender->ended);
     pthread_mutex_unlock(&appender->mutex);
+}
+
+/* --- Seals --- */
+
+static bool is_at(const struct part *part, const kl_entry *entry)
+{
+    return part->shard->place.partition == entry->place.partition && part->shard->place.shard == entry->place.shard;
+}
+
+static kl__s3_shard *shard_of(kl__s3 *s3, const kl_entry *entry)
+{
+    kl__memory_enter(s3->memory);
+    kl__s3_shard *shard = kl__s3_shard_of(s3, entry->place);
+    kl__memory_leave(s3->memory);
+    return shard;
+}
+
+/* What is to be said to an append with entries for sealed shards. KL_OK: there are none, or it is a repeat of one that was
+ * made before. */
+static kl_rc judge_sealed(kl__s3 *s3, struct pending *pending, bool *ret_repeat)
+{
+    size_t known_count = 0, sealed = 0, first = 0;
+    kl_rc rc = KL_OK;
+    *ret_repeat = false;
+    for (size_t i = 0; rc == KL_OK && i < pending->append.count; i++) {
+        kl__s3_shard *shard = shard_of(s3, &pending->append.entries[i]);
+        bool known = false;
+        if (!shard || !kl__s3_is_sealed(s3, shard))
+            continue;
+        first = sealed++ ? first : i;
+        if (pending->append.token)
+            rc = kl__s3_token_known(s3, shard, pending->append.token, &known);
+        known_count += known;
+    }
+    *ret_repeat = rc == KL_OK && sealed && known_count == sealed;
+    if (rc != KL_OK || known_count == sealed)
+        return rc;
+    return known_count
+               ? kl__fail(KL_EBUSY, "a shard was sealed while this was appended, and others have their part of it; "
+                                    "call again under another token where the queue's layout says")
+               : fail_sealed(first, pending->append.entries[first].place);
+}
+
+/* Appends of the round that are for sealed shards are refused, or known for repeats. True: so the round is another. */
+static bool sort_out(struct kl__s3_appender *appender, struct round *round)
+{
+    bool sealed = false;
+    for (size_t i = 0; i < round->count; i++)
+        sealed |= kl__s3_is_sealed(appender->s3, round->parts[i].shard);
+    for (struct pending **link = &round->first; sealed && *link;) {
+        struct pending *pending = *link;
+        bool repeat = false;
+        pending->rc = pending->repeat ? KL_OK : judge_sealed(appender->s3, pending, &repeat);
+        pending->repeat |= repeat;
+        if (pending->rc == KL_OK) {
+            link = &pending->next;
+            continue;
+        }
+        *link = pending->next;
+        snprintf(pending->error, sizeof pending->error, "%s", kl_error_text());
+        tell(appender, pending);
+    }
+    return sealed;
+}
+
+/* Positions of an append's entries in a part that is stored. */
+static size_t positions_of(const struct round *round, const struct part *part, const struct pending *pending,
+                           uint64_t *positions)
+{
+    uint64_t index = 0;
+    size_t count = 0;
+    for (const struct pending *each = round->first; each; each = each->next) {
+        for (size_t i = 0; i < each->append.count; i++) {
+            if (!is_at(part, &each->append.entries[i]))
+                continue;
+            if (each == pending)
+                positions[count++] = part->number << KL_S3_INDEX_BITS | index;
+            index++;
+        }
+    }
+    return count;
+}
+
+/* A shard was sealed while parts of the append were put elsewhere: they are taken back. */
+static kl_rc take_back(kl__s3 *s3, const struct round *round, const struct pending *pending)
+{
+    uint64_t *positions = kl__alloc_zeroed(pending->append.count, sizeof *positions);
+    kl_rc rc = positions ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; rc == KL_OK && i < round->count; i++) {
+        const struct part *part = &round->parts[i];
+        size_t count = part->stored ? positions_of(round, part, pending, positions) : 0;
+        if (count)
+            rc = kl__s3_revoke(s3, part->shard, positions, count);
+    }
+    kl__free(positions);
+    return rc;
+}
+
+/* --- Rounds --- */
+
+/* The first of its parts that failed, but rather one of which it is not known whether it is there. */
+static const struct part *failed_part(const struct round *round, const struct pending *pending, size_t *ret_entry)
+{
+    const struct part *found = NULL;
+    for (size_t i = 0; i < round->count; i++) {
+        const struct part *part = &round->parts[i];
+        for (size_t j = 0; part->rc != KL_OK && j < pending->append.count; j++) {
+            if (!is_at(part, &pending->append.entries[j]) || (found && found->rc != KL_ESEALED))
+                continue;
+            found = part;
+            *ret_entry = j;
+            break;
+        }
+    }
+    return found;
+}
+
+/* `error` has room for 256 bytes. */
+static kl_rc rc_of(kl__s3 *s3, const struct round *round, const struct pending *pending, char *error)
+{
+    size_t entry = 0;
+    const struct part *part = failed_part(round, pending, &entry);
+    *error = '\0';
+    if (!part)
+        return KL_OK;
+    kl_rc rc = part->rc == KL_ESEALED ? take_back(s3, round, pending) : part->rc;
+    if (part->rc == KL_ESEALED && rc == KL_OK)
+        rc = fail_sealed(entry, part->shard->place);
+    snprintf(error, 256, "%s", rc == part->rc && rc != KL_ESEALED ? part->error : kl_error_text());
+    return rc;
+}
+
+static void free_parts(struct round *round)
+{
+    for (size_t i = 0; i < round->count; i++) {
+        kl__s3_text_free(&round->parts[i].body);
+        kl__free(round->parts[i].name);
+    }
+    kl__free(round->parts);
+    round->parts = NULL;
+    round->count = 0;
 }
 
 static void end_round(struct kl__s3_appender *appender, struct round *round, kl_rc rc)
 {
     char error[256];
     snprintf(error, sizeof error, "%s", rc == KL_OK ? "" : kl_error_text());
+    for (struct pending *pending = round->first; pending; pending = pending->next) {
+        pending->rc = rc == KL_OK ? rc_of(appender->s3, round, pending, pending->error) : rc;
+        if (rc != KL_OK)
+            snprintf(pending->error, sizeof pending->error, "%s", error);
+    }
     for (struct pending *pending = round->first, *next; pending; pending = next) {
-        const char *own = error;
         next = pending->next;
-        kl_rc own_rc = rc == KL_OK ? rc_of(round, pending, &own) : rc;
-        tell(appender, pending, own_rc, own);
+        tell(appender, pending);
     }
-    for (size_t i = 0; i < round->count; i++) {
-        kl__s3_text_free(&round->parts[i].body);
-        kl__free(round->parts[i].name);
+    free_parts(round);
+}
+
+/* One round. It is written anew, without them, if some of its appends are for sealed shards. */
+static void append_round(struct kl__s3_appender *appender, struct pending *first)
+{
+    struct round round = {.first = first};
+    bool again = true;
+    kl_rc rc = KL_OK;
+    pthread_mutex_lock(&appender->s3->round_mutex);
+    while (rc == KL_OK && again && round.first) {
+        free_parts(&round);
+        rc = write_round(appender->s3, &round);
+        if (rc == KL_OK)
+            find_tails(appender->s3, &round);
+        again = rc == KL_OK && sort_out(appender, &round);
     }
-    kl__free(round->parts);
+    if (rc == KL_OK && round.first)
+        put_parts(appender->s3, &round);
+    end_round(appender, &round, rc);
+    pthread_mutex_unlock(&appender->s3->round_mutex);
 }
 
 /* Whether another append of the round bears its token; else it is noted (A2). */
@@ -526,14 +715,9 @@ static void *run(void *ctx)
             kl__cond_wait(&appender->wakes, &appender->mutex, KL_NEVER);
             continue;
         }
-        struct round round = {.first = take_some(appender)};
+        struct pending *some = take_some(appender);
         pthread_mutex_unlock(&appender->mutex);
-        kl_rc rc = write_round(appender->s3, &round);
-        if (rc == KL_OK) {
-            find_tails(appender->s3, &round);
-            put_parts(appender->s3, &round);
-        }
-        end_round(appender, &round, rc);
+        append_round(appender, some);
         pthread_mutex_lock(&appender->mutex);
     }
     pthread_mutex_unlock(&appender->mutex);

@@ -153,7 +153,7 @@ bool kl__s3_get_hex(const json_t *object, const char *name, uint64_t *ret_value)
     return !value || (text && end != text && *end == '\0');
 }
 
-static int digit_of(char c)
+int kl__s3_hex_digit(char c)
 {
     return c >= '0' && c <= '9'   ? c - '0'
            : c >= 'a' && c <= 'f' ? c - 'a' + 10
@@ -162,11 +162,11 @@ static int digit_of(char c)
 }
 
 /* 32 hex digits, with hyphens wherever. */
-static bool read_16(const char *text, uint8_t ret_bytes[16])
+bool kl__s3_read_16(const char *text, uint8_t ret_bytes[16])
 {
     size_t digits = 0;
     for (; *text; text++) {
-        int digit = digit_of(*text);
+        int digit = kl__s3_hex_digit(*text);
         if (*text == '-')
             continue;
         if (digit < 0 || digits == 32)
@@ -181,14 +181,14 @@ bool kl__s3_get_id(const json_t *object, const char *name, kl_task_id *ret_id)
 {
     const char *text = json_string_value(json_object_get(object, name));
     *ret_id = (kl_task_id){{0}};
-    return !text || read_16(text, ret_id->bytes);
+    return !text || kl__s3_read_16(text, ret_id->bytes);
 }
 
 bool kl__s3_get_token(const json_t *object, const char *name, kl_token *ret_token, bool *ret_there)
 {
     const char *text = json_string_value(json_object_get(object, name));
     *ret_there = text != NULL;
-    return !text || read_16(text, ret_token->bytes);
+    return !text || kl__s3_read_16(text, ret_token->bytes);
 }
 
 static bool decode_base64(kl_bytes text, kl_arena *arena, kl_bytes *ret_bytes)

@@ -194,6 +194,8 @@ kl__s3_bill kl__s3_http_bill(kl__s3_http *http)
 static size_t take_body(char *bytes, size_t size, size_t count, void *ctx)
 {
     kl__s3_request *request = ctx;
+    if (request->reply.len + size * count > KL_S3_REPLY_MAX)
+        request->reply.failed = true;
     kl__s3_text_add(&request->reply, bytes, size * count);
     return request->reply.failed ? 0 : size * count;
 }
@@ -563,6 +565,15 @@ void kl__s3_http_close(kl__s3_http *http)
     pthread_cond_destroy(&http->answered);
     pthread_mutex_destroy(&http->mutex);
     kl__free(http);
+}
+
+void kl__s3_condition(const char *etag, bool unquoted, char ret_condition[KL_S3_ETAG_BYTES])
+{
+    size_t len = strlen(etag);
+    if (unquoted && len >= 2 && etag[0] == '"')
+        snprintf(ret_condition, KL_S3_ETAG_BYTES, "%.*s", (int)len - 2, etag + 1);
+    else
+        snprintf(ret_condition, KL_S3_ETAG_BYTES, "%s", etag);
 }
 
 /* Such a one meets no object: what is not there is the bucket. */

@@ -18,6 +18,7 @@ enum {
     KL_S3_ETAG_BYTES = 96,     /* an ETag with its quotes and a zero byte */
     KL_S3_PARALLEL = 32,       /* connections */
     KL_S3_PATIENCE_MS = 20000, /* how long a request is sent again while the server is out of order */
+    KL_S3_REPLY_MAX = 1 << 30, /* bytes: an archive has what 64 settles of 8 MiB keep, and that once again for JSON */
 };
 
 /* Where the server is, and who asks. */
@@ -81,6 +82,9 @@ void kl__s3_http_close(kl__s3_http *http);
  * each has an answer below 500. KL_EBUSY: one has none. KL_ENOMEM. */
 KL_MUST_USE kl_rc kl__s3_send(kl__s3_http *http, kl__s3_request *requests, size_t count);
 KL_MUST_USE kl_rc kl__s3_send_each(kl__s3_http *http, kl__s3_request **requests, size_t count);
+
+/* An ETag as If-Match takes it, with its quotes or without. */
+void kl__s3_condition(const char *etag, bool unquoted, char ret_condition[KL_S3_ETAG_BYTES]);
 
 /* KL_ESYSTEM: an answer that should not have come, with what to do. */
 KL_MUST_USE kl_rc kl__s3_refused(const kl__s3_request *request);

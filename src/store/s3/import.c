@@ -29,24 +29,12 @@ struct import {
 static bool uuid_of(const char *name, kl_token *ret_uuid)
 {
     const char *at = strrchr(name, '/') + 1;
-    size_t digits = 0;
+    char text[UUID_CHARS + 1];
     if (strlen(at) != UUID_CHARS + 5 || strcmp(at + UUID_CHARS, ".json") != 0)
         return false;
-    for (size_t i = 0; i < UUID_CHARS; i++) {
-        char c = at[i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
-        bool hyphen = i == 8 || i == 13 || i == 18 || i == 23;
-        if (hyphen ? c != '-' : digit < 0)
-            return false;
-        if (hyphen)
-            continue;
-        ret_uuid->bytes[digits / 2] = (uint8_t)(digits % 2 ? ret_uuid->bytes[digits / 2] | digit : digit << 4);
-        digits++;
-    }
-    return true;
+    memcpy(text, at, UUID_CHARS);
+    text[UUID_CHARS] = '\0';
+    return at[8] == '-' && at[13] == '-' && at[18] == '-' && at[23] == '-' && kl__s3_read_16(text, ret_uuid->bytes);
 }
 
 static int by_age(const void *a, const void *b)

@@ -108,7 +108,7 @@ static bool make_room(kl__s3_names *names)
 
 static bool add_name(const kl__s3 *s3, kl_bytes contents, kl__s3_names *names)
 {
-    kl_bytes key, etag = {"", 0}, modified;
+    kl_bytes key, etag = {"", 0}, modified, size;
     size_t skip = strlen(s3->prefix);
     if (!element(contents, "Key", &key))
         return true;
@@ -128,6 +128,7 @@ static bool add_name(const kl__s3 *s3, kl_bytes contents, kl__s3_names *names)
         unescape(item->etag);
     }
     item->modified_ms = element(contents, "LastModified", &modified) ? time_of(modified) : 0;
+    item->size = element(contents, "Size", &size) ? strtoull(size.data, NULL, 10) : 0; /* it ends at the next < */
     return true;
 }
 

@@ -10,16 +10,14 @@
  * (refresh.c: the pulse) showed the same ETags; that look may be up to KL_S3_POLL_MAX_MS old when nothing happens. Whatever
  * was not asked for within POLLED_MS is asked of the server, and so is everything after a lost race. Lists may be LISTED_MS
  * old. What this process writes it sees at once.
- *
- * Bytes of names outside [0-9A-Za-z._/-] are written as a sign and two hex digits; the sign is chosen so that the order of
- * bytes is kept. Names that would become too long are written in base32. */
+ */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/hash.h"
 #include "store/s3/s3.h"
 
-enum { POLLED_MS = 10000, LISTED_MS = 500, ENCODED_MAX = 700, TRIES = 64, UNREAD_MAX = 1000 };
+enum { POLLED_MS = 10000, LISTED_MS = 500, TRIES = 64, UNREAD_MAX = 1000 };
 
 /* A record as far as it is known. */
 struct known {
@@ -56,108 +54,6 @@ struct kl__s3_records {
 };
 
 static bool is_within(int64_t since_ns, int64_t ms) { return since_ns && kl__monotonic_ns() - since_ns < ms * 1000000; }
-
-/* --- Names --- */
-
-static bool is_plain(unsigned char c)
-{
-    return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z') || c == '-' || c == '.' ||
-           c == '/' || c == '_';
-}
-
-static char sign_of(unsigned char c)
-{
-    static const struct {
-        unsigned char below;
-        char sign;
-    } signs[] = {{'-', '!'}, {'A', ':'}, {'_', '['}, {'a', '`'}};
-    for (size_t i = 0; i < sizeof signs / sizeof signs[0]; i++)
-        if (c < signs[i].below)
-            return signs[i].sign;
-    return '~';
-}
-
-static void encode_base32(kl__s3_text *text, kl_bytes name)
-{
-    static const char digits[] = "0123456789abcdefghijklmnopqrstuv";
-    const unsigned char *at = name.data;
-    unsigned bits = 0, have = 0;
-    kl__s3_text_put(text, "~~");
-    for (size_t i = 0; i < name.len; i++) {
-        bits = bits << 8 | at[i];
-        for (have += 8; have >= 5; have -= 5)
-            kl__s3_text_add(text, &digits[bits >> (have - 5) & 31], 1);
-    }
-    if (have)
-        kl__s3_text_add(text, &digits[bits << (5 - have) & 31], 1);
-}
-
-static void encode_plainly(kl__s3_text *text, kl_bytes name)
-{
-    const unsigned char *at = name.data;
-    for (size_t i = 0; i < name.len; i++) {
-        if (is_plain(at[i]))
-            kl__s3_text_add(text, &at[i], 1);
-        else
-            kl__s3_text_put(text, "%c%02x", sign_of(at[i]), at[i]);
-    }
-}
-
-static void encode_name(kl__s3_text *text, kl_bytes name)
-{
-    size_t before = text->len;
-    encode_plainly(text, name);
-    if (text->len - before <= ENCODED_MAX || text->failed)
-        return;
-    text->len = before;
-    encode_base32(text, name);
-}
-
-static int hex_of(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
-
-static int base32_of(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'v' ? c - 'a' + 10 : -1; }
-
-/* Into room for as many bytes as it has characters. False: it is no name of ours. */
-static bool decode_name(const char *text, char *ret_bytes, size_t *ret_len)
-{
-    size_t len = 0;
-    if (strncmp(text, "~~", 2) == 0) {
-        unsigned bits = 0, have = 0;
-        for (text += 2; *text; text++) {
-            int digit = base32_of(*text);
-            if (digit < 0)
-                return false;
-            bits = bits << 5 | (unsigned)digit;
-            if ((have += 5) >= 8)
-                ret_bytes[len++] = (char)(bits >> (have -= 8));
-        }
-        *ret_len = len;
-        return true;
-    }
-    for (; *text; text++) {
-        if (is_plain((unsigned char)*text)) {
-            ret_bytes[len++] = *text;
-            continue;
-        }
-        int high = hex_of(text[1]), low = high < 0 ? -1 : hex_of(text[2]);
-        if (low < 0)
-            return false;
-        ret_bytes[len++] = (char)(high << 4 | low);
-        text += 2;
-    }
-    *ret_len = len;
-    return true;
-}
-
-static char *object_name(const kl__s3 *s3, kl_bytes name)
-{
-    kl__s3_text text = {0};
-    kl__s3_text_put(&text, "%srecords/", s3->prefix);
-    encode_name(&text, name);
-    if (text.failed)
-        kl__s3_text_free(&text);
-    return text.data;
-}
 
 /* --- Documents --- */
 
@@ -200,22 +96,13 @@ kl_rc kl__s3_document_get(kl__s3 *s3, const char *name, kl_arena *arena, kl__s3_
     return rc;
 }
 
-static void set_condition(const kl__s3 *s3, const char *etag, char ret_condition[KL_S3_ETAG_BYTES])
-{
-    size_t len = strlen(etag);
-    if (s3->unquoted && len >= 2 && etag[0] == '"')
-        snprintf(ret_condition, KL_S3_ETAG_BYTES, "%.*s", (int)len - 2, etag + 1);
-    else
-        snprintf(ret_condition, KL_S3_ETAG_BYTES, "%s", etag);
-}
-
 kl_rc kl__s3_document_put(kl__s3 *s3, const char *name, const kl__s3_document *old, const kl__s3_document *new_,
                           char ret_etag[KL_S3_ETAG_BYTES])
 {
     char condition[KL_S3_ETAG_BYTES];
     kl__s3_text body = {0};
     put_document(&body, new_);
-    set_condition(s3, old->etag, condition);
+    kl__s3_condition(old->etag, s3->unquoted, condition);
     kl__s3_request request = {.kind = KL_S3_PUT,
                               .name = name,
                               .body = {body.data, body.len},
@@ -293,7 +180,8 @@ static void see_listed(struct kl__s3_records *records, const kl__s3_listed *item
 {
     char bytes[KL_S3_NAME_MAX];
     size_t len = 0;
-    if (strlen(item->name) >= sizeof bytes || !decode_name(item->name + strlen("records/"), bytes, &len) || len == 0)
+    if (strlen(item->name) >= sizeof bytes || !kl__s3_decode_name(item->name + strlen("records/"), bytes, &len) ||
+        len == 0)
         return;
     struct known *known = make_known(records, (kl_bytes){bytes, len});
     if (!known || known->changed_ns > seen_ns)
@@ -417,7 +305,7 @@ static kl_rc fetch_held(kl__s3 *s3, const kl_bytes *names, size_t count)
     kl_arena arena = {0};
     kl_rc rc = requests ? KL_OK : kl__fail_memory();
     for (size_t i = 0; rc == KL_OK && i < count; i++) {
-        requests[i] = (kl__s3_request){.kind = KL_S3_GET, .name = object_name(s3, names[i])};
+        requests[i] = (kl__s3_request){.kind = KL_S3_GET, .name = kl__s3_record_object(s3, names[i])};
         rc = requests[i].name ? KL_OK : kl__fail_memory();
     }
     if (rc == KL_OK)
@@ -652,17 +540,17 @@ static kl_rc list_pages(kl__s3 *s3, const struct listing *whole)
     bool more = true;
     kl_rc rc = list_long_names(s3);
     kl__s3_text_put(&start, "records/");
-    encode_plainly(&start, listing.prefix);
+    kl__s3_encode_plainly(&start, listing.prefix);
     if (listing.after.len && kl__bytes_compare(listing.after, listing.prefix) >= 0) {
         kl__s3_text_put(&at, "records/");
-        encode_plainly(&at, listing.after);
+        kl__s3_encode_plainly(&at, listing.after);
     }
     listing.arena = NULL;
     listing.until.data = until;
     while (rc == KL_OK && more && listing.count < listing.max) {
         rc = start.failed ? kl__fail_memory() : see_page(s3, start.data, &at, &more);
         if (rc == KL_OK && more && strlen(at.data) < sizeof until &&
-            decode_name(at.data + strlen("records/"), until, &listing.until.len) && listing.until.len > 0)
+            kl__s3_decode_name(at.data + strlen("records/"), until, &listing.until.len) && listing.until.len > 0)
             rc = walk_read(s3, &listing);
     }
     kl_arena_free(&listing.scratch);
@@ -774,7 +662,7 @@ static kl_rc write_one(kl__s3 *s3, kl_write *write, size_t index)
                                  .removed = write->remove,
                                  .value = write->remove ? (kl_bytes){"", 0} : write->value};
     kl_arena arena = {0};
-    char *name = object_name(s3, write->name);
+    char *name = kl__s3_record_object(s3, write->name);
     bool done = false, asked = false;
     kl_rc rc = name ? current(s3, write->name, false, &arena, &old) : kl__fail_memory();
     write->new_version = 0;

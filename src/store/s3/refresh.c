@@ -9,7 +9,8 @@
  * last known (E1); after that a listing tells. A process that serves many shards looks at all of them by one listing of
  * records and tasks, the pulse, less and less often while nothing comes.
  *
- * The mutex is not held while requests are under way. What they bring is applied if it is still the next. */
+ * The mutex is not held while requests are under way. What they bring is applied if it is still the next, and if the shard
+ * was not cleared meanwhile: then its checkpoint comes first again. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -30,7 +31,7 @@ kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request)
     *request = (kl__s3_request){.kind = KL_S3_GET, .name = name};
     kl_rc rc = name ? kl__s3_send(s3->http, request, 1) : kl__fail_memory();
     if (rc == KL_OK && request->status != 200 && request->status != 404)
-        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a GET of %s", request->status, name);
+        rc = kl__s3_refused(request);
     if (rc != KL_OK)
         kl__s3_request_free(request);
     return rc;
@@ -85,8 +86,7 @@ static kl_rc fetch_send(kl__s3 *s3, struct fetch *fetch)
     kl_rc rc = kl__s3_send(s3->http, fetch->requests, fetch->count);
     for (size_t i = 0; rc == KL_OK && i < fetch->count; i++)
         if (fetch->requests[i].status != 200 && fetch->requests[i].status != 404)
-            rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a GET of %s", fetch->requests[i].status,
-                          fetch->requests[i].name);
+            rc = kl__s3_refused(&fetch->requests[i]);
     return rc;
 }
 
@@ -152,8 +152,15 @@ static kl_rc ask_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, uint6
     return good ? fetch_send(s3, fetch) : kl__fail_memory();
 }
 
-/* Applies what came. *left: the shards that may have more, in front. *ret_unsure: where one seems to end it was not known
- * to end for so long that what follows may have been deleted; its checkpoint tells. */
+/* It has been read to its end. What was cleared while it was ours still is, if nobody has fenced it since. */
+static void end_journal(kl__s3_shard *shard, int64_t asked_ns)
+{
+    shard->followed_ns = shard->journal_ns = asked_ns;
+    shard->owned |= shard->fenced && shard->fenced == shard->epoch;
+}
+
+/* Applies what came. *left: the shards that may have more, in front. *ret_unsure: a shard was cleared meanwhile; or where
+ * it seems to end it was not known to end for so long that what follows may have been deleted. Its checkpoint tells. */
 static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide, int64_t asked_ns,
                            kl__s3_shard **shards, size_t *left, bool *ret_unsure)
 {
@@ -162,13 +169,15 @@ static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide,
     kl__memory_enter(s3->memory);
     for (size_t i = 0; rc == KL_OK && i < fetch->count; i++) {
         kl__s3_shard *shard = fetch->wanted[i].shard;
-        bool there = fetch->requests[i].status == 200;
-        if (there && fetch->wanted[i].number == shard->journal + 1)
+        bool there = fetch->requests[i].status == 200, next = fetch->wanted[i].number == shard->journal + 1;
+        bool unsure = !shard->loaded || (!there && next && kl__s3_is_late(s3, shard->journal_ns));
+        *ret_unsure |= unsure;
+        if (unsure)
+            continue;
+        if (there && next)
             rc = kl__s3_apply_journal(s3, shard, fetch->wanted[i].number, &fetch->requests[i].reply);
-        if (!there && fetch->wanted[i].number == shard->journal + 1 && kl__s3_is_late(s3, shard->journal_ns))
-            *ret_unsure = true;
-        else if (!there && fetch->wanted[i].number == shard->journal + 1)
-            shard->followed_ns = shard->journal_ns = asked_ns;
+        else if (next)
+            end_journal(shard, asked_ns);
         if ((i + 1) % wide == 0 && there)
             shards[more++] = shard;
     }
@@ -217,7 +226,7 @@ kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned
         unsure = false;
         rc = refresh_once(s3, shards, count, owned_too, &unsure);
         if (rc == KL_OK && unsure && i == READ_AGAIN)
-            rc = kl__fail(KL_EBUSY, "the clock has jumped again and again while S3 was read; call again");
+            rc = kl__fail(KL_EBUSY, "shards have changed again and again while they were read; call again");
     }
     return rc;
 }
@@ -235,69 +244,95 @@ static uint64_t number_of(const char *name)
     return end == slash + 17 ? number : 0;
 }
 
-/* A page of the shard's task objects behind `number`: the first and last of them, 0 if there is none. */
-static kl_rc list_tasks(kl__s3 *s3, const kl__s3_shard *shard, uint64_t number, uint64_t *ret_first, uint64_t *ret_last,
-                        bool *ret_more)
+static bool is_seal(const kl__s3_listed *item) { return item->size == strlen(KL_S3_SEAL); }
+
+/* Task objects of a shard. */
+struct page {
+    uint64_t first, last; /* 0: there are none */
+    bool sealed;          /* the last is a seal */
+    bool more;            /* there are more behind */
+};
+
+/* A page of the shard's task objects behind `number`. */
+static kl_rc list_tasks(kl__s3 *s3, const kl__s3_shard *shard, uint64_t number, struct page *ret_page)
 {
     char prefix[KL_S3_NAME_MAX], after[KL_S3_NAME_MAX + 32];
     kl__s3_names names;
     snprintf(prefix, sizeof prefix, "tasks/%s/%s/", shard->partition->name, shard->digits);
     snprintf(after, sizeof after, "%s%016llx.json", prefix, (unsigned long long)number);
     kl_rc rc = kl__s3_list_page(s3, prefix, after, 0, &names);
-    *ret_first = *ret_last = 0;
+    *ret_page = (struct page){0};
     if (rc != KL_OK)
         return rc;
     for (size_t i = 0; i < names.count; i++) {
         uint64_t listed = number_of(names.items[i].name);
-        *ret_first = *ret_first ? *ret_first : listed;
-        *ret_last = listed ? listed : *ret_last;
+        if (!listed)
+            continue;
+        ret_page->first = ret_page->first ? ret_page->first : listed;
+        ret_page->last = listed;
+        ret_page->sealed = is_seal(&names.items[i]);
     }
-    *ret_more = names.more;
+    ret_page->more = names.more;
     kl__s3_names_free(&names);
     return KL_OK;
 }
 
-static void learn_tail(kl__s3 *s3, kl__s3_shard *shard, uint64_t tail, int64_t asked_ns)
+static void learn_tail(kl__s3 *s3, kl__s3_shard *shard, uint64_t tail, bool sealed, int64_t asked_ns)
 {
     kl__memory_enter(s3->memory);
-    if (tail > shard->tail)
+    if (tail >= shard->tail) {
         shard->tail = tail;
+        shard->sealed = sealed;
+    }
     shard->tail_ns = asked_ns;
     kl__memory_leave(s3->memory);
+}
+
+/* False: the page has none. */
+static bool go_on(const struct page *page, uint64_t *known, bool *sealed)
+{
+    if (!page->last)
+        return false;
+    *known = page->last;
+    *sealed = page->sealed;
+    return true;
 }
 
 /* Steps double while there is something behind them, and then halve: some twenty listings where a page would not do. */
 kl_rc kl__s3_find_tail(kl__s3 *s3, kl__s3_shard *shard)
 {
-    uint64_t first, last, step = 4096, highest = UINT64_MAX >> 20;
-    bool more = false;
+    uint64_t step = 4096, highest = UINT64_MAX >> 20;
+    struct page page;
+    bool sealed = false;
     kl__memory_enter(s3->memory);
     uint64_t known = shard->tail ? shard->tail - 1 : 0;
     kl__memory_leave(s3->memory);
     int64_t asked_ns = kl__monotonic_ns();
-    kl_rc rc = list_tasks(s3, shard, known, &first, &last, &more);
-    known = rc == KL_OK && last ? last : known;
+    kl_rc rc = list_tasks(s3, shard, known, &page);
+    bool more = page.more;
+    go_on(&page, &known, &sealed);
     while (rc == KL_OK && more) {
         uint64_t from = known + step < highest ? known + step : highest;
         asked_ns = kl__monotonic_ns();
-        rc = list_tasks(s3, shard, from, &first, &last, &more);
+        rc = list_tasks(s3, shard, from, &page);
+        more = page.more;
         if (rc != KL_OK)
             break;
-        if (last) {
-            known = last;
+        if (go_on(&page, &known, &sealed)) {
             step *= 2;
-        } else {
-            highest = from;
-            step = (highest - known) / 2;
-            more = highest - known > 1;
-            if (step <= 1000 && more) {
-                rc = list_tasks(s3, shard, known, &first, &last, &more);
-                known = last ? last : known;
-            }
+            continue;
+        }
+        highest = from;
+        step = (highest - known) / 2;
+        more = highest - known > 1;
+        if (step <= 1000 && more) {
+            rc = list_tasks(s3, shard, known, &page);
+            more = page.more;
+            go_on(&page, &known, &sealed);
         }
     }
     if (rc == KL_OK)
-        learn_tail(s3, shard, known, asked_ns);
+        learn_tail(s3, shard, known, sealed, asked_ns);
     return rc;
 }
 
@@ -322,10 +357,10 @@ static void see_mark(kl__s3 *s3, const char *name)
 }
 
 /* tasks/<partition>/<shard>/<number>.json. True: it is news. */
-static bool see_task(kl__s3 *s3, const char *name)
+static bool see_task(kl__s3 *s3, const kl__s3_listed *item)
 {
-    const char *at = name + strlen("tasks/"), *slash = strchr(at, '/');
-    uint64_t number = number_of(name);
+    const char *at = item->name + strlen("tasks/"), *slash = strchr(at, '/');
+    uint64_t number = number_of(item->name);
     kl__s3_partition *partition = slash ? partition_named(s3, at, (size_t)(slash - at)) : NULL;
     if (!partition || !number)
         return false;
@@ -333,10 +368,12 @@ static bool see_task(kl__s3 *s3, const char *name)
     if (shard_number >= partition->shard_count)
         return false;
     kl__s3_shard *shard = kl__s3_shard_make(s3, (kl_place){partition->number, (uint32_t)shard_number});
-    if (!shard || number <= shard->tail)
+    if (!shard || number < shard->tail)
         return false;
+    bool news = number > shard->tail;
     shard->tail = number;
-    return true;
+    shard->sealed = is_seal(item);
+    return news;
 }
 
 static void end_pulse(kl__s3 *s3, int64_t asked_ns)
@@ -376,7 +413,7 @@ static kl_rc make_pulse(kl__s3 *s3)
     const char *last = names.count ? names.items[names.count - 1].name : "";
     for (size_t i = 0; i < names.count; i++) {
         if (strncmp(names.items[i].name, "tasks/", 6) == 0)
-            news |= see_task(s3, names.items[i].name);
+            news |= see_task(s3, &names.items[i]);
         else if (strncmp(names.items[i].name, "special/", 8) == 0)
             see_mark(s3, names.items[i].name);
     }
@@ -416,7 +453,7 @@ kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count)
         bool known = (count > KL_S3_PROBES || owned) && s3->pulse_whole;
         int64_t rest_ms = s3->pulse_whole ? s3->pulse_age_ms : shards[i]->rest_ms;
         bool rests = is_fresh(s3, shards[i]->tail_ns, shards[i]->owned ? rest_ms : KL_S3_FRESH_MS);
-        shards[i]->ended = (known || rests) && shards[i]->taken >= shards[i]->tail;
+        shards[i]->ended = (known || rests || shards[i]->sealed) && shards[i]->taken >= shards[i]->tail;
     }
     kl__memory_leave(s3->memory);
     return rc;
@@ -487,26 +524,31 @@ static kl__s3_object *find_passed(const kl__s3_shard *shard, kl__tree_node *node
 /* Passes over what was deleted. */
 static kl_rc step_over(kl__s3 *s3, kl__s3_shard *shard)
 {
-    uint64_t first, last;
-    bool more;
+    struct page page;
     kl__memory_enter(s3->memory);
     uint64_t from = shard->taken;
     kl__memory_leave(s3->memory);
     int64_t asked_ns = kl__monotonic_ns();
-    kl_rc rc = list_tasks(s3, shard, from, &first, &last, &more);
+    kl_rc rc = list_tasks(s3, shard, from, &page);
     if (rc != KL_OK)
         return rc;
     kl__memory_enter(s3->memory);
-    if (first && shard->taken == from) {
-        shard->taken = first - 1;
+    if (!shard->loaded) {
+        kl__memory_leave(s3->memory);
+        return KL_OK;
+    }
+    if (page.first && shard->taken == from) {
+        shard->taken = page.first - 1;
         for (kl__s3_object *passed; (passed = find_passed(shard, shard->objects, from));)
             kl__s3_object_free(shard, passed);
     }
-    if (!first && shard->taken == from && shard->tail <= from) /* else somebody has appended meanwhile */
+    if (!page.first && shard->taken == from && shard->tail <= from) /* else somebody has appended meanwhile */
         shard->ended = true;
-    if (last > shard->tail)
-        shard->tail = last;
-    if (!more)
+    if (page.last > shard->tail) {
+        shard->tail = page.last;
+        shard->sealed = page.sealed;
+    }
+    if (!page.more)
         shard->tail_ns = asked_ns;
     kl__memory_leave(s3->memory);
     return KL_OK;
@@ -521,7 +563,7 @@ static kl_rc take_tasks(kl__s3 *s3, const struct fetch *fetch, int64_t asked_ns,
         kl__memory_enter(s3->memory);
         for (; rc == KL_OK && i < fetch->count && fetch->wanted[i].shard == shard; i++) {
             uint64_t number = fetch->wanted[i].number;
-            if (gap || number != shard->taken + 1)
+            if (gap || !shard->loaded || number != shard->taken + 1)
                 continue;
             if (fetch->requests[i].status == 200)
                 rc = kl__s3_apply_tasks(s3, shard, number, &fetch->requests[i].reply);
@@ -545,16 +587,16 @@ static int64_t good_since(const kl__s3 *s3, const kl__s3_more *more)
     return more->shard->owned ? now_ns - age_ms * 1000000 : more->since_ns ? more->since_ns : now_ns;
 }
 
-/* Shards that are at their end, or have got what was wanted, go. */
+/* Shards that are at their end, have got what was wanted, or were cleared, go. */
 static size_t keep_wanting(kl__s3 *s3, kl__s3_more *more, size_t count)
 {
     size_t left = 0;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++) {
         kl__s3_shard *shard = more[i].shard;
-        if (shard->taken >= shard->tail && shard->tail_ns >= good_since(s3, &more[i]))
+        if (shard->taken >= shard->tail && (shard->sealed || shard->tail_ns >= good_since(s3, &more[i])))
             shard->ended = true;
-        if (!shard->ended && more[i].want > 0)
+        if (!shard->ended && shard->loaded && more[i].want > 0)
             more[left++] = more[i];
     }
     kl__memory_leave(s3->memory);

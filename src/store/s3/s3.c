@@ -167,8 +167,6 @@ static kl_rc take_param(kl__s3 *s3, kl_bytes param, bool *path_style_set)
         *path_style_set = true;
         return set_flag("path_style", value, &s3->site.path_style);
     }
-    if (kl__url_param(param, "preview", &value))
-        return set_flag("preview", value, &s3->preview);
     if (kl__url_param(param, "poll_ms", &value))
         return set_number("poll_ms", value, KL_S3_POLL_MIN_MS, 60000, &s3->poll_ms);
     if (kl__url_param(param, "grace_ms", &value))
@@ -251,11 +249,6 @@ static kl_rc read_url(kl__s3 *s3, const char *where)
             rc = take_param(s3, (kl_bytes){at, len}, &path_style_set);
         at += len;
     }
-    if (rc == KL_OK && !s3->preview)
-        rc = kl__fail(KL_EINVAL,
-                      "the S3 store is not finished: when a worker is killed, a key's order may break. Write "
-                      "?preview=on behind the URL to try it, or use %s",
-                      kl__engine_postgres.usage);
     return rc == KL_OK ? complete_site(s3, path_style_set) : rc;
 }
 
@@ -285,10 +278,8 @@ void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard)
     while (shard->objects)
         kl__s3_object_free(shard, KL_CONTAINER(shard->objects, kl__s3_object, by_number));
     kl__s3_tokens_free(shard);
-    for (kl__s3_forgotten *one = shard->forgotten, *next; one; one = next) {
-        next = one->next;
-        kl__free(one);
-    }
+    while (shard->forgotten)
+        kl__s3_forgotten_free(shard, KL_CONTAINER(shard->forgotten, kl__s3_forgotten, by_id));
     drop_finished(s3, shard);
     kl__free(shard->repeats);
     kl__s3_shard fresh = {.place = shard->place,
@@ -296,10 +287,13 @@ void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard)
                           .generation = shard->generation + 1,
                           .tail = shard->tail,
                           .tail_ns = shard->tail_ns,
+                          .sealed = shard->sealed,
+                          .fenced = shard->fenced,
                           .marked = shard->marked,
                           .written_ns = shard->written_ns};
     memcpy(fresh.digits, shard->digits, sizeof fresh.digits);
     *shard = fresh;
+    atomic_fetch_add(&s3->clears, 1);
 }
 
 /* --- Partitions --- */
@@ -485,6 +479,7 @@ static void close_s3(void *self)
     pthread_mutex_destroy(&s3->journal_mutex);
     pthread_mutex_destroy(&s3->partition_mutex);
     pthread_mutex_destroy(&s3->kept_mutex);
+    pthread_mutex_destroy(&s3->round_mutex);
     pthread_mutex_destroy(&s3->pulse_mutex);
     pthread_mutex_destroy(&s3->upkeep_mutex);
     pthread_cond_destroy(&s3->upkeep_wakes);
@@ -514,6 +509,7 @@ static kl_rc open_s3(const char *where, const kl_store_opts *opts, void **ret_se
     pthread_mutex_init(&s3->journal_mutex, NULL);
     pthread_mutex_init(&s3->partition_mutex, NULL);
     pthread_mutex_init(&s3->kept_mutex, NULL);
+    pthread_mutex_init(&s3->round_mutex, NULL);
     pthread_mutex_init(&s3->pulse_mutex, NULL);
     pthread_mutex_init(&s3->upkeep_mutex, NULL);
     kl__cond_init(&s3->upkeep_wakes);
@@ -555,7 +551,7 @@ const kl_engine kl__engine_s3 = {
     .scheme = "s3",
     .usage = "s3://BUCKET/PREFIX",
     .can = KL_STORE_DURABLE | KL_STORE_KEY_HASH | KL_STORE_ASYNC | KL_STORE_SHARED | KL_STORE_ORDERED | KL_STORE_GROUP |
-           KL_STORE_INBOX,
+           KL_STORE_SEAL | KL_STORE_INBOX,
     .open = open_s3,
     .close = close_s3,
     .now = now,

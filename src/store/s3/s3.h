@@ -7,7 +7,7 @@
  *     index/<partition>/<shard>.json              a checkpoint: what the journal says up to some number
  *
  * Everything else follows from reading them in order. A process keeps a replica of the shards that it reads: the memory
- * engine, fed from the logs (replica.c), answers scan, read, counts, results and find.
+ * engine, fed from the logs (replica.c, journal.c), answers scan, read, counts, results and find.
  *
  *     call -> bring the replica up to date (refresh.c) -> ask it
  *     append -> one object per shard (append.c);  settle, fence, forget -> one object per shard (settle.c)
@@ -16,8 +16,9 @@
  *     http.c, sign.c, creds.c, list.c      requests
  *     selftest.c  what the server must be able to do
  *     body.c      what stands in objects
+ *     seal.c      shards that take no more
  *     upkeep.c    checkpoints, and deleting what nobody needs any more
- *     records.c   records, by the ETags of their objects
+ *     records.c, names.c  records, by the ETags of their objects
  *     import.c    taking in what an object-per-task system left
  *     bill.c      how many requests it took
  *
@@ -26,7 +27,10 @@
  * E2  Replicas of a shard are equal once they have read the same logs: nothing in them depends on who reads, or when.
  * E3  A journal object that says epoch e was put by somebody who had read all before it, so no fence above e is among
  *     those. That is the fence.
- * E4  The newest object of a log is never deleted, so a listing always tells where it ends. */
+ * E4  The newest object of a log is never deleted, so a listing always tells where it ends.
+ * E5  A replica may be cleared at any time, to be read anew (kl__s3_shard_clear). Whoever answers from it makes sure that
+ *     it was not cleared since it was brought up to date: half a shard looks like one that has no more.
+ * E6  Whoever knows the newest number of a log of tasks also knows whether it is a seal: nobody puts one behind it. */
 #ifndef KL_STORE_S3_H
 #define KL_STORE_S3_H
 
@@ -65,6 +69,9 @@ enum {
     KL_S3_COUNTED_MAX = 4096, /* objects that counts reads before it says "at least" */
 };
 
+/* A task object that says: nothing follows. It is shorter than any other, so a listing tells it from them. */
+#define KL_S3_SEAL "{\"keyline\":1,\"sealed\":true,\"appends\":[]}\n"
+
 /* A finished task's `line`, which it has no other use for: where it stands outside memory. */
 enum { KL_S3_IN_JOURNAL, KL_S3_BEING_ARCHIVED, KL_S3_ARCHIVED };
 
@@ -100,7 +107,7 @@ typedef struct kl__s3_retry {
 } kl__s3_retry;
 
 typedef struct kl__s3_forgotten {
-    struct kl__s3_forgotten *next;
+    kl__tree_node by_id;
     kl_task_id id;
     int64_t until_ms;
 } kl__s3_forgotten;
@@ -116,6 +123,7 @@ typedef struct kl__s3_shard {
     /* the journal */
     bool loaded;         /* the checkpoint has been read */
     bool owned;          /* fenced by this process, and by nobody since as far as it knows */
+    uint64_t fenced;     /* the last epoch that this process fenced it with; 0: it was refused since, or never did */
     uint64_t journal;    /* read up to this number */
     int64_t journal_ns;  /* when it was known to end there */
     int64_t followed_ns; /* when it was last read to its end, or written there */
@@ -135,6 +143,7 @@ typedef struct kl__s3_shard {
     uint64_t first;     /* nothing waits up to this number */
     uint64_t tail;      /* the newest that is known of */
     int64_t tail_ns;    /* when it was known to be the newest */
+    bool sealed;        /* the newest is a seal */
     bool news;          /* something was read since the end was last found */
     int64_t rest_ms;    /* how long an end is good for where the bucket is too full to be looked at whole */
     bool contended;     /* others append to it, too */
@@ -145,7 +154,7 @@ typedef struct kl__s3_shard {
     kl__tree_node *tokens;
     kl__s3_token *oldest_token, *newest_token;
     uint32_t token_count;
-    kl__s3_forgotten *forgotten;
+    kl__tree_node *forgotten;
     int64_t kept_ns;   /* when somebody last asked for finished tasks */
     bool kept_loaded;  /* archives have been read */
     uint64_t *repeats; /* positions that turned out to be repeats without a token: settled with the next */
@@ -170,6 +179,7 @@ typedef struct kl__s3_listed {
     char *name;
     char etag[KL_S3_ETAG_BYTES];
     int64_t modified_ms;
+    uint64_t size; /* bytes */
 } kl__s3_listed;
 
 typedef struct kl__s3_names {
@@ -187,7 +197,6 @@ typedef struct kl__s3 {
     char *prefix; /* of all names, with its slash; may be empty */
     kl__s3_http *http;
     bool unquoted;    /* If-Match takes the ETag without quotes */
-    bool preview;     /* ?preview=on: whoever opens it knows that it is not finished */
     bool caller_time; /* ?clock=caller */
     char *import;     /* ?import=QUEUE: which queue takes in what an object-per-task system left; NULL: none */
     int64_t import_digits, import_ns;
@@ -210,8 +219,10 @@ typedef struct kl__s3 {
     _Atomic(int64_t) pulse_age_ms; /* how old it may become */
     unsigned pulse_quiet;          /* how many in a row brought nothing new */
     atomic_bool pulse_whole;       /* it showed everything */
+    _Atomic(uint64_t) clears;      /* of replicas: E5 */
 
     struct kl__s3_appender *appender;
+    pthread_mutex_t round_mutex; /* held while a round is appended: what this process seals, it seals between two */
     struct kl__s3_records *records;
     pthread_mutex_t kept_mutex; /* archives are written or read, not both at once */
 
@@ -270,6 +281,9 @@ void kl__s3_put_id(kl__s3_text *text, const char *name, const kl_task_id *id);
 void kl__s3_put_entry(kl__s3_text *text, const kl_entry *entry); /* the members of an object, without braces */
 void kl__s3_put_token(kl__s3_text *text, const kl_token *token); /* 32 hex digits, without quotes */
 
+int kl__s3_hex_digit(char c);                                 /* -1: it is none */
+bool kl__s3_read_16(const char *text, uint8_t ret_bytes[16]); /* 32 hex digits, with hyphens wherever */
+
 /* Whether an object that is there was written by this very request. */
 bool kl__s3_has_nonce(const kl__s3_text *body, uint64_t nonce);
 
@@ -283,10 +297,32 @@ bool kl__s3_get_entry(const json_t *object, kl_place place, kl_arena *arena, kl_
 json_t *kl__s3_parse(const kl__s3_text *text); /* NULL: no JSON, or of another format; or no memory */
 KL_MUST_USE kl_rc kl__s3_parse_json(const kl__s3_text *text, json_t **ret_root); /* KL_EDAMAGED, or KL_ENOMEM */
 
-/* --- replica.c: what the logs say. The mutex is held. --- */
+/* --- replica.c: what the log of tasks says. The mutex is held. --- */
 
 /* The next task object. What of it cannot be understood is passed over, but never deleted. KL_ENOMEM. */
 kl_rc kl__s3_apply_tasks(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body);
+
+kl__s3_object *kl__s3_object_of(kl__s3_shard *shard, uint64_t number);   /* NULL: it is not known */
+kl__s3_object *kl__s3_object_make(kl__s3_shard *shard, uint64_t number); /* or the one that is known; NULL: no memory */
+void kl__s3_object_free(kl__s3_shard *shard, kl__s3_object *object);     /* takes it out */
+
+/* Of an object that is not loaded, or damaged. */
+bool kl__s3_is_settled(const kl__s3_object *object, uint32_t index);
+bool kl__s3_set_settled(kl__s3_object *object, uint32_t index); /* false: no memory */
+kl__s3_retry **kl__s3_find_retry(kl__s3_object *object, uint64_t position);
+void kl__s3_retry_free(kl__s3_retry *retry);
+
+kl__memory_task *kl__s3_task_make(kl__memory_shard *shard, const kl_entry *entry, uint64_t position);
+kl__memory_left *kl__s3_left_make(uint32_t attempts, int64_t expires_ms, kl_bytes error, kl_bytes result);
+
+bool kl__s3_has_token(kl__s3_shard *shard, const kl_token *value);
+bool kl__s3_remember(kl__s3_shard *shard, const kl_token *value, uint64_t number, int64_t at_ms); /* false: no memory */
+void kl__s3_tokens_free(kl__s3_shard *shard);
+
+/* What copies of strings of an object of so many bytes can take: no copy fails then, and what is not understood is damaged. */
+bool kl__s3_reserve(kl_arena *arena, size_t bytes);
+
+/* --- journal.c: what the journal says. The mutex is held. --- */
 
 /* The next journal object. */
 kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body);
@@ -295,9 +331,7 @@ kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, con
 kl_rc kl__s3_apply_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body);
 kl_rc kl__s3_apply_kept(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body);
 
-kl__s3_object *kl__s3_object_of(kl__s3_shard *shard, uint64_t number);
-void kl__s3_object_free(kl__s3_shard *shard, kl__s3_object *object); /* takes it out */
-void kl__s3_retry_free(kl__s3_retry *retry);
+void kl__s3_forgotten_free(kl__s3_shard *shard, kl__s3_forgotten *one); /* takes it out */
 
 /* A task's end that is kept, as the journal and archives have it. */
 typedef struct kl__s3_end {
@@ -318,12 +352,10 @@ void kl__s3_put_retry(kl__s3_text *text, const kl__s3_retry *retry);
 bool kl__s3_put_settled(kl__s3_text *text, const kl__s3_object *object);
 void kl__s3_put_run(kl__s3_text *text, uint64_t number, uint32_t from, uint32_t to);
 
-kl__memory_left *kl__s3_left_make(uint32_t attempts, int64_t expires_ms, kl_bytes error, kl_bytes result);
-void kl__s3_tokens_free(kl__s3_shard *shard);
-
 /* --- refresh.c --- */
 
-/* Brings the journals of these shards up to date; shards that this process owns are taken as they are. */
+/* Brings the journals of these shards up to date; shards that this process owns are taken as they are. KL_EBUSY: they were
+ * cleared or the clock jumped again and again meanwhile. */
 kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too);
 
 /* Finds out where the task logs of these shards end (many: by a look at the whole bucket that may be a little old). */
@@ -363,6 +395,20 @@ void kl__s3_upkeep_stop(kl__s3 *s3);
 void kl__s3_upkeep_wake(kl__s3 *s3);
 kl_rc kl__s3_checkpoint(kl__s3 *s3, kl__s3_shard *shard);
 
+/* --- seal.c --- */
+
+/* Puts a seal where the log of tasks ends, unless somebody has. */
+kl_rc kl__s3_seal(kl__s3 *s3, kl__s3_shard *shard);
+bool kl__s3_is_sealed(kl__s3 *s3, const kl__s3_shard *shard);
+
+/* Whether a task object of the shard bears the token. Reads all of it. */
+kl_rc kl__s3_token_known(kl__s3 *s3, kl__s3_shard *shard, const kl_token *token, bool *ret_known);
+
+/* --- settle.c --- */
+
+/* Ends tasks that were appended a moment ago, unless that is over already, in the name of nobody. */
+kl_rc kl__s3_revoke(kl__s3 *s3, kl__s3_shard *shard, const uint64_t *positions, size_t count);
+
 /* --- append.c, records.c: their parts of opening and closing --- */
 
 kl_rc kl__s3_appender_open(kl__s3 *s3);
@@ -385,6 +431,14 @@ kl_rc kl__s3_document_get(kl__s3 *s3, const char *name, kl_arena *arena, kl__s3_
 /* Over what `old` says (version 0: over nothing, or over its etag if it has one). KL_ECONFLICT: something else is there. */
 kl_rc kl__s3_document_put(kl__s3 *s3, const char *name, const kl__s3_document *old, const kl__s3_document *new_,
                           char ret_etag[KL_S3_ETAG_BYTES]);
+
+/* --- names.c --- */
+
+void kl__s3_encode_plainly(kl__s3_text *text, kl_bytes name); /* also the beginning of one; never in base32 */
+char *kl__s3_record_object(const kl__s3 *s3, kl_bytes name);  /* its object, with the store's prefix. NULL: no memory */
+
+/* Into room for as many bytes as it has characters. False: it is no name of ours. */
+bool kl__s3_decode_name(const char *text, char *ret_bytes, size_t *ret_len);
 
 /* --- bill.c --- */
 

@@ -86,15 +86,6 @@ static kl_rc test_read(struct test *test)
     return tagged ? KL_OK : refuse(test, "it gives no ETags");
 }
 
-static void strip(const char *etag, char ret_bare[KL_S3_ETAG_BYTES])
-{
-    size_t len = strlen(etag);
-    if (len >= 2 && etag[0] == '"')
-        snprintf(ret_bare, KL_S3_ETAG_BYTES, "%.*s", (int)len - 2, etag + 1);
-    else
-        snprintf(ret_bare, KL_S3_ETAG_BYTES, "%s", etag);
-}
-
 /* An ETag that nothing has must be refused, in quotes and without. */
 static kl_rc test_stale(struct test *test)
 {
@@ -117,7 +108,7 @@ static kl_rc test_fresh(struct test *test)
 {
     char old[KL_S3_ETAG_BYTES], bare[KL_S3_ETAG_BYTES];
     snprintf(old, sizeof old, "%s", test->etag);
-    strip(old, bare);
+    kl__s3_condition(old, true, bare);
     kl_rc rc = put(test, "once", "third", false, old);
     test->s3->unquoted = rc == KL_OK && !was_done(test);
     if (test->s3->unquoted)

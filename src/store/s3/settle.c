@@ -18,10 +18,11 @@ enum { READ_AGAIN = 16 };
 /* What is to be written to one shard. */
 struct commit {
     kl__s3_shard *shard;
-    kl_settle *settle; /* one of these three */
+    kl_settle *settle; /* one of these four */
     kl_fence *fence;
     const kl_task_id *forget;
-    size_t forget_count;
+    const uint64_t *revoke; /* positions */
+    size_t forget_count, revoke_count;
 
     kl__s3_text body; /* empty: there is nothing to write */
     uint64_t number, nonce;
@@ -65,7 +66,7 @@ static void put_runs(kl__s3_text *body, uint64_t *positions, size_t count, bool 
     }
 }
 
-static void put_retry(const kl__s3 *s3, kl__s3_text *body, const kl_settled *settled, int64_t expires_ms)
+static void put_retry(kl__s3_text *body, const kl_settled *settled, int64_t expires_ms)
 {
     kl__s3_retry retry = {.position = settled->position, .attempts = settled->attempts, .due_ms = settled->due_ms};
     bool leaves = settled->keep_ms > 0 && settled->error.len > 0;
@@ -76,7 +77,6 @@ static void put_retry(const kl__s3 *s3, kl__s3_text *body, const kl_settled *set
     retry.left = left;
     kl__s3_put_retry(body, &retry);
     kl__free(left);
-    (void)s3;
 }
 
 static kl_task_state state_after(kl_outcome outcome)
@@ -128,7 +128,7 @@ static void put_settled(kl__s3 *s3, struct commit *commit, const kl_settled *set
     kl__s3_text_put(&commit->body, "%s", *first ? "\n" : ",\n");
     *first = false;
     if (settled->outcome == KL_RETRY)
-        put_retry(s3, &commit->body, settled, expires_ms);
+        put_retry(&commit->body, settled, expires_ms);
     else
         put_kept(s3, &commit->body, task, settled, expires_ms);
 }
@@ -180,7 +180,7 @@ static kl_rc write_settle(kl__s3 *s3, struct commit *commit)
 static kl_rc write_fence(kl__s3 *s3, struct commit *commit)
 {
     uint64_t epoch = commit->fence->epoch;
-    if (epoch < commit->shard->epoch)
+    if (epoch < commit->shard->epoch && !commit->fence->seal)
         return kl__fail(
             KL_ESTALE,
             "shard %u of partition %u is fenced at epoch %llu already, above %llu; another owner has taken it "
@@ -188,11 +188,37 @@ static kl_rc write_fence(kl__s3 *s3, struct commit *commit)
             commit->shard->place.shard, commit->shard->place.partition, (unsigned long long)commit->shard->epoch,
             (unsigned long long)epoch);
     commit->body.len = 0;
-    if (epoch == commit->shard->epoch)
+    if (epoch <= commit->shard->epoch)
         return KL_OK;
     begin_body(s3, commit, epoch);
     kl__s3_text_put(&commit->body, ",\"fence\":\"%llx\",\"items\":[]}\n", (unsigned long long)epoch);
     return commit->body.failed ? kl__fail_memory() : KL_OK;
+}
+
+/* Those that still wait. */
+static kl_rc write_revoke(kl__s3 *s3, struct commit *commit)
+{
+    uint64_t *plain = kl__alloc_zeroed(commit->revoke_count + 1, sizeof *plain);
+    size_t count = 0;
+    bool first = true;
+    if (!plain)
+        return kl__fail_memory();
+    for (size_t i = 0; i < commit->revoke_count; i++) {
+        uint32_t index = commit->revoke[i] & (KL_S3_ENTRIES_MAX - 1);
+        const kl__s3_object *object = kl__s3_object_of(commit->shard, commit->revoke[i] >> KL_S3_INDEX_BITS);
+        if (object && object->loaded && index < object->count && object->tasks[index])
+            plain[count++] = commit->revoke[i];
+    }
+    begin_body(s3, commit, 0);
+    kl__s3_text_put(&commit->body, ",\"items\":[");
+    put_runs(&commit->body, plain, count, &first);
+    kl__s3_text_put(&commit->body, "]}\n");
+    kl__free(plain);
+    if (commit->body.failed)
+        return kl__fail_memory();
+    if (first)
+        commit->body.len = 0;
+    return KL_OK;
 }
 
 static kl_rc write_forget(kl__s3 *s3, struct commit *commit)
@@ -294,9 +320,10 @@ static kl_rc lose(kl__s3 *s3, struct commit *commit)
 
 static kl_rc write_body(kl__s3 *s3, struct commit *commit)
 {
-    return commit->settle  ? write_settle(s3, commit)
-           : commit->fence ? write_fence(s3, commit)
-                           : write_forget(s3, commit);
+    return commit->settle   ? write_settle(s3, commit)
+           : commit->fence  ? write_fence(s3, commit)
+           : commit->revoke ? write_revoke(s3, commit)
+                            : write_forget(s3, commit);
 }
 
 /* The body and its number, from one and the same state of the replica. False: that is not what was read for it. */
@@ -355,7 +382,7 @@ static void judge(kl__s3 *s3, struct commit *commit, const kl__s3_request *reply
     else if (reply->status == 0 || reply->status >= 500 || reply->status == 409 || reply->status == 429)
         commit->rc = kl__fail(KL_EBUSY, "no answer from S3 to a settle; call again");
     else
-        commit->rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a settle", reply->status);
+        commit->rc = kl__s3_refused(reply);
     commit->done |= commit->rc != KL_OK;
 }
 
@@ -378,6 +405,17 @@ static kl_rc read_journals(kl__s3 *s3, const struct commit *commits, size_t coun
     return rc;
 }
 
+/* Of the task objects that it is about; 0: of none. */
+static uint64_t last_number(const struct commit *commit)
+{
+    uint64_t last = 0;
+    for (size_t i = 0; commit->settle && i < commit->settle->count; i++)
+        last = commit->settle->tasks[i].position > last ? commit->settle->tasks[i].position : last;
+    for (size_t i = 0; i < commit->revoke_count; i++)
+        last = commit->revoke[i] > last ? commit->revoke[i] : last;
+    return last >> KL_S3_INDEX_BITS;
+}
+
 /* Tasks that are settled must be in the replica. */
 static kl_rc read_tasks(kl__s3 *s3, const struct commit *commits, size_t count)
 {
@@ -388,11 +426,7 @@ static kl_rc read_tasks(kl__s3 *s3, const struct commit *commits, size_t count)
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++) {
         kl__s3_shard *shard = commits[i].shard;
-        uint64_t last = 0;
-        for (size_t j = 0; commits[i].settle && j < commits[i].settle->count; j++) {
-            uint64_t number = commits[i].settle->tasks[j].position >> KL_S3_INDEX_BITS;
-            last = number > last ? number : last;
-        }
+        uint64_t last = last_number(&commits[i]);
         if (last > shard->taken) {
             shard->ended = false;
             shard->tail_ns = last > shard->tail ? 0 : shard->tail_ns; /* whoever saw the task knows more than we do */
@@ -448,11 +482,7 @@ static kl_rc commit_all(kl__s3 *s3, struct commit *commits, size_t count)
     return rc;
 }
 
-static struct commit *open_commits(kl__s3 *s3, size_t count)
-{
-    (void)s3;
-    return kl__alloc_zeroed(count ? count : 1, sizeof(struct commit));
-}
+static struct commit *open_commits(size_t count) { return kl__alloc_zeroed(count ? count : 1, sizeof(struct commit)); }
 
 static void close_commits(struct commit *commits, size_t count)
 {
@@ -508,6 +538,7 @@ static void disown(kl__s3 *s3, kl__s3_shard *shard)
 {
     kl__memory_enter(s3->memory);
     shard->owned = false;
+    shard->fenced = 0;
     kl__memory_leave(s3->memory);
 }
 
@@ -515,7 +546,7 @@ kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
 {
     kl__s3 *s3 = self;
     kl_rc first = KL_OK;
-    struct commit *commits = open_commits(s3, count);
+    struct commit *commits = open_commits(count);
     kl_rc rc = commits ? KL_OK : kl__fail_memory();
     pthread_mutex_lock(&s3->journal_mutex);
     pace(s3);
@@ -546,18 +577,36 @@ kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
     return first;
 }
 
-/* Fenced by us, so it is ours; if it has been cleared meanwhile it is read like another's until the next fence. */
-static void take_over(kl__s3_shard *shard)
+/* Fenced by us, so it is ours; if it has been cleared meanwhile it is read like another's to its end first. */
+static void take_over(kl__s3_shard *shard, uint64_t epoch)
 {
     shard->partition->worked = true;
+    shard->fenced = epoch;
     shard->owned = is_followed(shard);
+}
+
+static kl_rc seal_all(kl__s3 *s3, kl_fence *fences, const struct commit *commits, size_t count)
+{
+    kl_rc first = KL_OK;
+    size_t seals = 0;
+    for (size_t i = 0; i < count; i++)
+        seals += fences[i].seal;
+    if (seals > KL_S3_PROBES)
+        (void)kl__s3_pulse(s3, 0); /* tells where logs end, if it shows all of them */
+    for (size_t i = 0; i < count; i++) {
+        if (!fences[i].seal || fences[i].rc != KL_OK)
+            continue;
+        fences[i].rc = kl__s3_seal(s3, commits[i].shard);
+        first = first != KL_OK ? first : fences[i].rc;
+    }
+    return first;
 }
 
 kl_rc kl__s3_fence(void *self, kl_fence *fences, size_t count)
 {
     kl__s3 *s3 = self;
     kl_rc first = KL_OK;
-    struct commit *commits = open_commits(s3, count);
+    struct commit *commits = open_commits(count);
     kl_rc rc = commits ? KL_OK : kl__fail_memory();
     pthread_mutex_lock(&s3->journal_mutex);
     for (size_t i = 0; rc == KL_OK && i < count; i++) {
@@ -572,11 +621,14 @@ kl_rc kl__s3_fence(void *self, kl_fence *fences, size_t count)
     for (size_t i = 0; i < count; i++) {
         fences[i].rc = rc != KL_OK ? rc : commits[i].rc;
         first = first != KL_OK ? first : fences[i].rc;
-        if (fences[i].rc == KL_OK)
-            take_over(commits[i].shard);
+        if (fences[i].rc == KL_OK && !fences[i].seal)
+            take_over(commits[i].shard, fences[i].epoch);
     }
     kl__memory_leave(s3->memory);
     pthread_mutex_unlock(&s3->journal_mutex);
+    if (rc == KL_OK)
+        rc = seal_all(s3, fences, commits, count);
+    first = first != KL_OK ? first : rc;
     if (first == KL_ESTALE)
         (void)kl__fail(KL_ESTALE,
                        "a shard is fenced above the epoch that was asked for; another owner has taken it over");
@@ -584,19 +636,30 @@ kl_rc kl__s3_fence(void *self, kl_fence *fences, size_t count)
     return first;
 }
 
-kl_rc kl__s3_forget(void *self, kl_place place, const kl_task_id *ids, size_t count)
+/* Commits one. */
+static kl_rc commit_one(kl__s3 *s3, struct commit *commit)
 {
-    kl__s3 *s3 = self;
-    struct commit commit = {.shard = shard_at(s3, place), .forget = ids, .forget_count = count};
-    if (!commit.shard)
+    if (!commit->shard)
         return kl__fail_memory();
     pthread_mutex_lock(&s3->journal_mutex);
-    kl_rc rc = read_all(s3, &commit, 1, false);
+    kl_rc rc = read_all(s3, commit, 1, false);
     if (rc == KL_OK)
-        rc = commit_all(s3, &commit, 1);
+        rc = commit_all(s3, commit, 1);
     pthread_mutex_unlock(&s3->journal_mutex);
-    rc = rc == KL_OK ? commit.rc : rc;
-    kl__s3_text_free(&commit.body);
-    kl__free(commit.name);
+    rc = rc == KL_OK ? commit->rc : rc;
+    kl__s3_text_free(&commit->body);
+    kl__free(commit->name);
     return rc;
+}
+
+kl_rc kl__s3_forget(void *self, kl_place place, const kl_task_id *ids, size_t count)
+{
+    struct commit commit = {.shard = shard_at(self, place), .forget = ids, .forget_count = count};
+    return commit_one(self, &commit);
+}
+
+kl_rc kl__s3_revoke(kl__s3 *s3, kl__s3_shard *shard, const uint64_t *positions, size_t count)
+{
+    struct commit commit = {.shard = shard, .revoke = positions, .revoke_count = count};
+    return commit_one(s3, &commit);
 }

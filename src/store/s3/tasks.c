@@ -2,14 +2,30 @@
  *
  * Each call brings the replica as far as it needs (refresh.c) and then asks the memory engine. A shard whose log is long
  * is read only as far as the answer reaches: lines other than the ordinary one are marked in the index, so that nobody
- * reads a million tasks to learn that none of them is urgent. */
+ * reads a million tasks to learn that none of them is urgent. A look under which a replica was cleared is made again (E5). */
 #include <stdlib.h>
 
 #include "base/layout.h"
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { FIRST_WANT = 16, POLLED_COUNTS = 8, POLLED_S = 4 };
+enum { FIRST_WANT = 16, POLLED_COUNTS = 8, POLLED_S = 4, LOOKS_MAX = 16, READ_STEP = 64 };
+
+/* --- Looks --- */
+
+typedef kl_rc look_fn(kl__s3 *s3, void *ctx);
+
+/* Looks, until nothing was cleared meanwhile: what is seen of a replica that is read anew may be half of what is there. */
+static kl_rc look_whole(kl__s3 *s3, look_fn *look, void *ctx)
+{
+    for (int i = 0; i < LOOKS_MAX; i++) {
+        uint64_t clears = atomic_load(&s3->clears);
+        kl_rc rc = look(s3, ctx);
+        if (rc != KL_OK || clears == atomic_load(&s3->clears))
+            return rc;
+    }
+    return kl__fail(KL_EBUSY, "shards were read anew again and again while they were looked at; call again");
+}
 
 /* --- Sets of shards --- */
 
@@ -146,9 +162,11 @@ static kl_rc plan(kl__s3 *s3, struct look *look, size_t want_max, size_t *ret_co
     return rc;
 }
 
-static kl_rc scan_all(kl__s3 *s3, struct look *look)
+static kl_rc scan_all(kl__s3 *s3, void *ctx)
 {
+    struct look *look = ctx;
     size_t count = 0, want_max = FIRST_WANT;
+    uint64_t clears = atomic_load(&s3->clears);
     kl_rc rc = kl__s3_refresh(s3, look->shards.items, look->shards.count, false);
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, look->shards.items, look->shards.count);
@@ -160,14 +178,14 @@ static kl_rc scan_all(kl__s3 *s3, struct look *look)
         if (rc == KL_OK && count)
             rc = kl__s3_extend(s3, look->more, count);
         want_max = want_max * 4 < KL_BATCH_MAX ? want_max * 4 : KL_BATCH_MAX;
-    } while (rc == KL_OK && count);
+    } while (rc == KL_OK && count && clears == atomic_load(&s3->clears));
     return rc;
 }
 
 kl_rc kl__s3_scan(void *self, kl_scan *scans, size_t count)
 {
     struct look look;
-    kl_rc rc = look_open(self, &look, scans, count) ? scan_all(self, &look) : kl__fail_memory();
+    kl_rc rc = look_open(self, &look, scans, count) ? look_whole(self, scan_all, &look) : kl__fail_memory();
     look_free(&look);
     return rc;
 }
@@ -234,12 +252,25 @@ static kl_rc count_marks(kl__s3 *s3, kl__s3_partition *partition, kl_counts *cou
 /* How far each shard is read to be counted. */
 static size_t count_max(const kl__s3 *s3, size_t shards)
 {
-    return (s3->pulse_whole ? KL_S3_COUNTED_MAX : KL_S3_PEEKED_MAX) / (shards + 1) + 1;
+    size_t all = s3->pulse_whole || shards == 1 ? KL_S3_COUNTED_MAX : KL_S3_PEEKED_MAX;
+    return all / (shards + 1) + 1;
 }
 
-static kl_rc count_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards *shards, kl_place place, bool worker,
-                          kl_counts *ret_counts)
+struct counting {
+    kl__s3_partition *partition;
+    struct shards shards;
+    kl_place place;
+    const kl_task_id *job; /* or NULL */
+    bool worker;           /* it is a worker that asks, for what it owns */
+    kl_counts *ret_counts;
+};
+
+static kl_rc count_shards(kl__s3 *s3, void *ctx)
 {
+    const struct counting *counting = ctx;
+    const struct shards *shards = &counting->shards;
+    kl_place place = counting->place;
+    bool worker = counting->worker;
     int64_t since_ns = kl__monotonic_ns();
     kl_rc rc = kl__s3_refresh(s3, shards->items, shards->count, false);
     if (rc == KL_OK)
@@ -249,47 +280,47 @@ static kl_rc count_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards
     if (rc == KL_OK && !worker && place.shard == KL_ALL_SHARDS)
         rc = kl__s3_load_kept(s3, shards->items, shards->count);
     if (rc == KL_OK)
-        rc = kl__memory_counts(s3->memory, place, NULL, ret_counts);
+        rc = kl__memory_counts(s3->memory, place, NULL, counting->ret_counts);
     bool all = true;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < shards->count; i++)
         all &= shards->items[i]->ended;
     kl__memory_leave(s3->memory);
     if (rc == KL_OK && !all)
-        rc = count_marks(s3, partition, ret_counts);
+        rc = count_marks(s3, counting->partition, counting->ret_counts);
     if (worker && rc == KL_OK)
-        ret_counts->at_least = true;
+        counting->ret_counts->at_least = true;
     return rc;
 }
 
-static kl_rc count_job(kl__s3 *s3, struct shards *shards, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
+static kl_rc count_job(kl__s3 *s3, void *ctx)
 {
-    kl_rc rc = kl__s3_refresh(s3, shards->items, shards->count, false);
+    const struct counting *counting = ctx;
+    kl_rc rc = kl__s3_refresh(s3, counting->shards.items, counting->shards.count, false);
     if (rc == KL_OK)
-        rc = kl__s3_load_kept(s3, shards->items, shards->count);
-    return rc == KL_OK ? kl__memory_counts(s3->memory, place, job, ret_counts) : rc;
+        rc = kl__s3_load_kept(s3, counting->shards.items, counting->shards.count);
+    return rc == KL_OK ? kl__memory_counts(s3->memory, counting->place, counting->job, counting->ret_counts) : rc;
 }
 
 kl_rc kl__s3_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
 {
     kl__s3 *s3 = self;
     kl__s3_partition *partition = s3->partitions[place.partition - 1];
-    struct shards shards;
-    bool worker = false;
+    struct counting counting = {.partition = partition, .place = place, .job = job, .ret_counts = ret_counts};
+    struct shards *shards = &counting.shards;
     kl_rc rc = KL_OK;
-    if (!shards_open(&shards, partition->shard_count))
+    if (!shards_open(shards, partition->shard_count))
         return kl__fail_memory();
     if (place.shard != KL_ALL_SHARDS) {
         kl__memory_enter(s3->memory);
-        rc = shards_add(s3, &shards, place) ? KL_OK : kl__fail_memory();
+        rc = shards_add(s3, shards, place) ? KL_OK : kl__fail_memory();
         kl__memory_leave(s3->memory);
-    } else if (job || !(worker = owned_shards(s3, partition, &shards))) {
-        rc = used_shards(s3, partition, &shards);
+    } else if (job || !(counting.worker = owned_shards(s3, partition, shards))) {
+        rc = used_shards(s3, partition, shards);
     }
     if (rc == KL_OK)
-        rc = job ? count_job(s3, &shards, place, job, ret_counts)
-                 : count_shards(s3, partition, &shards, place, worker, ret_counts);
-    kl__free(shards.items);
+        rc = look_whole(s3, job ? count_job : count_shards, &counting);
+    kl__free(shards->items);
     return rc;
 }
 
@@ -348,55 +379,117 @@ static kl_rc shards_of(kl__s3 *s3, const kl_ref *refs, size_t count, const kl_ta
     return KL_OK;
 }
 
-static kl_rc read_further(kl__s3 *s3, const kl_ref *refs, size_t count, const kl_task *tasks)
+struct reading {
+    const kl_ref *refs;
+    size_t count;
+    kl_arena *arena;
+    kl_task *ret_tasks;
+    size_t read;
+};
+
+static kl_rc read_known(kl__s3 *s3, struct reading *reading)
+{
+    return kl__memory_read(s3->memory, reading->refs, reading->count, reading->arena, reading->ret_tasks,
+                           &reading->read);
+}
+
+static bool all_ended(kl__s3 *s3, const struct shards *shards)
+{
+    bool all = true;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < shards->count; i++)
+        all &= shards->items[i]->ended || !shards->items[i]->loaded;
+    kl__memory_leave(s3->memory);
+    return all;
+}
+
+/* Some are not in memory: what waits is read on for them, then what is kept, then the rest of what waits, until they are
+ * found. */
+static kl_rc read_further(kl__s3 *s3, struct reading *reading)
 {
     struct shards shards = {0};
     int64_t since_ns = kl__monotonic_ns();
-    kl_rc rc = shards_of(s3, refs, count, tasks, &shards);
+    kl_rc rc = shards_of(s3, reading->refs, reading->read, reading->ret_tasks, &shards);
+    bool ended = false, kept = false;
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, shards.items, shards.count);
-    if (rc == KL_OK)
-        rc = kl__s3_read_all(s3, shards.items, shards.count, SIZE_MAX, since_ns);
-    if (rc == KL_OK)
-        rc = kl__s3_load_kept(s3, shards.items, shards.count);
+    for (size_t step = READ_STEP; rc == KL_OK && !(ended && kept) && any_unknown(reading->ret_tasks, reading->read);) {
+        ended = all_ended(s3, &shards);
+        if (!ended && (step == READ_STEP || kept)) {
+            rc = kl__s3_read_all(s3, shards.items, shards.count, step, since_ns);
+            step *= 2;
+        } else {
+            rc = kl__s3_load_kept(s3, shards.items, shards.count);
+            kept = true;
+        }
+        if (rc == KL_OK)
+            rc = read_known(s3, reading);
+    }
     kl__free(shards.items);
+    return rc;
+}
+
+static kl_rc read_refs(kl__s3 *s3, void *ctx)
+{
+    struct reading *reading = ctx;
+    struct shards shards = {0};
+    kl_rc rc = shards_of(s3, reading->refs, reading->count, NULL, &shards);
+    if (rc == KL_OK)
+        rc = kl__s3_refresh(s3, shards.items, shards.count, false);
+    kl__free(shards.items);
+    if (rc == KL_OK)
+        rc = read_known(s3, reading);
+    if (rc == KL_OK && any_unknown(reading->ret_tasks, reading->read))
+        rc = read_further(s3, reading);
     return rc;
 }
 
 kl_rc kl__s3_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
 {
-    kl__s3 *s3 = self;
-    struct shards shards = {0};
-    size_t read = 0;
-    kl_rc rc = shards_of(s3, refs, count, NULL, &shards);
+    struct reading reading = {.refs = refs, .count = count, .arena = arena, .ret_tasks = ret_tasks};
+    kl_rc rc = look_whole(self, read_refs, &reading);
     if (rc == KL_OK)
-        rc = kl__s3_refresh(s3, shards.items, shards.count, false);
-    kl__free(shards.items);
-    if (rc == KL_OK)
-        rc = kl__memory_read(s3->memory, refs, count, arena, ret_tasks, &read);
-    if (rc == KL_OK && any_unknown(ret_tasks, read)) {
-        rc = read_further(s3, refs, read, ret_tasks);
-        if (rc == KL_OK)
-            rc = kl__memory_read(s3->memory, refs, count, arena, ret_tasks, &read);
-    }
-    if (rc == KL_OK)
-        *ret_count = read;
+        *ret_count = reading.read;
     return rc;
 }
 
 /* --- What is finished --- */
 
-kl_rc kl__s3_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
-                     kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
+struct finding {
+    kl_place place; /* of results */
+    const kl_task_id *job, *after;
+    size_t max;
+    const kl_find *find;
+    kl_arena *arena;
+    kl_task *ret_tasks;
+    size_t *ret_count;
+};
+
+static kl_rc find_results(kl__s3 *s3, void *ctx)
 {
-    kl__s3 *s3 = self;
+    const struct finding *of = ctx;
     kl__memory_enter(s3->memory);
-    kl__s3_shard *shard = kl__s3_shard_make(s3, place);
+    kl__s3_shard *shard = kl__s3_shard_make(s3, of->place);
     kl__memory_leave(s3->memory);
     kl_rc rc = shard ? kl__s3_refresh(s3, &shard, 1, false) : kl__fail_memory();
     if (rc == KL_OK)
         rc = kl__s3_load_kept(s3, &shard, 1);
-    return rc == KL_OK ? kl__memory_results(s3->memory, place, job, after, max, arena, ret_tasks, ret_count) : rc;
+    return rc == KL_OK ? kl__memory_results(s3->memory, of->place, of->job, of->after, of->max, of->arena,
+                                            of->ret_tasks, of->ret_count)
+                       : rc;
+}
+
+kl_rc kl__s3_results(void *self, kl_place place, const kl_task_id *job, const kl_task_id *after, size_t max,
+                     kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
+{
+    struct finding of = {.place = place,
+                         .job = job,
+                         .after = after,
+                         .max = max,
+                         .arena = arena,
+                         .ret_tasks = ret_tasks,
+                         .ret_count = ret_count};
+    return look_whole(self, find_results, &of);
 }
 
 static kl_rc load_partition(kl__s3 *s3, kl__s3_partition *partition)
@@ -411,12 +504,18 @@ static kl_rc load_partition(kl__s3 *s3, kl__s3_partition *partition)
     return rc;
 }
 
-kl_rc kl__s3_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
+static kl_rc find_finished(kl__s3 *s3, void *ctx)
 {
-    kl__s3 *s3 = self;
+    const struct finding *of = ctx;
     kl_rc rc = KL_OK;
     for (uint32_t i = 0; rc == KL_OK && i < s3->partition_count; i++)
-        if (find->partition == 0 || find->partition == i + 1)
+        if (of->find->partition == 0 || of->find->partition == i + 1)
             rc = load_partition(s3, s3->partitions[i]);
-    return rc == KL_OK ? kl__memory_find(s3->memory, find, arena, ret_tasks, ret_count) : rc;
+    return rc == KL_OK ? kl__memory_find(s3->memory, of->find, of->arena, of->ret_tasks, of->ret_count) : rc;
+}
+
+kl_rc kl__s3_find(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
+{
+    struct finding of = {.find = find, .arena = arena, .ret_tasks = ret_tasks, .ret_count = ret_count};
+    return look_whole(self, find_finished, &of);
 }

@@ -185,22 +185,26 @@ static void put_tokens(kl__s3_text *text, const kl__s3_shard *shard)
     kl__s3_text_put(text, "],\"forgotten\":[");
 }
 
-static void put_forgotten(kl__s3 *s3, kl__s3_text *text, kl__s3_shard *shard)
+static void put_forgotten(kl__s3_text *text, const kl__tree_node *node, bool *first)
 {
-    bool first = true;
-    for (kl__s3_forgotten **link = &shard->forgotten; *link;) {
-        kl__s3_forgotten *one = *link;
-        if (one->until_ms <= s3->memory->now_ms) {
-            *link = one->next;
-            kl__free(one);
-            continue;
-        }
-        put_separator(text, &first);
-        kl__s3_text_put(text, "{");
-        kl__s3_put_id(text, "forget", &one->id);
-        kl__s3_text_put(text, ",\"until_ms\":%lld}", (long long)one->until_ms);
-        link = &one->next;
-    }
+    if (!node)
+        return;
+    const kl__s3_forgotten *one = KL_CONTAINER(node, kl__s3_forgotten, by_id);
+    put_forgotten(text, node->left, first);
+    put_separator(text, first);
+    kl__s3_text_put(text, "{");
+    kl__s3_put_id(text, "forget", &one->id);
+    kl__s3_text_put(text, ",\"until_ms\":%lld}", (long long)one->until_ms);
+    put_forgotten(text, node->right, first);
+}
+
+/* One that has been forgotten for long enough; NULL: none. */
+static kl__s3_forgotten *find_expired(const kl__s3 *s3, kl__tree_node *node)
+{
+    if (!node || KL_CONTAINER(node, kl__s3_forgotten, by_id)->until_ms <= s3->memory->now_ms)
+        return node ? KL_CONTAINER(node, kl__s3_forgotten, by_id) : NULL;
+    kl__s3_forgotten *found = find_expired(s3, node->left);
+    return found ? found : find_expired(s3, node->right);
 }
 
 /* It never goes back: nothing behind it was ever deleted. */
@@ -216,16 +220,20 @@ static void write_index(kl__s3 *s3, kl__s3_shard *shard, uint64_t nonce, uint64_
     kl__s3_text_put(
         text,
         "{\"keyline\":%d,\"at\":%lld,\"nonce\":\"%016llx\",\"journal\":\"%llx\",\"epoch\":\"%llx\",\"first\":"
-        "\"%llx\",\"tail\":\"%llx\",\"tokens_to\":\"%llx\",\"swept\":\"%llx\",\"tasks_swept\":\"%llx\","
+        "\"%llx\",\"tail\":\"%llx\",\"sealed\":%s,\"tokens_to\":\"%llx\",\"swept\":\"%llx\",\"tasks_swept\":\"%llx\","
         "\"items\":[",
         KL_S3_FORMAT, (long long)s3->memory->now_ms, (unsigned long long)nonce, (unsigned long long)shard->journal,
         (unsigned long long)shard->epoch, (unsigned long long)first_number, (unsigned long long)shard->tail,
-        (unsigned long long)tokens_to(shard), (unsigned long long)shard->swept, (unsigned long long)shard->tasks_swept);
+        shard->sealed ? "true" : "false", (unsigned long long)tokens_to(shard), (unsigned long long)shard->swept,
+        (unsigned long long)shard->tasks_swept);
     put_objects(text, shard->objects, first_number, &first);
     if (lines)
         put_retry_line(text, lines->lines[KL_LINE_RETRY - KL_PRIORITY_MIN], &first);
     put_tokens(text, shard);
-    put_forgotten(s3, text, shard);
+    for (kl__s3_forgotten *one; (one = find_expired(s3, shard->forgotten));)
+        kl__s3_forgotten_free(shard, one);
+    first = true;
+    put_forgotten(text, shard->forgotten, &first);
     kl__s3_text_put(text, "]}\n");
 }
 
@@ -247,19 +255,10 @@ static kl_rc put_archive(kl__s3 *s3, const kl__s3_shard *shard, const struct che
     kl__s3_request request = {.kind = KL_S3_PUT, .name = name, .body = {archive->body.data, archive->body.len}};
     kl_rc rc = name ? kl__s3_send(s3->http, &request, 1) : kl__fail_memory();
     if (rc == KL_OK && request.status >= 300)
-        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a PUT of an archive", request.status);
+        rc = kl__s3_refused(&request);
     kl__s3_request_free(&request);
     kl__free(name);
     return rc;
-}
-
-static void strip_quotes(const kl__s3 *s3, char *etag)
-{
-    size_t len = strlen(etag);
-    if (!s3->unquoted || len < 2 || etag[0] != '"')
-        return;
-    memmove(etag, etag + 1, len - 2);
-    etag[len - 2] = '\0';
 }
 
 /* KL_ECONFLICT: somebody else has written one meanwhile. */
@@ -267,8 +266,7 @@ static kl_rc put_index(kl__s3 *s3, kl__s3_shard *shard, struct checkpoint *check
 {
     char condition[KL_S3_ETAG_BYTES];
     char *name = kl__s3_name(s3, "index/%s/%s.json", shard->partition->name, shard->digits);
-    snprintf(condition, sizeof condition, "%s", checkpoint->etag);
-    strip_quotes(s3, condition);
+    kl__s3_condition(checkpoint->etag, s3->unquoted, condition);
     kl__s3_request request = {.kind = KL_S3_PUT,
                               .name = name,
                               .body = {checkpoint->index.data, checkpoint->index.len},
@@ -278,7 +276,7 @@ static kl_rc put_index(kl__s3 *s3, kl__s3_shard *shard, struct checkpoint *check
     if (rc == KL_OK && request.status == 412)
         rc = KL_ECONFLICT;
     else if (rc == KL_OK && request.status >= 300)
-        rc = kl__fail(KL_ESYSTEM, "S3 answers %d to a PUT of an index", request.status);
+        rc = kl__s3_refused(&request);
     snprintf(checkpoint->etag, sizeof checkpoint->etag, "%s", request.etag);
     kl__s3_request_free(&request);
     kl__free(name);

@@ -88,7 +88,7 @@ void kl__link_give(kl__client *client, kl__link *link)
 /* ---- Connecting ---- */
 
 /* A new connection. 0 or a negative errno. */
-static int dial(const struct sockaddr_un *address, int *ret_fd)
+static int dial_socket(const struct sockaddr_un *address, int *ret_fd)
 {
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd < 0)
@@ -161,8 +161,8 @@ static void wait_without_limit(int fd)
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
 }
 
-/* One try. *ret_listens: somebody does. */
-static kl_rc try_to_connect(kl__client *client, kl__link *link, bool *ret_listens)
+/* By the socket in the directory. *ret_listens: somebody does. */
+static kl_rc reach_socket(kl__client *client, kl__link *link, bool *ret_listens)
 {
     struct sockaddr_un address;
     int dir_fd;
@@ -170,7 +170,7 @@ static kl_rc try_to_connect(kl__client *client, kl__link *link, bool *ret_listen
     *ret_listens = false;
     if (rc != KL_OK)
         return KL_EBUSY; /* there is no directory: whoever opens it makes it */
-    int error = dial(&address, &link->fd);
+    int error = dial_socket(&address, &link->fd);
     if (dir_fd >= 0)
         close(dir_fd);
     *ret_listens = error != -ECONNREFUSED && error != -ENOENT && error != -ENOTDIR;
@@ -178,6 +178,16 @@ static kl_rc try_to_connect(kl__client *client, kl__link *link, bool *ret_listen
         return kl__fail(KL_EBUSY, "nobody listens in %s", client->dir);
     if (error)
         return kl__fail(KL_ESYSTEM, "the socket in %s could not be reached: %s", client->dir, strerror(-error));
+    return KL_OK;
+}
+
+/* One try. *ret_listens: somebody does. */
+static kl_rc try_to_connect(kl__client *client, kl__link *link, bool *ret_listens)
+{
+    *ret_listens = true;
+    kl_rc rc = client->dial ? client->dial(client->dial_ctx, &link->fd) : reach_socket(client, link, ret_listens);
+    if (rc != KL_OK)
+        return rc;
     rc = say_hello(client, link);
     if (rc == KL_OK)
         wait_without_limit(link->fd);
@@ -304,6 +314,12 @@ kl_rc kl__client_open(const char *dir, kl__absent_fn *absent, void *ctx, kl__cli
     pthread_mutex_init(&client->mutex, NULL);
     *ret_client = client;
     return KL_OK;
+}
+
+void kl__client_dial(kl__client *client, kl__dial_fn *dial, void *ctx)
+{
+    client->dial = dial;
+    client->dial_ctx = ctx;
 }
 
 void kl__client_close(kl__client *client)

@@ -21,6 +21,8 @@ struct kl__client {
     const char *dir;
     kl__absent_fn *absent;
     void *absent_ctx;
+    kl__dial_fn *dial; /* NULL: the socket in dir */
+    void *dial_ctx;
     pthread_mutex_t absent_mutex; /* one asks at a time */
     atomic_bool moved;
     _Atomic(uint32_t) can;

@@ -253,7 +253,7 @@ static void free_server(kl__server *server)
     kl__free(server);
 }
 
-kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server)
+kl_rc kl__server_open(kl_store *store, kl__server **ret_server)
 {
     kl__server *server = kl__alloc_zeroed(1, sizeof *server);
     if (!server)
@@ -263,7 +263,30 @@ kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server
     server->fd = server->dir_fd = -1;
     pthread_mutex_init(&server->mutex, NULL);
     kl__cond_init(&server->changed);
-    kl_rc rc = listen_at(server, dir);
+    *ret_server = server;
+    return KL_OK;
+}
+
+void kl__server_adopt(kl__server *server, int fd)
+{
+    pthread_mutex_lock(&server->mutex);
+    struct connection *ended = take_ended(server);
+    bool full = server->count >= KL_CONNECTIONS_MAX;
+    pthread_mutex_unlock(&server->mutex);
+    join_all(ended);
+    if (full)
+        close(fd);
+    else
+        add_connection(server, fd);
+}
+
+kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server)
+{
+    kl__server *server;
+    kl_rc rc = kl__server_open(store, &server);
+    if (rc != KL_OK)
+        return rc;
+    rc = listen_at(server, dir);
     if (rc == KL_OK && start_thread(&server->listener, run_listener, server) != 0)
         rc = kl__fail(KL_ESYSTEM, "no thread could be started that listens in %s", dir);
     if (rc == KL_OK)
@@ -293,13 +316,16 @@ void kl__server_stop(kl__server *server)
 {
     if (!server)
         return;
-    unlinkat(server->dir_fd, "socket", 0);
+    if (server->dir_fd >= 0)
+        unlinkat(server->dir_fd, "socket", 0);
     pthread_mutex_lock(&server->mutex);
     atomic_store(&server->stopping, true);
     pthread_cond_broadcast(&server->changed);
     pthread_mutex_unlock(&server->mutex);
-    shutdown(server->fd, SHUT_RDWR); /* accept returns */
-    pthread_join(server->listener, NULL);
+    if (server->fd >= 0) {
+        shutdown(server->fd, SHUT_RDWR); /* accept returns */
+        pthread_join(server->listener, NULL);
+    }
 
     pthread_mutex_lock(&server->mutex);
     shut_all(server, SHUT_RD);

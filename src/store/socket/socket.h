@@ -32,6 +32,13 @@ typedef struct kl__server kl__server;
  * it is stopped. The store stays the caller's, and stays open meanwhile. KL_ESYSTEM, KL_ENOMEM. */
 kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server);
 
+/* One that listens nowhere: connections are handed to it. Stopped like the other. KL_ENOMEM. */
+kl_rc kl__server_open(kl_store *store, kl__server **ret_server);
+
+/* Serves a connection that was made elsewhere, and of which nothing was read; the descriptor is the server's now. It is
+ * closed when there are KL_CONNECTIONS_MAX already. Any thread. */
+void kl__server_adopt(kl__server *server, int fd);
+
 /* Calls under way are completed and answered; those that come too late are told that they were not made. The socket is
  * gone. NULL is fine. */
 void kl__server_stop(kl__server *server);
@@ -51,6 +58,12 @@ typedef kl_rc kl__absent_fn(void *ctx);
 /* A client of whoever holds the directory. `dir` stays the caller's, and there; it may change while no call is under way.
  * absent NULL: KL_EBUSY. KL_ENOMEM. */
 kl_rc kl__client_open(const char *dir, kl__absent_fn *absent, void *ctx, kl__client **ret_client);
+
+/* Connects in another way than by the socket in `dir`, which then only stands in sentences. KL_OK with a descriptor;
+ * KL_EBUSY: nobody listens, or not now; others are final. To be set before anything else is called. */
+typedef kl_rc kl__dial_fn(void *ctx, int *ret_fd);
+void kl__client_dial(kl__client *client, kl__dial_fn *dial, void *ctx);
+
 void kl__client_close(kl__client *client); /* NULL is fine */
 
 /* Connects. KL_OK, KL_MOVED. KL_EBUSY: somebody holds the directory, but does not answer. */

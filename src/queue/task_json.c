@@ -1,20 +1,24 @@
-/* tasks_read.c - a task from a line of JSON. See tasks_in.h for its fields.
+/* task_json.c - a task to be put, from JSON. See task_json.h for its fields.
  *
  * A field that is not known is a mistake and not passed over: `"prioritiy": 1` would be lost in silence. */
-#include <jansson.h>
+#include "queue/task_json.h"
+
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 
-#include "cli/tasks_in.h"
+#include "base/suggest.h"
+#include "base/times.h"
 #include "queue/json.h"
 
-/* The line while it is read. */
+/* The object while it is read. */
 struct reading {
     kl_arena *arena;
     kl_put *task;
     int64_t now_ms;
     const char *field;
-    char *error; /* KL_LINE_ERROR_BYTES */
+    char *error;
+    size_t error_room;
 };
 
 KL_PRINTF(2, 3) static bool refuse(const struct reading *reading, const char *format, ...)
@@ -24,7 +28,7 @@ KL_PRINTF(2, 3) static bool refuse(const struct reading *reading, const char *fo
     va_start(arguments, format);
     vsnprintf(clause, sizeof clause, format, arguments);
     va_end(arguments);
-    snprintf(reading->error, KL_LINE_ERROR_BYTES, "\"%.40s\" %s", reading->field, clause);
+    snprintf(reading->error, reading->error_room, "\"%.40s\" %s", reading->field, clause);
     return false;
 }
 
@@ -46,7 +50,7 @@ static bool read_bytes(const struct reading *reading, const json_t *value, kl_by
     }
     if (!is_base64(value))
         return refuse(reading, "is no text; write \"...\", or {\"base64\": \"...\"} for other bytes");
-    kl__json from = {.what = "the line"};
+    kl__json from = {.what = "the task"};
     copy = kl__json_bytes_of(&from, value, reading->field, reading->arena);
     if (from.rc != KL_OK)
         return refuse(reading, "is no base64; use the alphabet of RFC 4648 with its padding");
@@ -258,23 +262,30 @@ static bool read_fields(struct reading *reading, json_t *object)
     return true;
 }
 
+static bool refuse_form(char *error, size_t room, const char *reason)
+{
+    snprintf(error, room, "it is not one JSON object such as {\"key\": \"a\", \"payload\": \"b\"}%s%s",
+             *reason ? ": " : "", reason);
+    return false;
+}
+
+bool kl__task_take(json_t *object, int64_t now_ms, kl_arena *arena, kl_put *task, char *ret_error, size_t room)
+{
+    struct reading reading = {.arena = arena, .task = task, .now_ms = now_ms, .error = ret_error, .error_room = room};
+    return json_is_object(object) ? read_fields(&reading, object) : refuse_form(ret_error, room, "");
+}
+
 bool kl__task_read(kl_bytes line, int64_t now_ms, kl_arena *arena, kl_put *task, char ret_error[KL_LINE_ERROR_BYTES])
 {
     json_error_t wrong;
-    struct reading reading = {.arena = arena, .task = task, .now_ms = now_ms, .error = ret_error};
     if (line.len > KL_LINE_BYTES_MAX) {
         snprintf(ret_error, KL_LINE_ERROR_BYTES, "it has %zu bytes; a line has at most %d", line.len,
                  KL_LINE_BYTES_MAX);
         return false;
     }
     json_t *object = json_loadb(line.data, line.len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &wrong);
-    bool read = false;
-    if (json_is_object(object))
-        read = read_fields(&reading, object);
-    else
-        snprintf(ret_error, KL_LINE_ERROR_BYTES,
-                 "it is not one JSON object such as {\"key\": \"a\", \"payload\": \"b\"}%s%s", object ? "" : ": ",
-                 object ? "" : wrong.text);
+    bool read = object ? kl__task_take(object, now_ms, arena, task, ret_error, KL_LINE_ERROR_BYTES)
+                       : refuse_form(ret_error, KL_LINE_ERROR_BYTES, wrong.text);
     json_decref(object);
     return read;
 }

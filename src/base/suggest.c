@@ -1,8 +1,8 @@
-/* suggest.c - the name that was probably meant. */
+/* suggest.c - see suggest.h. */
+#include "base/suggest.h"
+
 #include <stdint.h>
 #include <string.h>
-
-#include "cli/cli.h"
 
 enum { WORD_MAX = 47 }; /* longer words get no suggestion */
 

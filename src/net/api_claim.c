@@ -1,0 +1,613 @@
+/* api_claim.c - tasks that are run elsewhere: claimed, and finished, failed, extended or released with their token.
+ *
+ * From: routes.c (on a loop's thread).  To: claims.h (work), which answers when there are tasks or outcomes are durable.
+ *
+ * A claim waits without a thread (long poll). A token names the server that gave the task out; what is said of a task of
+ * another server goes there (forward.c). */
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/clock.h"
+#include "net/forward.h"
+#include "net/plain.h"
+#include "net/routes.h"
+#include "net/write.h"
+
+static const char raw_type[] = "application/octet-stream";
+
+/* ---- Claim ---- */
+
+struct claim {
+    kl__claim_ask ask;
+    kl__exchange *exchange;
+    kl__claims *claims;
+    bool raw;           /* the answer is one payload, and the rest stands in its headers */
+    _Atomic(bool) gone; /* nobody reads the answer */
+    kl_bytes kinds[KL_CLAIM_KINDS_MAX];
+};
+
+static void write_field(kl__writer *writer, const char *name, kl_bytes bytes)
+{
+    kl__write(writer, name);
+    kl__write_bytes(writer, bytes);
+}
+
+static void write_lists(kl__writer *writer, const kl_task_extra *extra)
+{
+    for (size_t i = 0; i < extra->header_count; i++) {
+        kl__write(writer, i ? "," : ",\"headers\":{");
+        kl__write_bytes(writer, extra->headers[i].name);
+        write_field(writer, ":", extra->headers[i].value);
+    }
+    kl__write(writer, extra->header_count ? "}" : "");
+    for (size_t i = 0; i < extra->tag_count; i++)
+        write_field(writer, i ? "," : ",\"tags\":[", extra->tags[i]);
+    kl__write(writer, extra->tag_count ? "]" : "");
+}
+
+/* What a handler needs: the same names as everywhere. */
+static void write_claimed(kl__writer *writer, const kl__exchange *exchange, const kl__claimed *claimed)
+{
+    const kl_entry *entry = &claimed->task->entry;
+    const kl_task_extra *extra = claimed->extra;
+    write_field(writer, "{\"token\":", kl_str(claimed->token));
+    kl__write(writer, ",\"id\":");
+    kl__write_id(writer, &entry->id);
+    write_field(writer, ",\"queue\":", kl_str(exchange->open->name));
+    write_field(writer, ",\"partition\":", kl_str(claimed->partition));
+    write_field(writer, ",\"key\":", entry->key);
+    write_field(writer, ",\"kind\":", entry->kind);
+    kl__write(writer, ",\"priority\":");
+    kl__write_int(writer, entry->priority);
+    kl__write(writer, ",\"attempt\":");
+    kl__write_int(writer, claimed->attempt);
+    kl__write(writer, ",\"lease_until\":");
+    kl__write_time(writer, claimed->lease_until_ms);
+    kl__write(writer, ",\"lease_ms\":");
+    kl__write_int(writer, claimed->lease_ms);
+    if (extra->group.len)
+        write_field(writer, ",\"group\":", extra->group);
+    if (extra->traceparent.len)
+        write_field(writer, ",\"traceparent\":", extra->traceparent);
+    write_lists(writer, extra);
+    write_field(writer, ",\"payload\":", entry->payload);
+    kl__write(writer, "}");
+}
+
+static kl_bytes text_of(kl__exchange *exchange, int64_t number)
+{
+    char text[24];
+    kl_bytes copy = {0};
+    int len = snprintf(text, sizeof text, "%lld", (long long)number);
+    return kl_arena_copy(exchange->arena, (kl_bytes){text, (size_t)len}, &copy) ? copy : (kl_bytes){0};
+}
+
+/* Headers hold visible ASCII alone: all else, and the sign itself, as %XX. */
+static kl_bytes escape(kl_bytes bytes, kl_arena *arena)
+{
+    char *text = kl_arena_alloc(arena, bytes.len * 3 + 1);
+    size_t len = 0;
+    for (size_t i = 0; text && i < bytes.len; i++) {
+        unsigned char c = ((const unsigned char *)bytes.data)[i];
+        if (c > ' ' && c < 0x7f && c != '%')
+            text[len++] = (char)c;
+        else
+            len += (size_t)snprintf(text + len, 4, "%%%02X", c);
+    }
+    return (kl_bytes){text, len};
+}
+
+static void answer_raw(kl__exchange *exchange, const kl__claimed *claimed)
+{
+    char id[KL_ID_TEXT_BYTES];
+    kl_id_print(&claimed->task->entry.id, id);
+    kl__field fields[] = {
+        {kl_str("keyline-token"), kl_str(claimed->token)},
+        {kl_str("keyline-task-id"), kl_str(id)},
+        {kl_str("keyline-attempt"), text_of(exchange, claimed->attempt)},
+        {kl_str("keyline-lease-ms"), text_of(exchange, claimed->lease_ms)},
+        {kl_str("keyline-key"), escape(claimed->task->entry.key, exchange->arena)},
+        {kl_str("keyline-kind"), escape(claimed->task->entry.kind, exchange->arena)},
+        {kl_str("traceparent"), escape(claimed->extra->traceparent, exchange->arena)},
+    };
+    kl__exchange_answer(exchange, &(kl__answer){.status = 200,
+                                                .type = "application/octet-stream",
+                                                .body = claimed->task->entry.payload,
+                                                .fields = fields,
+                                                .field_count = sizeof fields / sizeof *fields});
+}
+
+static void answer_tasks(kl__exchange *exchange, const kl__claimed *tasks, size_t count)
+{
+    kl__writer writer = {.arena = exchange->arena};
+    kl__write(&writer, "{\"tasks\":[");
+    for (size_t i = 0; i < count; i++) {
+        kl__write(&writer, i ? "," : "");
+        write_claimed(&writer, exchange, &tasks[i]);
+    }
+    kl__write(&writer, "]}");
+    kl__reply_written(exchange, 200, &writer);
+}
+
+/* Nobody will run them: they are given back at once. */
+static void give_back_answered(kl__claim_says *says, kl_rc rc)
+{
+    (void)rc;
+    kl__free(says);
+}
+
+static void give_back(struct claim *claim, const kl__claimed *tasks, size_t count)
+{
+    kl__claim_says *says = kl__alloc_zeroed(1, sizeof *says + count * (sizeof *says->says + KL_CLAIM_TOKEN_BYTES));
+    if (!says)
+        return; /* their leases end */
+    says->says = (kl__claim_say *)(says + 1);
+    says->count = count;
+    says->answer = give_back_answered;
+    char *texts = (char *)(says->says + count);
+    for (size_t i = 0; i < count; i++, texts += KL_CLAIM_TOKEN_BYTES) {
+        memcpy(texts, tasks[i].token, KL_CLAIM_TOKEN_BYTES);
+        says->says[i] = (kl__claim_say){.word = KL_CLAIM_RELEASE, .token = kl_str(texts)};
+    }
+    kl__claims_say(claim->claims, says);
+}
+
+static void answer_claim(kl__claim_ask *ask, kl_rc rc, const kl__claimed *tasks, size_t count)
+{
+    struct claim *claim = ask->ctx;
+    kl__exchange *exchange = claim->exchange;
+    if (rc == KL_OK && count && atomic_load(&claim->gone)) {
+        give_back(claim, tasks, count);
+        count = 0;
+    }
+    if (count)
+        kl__metrics_claimed(exchange->open->metrics, count, kl__monotonic_ns() - exchange->request->began_ns);
+    kl__queues_claims_leave(exchange->open);
+    if (rc == KL_ECLOSED)
+        kl__reply_problem(exchange, 503, "stopping", "the server is stopping; claim again in a moment, or elsewhere");
+    else if (rc != KL_OK)
+        kl__reply_rc(exchange, rc);
+    else if (claim->raw && count == 0)
+        kl__reply_none(exchange);
+    else if (claim->raw)
+        answer_raw(exchange, &tasks[0]);
+    else
+        answer_tasks(exchange, tasks, count);
+}
+
+static void client_gone(void *context)
+{
+    struct claim *claim = context;
+    atomic_store(&claim->gone, true);
+    kl__claims_withdraw(claim->claims, &claim->ask);
+}
+
+static void ask(struct claim *claim) { kl__claims_ask(claim->claims, &claim->ask); }
+
+/* Claims of this queue are not there yet: starting them may block. */
+static void ask_on_pool(kl__exchange *exchange)
+{
+    struct claim *claim = exchange->serving;
+    kl_rc rc = kl__queues_claims(exchange->open, &claim->claims);
+    if (rc == KL_OK)
+        ask(claim);
+    else if (rc == KL_ECLOSED)
+        kl__reply_problem(exchange, 503, "stopping", "%s", kl_error_text());
+    else
+        kl__reply_rc(exchange, rc);
+}
+
+static bool read_kinds(struct claim *claim, kl__json *body)
+{
+    json_t *kinds = kl__json_has(body, "kinds") ? kl__json_array_of(body, "kinds", KL_CLAIM_KINDS_MAX) : NULL;
+    for (size_t i = 0; i < json_array_size(kinds); i++)
+        claim->kinds[i] = kl__json_bytes_of(body, json_array_get(kinds, i), "kinds", claim->exchange->arena);
+    claim->ask.kinds = claim->kinds;
+    claim->ask.kind_count = json_array_size(kinds);
+    return body->rc == KL_OK;
+}
+
+static bool accepts_raw(const kl__request *request)
+{
+    kl_bytes accept = kl__head_field(&request->head, "accept");
+    return accept.len == strlen(raw_type) && strncasecmp(accept.data, raw_type, accept.len) == 0;
+}
+
+static bool read_claim(struct claim *claim)
+{
+    static const char *const fields[] = {"max", "wait_ms", "lease_ms", "kinds", NULL};
+    kl__exchange *exchange = claim->exchange;
+    kl__json body;
+    if (kl__params_refused(exchange) || !kl__body_json(exchange, fields, &body))
+        return false;
+    claim->raw = accepts_raw(exchange->request);
+    claim->ask.max = (size_t)kl__json_int_or(&body, "max", 1, claim->raw ? 1 : KL_CLAIM_MAX, 1);
+    claim->ask.wait_ms = kl__json_int_or(&body, "wait_ms", 0, 60000, 0);
+    claim->ask.lease_ms = kl__json_int_or(&body, "lease_ms", 1000, 12 * 3600000, KL_CLAIM_LEASE_MS);
+    bool ok = read_kinds(claim, &body);
+    ok = !kl__body_refused(exchange, &body) && ok;
+    kl__json_free(&body);
+    return ok;
+}
+
+void kl__api_claim_tasks(kl__exchange *exchange)
+{
+    struct claim *claim = kl_arena_alloc(exchange->arena, sizeof *claim);
+    if (!claim) {
+        kl__reply_rc(exchange, kl__fail_memory());
+        return;
+    }
+    memset(claim, 0, sizeof *claim);
+    claim->exchange = exchange;
+    claim->ask.arena = exchange->arena;
+    claim->ask.answer = answer_claim;
+    claim->ask.ctx = claim;
+    if (!read_claim(claim))
+        return;
+    exchange->serving = claim;
+    claim->claims = kl__queues_claims_known(exchange->open);
+    if (!claim->claims) {
+        kl__pool_push(exchange->api->pool, exchange, ask_on_pool);
+        return;
+    }
+    kl__http_on_gone(exchange->request, client_gone, claim);
+    ask(claim);
+}
+
+/* ---- Finish, fail, extend, release, progress ---- */
+
+struct say {
+    kl__claim_says says;
+    kl__exchange *exchange;
+    kl__claims *claims;
+    kl__claim_word word;
+    bool many;    /* the answer is a list */
+    size_t total; /* with those that were forwarded, which stand behind says.count */
+};
+
+static bool is_stale(kl_rc rc) { return rc == KL_ENOTFOUND || rc == KL_ESTALE; }
+
+/* unknown: the store failed, and whether the outcome is there is not known; to be said again. */
+static const char *outcome_of(const kl__claim_say *one)
+{
+    static const char *const words[] = {
+        [KL_CLAIM_DONE] = "done",        [KL_CLAIM_RETRY] = "retry",     [KL_CLAIM_DEAD] = "dead",
+        [KL_CLAIM_RELEASE] = "released", [KL_CLAIM_EXTEND] = "extended", [KL_CLAIM_PROGRESS] = "told",
+    };
+    return one->rc == KL_OK       ? words[one->word]
+           : is_stale(one->rc)    ? "stale"
+           : one->rc == KL_EINVAL ? "refused"
+                                  : "unknown";
+}
+
+static void write_said(kl__writer *writer, const kl__claim_say *one)
+{
+    write_field(writer, "{\"token\":", one->token);
+    write_field(writer, ",\"outcome\":", kl_str(outcome_of(one)));
+    if (one->rc == KL_OK && (one->word == KL_CLAIM_EXTEND || one->word == KL_CLAIM_PROGRESS)) {
+        kl__write(writer, ",\"lease_until\":");
+        kl__write_time(writer, one->lease_until_ms);
+        kl__write(writer, one->cancelled ? ",\"cancelled\":true" : ",\"cancelled\":false");
+    }
+    kl__write(writer, "}");
+}
+
+static void answer_stale(kl__exchange *exchange)
+{
+    kl__reply_problem(
+        exchange, 409, "stale-token",
+        "the token is no longer the task's: its lease ran out, it was settled or released, or its shard has "
+        "another owner; nothing was changed: drop what was done, and claim again");
+}
+
+/* What went wrong with a single one. */
+static void answer_refused(kl__exchange *exchange, const kl__claim_say *one)
+{
+    if (is_stale(one->rc))
+        answer_stale(exchange);
+    else if (one->rc == KL_EINVAL)
+        kl__reply_problem(exchange, 400, "bad-request",
+                          "the result is larger than %u bytes, or the time longer than is allowed; nothing was changed",
+                          KL_RESULT_BYTES_MAX);
+    else
+        kl__reply_problem(
+            exchange, 503, "unsettled",
+            "the store does not take outcomes just now, and whether it has this one is not known; send it "
+            "again with the same token");
+}
+
+static void count_said(kl__exchange *exchange, const kl__claim_say *says, size_t count, size_t *ret_stale,
+                       size_t *ret_refused)
+{
+    *ret_stale = *ret_refused = 0;
+    for (size_t i = 0; i < count; i++) {
+        *ret_stale += is_stale(says[i].rc);
+        *ret_refused += says[i].rc != KL_OK;
+        if (says[i].rc == KL_OK && says[i].word <= KL_CLAIM_RELEASE)
+            kl__metrics_ran(exchange->open->metrics, says[i].ran_ns);
+    }
+    kl__metrics_stale(exchange->open->metrics, *ret_stale);
+}
+
+static void answer_said(kl__exchange *exchange, const kl__claim_say *says, size_t count, bool many)
+{
+    size_t stale, refused;
+    count_said(exchange, says, count, &stale, &refused);
+    if (!many && refused) {
+        answer_refused(exchange, &says[0]);
+        return;
+    }
+    kl__writer writer = {.arena = exchange->arena};
+    kl__write(&writer, many ? "{\"items\":[" : "");
+    for (size_t i = 0; i < count; i++) {
+        kl__write(&writer, i ? "," : "");
+        write_said(&writer, &says[i]);
+    }
+    kl__write(&writer, many ? "],\"cursor\":null}" : "");
+    kl__reply_written(exchange, stale == 0 || stale < count ? 200 : 409, &writer);
+}
+
+static void said(kl__claim_says *says, kl_rc rc)
+{
+    struct say *say = says->ctx;
+    kl__exchange *exchange = say->exchange;
+    kl__queues_claims_leave(exchange->open);
+    if (rc != KL_OK) {
+        kl__reply_rc(exchange, rc);
+        return;
+    }
+    if (say->word <= KL_CLAIM_DEAD)
+        kl__metrics_settled(exchange->open->metrics, says->count, kl__monotonic_ns() - exchange->request->began_ns);
+    answer_said(exchange, says->says, say->total, say->many);
+}
+
+static void read_one(struct say *say, kl__json *from, kl__claim_say *one)
+{
+    kl_arena *arena = say->exchange->arena;
+    *one = (kl__claim_say){.word = say->word, .retry_after_ms = -1, .percent = -1};
+    one->token = kl__json_bytes(from, "token", arena);
+    switch (say->word) {
+    case KL_CLAIM_DONE:
+        one->result = kl__json_bytes_or(from, "result", arena, (kl_bytes){0});
+        break;
+    case KL_CLAIM_RETRY:
+        one->error = kl__json_bytes_or(from, "error", arena, (kl_bytes){0});
+        one->retry_after_ms = kl__json_int_or(from, "retry_after_ms", 0, INT64_C(31536000000), -1);
+        one->word = kl__json_bool_or(from, "dead", false) ? KL_CLAIM_DEAD : KL_CLAIM_RETRY;
+        break;
+    case KL_CLAIM_EXTEND:
+        one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, 12 * 3600000, KL_CLAIM_LEASE_MS);
+        break;
+    case KL_CLAIM_PROGRESS:
+        one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, 12 * 3600000, 0);
+        one->percent = (int)kl__json_int_or(from, "percent", 0, 100, -1);
+        one->text = kl__json_bytes_or(from, "text", arena, (kl_bytes){0});
+        break;
+    default:
+        break;
+    }
+}
+
+static const char *const *fields_of(kl__claim_word word)
+{
+    static const char *const done[] = {"items", "token", "result", NULL};
+    static const char *const failed[] = {"items", "token", "error", "retry_after_ms", "dead", NULL};
+    static const char *const extended[] = {"items", "token", "lease_ms", NULL};
+    static const char *const released[] = {"items", "token", NULL};
+    static const char *const told[] = {"items", "token", "lease_ms", "percent", "text", NULL};
+    switch (word) {
+    case KL_CLAIM_DONE:
+        return done;
+    case KL_CLAIM_RETRY:
+        return failed;
+    case KL_CLAIM_EXTEND:
+        return extended;
+    case KL_CLAIM_RELEASE:
+        return released;
+    default:
+        return told;
+    }
+}
+
+static bool read_items(struct say *say, kl__json *body)
+{
+    json_t *items = kl__json_has(body, "items") ? kl__json_array_of(body, "items", KL_PUT_MAX) : NULL;
+    size_t count = items ? json_array_size(items) : 1;
+    say->many = kl__json_has(body, "items");
+    say->says.says = kl_arena_alloc(say->exchange->arena, (count + 1) * sizeof *say->says.says);
+    if (!say->says.says)
+        body->rc = kl__fail_memory();
+    for (size_t i = 0; body->rc == KL_OK && i < count; i++) {
+        kl__json item = items ? kl__json_item(body, items, i) : *body;
+        read_one(say, &item, &say->says.says[i]);
+        body->rc = item.rc;
+    }
+    say->says.count = count;
+    return body->rc == KL_OK;
+}
+
+/* The inverse of read_one: for another server. */
+static bool write_one(json_t *items, const kl__claim_say *one)
+{
+    json_t *object = kl__json_object();
+    bool ok = kl__json_set_bytes(object, "token", one->token);
+    if (one->word == KL_CLAIM_DONE)
+        ok = ok && kl__json_set_bytes(object, "result", one->result);
+    if (one->word == KL_CLAIM_RETRY || one->word == KL_CLAIM_DEAD)
+        ok = ok && kl__json_set_bytes(object, "error", one->error) &&
+             kl__json_set_bool(object, "dead", one->word == KL_CLAIM_DEAD) &&
+             (one->retry_after_ms < 0 || kl__json_set_int(object, "retry_after_ms", one->retry_after_ms));
+    if (one->lease_ms)
+        ok = ok && kl__json_set_int(object, "lease_ms", one->lease_ms);
+    if (one->word == KL_CLAIM_PROGRESS)
+        ok = ok && kl__json_set_bytes(object, "text", one->text) &&
+             (one->percent < 0 || kl__json_set_int(object, "percent", one->percent));
+    if (ok)
+        return kl__json_append(items, object);
+    json_decref(object);
+    return false;
+}
+
+static kl_rc forward(kl__exchange *exchange, const char *server, kl__claim_say *says, size_t count)
+{
+    kl_bytes text;
+    json_t *items = kl__json_array(), *body = kl__json_object();
+    bool ok = true;
+    for (size_t i = 0; i < count; i++)
+        ok = ok && write_one(items, &says[i]);
+    ok = kl__json_set(body, "items", items) && ok;
+    kl_rc rc = ok ? kl__json_print(body, exchange->arena, &text) : kl__fail_memory();
+    json_decref(body);
+    return rc == KL_OK ? kl__forward_send(exchange, server, text, says, count) : rc;
+}
+
+/* Moves what the server of the first foreign one gave out to the end of says[0..count); returns how many are left. */
+static size_t gather(struct say *say, size_t count, char server[24])
+{
+    kl__claim_say *says = say->says.says;
+    char other[24];
+    size_t left = 0;
+    *server = 0;
+    for (size_t i = 0; i < count && !*server; i++)
+        if (!kl__forward_foreign(say->exchange->api, says[i].token, server))
+            *server = 0;
+    for (size_t i = 0; *server && i < count; i++)
+        if (!kl__forward_foreign(say->exchange->api, says[i].token, other) || strcmp(other, server) != 0) {
+            kl__claim_say moved = says[left];
+            says[left++] = says[i];
+            says[i] = moved;
+        }
+    return *server ? left : count;
+}
+
+static void send_says(struct say *say)
+{
+    say->says.answer = said;
+    say->says.ctx = say;
+    say->claims = say->says.count ? kl__queues_claims_known(say->exchange->open) : NULL;
+    if (say->claims) {
+        kl__claims_say(say->claims, &say->says);
+        return;
+    }
+    for (size_t i = 0; i < say->says.count; i++) /* what this server gave out was settled or released */
+        say->says.says[i].rc = KL_ENOTFOUND;
+    answer_said(say->exchange, say->says.says, say->total, say->many);
+}
+
+/* Other servers first, one after the other; then what is left here. */
+static void forward_on_pool(kl__exchange *exchange)
+{
+    struct say *say = exchange->serving;
+    char server[24];
+    for (;;) {
+        size_t count = say->says.count;
+        say->says.count = gather(say, count, server);
+        if (!*server)
+            break;
+        kl_rc rc = forward(exchange, server, &say->says.says[say->says.count], count - say->says.count);
+        if (rc != KL_OK) {
+            kl__reply_rc(exchange, rc);
+            return;
+        }
+    }
+    send_says(say);
+}
+
+static bool any_foreign(const struct say *say)
+{
+    char server[24];
+    for (size_t i = 0; i < say->says.count; i++)
+        if (kl__forward_foreign(say->exchange->api, say->says.says[i].token, server))
+            return true;
+    return false;
+}
+
+/* The result as it is, and the token in a header. */
+static bool read_raw(struct say *say)
+{
+    const kl__request *request = say->exchange->request;
+    kl__claim_say *one = kl_arena_alloc(say->exchange->arena, sizeof *one);
+    if (!one) {
+        kl__reply_rc(say->exchange, kl__fail_memory());
+        return false;
+    }
+    *one = (kl__claim_say){.word = KL_CLAIM_DONE, .retry_after_ms = -1, .percent = -1, .result = request->body};
+    one->token = kl__head_field(&request->head, "keyline-token");
+    say->says.says = one;
+    say->says.count = 1;
+    return true;
+}
+
+/* Plain finishes: a token, and perhaps a result. */
+static bool take_plain(void *context, const kl__plain_field *fields, size_t count)
+{
+    struct say *say = context;
+    kl__claim_say *one = &say->says.says[say->says.count++];
+    *one = (kl__claim_say){.word = say->word, .retry_after_ms = -1, .percent = -1};
+    for (size_t i = 0; i < count; i++)
+        if (fields[i].text.data && kl__plain_is(&fields[i], "token"))
+            one->token = fields[i].text;
+        else if (fields[i].text.data && kl__plain_is(&fields[i], "result"))
+            one->result = fields[i].text;
+        else
+            return false;
+    return one->token.len > 0;
+}
+
+/* False: it was not plain, and nothing was read. */
+static bool read_plain(struct say *say)
+{
+    kl_bytes body = say->exchange->request->body;
+    size_t count = kl__plain_count(body);
+    if (count == 0 || count > KL_PUT_MAX + 1)
+        return false;
+    say->says.says = kl_arena_alloc(say->exchange->arena, count * sizeof *say->says.says);
+    if (say->says.says && kl__plain_read(body, "items", take_plain, say, &say->many) && say->says.count <= KL_PUT_MAX)
+        return true;
+    say->says.count = 0;
+    say->many = false;
+    return false;
+}
+
+static bool read_says(struct say *say)
+{
+    kl__exchange *exchange = say->exchange;
+    kl__json body;
+    if (kl__params_refused(exchange))
+        return false;
+    if (say->word == KL_CLAIM_DONE && kl__body_is(exchange, raw_type))
+        return read_raw(say);
+    if (say->word == KL_CLAIM_DONE && kl__body_is(exchange, "application/json") && read_plain(say))
+        return true;
+    if (!kl__body_json(exchange, fields_of(say->word), &body))
+        return false;
+    bool ok = read_items(say, &body);
+    ok = !kl__body_refused(exchange, &body) && ok;
+    kl__json_free(&body);
+    return ok;
+}
+
+static void serve_says(kl__exchange *exchange, kl__claim_word word)
+{
+    struct say *say = kl_arena_alloc(exchange->arena, sizeof *say);
+    if (!say) {
+        kl__reply_rc(exchange, kl__fail_memory());
+        return;
+    }
+    *say = (struct say){.exchange = exchange, .word = word};
+    if (!read_says(say))
+        return;
+    exchange->serving = say;
+    say->total = say->says.count;
+    if (any_foreign(say))
+        kl__pool_push(exchange->api->pool, exchange, forward_on_pool);
+    else
+        send_says(say);
+}
+
+void kl__api_finish_tasks(kl__exchange *exchange) { serve_says(exchange, KL_CLAIM_DONE); }
+void kl__api_fail_tasks(kl__exchange *exchange) { serve_says(exchange, KL_CLAIM_RETRY); }
+void kl__api_extend_tasks(kl__exchange *exchange) { serve_says(exchange, KL_CLAIM_EXTEND); }
+void kl__api_release_tasks(kl__exchange *exchange) { serve_says(exchange, KL_CLAIM_RELEASE); }
+void kl__api_progress_tasks(kl__exchange *exchange) { serve_says(exchange, KL_CLAIM_PROGRESS); }

@@ -1,0 +1,65 @@
+/* api_store.c - GET /v1/store: the store itself over a connection, for --store http://... (store/socket/remote.c).
+ *
+ * The connection is upgraded and handed to the server of the socket's protocol. Whoever speaks it may do anything to the
+ * store, so it takes a token with the role admin and no scope. */
+#include <strings.h>
+
+#include "net/routes.h"
+#include "net/server.h"
+#include "store/socket/socket.h"
+
+enum { QUEUES_PAGE = 200 };
+
+static const char protocol[] = "keyline-store";
+
+static void taken(void *context, int fd)
+{
+    kl__api *api = context;
+    if (fd >= 0)
+        kl__server_adopt(api->stores, fd);
+}
+
+/* Partitions become known to the store's handle when their queue is opened. */
+static kl_rc know_queues(kl__exchange *exchange)
+{
+    const char *names[QUEUES_PAGE], *after = "";
+    size_t count = QUEUES_PAGE;
+    kl_rc rc = KL_OK;
+    while (rc == KL_OK && count == QUEUES_PAGE) {
+        rc = kl_queue_list(exchange->store, after, QUEUES_PAGE, exchange->arena, names, &count);
+        for (size_t i = 0; rc == KL_OK && i < count; i++) {
+            kl__open_queue *open = NULL;
+            kl_rc opened = kl__queues_open(exchange->api, names[i], false, &open);
+            rc = opened == KL_ENOTFOUND ? KL_OK : opened;
+            kl__queues_leave(open);
+        }
+        after = count ? names[count - 1] : after;
+    }
+    return rc;
+}
+
+void kl__api_store(kl__exchange *exchange)
+{
+    kl__api *api = exchange->api;
+    kl__request *request = exchange->request;
+    kl_bytes upgrade = kl__head_field(&request->head, "upgrade");
+    if (kl__params_refused(exchange))
+        return;
+    if (upgrade.len != sizeof protocol - 1 || strncasecmp(upgrade.data, protocol, upgrade.len) != 0) {
+        kl__reply_problem(exchange, 426, "upgrade-required",
+                          "this is for `keyline ... --store http://...`, which sends Upgrade: %s", protocol);
+        return;
+    }
+    if (!kl__token_may_all(exchange->scope)) {
+        kl__reply_problem(exchange, 403, "forbidden", "the store holds all queues, and the token '%s' is for some only",
+                          exchange->who);
+        return;
+    }
+    kl_rc rc = know_queues(exchange);
+    if (rc != KL_OK) {
+        kl__reply_rc(exchange, rc);
+        return;
+    }
+    kl__exchange_over(exchange, 101);
+    kl__http_upgrade(request, protocol, taken, api);
+}

@@ -1,0 +1,23 @@
+/* audit.h - one line of JSON for each change that somebody made: when, who, from where, what, to what, and what came of
+ * it. Never payloads. See audit.c. */
+#ifndef KL_NET_AUDIT_H
+#define KL_NET_AUDIT_H
+
+#include "net/api.h"
+
+typedef struct kl__audit kl__audit;
+
+/* path NULL: nothing is written, and *ret_audit is NULL; "-": standard error. A file is made when it is not there, for its
+ * owner and group, and only ever added to. KL_ESYSTEM: it cannot be written. KL_ENOMEM. */
+KL_MUST_USE kl_rc kl__audit_open(const char *path, kl__audit **ret_audit);
+void kl__audit_close(kl__audit *audit); /* NULL is fine; nobody may note anything any more */
+
+/* Opens the file of that name again: somebody may have moved it away. KL_ESYSTEM: then it goes on with the old one. NULL is
+ * fine. */
+KL_MUST_USE kl_rc kl__audit_reopen(kl__audit *audit);
+
+/* The exchange is about to be answered with this status. Any thread. NULL is fine. A line that cannot be written is told on
+ * standard error, once until one can be written again. */
+void kl__audit_note(kl__audit *audit, const kl__exchange *exchange, int status);
+
+#endif

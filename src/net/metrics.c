@@ -1,0 +1,270 @@
+/* metrics.c - counting. See metrics.h; metrics_text.c tells what was counted. */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "net/api.h"
+#include "net/metrics_inside.h"
+
+const int64_t kl__metric_quick_ns[KL_METRIC_BUCKETS] = {100000,    250000,     500000,    1000000,  2500000,
+                                                        5000000,   10000000,   25000000,  50000000, 100000000,
+                                                        250000000, 1000000000, 5000000000};
+const int64_t kl__metric_slow_ns[KL_METRIC_BUCKETS] = {
+    1000000,     10000000,    50000000,    100000000,    500000000,     1000000000,   5000000000,
+    10000000000, 30000000000, 60000000000, 300000000000, 1800000000000, 7200000000000};
+
+static void add(_Atomic(uint64_t) *counter, uint64_t more)
+{
+    atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
+}
+
+static void observe(kl__histogram *histogram, const int64_t *bounds_ns, int64_t ns)
+{
+    int bucket = 0;
+    while (bucket < KL_METRIC_BUCKETS && ns > bounds_ns[bucket])
+        bucket++;
+    add(&histogram->buckets[bucket], 1);
+    add(&histogram->sum_ns, ns > 0 ? (uint64_t)ns : 0);
+}
+
+/* ---- Open and close ---- */
+
+kl_rc kl__metrics_open(const kl__metrics_opts *opts, kl__metrics **ret_metrics)
+{
+    kl__metrics *metrics = kl__alloc_zeroed(1, sizeof *metrics);
+    if (!metrics)
+        return kl__fail_memory();
+    metrics->routes = kl__alloc_zeroed(kl__route_count + 1, sizeof *metrics->routes);
+    if (!metrics->routes) {
+        kl__free(metrics);
+        return kl__fail_memory();
+    }
+    metrics->opts = *opts;
+    metrics->began_ms = kl__wall_ms();
+    pthread_mutex_init(&metrics->mutex, NULL);
+    *ret_metrics = metrics;
+    return KL_OK;
+}
+
+void kl__metrics_close(kl__metrics *metrics)
+{
+    if (!metrics)
+        return;
+    for (size_t i = 0; i < KL_METRIC_QUEUE_ROOMS; i++)
+        while (metrics->rooms[i]) {
+            kl__queue_metrics *queue = metrics->rooms[i];
+            metrics->rooms[i] = queue->next;
+            kl__free(atomic_load(&queue->parts));
+            kl__free(queue);
+        }
+    pthread_mutex_destroy(&metrics->mutex);
+    kl__free(metrics->routes);
+    kl__free(metrics);
+}
+
+static kl__queue_metrics *make_queue(kl__metrics *metrics, const char *name)
+{
+    kl__queue_metrics *queue = kl__alloc_zeroed(1, sizeof *queue);
+    if (!queue)
+        return NULL;
+    queue->metrics = metrics;
+    snprintf(queue->name, sizeof queue->name, "%s", name);
+    return queue;
+}
+
+kl__queue_metrics *kl__metrics_queue(kl__metrics *metrics, const char *name)
+{
+    if (!metrics)
+        return NULL;
+    kl__queue_metrics **room = &metrics->rooms[kl__hash(kl_str(name), 0) % KL_METRIC_QUEUE_ROOMS];
+    pthread_mutex_lock(&metrics->mutex);
+    kl__queue_metrics *queue = *room;
+    while (queue && strcmp(queue->name, name) != 0)
+        queue = queue->next;
+    if (!queue && (queue = make_queue(metrics, name)) != NULL) {
+        queue->next = *room;
+        *room = queue;
+    }
+    pthread_mutex_unlock(&metrics->mutex);
+    return queue;
+}
+
+/* ---- The data path ---- */
+
+/* Counters by partition, made by the first put that needs them. NULL: out of memory. */
+static _Atomic(uint64_t) *parts_of(kl__queue_metrics *queue)
+{
+    _Atomic(uint64_t) *parts = atomic_load_explicit(&queue->parts, memory_order_acquire), *none = NULL;
+    if (parts)
+        return parts;
+    parts = kl__alloc_zeroed(KL_METRIC_ANY + 1, sizeof *parts);
+    if (!parts || atomic_compare_exchange_strong(&queue->parts, &none, parts))
+        return parts;
+    kl__free(parts);
+    return none;
+}
+
+static uint32_t partition_of(const kl_layout *layout, const kl_put *task)
+{
+    return task->key.len > 0 && !task->partition ? kl_partition_of(layout, task->key) : KL_METRIC_ANY;
+}
+
+static void count_put(kl__queue_metrics *queue, const kl_layout *layout, const kl_put *tasks, size_t count)
+{
+    _Atomic(uint64_t) *parts = layout && layout->partitions > 1 ? parts_of(queue) : NULL;
+    if (!parts) {
+        add(&queue->put, count);
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        add(&parts[partition_of(layout, &tasks[i])], 1);
+}
+
+void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks, size_t count, int64_t ns)
+{
+    if (!queue)
+        return;
+    kl__descriptor *descriptor = of ? kl__queue_descriptor(of) : NULL;
+    count_put(queue, descriptor ? &kl__put_layout(descriptor)->layout : NULL, tasks, count);
+    kl__descriptor_release(descriptor);
+    observe(&queue->histograms[KL_METRIC_COMMIT], kl__metric_quick_ns, ns);
+}
+
+void kl__metrics_claimed(kl__queue_metrics *queue, size_t count, int64_t ns)
+{
+    if (queue && count > 0)
+        observe(&queue->histograms[KL_METRIC_CLAIM], kl__metric_quick_ns, ns);
+}
+
+void kl__metrics_ran(kl__queue_metrics *queue, int64_t ns)
+{
+    if (queue)
+        observe(&queue->histograms[KL_METRIC_RUN], kl__metric_slow_ns, ns);
+}
+
+void kl__metrics_settled(kl__queue_metrics *queue, size_t count, int64_t ns)
+{
+    if (queue && count > 0)
+        observe(&queue->histograms[KL_METRIC_SETTLE], kl__metric_quick_ns, ns);
+}
+
+void kl__metrics_stale(kl__queue_metrics *queue, size_t count)
+{
+    if (queue && count > 0)
+        add(&queue->stale, count);
+}
+
+void kl__metrics_request(kl__metrics *metrics, const kl__route *route, int status, int64_t ns)
+{
+    if (!metrics)
+        return;
+    kl__route_metrics *to = &metrics->routes[route ? (size_t)(route - kl__routes) : kl__route_count];
+    if (status >= 100 && status < 100 * (KL_METRIC_CLASSES + 1))
+        add(&to->classes[status / 100 - 1], 1);
+    observe(&to->duration, kl__metric_quick_ns, ns);
+}
+
+/* ---- Counts of claims ---- */
+
+/* Adds what only ever grows; what is so now is that of `more`. */
+static kl__claims_counts sum(const kl__claims_counts *left, const kl__claims_counts *more)
+{
+    kl__claims_counts counts = *more;
+    counts.given += left->given;
+    counts.expired += left->expired;
+    counts.stale += left->stale;
+    counts.pump.started += left->pump.started;
+    counts.pump.done += left->pump.done;
+    counts.pump.retried += left->pump.retried;
+    counts.pump.halted += left->pump.halted;
+    counts.pump.dead += left->pump.dead;
+    counts.pump.cancelled += left->pump.cancelled;
+    counts.pump.refused += left->pump.refused;
+    return counts;
+}
+
+/* Lower counts than before are those of new claims: the old ones ended without a word. */
+static bool is_new(const kl__claims_counts *before, const kl__claims_counts *now)
+{
+    return now->given < before->given || now->pump.started < before->pump.started;
+}
+
+void kl__metrics_claims(kl__queue_metrics *queue, const kl__claims_counts *counts)
+{
+    if (!queue)
+        return;
+    pthread_mutex_lock(&queue->metrics->mutex);
+    if (is_new(&queue->now, counts))
+        queue->left = sum(&queue->left, &queue->now);
+    queue->now = *counts;
+    pthread_mutex_unlock(&queue->metrics->mutex);
+}
+
+void kl__metrics_leave(kl__queue_metrics *queue, const kl__claims_counts *counts)
+{
+    if (!queue)
+        return;
+    pthread_mutex_lock(&queue->metrics->mutex);
+    queue->left = sum(&queue->left, counts);
+    queue->now = (kl__claims_counts){0};
+    pthread_mutex_unlock(&queue->metrics->mutex);
+}
+
+kl__claims_counts kl__queue_metrics_claims(kl__queue_metrics *queue)
+{
+    pthread_mutex_lock(&queue->metrics->mutex);
+    kl__claims_counts counts = sum(&queue->left, &queue->now);
+    pthread_mutex_unlock(&queue->metrics->mutex);
+    return counts;
+}
+
+/* ---- Reading ---- */
+
+void kl__metrics_refresh(kl__metrics *metrics)
+{
+    if (metrics && metrics->opts.refresh)
+        metrics->opts.refresh(metrics->opts.ctx);
+}
+
+static kl__queue_totals totals_of(kl__queue_metrics *queue)
+{
+    kl__claims_counts claims = sum(&queue->left, &queue->now);
+    const _Atomic(uint64_t) *parts = atomic_load_explicit(&queue->parts, memory_order_acquire);
+    uint64_t put = kl__metric_load(&queue->put);
+    for (size_t i = 0; parts && i <= KL_METRIC_ANY; i++)
+        put += kl__metric_load(&parts[i]);
+    return (kl__queue_totals){.put = put,
+                              .claimed = claims.given,
+                              .done = claims.pump.done,
+                              .retried = claims.pump.retried,
+                              .dead = claims.pump.dead,
+                              .cancelled = claims.pump.cancelled,
+                              .expired = claims.expired,
+                              .stale = kl__metric_load(&queue->stale)};
+}
+
+static kl__queue_totals minus(const kl__queue_totals *now, const kl__queue_totals *before)
+{
+    return (kl__queue_totals){.put = now->put - before->put,
+                              .claimed = now->claimed - before->claimed,
+                              .done = now->done - before->done,
+                              .retried = now->retried - before->retried,
+                              .dead = now->dead - before->dead,
+                              .cancelled = now->cancelled - before->cancelled,
+                              .expired = now->expired - before->expired,
+                              .stale = now->stale - before->stale};
+}
+
+void kl__metrics_changes(kl__metrics *metrics, kl__metrics_visit_fn *visit, void *ctx)
+{
+    pthread_mutex_lock(&metrics->mutex);
+    for (size_t i = 0; i < KL_METRIC_QUEUE_ROOMS; i++)
+        for (kl__queue_metrics *queue = metrics->rooms[i]; queue; queue = queue->next) {
+            kl__queue_totals totals = totals_of(queue), more = minus(&totals, &queue->told);
+            if (memcmp(&totals, &queue->told, sizeof totals) != 0)
+                visit(ctx, queue->name, &more);
+            queue->told = totals;
+        }
+    pthread_mutex_unlock(&metrics->mutex);
+}

@@ -1,0 +1,257 @@
+/* queues.c - queues that are open, by name, and their claims. See N1 and N2 in server.h. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/hash.h"
+#include "net/server.h"
+
+/* CLAIMS_REST_MS: claims that nobody uses for so long are ended. */
+enum { CLAIMS_REST_MS = 20000, DRAIN_STEP_MS = 20 };
+
+static kl__open_queue **bucket_of(kl__api *api, const char *name)
+{
+    return &api->queues[XXH64(name, strlen(name), 0) % KL_QUEUE_BUCKETS];
+}
+
+static kl__open_queue *find(kl__api *api, const char *name)
+{
+    kl__open_queue *open = *bucket_of(api, name);
+    while (open && strcmp(open->name, name) != 0)
+        open = open->next;
+    return open;
+}
+
+kl__open_queue *kl__queues_known(kl__api *api, const char *name)
+{
+    pthread_mutex_lock(&api->queues_mutex);
+    kl__open_queue *open = find(api, name);
+    if (open)
+        open->users++;
+    pthread_mutex_unlock(&api->queues_mutex);
+    return open;
+}
+
+/* Two may open the same at once: the second one's is closed again. */
+static kl__open_queue *enter(kl__api *api, kl__open_queue *fresh)
+{
+    pthread_mutex_lock(&api->queues_mutex);
+    kl__open_queue *open = find(api, fresh->name), **bucket = bucket_of(api, fresh->name);
+    if (!open) {
+        open = fresh;
+        open->users = 1; /* the table's */
+        open->next = *bucket;
+        *bucket = open;
+    }
+    open->users++;
+    pthread_mutex_unlock(&api->queues_mutex);
+    if (open != fresh) {
+        kl_queue_close(fresh->queue);
+        kl__free(fresh);
+    }
+    return open;
+}
+
+kl_rc kl__queues_open(kl__api *api, const char *name, bool make, kl__open_queue **ret_open)
+{
+    kl__open_queue *open = kl__queues_known(api, name);
+    if (open) {
+        *ret_open = open;
+        return KL_OK;
+    }
+    open = kl__alloc_zeroed(1, sizeof *open);
+    if (!open)
+        return kl__fail_memory();
+    kl_rc rc =
+        make ? kl_queue_open(api->store, name, NULL, &open->queue) : kl_queue_find(api->store, name, &open->queue);
+    if (rc != KL_OK) {
+        kl__free(open);
+        return rc;
+    }
+    open->api = api;
+    open->metrics = kl__metrics_queue(api->metrics, name);
+    snprintf(open->name, sizeof open->name, "%s", name);
+    *ret_open = enter(api, open);
+    return KL_OK;
+}
+
+static void end(kl__open_queue *open)
+{
+    kl__claims_close(open->claims);
+    kl_queue_close(open->queue);
+    kl__free(open);
+}
+
+void kl__queues_leave(kl__open_queue *open)
+{
+    if (!open)
+        return;
+    kl__api *api = open->api;
+    pthread_mutex_lock(&api->queues_mutex);
+    bool last = --open->users == 0;
+    pthread_mutex_unlock(&api->queues_mutex);
+    if (last)
+        end(open);
+}
+
+void kl__queues_forget(kl__open_queue *open)
+{
+    kl__api *api = open->api;
+    pthread_mutex_lock(&api->queues_mutex);
+    bool listed = !open->removed;
+    kl__open_queue **at = bucket_of(api, open->name);
+    while (listed && *at != open)
+        at = &(*at)->next;
+    if (listed)
+        *at = open->next;
+    open->removed = true;
+    pthread_mutex_unlock(&api->queues_mutex);
+    if (listed)
+        kl__queues_leave(open);
+}
+
+/* ---- Claims ---- */
+
+static kl_rc start(kl__open_queue *open, kl__claims **ret_claims)
+{
+    kl__api *api = open->api;
+    kl__claims_opts opts = {.queue = open->queue, .name = api->worker_name, .server = api->name};
+    opts.log = api->opts.log;
+    opts.log_ctx = api->opts.log_ctx;
+    return kl__claims_open(&opts, ret_claims);
+}
+
+kl__claims *kl__queues_claims_known(kl__open_queue *open)
+{
+    pthread_mutex_lock(&open->api->queues_mutex);
+    kl__claims *claims = open->claims;
+    if (claims)
+        open->claims_users++;
+    pthread_mutex_unlock(&open->api->queues_mutex);
+    return claims;
+}
+
+static kl_rc start_once(kl__open_queue *open, kl__claims **ret_claims)
+{
+    kl__claims *claims = kl__queues_claims_known(open);
+    if (!claims) {
+        kl_rc rc = start(open, &claims);
+        if (rc != KL_OK)
+            return rc;
+        pthread_mutex_lock(&open->api->queues_mutex);
+        open->claims = claims;
+        open->claims_users++;
+        pthread_mutex_unlock(&open->api->queues_mutex);
+    }
+    *ret_claims = claims;
+    return KL_OK;
+}
+
+kl_rc kl__queues_claims(kl__open_queue *open, kl__claims **ret_claims)
+{
+    pthread_mutex_lock(&open->api->claims_mutex);
+    kl_rc rc = atomic_load(&open->api->stopping)
+                   ? kl__fail(KL_ECLOSED, "the server is stopping; claim from another one")
+                   : start_once(open, ret_claims);
+    pthread_mutex_unlock(&open->api->claims_mutex);
+    return rc;
+}
+
+void kl__queues_claims_leave(kl__open_queue *open)
+{
+    pthread_mutex_lock(&open->api->queues_mutex);
+    open->claims_users--;
+    pthread_mutex_unlock(&open->api->queues_mutex);
+}
+
+static void end_claims(kl__api *api, kl__claims *claims, int64_t wait_ms)
+{
+    if (claims && kl__claims_drain(claims, wait_ms) != KL_OK)
+        api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
+    kl__claims_close(claims);
+}
+
+/* Takes away the claims of a queue of this bucket that nobody has used for a while; NULL: there are none. */
+static kl__claims *take_idle(kl__api *api, size_t bucket)
+{
+    kl__claims *claims = NULL;
+    pthread_mutex_lock(&api->queues_mutex);
+    for (kl__open_queue *open = api->queues[bucket]; open && !claims; open = open->next) {
+        if (!open->claims || open->claims_users > 0)
+            continue;
+        kl__claims_counts counts = kl__claims_counted(open->claims);
+        if (counts.idle_ms < CLAIMS_REST_MS)
+            continue;
+        kl__metrics_leave(open->metrics, &counts);
+        claims = open->claims;
+        open->claims = NULL;
+    }
+    pthread_mutex_unlock(&api->queues_mutex);
+    return claims;
+}
+
+void kl__queues_rest(kl__api *api)
+{
+    for (size_t i = 0; i < KL_QUEUE_BUCKETS; i++)
+        end_claims(api, take_idle(api, i), 5000);
+}
+
+/* All that are open, each to be left. NULL: there are none, or no memory. */
+static kl__open_queue **hold_all(kl__api *api, size_t *ret_count)
+{
+    size_t count = 0;
+    pthread_mutex_lock(&api->queues_mutex);
+    for (size_t i = 0; i < KL_QUEUE_BUCKETS; i++)
+        for (kl__open_queue *open = api->queues[i]; open; open = open->next)
+            count++;
+    kl__open_queue **all = kl__alloc_zeroed(count + 1, sizeof(kl__open_queue *));
+    for (size_t i = 0, at = 0; all && i < KL_QUEUE_BUCKETS; i++)
+        for (kl__open_queue *open = api->queues[i]; open; open = open->next) {
+            open->users++;
+            all[at++] = open;
+        }
+    pthread_mutex_unlock(&api->queues_mutex);
+    *ret_count = all ? count : 0;
+    return all;
+}
+
+/* Tells all claims to give out nothing more; returns how many tasks are still claimed. */
+static uint64_t stop_all(kl__open_queue **all, size_t count)
+{
+    uint64_t running = 0;
+    for (size_t i = 0; i < count; i++) {
+        kl__claims *claims = kl__queues_claims_known(all[i]);
+        if (!claims)
+            continue;
+        kl__claims_stop(claims);
+        running += kl__claims_counted(claims).running;
+        kl__queues_claims_leave(all[i]);
+    }
+    return running;
+}
+
+void kl__queues_drain(kl__api *api, int64_t wait_ms)
+{
+    size_t count;
+    kl__open_queue **all = hold_all(api, &count);
+    int64_t until_ns = kl__deadline_ns(wait_ms);
+    while (stop_all(all, count) > 0 && kl__monotonic_ns() < until_ns && !atomic_load(&api->hurried))
+        nanosleep(&(struct timespec){.tv_nsec = DRAIN_STEP_MS * 1000000}, NULL);
+    for (size_t i = 0; i < count; i++) {
+        kl__claims *claims = kl__queues_claims_known(all[i]);
+        if (claims && kl__claims_drain(claims, 0) != KL_OK)
+            api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
+        if (claims)
+            kl__queues_claims_leave(all[i]);
+        kl__queues_leave(all[i]);
+    }
+    kl__free(all);
+}
+
+void kl__queues_close(kl__api *api)
+{
+    for (size_t i = 0; i < KL_QUEUE_BUCKETS; i++)
+        while (api->queues[i])
+            kl__queues_forget(api->queues[i]);
+}

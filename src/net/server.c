@@ -1,0 +1,250 @@
+/* server.c - everything that a server is made of, opened, stopped and closed in order. See server.h. */
+#include "net/server.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/wait.h"
+#include "net/forward.h"
+#include "store/socket/socket.h"
+
+enum { POOL_THREADS = 8, KEEPER_MS = 5000, EXCHANGES_MS = 2, SOCKET_PATH_MAX = 100 };
+
+/* ---- The keeper ---- */
+
+/* What has to be done from time to time: renew the record by which other servers find this one, and give back shards
+ * that nobody claims tasks of. */
+static void *keep(void *context)
+{
+    kl__api *api = context;
+    pthread_mutex_lock(&api->keeper_mutex);
+    while (!api->keeper_ends) {
+        pthread_mutex_unlock(&api->keeper_mutex);
+        if (kl__forward_renew(api) != KL_OK)
+            api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
+        kl__queues_rest(api);
+        pthread_mutex_lock(&api->keeper_mutex);
+        if (!api->keeper_ends)
+            kl__cond_wait(&api->keeper_wake, &api->keeper_mutex, kl__deadline_ns(KEEPER_MS));
+    }
+    pthread_mutex_unlock(&api->keeper_mutex);
+    return NULL;
+}
+
+static void end_keeper(kl__api *api)
+{
+    if (!api->keeper_started)
+        return;
+    pthread_mutex_lock(&api->keeper_mutex);
+    api->keeper_ends = true;
+    pthread_cond_signal(&api->keeper_wake);
+    pthread_mutex_unlock(&api->keeper_mutex);
+    pthread_join(api->keeper, NULL);
+    api->keeper_started = false;
+}
+
+/* ---- Open ---- */
+
+static void log_nothing(void *ctx, kl_log_level level, const char *text) { (void)ctx, (void)level, (void)text; }
+
+/* N3. */
+static kl_rc check_listen(const kl__api_opts *opts)
+{
+    if (opts->listen_count == 0)
+        return kl__fail(KL_EINVAL, "there is no address to listen on; say --listen 127.0.0.1:7420");
+    for (size_t i = 0; i < opts->listen_count && !opts->tokens; i++)
+        if (!kl__guard_loopback(opts->listen[i]))
+            return kl__fail(KL_EINVAL,
+                            "%s can be reached from other machines, and nobody is asked for a token; make one with "
+                            "`keyline token add NAME --role admin` and name its file with --tokens, or listen on "
+                            "127.0.0.1",
+                            opts->listen[i]);
+    return KL_OK;
+}
+
+/* Handed over when somebody asks for the metrics. */
+static void refresh(void *context)
+{
+    kl__api *api = context;
+    pthread_mutex_lock(&api->queues_mutex);
+    for (size_t i = 0; i < KL_QUEUE_BUCKETS; i++)
+        for (kl__open_queue *open = api->queues[i]; open; open = open->next)
+            if (open->claims) {
+                kl__claims_counts counts = kl__claims_counted(open->claims);
+                kl__metrics_claims(open->metrics, &counts);
+            }
+    pthread_mutex_unlock(&api->queues_mutex);
+}
+
+/* The API's socket in the data directory; NULL: there is none, or its path is too long for one. */
+static const char *socket_of(kl__api *api)
+{
+    char path[PATH_MAX];
+    if (!api->opts.dir || !realpath(api->opts.dir, path))
+        return NULL;
+    size_t size = strlen(path) + sizeof "unix:/http";
+    char *socket = size < SOCKET_PATH_MAX ? kl_arena_alloc(&api->arena, size) : NULL;
+    if (socket)
+        snprintf(socket, size, "unix:%s/http", path);
+    else
+        api->opts.log(api->opts.log_ctx, KL_LOG_WARN, "the path of the data directory is too long for a socket in it");
+    return socket;
+}
+
+static kl_rc open_http(kl__api *api)
+{
+    const kl__api_opts *opts = &api->opts;
+    const char **listen = kl_arena_alloc(&api->arena, (opts->listen_count + 1) * sizeof *listen);
+    size_t count = opts->listen_count;
+    if (!listen)
+        return kl__fail_memory();
+    memcpy(listen, opts->listen, count * sizeof *listen);
+    listen[count] = socket_of(api);
+    count += listen[count] != NULL;
+    kl__http_opts http = {.listen = listen,
+                          .listen_count = count,
+                          .tls_cert = opts->tls_cert,
+                          .tls_key = opts->tls_key,
+                          .body_bytes_max = (size_t)opts->body_bytes_max,
+                          .serve = kl__route_serve,
+                          .ctx = api,
+                          .log = opts->log,
+                          .log_ctx = opts->log_ctx};
+    return kl__http_open(&http, &api->http);
+}
+
+/* Where others reach this server: as was said, or the first address with the port that it got. */
+static void tell_url(kl__api *api)
+{
+    char url[512];
+    const char *first = api->opts.listen[0], *colon = strrchr(first, ':');
+    if (api->opts.url)
+        snprintf(url, sizeof url, "%s", api->opts.url);
+    else
+        snprintf(url, sizeof url, "%s://%.*s:%d", api->opts.tls_cert ? "https" : "http", (int)(colon - first), first,
+                 kl__http_port(api->http, 0));
+    kl__forward_reachable(api, url);
+}
+
+static kl_rc open_parts(kl__api *api)
+{
+    const kl__api_opts *opts = &api->opts;
+    kl__metrics_opts metrics = {.version = KEYLINE_VERSION, .refresh = refresh, .ctx = api};
+    api->guard = (kl__guard){opts->listen, opts->listen_count, opts->hosts, opts->host_count};
+    kl_rc rc = check_listen(opts);
+    if (rc == KL_OK)
+        rc = kl__access_open(opts->tokens, &api->tokens);
+    if (rc == KL_OK)
+        rc = kl__metrics_open(&metrics, &api->metrics);
+    if (rc == KL_OK)
+        rc = kl__events_open(api->metrics, &api->events);
+    if (rc == KL_OK)
+        rc = kl__audit_open(opts->audit, &api->audit);
+    if (rc == KL_OK)
+        rc = kl__forward_open(api);
+    if (rc == KL_OK)
+        rc = kl__pool_open(opts->threads ? (size_t)opts->threads : POOL_THREADS, &api->pool);
+    if (rc == KL_OK)
+        rc = kl__puts_open(&api->puts);
+    if (rc == KL_OK)
+        rc = kl__server_open(api->store, &api->stores);
+    if (rc == KL_OK)
+        rc = open_http(api);
+    if (rc != KL_OK)
+        return rc;
+    tell_url(api);
+    api->keeper_started = pthread_create(&api->keeper, NULL, keep, api) == 0;
+    return api->keeper_started ? KL_OK : kl__fail(KL_ESYSTEM, "no thread could be started; see ulimit -u");
+}
+
+kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api)
+{
+    kl__api *api = kl__alloc_zeroed(1, sizeof *api);
+    char host[64] = "";
+    if (!api)
+        return kl__fail_memory();
+    api->opts = *opts;
+    if (!api->opts.log)
+        api->opts.log = log_nothing;
+    api->store = opts->store;
+    api->began_ms = kl__wall_ms();
+    gethostname(host, sizeof host - 1);
+    snprintf(api->worker_name, sizeof api->worker_name, "%s-%d (server)", host, (int)getpid());
+    pthread_mutex_init(&api->queues_mutex, NULL);
+    pthread_mutex_init(&api->claims_mutex, NULL);
+    pthread_mutex_init(&api->keeper_mutex, NULL);
+    kl__cond_init(&api->keeper_wake);
+    kl_rc rc = open_parts(api);
+    if (rc == KL_OK)
+        *ret_api = api;
+    else
+        kl__api_close(api);
+    return rc;
+}
+
+int kl__api_port(const kl__api *api, size_t index) { return kl__http_port(api->http, index); }
+
+kl_rc kl__api_reload(kl__api *api)
+{
+    kl_rc rc = kl__access_reload(api->tokens);
+    if (rc == KL_OK)
+        rc = kl__audit_reopen(api->audit);
+    return rc == KL_OK && api->opts.tls_cert ? kl__http_reload_tls(api->http) : rc;
+}
+
+/* ---- Stop ---- */
+
+void kl__api_stop(kl__api *api, int64_t wait_ms)
+{
+    pthread_mutex_lock(&api->claims_mutex); /* nobody is just starting claims */
+    atomic_store(&api->stopping, true);
+    pthread_mutex_unlock(&api->claims_mutex);
+    end_keeper(api);
+    kl__queues_drain(api, wait_ms);
+    kl__http_stop(api->http);
+}
+
+void kl__api_hurry(kl__api *api) { atomic_store(&api->hurried, true); }
+
+/* Nothing is served any more, and what was is answered. */
+static void await_exchanges(kl__api *api)
+{
+    atomic_store(&api->closing, true);
+    if (api->http)
+        kl__http_stop(api->http);
+    kl__events_stop(api->events);
+    kl__queues_drain(api, 0);
+    pthread_mutex_lock(&api->keeper_mutex);
+    while (atomic_load(&api->exchanges) > 0)
+        kl__cond_wait(&api->keeper_wake, &api->keeper_mutex, kl__deadline_ns(EXCHANGES_MS));
+    pthread_mutex_unlock(&api->keeper_mutex);
+}
+
+void kl__api_close(kl__api *api)
+{
+    if (!api)
+        return;
+    atomic_store(&api->stopping, true);
+    end_keeper(api);
+    await_exchanges(api);
+    kl__pool_close(api->pool);
+    kl__puts_close(api->puts);
+    kl__http_close(api->http);
+    kl__server_stop(api->stores);
+    kl__queues_close(api);
+    kl__forward_close(api);
+    kl__events_close(api->events);
+    kl__audit_close(api->audit);
+    kl__metrics_close(api->metrics);
+    kl__access_close(api->tokens);
+    pthread_cond_destroy(&api->keeper_wake);
+    pthread_mutex_destroy(&api->keeper_mutex);
+    pthread_mutex_destroy(&api->claims_mutex);
+    pthread_mutex_destroy(&api->queues_mutex);
+    kl_arena_free(&api->arena);
+    kl__free(api);
+}

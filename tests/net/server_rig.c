@@ -1,0 +1,163 @@
+/* server_rig.c - see server_rig.h. */
+#include "server_rig.h"
+
+#include <curl/curl.h>
+#include <stdlib.h>
+#include <strings.h>
+
+#include "harness.h"
+
+enum { PATIENCE_S = 60 };
+
+bool server_open(struct server *server, const kl__api_opts *opts)
+{
+    static const char *const listen[] = {"127.0.0.1:0"};
+    kl__api_opts all = {.store_url = "memory:", .listen = listen, .listen_count = 1};
+    *server = (struct server){0};
+    if (opts) {
+        all.tokens = opts->tokens;
+        all.audit = opts->audit;
+    }
+    kl_rc rc = kl_store_open("memory:", NULL, &server->store);
+    all.store = server->store;
+    if (rc == KL_OK)
+        rc = kl__api_open(&all, &server->api);
+    if (rc != KL_OK) {
+        test_fail(__FILE__, __LINE__, "the server does not start: %s", kl_error_text());
+        kl_store_close(server->store);
+        return false;
+    }
+    snprintf(server->url, sizeof server->url, "http://127.0.0.1:%d", kl__api_port(server->api, 0));
+    return true;
+}
+
+void server_close(struct server *server)
+{
+    kl__api_close(server->api);
+    kl_store_close(server->store);
+}
+
+/* ---- Asking ---- */
+
+struct asking {
+    struct answer answer;
+    answer_fn *more; /* NULL: a stream ends with its head */
+    void *ctx;
+    bool enough; /* the client ended it */
+};
+
+static bool is_stream(const struct asking *asking)
+{
+    return strcasestr(asking->answer.headers, "text/event-stream") != NULL;
+}
+
+static size_t take_body(char *bytes, size_t size, size_t count, void *context)
+{
+    struct asking *asking = context;
+    struct answer *answer = &asking->answer;
+    char *body = realloc(answer->body, answer->len + size * count + 1);
+    if (!body)
+        return 0;
+    memcpy(body + answer->len, bytes, size * count);
+    answer->body = body;
+    answer->len += size * count;
+    body[answer->len] = 0;
+    asking->enough = asking->more && !asking->more(asking->ctx, body);
+    return asking->enough ? 0 : size * count;
+}
+
+static size_t take_header(char *bytes, size_t size, size_t count, void *context)
+{
+    struct asking *asking = context;
+    struct answer *answer = &asking->answer;
+    size_t len = strlen(answer->headers);
+    snprintf(answer->headers + len, sizeof answer->headers - len, "%.*s", (int)(size * count), bytes);
+    bool last = size * count == 2;
+    asking->enough = last && !asking->more && is_stream(asking);
+    return asking->enough ? 0 : size * count;
+}
+
+static void set_up(CURL *curl, struct asking *asking, const char *method, const char *body, struct curl_slist *lines)
+{
+    curl_easy_setopt(curl, CURLOPT_CUSTOMREQUEST, method);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, lines);
+    if (body)
+        curl_easy_setopt(curl, CURLOPT_POSTFIELDS, body);
+    curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, take_body);
+    curl_easy_setopt(curl, CURLOPT_WRITEDATA, asking);
+    curl_easy_setopt(curl, CURLOPT_HEADERFUNCTION, take_header);
+    curl_easy_setopt(curl, CURLOPT_HEADERDATA, asking);
+    curl_easy_setopt(curl, CURLOPT_TIMEOUT, (long)PATIENCE_S);
+    curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
+}
+
+static void perform(CURL *curl, struct asking *asking, const char *method, const char *path)
+{
+    struct answer *answer = &asking->answer;
+    CURLcode code = curl_easy_perform(curl);
+    curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, &answer->status);
+    if (code != CURLE_OK && !asking->enough)
+        test_fail(__FILE__, __LINE__, "%s %s: %s", method, path, curl_easy_strerror(code));
+    if (answer->body)
+        answer->json = json_loadb(answer->body, answer->len, 0, NULL);
+}
+
+static struct answer ask(struct server *server, const char *method, const char *path, const char *body,
+                         const char *const *fields, struct asking *asking)
+{
+    struct curl_slist *lines = NULL;
+    char url[2048];
+    CURL *curl = curl_easy_init();
+    snprintf(url, sizeof url, "%s%s", server->url, path);
+    lines = curl_slist_append(lines, "Content-Type: application/json");
+    lines = curl_slist_append(lines, "Expect:");
+    for (; fields && *fields; fields++)
+        lines = curl_slist_append(lines, *fields);
+    curl_easy_setopt(curl, CURLOPT_URL, url);
+    set_up(curl, asking, method, body, lines);
+    perform(curl, asking, method, path);
+    curl_slist_free_all(lines);
+    curl_easy_cleanup(curl);
+    return asking->answer;
+}
+
+struct answer server_ask(struct server *server, const char *method, const char *path, const char *body,
+                         const char *const *fields)
+{
+    struct asking asking = {.more = NULL};
+    return ask(server, method, path, body, fields, &asking);
+}
+
+struct answer server_follow(struct server *server, const char *path, answer_fn *more, void *ctx)
+{
+    struct asking asking = {.more = more, .ctx = ctx};
+    return ask(server, "GET", path, NULL, NULL, &asking);
+}
+
+void answer_free(struct answer *answer)
+{
+    json_decref(answer->json);
+    free(answer->body);
+    *answer = (struct answer){0};
+}
+
+const char *answer_text(const struct answer *answer, const char *field)
+{
+    const char *text = json_string_value(json_object_get(answer->json, field));
+    return text ? text : "";
+}
+
+int64_t answer_number(const struct answer *answer, const char *field)
+{
+    const json_t *value = json_object_get(answer->json, field);
+    return json_is_integer(value) ? json_integer_value(value) : -1;
+}
+
+void server_do(struct server *server, const char *method, const char *path, const char *body, int status)
+{
+    struct answer answer = server_ask(server, method, path, body, NULL);
+    if (answer.status != status)
+        test_fail(__FILE__, __LINE__, "%s %s is answered with %ld, expected %d: %s", method, path, answer.status,
+                  status, answer.body ? answer.body : "");
+    answer_free(&answer);
+}

@@ -1,0 +1,51 @@
+/* server_rig.h - a whole server in the test's process, on a memory store, and a client that sees headers and streams too.
+ *
+ *     struct server server;
+ *     if (!server_open(&server, NULL)) return;
+ *     struct answer answer = server_ask(&server, "POST", "/v1/queues/q/tasks", "{\"payload\": \"x\"}", NULL);
+ *     CHECK_INT(answer.status, 201);
+ *     answer_free(&answer);
+ *     server_close(&server); */
+#ifndef TESTS_NET_SERVER_RIG_H
+#define TESTS_NET_SERVER_RIG_H
+
+#include <jansson.h>
+
+#include "net/server.h"
+
+struct server {
+    kl_store *store;
+    kl__api *api;
+    char url[64];
+};
+
+/* Of opts, tokens and audit are used; NULL: neither. False: a failure is recorded. */
+bool server_open(struct server *server, const kl__api_opts *opts);
+void server_close(struct server *server);
+
+struct answer {
+    long status;        /* 0: there was none, which is recorded */
+    char headers[4096]; /* as they came, with the status line */
+    char *body;         /* with a zero byte behind; NULL: none */
+    size_t len;
+    json_t *json; /* NULL: the body is none */
+};
+
+/* Whether to go on reading; told of the body so far. */
+typedef bool answer_fn(void *ctx, const char *body);
+
+/* Asks and waits. body NULL: none. fields: further lines ("Idempotency-Key: a"), ended by NULL; NULL: none. Of a stream only
+ * the head is waited for, or with `follow` what comes until that says that it is enough. */
+struct answer server_ask(struct server *server, const char *method, const char *path, const char *body,
+                         const char *const *fields);
+struct answer server_follow(struct server *server, const char *path, answer_fn *more, void *ctx);
+void answer_free(struct answer *answer);
+
+/* The text or number of a field of the answer's JSON; "" and -1: there is none. */
+const char *answer_text(const struct answer *answer, const char *field);
+int64_t answer_number(const struct answer *answer, const char *field);
+
+/* Asks, checks the status, and frees the answer. */
+void server_do(struct server *server, const char *method, const char *path, const char *body, int status);
+
+#endif

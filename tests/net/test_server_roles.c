@@ -1,0 +1,155 @@
+/* test_server_roles.c - who may do what: every route with every role, made from the route table. */
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "harness.h"
+#include "net/tokens.h"
+#include "server_rig.h"
+
+struct place {
+    char dir[64], path[96];
+    char tokens[KL_ROLE_ADMIN + 1][KL_TOKEN_BYTES]; /* by role; of "anyone" none */
+    char scoped[KL_TOKEN_BYTES];                    /* admin of the queue mail and all that begin with it */
+};
+
+static bool make_place(struct place *place)
+{
+    *place = (struct place){.dir = "/tmp/keyline-roles-XXXXXX"};
+    bool made = mkdtemp(place->dir) != NULL;
+    snprintf(place->path, sizeof place->path, "%s/tokens", place->dir);
+    for (kl__role role = KL_ROLE_READ; made && role <= KL_ROLE_ADMIN; role++)
+        made = kl__access_add(place->path, &(kl__token){kl__role_name(role), role, "*"}, place->tokens[role]) == KL_OK;
+    made = made && kl__access_add(place->path, &(kl__token){"scoped", KL_ROLE_ADMIN, "mail*"}, place->scoped) == KL_OK;
+    if (!made)
+        test_fail(__FILE__, __LINE__, "no tokens for the test: %s", kl_error_text());
+    return made;
+}
+
+static void leave_place(const struct place *place)
+{
+    unlink(place->path);
+    rmdir(place->dir);
+}
+
+static const char *method_name(kl__method method)
+{
+    static const char *const names[] = {[KL_METHOD_GET] = "GET",
+                                        [KL_METHOD_POST] = "POST",
+                                        [KL_METHOD_PUT] = "PUT",
+                                        [KL_METHOD_PATCH] = "PATCH",
+                                        [KL_METHOD_DELETE] = "DELETE"};
+    return names[method];
+}
+
+/* The route's path with something in place of its parts. */
+static void fill_path(const char *route, const char *queue, char *path, size_t size)
+{
+    size_t len = 0;
+    for (const char *at = route; *at && len + 1 < size; at++) {
+        if (*at != '{') {
+            path[len++] = *at;
+            continue;
+        }
+        const char *part = strncmp(at, "{queue}", 7) == 0 ? queue
+                           : strncmp(at, "{id}", 4) == 0  ? "01000000-0000-8000-8000-000000000000"
+                                                          : "nobody";
+        len += (size_t)snprintf(path + len, size - len, "%s", part);
+        at = strchr(at, '}');
+    }
+    path[len < size ? len : size - 1] = 0;
+}
+
+static long ask(struct server *server, const kl__route *route, const char *queue, const char *token)
+{
+    char path[512], field[128];
+    const char *fields[] = {field, NULL};
+    fill_path(route->path, queue, path, sizeof path);
+    snprintf(field, sizeof field, "Authorization: Bearer %s", token);
+    struct answer answer = server_ask(server, method_name(route->method), path,
+                                      route->method == KL_METHOD_GET ? NULL : "{}", *token ? fields : NULL);
+    long status = answer.status;
+    if ((status == 401 || status == 403) && !strstr(answer.headers, "application/problem+json"))
+        test_fail(__FILE__, __LINE__, "%s is refused without a problem", route->name);
+    answer_free(&answer);
+    return status;
+}
+
+TEST(every_route_lets_in_the_roles_of_the_table_and_no_others)
+{
+    struct place place;
+    struct server server;
+    if (!make_place(&place) || !server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    for (size_t i = 0; i < kl__route_count; i++)
+        for (kl__role role = KL_ROLE_ANYONE; role <= KL_ROLE_ADMIN; role++) {
+            const kl__route *route = &kl__routes[i];
+            long status = ask(&server, route, "orders", place.tokens[role]);
+            bool refused = status == 401 || status == 403;
+            long expected = role >= route->role ? 0 : role == KL_ROLE_ANYONE ? 401 : 403;
+            if (expected ? status != expected : refused)
+                test_fail(__FILE__, __LINE__, "%s %s (%s) as %s: %ld", method_name(route->method), route->path,
+                          route->name, kl__role_name(role), status);
+        }
+    server_close(&server);
+    leave_place(&place);
+}
+
+TEST(a_token_that_is_not_known_lets_nobody_in)
+{
+    struct place place;
+    struct server server;
+    if (!make_place(&place) || !server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    for (size_t i = 0; i < kl__route_count; i++)
+        if (kl__routes[i].role > KL_ROLE_ANYONE)
+            CHECK_INT(ask(&server, &kl__routes[i], "orders", "kl_0000000000000000000000000000000000000000000"), 401);
+    server_close(&server);
+    leave_place(&place);
+}
+
+TEST(a_scoped_token_is_refused_on_every_route_of_another_queue)
+{
+    struct place place;
+    struct server server;
+    if (!make_place(&place) || !server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    for (size_t i = 0; i < kl__route_count; i++) {
+        if (!kl__route_has_queue(&kl__routes[i]))
+            continue;
+        long other = ask(&server, &kl__routes[i], "orders", place.scoped);
+        long own = ask(&server, &kl__routes[i], "mail-eu", place.scoped);
+        if (other != 403 || own == 401 || own == 403)
+            test_fail(__FILE__, __LINE__, "%s: %ld on another queue, %ld on its own", kl__routes[i].name, other, own);
+    }
+    server_close(&server);
+    leave_place(&place);
+}
+
+TEST(without_tokens_everybody_on_this_machine_is_admin)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    for (size_t i = 0; i < kl__route_count; i++) {
+        long status = ask(&server, &kl__routes[i], "orders", "");
+        if (status == 401 || status == 403)
+            test_fail(__FILE__, __LINE__, "%s: %ld", kl__routes[i].name, status);
+    }
+    server_close(&server);
+}
+
+TEST(a_token_that_was_removed_is_refused_after_a_reload)
+{
+    struct place place;
+    struct server server;
+    kl__route route = {.method = KL_METHOD_GET, .path = "/v1", .name = "info"};
+    if (!make_place(&place) || !server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    CHECK_INT(ask(&server, &route, "", place.tokens[KL_ROLE_READ]), 200);
+    CHECK_INT(kl__access_remove(place.path, "read"), KL_OK);
+    CHECK_INT(kl__api_reload(server.api), KL_OK);
+    CHECK_INT(ask(&server, &route, "", place.tokens[KL_ROLE_READ]), 401);
+    CHECK_INT(ask(&server, &route, "", place.tokens[KL_ROLE_ADMIN]), 200);
+    server_close(&server);
+    leave_place(&place);
+}

@@ -1,0 +1,401 @@
+/* test_server_watch.c - watching a server: health, metrics, live events, the audit log, systemd. */
+#include <ctype.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "harness.h"
+#include "net/log.h"
+#include "net/notify.h"
+#include "server_rig.h"
+
+/* ---- Health and what it is ---- */
+
+TEST(a_server_says_that_it_is_well_and_what_it_is)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "GET", "/healthz", NULL, 200);
+    server_do(&server, "GET", "/readyz", NULL, 200);
+    struct answer info = server_ask(&server, "GET", "/v1", NULL, NULL);
+    CHECK_STR(answer_text(&info, "name"), "keyline");
+    CHECK_STR(answer_text(&info, "store"), "memory");
+    CHECK_STR(answer_text(&info, "who"), "anyone");
+    CHECK_STR(answer_text(&info, "role"), "admin");
+    answer_free(&info);
+    struct answer openapi = server_ask(&server, "GET", "/openapi.json", NULL, NULL);
+    CHECK_STR(answer_text(&openapi, "openapi"), "3.1.0");
+    answer_free(&openapi);
+    kl__api_stop(server.api, 0);
+    server_close(&server);
+}
+
+/* ---- Metrics ---- */
+
+static bool has_line(const struct answer *metrics, const char *line)
+{
+    char wanted[256];
+    snprintf(wanted, sizeof wanted, "\n%s\n", line);
+    return metrics->body && strstr(metrics->body, wanted);
+}
+
+#define CHECK_LINE(metrics, line)                                                                                      \
+    do {                                                                                                               \
+        if (!has_line(metrics, line))                                                                                  \
+            test_fail(__FILE__, __LINE__, "there is no line %s", line);                                                \
+    } while (0)
+
+TEST(a_queue_has_its_series_from_the_start)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\", \"partitions\": 2}", 201);
+    struct answer metrics = server_ask(&server, "GET", "/metrics", NULL, NULL);
+    CHECK_INT(metrics.status, 200);
+    CHECK(strcasestr(metrics.headers, "application/openmetrics-text; version=1.0.0"));
+    CHECK_LINE(&metrics, "keyline_queue_tasks{queue=\"orders\",partition=\"orders\",state=\"ready\"} 0");
+    CHECK_LINE(&metrics, "keyline_queue_tasks{queue=\"orders\",partition=\"orders__p1\",state=\"retry\"} 0");
+    CHECK_LINE(&metrics, "keyline_queue_kept_tasks{queue=\"orders\",partition=\"orders\",state=\"dead\"} 0");
+    CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"orders__p1\"} 0");
+    CHECK_LINE(&metrics, "keyline_tasks_settled_total{queue=\"orders\",outcome=\"dead\"} 0");
+    CHECK_LINE(&metrics, "keyline_leases_expired_total{queue=\"orders\"} 0");
+    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\"} 0");
+    CHECK_LINE(&metrics, "keyline_commit_duration_seconds_count{queue=\"orders\"} 0");
+    CHECK_LINE(&metrics, "keyline_run_duration_seconds_bucket{queue=\"orders\",le=\"+Inf\"} 0");
+    answer_free(&metrics);
+    server_close(&server);
+}
+
+/* Puts, claims and finishes one; another one is put and stays; one finish comes too late. */
+static void work(struct server *server)
+{
+    char text[256];
+    server_do(server, "POST", "/v1/queues/orders/tasks", "{\"key\": \"a\", \"payload\": \"x\"}", 201);
+    server_do(server, "POST", "/v1/queues/orders/tasks", "{\"key\": \"a\", \"payload\": \"y\"}", 201);
+    struct answer claim = server_ask(server, "POST", "/v1/queues/orders/claim", "{\"wait_ms\": 30000}", NULL);
+    const json_t *task = json_array_get(json_object_get(claim.json, "tasks"), 0);
+    const char *token = json_string_value(json_object_get(task, "token"));
+    snprintf(text, sizeof text, "{\"token\": \"%s\"}", token ? token : "");
+    server_do(server, "POST", "/v1/queues/orders/finish", text, 200);
+    server_do(server, "POST", "/v1/queues/orders/finish", text, 409);
+    answer_free(&claim);
+}
+
+TEST(what_happens_is_counted)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    work(&server);
+    struct answer metrics = server_ask(&server, "GET", "/metrics", NULL, NULL);
+    CHECK_LINE(&metrics, "keyline_queue_tasks{queue=\"orders\",partition=\"orders\",state=\"ready\"} 1");
+    CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"orders\"} 2");
+    CHECK_LINE(&metrics, "keyline_tasks_claimed_total{queue=\"orders\"} 1");
+    CHECK_LINE(&metrics, "keyline_tasks_settled_total{queue=\"orders\",outcome=\"done\"} 1");
+    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\"} 1");
+    CHECK_LINE(&metrics, "keyline_commit_duration_seconds_count{queue=\"orders\"} 2");
+    CHECK_LINE(&metrics, "keyline_claim_duration_seconds_count{queue=\"orders\"} 1");
+    CHECK_LINE(&metrics, "keyline_http_requests_total{route=\"put_tasks\",status=\"2xx\"} 2");
+    CHECK_LINE(&metrics, "keyline_http_requests_total{route=\"finish_tasks\",status=\"4xx\"} 1");
+    CHECK_LINE(&metrics, "keyline_queue_owned_shards{queue=\"orders\"} 16");
+    answer_free(&metrics);
+    server_close(&server);
+}
+
+/* Lines are "# TYPE|UNIT|HELP name text", or "name{labels} number"; a family's lines stand together. True: one begins. */
+static bool check_line(const char *line, char family[128])
+{
+    char name[128] = "", rest[400] = "", what[8] = "";
+    if (*line == '#') {
+        if (sscanf(line, "# %7s %127s %399[^\n]", what, name, rest) != 3)
+            test_fail(__FILE__, __LINE__, "no proper comment: %s", line);
+        bool begins = strcmp(name, family) != 0;
+        snprintf(family, 128, "%s", name);
+        if (strcmp(what, "TYPE") == 0 && strcmp(rest, "counter") == 0 && strstr(name, "_total"))
+            test_fail(__FILE__, __LINE__, "a counter's family has no _total: %s", name);
+        return begins;
+    }
+    size_t len = strcspn(line, "{ ");
+    if (strncmp(line, family, strlen(family)) != 0 || len < strlen(family))
+        test_fail(__FILE__, __LINE__, "%s stands under %s", line, family);
+    const char *value = strrchr(line, ' ');
+    char *end = NULL;
+    if (!value || (strtod(value + 1, &end), *end))
+        test_fail(__FILE__, __LINE__, "no number at the end: %s", line);
+    return false;
+}
+
+TEST(metrics_are_openmetrics)
+{
+    enum { FAMILIES_MAX = 200 };
+    struct server server;
+    char family[128] = "", seen[FAMILIES_MAX][128];
+    size_t families = 0;
+    if (!server_open(&server, NULL))
+        return;
+    work(&server);
+    struct answer metrics = server_ask(&server, "GET", "/metrics", NULL, NULL);
+    REQUIRE(metrics.body);
+    CHECK(metrics.len > 6 && strcmp(metrics.body + metrics.len - 6, "# EOF\n") == 0);
+    metrics.body[metrics.len - 6] = 0;
+    for (char *rest = metrics.body, *line; (line = strtok_r(rest, "\n", &rest)) != NULL;) {
+        bool begins = check_line(line, family);
+        for (size_t i = 0; begins && i < families; i++)
+            if (strcmp(seen[i], family) == 0)
+                test_fail(__FILE__, __LINE__, "the family %s stands twice", family);
+        if (begins && families < FAMILIES_MAX)
+            snprintf(seen[families++], 128, "%s", family);
+        if (strstr(line, "key=\""))
+            test_fail(__FILE__, __LINE__, "a key has become a label: %s", line);
+    }
+    CHECK(families > 20 && families < FAMILIES_MAX);
+    answer_free(&metrics);
+    server_close(&server);
+}
+
+/* ---- Live events ---- */
+
+struct watching {
+    struct server *server;
+    int stage;
+};
+
+/* As soon as the stream is there, something is done that it tells of; then what it tells is waited for. */
+static bool watch(void *context, const char *text)
+{
+    struct watching *watching = context;
+    if (watching->stage == 0) {
+        watching->stage = 1;
+        server_do(watching->server, "POST", "/v1/queues/orders/pause", NULL, 200);
+        server_do(watching->server, "POST", "/v1/queues/orders/tasks", "{\"payload\": \"x\"}", 201);
+    }
+    return !strstr(text, "event: tasks") || !strstr(text, "event: changed");
+}
+
+TEST(who_watches_hears_of_changes_and_of_tasks)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\"}", 201);
+    struct watching watching = {&server, 0};
+    struct answer answer = server_follow(&server, "/v1/events", watch, &watching);
+    CHECK_INT(answer.status, 200);
+    REQUIRE(answer.body);
+    CHECK_CONTAINS(answer.body, "event: changed\ndata: {\"what\":\"pause_queue\",\"queue\":\"orders\"}\n\n");
+    CHECK_CONTAINS(answer.body, "event: tasks\ndata: {\"queue\":\"orders\",\"put\":1,");
+    answer_free(&answer);
+    server_close(&server);
+}
+
+static bool watch_other(void *context, const char *text)
+{
+    struct watching *watching = context;
+    if (watching->stage++ == 0) {
+        server_do(watching->server, "POST", "/v1/queues/orders/pause", NULL, 200);
+        server_do(watching->server, "POST", "/v1/queues/mail/pause", NULL, 200);
+    }
+    return !strstr(text, "\"mail\"");
+}
+
+TEST(who_watches_one_queue_hears_of_no_other)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\"}", 201);
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"mail\"}", 201);
+    struct watching watching = {&server, 0};
+    struct answer answer = server_follow(&server, "/v1/events?queue=mail", watch_other, &watching);
+    REQUIRE(answer.body);
+    CHECK(!strstr(answer.body, "orders"));
+    answer_free(&answer);
+    server_close(&server);
+}
+
+static bool stop_server(void *context, const char *text)
+{
+    struct watching *watching = context;
+    (void)text;
+    if (watching->stage++ == 0)
+        kl__events_stop(watching->server->api->events);
+    return true;
+}
+
+TEST(streams_end_when_the_server_does_and_no_new_ones_begin)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    struct watching watching = {&server, 0};
+    struct answer answer = server_follow(&server, "/v1/events", stop_server, &watching);
+    CHECK_INT(answer.status, 200);
+    answer_free(&answer);
+    server_do(&server, "GET", "/v1/events", NULL, 503);
+    server_close(&server);
+}
+
+/* ---- The audit log ---- */
+
+TEST(changes_are_written_to_the_audit_log_and_payloads_are_not)
+{
+    struct server server;
+    char path[] = "/tmp/keyline-audit-XXXXXX", text[4096] = "";
+    int fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    if (!server_open(&server, &(kl__api_opts){.audit = path}))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\"}", 201);
+    server_do(&server, "POST", "/v1/queues/orders/keys/a%22b/pause", NULL, 200);
+    server_do(&server, "PUT", "/v1/queues/orders/schedules/s", "{\"when\": \"@daily\", \"payload\": \"secret\"}", 200);
+    server_do(&server, "POST", "/v1/queues/orders/schedules/none/run", NULL, 404);
+    server_do(&server, "GET", "/v1/queues/orders", NULL, 200);
+    server_close(&server);
+    CHECK(read(fd, text, sizeof text - 1) > 0);
+    static const char *const routes[] = {"create_queue", "pause_key", "put_schedule", "run_schedule"};
+    static const char *const targets[] = {"", "a\"b", "s", "none"};
+    static const int statuses[] = {201, 200, 200, 404};
+    char *rest = text, *line;
+    size_t count = 0;
+    for (; (line = strtok_r(rest, "\n", &rest)) != NULL; count++) {
+        json_t *json = json_loads(line, 0, NULL);
+        REQUIRE(json && count < 4);
+        const char *target = json_string_value(json_object_get(json, "target"));
+        CHECK_STR(json_string_value(json_object_get(json, "route")), routes[count]);
+        CHECK_STR(json_string_value(json_object_get(json, "queue")), "orders");
+        CHECK_STR(target ? target : "", targets[count]);
+        CHECK_STR(json_string_value(json_object_get(json, "who")), "anyone");
+        CHECK_INT(json_integer_value(json_object_get(json, "status")), statuses[count]);
+        CHECK(strncmp(json_string_value(json_object_get(json, "peer")), "127.0.0.1:", 10) == 0);
+        CHECK(json_string_value(json_object_get(json, "time")) != NULL);
+        json_decref(json);
+    }
+    CHECK_INT(count, 4);
+    CHECK(!strstr(text, "secret"));
+    close(fd);
+    unlink(path);
+}
+
+TEST(an_audit_log_that_was_moved_away_is_made_anew)
+{
+    char dir[] = "/tmp/keyline-audit-XXXXXX", path[64], moved[64];
+    kl__audit *audit;
+    REQUIRE(mkdtemp(dir));
+    snprintf(path, sizeof path, "%s/log", dir);
+    snprintf(moved, sizeof moved, "%s/log.1", dir);
+    REQUIRE(kl__audit_open(path, &audit) == KL_OK);
+    CHECK_INT(rename(path, moved), 0);
+    CHECK_INT(kl__audit_reopen(audit), KL_OK);
+    CHECK_INT(access(path, W_OK), 0);
+    kl__audit_close(audit);
+    CHECK_INT(kl__audit_open("/nowhere/at/all", &audit), KL_ESYSTEM);
+    unlink(path);
+    unlink(moved);
+    rmdir(dir);
+}
+
+/* ---- The log ---- */
+
+static void read_line(kl__log *log, kl_log_level level, const char *text, char *line, size_t size)
+{
+    int ends[2];
+    REQUIRE(pipe(ends) == 0);
+    log->fd = ends[1];
+    kl__log_line(log, level, text);
+    close(ends[1]);
+    ssize_t len = read(ends[0], line, size - 1);
+    line[len > 0 ? len : 0] = 0;
+    close(ends[0]);
+}
+
+TEST(a_log_line_is_one_line_whatever_is_in_it)
+{
+    kl__log log = {.most = KL_LOG_WARN};
+    char line[4096], longer[3000];
+    read_line(&log, KL_LOG_WARN, "two\nlines \"quoted\"", line, sizeof line);
+    CHECK_CONTAINS(line, "Z warn two lines \"quoted\"\n");
+    CHECK(strchr(line, '\n') == line + strlen(line) - 1);
+    read_line(&log, KL_LOG_INFO, "too much", line, sizeof line);
+    CHECK_STR(line, "");
+    log.json = true;
+    memset(longer, '"', sizeof longer - 1);
+    longer[sizeof longer - 1] = 0;
+    const char *const texts[] = {"two\nlines \"quoted\" \\ \xff", longer};
+    for (size_t i = 0; i < 2; i++) {
+        read_line(&log, KL_LOG_ERROR, texts[i], line, sizeof line);
+        json_t *json = json_loads(line, 0, NULL);
+        CHECK(json && strchr(line, '\n') == line + strlen(line) - 1);
+        CHECK_STR(json ? json_string_value(json_object_get(json, "level")) : "", "error");
+        json_decref(json);
+    }
+}
+
+/* ---- systemd ---- */
+
+/* A socket as systemd has it; what was sent last is in `text`. */
+static int open_manager(const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    socklen_t len = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(name) + (*name == '/'));
+    memcpy(address.sun_path, name, strlen(name));
+    if (*name == '@')
+        address.sun_path[0] = 0;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&address, len) != 0)
+        test_fail(__FILE__, __LINE__, "no socket for the test");
+    setenv("NOTIFY_SOCKET", name, 1);
+    return fd;
+}
+
+static const char *heard(int fd, char *text, size_t size)
+{
+    ssize_t len = recv(fd, text, size - 1, MSG_DONTWAIT);
+    text[len > 0 ? len : 0] = 0;
+    return text;
+}
+
+TEST(systemd_is_told_through_its_socket)
+{
+    char name[64], text[256];
+    for (int abstract = 0; abstract < 2; abstract++) {
+        snprintf(name, sizeof name, "%s/tmp/keyline-notify-%d", abstract ? "@" : "", (int)getpid());
+        int fd = open_manager(name);
+        kl__notify("READY=1");
+        CHECK_STR(heard(fd, text, sizeof text), "READY=1");
+        kl__notify("RELOADING=1");
+        CHECK(strncmp(heard(fd, text, sizeof text), "RELOADING=1\nMONOTONIC_USEC=", 27) == 0 && isdigit(text[27]));
+        kl__notify("STOPPING=1");
+        CHECK_STR(heard(fd, text, sizeof text), "STOPPING=1");
+        close(fd);
+        if (!abstract)
+            unlink(name);
+    }
+    kl__notify("READY=1"); /* nobody listens any more */
+    setenv("NOTIFY_SOCKET", "relative", 1);
+    kl__notify("READY=1");
+    unsetenv("NOTIFY_SOCKET");
+    kl__notify("READY=1");
+}
+
+TEST(the_watchdog_is_fed_twice_as_often_as_it_must)
+{
+    char pid[16];
+    snprintf(pid, sizeof pid, "%d", (int)getpid());
+    unsetenv("WATCHDOG_PID");
+    unsetenv("WATCHDOG_USEC");
+    CHECK_INT(kl__notify_watchdog_ms(), 0);
+    setenv("WATCHDOG_USEC", "30000000", 1);
+    CHECK_INT(kl__notify_watchdog_ms(), 15000);
+    setenv("WATCHDOG_PID", pid, 1);
+    CHECK_INT(kl__notify_watchdog_ms(), 15000);
+    setenv("WATCHDOG_PID", "1", 1);
+    CHECK_INT(kl__notify_watchdog_ms(), 0);
+    unsetenv("WATCHDOG_PID");
+    setenv("WATCHDOG_USEC", "soon", 1);
+    CHECK_INT(kl__notify_watchdog_ms(), 0);
+    unsetenv("WATCHDOG_USEC");
+}
