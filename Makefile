@@ -3,7 +3,7 @@
 PREFIX = /usr/local
 OPS    = 10000000
 
-.PHONY: help run test bench lint fmt asan tsan model crash crashpg crashs3 powerloss sim mutants fuzz install clean
+.PHONY: help run demo test bench lint fmt asan tsan model crash crashpg crashs3 powerloss sim mutants fuzz install clean
 
 help: ## this list
 	@echo 'Keyline runs tasks in order per key, in parallel across keys.'
@@ -13,11 +13,19 @@ help: ## this list
 	@echo
 	@echo 'Start with `make run`.'
 
-run: ## install what is missing, build, and show a durable queue at work
+run: DEMO   = on
+run: LISTEN = 127.0.0.1:7420
+run: ## install what is missing, build, and start a server with a small load (make run DEMO=off LISTEN=127.0.0.1:8000)
+	@tools/setup build
+	@tools/build plain
+	@tools/run $(LISTEN) $(DEMO)
+	@echo 'next: `make test` checks that it works here; `make demo` shows a queue from the command line'
+
+demo: ## show a durable queue at work from the command line
 	@tools/setup build
 	@tools/build plain
 	@tools/demo-queue
-	@echo 'next: `make test` checks that it works here; `build/keyline demo` is a live view of 50 keys at work'
+	@echo 'next: `make run` starts a server; `build/keyline demo` is a live view of 50 keys at work'
 
 test: ## install what is missing, build, and run every test and check
 	@tools/setup test
@@ -84,6 +92,8 @@ bench: ## measure queue, stores and executor beside their peers, the per-key sch
 	@bench/exec/run
 	@bench/disk/run
 	@bench/queue/run
+	@ninja -C build-release --quiet bench/bench-http-load
+	@bench/http/run
 	@bench/postgres/run
 	@ninja -C build-release --quiet bench/bench-id bench/bench-lanes
 	@build-release/bench/bench-id

@@ -9,7 +9,7 @@ _keyline()
         *)
             case $name in
             '') name=${COMP_WORDS[i]} ;;
-            queue | key | dead | job | cron) name="$name ${COMP_WORDS[i]}" ;;
+            token | queue | key | dead | job | cron) name="$name ${COMP_WORDS[i]}" ;;
             esac
             ;;
         esac
@@ -66,6 +66,17 @@ _keyline()
     'serve --body-max') return ;;
     'serve --stop') return ;;
     'serve --config') files=1 ;;
+    'token add --role') words='read operate admin' ;;
+    'token add --queues') return ;;
+    'token add --tokens') files=1 ;;
+    'token add --color') words='auto always never' ;;
+    'token add --config') files=1 ;;
+    'token ls --tokens') files=1 ;;
+    'token ls --color') words='auto always never' ;;
+    'token ls --config') files=1 ;;
+    'token rm --tokens') files=1 ;;
+    'token rm --color') words='auto always never' ;;
+    'token rm --config') files=1 ;;
     'ls --state') words='waiting ready due retry done dead cancelled finished' ;;
     'ls --key') return ;;
     'ls --kind') return ;;
@@ -376,7 +387,8 @@ _keyline()
     'config --config') files=1 ;;
     *)
         case $name in
-    '') words='push work serve ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version' ;;
+    '') words='push work serve token ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version' ;;
+    token) words='add ls rm' ;;
     queue) words='create alter ls show pause resume rm' ;;
     key) words='ls show pause resume skip drain retry' ;;
     dead) words='ls retry move purge' ;;
@@ -385,6 +397,9 @@ _keyline()
     'push') words=' --key --kind --priority --attempts --timeout --group --header --tag --traceparent --in --at --unique --unique-for --partition --token --file --skip-bad --batch --progress --no-progress --store --color --log --json --config --help' ;;
     'work') words=' --kind --until-empty --weight --min --name --verbose --progress --no-progress --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --json --config --help' ;;
     'serve') words=' --demo --no-demo --store --log --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --stop --json --config --help' ;;
+    'token add') words=' --role --queues --tokens --color --json --config --help' ;;
+    'token ls') words=' --tokens --color --json --config --help' ;;
+    'token rm') words=' --tokens --color --json --config --help' ;;
     'ls') words=' --state --key --kind --words --job --from --until --limit --store --color --log --json --config --help' ;;
     'show') words=' --store --color --log --json --config --help' ;;
     'retry') words=' --store --color --log --json --config --help' ;;
@@ -432,7 +447,7 @@ _keyline()
     'help') words=' --help' ;;
     'version') words=' --help' ;;
         esac
-        [ "$name" != help ] || words='push work serve ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version'
+        [ "$name" != help ] || words='push work serve token ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version'
         ;;
     esac
     mapfile -t COMPREPLY < <(compgen ${files:+-f} -W "$words" -- "$word")

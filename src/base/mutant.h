@@ -43,13 +43,7 @@
     X(floor_lost, "a side look forgets how late the tasks were that it brought", "found here by seed 15")              \
     X(due_run_here, "due tasks of older layouts are run and moved", "found here by seed 24")                           \
     X(hand_unchecked, "what waited in a hand is started although the lease is over",                                   \
-      "found here by seed 98427317135218")                                                                             \
-    X(stale_move, "a worker whose lease is over moves delayed tasks to a newer layout",                                \
-      "found here by seed 736925984554")                                                                               \
-    X(copy_left, "what is ended in an older layout may have a copy in a newer one", "found here by seed 267988499122") \
-    X(record_early, "a record that was read before a takeover counts as read after it",                                \
-      "found here by seed 169991107586")                                                                               \
-    X(gate_early, "what older layouts hold is believed before the record was read again", "found here by reasoning")
+      "found here by seed 98427317135218")
 
 enum kl__mutant_name {
 #define KL_MUTANT_ENUM(name, bug, seen) KL_MUTANT_##name,

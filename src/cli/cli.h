@@ -214,6 +214,7 @@ extern const char kl__demo_about[];
 extern const kl__command kl__config_command, kl__completion_command, kl__doctor_command, kl__migrate_command;
 extern const kl__command kl__queue_command, kl__push_command, kl__ls_command, kl__show_command, kl__dead_command;
 extern const kl__command kl__job_command, kl__cron_command, kl__work_command, kl__key_command, kl__cancel_command;
-extern const kl__command kl__serve_command, kl__retry_command, kl__move_command, kl__purge_command, kl__top_command, kl__bench_command;
+extern const kl__command kl__serve_command, kl__token_command, kl__retry_command, kl__move_command, kl__purge_command,
+    kl__top_command, kl__bench_command;
 
 #endif

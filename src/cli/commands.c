@@ -83,6 +83,7 @@ const kl__command *const kl__commands[] = {
     &kl__push_command,
     &kl__work_command,
     &kl__serve_command,
+    &kl__token_command,
     &kl__ls_command,
     &kl__show_command,
     &kl__retry_command,

@@ -2,18 +2,21 @@
  *
  *      SIGINT, SIGTERM     first: gives out no more tasks, lets claimed ones be finished (--stop), gives its shards back
  *                          second: releases what is still claimed, at no attempt, and ends
- *      SIGHUP              reads tokens and certificate again */
+ *      SIGHUP              reads tokens and certificate again, and opens the audit log anew */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "cli/cli.h"
 #include "cli/config.h"
 #include "cli/serve_demo.h"
+#include "net/log.h"
 #include "net/notify.h"
 #include "net/server.h"
 
@@ -71,8 +74,6 @@ static bool fill(kl__call *call, const char **listen, const char **hosts, kl__ap
         .audit = text_or_null(call, KL_SET_SERVER_AUDIT),
         .body_bytes_max = values[KL_SET_SERVER_BODY_MAX].number,
         .log_json = values[KL_SET_SERVER_LOG_FORMAT].number == 2,
-        .log = kl__log_print,
-        .log_ctx = call->config,
     };
     if (!ret_opts->tls_cert != !ret_opts->tls_key) {
         kl__complain("TLS takes both --tls-cert and --tls-key; give the other one too");
@@ -116,10 +117,14 @@ static void block_signals(sigset_t *ret_signals)
 /* Until somebody ends it. */
 static int await_end(kl__api *api, const sigset_t *signals)
 {
+    int64_t watchdog_ms = kl__notify_watchdog_ms();
+    struct timespec patience = {.tv_sec = watchdog_ms / 1000, .tv_nsec = watchdog_ms % 1000 * 1000000};
     for (;;) {
-        int number = 0;
-        if (sigwait(signals, &number) != 0)
+        int number = watchdog_ms ? sigtimedwait(signals, NULL, &patience) : sigwaitinfo(signals, NULL);
+        if (number < 0) {
+            kl__notify("WATCHDOG=1");
             continue;
+        }
         if (number != SIGHUP)
             return number;
         kl__notify("RELOADING=1");
@@ -171,6 +176,11 @@ static int serve(kl__call *call, const sigset_t *signals)
     kl__serve_demo *demo = NULL;
     if (!fill(call, listen, hosts, &api_opts))
         return KL_EXIT_USAGE;
+    kl__log log = {.most = (kl_log_level)(call->config->values[KL_SET_LOG].number - 1),
+                   .json = api_opts.log_json,
+                   .fd = STDERR_FILENO};
+    api_opts.log = kl__log_line;
+    api_opts.log_ctx = &log;
     kl_rc rc = kl__api_open(&api_opts, &api);
     if (rc != KL_OK)
         return kl__fail_given(rc);

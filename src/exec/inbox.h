@@ -125,7 +125,7 @@ static inline uint64_t kl__inbox_peek(kl__inbox *inbox)
 static inline uint32_t kl__inbox_ahead(kl__inbox *inbox)
 {
     uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
-    __builtin_prefetch(kl__inbox_slot(inbox, number + KL_INBOX_SLOTS_AHEAD));
+    kl__fetch_to_write(kl__inbox_slot(inbox, number + KL_INBOX_SLOTS_AHEAD));
     return kl__inbox_free_task(inbox, number + KL_INBOX_DRAIN_AHEAD);
 }
 

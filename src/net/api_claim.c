@@ -36,11 +36,11 @@ static void write_field(kl__writer *writer, const char *name, kl_bytes bytes)
 static void write_lists(kl__writer *writer, const kl_task_extra *extra)
 {
     for (size_t i = 0; i < extra->header_count; i++) {
-        kl__write(writer, i ? "," : ",\"headers\":{");
-        kl__write_bytes(writer, extra->headers[i].name);
-        write_field(writer, ":", extra->headers[i].value);
+        write_field(writer, i ? ",{\"name\":" : ",\"headers\":[{\"name\":", extra->headers[i].name);
+        write_field(writer, ",\"value\":", extra->headers[i].value);
+        kl__write(writer, "}");
     }
-    kl__write(writer, extra->header_count ? "}" : "");
+    kl__write(writer, extra->header_count ? "]" : "");
     for (size_t i = 0; i < extra->tag_count; i++)
         write_field(writer, i ? "," : ",\"tags\":[", extra->tags[i]);
     kl__write(writer, extra->tag_count ? "]" : "");

@@ -199,7 +199,7 @@ void kl__api_list_jobs(kl__exchange *exchange)
 {
     static const kl_task_id none;
     char last[KL_ID_TEXT_BYTES] = "";
-    size_t count, max = (size_t)kl__param_int(exchange, "max", 1, KL_PAGE_MAX, KL_PAGE_STANDARD);
+    size_t count = 0, max = (size_t)kl__param_int(exchange, "max", 1, KL_PAGE_MAX, KL_PAGE_STANDARD);
     kl_task_id after = kl__param_id(exchange, "cursor");
     if (kl__params_refused(exchange))
         return;
@@ -232,8 +232,8 @@ void kl__api_show_job(kl__exchange *exchange)
 void kl__api_list_results(kl__exchange *exchange)
 {
     kl_task_id id;
-    kl_bytes next;
-    size_t count, max = (size_t)kl__param_int(exchange, "max", 1, KL_PAGE_MAX, KL_PAGE_STANDARD);
+    kl_bytes next = {0};
+    size_t count = 0, max = (size_t)kl__param_int(exchange, "max", 1, KL_PAGE_MAX, KL_PAGE_STANDARD);
     kl_bytes cursor = kl__param_text(exchange, "cursor");
     if (kl__params_refused(exchange) || !kl__part_id(exchange, 1, &id))
         return;

@@ -112,10 +112,11 @@ static size_t count_lines(kl_bytes body)
 
 static bool read_line(putting *put, const char *line, size_t len)
 {
-    json_error_t error;
-    json_t *object = json_loadb(line, len, JSON_REJECT_DUPLICATES, &error);
-    bool ok = object ? read_task(put, object, put->count) : refuse(put, put->count, error.text);
-    json_decref(object);
+    kl__json object;
+    if (kl__json_parse_given((kl_bytes){line, len}, KL_BODY_DEPTH_MAX, "the line", &object) != KL_OK)
+        return refuse(put, put->count, kl_error_text());
+    bool ok = read_task(put, object.object, put->count);
+    kl__json_free(&object);
     return ok;
 }
 

@@ -370,6 +370,7 @@ void kl__api_remove_queue(kl__exchange *exchange)
     kl_queue *queue;
     if (!kl__body_none(exchange))
         return;
+    kl__queues_release(exchange->open); /* nobody may work on it, this server neither */
     kl_rc rc = kl_queue_find(exchange->store, kl__part_text(exchange, 0), &queue);
     if (rc == KL_OK) {
         rc = kl_queue_remove(queue);

@@ -96,7 +96,7 @@ static void reply_done(kl__exchange *exchange, const char *done, const kl_task_i
 
 void kl__api_list_schedules(kl__exchange *exchange)
 {
-    size_t count, max = (size_t)kl__param_int(exchange, "max", 1, KL_PAGE_MAX, KL_PAGE_STANDARD);
+    size_t count = 0, max = (size_t)kl__param_int(exchange, "max", 1, KL_PAGE_MAX, KL_PAGE_STANDARD);
     kl_bytes after = kl__param_text(exchange, "cursor");
     if (kl__params_refused(exchange))
         return;

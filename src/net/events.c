@@ -184,8 +184,12 @@ static bool look_at_workers(kl_store *store, struct workers *workers)
 static const char *quotable(const char *name, char *buffer, size_t size)
 {
     size_t len = 0;
-    for (; name[len] && len + 1 < size; len++)
-        buffer[len] = name[len] < ' ' || name[len] == '"' || name[len] == '\\' || name[len] == 127 ? '_' : name[len];
+    for (; name[len] && len + 1 < size; len++) {
+        bool harmless = name[len] >= ' ' && name[len] != '"' && name[len] != '\\' && name[len] != 127;
+        buffer[len] = name[len];
+        if (!harmless)
+            buffer[len] = '_';
+    }
     buffer[len] = 0;
     return buffer;
 }

@@ -2,8 +2,8 @@
  *
  * From: the server.  To: http_listen.c, http_loop.c.
  *
- * kl__http_close frees what open made in the other order; it is also how a failed open cleans up, so each part bears being
- * freed when it was never made. */
+ * kl__http_close frees what open made in the other order; it is also how a failed open cleans up, so each part bears
+ * being freed when it was never made. */
 #include "net/http.h"
 
 #include <signal.h>

@@ -3,9 +3,10 @@
  * From: clients.  To: one function that gets every request (routes.c).
  *
  * A few threads (loops) each run an epoll over their connections. A loop reads a request whole, head and body, within
- * limits of size and time, and calls `serve` on its own thread; serve must not block. The request stays valid until it is
- * answered, which any thread may do, once: kl__http_answer hands it back to its loop, which sends it and goes on with the
- * connection's next request. So a request that waits (long poll, a sync of the disk) holds memory and no thread.
+ * limits of size and time, and calls `serve` on its own thread; serve must not block. The request stays valid until it
+ * is answered, which any thread may do, once: kl__http_answer hands it back to its loop, which sends it and goes on
+ * with the connection's next request. So a request that waits (long poll, a sync of the disk) holds memory and no
+ * thread.
  *
  * H1  What could be read in two ways is refused with 400 and the connection closed: see parse.h.
  * H2  A connection has one request at a time; what a client sends ahead stays unread until that is answered.
@@ -55,8 +56,8 @@ typedef struct kl__http_opts {
     void *log_ctx;
 } kl__http_opts;
 
-/* Binds, and starts the loops. KL_EINVAL: an address, a certificate or key that cannot be used (the sentence says which
- * and what to do). KL_ESYSTEM: in use, no permission, no threads. KL_ENOMEM. */
+/* Binds, and starts the loops. KL_EINVAL: an address, a certificate or key that cannot be used (the sentence says
+ * which and what to do). KL_ESYSTEM: in use, no permission, no threads. KL_ENOMEM. */
 KL_MUST_USE kl_rc kl__http_open(const kl__http_opts *opts, kl__http **ret_http);
 
 /* The port that listen[i] got; useful for ":0". 0: a Unix socket. */
@@ -68,7 +69,8 @@ void kl__http_stop(kl__http *http);
 /* Reads certificate and key again, for connections from now on. Same errors as open; then the old ones stay. */
 KL_MUST_USE kl_rc kl__http_reload_tls(kl__http *http);
 
-/* Requests that were not answered are answered with 503, connections closed, threads joined. Nobody may hold a request. */
+/* Requests that were not answered are answered with 503, connections closed, threads joined. Nobody may hold a
+ * request. */
 void kl__http_close(kl__http *http); /* NULL is fine */
 
 typedef struct kl__answer {
@@ -83,24 +85,25 @@ typedef struct kl__answer {
 /* Answers, once. Any thread. The request is no longer the caller's. Out of memory: the connection is closed. */
 void kl__http_answer(kl__request *request, const kl__answer *answer);
 
-/* Asks to be told, once, when the client closes the connection, or its half of it, before its answer. To be called on the
- * loop's thread, inside serve; gone is not called before serve has returned.
+/* Asks to be told, once, when the client closes the connection, or its half of it, before its answer. To be called on
+ * the loop's thread, inside serve; gone is not called before serve has returned.
  *
- * Set to NULL again before the answer when ctx goes, by any thread: afterwards gone is not being called and will not be.
- * So that may wait for gone to return, and must not be done holding what gone takes. Telling and kl__http_answer may cross:
- * whoever is told must still answer (which then sends it, should the client still listen, or only frees the request). */
+ * Set to NULL again before the answer when ctx goes, by any thread: afterwards gone is not being called and will not
+ * be. So that may wait for gone to return, and must not be done holding what gone takes. Telling and kl__http_answer
+ * may cross: whoever is told must still answer (which then sends it, should the client still listen, or only frees the
+ * request). */
 void kl__http_on_gone(kl__request *request, kl__gone_fn *gone, void *ctx);
 
-/* An answer without an end (server-sent events): head at once, then pieces. Each returns false when the client is gone, has
- * not taken `unsent_max` bytes, or there is no memory: end it then. end sends what is left, closes the connection and frees
- * the request; it is needed after every kl__http_stream. Any thread, one at a time. */
+/* An answer without an end (server-sent events): head at once, then pieces. Each returns false when the client is
+ * gone, has not taken `unsent_max` bytes, or there is no memory: end it then. end sends what is left, closes the
+ * connection and frees the request; it is needed after every kl__http_stream. Any thread, one at a time. */
 bool kl__http_stream(kl__request *request, const char *type);
 bool kl__http_send(kl__request *request, kl_bytes piece, size_t unsent_max);
 void kl__http_end(kl__request *request);
 
 /* Hands the connection over after "101 Switching Protocols" with this Upgrade: protocol. `taken` is called once the
- * answer is out, on the loop's thread, with a file descriptor that is the callee's: blocking, plain bytes both ways (where
- * the connection has TLS, a thread of http's own carries the bytes between). -1: the connection broke. */
+ * answer is out, on the loop's thread, with a file descriptor that is the callee's: blocking, plain bytes both ways
+ * (where the connection has TLS, a thread of http's own carries the bytes between). -1: the connection broke. */
 typedef void kl__taken_fn(void *ctx, int fd);
 void kl__http_upgrade(kl__request *request, const char *protocol, kl__taken_fn *taken, void *ctx);
 

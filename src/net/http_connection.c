@@ -173,8 +173,8 @@ void kl__connection_close(kl__connection *connection)
 
 /* ---- Bytes in and out ---- */
 
-/* A read that fills less than its room has emptied the socket, and the kernel will tell of more; but an end that it has
- * told of already must be read. */
+/* A read that fills less than its room has emptied the socket, and the kernel will tell of more; but an end that it
+ * has told of already must be read. */
 kl__io kl__connection_read(kl__connection *connection, char *to, size_t room, size_t *ret_len)
 {
     kl__io io = KL_IO_DONE;

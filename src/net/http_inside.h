@@ -17,8 +17,8 @@
  * A connection has memory of any size only while there is something in it: the buffer and the turn (the request, its
  * arena) come from its loop when bytes come, and go back with the answer. An idle one is a struct and a descriptor.
  *
- * I1  All of a loop and its connections belongs to the loop's thread, but `posted`, `asleep`, what stands under `mutex`
- *     and `gone_mutex`, and the counts.
+ * I1  All of a loop and its connections belongs to the loop's thread, but `posted`, `asleep`, what stands under
+ *     `mutex` and `gone_mutex`, and the counts.
  * I2  A turn belongs to whoever serves it from serve until it posts it; the connection stays as long.
  * I3  A connection is in the timer list of `timer`, or in none when that is TIMER_NONE. All of one list have the same
  *     time-out, so the list is in the order of deadlines.

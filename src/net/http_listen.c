@@ -4,8 +4,8 @@
  *
  *     "127.0.0.1:7420"   "[::1]:7420"   "localhost:7420"   "unix:/dir/http.sock"
  *
- * A Unix socket that nobody listens on is what a process that was killed has left: it is removed. One on which somebody
- * answers is in use. */
+ * A Unix socket that nobody listens on is what a process that was killed has left: it is removed. One on which
+ * somebody answers is in use. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

@@ -5,11 +5,12 @@
  *     round:  wait (events, a post, the first deadline) ─► events ─► posted answers ─► overdue ─► free the dead
  *
  * Who posts pushes its turn on a list by one compare-and-swap. Only the first on an empty list looks whether the loop
- * sleeps, and only when it does is there a write to its eventfd: answers that come together cost one wake, and those that
- * come while the loop works cost none. The loop says that it sleeps before it looks at the list for the last time.
+ * sleeps, and only when it does is there a write to its eventfd: answers that come together cost one wake, and those
+ * that come while the loop works cost none. The loop says that it sleeps before it looks at the list for the last
+ * time.
  *
- * Events are told once (edge-triggered), so there is nothing to switch on and off per request: a connection remembers that
- * it may be readable until it has read all.
+ * Events are told once (edge-triggered), so there is nothing to switch on and off per request: a connection remembers
+ * that it may be readable until it has read all.
  *
  * The first loop accepts, and deals connections out in turn: of few connections each loop has its share, which
  * SO_REUSEPORT would leave to chance. */
@@ -294,8 +295,8 @@ static void welcome(kl__loop *loop, int fd, const struct sockaddr_storage *addre
         give_to_loop(connection);
 }
 
-/* No descriptor is left: an idle connection gives its own, or the caller at the door is let in and out again. Otherwise
- * the kernel would tell of it for ever. */
+/* No descriptor is left: an idle connection gives its own, or the caller at the door is let in and out again.
+ * Otherwise the kernel would tell of it for ever. */
 static void out_of_descriptors(kl__loop *loop, int listen_fd)
 {
     if (make_room(loop) || loop->spare_fd < 0)

@@ -8,8 +8,9 @@
  * A body that fits stays behind its head, where it was read. A larger one gets a buffer of its own, which begins at
  * KL_HTTP_BODY_FIRST and doubles as bytes really come: a length that is only announced costs nothing.
  *
- * D1  A body in its own buffer is never read past its end by more than fits behind the head in `in`, so that what a client
- *     sends ahead has a place. (A length says where the end is; of chunks not more than that room is read at once.)
+ * D1  A body in its own buffer is never read past its end by more than fits behind the head in `in`, so that what a
+ *     client sends ahead has a place. (A length says where the end is; of chunks not more than that room is read at
+ *     once.)
  * D2  One connection reads at most KL_HTTP_READS_MAX times in a round: others are waiting. */
 #include "net/http_inside.h"
 

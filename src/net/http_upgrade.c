@@ -2,14 +2,14 @@
  *
  * From: whoever serves a request.  To: `taken`, with a descriptor that is its own.
  *
- * A plain connection is handed over as it is. Where there is TLS between, or where bytes of the new protocol came together
- * with the request, the callee gets one end of a socket pair, and a carrier, a thread of ours, moves bytes:
+ * A plain connection is handed over as it is. Where there is TLS between, or where bytes of the new protocol came
+ * together with the request, the callee gets one end of a socket pair, and a carrier, a thread of ours, moves bytes:
  *
  *     client ═ TLS ═ fd  ── up ──►  pair ═ the callee
  *                        ◄─ down ─
  *
- * An end is passed on as an end, so either side may shut down its half first. The carrier ends when both have, or when one
- * is broken. It is joined by the next one that starts, or by close. */
+ * An end is passed on as an end, so either side may shut down its half first. The carrier ends when both have, or when
+ * one is broken. It is joined by the next one that starts, or by close. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

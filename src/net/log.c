@@ -19,7 +19,11 @@ static size_t put_text(char *to, size_t room, const char *text, bool json)
         if (json && (*text == '"' || *text == '\\'))
             to[len++] = '\\';
         bool foreign = json && (unsigned char)*text > 127;
-        to[len++] = foreign ? '?' : (unsigned char)*text < ' ' || *text == 127 ? ' ' : *text;
+        bool control = (unsigned char)*text < ' ' || *text == 127;
+        to[len] = *text;
+        if (foreign || control)
+            to[len] = foreign ? '?' : ' ';
+        len++;
     }
     return len;
 }

@@ -280,10 +280,12 @@ static void put_appended(struct out *out, const struct scrape *scrape)
         const struct sample *sample = &scrape->samples[i];
         const _Atomic(uint64_t) *parts = atomic_load_explicit(&sample->metrics->parts, memory_order_acquire);
         char labels[256];
-        for (uint32_t p = 0; p < sample->layout.partitions; p++)
-            put(out, "keyline_tasks_appended_total{%s} %llu\n", labels_of(sample, p, labels, sizeof labels),
-                (unsigned long long)((parts ? kl__metric_load(&parts[p]) : 0) +
-                                     (p == 0 ? kl__metric_load(&sample->metrics->put) : 0)));
+        for (uint32_t p = 0; p < sample->layout.partitions; p++) {
+            unsigned long long count = parts ? kl__metric_load(&parts[p]) : 0;
+            if (p == 0)
+                count += kl__metric_load(&sample->metrics->put);
+            put(out, "keyline_tasks_appended_total{%s} %llu\n", labels_of(sample, p, labels, sizeof labels), count);
+        }
         if (parts)
             put(out, "keyline_tasks_appended_total{%s} %llu\n", labels_of(sample, KL_METRIC_ANY, labels, sizeof labels),
                 (unsigned long long)kl__metric_load(&parts[KL_METRIC_ANY]));
@@ -386,7 +388,8 @@ static const struct {
 } histograms[KL_METRIC_HISTOGRAMS] = {
     [KL_METRIC_COMMIT] = {"keyline_commit_duration_seconds", "From a put's request to its tasks being durable.",
                           kl__metric_quick_ns},
-    [KL_METRIC_CLAIM] = {"keyline_claim_duration_seconds", "From a claim's request to its answer with tasks, waiting for them included.",
+    [KL_METRIC_CLAIM] = {"keyline_claim_duration_seconds",
+                         "From a claim's request to its answer with tasks, waiting for them included.",
                          kl__metric_quick_ns},
     [KL_METRIC_SETTLE] = {"keyline_settle_duration_seconds", "From a finish's request to its outcomes being durable.",
                           kl__metric_quick_ns},

@@ -2,12 +2,12 @@
  *
  * From: http_connection.c, and tests/fuzz.  To: nobody; it is pure.
  *
- * A head is read in two steps. `find_end` goes over new bytes once, refuses what no line may hold, and finds the empty line;
- * so a head that can no longer become valid is refused at once and not when its time is over. Only then are the lines taken
- * apart, and each of them is known to end with CR LF.
+ * A head is read in two steps. `find_end` goes over new bytes once, refuses what no line may hold, and finds the empty
+ * line; so a head that can no longer become valid is refused at once and not when its time is over. Only then are the
+ * lines taken apart, and each of them is known to end with CR LF.
  *
- * What is said here of a request depends on its bytes alone and never on how they were split on the way: a test cuts each
- * request at every place. */
+ * What is said here of a request depends on its bytes alone and never on how they were split on the way: a test cuts
+ * each request at every place. */
 #include "net/parse.h"
 
 #include "base/base.h"

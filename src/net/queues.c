@@ -191,6 +191,18 @@ static kl__claims *take_idle(kl__api *api, size_t bucket)
     return claims;
 }
 
+void kl__queues_release(kl__open_queue *open)
+{
+    kl__api *api = open->api;
+    pthread_mutex_lock(&api->queues_mutex);
+    bool idle = open->claims && open->claims_users == 0 && kl__claims_counted(open->claims).running == 0;
+    kl__claims *claims = idle ? open->claims : NULL;
+    if (idle)
+        open->claims = NULL;
+    pthread_mutex_unlock(&api->queues_mutex);
+    end_claims(api, claims, 5000);
+}
+
 void kl__queues_rest(kl__api *api)
 {
     for (size_t i = 0; i < KL_QUEUE_BUCKETS; i++)

@@ -116,6 +116,7 @@ kl__claims *kl__queues_claims_known(kl__open_queue *open);
 kl_rc kl__queues_claims(kl__open_queue *open, kl__claims **ret_claims);
 void kl__queues_claims_leave(kl__open_queue *open);
 
+void kl__queues_release(kl__open_queue *open);        /* ends its claims now, if nobody uses them */
 void kl__queues_rest(kl__api *api);                   /* ends claims that nobody uses */
 void kl__queues_drain(kl__api *api, int64_t wait_ms); /* ends all claims; nothing is given out any more */
 void kl__queues_close(kl__api *api);                  /* nobody may use one */

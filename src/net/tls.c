@@ -125,7 +125,8 @@ static kl__io judge(SSL *ssl, int result)
     }
 }
 
-/* OpenSSL's errors are a queue of the thread: what another connection, or who serves, has left there is forgotten first. */
+/* OpenSSL's errors are a queue of the thread: what another connection, or who serves, has left there is forgotten
+ * first. */
 kl__io kl__tls_accept(kl__tls *tls)
 {
     ERR_clear_error();

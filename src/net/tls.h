@@ -2,7 +2,8 @@
  *
  * From: http_connection.c, http_upgrade.c.  To: OpenSSL.
  *
- * Whoever calls these has all signals blocked, as OpenSSL writes to a socket that may be closed: no SIGPIPE comes then. */
+ * Whoever calls these has all signals blocked, as OpenSSL writes to a socket that may be closed: no SIGPIPE comes
+ * then. */
 #ifndef KL_NET_TLS_H
 #define KL_NET_TLS_H
 

@@ -53,7 +53,7 @@ static bool is_scope(const char *text)
 static bool read_hash(const char *text, uint8_t ret_hash[KL_TOKEN_HASH_BYTES])
 {
     static const char digits[] = "0123456789abcdef";
-    if (strlen(text) != 2 * KL_TOKEN_HASH_BYTES)
+    if (strlen(text) != (size_t)2 * KL_TOKEN_HASH_BYTES)
         return false;
     for (size_t i = 0; text[i]; i++) {
         const char *digit = strchr(digits, text[i] >= 'A' && text[i] <= 'F' ? text[i] + ('a' - 'A') : text[i]);
@@ -258,8 +258,12 @@ static kl_rc make_text(char ret_text[KL_TOKEN_BYTES])
     if (RAND_bytes(secret, sizeof secret) != 1)
         return kl__fail(KL_ESYSTEM, "the system has no random bytes to give; try again");
     EVP_EncodeBlock((uint8_t *)base64, secret, sizeof secret);
-    for (char *at = base64; *at; at++)
-        *at = *at == '+' ? '-' : *at == '/' ? '_' : *at;
+    for (char *at = base64; *at; at++) {
+        if (*at == '+')
+            *at = '-';
+        if (*at == '/')
+            *at = '_';
+    }
     memcpy(ret_text, "kl_", 3);
     memcpy(ret_text + 3, base64, KL_TOKEN_BYTES - 4);
     ret_text[KL_TOKEN_BYTES - 1] = 0;

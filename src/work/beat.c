@@ -185,7 +185,7 @@ static kl_rc tick(kl__pump *pump)
 {
     static kl_rc (*const steps[])(kl__pump * pump) = {look_at_paused,      look_at_jobs,       kl__older_layouts,
                                                       kl__pump_drain_keys, kl__asks_carry_out, kl__gates_refresh,
-                                                      look_at_schedules};
+                                                      look_at_schedules,   kl__pump_count};
     kl_rc first = refresh(pump);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         kl_rc rc = steps[i](pump);

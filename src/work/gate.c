@@ -175,7 +175,7 @@ static bool apply(const kl__pump *pump, kl__gate *gate)
 {
     if (!gate->read.keys)
         return true;
-    if (gate->read_at >= pump->refreshed && !KL_MUTANT(gate_early))
+    if (gate->read_at >= pump->refreshed)
         return false;
     kl__keyset_free(gate->now.keys);
     gate->now = gate->read;
@@ -203,8 +203,6 @@ static kl_rc refresh_gate(kl__pump *pump, kl__descriptor *descriptor, size_t ind
     }
     gate->read = read;
     gate->read_at = pump->refreshes;
-    if (KL_MUTANT(gate_early))
-        apply(pump, gate);
     return KL_OK;
 }
 

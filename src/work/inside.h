@@ -42,6 +42,7 @@ enum {
     KL_KEY_MAX = 1024,         /* tasks of one key in a window; a quarter of the window where that is less */
     KL_GROUP_MIN = 64,         /* tasks of a group that are held even if the window is full */
     KL_LOOK_STUBS = 8192,      /* stubs read in one look: 448 KiB */
+    KL_LOOK_EVERY_MS = 20,     /* also while enough is ready: something urgent may have come */
     KL_SETTLE_MAX = 8192,      /* outcomes in one settle */
     KL_SETTLE_BYTES = 4 << 20, /* and bytes of errors and results, below KL_BATCH_BYTES_MAX */
     KL_LOAD_MAX = 64,          /* tasks loaded at once */
@@ -252,7 +253,8 @@ struct kl__pump {
     uint64_t side_credit;             /* stubs' worth of work that may go into finding keys for side looks */
     bool prioritized;                 /* tasks of several priorities wait */
     bool grouped;                     /* a task with a group has been seen */
-    bool looking;                     /* a look is under way */
+    bool looking;                     /* a look is under way, */
+    int64_t looked_ms;                /* or the last was begun then */
     bool ticking;
     bool beating;
     bool stopping; /* nothing is started any more */
@@ -325,6 +327,8 @@ uint64_t kl__key_max(const kl__pump *pump);                   /* tasks of one ke
 
 /* --- look.c --- */
 
+/* Counts what waits where that takes long; elsewhere looks do. */
+kl_rc kl__pump_count(kl__pump *pump);
 struct looks *kl__looks_open(void); /* NULL: no memory */
 
 /* Whether tasks that were left out could be held now. Looks at every key of which some were. */

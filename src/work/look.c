@@ -20,7 +20,8 @@ enum {
     DUE_EVERY_MS = 20,
     DUE_REST_MS = 1000,
     COUNTS_EVERY_MS = 20,
-    COUNT_REST_MS = 5000, /* where a store counts slowly, and so holds up the look */
+    COUNT_REST_MS = 5000, /* where a store counts slowly, */
+    COUNT_SLOW_MS = 100,  /* and from so long a rest on, ticks count, so that looks are not held up */
     SIDE_KEYS = 128,      /* left out, for each ms that passes between two searches among them */
     SIDE_REST_MS = 1000
 };
@@ -361,11 +362,12 @@ static kl_rc count_partition(kl__pump *pump, kl__partition *partition)
     return KL_OK;
 }
 
-static kl_rc count_all(kl__pump *pump)
+static kl_rc count_all(kl__pump *pump, bool slow)
 {
     kl_rc first = KL_OK;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
-        kl_rc rc = count_partition(pump, partition);
+        bool is_slow = partition->counted_ms && partition->count_rest_ms >= COUNT_SLOW_MS;
+        kl_rc rc = is_slow == slow ? count_partition(pump, partition) : KL_OK;
         first = first != KL_OK ? first : rc;
     }
     pump->prioritized = false;
@@ -373,6 +375,8 @@ static kl_rc count_all(kl__pump *pump)
         pump->prioritized |= (partition->priorities & (partition->priorities - 1)) != 0;
     return first;
 }
+
+kl_rc kl__pump_count(kl__pump *pump) { return count_all(pump, true); }
 
 static bool seen_before(kl__pump *pump, const kl__partition *partition)
 {
@@ -391,11 +395,11 @@ kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
     pump->looking = true;
     pump->more = pump->eager = false;
     pump->counts.looks++;
-    kl__pump_now(pump);
+    pump->looked_ms = kl__pump_now(pump);
     pump->side_credit += KL_LOOK_STUBS / 8;
     if (pump->side_credit > KL_SKIPS_MAX)
         pump->side_credit = KL_SKIPS_MAX;
-    first = count_all(pump);
+    first = count_all(pump, false);
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (seen_before(pump, partition))
             continue;

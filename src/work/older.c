@@ -129,8 +129,7 @@ static kl_rc move_window(kl__pump *pump, kl__window *window)
 static bool is_owned_now(const kl__window *window)
 {
     const kl__pump *pump = window->pump;
-    return KL_MUTANT(stale_move) ||
-           kl__owners_holds(window->partition->owners, pump->opts.local_ms(pump->opts.local_ctx));
+    return kl__owners_holds(window->partition->owners, pump->opts.local_ms(pump->opts.local_ctx));
 }
 
 static kl_rc move_all(kl__pump *pump, uint64_t newest)
@@ -161,7 +160,7 @@ bool kl__window_keeps_due(const kl__window *window)
 {
     const kl__pump *pump = window->pump;
     return window->partition->layout_number == kl__put_layout(pump->descriptor)->number &&
-           (window->opened < pump->refreshed || KL_MUTANT(record_early));
+           window->opened < pump->refreshed;
 }
 
 static bool all_sealed(const kl__descriptor *descriptor)
@@ -176,7 +175,7 @@ static bool all_sealed(const kl__descriptor *descriptor)
 bool kl__window_clear_due(kl__window *window)
 {
     kl__pump *pump = window->pump;
-    if (kl__window_keeps_due(window) || KL_MUTANT(copy_left))
+    if (kl__window_keeps_due(window))
         return true;
     if (window->opened >= pump->refreshed || !all_sealed(pump->descriptor) || !is_owned_now(window))
         return false;

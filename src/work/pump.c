@@ -668,11 +668,15 @@ bool kl__pump_gone(const kl__pump *pump)
     return pump->stopping && pump->running == 0;
 }
 
-/* Also with full memory where another group, or something more urgent, may stand behind what is held. */
+/* While two hands for each thread are ready, more is left in the store for a while: what is read far ahead has left the
+ * processor's caches when its turn comes. But also with full memory where another group, or something more urgent, may
+ * stand behind what is held. */
 bool kl__pump_wants_look(kl__pump *pump)
 {
+    uint64_t enough = 2 * KL_LOAD_MAX * (uint64_t)pump->opts.concurrency;
+    bool wants = kl__room_count(pump->room) < enough || kl__pump_now(pump) - pump->looked_ms >= KL_LOOK_EVERY_MS;
     return !pump->looking && !pump->stopping &&
-           (pump->held < (uint64_t)pump->opts.window_max / 2 || pump->grouped || pump->prioritized);
+           ((wants && pump->held < (uint64_t)pump->opts.window_max / 2) || pump->grouped || pump->prioritized);
 }
 
 /* Nothing ready, running or to be sent in the window, nothing to be read, and nothing that waits for a retry. */

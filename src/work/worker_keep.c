@@ -13,8 +13,8 @@ enum {
     POLL_MAX_MS = 50,
     WAIT_MAX_MS = 20,
     FAILED_MS = 250,
-    REST_EACH = 4, /* times as long as it took, for each other worker, */
-    REST_ALONE = 3, /* or for none, */
+    REST_EACH = 4,   /* times as long as it took, for each other worker, */
+    REST_ALONE = 3,  /* or for none, */
     REST_TASKS = 64, /* if it had so many tasks, */
     REST_MAX_NS = 5000000
 };
@@ -132,7 +132,7 @@ void *kl__worker_scout(void *context)
             continue;
         }
         if (!wants_look(worker)) {
-            kl__worker_wait(worker, &worker->scout, POLL_MAX_MS);
+            kl__worker_wait(worker, &worker->scout, KL_LOOK_EVERY_MS);
             continue;
         }
         int64_t began_ns = kl__monotonic_ns();

@@ -1,7 +1,7 @@
 /* fuzz.h - what a fuzz target needs: libFuzzer calls it with bytes, and it aborts where something does not hold.
  *
- * To add a target: a file fuzz_NAME.c with this function, a row in meson.build that names the sources it is about, and a
- * directory corpus/NAME with a few inputs. `make fuzz NAME=...` runs it for long, tests/check-fuzz briefly. */
+ * To add a target: a file fuzz_NAME.c with this function, a row in meson.build that names the sources it is about, and
+ * a directory corpus/NAME with a few inputs. `make fuzz NAME=...` runs it for long, tests/check-fuzz briefly. */
 #ifndef TESTS_FUZZ_H
 #define TESTS_FUZZ_H
 

@@ -1,5 +1,5 @@
-/* fuzz_http.c - any bytes as a request: read whole and read in two pieces they must come to the same, and what is taken for
- * a request must keep to R1 to R4 (src/net/parse.h). */
+/* fuzz_http.c - any bytes as a request: read whole and read in two pieces they must come to the same, and what is
+ * taken for a request must keep to R1 to R4 (src/net/parse.h). */
 #include "fuzz.h"
 #include "net/framing.h"
 

@@ -109,10 +109,14 @@ static struct answer ask(struct server *server, const char *method, const char *
     char url[2048];
     CURL *curl = curl_easy_init();
     snprintf(url, sizeof url, "%s%s", server->url, path);
-    lines = curl_slist_append(lines, "Content-Type: application/json");
-    lines = curl_slist_append(lines, "Expect:");
-    for (; fields && *fields; fields++)
+    bool typed = false;
+    for (; fields && *fields; fields++) {
         lines = curl_slist_append(lines, *fields);
+        typed |= strncmp(*fields, "Content-Type:", 13) == 0;
+    }
+    lines = curl_slist_append(lines, "Expect:");
+    if (!typed)
+        lines = curl_slist_append(lines, "Content-Type: application/json");
     curl_easy_setopt(curl, CURLOPT_URL, url);
     set_up(curl, asking, method, body, lines);
     perform(curl, asking, method, path);

@@ -53,6 +53,45 @@ TEST(an_idempotency_key_with_another_body_is_refused_with_422)
     server_close(&server);
 }
 
+/* Makes the kept answer of the one submit that there was look as if it were still under way. */
+static bool make_unfinished(kl_store *store)
+{
+    kl_arena arena = {0};
+    kl_record record;
+    size_t count = 0;
+    int64_t now_ms = 0;
+    kl_bytes text;
+    if (kl_store_list(store, kl_str("idempotency/"), kl_str(""), 1, &arena, &record, &count) != KL_OK || count != 1 ||
+        kl_store_now(store, &now_ms) != KL_OK)
+        return false;
+    json_t *claim = json_loadb(record.value.data, record.value.len, 0, NULL);
+    json_object_set_new(claim, "state", json_string("claimed"));
+    json_object_set_new(claim, "until_ms", json_integer(now_ms + 30000));
+    bool made = kl__json_print(claim, &arena, &text) == KL_OK;
+    kl_write write = {.name = record.name, .version = record.version, .value = text, .expires_ms = record.expires_ms};
+    made = made && kl_store_put(store, &write, 1) == KL_OK;
+    json_decref(claim);
+    kl_arena_free(&arena);
+    return made;
+}
+
+TEST(a_submit_that_is_under_way_is_409_with_retry_after)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    struct answer first = submit(&server, body, "k");
+    CHECK_INT(first.status, 201);
+    CHECK(make_unfinished(server.store));
+    struct answer again = submit(&server, body, "k");
+    CHECK_INT(again.status, 409);
+    CHECK_STR(answer_text(&again, "type"), "/problems/in-flight");
+    CHECK(strcasestr(again.headers, "retry-after: 1\r\n"));
+    answer_free(&first);
+    answer_free(&again);
+    server_close(&server);
+}
+
 TEST(submits_without_a_key_are_each_a_job)
 {
     struct server server;

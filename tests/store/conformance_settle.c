@@ -55,6 +55,52 @@ CLAIM(tasks_finish_from_every_line)
         CHECK_INT(line_of(t, entries[i].place, &entries[i].id), NOWHERE);
 }
 
+/* ---- The next owner ---- */
+
+static size_t scan_next(kl_store *next, kl_place place, int32_t line, kl_stub *stubs, size_t max)
+{
+    kl_scan scan = {.place = place, .line = line, .stubs = stubs, .max = max};
+    CHECK_OK(kl_store_scan(next, &scan, 1));
+    return scan.count;
+}
+
+static kl_rc fence_next(kl_store *next, kl_place place, uint64_t epoch)
+{
+    kl_fence fence = {.place = place, .epoch = epoch};
+    return kl_store_fence(next, &fence, 1);
+}
+
+/* Those tasks hold their keys: an owner who does not see them at once would run later ones first. It has looked at the shard
+ * before, so what it knew of it is old. */
+DURABLE_CLAIM(whoever_fences_a_shard_sees_at_once_what_owners_before_have_tried)
+{
+    kl_place place = order_place(t, 4);
+    kl_task_id ids[3];
+    kl_stub stubs[4];
+    kl_store *next = NULL;
+    uint32_t orders = 0;
+    if (!can(t, KL_STORE_SHARED))
+        return;
+    CHECK_OK(subject.reopen(t->place, &t->opts, &next));
+    if (!next)
+        return;
+    CHECK_OK(kl_store_partition(next, "orders", 1, &orders));
+    CHECK_INT(orders, t->orders);
+    CHECK_OK(fence_next(next, place, 1));
+    CHECK_INT(scan_next(next, place, 0, stubs, COUNT(stubs)), 0);
+    CHECK_OK(fence(t, place, 2));
+    append_many(t, place, ids, COUNT(ids));
+    kl_settled tried[2] = {outcome_of(t, place, &ids[0], KL_RETRY), outcome_of(t, place, &ids[1], KL_RETRY)};
+    CHECK_OK(settle(t, place, 2, tried, COUNT(tried)));
+    CHECK_OK(fence_next(next, place, 3));
+    CHECK_INT(scan_next(next, place, KL_LINE_RETRY, stubs, COUNT(stubs)), 2);
+    CHECK_ID(stubs[0].id, ids[0]);
+    CHECK_ID(stubs[1].id, ids[1]);
+    AWAIT(scan_next(next, place, 0, stubs, COUNT(stubs)) == 1); /* nobody has begun it: it may be seen a little later */
+    CHECK_RC(settle(t, place, 2, tried, 1), KL_ESTALE);
+    kl_store_close(next);
+}
+
 /* ---- The retry line ---- */
 
 /* Retries the task once, and checks where it stands then. */

@@ -245,9 +245,8 @@ CLAIM(an_append_that_comes_late_does_not_keep_its_segment_from_being_emptied_aga
 static long long draw_and_show(const struct trial *t)
 {
     char sql[512];
-    snprintf(sql, sizeof sql,
-             "BEGIN; SELECT max(n) FROM unnest(%s.append_begin(NULL, ARRAY[%u], ARRAY[4], 100)) n;", schema_of(t),
-             t->orders);
+    snprintf(sql, sizeof sql, "BEGIN; SELECT max(n) FROM unnest(%s.append_begin(NULL, ARRAY[%u], ARRAY[4], 100)) n;",
+             schema_of(t), t->orders);
     long long last = pg_server_number(sql);
     snprintf(sql, sizeof sql, "SELECT %s.commit_early(); COMMIT", schema_of(t));
     pg_server_run(sql);

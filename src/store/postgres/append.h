@@ -25,7 +25,7 @@ typedef struct kl__pg_spot {
 
 /* A row: spots that follow one another. */
 typedef struct kl__pg_row {
-    uint32_t at; /* which of the places, from 1 */
+    uint32_t at;   /* which of the places, from 1 */
     uint32_t draw; /* which of the numbers, from 1 */
     uint32_t first, count;
 } kl__pg_row;
@@ -72,16 +72,17 @@ static inline int64_t kl__pg_large_bytes(const kl_entry *entry)
 #define KL_PG_APPEND                                                                                                   \
     "WITH d AS MATERIALIZED (SELECT pg_catalog.current_setting('keyline.drawn')::bigint[] AS drawn,"                   \
     " pg_catalog.current_setting('keyline.skips')::int[] AS skips)"                                                    \
-    " INSERT INTO $S.entries (partition, slot, last, segment, number, due_ms, priority, bytes, ats, ids, jobs, groups,"  \
+    " INSERT INTO $S.entries (partition, slot, last, segment, number, due_ms, priority, bytes, ats, ids, jobs, "       \
+    "groups,"                                                                                                          \
     " keys, kinds, headers, payloads)"                                                                                 \
-    " SELECT a.p, a.s * 64 + a.line, (d.drawn[1 + a.draw] * 256 + pg_catalog.get_byte($10, a.first + a.number - 2))"     \
+    " SELECT a.p, a.s * 64 + a.line, (d.drawn[1 + a.draw] * 256 + pg_catalog.get_byte($10, a.first + a.number - 2))"   \
     " * 256 + CASE WHEN a.line = 32 THEN 0 ELSE d.drawn[1] * 64 END + a.line,"                                         \
     " CASE WHEN a.line = 32 THEN 0 ELSE d.drawn[1] END, a.number, a.due, a.priority, a.bytes,"                         \
     " pg_catalog.substr($10, a.first, a.number), $11[a.first : a.first + a.number - 1],"                               \
     " $12[a.first : a.first + a.number - 1], $13[a.first : a.first + a.number - 1],"                                   \
     " $14[a.first : a.first + a.number - 1], $15[a.first : a.first + a.number - 1],"                                   \
     " $16[a.first : a.first + a.number - 1], $17[a.first : a.first + a.number - 1]"                                    \
-    " FROM d, ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4),"   \
+    " FROM d, ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4),"  \
     " pg_catalog.unnest($5), pg_catalog.unnest($6), pg_catalog.unnest($7), pg_catalog.unnest($8),"                     \
     " pg_catalog.unnest($9)) WITH ORDINALITY"                                                                          \
     " AS a(p, s, line, draw, first, number, due, priority, bytes, n)"                                                  \

@@ -391,8 +391,7 @@ static PGresult *prepare(kl__pg *pg, PGconn *conn, struct statement *statement)
     snprintf(statement->name, sizeof statement->name, number < 0 ? "" : "kl%d", number);
     if (number < 0 || known)
         return NULL;
-    PGresult *rows =
-        PQprepare(conn, statement->name, statement->text, statement->args->count, statement->args->types);
+    PGresult *rows = PQprepare(conn, statement->name, statement->text, statement->args->count, statement->args->types);
     if (PQresultStatus(rows) != PGRES_COMMAND_OK)
         return rows;
     PQclear(rows);

@@ -270,8 +270,7 @@ static kl_rc ask_sure(kl__pg *pg, const struct claim *claims, size_t count, stru
     qsort(work->outcomes, work->count, sizeof *work->outcomes, by_segment);
     add_claims(&args, claims, count);
     add_runs(&args, work);
-    kl_rc rc =
-        kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.settle_sure($1,$2,$3,$4,$5,$6,$7,$8)", &args, false}, &rows);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.settle_sure($1,$2,$3,$4,$5,$6,$7,$8)", &args, false}, &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK && PQgetisnull(rows, 0, 0))
         PQclear(rows);
@@ -340,8 +339,7 @@ kl_rc kl__pg_fence(void *self, kl_fence *fences, size_t count)
     for (size_t i = 0; i < count; i++) {
         fences[i].rc = rc;
         if (claims)
-            claims[i] =
-                (struct claim){fences[i].place, (uint32_t)i, fences[i].epoch, 0, fences[i].seal, &fences[i].rc};
+            claims[i] = (struct claim){fences[i].place, (uint32_t)i, fences[i].epoch, 0, fences[i].seal, &fences[i].rc};
     }
     if (rc == KL_OK)
         rc = make_claims(self, claims, count, ask_fence, NULL, "fence");

@@ -39,6 +39,7 @@ struct known {
 struct polled {
     struct polled *next;
     int64_t asked_ns;
+    int64_t listed_ns; /* when its names were last listed to the end, where a look does not show all; 0: never */
     size_t len;
     char prefix[];
 };
@@ -51,6 +52,7 @@ struct kl__s3_records {
     kl__tree_node *known;
     struct polled *polled;
     int64_t whole_ns; /* a listing that began then showed all records */
+    int64_t long_ns;  /* and this one all whose names are in base32 */
 };
 
 static bool is_within(int64_t since_ns, int64_t ms) { return since_ns && kl__monotonic_ns() - since_ns < ms * 1000000; }
@@ -417,19 +419,27 @@ static bool begins_with(kl_bytes name, kl_bytes prefix)
     return name.len >= prefix.len && (prefix.len == 0 || memcmp(name.data, prefix.data, prefix.len) == 0);
 }
 
-/* Whether the prefix was listed a moment ago, too. */
-static bool poll_prefix(kl__s3 *s3, kl_bytes prefix)
+static struct polled *find_polled(const struct kl__s3_records *records, kl_bytes prefix)
+{
+    struct polled *one = records->polled;
+    while (one && !kl__bytes_equal((kl_bytes){one->prefix, one->len}, prefix))
+        one = one->next;
+    return one;
+}
+
+/* Whether the prefix was listed a moment ago, too. *ret_listed: and so that its names are known to the end. */
+static bool poll_prefix(kl__s3 *s3, kl_bytes prefix, bool *ret_listed)
 {
     struct kl__s3_records *records = s3->records;
     bool polled = false;
     pthread_mutex_lock(&records->mutex);
-    struct polled *one = records->polled;
-    while (one && !kl__bytes_equal((kl_bytes){one->prefix, one->len}, prefix))
-        one = one->next;
+    struct polled *one = find_polled(records, prefix);
+    *ret_listed = one && is_within(one->listed_ns, s3->pulse_age_ms);
     if (one) {
         polled = is_within(one->asked_ns, POLLED_MS);
     } else if ((one = kl__alloc(sizeof *one + prefix.len + 1))) {
         one->len = prefix.len;
+        one->listed_ns = 0;
         if (prefix.len)
             memcpy(one->prefix, prefix.data, prefix.len);
         one->next = records->polled;
@@ -519,26 +529,45 @@ static kl_rc see_page(kl__s3 *s3, const char *start, kl__s3_text *at, bool *ret_
 }
 
 /* Names in base32 stand apart from those that they would stand among. */
-static kl_rc list_long_names(kl__s3 *s3)
+static kl_rc list_long_names(kl__s3 *s3, bool polled)
 {
     kl__s3_text at = {0};
-    bool more = true;
+    int64_t asked_ns = kl__monotonic_ns();
     kl_rc rc = KL_OK;
+    pthread_mutex_lock(&s3->records->mutex);
+    bool more = !polled || !is_within(s3->records->long_ns, s3->pulse_age_ms);
+    pthread_mutex_unlock(&s3->records->mutex);
+    if (!more)
+        return KL_OK;
     while (rc == KL_OK && more)
         rc = see_page(s3, "records/~~", &at, &more);
     kl__s3_text_free(&at);
+    pthread_mutex_lock(&s3->records->mutex);
+    s3->records->long_ns = rc == KL_OK ? asked_ns : 0;
+    pthread_mutex_unlock(&s3->records->mutex);
     return rc;
+}
+
+/* All names of the prefix are known, as of then. */
+static void note_listed(kl__s3 *s3, kl_bytes prefix, int64_t asked_ns)
+{
+    pthread_mutex_lock(&s3->records->mutex);
+    struct polled *one = find_polled(s3->records, prefix);
+    if (one)
+        one->listed_ns = asked_ns;
+    pthread_mutex_unlock(&s3->records->mutex);
 }
 
 /* Where there are more records than one listing shows: pages of this prefix, from `after` on, until enough of what they
  * show is there. Removed ones are shown, too. */
-static kl_rc list_pages(kl__s3 *s3, const struct listing *whole)
+static kl_rc list_pages(kl__s3 *s3, const struct listing *whole, bool polled)
 {
+    int64_t asked_ns = kl__monotonic_ns();
     struct listing listing = *whole;
     kl__s3_text start = {0}, at = {0};
     char until[KL_S3_NAME_MAX];
     bool more = true;
-    kl_rc rc = list_long_names(s3);
+    kl_rc rc = list_long_names(s3, polled);
     kl__s3_text_put(&start, "records/");
     kl__s3_encode_plainly(&start, listing.prefix);
     if (listing.after.len && kl__bytes_compare(listing.after, listing.prefix) >= 0) {
@@ -553,6 +582,8 @@ static kl_rc list_pages(kl__s3 *s3, const struct listing *whole)
             kl__s3_decode_name(at.data + strlen("records/"), until, &listing.until.len) && listing.until.len > 0)
             rc = walk_read(s3, &listing);
     }
+    if (rc == KL_OK && !more && listing.after.len == 0)
+        note_listed(s3, listing.prefix, asked_ns);
     kl_arena_free(&listing.scratch);
     kl__s3_text_free(&start);
     kl__s3_text_free(&at);
@@ -563,15 +594,15 @@ kl_rc kl__s3_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_ar
                   size_t *ret_count)
 {
     kl__s3 *s3 = self;
-    bool polled = poll_prefix(s3, prefix);
+    bool listed, polled = poll_prefix(s3, prefix, &listed);
     struct listing listing = {.prefix = prefix, .after = after, .max = max, .arena = arena, .records = ret_records};
     listing.names = kl__alloc_zeroed(UNREAD_MAX, sizeof *listing.names);
     kl_rc rc = listing.names ? kl__s3_pulse(s3, polled ? -1 : LISTED_MS) : kl__fail_memory();
     pthread_mutex_lock(&s3->records->mutex);
     bool whole = s3->records->whole_ns == s3->pulse_ns;
     pthread_mutex_unlock(&s3->records->mutex);
-    if (rc == KL_OK && !whole)
-        rc = list_pages(s3, &listing);
+    if (rc == KL_OK && !whole && !(polled && listed))
+        rc = list_pages(s3, &listing, polled);
     if (rc == KL_OK)
         rc = walk_read(s3, &listing);
     kl__free(listing.names);

@@ -401,31 +401,50 @@ static void slow_down(kl__s3 *s3, bool news)
         s3->pulse_age_ms = s3->pulse_age_ms * 2 < s3->poll_ms ? s3->pulse_age_ms * 2 : s3->poll_ms;
 }
 
+/* Marks and tasks of a page. True: there is something new. */
+static bool see_page(kl__s3 *s3, const kl__s3_names *names, int64_t asked_ns)
+{
+    const char *last = names->count ? names->items[names->count - 1].name : "";
+    bool news = false;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < names->count; i++) {
+        if (strncmp(names->items[i].name, "tasks/", 6) == 0)
+            news |= see_task(s3, &names->items[i]);
+        else if (strncmp(names->items[i].name, "special/", 8) == 0)
+            see_mark(s3, names->items[i].name);
+    }
+    for (uint32_t i = 0; i < s3->partition_count; i++)
+        if (!names->more || strncmp(last, "tasks/", 6) >= 0)
+            s3->partitions[i]->marks_ns = asked_ns;
+    if (!names->more)
+        end_pulse(s3, asked_ns);
+    kl__memory_leave(s3->memory);
+    s3->pulse_whole = !names->more;
+    return news;
+}
+
+static bool goes_beyond_records(const kl__s3_names *names)
+{
+    return !names->more || (names->count && strncmp(names->items[names->count - 1].name, "special/", 8) >= 0);
+}
+
+/* Records, then marks and tasks: one page where there are few, and a second one where records alone fill the first. */
 static kl_rc make_pulse(kl__s3 *s3)
 {
     kl__s3_names names;
     int64_t asked_ns = kl__monotonic_ns();
-    bool news = false;
     kl_rc rc = kl__s3_list_page(s3, "", "records", 0, &names);
     if (rc != KL_OK)
         return rc;
-    kl__memory_enter(s3->memory);
-    const char *last = names.count ? names.items[names.count - 1].name : "";
-    for (size_t i = 0; i < names.count; i++) {
-        if (strncmp(names.items[i].name, "tasks/", 6) == 0)
-            news |= see_task(s3, &names.items[i]);
-        else if (strncmp(names.items[i].name, "special/", 8) == 0)
-            see_mark(s3, names.items[i].name);
+    bool beyond = goes_beyond_records(&names);
+    kl__s3_records_seen(s3, &names, beyond, asked_ns);
+    if (!beyond) {
+        kl__s3_names_free(&names);
+        rc = kl__s3_list_page(s3, "", "special", 0, &names);
     }
-    for (uint32_t i = 0; i < s3->partition_count; i++)
-        if (!names.more || strncmp(last, "tasks/", 6) >= 0)
-            s3->partitions[i]->marks_ns = asked_ns;
-    if (!names.more)
-        end_pulse(s3, asked_ns);
-    kl__memory_leave(s3->memory);
-    kl__s3_records_seen(s3, &names, !names.more || strncmp(last, "special/", 8) >= 0, asked_ns);
-    s3->pulse_whole = !names.more;
-    slow_down(s3, news);
+    if (rc != KL_OK)
+        return rc;
+    slow_down(s3, see_page(s3, &names, asked_ns));
     s3->pulse_ns = asked_ns;
     kl__s3_names_free(&names);
     return KL_OK;

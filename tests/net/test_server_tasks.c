@@ -1,0 +1,384 @@
+/* test_server_tasks.c - the data path over HTTP: put, claim, finish and the rest; and several servers on one store. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "harness.h"
+#include "net/forward.h"
+#include "net/plain.h"
+#include "net/server_rig.h"
+
+#define ORDERS "/v1/queues/orders"
+
+/* Puts with this body and type, and checks the status. */
+static struct answer put_as(struct server *server, const char *type, const char *query, const char *body, int status)
+{
+    char field[128], path[256];
+    const char *fields[] = {field, NULL};
+    snprintf(field, sizeof field, "Content-Type: %s", type);
+    snprintf(path, sizeof path, ORDERS "/tasks%s", query);
+    struct answer answer = server_ask(server, "POST", path, body, fields);
+    CHECK_INT(answer.status, status);
+    return answer;
+}
+
+static void put(struct server *server, const char *body)
+{
+    struct answer answer = put_as(server, "application/json", "", body, 201);
+    answer_free(&answer);
+}
+
+/* Claims up to `max`; the i-th task's field. */
+static struct answer claim(struct server *server, const char *body)
+{
+    struct answer answer = server_ask(server, "POST", ORDERS "/claim", body, NULL);
+    CHECK_INT(answer.status, 200);
+    return answer;
+}
+
+static size_t claimed(const struct answer *answer) { return json_array_size(json_object_get(answer->json, "tasks")); }
+
+static const char *task_text(const struct answer *answer, size_t index, const char *field)
+{
+    const char *text =
+        json_string_value(json_object_get(json_array_get(json_object_get(answer->json, "tasks"), index), field));
+    return text ? text : "";
+}
+
+static int say_token(struct server *server, const char *route, const char *token, const char *more)
+{
+    char path[128], body[512];
+    snprintf(path, sizeof path, ORDERS "/%s", route);
+    snprintf(body, sizeof body, "{\"token\": \"%s\"%s}", token, more);
+    struct answer answer = server_ask(server, "POST", path, body, NULL);
+    int status = (int)answer.status;
+    answer_free(&answer);
+    return status;
+}
+
+/* Claims one task, checks its payload, and says this of it. */
+static void claim_and(struct server *server, const char *payload, const char *route, const char *more)
+{
+    struct answer answer = claim(server, "{\"wait_ms\": 10000}");
+    CHECK_STR(task_text(&answer, 0, "payload"), payload);
+    CHECK_INT(say_token(server, route, task_text(&answer, 0, "token"), more), 200);
+    answer_free(&answer);
+}
+
+TEST(every_form_of_a_put_stores_the_same_task)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    struct answer answer = put_as(&server, "application/json", "", "{\"key\": \"k\", \"payload\": \"one\"}", 201);
+    CHECK_INT(strlen(answer_text(&answer, "id")), 36);
+    answer_free(&answer);
+    put(&server,
+        "{\"tasks\": [{\"key\": \"k\", \"payload\": \"two\"}, {\"key\": \"k\", \"payload\": \"th\\u0072ee\"}]}");
+    answer = put_as(&server, "application/x-ndjson", "",
+                    "{\"key\": \"k\", \"payload\": \"four\"}\n\n{\"key\":\"k\",\"payload\":"
+                    "\"five\"}\n",
+                    201);
+    CHECK_INT(json_array_size(json_object_get(answer.json, "items")), 2);
+    answer_free(&answer);
+    answer = put_as(&server, "application/octet-stream", "?key=k&priority=3", "si\x01x", 201);
+    answer_free(&answer);
+    static const char *const payloads[] = {"one", "two", "three", "four", "five", "si\x01x"};
+    for (size_t i = 0; i < 6; i++)
+        claim_and(&server, payloads[i], "finish", "");
+    server_close(&server);
+}
+
+TEST(a_put_that_is_not_valid_stores_nothing_and_harms_no_other)
+{
+    static const char *const bad[] = {
+        "{\"tasks\": []}",
+        "{\"tasks\": [{\"payload\": \"a\"}], \"more\": 1}",
+        "{\"tasks\": [{\"payload\": \"a\"}, {\"priority\": 99}]}",
+        "{\"payload\": \"a\", \"colour\": \"red\"}",
+        "{\"payload\": \"a\", \"payload\": \"b\"}",
+        "{\"payload\": \"a\"",
+        "{\"payload\": \"a\"} x",
+        "{\"priority\": \"high\"}",
+        "[]",
+        "{\"key\": 7}",
+    };
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"payload\": \"good\"}");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        struct answer answer = put_as(&server, "application/json", "", bad[i], 400);
+        CHECK(strlen(answer_text(&answer, "detail")) > 10);
+        answer_free(&answer);
+    }
+    struct answer answer = server_ask(&server, "GET", ORDERS, NULL, NULL);
+    CHECK_INT(answer_number(&answer, "ready"), 1);
+    answer_free(&answer);
+    server_close(&server);
+}
+
+TEST(a_stale_token_is_refused_and_changes_nothing)
+{
+    struct server server;
+    char token[128];
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"key\": \"k\", \"payload\": \"x\"}");
+    struct answer answer = claim(&server, "{\"wait_ms\": 10000}");
+    snprintf(token, sizeof token, "%s", task_text(&answer, 0, "token"));
+    answer_free(&answer);
+    CHECK_INT(say_token(&server, "release", token, ""), 200);
+    static const char *const routes[] = {"finish", "fail", "extend", "release", "progress"};
+    for (size_t i = 0; i < 5; i++) {
+        CHECK_INT(say_token(&server, routes[i], token, ""), 409);
+        CHECK_INT(say_token(&server, routes[i], "no-such-token", ""), 409);
+    }
+    answer = claim(&server, "{\"wait_ms\": 10000}"); /* it is still there, and its attempt was not counted */
+    CHECK_STR(task_text(&answer, 0, "payload"), "x");
+    json_t *first = json_array_get(json_object_get(answer.json, "tasks"), 0);
+    CHECK_INT(json_integer_value(json_object_get(first, "attempt")), 1);
+    answer_free(&answer);
+    server_close(&server);
+}
+
+TEST(a_task_that_fails_is_tried_again_and_then_dead)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"payload\": \"x\", \"attempts\": 2}");
+    claim_and(&server, "x", "fail", ", \"error\": \"first\", \"retry_after_ms\": 0");
+    claim_and(&server, "x", "fail", ", \"error\": \"second\", \"retry_after_ms\": 0");
+    put(&server, "{\"payload\": \"y\"}");
+    claim_and(&server, "y", "fail", ", \"error\": \"never\", \"dead\": true");
+    struct answer answer = server_ask(&server, "GET", ORDERS "/dead", NULL, NULL);
+    CHECK_INT(json_array_size(json_object_get(answer.json, "items")), 2);
+    CHECK(strstr(answer.body, "second") && strstr(answer.body, "never"));
+    answer_free(&answer);
+    server_close(&server);
+}
+
+TEST(a_claim_and_a_finish_may_be_raw)
+{
+    static const char *const raw[] = {"Accept: application/octet-stream", NULL};
+    char token[160];
+    const char *finish[] = {"Content-Type: application/octet-stream", token, NULL};
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\", \"keep_done_ms\": 3600000}", 201);
+    struct answer answer = server_ask(&server, "POST", ORDERS "/claim", "{}", raw);
+    CHECK_INT(answer.status, 204);
+    answer_free(&answer);
+    answer = put_as(&server, "application/octet-stream", "?key=a%20b&kind=c", "raw bytes", 201);
+    answer_free(&answer);
+    answer = server_ask(&server, "POST", ORDERS "/claim", "{\"wait_ms\": 10000}", raw);
+    REQUIRE(answer.status == 200 && answer.body != NULL);
+    CHECK_STR(answer.body, "raw bytes");
+    CHECK_CONTAINS(answer.headers, "keyline-key: a%20b\r\n");
+    const char *at = strstr(answer.headers, "keyline-token: ");
+    REQUIRE(at != NULL);
+    snprintf(token, sizeof token, "%.*s", (int)strcspn(at, "\r"), at);
+    answer_free(&answer);
+    answer = server_ask(&server, "POST", ORDERS "/finish", "the result", finish);
+    CHECK_INT(answer.status, 200);
+    answer_free(&answer);
+    answer = server_ask(&server, "GET", ORDERS "/tasks?state=done", NULL, NULL);
+    CHECK_CONTAINS(answer.body, "\"result\":\"the result\"");
+    answer_free(&answer);
+    server_close(&server);
+}
+
+TEST(batches_say_of_each_task_what_became_of_it)
+{
+    struct server server;
+    char body[1024];
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"tasks\": [{\"payload\": \"a\"}, {\"payload\": \"b\"}]}");
+    struct answer answer = claim(&server, "{\"max\": 10, \"wait_ms\": 10000}");
+    REQUIRE(claimed(&answer) == 2);
+    snprintf(body, sizeof body,
+             "{\"items\": [{\"token\": \"%s\"}, {\"token\": \"stale\"}, {\"token\": \"%s\", \"result\": \"r\"}]}",
+             task_text(&answer, 0, "token"), task_text(&answer, 1, "token"));
+    struct answer said = server_ask(&server, "POST", ORDERS "/finish", body, NULL);
+    CHECK_INT(said.status, 200);
+    json_t *items = json_object_get(said.json, "items");
+    CHECK_STR(json_string_value(json_object_get(json_array_get(items, 0), "outcome")), "done");
+    CHECK_STR(json_string_value(json_object_get(json_array_get(items, 1), "outcome")), "stale");
+    CHECK_STR(json_string_value(json_object_get(json_array_get(items, 2), "outcome")), "done");
+    answer_free(&said);
+    said = server_ask(&server, "POST", ORDERS "/finish", body, NULL);
+    CHECK_INT(said.status, 409); /* none of them counts any more */
+    answer_free(&said);
+    answer_free(&answer);
+    server_close(&server);
+}
+
+TEST(progress_extends_and_is_shown)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"key\": \"k\", \"payload\": \"x\"}");
+    struct answer answer = claim(&server, "{\"wait_ms\": 10000, \"lease_ms\": 60000}");
+    CHECK_INT(say_token(&server, "progress", task_text(&answer, 0, "token"),
+                        ", \"percent\": 40, \"text\": \"half of it\", \"lease_ms\": 120000"),
+              200);
+    struct answer key = server_ask(&server, "GET", ORDERS "/keys/k", NULL, NULL);
+    CHECK_CONTAINS(key.body, "half of it");
+    answer_free(&key);
+    CHECK_INT(say_token(&server, "extend", task_text(&answer, 0, "token"), ""), 200);
+    CHECK_INT(say_token(&server, "finish", task_text(&answer, 0, "token"), ""), 200);
+    answer_free(&answer);
+    server_close(&server);
+}
+
+/* ---- The plain reader ---- */
+
+static bool count_fields(void *context, const kl__plain_field *fields, size_t count)
+{
+    (void)fields;
+    *(size_t *)context += count;
+    return true;
+}
+
+TEST(a_plain_body_is_told_from_every_other)
+{
+    static const struct {
+        const char *body;
+        bool plain, many;
+    } bodies[] = {
+        {"{}", true, false},
+        {" { \"key\" : \"a\" , \"priority\" : -3 } ", true, false},
+        {"{\"tasks\":[{\"key\":\"a\"},{}]}", true, true},
+        {"{\"key\":\"\xc3\xa9\"}", true, false},
+        {"{\"dead\":true,\"x\":false}", true, false},
+        {"{\"tasks\":[]}", false, true},
+        {"{\"key\":\"a\\n\"}", false, false},
+        {"{\"key\":\"a\nb\"}", false, false},
+        {"{\"key\":\"\xc3\"}", false, false},
+        {"{\"key\":\"a\",\"key\":\"b\"}", false, false},
+        {"{\"key\":01}", false, false},
+        {"{\"key\":1.5}", false, false},
+        {"{\"key\":1e3}", false, false},
+        {"{\"key\":1234567890123456}", false, false},
+        {"{\"key\":null}", false, false},
+        {"{\"key\":{}}", false, false},
+        {"{\"key\":\"a\",}", false, false},
+        {"{\"key\" \"a\"}", false, false},
+        {"{\"tasks\":[{}],\"more\":1}", false, true},
+        {"{\"key\":\"a\"}}", false, false},
+        {"{\"key\":\"a\"", false, false},
+        {"", false, false},
+    };
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        size_t fields = 0;
+        bool many = false;
+        CHECK_INT(kl__plain_read(kl_str(bodies[i].body), "tasks", count_fields, &fields, &many), bodies[i].plain);
+        CHECK_INT(many, bodies[i].many);
+    }
+}
+
+/* ---- Stopping, and several servers ---- */
+
+TEST(a_stop_releases_what_is_claimed_and_it_costs_no_attempt)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"key\": \"k\", \"payload\": \"x\"}");
+    struct answer answer = claim(&server, "{\"wait_ms\": 10000}");
+    kl__api_stop(server.api, 0);
+    kl__api_close(server.api);
+    const char *listen[] = {"127.0.0.1:0"};
+    kl__api_opts opts = {.store = server.store, .store_url = "memory:", .listen = listen, .listen_count = 1};
+    CHECK_INT(kl__api_open(&opts, &server.api), KL_OK);
+    snprintf(server.url, sizeof server.url, "http://127.0.0.1:%d", kl__api_port(server.api, 0));
+    struct answer again = claim(&server, "{\"wait_ms\": 10000}");
+    CHECK_STR(task_text(&again, 0, "id"), task_text(&answer, 0, "id"));
+    json_t *first = json_array_get(json_object_get(again.json, "tasks"), 0);
+    CHECK_INT(json_integer_value(json_object_get(first, "attempt")), 1);
+    CHECK_INT(say_token(&server, "finish", task_text(&answer, 0, "token"), ""), 409);
+    CHECK_INT(say_token(&server, "finish", task_text(&again, 0, "token"), ""), 200);
+    answer_free(&answer);
+    answer_free(&again);
+    server_close(&server);
+}
+
+/* A second server on the store of the first. */
+static bool open_second(const struct server *first, struct server *ret_second)
+{
+    const char *listen[] = {"127.0.0.1:0"};
+    kl__api_opts opts = {.store = first->store, .store_url = "memory:", .listen = listen, .listen_count = 1};
+    ret_second->store = first->store;
+    if (kl__api_open(&opts, &ret_second->api) != KL_OK)
+        return false;
+    snprintf(ret_second->url, sizeof ret_second->url, "http://127.0.0.1:%d", kl__api_port(ret_second->api, 0));
+    return true;
+}
+
+TEST(what_is_said_to_another_server_reaches_the_one_that_gave_the_task_out)
+{
+    struct server first, second;
+    if (!server_open(&first, NULL))
+        return;
+    REQUIRE(open_second(&first, &second));
+    CHECK_INT(kl__forward_renew(first.api), KL_OK); /* its keeper may not have come to it yet */
+    put(&second, "{\"payload\": \"x\"}");
+    struct answer answer = claim(&first, "{\"wait_ms\": 10000}");
+    REQUIRE(claimed(&answer) == 1);
+    CHECK_INT(say_token(&second, "progress", task_text(&answer, 0, "token"), ", \"percent\": 5"), 200);
+    CHECK_INT(say_token(&second, "finish", task_text(&answer, 0, "token"), ""), 200);
+    CHECK_INT(say_token(&second, "finish", task_text(&answer, 0, "token"), ""), 409);
+    answer_free(&answer);
+    put(&second, "{\"payload\": \"y\"}");
+    answer = claim(&first, "{\"wait_ms\": 10000}");
+    REQUIRE(claimed(&answer) == 1);
+    kl__api_stop(first.api, 0);
+    kl__api_close(first.api);
+    CHECK_INT(say_token(&second, "finish", task_text(&answer, 0, "token"), ""), 409); /* its server has ended */
+    struct answer again = claim(&second, "{\"wait_ms\": 10000}");
+    CHECK_STR(task_text(&again, 0, "payload"), "y");
+    CHECK_INT(say_token(&second, "finish", task_text(&again, 0, "token"), ""), 200);
+    answer_free(&answer);
+    answer_free(&again);
+    first.api = NULL;
+    kl__api_close(second.api);
+    server_close(&first);
+}
+
+/* ---- The store itself, by http:// ---- */
+
+TEST(a_servers_store_is_a_store)
+{
+    struct server server;
+    kl_store *store;
+    kl_queue *queue;
+    kl_put_result result;
+    kl_arena arena = {0};
+    kl_found found;
+    if (!server_open(&server, NULL))
+        return;
+    CHECK_INT(kl_store_open(server.url, NULL, &store), KL_OK);
+    CHECK_INT(kl_queue_open(store, "orders", NULL, &queue), KL_OK);
+    kl_put task = {.key = kl_str("k"), .payload = kl_str("over the wire")};
+    CHECK_INT(kl_queue_put(queue, &task, 1, (kl_bytes){0}, &result), KL_OK);
+    CHECK_INT(kl_queue_task(queue, &result.id, &arena, &found), KL_OK);
+    CHECK_INT(found.task.entry.payload.len, 13);
+    claim_and(&server, "over the wire", "finish", "");
+    kl_queue_close(queue);
+    kl_store_close(store);
+    kl_arena_free(&arena);
+    server_close(&server);
+}
+
+TEST(what_is_no_server_is_refused_with_a_sentence)
+{
+    kl_store *store;
+    CHECK_INT(kl_store_open("http:", NULL, &store), KL_EINVAL);
+    CHECK_INT(kl_store_open("http://127.0.0.1:1/path", NULL, &store), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "http://HOST:PORT");
+    CHECK_INT(kl_store_open("http://127.0.0.1:1", NULL, &store), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "cannot be reached");
+}
