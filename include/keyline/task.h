@@ -79,7 +79,7 @@ typedef struct kl_ref {
     kl_place place;
     kl_task_id id;
     uint64_t position; /* as scanned; 0: not known */
-    bool owned;        /* the caller owns its shard, and a scan of this handle showed it: it may be read as it was then */
+    bool owned; /* the caller owns its shard, and a scan of this handle showed it: it may be read as it was then */
 } kl_ref;
 
 /* The lines of a shard: ready line p is numbered p, and these two follow. */

@@ -164,30 +164,10 @@ static bool read_raw(putting *put)
     return ok;
 }
 
-/* A plain task: what most are. */
 static bool take_plain(void *context, const kl__plain_field *fields, size_t count)
 {
     putting *put = context;
-    kl_put *task = &put->tasks[put->count++];
-    *task = (kl_put){.queue = NULL};
-    for (size_t i = 0; i < count; i++) {
-        const kl__plain_field *field = &fields[i];
-        if (field->is_number && kl__plain_is(field, "priority"))
-            task->priority = field->number;
-        else if (!field->text.data)
-            return false;
-        else if (kl__plain_is(field, "key"))
-            task->key = field->text;
-        else if (kl__plain_is(field, "payload"))
-            task->payload = field->text;
-        else if (kl__plain_is(field, "kind"))
-            task->kind = field->text;
-        else if (kl__plain_is(field, "group"))
-            task->group = field->text;
-        else
-            return false;
-    }
-    return true;
+    return kl__plain_task(fields, count, &put->tasks[put->count++]);
 }
 
 /* False: it was not plain, and nothing was read; or there is no memory, which the careful way finds out too. */

@@ -148,3 +148,28 @@ size_t kl__plain_count(kl_bytes body)
     }
     return count;
 }
+
+bool kl__plain_task(const kl__plain_field *fields, size_t count, kl_put *ret_task)
+{
+    kl_put task = {.queue = NULL};
+    for (size_t i = 0; i < count; i++) {
+        const kl__plain_field *field = &fields[i];
+        if (field->is_number && kl__plain_is(field, "priority") && field->number >= KL_PRIORITY_MIN &&
+            field->number <= KL_PRIORITY_MAX)
+            task.priority = field->number;
+        else if (!field->text.data)
+            return false;
+        else if (kl__plain_is(field, "key"))
+            task.key = field->text;
+        else if (kl__plain_is(field, "payload"))
+            task.payload = field->text;
+        else if (kl__plain_is(field, "kind"))
+            task.kind = field->text;
+        else if (kl__plain_is(field, "group"))
+            task.group = field->text;
+        else
+            return false;
+    }
+    *ret_task = task;
+    return true;
+}

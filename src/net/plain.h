@@ -12,7 +12,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "keyline/bytes.h"
+#include "keyline/queue.h"
 
 enum { KL_PLAIN_FIELDS_MAX = 8 };
 
@@ -32,6 +32,9 @@ bool kl__plain_read(kl_bytes body, const char *name, kl__plain_fn *take, void *c
 
 /* No more objects than this can be in the body. */
 size_t kl__plain_count(kl_bytes body);
+
+/* A task of an object's fields. False: some field is not one of those that most tasks have, or not in its range. */
+bool kl__plain_task(const kl__plain_field *fields, size_t count, kl_put *ret_task);
 
 static inline bool kl__plain_is(const kl__plain_field *field, const char *name)
 {

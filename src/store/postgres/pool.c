@@ -388,7 +388,9 @@ static PGresult *prepare(kl__pg *pg, PGconn *conn, struct statement *statement)
 {
     bool known = true;
     int number = number_of(pg, conn, statement->sql, &known);
-    snprintf(statement->name, sizeof statement->name, number < 0 ? "" : "kl%d", number);
+    statement->name[0] = 0;
+    if (number >= 0)
+        snprintf(statement->name, sizeof statement->name, "kl%d", number);
     if (number < 0 || known)
         return NULL;
     PGresult *rows = PQprepare(conn, statement->name, statement->text, statement->args->count, statement->args->types);
