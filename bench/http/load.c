@@ -1,6 +1,7 @@
 /* load.c - one client for three servers: put, take, finish, again and again, over many connections from one thread.
  *
  *     bench-http-load keyline|beanstalkd|redis PORT CONNECTIONS BATCH SECONDS
+ *     bench-http-load flood PORT IDLE SLOW SECONDS   so many connections that say nothing, or a letter of a head each second
  *     bench-http-load disk FILE 1 1 SECONDS          appends to a file and syncs it, as the least that a put can take
  *
  * Each connection puts BATCH tasks, takes as many, and finishes those; then it begins again. What a server offers for
@@ -21,6 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -381,16 +383,21 @@ static void receive(const struct protocol *protocol, struct connection *connecti
     flush_out(connection);
 }
 
-static int dial(int port)
+/* From an address of this process's own, where it makes so many connections that the ports of one would run out. */
+static int dial_from(int port, uint32_t from)
 {
+    struct sockaddr_in source = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(from)};
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
+    if (fd < 0 || (from && bind(fd, (struct sockaddr *)&source, sizeof source) != 0) ||
+        connect(fd, (struct sockaddr *)&address, sizeof address) != 0)
         die("the server cannot be reached");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     return fd;
 }
+
+static int dial(int port) { return dial_from(port, 0); }
 
 static int compare(const void *a, const void *b)
 {
@@ -423,6 +430,31 @@ static void sync_file(const char *path, double seconds)
     report(seconds);
 }
 
+/* Connections that only hold on, until it is killed or the time is over. */
+static void flood(int port, int idle, int slow, double seconds)
+{
+    int *fds = calloc((size_t)(idle + slow), sizeof *fds);
+    struct rlimit limit = {16384, 16384};
+    int64_t until_ns = now_ns() + (int64_t)(seconds * 1e9);
+    uint32_t from = 0x7f010000u | ((uint32_t)getpid() & 0xffff); /* 127.1.x.y */
+    setrlimit(RLIMIT_NOFILE, &limit);
+    for (int i = 0; fds && i < idle + slow; i++)
+        fds[i] = dial_from(port, from);
+    puts("holding on");
+    fflush(stdout);
+    for (size_t letter = 0; fds && now_ns() < until_ns; letter++) {
+        static const char head[] = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ";
+        char byte = letter < sizeof head - 1 ? head[letter] : 'x';
+        for (int i = 0; i < slow; i++)
+            if (send(fds[idle + i], &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+                close(fds[idle + i]); /* its time was over: the next one */
+                fds[idle + i] = dial_from(port, from);
+            }
+        sleep(1);
+    }
+    free(fds);
+}
+
 int main(int argc, char **argv)
 {
     static struct connection connections[CONNECTIONS_MAX];
@@ -433,6 +465,10 @@ int main(int argc, char **argv)
     memset(payload, 'x', PAYLOAD);
     if (argc == 6 && strcmp(argv[1], "disk") == 0) {
         sync_file(argv[2], strtod(argv[5], NULL));
+        return 0;
+    }
+    if (argc == 6 && strcmp(argv[1], "flood") == 0) {
+        flood(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]), strtod(argv[5], NULL));
         return 0;
     }
     int count = protocol ? atoi(argv[3]) : 0;

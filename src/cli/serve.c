@@ -109,6 +109,7 @@ static void block_signals(sigset_t *ret_signals)
     sigaddset(ret_signals, SIGINT);
     sigaddset(ret_signals, SIGTERM);
     sigaddset(ret_signals, SIGHUP);
+    sigaddset(ret_signals, SIGUSR1); /* wakes the main thread when the stop is over */
     pthread_sigmask(SIG_BLOCK, ret_signals, NULL);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGINT, SIG_DFL); /* a shell may have it ignored for what runs in the background */
@@ -125,8 +126,10 @@ static int await_end(kl__api *api, const sigset_t *signals)
             kl__notify("WATCHDOG=1");
             continue;
         }
-        if (number != SIGHUP)
+        if (number != SIGHUP && number != SIGUSR1)
             return number;
+        if (number == SIGUSR1)
+            continue;
         kl__notify("RELOADING=1");
         if (kl__api_reload(api) != KL_OK)
             kl__complain("%s; going on with what was there", kl_error_text());
@@ -146,7 +149,7 @@ static void *stop(void *context)
     struct stopping *stopping = context;
     kl__api_stop(stopping->api, stopping->wait_ms);
     atomic_store(&stopping->over, true);
-    pthread_kill(stopping->main_thread, SIGTERM);
+    pthread_kill(stopping->main_thread, SIGUSR1);
     return NULL;
 }
 
@@ -162,7 +165,7 @@ static void stop_api(kl__api *api, int64_t wait_ms, const sigset_t *signals)
         return;
     }
     while (sigwait(signals, &number) == 0 && !atomic_load(&stopping.over))
-        if (number != SIGHUP)
+        if (number == SIGINT || number == SIGTERM)
             kl__api_hurry(api);
     pthread_join(thread, NULL);
 }

@@ -125,7 +125,7 @@ static bool read_lines(putting *put)
     kl_bytes body = put->exchange->request->body;
     size_t lines = count_lines(body);
     put->many = true;
-    if (lines == 0 || lines > 2 * KL_PUT_MAX) /* some may be empty */
+    if (lines == 0 || lines > (size_t)KL_PUT_MAX * 2) /* some may be empty */
         return refuse_count(put, lines);
     if (!make_room(put, lines))
         return false;

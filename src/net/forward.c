@@ -19,7 +19,7 @@ enum { RECORD_MS = 30000, CONNECT_MS = 3000, CALL_MS = 30000 };
 
 struct kl__forward {
     char url[512];
-    bool written;
+    _Atomic(bool) written; /* its record is there */
 };
 
 static kl_bytes name_of(const char *server, char *buffer)
@@ -54,7 +54,8 @@ kl_rc kl__forward_open(kl__api *api)
 void kl__forward_close(kl__api *api)
 {
     char name[KL_RECORD_NAME_BYTES];
-    if (api->forward && api->forward->written && kl__records_clear(api->store, name_of(api->name, name)) != KL_OK)
+    if (api->forward && atomic_load(&api->forward->written) &&
+        kl__records_clear(api->store, name_of(api->name, name)) != KL_OK)
         api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
     kl__free(api->forward);
     api->forward = NULL;
@@ -79,7 +80,8 @@ kl_rc kl__forward_renew(kl__api *api)
         rc = kl__record_get(api->store, name_of(api->name, name), &arena, &record);
     if (rc == KL_OK)
         rc = kl__record_write(api->store, name_of(api->name, name), record.version, value, now_ms + RECORD_MS, NULL);
-    api->forward->written |= rc == KL_OK;
+    if (rc == KL_OK)
+        atomic_store(&api->forward->written, true);
     json_decref(value);
     kl_arena_free(&arena);
     return rc;

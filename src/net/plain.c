@@ -149,24 +149,28 @@ size_t kl__plain_count(kl_bytes body)
     return count;
 }
 
+/* Where the text of a field goes; NULL: to none of those that most tasks have. */
+static kl_bytes *text_of(const kl__plain_field *field, kl_put *task)
+{
+    return kl__plain_is(field, "key")       ? &task->key
+           : kl__plain_is(field, "payload") ? &task->payload
+           : kl__plain_is(field, "kind")    ? &task->kind
+           : kl__plain_is(field, "group")   ? &task->group
+                                            : NULL;
+}
+
 bool kl__plain_task(const kl__plain_field *fields, size_t count, kl_put *ret_task)
 {
     kl_put task = {.queue = NULL};
     for (size_t i = 0; i < count; i++) {
         const kl__plain_field *field = &fields[i];
-        if (field->is_number && kl__plain_is(field, "priority") && field->number >= KL_PRIORITY_MIN &&
-            field->number <= KL_PRIORITY_MAX)
+        kl_bytes *text = field->text.data ? text_of(field, &task) : NULL;
+        bool counts = field->is_number && field->number >= KL_PRIORITY_MIN && field->number <= KL_PRIORITY_MAX &&
+                      kl__plain_is(field, "priority");
+        if (text)
+            *text = field->text;
+        else if (counts)
             task.priority = field->number;
-        else if (!field->text.data)
-            return false;
-        else if (kl__plain_is(field, "key"))
-            task.key = field->text;
-        else if (kl__plain_is(field, "payload"))
-            task.payload = field->text;
-        else if (kl__plain_is(field, "kind"))
-            task.kind = field->text;
-        else if (kl__plain_is(field, "group"))
-            task.group = field->text;
         else
             return false;
     }

@@ -31,7 +31,8 @@
     R(GET, KL__QUEUE "/workers", READ, 0, list_workers, "Workers of a queue and the shards they own")                  \
     /* The data path: api_put.c, api_claim.c */                                                                        \
     R(POST, KL__QUEUE "/tasks", OPERATE, KL_ROUTE_NOW | KL_ROUTE_OPENS, put_tasks, "Put one task, or up to 10,000")    \
-    R(POST, KL__QUEUE "/claim", OPERATE, KL_ROUTE_NOW | KL_ROUTE_OPENS, claim_tasks, "Take tasks to run, with a lease") \
+    R(POST, KL__QUEUE "/claim", OPERATE, KL_ROUTE_NOW | KL_ROUTE_OPENS, claim_tasks,                                   \
+      "Take tasks to run, with a lease")                                                                               \
     R(POST, KL__QUEUE "/finish", OPERATE, KL_ROUTE_NOW, finish_tasks, "Claimed tasks are done")                        \
     R(POST, KL__QUEUE "/fail", OPERATE, KL_ROUTE_NOW, fail_tasks, "Claimed tasks failed: retry, or dead")              \
     R(POST, KL__QUEUE "/extend", OPERATE, KL_ROUTE_NOW, extend_tasks, "Keep claimed tasks for longer")                 \
@@ -42,7 +43,8 @@
     R(GET, KL__QUEUE "/tasks/{id}", READ, 0, read_task, "One task")                                                    \
     R(GET, KL__QUEUE "/tasks/{id}/payload", READ, 0, read_payload, "The bytes of its payload")                         \
     R(GET, KL__QUEUE "/tasks/{id}/result", READ, 0, read_result, "The bytes of its result")                            \
-    R(POST, KL__QUEUE "/tasks/{id}/cancel", OPERATE, KL_ROUTE_CHANGES, cancel_task, "Cancel a waiting or running task") \
+    R(POST, KL__QUEUE "/tasks/{id}/cancel", OPERATE, KL_ROUTE_CHANGES, cancel_task,                                    \
+      "Cancel a waiting or running task")                                                                              \
     R(POST, KL__QUEUE "/tasks/{id}/retry", OPERATE, KL_ROUTE_CHANGES, retry_task, "Try a task now, or again")          \
     R(POST, KL__QUEUE "/tasks/{id}/move", OPERATE, KL_ROUTE_CHANGES, move_task, "Move a task to another queue")        \
     /* Dead letters: api_dead.c */                                                                                     \
@@ -54,14 +56,17 @@
     R(GET, KL__QUEUE "/keys", READ, 0, list_keys, "Keys with waiting tasks, by depth, age or state")                   \
     R(GET, KL__QUEUE "/keys/{key}", READ, 0, show_key, "A key: its first task, and why it waits")                      \
     R(POST, KL__QUEUE "/keys/{key}/pause", OPERATE, KL_ROUTE_CHANGES, pause_key, "Start no more tasks of a key")       \
-    R(POST, KL__QUEUE "/keys/{key}/resume", OPERATE, KL_ROUTE_CHANGES, resume_key, "Go on with a paused or halted key") \
+    R(POST, KL__QUEUE "/keys/{key}/resume", OPERATE, KL_ROUTE_CHANGES, resume_key,                                     \
+      "Go on with a paused or halted key")                                                                             \
     R(POST, KL__QUEUE "/keys/{key}/retry", OPERATE, KL_ROUTE_CHANGES, retry_key, "Try its first task now")             \
     R(POST, KL__QUEUE "/keys/{key}/skip", OPERATE, KL_ROUTE_CHANGES, skip_key, "End its first task as cancelled")      \
     R(POST, KL__QUEUE "/keys/{key}/drain", OPERATE, KL_ROUTE_CHANGES, drain_key, "End all its waiting tasks")          \
-    R(POST, KL__QUEUE "/keys/{key}/dead", OPERATE, KL_ROUTE_CHANGES, bury_key, "Make dead letters of its waiting tasks") \
+    R(POST, KL__QUEUE "/keys/{key}/dead", OPERATE, KL_ROUTE_CHANGES, bury_key,                                         \
+      "Make dead letters of its waiting tasks")                                                                        \
     /* Jobs: api_jobs.c */                                                                                             \
     R(GET, KL__QUEUE "/jobs", READ, 0, list_jobs, "Jobs in the order in which they were submitted")                    \
-    R(POST, KL__QUEUE "/jobs", OPERATE, KL_ROUTE_CHANGES | KL_ROUTE_OPENS, submit_job, "Submit a job; Idempotency-Key") \
+    R(POST, KL__QUEUE "/jobs", OPERATE, KL_ROUTE_CHANGES | KL_ROUTE_OPENS, submit_job,                                 \
+      "Submit a job; Idempotency-Key")                                                                                 \
     R(GET, KL__QUEUE "/jobs/{id}", READ, 0, show_job, "A job and how far it is")                                       \
     R(DELETE, KL__QUEUE "/jobs/{id}", OPERATE, KL_ROUTE_CHANGES, remove_job, "Remove a job with all it owns")          \
     R(POST, KL__QUEUE "/jobs/{id}/tasks", OPERATE, KL_ROUTE_CHANGES, add_to_job, "Add tasks to a job")                 \
@@ -70,7 +75,8 @@
     R(POST, KL__QUEUE "/jobs/{id}/cancel", OPERATE, KL_ROUTE_CHANGES, cancel_job, "Start none of its waiting tasks")   \
     /* Schedules: api_schedules.c */                                                                                   \
     R(GET, KL__QUEUE "/schedules", READ, 0, list_schedules, "Schedules by name")                                       \
-    R(PUT, KL__QUEUE "/schedules/{name}", OPERATE, KL_ROUTE_CHANGES | KL_ROUTE_OPENS, put_schedule, "Add or change one") \
+    R(PUT, KL__QUEUE "/schedules/{name}", OPERATE, KL_ROUTE_CHANGES | KL_ROUTE_OPENS, put_schedule,                    \
+      "Add or change one")                                                                                             \
     R(DELETE, KL__QUEUE "/schedules/{name}", OPERATE, KL_ROUTE_CHANGES, remove_schedule, "Remove one")                 \
     R(POST, KL__QUEUE "/schedules/{name}/pause", OPERATE, KL_ROUTE_CHANGES, pause_schedule, "Fire it no more")         \
     R(POST, KL__QUEUE "/schedules/{name}/resume", OPERATE, KL_ROUTE_CHANGES, resume_schedule, "Fire it again")         \

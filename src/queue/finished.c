@@ -175,7 +175,7 @@ struct place {
     kl_task after; /* but for the number of its partition in the store */
 };
 
-/* Its hash says that the text was written by write_place. */
+/* Its hash says that the text was written by write_place, unless somebody went to the trouble of forging it. */
 static kl_rc read_place(const struct merge *merge, struct place *ret_place)
 {
     char text[KL_CURSOR_BYTES], id[KL_ID_TEXT_BYTES];
@@ -186,7 +186,7 @@ static kl_rc read_place(const struct merge *merge, struct place *ret_place)
     *ret_place = (struct place){.layout = 0};
     if (sscanf(text, "f1.%llu.%u.%u.%llu.%llu.%36s", &layout, &ret_place->partition,
                &ret_place->after.entry.place.shard, &finished_ms, &position, id) != 6 ||
-        kl_id_parse(kl_str(id), &ret_place->after.entry.id) != KL_OK)
+        finished_ms > KL_ID_MS_MAX || kl_id_parse(kl_str(id), &ret_place->after.entry.id) != KL_OK)
         return kl__cursor_refuse();
     ret_place->layout = layout;
     ret_place->after.finished_ms = (int64_t)finished_ms;

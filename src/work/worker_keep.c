@@ -13,9 +13,8 @@ enum {
     POLL_MAX_MS = 50,
     WAIT_MAX_MS = 20,
     FAILED_MS = 250,
-    REST_EACH = 4,   /* times as long as it took, for each other worker, */
-    REST_ALONE = 3,  /* or for none, */
-    REST_TASKS = 64, /* if it had so many tasks, */
+    REST_EACH = 4,  /* times as long as it took, for each other worker, */
+    REST_ALONE = 3, /* or for none, if it had any tasks */
     REST_MAX_NS = 5000000
 };
 
@@ -111,7 +110,7 @@ static uint64_t sharers(const kl_worker *worker)
  * held, and left meanwhile. */
 static void rest(kl_worker *worker, int64_t began_ns, int64_t ended_ns, uint64_t tasks)
 {
-    uint64_t others = sharers(worker), alone = others > 0 && tasks >= REST_TASKS ? REST_ALONE : 0;
+    uint64_t others = sharers(worker), alone = others > 0 && tasks > 0 ? REST_ALONE : 0;
     uint64_t times = others > 1 ? (others - 1) * REST_EACH : alone;
     uint64_t times_max = REST_MAX_NS / (uint64_t)(ended_ns - began_ns + 1);
     int64_t until_ns = ended_ns + (ended_ns - began_ns) * (int64_t)(times < times_max ? times : times_max);

@@ -94,12 +94,40 @@ static void seal(char *bytes, size_t size)
 
 /* ---- Reading ---- */
 
-static void check_state(const kl__state *state, const kl__segments *segments)
+/* What is needed of a frame is copied before its segment is dropped, and a copy is sound too. Returns its bytes. */
+static uint64_t copy_live(kl__state *state, const kl__frame *frame, uint64_t offset)
+{
+    const kl__record_header *record = kl__frame_first(frame);
+    uint64_t live = 0;
+    for (uint32_t i = 0; i < frame->records; i++, record = kl__record_next(record)) {
+        kl__where where = {1, offset + (uint64_t)((const char *)record - (const char *)frame)};
+        if (!kl__state_is_live(state, record, where, frame->now_ms))
+            continue;
+        kl__record_header *copy = malloc(record->bytes + KL_MOVED_MORE);
+        HOLDS(copy);
+        kl__state_copy(state, record, copy);
+        HOLDS(copy->bytes <= record->bytes + KL_MOVED_MORE && kl__record_is_sound(copy));
+        live += record->bytes;
+        free(copy);
+    }
+    return live;
+}
+
+static void check_state(kl__state *state, const kl__segments *segments)
 {
     HOLDS(state->segment_count == 1 && segments->active == state->segments[0]);
     const kl__segment *segment = state->segments[0];
     HOLDS(segment->end >= KL_SEGMENT_HEADER && segment->end <= segment->bytes && segment->live <= segment->end);
-    HOLDS(state->live == segment->live);
+    kl__segment_image image = {.bytes = file.bytes, .size = file.size};
+    uint64_t live = 0;
+    memcpy(&image.header, file.bytes, sizeof image.header);
+    for (uint64_t at = KL_SEGMENT_HEADER; at < segment->end;) {
+        const kl__frame *frame = kl__image_frame(&image, at);
+        HOLDS(frame);
+        live += copy_live(state, frame, at);
+        at += KL_FRAME_HEADER + frame->bytes;
+    }
+    HOLDS(state->live == segment->live && live <= state->live);
 }
 
 static void recover(void)

@@ -26,9 +26,8 @@ TEST(every_route_has_an_operation_and_every_operation_a_route)
         else if (json_object_size(json_object_get(operation, "answers")) == 0)
             test_fail(__FILE__, __LINE__, "the operation %s has no answers", kl__routes[i].name);
     }
-    json_object_foreach(operations, name, operation)
-        if (!route_of(name))
-            test_fail(__FILE__, __LINE__, "openapi-schemas.json has an operation %s, which is no route", name);
+    json_object_foreach(operations, name, operation) if (!route_of(name))
+        test_fail(__FILE__, __LINE__, "openapi-schemas.json has an operation %s, which is no route", name);
     json_decref(known);
 }
 
@@ -117,9 +116,9 @@ TEST(every_reference_leads_somewhere_and_every_schema_is_used)
     const char *name;
     REQUIRE(api);
     follow(api, api, used);
-    json_object_foreach(json_object_get(json_object_get(api, "components"), "schemas"), name, schema)
-        if (!json_object_get(used, name))
-            test_fail(__FILE__, __LINE__, "nobody uses the schema %s", name);
+    json_object_foreach(json_object_get(json_object_get(api, "components"), "schemas"), name,
+                        schema) if (!json_object_get(used, name))
+        test_fail(__FILE__, __LINE__, "nobody uses the schema %s", name);
     json_decref(used);
     json_decref(api);
 }

@@ -40,7 +40,7 @@ BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
     END IF;
-    PERFORM pg_logical_emit_message(true, 'keyline', '');
+    PERFORM pg_logical_emit_message(true, 'keyline', repeat('-', 0));
 END
 $$;
 
