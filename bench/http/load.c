@@ -433,7 +433,7 @@ static void sync_file(const char *path, double seconds)
 /* Connections that only hold on, until it is killed or the time is over. */
 static void flood(int port, int idle, int slow, double seconds)
 {
-    int *fds = calloc((size_t)(idle + slow), sizeof *fds);
+    int *fds = calloc((size_t)idle + (size_t)slow, sizeof *fds);
     struct rlimit limit = {16384, 16384};
     int64_t until_ns = now_ns() + (int64_t)(seconds * 1e9);
     uint32_t from = 0x7f010000u | ((uint32_t)getpid() & 0xffff); /* 127.1.x.y */
@@ -444,9 +444,9 @@ static void flood(int port, int idle, int slow, double seconds)
     fflush(stdout);
     for (size_t letter = 0; fds && now_ns() < until_ns; letter++) {
         static const char head[] = "GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: ";
-        char byte = letter < sizeof head - 1 ? head[letter] : 'x';
+        const char *byte = letter < sizeof head - 1 ? &head[letter] : "x";
         for (int i = 0; i < slow; i++)
-            if (send(fds[idle + i], &byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+            if (send(fds[idle + i], byte, 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
                 close(fds[idle + i]); /* its time was over: the next one */
                 fds[idle + i] = dial_from(port, from);
             }

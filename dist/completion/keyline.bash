@@ -64,7 +64,7 @@ _keyline()
     'serve --audit') files=1 ;;
     'serve --log-format') words='text json' ;;
     'serve --body-max') return ;;
-    'serve --stop') return ;;
+    'serve --server-stop') return ;;
     'serve --config') files=1 ;;
     'token add --role') words='read operate admin' ;;
     'token add --queues') return ;;
@@ -370,7 +370,7 @@ _keyline()
     'config --audit') files=1 ;;
     'config --log-format') words='text json' ;;
     'config --body-max') return ;;
-    'config --stop') return ;;
+    'config --server-stop') return ;;
     'config --partitions') return ;;
     'config --shard-prefix-len') return ;;
     'config --attempts') return ;;
@@ -396,7 +396,7 @@ _keyline()
     cron) words='add ls pause resume run rm' ;;
     'push') words=' --key --kind --priority --attempts --timeout --group --header --tag --traceparent --in --at --unique --unique-for --partition --token --file --skip-bad --batch --progress --no-progress --store --color --log --json --config --help' ;;
     'work') words=' --kind --until-empty --weight --min --name --verbose --progress --no-progress --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --json --config --help' ;;
-    'serve') words=' --demo --no-demo --store --log --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --stop --json --config --help' ;;
+    'serve') words=' --demo --no-demo --store --log --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --server-stop --json --config --help' ;;
     'token add') words=' --role --queues --tokens --color --json --config --help' ;;
     'token ls') words=' --tokens --color --json --config --help' ;;
     'token rm') words=' --tokens --color --json --config --help' ;;
@@ -442,7 +442,7 @@ _keyline()
     'bench') words=' --tasks --payload --batch --keys --store --color --log --json --config --help' ;;
     'doctor') words=' --repair --cost --color --json --config --help' ;;
     'migrate') words=' --check --store --color --log --json --config --help' ;;
-    'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --stop --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
+    'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --server-stop --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
     'completion') words=' --help' ;;
     'help') words=' --help' ;;
     'version') words=' --help' ;;

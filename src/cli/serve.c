@@ -1,6 +1,6 @@
 /* serve.c - `keyline serve`: the HTTP API on a store, until a signal ends it.
  *
- *      SIGINT, SIGTERM     first: gives out no more tasks, lets claimed ones be finished (--stop), gives its shards back
+ *      SIGINT, SIGTERM     first: gives out no more tasks, lets claimed ones be finished (--server-stop), gives its shards back
  *                          second: releases what is still claimed, at no attempt, and ends
  *      SIGHUP              reads tokens and certificate again, and opens the audit log anew */
 #include <errno.h>
@@ -85,10 +85,19 @@ static bool fill(kl__call *call, const char **listen, const char **hosts, kl__ap
 
 /* ---- What people see ---- */
 
+/* A URL may hold a password. */
+static const char *shown_store(const char *url, char *buffer, size_t size)
+{
+    if (strncmp(url, "disk:", 5) == 0 || strncmp(url, "memory:", 7) == 0)
+        return url;
+    snprintf(buffer, size, "a store of %.*s", (int)strcspn(url, ":"), url);
+    return buffer;
+}
+
 static void tell_address(const kl__api *api, const kl__api_opts *opts, bool demo)
 {
     const char *first = opts->listen[0];
-    char url[300];
+    char url[300], store[64];
     snprintf(url, sizeof url, "%s://%.*s:%d", opts->tls_cert ? "https" : "http", (int)(strrchr(first, ':') - first),
              first, kl__api_port(api, 0));
     printf("keyline serves %s at %s; Ctrl-C ends it\n\n"
@@ -96,7 +105,7 @@ static void tell_address(const kl__api *api, const kl__api_opts *opts, bool demo
            "  curl --json '{\"key\": \"customer-7\", \"payload\": \"charge 12.00\"}' %s/v1/queues/orders/tasks\n"
            "  curl --json '{\"max\": 1, \"wait_ms\": 1000}' %s/v1/queues/orders/claim\n"
            "  keyline top --store %s%s\n",
-           opts->store_url, url, url, url, url,
+           shown_store(opts->store_url, store, sizeof store), url, url, url, url,
            demo ? "            the queue demo has a small load; --no-demo leaves it out" : "");
     fflush(stdout);
 }
@@ -234,7 +243,7 @@ const kl__command kl__serve_command = {
              "Without --tokens, only this machine's addresses may be listened on, and everybody on it may do\n"
              "everything. `keyline token add` makes tokens.\n"
              "\n"
-             "The first SIGINT or SIGTERM lets claimed tasks be finished for up to --stop, gives the shards\n"
+             "The first SIGINT or SIGTERM lets claimed tasks be finished for up to --server-stop, gives the shards\n"
              "back and exits with 0; the second one does not wait. What is not finished then costs no attempt.\n"
              "SIGHUP reads tokens and certificate again.\n",
     .options = options,

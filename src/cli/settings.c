@@ -78,9 +78,10 @@ const kl__setting kl__settings[KL_SETTINGS] = {
         "text", "", 0, KL_TAKES_SERVE},
     [KL_SET_SERVER_BODY_MAX] = {"server.body_max", "KEYLINE_BODY_MAX",
         {"--body-max", "N", "the largest body of a request, in bytes", 0, 1024, 1 << 30},
-        "67108864", "", 0, KL_TAKES_SERVE},
+        "16777216", "", 0, KL_TAKES_SERVE},
     [KL_SET_SERVER_STOP] = {"server.stop", "KEYLINE_SERVER_STOP",
-        {"--stop", "DURATION", "how long claimed tasks may still be finished when the server is told to stop", 0, 1, HOUR},
+        {"--server-stop", "DURATION", "how long claimed tasks may still be finished when the server is told to stop", 0, 1,
+         HOUR},
         "10s", "", 0, KL_TAKES_SERVE},
 
     [KL_SET_PARTITIONS] = {"queue.partitions", "KEYLINE_PARTITIONS",

@@ -14,6 +14,9 @@
 #include "net/routes.h"
 #include "net/write.h"
 
+/* SERVERS_MAX: whose tasks may be in one batch. */
+enum { SERVERS_MAX = 16, LEASE_MS_MAX = 43200000 };
+
 static const char raw_type[] = "application/octet-stream";
 
 /* ---- Claim ---- */
@@ -24,6 +27,7 @@ struct claim {
     kl__claims *claims;
     bool raw;           /* the answer is one payload, and the rest stands in its headers */
     _Atomic(bool) gone; /* nobody reads the answer */
+    pthread_t told;     /* the thread that was told so */
     kl_bytes kinds[KL_CLAIM_KINDS_MAX];
 };
 
@@ -118,18 +122,6 @@ static void answer_raw(kl__exchange *exchange, const kl__claimed *claimed)
                                                 .field_count = sizeof fields / sizeof *fields});
 }
 
-static void answer_tasks(kl__exchange *exchange, const kl__claimed *tasks, size_t count)
-{
-    kl__writer writer = {.arena = exchange->arena};
-    kl__write(&writer, "{\"tasks\":[");
-    for (size_t i = 0; i < count; i++) {
-        kl__write(&writer, i ? "," : "");
-        write_claimed(&writer, exchange, &tasks[i]);
-    }
-    kl__write(&writer, "]}");
-    kl__reply_written(exchange, 200, &writer);
-}
-
 /* Nobody will run them: they are given back at once. */
 static void give_back_answered(kl__claim_says *says, kl_rc rc)
 {
@@ -153,37 +145,78 @@ static void give_back(struct claim *claim, const kl__claimed *tasks, size_t coun
     kl__claims_say(claim->claims, says);
 }
 
+static void answer_tasks(struct claim *claim, const kl__claimed *tasks, size_t count)
+{
+    kl__exchange *exchange = claim->exchange;
+    kl__writer writer = {.arena = exchange->arena};
+    kl__write(&writer, "{\"tasks\":[");
+    for (size_t i = 0; i < count; i++) {
+        kl__write(&writer, i ? "," : "");
+        write_claimed(&writer, exchange, &tasks[i]);
+    }
+    kl__write(&writer, "]}");
+    if (writer.failed && count)
+        give_back(claim, tasks, count);
+    kl__queues_claims_leave(exchange->open);
+    kl__reply_written(exchange, 200, &writer);
+}
+
+static void answer_stopping(kl__exchange *exchange)
+{
+    kl__reply_problem(exchange, 503, "stopping", "the server is stopping; claim again in a moment, or elsewhere");
+}
+
+/* Nobody is told any more that the client is gone: whoever is just being told is waited for, unless that is this call. */
+static void stop_watching(struct claim *claim)
+{
+    if (!atomic_load(&claim->gone) || !pthread_equal(claim->told, pthread_self()))
+        kl__http_on_gone(claim->exchange->request, NULL, NULL);
+}
+
 static void answer_claim(kl__claim_ask *ask, kl_rc rc, const kl__claimed *tasks, size_t count)
 {
     struct claim *claim = ask->ctx;
     kl__exchange *exchange = claim->exchange;
+    stop_watching(claim);
     if (rc == KL_OK && count && atomic_load(&claim->gone)) {
         give_back(claim, tasks, count);
         count = 0;
     }
     if (count)
         kl__metrics_claimed(exchange->open->metrics, count, kl__monotonic_ns() - exchange->request->began_ns);
+    if (rc == KL_OK && !claim->raw) {
+        answer_tasks(claim, tasks, count);
+        return;
+    }
     kl__queues_claims_leave(exchange->open);
     if (rc == KL_ECLOSED)
-        kl__reply_problem(exchange, 503, "stopping", "the server is stopping; claim again in a moment, or elsewhere");
+        answer_stopping(exchange);
     else if (rc != KL_OK)
         kl__reply_rc(exchange, rc);
-    else if (claim->raw && count == 0)
+    else if (count == 0)
         kl__reply_none(exchange);
-    else if (claim->raw)
-        answer_raw(exchange, &tasks[0]);
     else
-        answer_tasks(exchange, tasks, count);
+        answer_raw(exchange, &tasks[0]);
 }
 
 static void client_gone(void *context)
 {
     struct claim *claim = context;
+    kl__open_queue *open = claim->exchange->open;
+    claim->told = pthread_self();
     atomic_store(&claim->gone, true);
+    kl__queues_hold(open); /* the answer may be made inside, and the exchange is gone then */
     kl__claims_withdraw(claim->claims, &claim->ask);
+    kl__queues_let_go(open);
 }
 
-static void ask(struct claim *claim) { kl__claims_ask(claim->claims, &claim->ask); }
+static void ask(struct claim *claim)
+{
+    kl__open_queue *open = claim->exchange->open;
+    kl__queues_hold(open); /* as in client_gone */
+    kl__claims_ask(claim->claims, &claim->ask);
+    kl__queues_let_go(open);
+}
 
 /* Claims of this queue are not there yet: starting them may block. */
 static void ask_on_pool(kl__exchange *exchange)
@@ -224,7 +257,7 @@ static bool read_claim(struct claim *claim)
     claim->raw = accepts_raw(exchange->request);
     claim->ask.max = (size_t)kl__json_int_or(&body, "max", 1, claim->raw ? 1 : KL_CLAIM_MAX, 1);
     claim->ask.wait_ms = kl__json_int_or(&body, "wait_ms", 0, 60000, 0);
-    claim->ask.lease_ms = kl__json_int_or(&body, "lease_ms", 1000, 12 * 3600000, KL_CLAIM_LEASE_MS);
+    claim->ask.lease_ms = kl__json_int_or(&body, "lease_ms", 1000, LEASE_MS_MAX, KL_CLAIM_LEASE_MS);
     bool ok = read_kinds(claim, &body);
     ok = !kl__body_refused(exchange, &body) && ok;
     kl__json_free(&body);
@@ -243,6 +276,10 @@ void kl__api_claim_tasks(kl__exchange *exchange)
     claim->ask.arena = exchange->arena;
     claim->ask.answer = answer_claim;
     claim->ask.ctx = claim;
+    if (atomic_load(&exchange->api->stopping)) {
+        answer_stopping(exchange);
+        return;
+    }
     if (!read_claim(claim))
         return;
     exchange->serving = claim;
@@ -377,10 +414,10 @@ static void read_one(struct say *say, kl__json *from, kl__claim_say *one)
         one->word = kl__json_bool_or(from, "dead", false) ? KL_CLAIM_DEAD : KL_CLAIM_RETRY;
         break;
     case KL_CLAIM_EXTEND:
-        one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, 12 * 3600000, KL_CLAIM_LEASE_MS);
+        one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, LEASE_MS_MAX, KL_CLAIM_LEASE_MS);
         break;
     case KL_CLAIM_PROGRESS:
-        one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, 12 * 3600000, 0);
+        one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, LEASE_MS_MAX, 0);
         one->percent = (int)kl__json_int_or(from, "percent", 0, 100, -1);
         one->text = kl__json_bytes_or(from, "text", arena, (kl_bytes){0});
         break;
@@ -416,7 +453,9 @@ static bool read_items(struct say *say, kl__json *body)
     size_t count = items ? json_array_size(items) : 1;
     say->many = kl__json_has(body, "items");
     say->says.says = kl_arena_alloc(say->exchange->arena, (count + 1) * sizeof *say->says.says);
-    if (!say->says.says)
+    if (say->says.says)
+        memset(say->says.says, 0, (count + 1) * sizeof *say->says.says);
+    else
         body->rc = kl__fail_memory();
     for (size_t i = 0; body->rc == KL_OK && i < count; i++) {
         kl__json item = items ? kl__json_item(body, items, i) : *body;
@@ -451,7 +490,7 @@ static bool write_one(json_t *items, const kl__claim_say *one)
 
 static kl_rc forward(kl__exchange *exchange, const char *server, kl__claim_say *says, size_t count)
 {
-    kl_bytes text;
+    kl_bytes text = {0};
     json_t *items = kl__json_array(), *body = kl__json_object();
     bool ok = true;
     for (size_t i = 0; i < count; i++)
@@ -460,6 +499,13 @@ static kl_rc forward(kl__exchange *exchange, const char *server, kl__claim_say *
     kl_rc rc = ok ? kl__json_print(body, exchange->arena, &text) : kl__fail_memory();
     json_decref(body);
     return rc == KL_OK ? kl__forward_send(exchange, server, text, says, count) : rc;
+}
+
+static void swap(kl__claim_say *a, kl__claim_say *b)
+{
+    kl__claim_say kept = *a;
+    *a = *b;
+    *b = kept;
 }
 
 /* Moves what the server of the first foreign one gave out to the end of says[0..count); returns how many are left. */
@@ -473,11 +519,8 @@ static size_t gather(struct say *say, size_t count, char server[24])
         if (!kl__forward_foreign(say->exchange->api, says[i].token, server))
             *server = 0;
     for (size_t i = 0; *server && i < count; i++)
-        if (!kl__forward_foreign(say->exchange->api, says[i].token, other) || strcmp(other, server) != 0) {
-            kl__claim_say moved = says[left];
-            says[left++] = says[i];
-            says[i] = moved;
-        }
+        if (!kl__forward_foreign(say->exchange->api, says[i].token, other) || strcmp(other, server) != 0)
+            swap(&says[left++], &says[i]);
     return *server ? left : count;
 }
 
@@ -500,16 +543,15 @@ static void forward_on_pool(kl__exchange *exchange)
 {
     struct say *say = exchange->serving;
     char server[24];
-    for (;;) {
+    for (int servers = 0; servers <= SERVERS_MAX; servers++) {
         size_t count = say->says.count;
         say->says.count = gather(say, count, server);
         if (!*server)
             break;
-        kl_rc rc = forward(exchange, server, &say->says.says[say->says.count], count - say->says.count);
-        if (rc != KL_OK) {
-            kl__reply_rc(exchange, rc);
-            return;
-        }
+        kl__claim_say *theirs = &say->says.says[say->says.count];
+        kl_rc rc = servers < SERVERS_MAX ? forward(exchange, server, theirs, count - say->says.count) : KL_EBUSY;
+        for (size_t i = 0; rc != KL_OK && i < count - say->says.count; i++)
+            theirs[i].rc = KL_EBUSY; /* unknown: the others are said all the same */
     }
     send_says(say);
 }
@@ -517,6 +559,8 @@ static void forward_on_pool(kl__exchange *exchange)
 static bool any_foreign(const struct say *say)
 {
     char server[24];
+    if (kl__head_field(&say->exchange->request->head, "keyline-forwarded").len)
+        return false; /* it comes from another server: never a second time */
     for (size_t i = 0; i < say->says.count; i++)
         if (kl__forward_foreign(say->exchange->api, say->says.says[i].token, server))
             return true;

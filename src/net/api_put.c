@@ -139,6 +139,19 @@ static bool read_lines(putting *put)
     return put->count > 0 && put->count <= KL_PUT_MAX ? true : refuse_count(put, put->count);
 }
 
+/* Whole numbers are those of priority and attempts; all else is text. */
+static bool set_param(json_t *object, const kl__param *param)
+{
+    char name[32] = "", value[24] = "", *end = value;
+    memcpy(name, param->name.data, param->name.len < sizeof name ? param->name.len : sizeof name - 1);
+    memcpy(value, param->value.data, param->value.len < sizeof value ? param->value.len : sizeof value - 1);
+    int64_t number = strtoll(value, &end, 10);
+    bool counts = strcmp(name, "priority") == 0 || strcmp(name, "attempts") == 0;
+    return counts && *value && !*end && param->value.len < sizeof value
+               ? kl__json_set_int(object, name, number)
+               : kl__json_set_bytes(object, name, param->value);
+}
+
 /* The payload as it is; what else there is to say stands in the query, under the same names. */
 static bool read_raw(putting *put)
 {
@@ -149,13 +162,8 @@ static bool read_raw(putting *put)
     bool ok = object != NULL;
     for (size_t i = 0; ok && i < exchange->param_count; i++) {
         kl__param *param = &exchange->params[i];
-        char *end = NULL, name[32] = "";
         param->used = true;
-        memcpy(name, param->name.data, param->name.len < sizeof name ? param->name.len : sizeof name - 1);
-        int64_t number = strtoll(param->value.data, &end, 10);
-        bool counts = strcmp(name, "priority") == 0 || strcmp(name, "attempts") == 0;
-        ok = counts && end && !*end ? kl__json_set_int(object, name, number)
-                                    : kl__json_set_bytes(object, name, param->value);
+        ok = set_param(object, param);
     }
     ok = ok ? read_task(put, object, 0) : (kl__reply_rc(exchange, kl__fail_memory()), false);
     json_decref(object);
@@ -251,11 +259,19 @@ static void answer_all(struct kl__puts *puts, putting *first, size_t requests, k
         if (rc == KL_OK)
             memcpy(put->results, results, put->count * sizeof *results);
         results += put->count;
-        if (rc == KL_EINVAL || rc == KL_ENOTFOUND) /* of one of them: nothing was stored (T2) */
+        if (rc == KL_EINVAL) /* of one of them: nothing was stored (T2) */
             put_alone(put);
         else
             answer(put, rc);
     }
+}
+
+/* Of one queue, so that what is wrong with one queue or its store is told to nobody else; and only where a call is stored
+ * whole or not at all. */
+static bool goes_with(const putting *first, const putting *put, size_t count, size_t bytes)
+{
+    return put->exchange->queue == first->exchange->queue && first->exchange->open->stored_whole &&
+           count + put->count <= KL_PUT_MAX && bytes + put->bytes <= KL_BATCH_BYTES_MAX;
 }
 
 /* Puts as many of the first ones as one call takes; returns the next. */
@@ -263,11 +279,8 @@ static putting *put_together(struct kl__puts *puts, putting *first)
 {
     size_t count = 0, bytes = 0, requests = 0;
     putting *put = first;
-    for (; put && (requests == 0 || (count + put->count <= KL_PUT_MAX && bytes + put->bytes <= KL_BATCH_BYTES_MAX));
-         put = put->next, requests++) {
+    for (; put && (requests == 0 || goes_with(first, put, count, bytes)); put = put->next, requests++) {
         memcpy(&puts->tasks[count], put->tasks, put->count * sizeof *put->tasks);
-        for (size_t i = 0; i < put->count; i++)
-            puts->tasks[count + i].queue = put->exchange->queue;
         count += put->count;
         bytes += put->bytes;
     }

@@ -8,10 +8,12 @@
  * that the asked server owns. */
 #include <curl/curl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include "base/clock.h"
+#include "base/times.h"
 #include "net/forward.h"
 #include "queue/record.h"
 
@@ -71,7 +73,7 @@ kl_rc kl__forward_renew(kl__api *api)
     char name[KL_RECORD_NAME_BYTES];
     kl_arena arena = {0};
     kl_record record;
-    int64_t now_ms;
+    int64_t now_ms = 0;
     json_t *value = kl__json_object();
     kl_rc rc = kl__json_set_text(value, "url", api->forward->url) && kl__json_set_text(value, "secret", api->secret)
                    ? kl_store_now(api->store, &now_ms)
@@ -127,21 +129,30 @@ static size_t receive(char *bytes, size_t size, size_t count, void *context)
     return len;
 }
 
+static bool add_header(struct curl_slist **headers, const char *line)
+{
+    struct curl_slist *longer = curl_slist_append(*headers, line);
+    if (longer)
+        *headers = longer;
+    return longer != NULL;
+}
+
 /* KL_OK with a status, or KL_EBUSY: it cannot be reached. */
 static kl_rc post(const char *url, const char *secret, kl_bytes body, struct reply *reply, long *ret_status)
 {
     char bearer[128];
     CURL *curl = curl_easy_init();
-    struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json"), *more;
+    struct curl_slist *headers = NULL;
     snprintf(bearer, sizeof bearer, "Authorization: Bearer %s", secret);
-    more = headers ? curl_slist_append(headers, bearer) : NULL;
-    if (!curl || !more) {
+    bool ok = curl && add_header(&headers, "Content-Type: application/json") &&
+              add_header(&headers, "Keyline-Forwarded: 1") && add_header(&headers, bearer);
+    if (!ok) {
         curl_slist_free_all(headers);
         curl_easy_cleanup(curl);
         return kl__fail_memory();
     }
     curl_easy_setopt(curl, CURLOPT_URL, url);
-    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, more);
+    curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);
     curl_easy_setopt(curl, CURLOPT_POSTFIELDS, (const char *)body.data);
     curl_easy_setopt(curl, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)body.len);
     curl_easy_setopt(curl, CURLOPT_WRITEFUNCTION, receive);
@@ -150,9 +161,11 @@ static kl_rc post(const char *url, const char *secret, kl_bytes body, struct rep
     curl_easy_setopt(curl, CURLOPT_TIMEOUT_MS, (long)CALL_MS);
     curl_easy_setopt(curl, CURLOPT_NOSIGNAL, 1L);
     curl_easy_setopt(curl, CURLOPT_PROXY, "");
+    if (getenv("KEYLINE_CA"))
+        curl_easy_setopt(curl, CURLOPT_CAINFO, getenv("KEYLINE_CA"));
     CURLcode code = curl_easy_perform(curl);
     curl_easy_getinfo(curl, CURLINFO_RESPONSE_CODE, ret_status);
-    curl_slist_free_all(more);
+    curl_slist_free_all(headers);
     curl_easy_cleanup(curl);
     return code == CURLE_OK ? KL_OK
                             : kl__fail(KL_EBUSY,
@@ -167,6 +180,19 @@ static void stale(kl__claim_say *says, size_t count)
         says[i].rc = KL_ENOTFOUND;
 }
 
+/* What an outcome of the other server's answer means; all words but these say that it counted. */
+static kl_rc code_of(const char *outcome)
+{
+    static const struct {
+        const char *word;
+        kl_rc rc;
+    } codes[] = {{"stale", KL_ENOTFOUND}, {"refused", KL_EINVAL}, {"unknown", KL_EBUSY}, {"", KL_EBUSY}};
+    for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
+        if (strcmp(outcome, codes[i].word) == 0)
+            return codes[i].rc;
+    return KL_OK;
+}
+
 /* What the other server answered, item by item. */
 static kl_rc read_reply(kl_bytes text, kl__claim_say *says, size_t count)
 {
@@ -178,9 +204,11 @@ static kl_rc read_reply(kl_bytes text, kl__claim_say *says, size_t count)
     for (size_t i = 0; i < json_array_size(items); i++) {
         json_t *item = json_array_get(items, i);
         const char *outcome = json_string_value(json_object_get(item, "outcome"));
-        says[i].rc = outcome && strcmp(outcome, "stale") != 0 ? KL_OK : KL_ENOTFOUND;
+        const char *until = json_string_value(json_object_get(item, "lease_until"));
+        says[i].rc = code_of(outcome ? outcome : "");
         says[i].cancelled = json_is_true(json_object_get(item, "cancelled"));
-        says[i].lease_until_ms = kl__wall_ms() + says[i].lease_ms;
+        if (!until || !kl__time_parse(until, 0, &says[i].lease_until_ms))
+            says[i].lease_until_ms = 0;
     }
     rc = body.rc == KL_OK && json_array_size(items) != count
              ? kl__fail(KL_EBUSY, "the server that gave the tasks out answered for some only; send them again")

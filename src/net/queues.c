@@ -6,9 +6,10 @@
 #include "base/clock.h"
 #include "base/hash.h"
 #include "net/server.h"
+#include "queue/inside.h"
 
 /* CLAIMS_REST_MS: claims that nobody uses for so long are ended. */
-enum { CLAIMS_REST_MS = 20000, DRAIN_STEP_MS = 20 };
+enum { CLAIMS_REST_MS = 20000, DRAIN_STEP_NS = 20000000 };
 
 static kl__open_queue **bucket_of(kl__api *api, const char *name)
 {
@@ -71,28 +72,57 @@ kl_rc kl__queues_open(kl__api *api, const char *name, bool make, kl__open_queue 
     }
     open->api = api;
     open->metrics = kl__metrics_queue(api->metrics, name);
+    kl__descriptor *descriptor = kl__queue_descriptor(open->queue);
+    open->stored_whole =
+        descriptor->settings.store_count == 0 && kl_store_info_of(api->store).can & KL_STORE_ATOMIC_APPEND;
+    kl__descriptor_release(descriptor);
     snprintf(open->name, sizeof open->name, "%s", name);
     *ret_open = enter(api, open);
     return KL_OK;
 }
 
-static void end(kl__open_queue *open)
-{
-    kl__claims_close(open->claims);
-    kl_queue_close(open->queue);
-    kl__free(open);
-}
-
+/* Nobody uses it any more. Ending its claims may block, and whoever left last may be a thread of theirs: the keeper ends
+ * it, or close. */
 void kl__queues_leave(kl__open_queue *open)
 {
     if (!open)
         return;
     kl__api *api = open->api;
     pthread_mutex_lock(&api->queues_mutex);
-    bool last = --open->users == 0;
+    if (--open->users == 0) {
+        open->next = api->left_queues;
+        api->left_queues = open;
+    }
     pthread_mutex_unlock(&api->queues_mutex);
-    if (last)
-        end(open);
+}
+
+static void end_left(kl__api *api)
+{
+    pthread_mutex_lock(&api->queues_mutex);
+    kl__open_queue *left = api->left_queues;
+    api->left_queues = NULL;
+    pthread_mutex_unlock(&api->queues_mutex);
+    while (left) {
+        kl__open_queue *next = left->next;
+        kl__claims_close(left->claims);
+        kl_queue_close(left->queue);
+        kl__free(left);
+        left = next;
+    }
+}
+
+void kl__queues_hold(kl__open_queue *open)
+{
+    pthread_mutex_lock(&open->api->queues_mutex);
+    open->users++;
+    open->claims_users++;
+    pthread_mutex_unlock(&open->api->queues_mutex);
+}
+
+void kl__queues_let_go(kl__open_queue *open)
+{
+    kl__queues_claims_leave(open);
+    kl__queues_leave(open);
 }
 
 void kl__queues_forget(kl__open_queue *open)
@@ -205,6 +235,7 @@ void kl__queues_release(kl__open_queue *open)
 
 void kl__queues_rest(kl__api *api)
 {
+    end_left(api);
     for (size_t i = 0; i < KL_QUEUE_BUCKETS; i++)
         end_claims(api, take_idle(api, i), 5000);
 }
@@ -249,7 +280,7 @@ void kl__queues_drain(kl__api *api, int64_t wait_ms)
     kl__open_queue **all = hold_all(api, &count);
     int64_t until_ns = kl__deadline_ns(wait_ms);
     while (stop_all(all, count) > 0 && kl__monotonic_ns() < until_ns && !atomic_load(&api->hurried))
-        nanosleep(&(struct timespec){.tv_nsec = DRAIN_STEP_MS * 1000000}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = DRAIN_STEP_NS}, NULL);
     for (size_t i = 0; i < count; i++) {
         kl__claims *claims = kl__queues_claims_known(all[i]);
         if (claims && kl__claims_drain(claims, 0) != KL_OK)
@@ -266,4 +297,5 @@ void kl__queues_close(kl__api *api)
     for (size_t i = 0; i < KL_QUEUE_BUCKETS; i++)
         while (api->queues[i])
             kl__queues_forget(api->queues[i]);
+    end_left(api);
 }

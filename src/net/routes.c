@@ -18,7 +18,8 @@ const size_t kl__route_count = sizeof kl__routes / sizeof *kl__routes;
 
 /* ---- Which route ---- */
 
-enum { SEGMENTS_MAX = 8 };
+/* NOW_BYTES_MAX: larger bodies are not read on a loop's thread. */
+enum { SEGMENTS_MAX = 8, NOW_BYTES_MAX = 256 << 10 };
 
 /* The parts of a path between its slashes. 0: too many, or an empty one. */
 static size_t split(const char *path, size_t len, kl_bytes segments[SEGMENTS_MAX])
@@ -165,7 +166,8 @@ static void go(kl__exchange *exchange)
         exchange->open = kl__queues_known(api, name);
         exchange->queue = exchange->open ? exchange->open->queue : NULL;
     }
-    if (exchange->route->flags & KL_ROUTE_NOW && (exchange->open || !kl__route_has_queue(exchange->route)))
+    bool small = exchange->request->body.len <= NOW_BYTES_MAX;
+    if (exchange->route->flags & KL_ROUTE_NOW && small && (exchange->open || !kl__route_has_queue(exchange->route)))
         exchange->route->handler(exchange);
     else
         kl__pool_push(api->pool, exchange, exchange->route->handler);
@@ -200,7 +202,8 @@ void kl__route_serve(void *context, kl__request *request)
     exchange->request = request;
     exchange->arena = request->arena;
     exchange->who = "anyone";
-    const char *wrong = request->local ? NULL : kl__guard_check(&api->guard, &request->head);
+    bool trusted = request->local || kl__forward_is(api, kl__guard_bearer(&request->head));
+    const char *wrong = trusted ? NULL : kl__guard_check(&api->guard, &request->head);
     if (wrong) {
         kl__reply_problem(exchange, 403, "forbidden", "%s", wrong);
         return;
@@ -224,7 +227,8 @@ static void leave(kl__exchange *exchange, int status)
 {
     int64_t took_ns = kl__monotonic_ns() - exchange->request->began_ns;
     kl__metrics_request(exchange->api->metrics, exchange->route, status, took_ns);
-    if (exchange->route && exchange->route->flags & KL_ROUTE_CHANGES)
+    bool admitted = exchange->route && exchange->role >= exchange->route->role;
+    if (admitted && exchange->route->flags & KL_ROUTE_CHANGES)
         kl__audit_note(exchange->api->audit, exchange, status);
     if (exchange->route && exchange->route->flags & KL_ROUTE_CHANGES && status < 300)
         kl__events_note(exchange->api->events, exchange->route->name,

@@ -124,6 +124,9 @@ static void tell_url(kl__api *api)
     const char *first = api->opts.listen[0], *colon = strrchr(first, ':');
     if (api->opts.url)
         snprintf(url, sizeof url, "%s", api->opts.url);
+    else if (strncmp(first, "0.0.0.0:", 8) == 0 || strncmp(first, "[::]:", 5) == 0)
+        snprintf(url, sizeof url, "%s://%s:%d", api->opts.tls_cert ? "https" : "http", api->host,
+                 kl__http_port(api->http, 0));
     else
         snprintf(url, sizeof url, "%s://%.*s:%d", api->opts.tls_cert ? "https" : "http", (int)(colon - first), first,
                  kl__http_port(api->http, 0));
@@ -157,6 +160,9 @@ static kl_rc open_parts(kl__api *api)
     if (rc != KL_OK)
         return rc;
     tell_url(api);
+    rc = kl__forward_renew(api);
+    if (rc != KL_OK)
+        return rc;
     api->keeper_started = pthread_create(&api->keeper, NULL, keep, api) == 0;
     return api->keeper_started ? KL_OK : kl__fail(KL_ESYSTEM, "no thread could be started; see ulimit -u");
 }
@@ -164,7 +170,6 @@ static kl_rc open_parts(kl__api *api)
 kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api)
 {
     kl__api *api = kl__alloc_zeroed(1, sizeof *api);
-    char host[64] = "";
     if (!api)
         return kl__fail_memory();
     api->opts = *opts;
@@ -172,8 +177,8 @@ kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api)
         api->opts.log = log_nothing;
     api->store = opts->store;
     api->began_ms = kl__wall_ms();
-    gethostname(host, sizeof host - 1);
-    snprintf(api->worker_name, sizeof api->worker_name, "%s-%d (server)", host, (int)getpid());
+    gethostname(api->host, sizeof api->host - 1);
+    snprintf(api->worker_name, sizeof api->worker_name, "%s-%d (server)", api->host, (int)getpid());
     pthread_mutex_init(&api->queues_mutex, NULL);
     pthread_mutex_init(&api->claims_mutex, NULL);
     pthread_mutex_init(&api->keeper_mutex, NULL);
@@ -203,8 +208,8 @@ void kl__api_stop(kl__api *api, int64_t wait_ms)
     pthread_mutex_lock(&api->claims_mutex); /* nobody is just starting claims */
     atomic_store(&api->stopping, true);
     pthread_mutex_unlock(&api->claims_mutex);
+    kl__queues_drain(api, wait_ms); /* meanwhile the keeper keeps the server's record, by which others find it */
     end_keeper(api);
-    kl__queues_drain(api, wait_ms);
     kl__http_stop(api->http);
 }
 

@@ -34,6 +34,7 @@ struct kl__open_queue {
     kl__claims *claims; /* NULL: its shards are not ours; these two under api->queues_mutex as well */
     uint64_t claims_users;
     kl__queue_metrics *metrics;
+    bool stored_whole; /* a put is, or not at all: one store, which can */
     char name[KL_QUEUE_NAME_MAX + 1];
 };
 
@@ -66,8 +67,9 @@ struct kl__api {
     kl__metrics *metrics;
     kl__events *events;
     kl__audit *audit;
-    char name[24];        /* of this server, in tokens of claims */
-    char secret[48];      /* by which other servers of the store forward to this one */
+    char name[24];   /* of this server, in tokens of claims */
+    char secret[48]; /* by which other servers of the store forward to this one */
+    char host[64];
     char worker_name[96]; /* for people */
     int64_t began_ms;
     _Atomic(bool) stopping;      /* gives out no more tasks, takes no more puts */
@@ -79,6 +81,7 @@ struct kl__api {
     pthread_mutex_t queues_mutex;
     pthread_mutex_t claims_mutex; /* one starts claims at a time */
     kl__open_queue *queues[KL_QUEUE_BUCKETS];
+    kl__open_queue *left_queues; /* removed, and nobody uses them any more */
 
     struct kl__pool *pool;
     struct kl__puts *puts;
@@ -111,6 +114,9 @@ kl__open_queue *kl__queues_known(kl__api *api, const char *name);
 kl_rc kl__queues_open(kl__api *api, const char *name, bool make, kl__open_queue **ret_open);
 void kl__queues_leave(kl__open_queue *open);  /* NULL is fine */
 void kl__queues_forget(kl__open_queue *open); /* it was removed: the next one of that name is another */
+/* Keeps it and its claims while a call of theirs is under way that may answer the exchange, which then is gone. */
+void kl__queues_hold(kl__open_queue *open);
+void kl__queues_let_go(kl__open_queue *open);
 /* Its claims; `known` only if they are there, `claims` starts them and may block. To be left by whoever got them. */
 kl__claims *kl__queues_claims_known(kl__open_queue *open);
 kl_rc kl__queues_claims(kl__open_queue *open, kl__claims **ret_claims);

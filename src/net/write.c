@@ -28,7 +28,7 @@ static char *reserve(kl__writer *writer, size_t len)
 
 static void append(kl__writer *writer, const char *bytes, size_t len)
 {
-    char *to = reserve(writer, len);
+    char *to = len ? reserve(writer, len) : NULL;
     if (!to)
         return;
     memcpy(to, bytes, len);

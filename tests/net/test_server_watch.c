@@ -171,6 +171,8 @@ static bool watch(void *context, const char *text)
     if (watching->stage == 0) {
         watching->stage = 1;
         server_do(watching->server, "POST", "/v1/queues/orders/pause", NULL, 200);
+    } else if (watching->stage == 1 && strstr(text, "event: changed")) { /* counted from now on at the latest */
+        watching->stage = 2;
         server_do(watching->server, "POST", "/v1/queues/orders/tasks", "{\"payload\": \"x\"}", 201);
     }
     return !strstr(text, "event: tasks") || !strstr(text, "event: changed");

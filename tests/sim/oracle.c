@@ -302,6 +302,15 @@ static void check_unique(struct sim_process *process, struct sim_task *task)
     *first = task;
 }
 
+/* A submit that was broken off and is continued: what operators ended meanwhile, unrun, is put again, because nothing tells
+ * it from what was never put. */
+static bool is_submitted_again(const struct sim_process *process, const struct sim_entry *other)
+{
+    const struct sim_task *task = other->task;
+    return process->role == SIM_SUBMITTER && task->job >= 0 && !process->world->jobs[task->job].answered &&
+           other->ended && other->outcome == KL_CANCELLED && other->starts == 0;
+}
+
 /* A second entry of a task: moved by the owner of the first, put back from the dead letters, or a mistake. */
 static void check_again(struct sim_process *process, const struct sim_entry *entry)
 {
@@ -315,7 +324,10 @@ static void check_again(struct sim_process *process, const struct sim_entry *ent
         else if (other->layout < entry->layout && other->due && !other->ended &&
                  (process->role == SIM_WORKER || process->role == SIM_OPERATOR))
             other->moved = true;
-        else if (!other->moved || !other->ended)
+        else if (is_submitted_again(process, other) && !other->moved) {
+            other->moved = true; /* the new one stands for it */
+            task->real_ends--;
+        } else if (!other->moved || !other->ended)
             sim_break(world, "I6", task, "p%u (%s) stores task %llu, which is there already", process->number,
                       role_of(process), (unsigned long long)task->number);
     }

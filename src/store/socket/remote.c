@@ -304,8 +304,8 @@ uint32_t kl__remote_can(const void *self)
 
 #define REMOTE_ENGINE(its_scheme, its_usage, its_open)                                                                 \
     {                                                                                                                  \
-        .size = sizeof(kl_engine), .scheme = its_scheme, .usage = its_usage,                                           \
-        .can = KL_STORE_DURABLE | KL_STORE_WAIT | KL_STORE_ORDERED | KL_STORE_SHARED, .open = its_open,                \
+        .size = sizeof(kl_engine), .scheme = (its_scheme), .usage = (its_usage),                                       \
+        .can = KL_STORE_DURABLE | KL_STORE_WAIT | KL_STORE_ORDERED | KL_STORE_SHARED, .open = (its_open),              \
         .close = close_remote, .now = kl__client_now, .partition = kl__client_partition, .append = kl__client_append,  \
         .scan = kl__client_scan, .read = kl__client_read, .settle = kl__client_settle, .fence = kl__client_fence,      \
         .counts = kl__client_counts, .wait = kl__client_wait, .results = kl__client_results, .find = kl__client_find,  \
