@@ -36,7 +36,7 @@ static kl_rc open_file(const char *path, int *ret_fd)
 
 kl_rc kl__audit_open(const char *path, kl__audit **ret_audit)
 {
-    int fd;
+    int fd = -1;
     if (!path) {
         *ret_audit = NULL;
         return KL_OK;
@@ -67,7 +67,7 @@ void kl__audit_close(kl__audit *audit)
 
 kl_rc kl__audit_reopen(kl__audit *audit)
 {
-    int fd;
+    int fd = -1;
     if (!audit)
         return KL_OK;
     kl_rc rc = open_file(audit->path, &fd);

@@ -673,7 +673,7 @@ bool kl__pump_gone(const kl__pump *pump)
  * stand behind what is held. */
 bool kl__pump_wants_look(kl__pump *pump)
 {
-    uint64_t enough = 2 * KL_LOAD_MAX * (uint64_t)pump->opts.concurrency;
+    uint64_t enough = (uint64_t)KL_LOAD_MAX * 2 * (uint64_t)pump->opts.concurrency;
     bool wants = kl__room_count(pump->room) < enough || kl__pump_now(pump) - pump->looked_ms >= KL_LOOK_EVERY_MS;
     return !pump->looking && !pump->stopping &&
            ((wants && pump->held < (uint64_t)pump->opts.window_max / 2) || pump->grouped || pump->prioritized);

@@ -307,7 +307,7 @@ static kl_rc check_schema(kl__hdb *db)
 
 kl_rc kl__hdb_recognise(kl__hdb *db, bool *ret_is_new)
 {
-    int64_t application, version, tables;
+    int64_t application = 0, version = 0, tables = 0;
     KL_TRY(ask(db, "PRAGMA application_id", &application));
     KL_TRY(ask(db, "PRAGMA user_version", &version));
     KL_TRY(ask(db, "SELECT count(*) FROM sqlite_schema", &tables));

@@ -215,7 +215,7 @@ static int open_lock(const char *path, int flags, int how, kl__file **ret_lock, 
     char name[PATH_MAX];
     if ((size_t)snprintf(name, sizeof name, "%s/lock", path) >= sizeof name)
         return -ENAMETOOLONG;
-    kl__file *file;
+    kl__file *file = NULL;
     int rc = open_fd(name, flags, &file);
     if (rc < 0)
         return rc;

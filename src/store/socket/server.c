@@ -282,7 +282,7 @@ void kl__server_adopt(kl__server *server, int fd)
 
 kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server)
 {
-    kl__server *server;
+    kl__server *server = NULL;
     kl_rc rc = kl__server_open(store, &server);
     if (rc != KL_OK)
         return rc;
