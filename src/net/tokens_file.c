@@ -174,7 +174,8 @@ static kl_rc check_file(const char *path, const struct stat *about)
 
 static kl_rc fail_file(const char *path, const char *what)
 {
-    return kl__fail(KL_ESYSTEM, "the file of tokens %s cannot be %s: %s", path, what, strerror(errno));
+    return kl__fail(KL_ESYSTEM, "the file of tokens %s cannot be %s: %s; `keyline token add` makes one", path, what,
+                    strerror(errno));
 }
 
 /* All of the file. */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "store/check_rc.h"
 #include "store/s3/http.h"
 #include "store/workdir.h"
 
@@ -108,4 +109,14 @@ kl_rc s3_server_new_place(char ret_where[S3_URL_BYTES])
         snprintf(ret_where, S3_URL_BYTES, "//%s/t%d-%d?endpoint=%.200s", S3_SERVER_BUCKET, (int)getpid(),
                  ++server.places, endpoint);
     return rc;
+}
+
+bool s3_server_new_url(char ret_url[S3_URL_BYTES])
+{
+    char where[S3_URL_BYTES];
+    kl_rc rc = s3_server_new_place(where);
+    CHECK_OK(rc);
+    if (rc == KL_OK)
+        snprintf(ret_url, S3_URL_BYTES, "s3:%.500s", where);
+    return rc == KL_OK;
 }

@@ -5,6 +5,8 @@
 #ifndef TESTS_STORE_S3_SERVER_H
 #define TESTS_STORE_S3_SERVER_H
 
+#include <stdbool.h>
+
 #include "keyline/error.h"
 
 enum { S3_URL_BYTES = 512 };
@@ -15,6 +17,9 @@ KL_MUST_USE kl_rc s3_server_endpoint(char ret_endpoint[S3_URL_BYTES]);
 
 /* "//BUCKET/PREFIX?endpoint=...", with a prefix that no other call has got. */
 KL_MUST_USE kl_rc s3_server_new_place(char ret_where[S3_URL_BYTES]);
+
+/* The same as a URL. False: there is none, and a failure is recorded. */
+bool s3_server_new_url(char ret_url[S3_URL_BYTES]);
 
 #define S3_SERVER_BUCKET "keyline-test"
 

@@ -59,21 +59,11 @@ TEST(requests_are_signed_as_amazon_says)
 
 /* ---- Opening ---- */
 
-static bool new_url(char ret_url[S3_URL_BYTES])
-{
-    char where[S3_URL_BYTES];
-    kl_rc rc = s3_server_new_place(where);
-    CHECK_OK(rc);
-    if (rc == KL_OK)
-        snprintf(ret_url, S3_URL_BYTES, "s3:%.500s", where);
-    return rc == KL_OK;
-}
-
 TEST(whoever_signs_with_a_wrong_key_is_refused)
 {
     char url[S3_URL_BYTES];
     kl_store *store = NULL;
-    if (!new_url(url))
+    if (!s3_server_new_url(url))
         return;
     setenv("AWS_SECRET_ACCESS_KEY", "not the one", 1);
     CHECK_RC(kl_store_open(url, NULL, &store), KL_ESYSTEM);
@@ -96,7 +86,7 @@ TEST(a_url_that_is_not_right_is_refused_with_what_should_be_there)
                  {"s3://bucket/x?colour=blue", "colour"}};
     kl_store *store = NULL;
     char url[S3_URL_BYTES];
-    (void)new_url(url); /* there are credentials */
+    (void)s3_server_new_url(url); /* there are credentials */
     for (size_t i = 0; i < COUNT(cases); i++) {
         CHECK_RC(kl_store_open(cases[i].url, NULL, &store), KL_EINVAL);
         CHECK_CONTAINS(kl_error_text(), cases[i].says);
@@ -109,7 +99,7 @@ static void check_fake(enum fake fake, const char *says)
     kl_store *store = NULL;
     struct fault_proxy *server = fault_proxy_fake(fake);
     REQUIRE(server);
-    (void)new_url(url);
+    (void)s3_server_new_url(url);
     snprintf(url, sizeof url, "s3://bucket/x?endpoint=http://127.0.0.1:%d", fault_proxy_port(server));
     CHECK_RC(kl_store_open(url, NULL, &store), KL_EINVAL);
     CHECK_CONTAINS(kl_error_text(), says);
@@ -277,7 +267,7 @@ TEST(nothing_is_lost_or_doubled_on_a_network_that_fails)
     char url[S3_URL_BYTES], faulty[S3_URL_BYTES], endpoint[S3_URL_BYTES];
     static struct run run;
     kl_store *direct = NULL;
-    if (!new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+    if (!s3_server_new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
         return;
     struct fault_proxy *proxy = fault_proxy_start(atoi(strrchr(endpoint, ':') + 1), test_seed(), 15);
     REQUIRE(proxy);
@@ -359,7 +349,7 @@ static uint64_t count_together(const size_t counts[2], const kl_token tokens[2])
     kl_counts waiting = {0};
     uint32_t partition;
     kl_entry *entries = calloc(counts[0] + counts[1] + 1, sizeof *entries);
-    if (!entries || !new_url(url))
+    if (!entries || !s3_server_new_url(url))
         abort();
     CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
     CHECK_OK(kl_store_open(url, NULL, &together.store));
@@ -463,7 +453,7 @@ TEST(a_settled_task_stays_settled_if_its_object_is_not_deleted)
     char url[S3_URL_BYTES], endpoint[S3_URL_BYTES];
     kl_store *store = NULL;
     uint32_t partition = 0;
-    if (!new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+    if (!s3_server_new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
         return;
     struct fault_proxy *proxy = fault_proxy_start(atoi(strrchr(endpoint, ':') + 1), test_seed(), 0);
     REQUIRE(proxy);
@@ -489,7 +479,7 @@ TEST(an_append_that_comes_too_late_is_put_where_the_log_ends)
     char url[S3_URL_BYTES], endpoint[S3_URL_BYTES];
     kl_store *stopped = NULL, *store = NULL;
     uint32_t partition = 0;
-    if (!new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+    if (!s3_server_new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
         return;
     int port = atoi(strrchr(endpoint, ':') + 1);
     struct fault_proxy *slow = fault_proxy_start(port, test_seed(), 0),
@@ -524,7 +514,7 @@ static void settle_late(bool taken_over)
     kl_store *stopped = NULL, *store = NULL;
     uint32_t partition = 0;
     kl_stub stub = {.position = 0};
-    if (!new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+    if (!s3_server_new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
         return;
     int port = atoi(strrchr(endpoint, ':') + 1);
     struct fault_proxy *slow = fault_proxy_start(port, test_seed(), 0),

@@ -24,16 +24,6 @@ enum { PATIENCE_NS_MS = 60000 };
 
 static const kl_layout layout = {1, 1};
 
-static bool new_url(char ret_url[S3_URL_BYTES])
-{
-    char where[S3_URL_BYTES];
-    kl_rc rc = s3_server_new_place(where);
-    CHECK_OK(rc);
-    if (rc == KL_OK)
-        snprintf(ret_url, S3_URL_BYTES, "s3:%.500s", where);
-    return rc == KL_OK;
-}
-
 /* ---- The bucket, behind the store's back ---- */
 
 struct bucket {
@@ -115,7 +105,7 @@ TEST(records_behind_many_removed_ones_are_listed)
     char url[S3_URL_BYTES];
     kl_store *store = NULL;
     size_t count = 0;
-    if (!new_url(url) || !bucket_open(&bucket, url))
+    if (!s3_server_new_url(url) || !bucket_open(&bucket, url))
         return;
     for (int i = 0; i < REMOVED + LIVE; i++) {
         static const char gone[] = "{\"keyline\":1,\"version\":\"1\",\"removed\":true,\"value\":\"\"}";
@@ -144,7 +134,7 @@ TEST(a_prefix_may_have_characters_that_listings_escape)
     kl_store *store = NULL;
     kl_write write = {.name = kl_str("a"), .value = kl_str("v")};
     size_t count = 0;
-    if (!new_url(where))
+    if (!s3_server_new_url(where))
         return;
     snprintf(url, sizeof url, "%.*s&<x>%s", (int)strcspn(where, "?"), where, strchr(where, '?'));
     CHECK_OK(kl_store_open(url, NULL, &store));
@@ -203,7 +193,7 @@ TEST(task_objects_that_cannot_be_understood_are_kept_for_a_release_that_can)
     kl_idgen *ids = NULL;
     uint32_t partition;
     kl_stub stubs[4];
-    if (!new_url(url) || !bucket_open(&bucket, url))
+    if (!s3_server_new_url(url) || !bucket_open(&bucket, url))
         return;
     strcat(url, "&settle_ms=0&checkpoint=1&grace_ms=0");
     kl_store *store = open_owned(url, &partition);
@@ -241,7 +231,7 @@ TEST(an_archive_does_not_hide_what_came_later)
     kl_task found[2];
     kl_arena arena = {0};
     size_t count = 0;
-    if (!new_url(url) || !bucket_open(&bucket, url))
+    if (!s3_server_new_url(url) || !bucket_open(&bucket, url))
         return;
     strcat(url, "&settle_ms=0&checkpoint=2");
     kl_store *store = open_owned(url, &partition);
@@ -342,7 +332,7 @@ TEST(tasks_that_an_object_per_task_system_left_are_run_once)
     kl_queue *queue = NULL;
     kl_worker *worker = NULL;
     static struct seen seen;
-    if (!new_url(url))
+    if (!s3_server_new_url(url))
         return;
     leave_tasks(url);
     strcat(url, "&import=old&poll_ms=100&settle_ms=0");

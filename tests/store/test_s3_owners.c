@@ -28,16 +28,6 @@ enum { PATIENCE_NS_MS = 60000 };
 
 static const kl_layout layout = {1, 1};
 
-static bool new_url(char ret_url[S3_URL_BYTES])
-{
-    char where[S3_URL_BYTES];
-    kl_rc rc = s3_server_new_place(where);
-    CHECK_OK(rc);
-    if (rc == KL_OK)
-        snprintf(ret_url, S3_URL_BYTES, "s3:%.500s", where);
-    return rc == KL_OK;
-}
-
 /* ---- What the next owner sees ---- */
 
 enum { TRIED = 3 };
@@ -56,7 +46,7 @@ static bool pair_open(struct pair *pair)
 {
     char url[S3_URL_BYTES], endpoint[S3_URL_BYTES], watched[S3_URL_BYTES + 64];
     *pair = (struct pair){0};
-    if (!new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+    if (!s3_server_new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
         return false;
     pair->proxy = fault_proxy_start(atoi(strrchr(endpoint, ':') + 1), test_seed(), 0);
     CHECK(pair->proxy);
@@ -304,7 +294,7 @@ TEST(a_live_queue_changes_its_number_of_shards_and_keeps_keys_in_order)
     kl_queue *queues[3] = {NULL};
     kl_worker *worker = NULL;
     static struct changed changed = {.mutex = PTHREAD_MUTEX_INITIALIZER};
-    if (!new_url(url))
+    if (!s3_server_new_url(url))
         return;
     strcat(url, "&poll_ms=100&settle_ms=0");
     for (int i = 0; i < 3; i++) {
@@ -472,7 +462,7 @@ TEST(workers_that_are_killed_lose_nothing_and_keep_keys_in_order)
     uint32_t partition;
     uint64_t random = test_seed();
     kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 1000};
-    if (!new_url(url) || !workdir_make(dir))
+    if (!s3_server_new_url(url) || !workdir_make(dir))
         return;
     strcat(url, "&poll_ms=200&settle_ms=50&checkpoint=8");
     snprintf(runs, sizeof runs, "%s/runs", dir);

@@ -233,7 +233,8 @@ static kl_rc dial(void *context, int *ret_fd)
         return kl__fail_memory();
     CURLcode code = curl_easy_perform(curl);
     kl_rc rc = code == CURLE_OK ? KL_OK
-                                : kl__fail(KL_EBUSY, "%s cannot be reached: %s", remote->url, curl_easy_strerror(code));
+                                : kl__fail(KL_EBUSY, "%s cannot be reached: %s; is `keyline serve` running there?",
+                                           remote->url, curl_easy_strerror(code));
     if (rc == KL_OK && curl_easy_getinfo(curl, CURLINFO_ACTIVESOCKET, &socket) != CURLE_OK)
         rc = kl__fail(KL_ESYSTEM, "libcurl does not hand out the connection to %s", remote->url);
     if (rc == KL_OK)
