@@ -238,9 +238,12 @@ static bool await_relief(kl__disk *disk)
 
 kl_rc kl__disk_settle(void *self, kl_settle *batches, size_t count)
 {
-    kl_rc rc = settle_once(self, batches, count);
-    for (int i = 0; i < RELIEFS && rc == KL_EFULL && await_relief(self); i++)
-        rc = settle_once(self, batches, count);
+    kl__disk *disk = self;
+    kl_rc rc = settle_once(disk, batches, count);
+    for (int i = 0; i < RELIEFS && rc == KL_EFULL && await_relief(disk); i++)
+        rc = settle_once(disk, batches, count);
+    if (rc == KL_EFULL && atomic_load(&disk->segments.has_next)) /* relief came before it was looked for */
+        rc = settle_once(disk, batches, count);
     return rc;
 }
 
