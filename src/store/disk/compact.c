@@ -26,6 +26,7 @@ enum {
     SWEEP_RECORDS = 2000,
     QUIET_MS = 100,
     PATIENCE_MS = 1000,
+    PATIENCE_SEGMENTS = 4,
     PAUSE_NS = 10000000,
 };
 
@@ -271,7 +272,9 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
     disk->copied_live = state->live;
     bool is_worth_it = disk->copied <= 2 * state->live && kl__state_must_compact(state, slack);
     bool can_rest = can_wait(disk, is_worth_it);
-    disk->is_patient = is_worth_it && state->segments[0]->number > disk->compacted && (!is_quiet(disk) || can_rest);
+    bool is_far_over = kl__state_must_compact(state, PATIENCE_SEGMENTS * disk->segments.segment_bytes);
+    disk->is_patient =
+        is_worth_it && state->segments[0]->number > disk->compacted && !is_far_over && (!is_quiet(disk) || can_rest);
     is_worth_it &= !disk->is_patient;
     if (atomic_load(&disk->segments.is_full)) {
         is_worth_it = kl__segments_can_relieve(&disk->segments);

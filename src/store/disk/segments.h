@@ -9,8 +9,8 @@
  *
  * G1  There are no gaps in the numbers.
  * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c). While
- *     much is written, one more that was dropped is kept, for KL_SPARE_MS at most: to write a file full of zeros takes as
- *     long as to fill it with tasks.
+ *     much is written, it may for a second be four more, which are then dropped together, and one more that was dropped
+ *     is kept, for KL_SPARE_MS at most: to write a file full of zeros takes as long as to fill it with tasks.
  * G3  When there is no room to prepare the next segment, appends are refused, and the rest of the current one, at least
  *     seven eighths less a group, is for outcomes; its last eighth for the copies and notes that make room again. */
 #ifndef KL_STORE_SEGMENTS_H
