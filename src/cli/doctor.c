@@ -267,6 +267,12 @@ static int run_doctor(kl__call *call)
     const doctor_opts *opts = call->values;
     if (opts->cost)
         return kl__doctor_cost(opts->directory, kl__call_json(call));
+    if (strstr(opts->directory, "://"))
+        return kl__fail_given(
+            kl__fail(KL_EINVAL,
+                     "doctor examines directories of disk stores, and %s is none; `doctor --cost URL` "
+                     "says what a store on S3 costs",
+                     opts->directory));
     if (kl__call_json(call))
         return examine_for_machines(opts->directory, opts);
     return examine_for_people(opts->directory, opts, kl__config_colour(call->config));

@@ -41,6 +41,9 @@ static void print_table(const kl__s3_account *account)
     }
     printf("  %-8s %12llu %12.4f %12.0f %12s %10.4f\n\n", "all", (unsigned long long)requests,
            per((double)requests, settled), per((double)requests, hours), "", dollars);
+    printf("Counted are processes that were at it for a minute or longer; each adds to its account every ten minutes, "
+           "and\n"
+           "when it ends. ");
     if (settled > 0)
         printf("A million tasks cost $%.2f at this rate. ", dollars / settled * 1e6);
     printf("Prices are Amazon's for S3 Standard in us-east-1; storage and traffic are not in it.\n");

@@ -67,10 +67,25 @@ TEST(whoever_signs_with_a_wrong_key_is_refused)
         return;
     setenv("AWS_SECRET_ACCESS_KEY", "not the one", 1);
     CHECK_RC(kl_store_open(url, NULL, &store), KL_ESYSTEM);
-    CHECK_CONTAINS(kl_error_text(), "403");
+    CHECK_CONTAINS(kl_error_text(), "AWS_SECRET_ACCESS_KEY");
     setenv("AWS_SECRET_ACCESS_KEY", "keyline-test-secret", 1);
     CHECK_OK(kl_store_open(url, NULL, &store));
     kl_store_close(store);
+}
+
+TEST(what_cannot_be_opened_is_named)
+{
+    char url[S3_URL_BYTES];
+    kl_store *store = NULL;
+    if (!s3_server_new_url(url))
+        return;
+    char *endpoint = strstr(url, "?endpoint="), elsewhere[S3_URL_BYTES];
+    REQUIRE(endpoint);
+    snprintf(elsewhere, sizeof elsewhere, "s3://not-made-yet/x%s", endpoint);
+    CHECK_RC(kl_store_open(elsewhere, NULL, &store), KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), "no bucket not-made-yet");
+    CHECK_RC(kl_store_open("s3://bucket/x?endpoint=http://127.0.0.1:1", NULL, &store), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "http://127.0.0.1:1");
 }
 
 TEST(a_url_that_is_not_right_is_refused_with_what_should_be_there)

@@ -25,6 +25,7 @@ enum {
     CONNECT_MS = 5000,
     STALLED_S = 10, /* less than a byte a second for so long: given up, and sent again */
     TOTAL_MS = 60000,
+    FIRST_MS = 3000, /* a server that never answered and cannot be reached is tried for so long */
     BACKOFF_MS = 20,
     BACKOFF_MAX_MS = 2000,
     POLL_MS = 1000,
@@ -387,10 +388,20 @@ static void finish(kl__s3_http *http, kl__s3_request *request)
     pthread_mutex_unlock(&http->mutex);
 }
 
+/* An endpoint that is written wrong is not worth as much patience as a server that is out of order. */
+static int64_t patience_ends_ns(kl__s3_http *http, const kl__s3_request *request)
+{
+    pthread_mutex_lock(&http->mutex);
+    bool known = http->has_offset;
+    pthread_mutex_unlock(&http->mutex);
+    int64_t less_ms = known || !request->unreached ? 0 : KL_S3_PATIENCE_MS - FIRST_MS;
+    return request->until_ns - less_ms * 1000000;
+}
+
 static void send_later(kl__s3_http *http, kl__s3_request *request)
 {
     int64_t now_ns = kl__monotonic_ns();
-    if (now_ns >= request->until_ns) {
+    if (now_ns >= patience_ends_ns(http, request)) {
         finish(http, request);
         return;
     }
@@ -447,6 +458,7 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
         snprintf(request->problem, sizeof request->problem, "%s", curl_easy_strerror(code));
     curl_multi_remove_handle(http->multi, message->easy_handle);
     request->status = (int)status;
+    request->unreached = code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST;
     release(http, request);
     pthread_mutex_lock(&http->mutex);
     http->bill.bytes_in += request->reply.len;
@@ -579,38 +591,78 @@ void kl__s3_condition(const char *etag, bool unquoted, char ret_condition[KL_S3_
 /* Such a one meets no object: what is not there is the bucket. */
 static bool is_plain_put(const kl__s3_request *request) { return request->kind == KL_S3_PUT && !request->if_match; }
 
+/* What stands in the first element of this name in the server's answer, an <Error> in XML; "": there is none. */
+static const char *answer_says(const kl__s3_request *request, const char *element, char *ret_text, size_t size)
+{
+    char tag[32];
+    snprintf(tag, sizeof tag, "<%s>", element);
+    const char *at = request->reply.len ? strstr(request->reply.data, tag) : NULL;
+    at = at ? at + strlen(tag) : "";
+    snprintf(ret_text, size, "%.*s", (int)strcspn(at, "<"), at);
+    return ret_text;
+}
+
+static kl_rc fail_not_allowed(const kl__s3_request *request)
+{
+    static const struct {
+        const char *code, *what;
+    } known[] = {
+        {"InvalidAccessKeyId", "it knows no such access key; check AWS_ACCESS_KEY_ID or the credentials file, and the "
+                               "endpoint"},
+        {"SignatureDoesNotMatch", "the secret key is not the access key's; check AWS_SECRET_ACCESS_KEY or the "
+                                  "credentials file"},
+        {"ExpiredToken", "the session token has expired; get new credentials"},
+        {"AccessDenied",
+         "the keys may not do that; they need GetObject, PutObject, DeleteObject and ListBucket in this "
+         "bucket"},
+    };
+    char code[64];
+    const char *what = "check the keys, and what they may do in the bucket";
+    answer_says(request, "Code", code, sizeof code);
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
+        if (strcmp(code, known[i].code) == 0)
+            what = known[i].what;
+    return kl__fail(KL_ESYSTEM, "S3 refuses a %s of %.200s (%d %s): %s", method_of(request),
+                    request->name ? request->name : "the bucket", request->status, code, what);
+}
+
+static kl_rc fail_not_there(const kl__s3_request *request)
+{
+    char bucket[80];
+    bool named = *answer_says(request, "BucketName", bucket, sizeof bucket);
+    return kl__fail(KL_ESYSTEM, "S3 has no bucket%s%s (404); make it, or mend the store's URL",
+                    named ? " " : " of this name", bucket);
+}
+
 kl_rc kl__s3_refused(const kl__s3_request *request)
 {
-    const char *name = request->name ? request->name : "the bucket",
-               *text = request->reply.len ? request->reply.data : "";
+    const char *name = request->name ? request->name : "the bucket";
     int status = request->status;
-    const char *what = method_of(request);
+    char code[64], text[200];
     if (status == 403 || status == 401)
-        return kl__fail(KL_ESYSTEM, "S3 refuses us (%d) %.200s; check the keys and what they may do in the bucket",
-                        status, text);
+        return fail_not_allowed(request);
     if (status == 404)
-        return kl__fail(KL_ESYSTEM, "S3 knows no such bucket (404) %.200s; make it, or mend the store's URL", text);
+        return fail_not_there(request);
     if (status == 301 || status == 307)
-        return kl__fail(KL_ESYSTEM,
-                        "S3 has the bucket elsewhere (%d) %.200s; mend region or endpoint in the store's URL", status,
-                        text);
+        return kl__fail(KL_ESYSTEM, "S3 has the bucket elsewhere (%d %s); mend region or endpoint in the store's URL",
+                        status, answer_says(request, "Endpoint", text, sizeof text));
     if (status == 413)
         return kl__fail(KL_ESYSTEM, "S3 takes no object as large as %s (413); put fewer or smaller tasks at once",
                         name);
-    return kl__fail(
-        KL_ESYSTEM,
-        "S3 answers %d to a %s of %.200s, which no server should: %.200s; check the endpoint, or call again", status,
-        what, name, text);
+    return kl__fail(KL_ESYSTEM, "S3 answers %d %s to a %s of %.200s, which no server should: %s; check the endpoint",
+                    status, answer_says(request, "Code", code, sizeof code), method_of(request), name,
+                    answer_says(request, "Message", text, sizeof text));
 }
 
-static kl_rc judge(kl__s3_request *const *requests, size_t count)
+static kl_rc judge(const kl__s3_site *site, kl__s3_request *const *requests, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         const kl__s3_request *request = requests[i];
         if (request->reply.failed)
             return kl__fail_memory();
         if (request->status == 0)
-            return kl__fail(KL_EBUSY, "no answer from S3: %.100s; call again", request->problem);
+            return kl__fail(KL_EBUSY, "no answer from %s://%.200s: %.100s; check the endpoint, or call again",
+                            site->scheme, site->host, request->problem);
         if (goes_again(request->status))
             return kl__fail(KL_EBUSY, "S3 answered %d to %u tries; call again", request->status, request->sends);
         bool not_us = request->status == 403 || request->status == 401;
@@ -641,7 +693,7 @@ kl_rc kl__s3_send_each(kl__s3_http *http, kl__s3_request **requests, size_t coun
     while (wait.left > 0)
         kl__cond_wait(&http->answered, &http->mutex, KL_NEVER);
     pthread_mutex_unlock(&http->mutex);
-    return judge(requests, count);
+    return judge(http->site, requests, count);
 }
 
 kl_rc kl__s3_send(kl__s3_http *http, kl__s3_request *requests, size_t count)

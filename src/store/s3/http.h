@@ -60,6 +60,7 @@ typedef struct kl__s3_request {
     int64_t date_ms;             /* of the answer; 0: it had none */
     unsigned sends;              /* more than one: an earlier one may have taken effect */
     char problem[128];           /* when status is 0 */
+    bool unreached;              /* and the server's address has nobody who answers, or does not exist */
 
     /* the thread's */
     struct kl__s3_request *next;
