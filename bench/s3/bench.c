@@ -2,6 +2,7 @@
  *
  *     bench-s3 URL batched TASKS      puts of 1,000 tasks, run by one worker
  *     bench-s3 URL single TASKS       puts of one task each, one after the other, run by one worker
+ *     bench-s3 URL threads TASKS      the same from 8 threads of one producer
  *     bench-s3 URL several TASKS      the same from 8 producers that know nothing of one another
  *     bench-s3 URL idle SECONDS       a worker with nothing to do
  *     bench-s3 URL deep TASKS         a backlog, and how a new process finds its first task
@@ -124,39 +125,35 @@ static void put_batches(kl_queue *queue, uint64_t tasks)
 
 struct putter {
     pthread_t thread;
-    const char *url;
-    uint64_t tasks;
-    struct kl__s3_bill bill;
+    kl_queue *queue;
+    uint64_t first, tasks; /* each begins with another key, so that they are not in step */
 };
 
-/* A process of its own, as far as the store can tell. */
 static void *put_singles(void *ctx)
 {
-    struct putter *putter = ctx;
-    struct place place;
+    const struct putter *putter = ctx;
     kl_put put;
-    open_place(putter->url, &place);
-    for (uint64_t at = 0; at < putter->tasks;) {
+    for (uint64_t at = putter->first; at < putter->first + putter->tasks;) {
         make_puts(&put, 1, &at);
-        MUST_KL(kl_queue_put(place.queue, &put, 1, (kl_bytes){0}, NULL));
+        MUST_KL(kl_queue_put(putter->queue, &put, 1, (kl_bytes){0}, NULL));
     }
-    putter->bill = bill_of(place.store);
-    close_place(&place);
     return NULL;
 }
 
-static uint64_t put_by_threads(const char *url, int count, uint64_t tasks, struct kl__s3_bill *sum)
+/* Each thread takes the next of these places: with as many as threads, they are processes as far as the store can tell. */
+static uint64_t put_by_threads(const struct place *places, int place_count, int count, uint64_t tasks)
 {
     struct putter putters[PUTTERS];
     uint64_t put = 0;
     for (int i = 0; i < count; i++) {
-        putters[i] = (struct putter){.url = url, .tasks = tasks / (uint64_t)count};
+        putters[i] = (struct putter){.queue = places[i % place_count].queue,
+                                     .first = (uint64_t)i * KEYS / (uint64_t)count,
+                                     .tasks = tasks / (uint64_t)count};
         if (pthread_create(&putters[i].thread, NULL, put_singles, &putters[i]) != 0)
             abort();
     }
     for (int i = 0; i < count; i++) {
         pthread_join(putters[i].thread, NULL);
-        bill_add(sum, &putters[i].bill, NULL);
         put += putters[i].tasks;
     }
     return put;
@@ -184,26 +181,35 @@ static void run_batched(const char *url, uint64_t tasks)
     close_place(&consumer);
 }
 
-static void run_puts(const char *url, const char *what, int producers, uint64_t tasks)
+static void run_puts(const char *url, const char *what, int producers, int threads, uint64_t tasks)
 {
-    struct place consumer;
+    struct place consumer, places[PUTTERS];
     struct kl__s3_bill sum = {0};
     open_place(url, &consumer);
+    for (int i = 0; i < producers; i++)
+        open_place(url, &places[i]);
     int64_t begin_ns = kl__monotonic_ns();
     kl_worker *worker = start_worker(consumer.queue);
-    uint64_t put = put_by_threads(url, producers, tasks, &sum);
+    uint64_t put = put_by_threads(places, producers, threads, tasks);
     await_done(worker, put);
     int64_t took_ns = kl__monotonic_ns() - begin_ns;
     kl_worker_close(worker);
     struct kl__s3_bill more = bill_of(consumer.store);
     bill_add(&sum, &more, NULL);
+    for (int i = 0; i < producers; i++) {
+        more = bill_of(places[i].store);
+        bill_add(&sum, &more, NULL);
+        close_place(&places[i]);
+    }
     print_bill(what, &sum, (double)put, took_ns, (double)put);
     close_place(&consumer);
 }
 
-static void run_single(const char *url, uint64_t tasks) { run_puts(url, "single", 1, tasks); }
+static void run_single(const char *url, uint64_t tasks) { run_puts(url, "single", 1, 1, tasks); }
 
-static void run_several(const char *url, uint64_t tasks) { run_puts(url, "several", PUTTERS, tasks); }
+static void run_threads(const char *url, uint64_t tasks) { run_puts(url, "threads", 1, PUTTERS, tasks); }
+
+static void run_several(const char *url, uint64_t tasks) { run_puts(url, "several", PUTTERS, PUTTERS, tasks); }
 
 static void run_idle(const char *url, uint64_t seconds)
 {
@@ -266,7 +272,7 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(const char *url, uint64_t number);
-    } modes[] = {{"batched", run_batched}, {"single", run_single}, {"several", run_several},
+    } modes[] = {{"batched", run_batched}, {"single", run_single}, {"threads", run_threads},  {"several", run_several},
                  {"idle", run_idle},       {"deep", run_deep},     {"baseline", run_baseline}};
     if (argc == 4 && strcmp(argv[2], "bucket") == 0) {
         make_bucket(argv[1], argv[3]);
@@ -281,7 +287,7 @@ int main(int argc, char **argv)
         modes[i].run(argv[1], strtoull(argv[3], NULL, 10));
         return 0;
     }
-    fprintf(stderr,
-            "usage: bench-s3 URL batched|single|several|idle|deep|baseline NUMBER; bench/s3/run compares everything\n");
+    fprintf(stderr, "usage: bench-s3 URL batched|single|threads|several|idle|deep|baseline NUMBER; bench/s3/run "
+                    "compares everything\n");
     return 2;
 }

@@ -17,7 +17,7 @@
 #include "base/hash.h"
 #include "store/s3/s3.h"
 
-enum { JOURNAL_WIDE = 32, READ_AGAIN = 8, QUIET = 4, FULL_MS = 1000, KEPT_PAGES = 100 };
+enum { JOURNAL_WIDE = 32, READ_AGAIN = 8, QUIET = 4, FULL_MS = 1000, KEPT_PAGES = 100, PROBE_SINGLY = 4 };
 
 /* What was known before the clock jumped may be much older than it seems: this machine stood still meanwhile. */
 static bool is_fresh(kl__s3 *s3, int64_t since_ns, int64_t limit_ms)
@@ -622,18 +622,21 @@ static size_t keep_wanting(kl__s3 *s3, kl__s3_more *more, size_t count)
     return left;
 }
 
+/* Where the end is not known, objects are asked for one by one first: what is asked for beyond the end is paid for in vain,
+ * and a busy queue of single tasks has some two or three new ones in a shard when it is looked at. */
 kl_rc kl__s3_extend(kl__s3 *s3, kl__s3_more *more, size_t count)
 {
     kl_rc rc = KL_OK;
     uint64_t probe = 1;
-    while (rc == KL_OK && (count = keep_wanting(s3, more, count)) > 0) {
+    for (int asked = 1; rc == KL_OK && (count = keep_wanting(s3, more, count)) > 0; asked++) {
         struct fetch fetch;
         int64_t asked_ns = kl__monotonic_ns();
         rc = ask_tasks(s3, more, count, probe, &fetch);
         if (rc == KL_OK)
             rc = take_tasks(s3, &fetch, asked_ns, more, count);
         fetch_free(&fetch);
-        probe = probe * 2 < KL_S3_WIDE ? probe * 2 : KL_S3_WIDE;
+        if (asked >= PROBE_SINGLY)
+            probe = probe * 2 < KL_S3_WIDE ? probe * 2 : KL_S3_WIDE;
     }
     return rc;
 }
