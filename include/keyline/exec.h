@@ -13,8 +13,9 @@
  *   - Tasks of one key never overlap, and start in the order (priority, due time, position). A task that is to be retried
  *     holds its key until it ends; it holds no thread and no other key. Position is the order of submission: calls of
  *     one thread keep their order, calls of several threads are ordered as they happen to arrive.
- *   - Memory is bounded: each shard holds at most shard_capacity tasks, running and waiting for a retry included. Its 72
- *     bytes for each are taken when the executor is opened.
+ *   - Memory is bounded: each shard holds at most shard_capacity tasks, running ones included, and beside them up to a
+ *     quarter as many while that many keys wait for a retry. Its 88 bytes for each place are taken when the executor is
+ *     opened.
  *
  * Every function is safe from any thread, also from inside a task, unless it says otherwise. Times are milliseconds. */
 #ifndef KEYLINE_EXEC_H
@@ -75,7 +76,8 @@ typedef struct kl_exec_opts {
     size_t size;
     int64_t shards;            /* KEYLINE_EXEC_SHARDS: 4 */
     int64_t threads;           /* KEYLINE_EXEC_THREADS: the cores this process may use */
-    int64_t shard_capacity;    /* KEYLINE_EXEC_SHARD_CAPACITY: 128 tasks per shard */
+    int64_t shard_capacity;    /* KEYLINE_EXEC_SHARD_CAPACITY: 128 tasks per shard; tasks that wait for a retry count
+                                * only beyond a quarter of that */
     int64_t submit_timeout_ms; /* KEYLINE_EXEC_SUBMIT_TIMEOUT: 100 ms; KL_NO_WAIT and KL_FOREVER are allowed */
     int64_t attempts_max;      /* KEYLINE_EXEC_ATTEMPTS_MAX: 8 */
     int64_t backoff_base_ms;   /* KEYLINE_EXEC_BACKOFF_BASE: 100 ms, doubled after each failure, with jitter */

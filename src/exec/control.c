@@ -47,7 +47,7 @@ static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__
 {
     uint64_t index = id & ((UINT64_C(1) << exec->index_bits) - 1);
     uint64_t shard_index = (id >> exec->index_bits) & ((UINT64_C(1) << exec->shard_bits) - 1);
-    if (shard_index >= exec->shard_count || index >= exec->shards[shard_index].inbox.capacity)
+    if (shard_index >= exec->shard_count || index >= exec->shards[shard_index].task_count)
         return fail_gone();
     kl__shard *shard = &exec->shards[shard_index];
     kl__exec_task *task = &shard->tasks[index];

@@ -84,7 +84,6 @@ static kl_rc build(kl_exec *exec, const kl__clock *clock)
     exec->clock = clock ? *clock : (kl__clock){NULL, NULL};
     exec->opened_ms = kl__exec_now_ms(exec);
     atomic_init(&exec->hand_most, kl__hand_most());
-    exec->index_bits = bits_for((uint32_t)exec->opts.shard_capacity);
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());
     pthread_mutex_init(&exec->park_mutex, NULL);
@@ -98,6 +97,7 @@ static kl_rc build(kl_exec *exec, const kl__clock *clock)
         if (rc != KL_OK)
             return rc;
     }
+    exec->index_bits = bits_for(exec->shards[0].task_count);
     exec->thread_count = (uint32_t)exec->opts.threads;
     return start_threads(exec);
 }

@@ -1,18 +1,22 @@
 /* inbox.h - how a submitted task reaches its shard, and how its memory comes back.
  *
  * A ring of slots, one per place of the shard's capacity (rounded up to a power of two), and a fixed set of tasks. Two
- * counters run forever: `tail` numbers the tasks that were claimed, `ended` those that have ended. A producer may claim
- * number n while n < ended + capacity: that one comparison is the capacity limit, and it also promises that slot n holds
- * a free task, because
+ * counters run forever: `tail` numbers the places that were claimed, `freed` those that were given back. A producer may
+ * claim number n while n < freed + capacity: that one comparison is the capacity limit, and it also promises that slot n
+ * holds a free task, because
  *
  *        slot n:   free task  --fill, publish-->  published  --drain-->  done with  --give back-->  free task
  *                  producer n                     the shard's owner                 the shard's owner
  *
- * the c-th task to end, whichever it is, is put into slot c + capacity for the producer with that number. So a submit is
- * one compare-and-swap and no allocation, and producers meet the owner nowhere else.
+ * the c-th task that is given back, whichever it is, is put into slot c + capacity for the producer with that number. So
+ * a submit is one compare-and-swap and no allocation, and producers meet the owner nowhere else.
  *
- * Producers write `tail` and `limit`, which is what they last saw of ended + capacity; the owner writes `ended` and
- * `drained`. The owner is whoever holds the shard's mutex. A claimed slot is published at once; until then, later ones
+ * Nearly always a task is given back when it ends. But a task that waits for its retry may have another given back in its
+ * stead (shard.c, lend): then `freed` is ahead of `ended`, which numbers the tasks that have ended, until one that ends is
+ * kept. Neither passes `drained`, so the slot that is written has been done with.
+ *
+ * Producers write `tail` and `limit`, which is what they last saw of freed + capacity; the owner writes `freed`, `ended`
+ * and `drained`. The owner is whoever holds the shard's mutex. A claimed slot is published at once; until then, later ones
  * wait behind it. One bit of a published slot tells odd from even rounds of the ring, so that the owner does not take a
  * slot that it is done with for a new one. */
 #ifndef KL_INBOX_H
@@ -37,8 +41,9 @@ typedef struct kl__inbox {
     uint64_t capacity;
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) tail;
     _Atomic(uint64_t) limit;
-    alignas(KL_CACHE_LINE) _Atomic(uint64_t) ended;
-    _Atomic(uint64_t) drained; /* written by the owner only */
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) freed;
+    _Atomic(uint64_t) ended; /* this and the next are written by the owner only */
+    _Atomic(uint64_t) drained;
 } kl__inbox;
 
 KL_MUST_USE kl_rc kl__inbox_open(kl__inbox *inbox, uint32_t capacity);
@@ -57,10 +62,11 @@ static inline void kl__fetch_to_write(const void *line)
 
 static inline uint64_t kl__inbox_claimed(kl__inbox *inbox) { return atomic_load(&inbox->tail) & KL_INBOX_COUNT_MASK; }
 
+/* How many places are taken. */
 static inline uint64_t kl__inbox_length(kl__inbox *inbox)
 {
-    uint64_t ended = atomic_load_explicit(&inbox->ended, memory_order_acquire); /* first: it never passes tail */
-    return kl__inbox_claimed(inbox) - ended;
+    uint64_t freed = atomic_load_explicit(&inbox->freed, memory_order_acquire); /* first: it never passes tail */
+    return kl__inbox_claimed(inbox) - freed;
 }
 
 /* No claim succeeds from now on. */
@@ -77,7 +83,7 @@ static inline kl_rc kl__inbox_claim(kl__inbox *inbox, uint64_t wanted, uint64_t 
             return KL_ECLOSED;
         limit = atomic_load_explicit(&inbox->limit, memory_order_acquire);
         if (KL_UNLIKELY(tail >= limit)) {
-            limit = atomic_load_explicit(&inbox->ended, memory_order_acquire) + inbox->capacity;
+            limit = atomic_load_explicit(&inbox->freed, memory_order_acquire) + inbox->capacity;
             if (tail >= limit)
                 return KL_EFULL;
             atomic_store_explicit(&inbox->limit, limit, memory_order_release);
@@ -142,11 +148,11 @@ static inline void kl__inbox_pop(kl__inbox *inbox)
     atomic_store_explicit(&inbox->drained, number + 1, memory_order_relaxed);
 }
 
-/* A task has ended, as number `ended` of all that ever did: its memory is free for another once the owner stores the new
- * number in `ended`. */
-static inline void kl__inbox_give_back(kl__inbox *inbox, uint64_t ended, uint32_t task)
+/* A task is given back, as number `freed` of all that ever were: its memory is free for another once the owner stores the
+ * new number in `freed`. */
+static inline void kl__inbox_give_back(kl__inbox *inbox, uint64_t freed, uint32_t task)
 {
-    atomic_store_explicit(kl__inbox_slot(inbox, ended + inbox->capacity), task, memory_order_relaxed);
+    atomic_store_explicit(kl__inbox_slot(inbox, freed + inbox->capacity), task, memory_order_relaxed);
 }
 
 #endif

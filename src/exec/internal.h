@@ -55,7 +55,8 @@ typedef struct kl__exec_task {
 } kl__exec_task;
 
 _Static_assert(sizeof(kl__exec_task) == KL_CACHE_LINE, "a task is one cache line");
-_Static_assert(sizeof(kl__exec_task) + sizeof(uint64_t) <= 96, "a queued task and its slot: at most 96 bytes");
+_Static_assert(sizeof(kl__exec_task) * 5 / 4 + sizeof(uint64_t) <= 96,
+               "a place, its slot and its share of the spare tasks: at most 96 bytes");
 _Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, mark), "the key must leave the other fields alone");
 
 /* Bits of kl__lane_mark.kind. STAMPED: in the inbox, the slot has the time of the submit where the hash would be. */
@@ -95,12 +96,14 @@ typedef struct kl__shard {
     /* This line never changes. */
     alignas(KL_CACHE_LINE) struct kl_exec *exec;
     kl__lanes *lanes;
-    kl__exec_task *tasks; /* `capacity` of them */
+    kl__exec_task *tasks; /* `task_count` of them: one for each place, and the spare ones */
+    uint32_t task_count;
     uint32_t index;
     kl__inbox inbox;
     alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards what follows and the lanes; its holder owns the inbox */
     kl__tree_node *deadlines;
-    uint32_t waiting; /* producers waiting for room */
+    kl__lane_task *spare; /* tasks that are lent, chained by next */
+    uint32_t waiting;     /* producers waiting for room */
     uint32_t seen_urgent;
     pthread_cond_t room;
     int64_t looked_ns;    /* when the inbox was last drained */
@@ -220,6 +223,7 @@ uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t m
 void kl__shard_publish_hints(kl__shard *shard);
 void kl__shard_offer(kl__shard *shard);
 void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns); /* NULLs are passed over */
+void kl__shard_lend(kl__shard *shard); /* after a task was parked */
 void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome,
                          kl_rc rc); /* leaves the mutex meanwhile */
 void kl__shard_give_up(kl__shard *shard);

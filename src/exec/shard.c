@@ -9,13 +9,37 @@
  * The inbox is drained in small helpings, when nothing is ready or a millisecond has passed: what waits in the ring is in
  * order and compact, and a task that finds its key idle and nothing ready starts at once, without standing in line. Only
  * priorities can tell the difference, so while any task with a priority is about, everything is drained before each
- * take. */
+ * take.
+ *
+ * A task that waits for its retry keeps its memory, but as long as there are spare tasks, a quarter as many as places, it
+ * takes nobody's place: one of them is lent to the producers in its stead. When fewer tasks wait for their retry than are
+ * lent, those that end are kept as spare ones until it is even again. So a shard never holds more than its capacity and a
+ * quarter, and more than its capacity only while some wait, or have just waited, for their retry. */
 #include "exec/internal.h"
 
 #include "base/wait.h"
 #include "exec/hand.h"
 
-enum { HELPING = 256, LOOK_EVERY_NS = 1000000 };
+enum { HELPING = 256, LOOK_EVERY_NS = 1000000, SPARE_SHARE = 4 };
+
+static uint32_t count_tasks(uint32_t capacity)
+{
+    uint32_t spare = capacity / SPARE_SHARE, left = KL_EXEC_SHARD_CAPACITY_MAX - capacity;
+    return capacity + (spare < left ? spare : left); /* more than that have no number in a slot */
+}
+
+static void keep_spare(kl__shard *shard, kl__exec_task *task)
+{
+    task->lane.next = shard->spare;
+    shard->spare = &task->lane;
+}
+
+/* How many places were given back for tasks that have not ended. */
+static uint64_t lent(kl__inbox *inbox)
+{
+    return atomic_load_explicit(&inbox->freed, memory_order_relaxed) -
+           atomic_load_explicit(&inbox->ended, memory_order_relaxed);
+}
 
 kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
 {
@@ -25,7 +49,8 @@ kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
     kl_rc rc = kl__inbox_open(&shard->inbox, capacity);
     if (rc != KL_OK)
         return rc;
-    shard->tasks = kl__alloc_aligned(KL_CACHE_LINE, capacity, sizeof *shard->tasks);
+    shard->task_count = count_tasks(capacity);
+    shard->tasks = kl__alloc_aligned(KL_CACHE_LINE, shard->task_count, sizeof *shard->tasks);
     shard->lanes = kl__lanes_open();
     if (!shard->tasks || !shard->lanes) {
         kl__inbox_close(&shard->inbox);
@@ -33,6 +58,8 @@ kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
         kl__lanes_close(shard->lanes);
         return kl__fail_memory();
     }
+    for (uint32_t i = capacity; i < shard->task_count; i++)
+        keep_spare(shard, &shard->tasks[i]);
     pthread_mutex_init(&shard->mutex, NULL);
     kl__cond_init(&shard->room);
     atomic_init(&shard->next_due, KL_NEVER);
@@ -41,7 +68,7 @@ kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
 
 void kl__shard_close(kl__shard *shard)
 {
-    KL_ASSERT(kl__inbox_length(&shard->inbox) == 0);
+    KL_ASSERT(kl__inbox_length(&shard->inbox) == 0 && lent(&shard->inbox) == 0);
     pthread_cond_destroy(&shard->room);
     pthread_mutex_destroy(&shard->mutex);
     kl__lanes_close(shard->lanes);
@@ -266,11 +293,26 @@ static void let_in(kl__shard *shard)
         pthread_cond_broadcast(&shard->room);
 }
 
-/* The tasks are over: they leave the lanes and their memory goes back to the inbox. */
+void kl__shard_lend(kl__shard *shard)
+{
+    kl__lane_task *spare = shard->spare;
+    if (!spare || lent(&shard->inbox) >= kl__lanes_retrying(shard->lanes))
+        return;
+    uint64_t freed = atomic_load_explicit(&shard->inbox.freed, memory_order_relaxed);
+    shard->spare = spare->next;
+    kl__inbox_give_back(&shard->inbox, freed, (uint32_t)(kl__exec_task_of(spare) - shard->tasks));
+    atomic_store_explicit(&shard->inbox.freed, freed + 1, memory_order_release);
+    if (shard->waiting > 0)
+        let_in(shard);
+}
+
+/* The tasks are over: they leave the lanes and their memory goes back to the inbox, or to the spare ones. */
 void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns)
 {
     int64_t now_ms = kl__ns_to_ms(now_ns);
     uint64_t ended = atomic_load_explicit(&shard->inbox.ended, memory_order_relaxed);
+    uint64_t freed = atomic_load_explicit(&shard->inbox.freed, memory_order_relaxed);
+    uint64_t parked = kl__lanes_retrying(shard->lanes); /* which ends do not change */
     for (uint32_t i = 0; i < count; i++) {
         if (KL_UNLIKELY(!tasks[i]))
             continue;
@@ -279,8 +321,13 @@ void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int6
         if (KL_UNLIKELY(task->lane.mark.kind & KL_KIND_EXTRA))
             drop_extra(shard, task->extra);
         task->lane.mark.place = KL_PLACE_NONE;
-        kl__inbox_give_back(&shard->inbox, ended++, (uint32_t)(task - shard->tasks));
+        if (KL_UNLIKELY(freed - ended > parked))
+            keep_spare(shard, task);
+        else
+            kl__inbox_give_back(&shard->inbox, freed++, (uint32_t)(task - shard->tasks));
+        ended++;
     }
+    atomic_store_explicit(&shard->inbox.freed, freed, memory_order_release);
     /* While stopping, a full barrier between our end and our look at the other shards': of two threads that end the last
      * tasks of two shards, one must see both. */
     bool stopping = atomic_load_explicit(&shard->exec->phase, memory_order_relaxed) != KL_EXEC_OPEN;

@@ -744,6 +744,7 @@ int64_t kl__lanes_next_due(const kl__lanes *lanes) { return lanes->next_due; }
 bool kl__lanes_ready(const kl__lanes *lanes) { return lanes->ready_bits != 0; }
 kl_bytes kl__lane_task_key(const kl__lane_task *task) { return key_of(task->lane); }
 bool kl__lanes_prioritized(const kl__lanes *lanes) { return lanes->prioritized > 0; }
+uint64_t kl__lanes_retrying(const kl__lanes *lanes) { return lanes->waiting_keys[KL_LANE_RETRYING]; }
 
 kl__lane_counts kl__lanes_counts(const kl__lanes *lanes)
 {

@@ -161,10 +161,11 @@ kl__lane_info kl__lanes_show(const kl__lanes *lanes, const kl__lane_key *key);
 void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__lane_info *info), void *ctx);
 
 /* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether any live task
- * has a priority, and how many there are of each. */
+ * has a priority, how many keys wait for a retry, and how many there are of each. */
 int64_t kl__lanes_next_due(const kl__lanes *lanes);
 bool kl__lanes_ready(const kl__lanes *lanes);
 bool kl__lanes_prioritized(const kl__lanes *lanes);
+uint64_t kl__lanes_retrying(const kl__lanes *lanes);
 kl__lane_counts kl__lanes_counts(const kl__lanes *lanes);
 
 /* The key of a live task; lasts until the task is ended. */

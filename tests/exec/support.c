@@ -276,6 +276,16 @@ kl_key_info info_of(kl_exec *exec, const char *key)
     return info;
 }
 
+uint64_t tasks_live(kl_exec *exec)
+{
+    uint64_t live = 0;
+    for (uint32_t i = 0; i < exec->shard_count; i++) {
+        uint64_t ended = atomic_load(&exec->shards[i].inbox.ended); /* first: it never passes the tail */
+        live += kl__inbox_claimed(&exec->shards[i].inbox) - ended;
+    }
+    return live;
+}
+
 uint64_t places_taken(kl_exec *exec)
 {
     uint64_t taken = 0;

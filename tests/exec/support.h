@@ -88,7 +88,9 @@ void await_key(kl_exec *exec, const char *key, kl_key_state state);
 void await_gone(kl_exec *exec, kl_exec_id id);
 kl_exec_status status_of(kl_exec *exec, kl_exec_id id);
 kl_key_info info_of(kl_exec *exec, const char *key);
-uint64_t places_taken(kl_exec *exec); /* of all shards */
+/* Of all shards: tasks that have not ended, and places that are taken, which those that wait for a retry may not. */
+uint64_t tasks_live(kl_exec *exec);
+uint64_t places_taken(kl_exec *exec);
 
 /* Another thread of the test. */
 struct helper {

@@ -15,7 +15,7 @@ static void grow_hands(kl_exec *exec)
             submit(exec, "", hold, &gate, NULL);
         gate_await(&gate, (int)exec->thread_count);
         gate_open(&gate);
-        AWAIT(places_taken(exec) == 0);
+        AWAIT(tasks_live(exec) == 0);
     }
 }
 
@@ -224,7 +224,7 @@ static void block_at_random(kl_exec *exec, uint64_t *random)
     round.others = (int64_t)at - 1;
     CHECK_INT(kl_exec_submit_batch(exec, batch, at, NULL, NULL), KL_OK);
     tally_await(&round.ran, round.others);
-    AWAIT(places_taken(exec) == 0);
+    AWAIT(tasks_live(exec) == 0);
 }
 
 TEST(a_task_that_blocks_after_many_short_ones_blocks_nobody_else)
@@ -285,7 +285,7 @@ TEST(as_many_tasks_block_at_once_as_there_are_threads_after_a_burst_of_short_one
         submit(exec, "c", hold, &gate, NULL);
         gate_await(&gate, THREADS);
         gate_open(&gate);
-        AWAIT(places_taken(exec) == 0);
+        AWAIT(tasks_live(exec) == 0);
     }
     kl_exec_close(exec);
 }
@@ -304,7 +304,7 @@ TEST(a_batch_that_comes_while_all_threads_sleep_wakes_as_many_as_it_needs)
         CHECK_INT(kl_exec_submit_batch(exec, batch, THREADS, NULL, NULL), KL_OK);
         gate_await(&gate, THREADS); /* all at the same time */
         gate_open(&gate);
-        AWAIT(places_taken(exec) == 0);
+        AWAIT(tasks_live(exec) == 0);
         if (test_failed())
             break;
     }

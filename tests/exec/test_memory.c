@@ -63,7 +63,7 @@ TEST(an_idle_key_costs_nothing)
         submit(exec, key, add_one, &ran, NULL);
     }
     tally_await(&ran, KEYS);
-    AWAIT(places_taken(exec) == 0);
+    AWAIT(tasks_live(exec) == 0);
     CHECK(live_pieces() - before <= RESTING_MAX);
     kl_exec_close(exec);
 }
@@ -75,14 +75,14 @@ TEST(a_plain_submit_allocates_nothing)
     REQUIRE(exec != NULL);
     for (size_t i = 0; i < COUNT(keys); i++)
         submit(exec, keys[i], nothing, NULL, NULL);
-    AWAIT(places_taken(exec) == 0); /* the keys have their lanes now */
+    AWAIT(tasks_live(exec) == 0); /* the keys have their lanes now */
     kl__alloc_fail_at(0);
     for (int i = 0; i < 2000; i++) {
         submit(exec, keys[i % 4], nothing, NULL, TASK(.priority = i % 3));
         kl_exec_task batch[] = {{kl_str(keys[0]), nothing, NULL, NULL}, {kl_str(keys[1]), nothing, NULL, NULL}};
         CHECK_INT(kl_exec_submit_batch(exec, batch, 2, NULL, NULL), KL_OK);
     }
-    AWAIT(places_taken(exec) == 0);
+    AWAIT(tasks_live(exec) == 0);
     CHECK_INT(kl__alloc_fail_at(0), 0);
     kl_exec_close(exec);
 }

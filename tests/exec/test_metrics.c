@@ -177,7 +177,7 @@ TEST(metrics_count_what_happened_in_each_shard)
         dead[shard] += i % 3 == 2;
         runs[shard] += i % 3 == 1 ? 3 : i % 3 == 2 ? 2 : 1;
     }
-    AWAIT(places_taken(exec) == 0 && atomic_load(&exec->idle_count) == exec->thread_count); /* all is counted by then */
+    AWAIT(tasks_live(exec) == 0 && atomic_load(&exec->idle_count) == exec->thread_count); /* all is counted by then */
     for (int s = 0; s < SHARDS; s++) {
         CHECK_INT(count_of(exec, "submitted_total", s), submitted[s]);
         CHECK_INT(count_of(exec, "retries_total", s), retries[s]);
@@ -285,7 +285,7 @@ TEST(an_attempt_that_ends_its_thread_is_in_the_histogram_of_runs)
     REQUIRE(exec != NULL);
     submit_script(exec, "k", &ends, NULL);
     journal_await(2);
-    AWAIT(places_taken(exec) == 0 && atomic_load(&exec->idle_count) == 1);
+    AWAIT(tasks_live(exec) == 0 && atomic_load(&exec->idle_count) == 1);
     CHECK_INT(count_of(exec, "retries_total", 0), 1);
     CHECK_INT(count_of(exec, "run_duration_seconds_count", 0), 2);
     kl_exec_close(exec);

@@ -169,6 +169,71 @@ TEST(the_capacity_counts_running_and_retrying_and_delayed_tasks)
     kl_exec_close(exec);
 }
 
+/* Submits notes of one key until the shard is full. Returns how many it took. */
+static int fill_with_notes(kl_exec *exec)
+{
+    int taken = 0;
+    kl_rc rc;
+    while ((rc = kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL)) == KL_OK)
+        taken++;
+    CHECK_INT(rc, KL_EFULL);
+    CHECK_INT(kl_exec_last_full().length, kl_exec_last_full().capacity);
+    return taken;
+}
+
+enum { PLACES = 8, QUARTER = 2, FAILING = 3 };
+
+/* With one thread: FAILING keys that wait for their retry, and then a task that keeps the thread. */
+static void park_and_hold(kl_exec *exec, struct script *again, struct gate *gate)
+{
+    static const char *const keys[FAILING] = {"a", "b", "c"};
+    for (int i = 0; i < FAILING; i++)
+        await_state(exec, submit_script(exec, keys[i], again, NULL), KL_EXEC_RETRYING);
+    submit(exec, "g", hold, gate, NULL);
+    gate_await(gate, 1);
+}
+
+TEST(tasks_that_wait_for_a_retry_take_no_place_up_to_a_quarter)
+{
+    struct gate first = GATE, second = GATE;
+    struct script again = {.name = "x", .plan = "rd", .after_ms = 50};
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = PLACES, .submit_timeout_ms = KL_NO_WAIT));
+    REQUIRE(exec != NULL);
+    park_and_hold(exec, &again, &first);
+    CHECK_INT(fill_with_notes(exec), PLACES - 1 - (FAILING - QUARTER));
+    CHECK_INT(places_taken(exec), PLACES);
+    gate_open(&first);
+    AWAIT(places_taken(exec) == FAILING - QUARTER);
+    pass_ms(exec, 50);
+    AWAIT(tasks_live(exec) == 0);
+    CHECK_STR(journal_text(), "x x x x x x");
+    submit(exec, "g", hold, &second, NULL); /* what was lent has come back: no more than the capacity is taken */
+    gate_await(&second, 1);
+    CHECK_INT(fill_with_notes(exec), PLACES - 1);
+    gate_open(&second);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    kl_exec_close(exec);
+}
+
+TEST(the_end_of_a_task_whose_place_was_lent_frees_none)
+{
+    struct gate gate = GATE;
+    struct script again = {.name = "x", .plan = "r", .after_ms = 50};
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = 4, .submit_timeout_ms = KL_NO_WAIT));
+    REQUIRE(exec != NULL);
+    kl_exec_id id = submit_script(exec, "a", &again, NULL);
+    await_state(exec, id, KL_EXEC_RETRYING);
+    submit(exec, "g", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    CHECK_INT(fill_with_notes(exec), 3); /* five live tasks: as many as there may be */
+    CHECK_INT(kl_exec_cancel(exec, id), KL_OK);
+    CHECK_INT(places_taken(exec), 4); /* its end frees no place: it had none */
+    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL), KL_EFULL);
+    gate_open(&gate);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    kl_exec_close(exec);
+}
+
 static void submit_and_note(void *ctx)
 {
     kl_rc rc = kl_exec_submit(ctx, kl_str("w"), note, "late", TASK(.submit_timeout_ms = 2000), NULL);
@@ -184,6 +249,27 @@ static bool somebody_waits_for_room(kl_exec *exec)
         pthread_mutex_unlock(&exec->shards[i].mutex);
     }
     return waits;
+}
+
+TEST(a_submit_that_waits_for_room_goes_on_when_a_task_is_parked)
+{
+    struct gate gate = GATE;
+    struct script again = {.name = "x", .plan = "rd", .gate = &gate, .after_ms = 50};
+    struct helper helper;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = 4, .submit_timeout_ms = KL_FOREVER));
+    REQUIRE(exec != NULL);
+    submit_script(exec, "k", &again, NULL);
+    gate_await(&gate, 1);
+    for (int i = 1; i < 4; i++)
+        submit_note(exec, "k", "n"); /* behind it: they cannot run */
+    helper_start(&helper, submit_and_note, exec);
+    AWAIT(somebody_waits_for_room(exec));
+    gate_open(&gate);
+    helper_join(&helper);
+    journal_await(3);
+    pass_ms(exec, 50);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    kl_exec_close(exec);
 }
 
 TEST(a_submit_waits_for_room_and_goes_on_when_there_is_some)
@@ -273,7 +359,7 @@ TEST(a_submit_or_a_barrier_inside_a_report_never_waits_whoever_reports)
     REQUIRE(exec != NULL);
     submit(exec, "k", nothing, NULL, TASK(.end = submit_in_report, .end_ctx = exec));
     journal_await(2);
-    AWAIT(places_taken(exec) == 0);
+    AWAIT(tasks_live(exec) == 0);
     kl_exec_id id =
         submit(exec, "k", nothing, NULL, TASK(.delay_ms = 1000000, .end = submit_in_report, .end_ctx = exec));
     CHECK_INT(kl_exec_cancel(exec, id), KL_OK); /* reports on this thread */
@@ -665,7 +751,7 @@ TEST(a_barrier_takes_no_place)
     fill_up(exec, &gate, 2);
     CHECK_INT(kl_exec_barrier(exec, kl_str("idle"), 0), KL_OK);
     CHECK_INT(kl_exec_barrier(exec, kl_str("k"), 1), KL_ETIMEDOUT);
-    CHECK_INT(places_taken(exec), 2);
+    CHECK_INT(tasks_live(exec), 2);
     gate_open(&gate);
     CHECK_INT(kl_exec_barrier(exec, kl_str("k"), KL_FOREVER), KL_OK);
     kl_exec_close(exec);
