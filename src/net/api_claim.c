@@ -24,10 +24,10 @@ static const char raw_type[] = "application/octet-stream";
 struct claim {
     kl__claim_ask ask;
     kl__exchange *exchange;
-    kl__claims *claims;
-    bool raw;           /* the answer is one payload, and the rest stands in its headers */
-    _Atomic(bool) gone; /* nobody reads the answer */
-    pthread_t told;     /* the thread that was told so */
+    _Atomic(kl__claims *) claims; /* NULL: they are being started */
+    bool raw;                     /* the answer is one payload, and the rest stands in its headers */
+    _Atomic(bool) gone;           /* nobody reads the answer */
+    pthread_t told;               /* the thread that was told so */
     kl_bytes kinds[KL_CLAIM_KINDS_MAX];
 };
 
@@ -142,7 +142,7 @@ static void give_back(struct claim *claim, const kl__claimed *tasks, size_t coun
         memcpy(texts, tasks[i].token, KL_CLAIM_TOKEN_BYTES);
         says->says[i] = (kl__claim_say){.word = KL_CLAIM_RELEASE, .token = kl_str(texts)};
     }
-    kl__claims_say(claim->claims, says);
+    kl__claims_say(atomic_load(&claim->claims), says);
 }
 
 static void answer_tasks(struct claim *claim, const kl__claimed *tasks, size_t count)
@@ -205,8 +205,11 @@ static void client_gone(void *context)
     kl__open_queue *open = claim->exchange->open;
     claim->told = pthread_self();
     atomic_store(&claim->gone, true);
+    kl__claims *claims = atomic_load(&claim->claims);
+    if (!claims)
+        return;            /* ask_on_pool will see it */
     kl__queues_hold(open); /* the answer may be made inside, and the exchange is gone then */
-    kl__claims_withdraw(claim->claims, &claim->ask);
+    kl__claims_withdraw(claims, &claim->ask);
     kl__queues_let_go(open);
 }
 
@@ -214,7 +217,7 @@ static void ask(struct claim *claim)
 {
     kl__open_queue *open = claim->exchange->open;
     kl__queues_hold(open); /* as in client_gone */
-    kl__claims_ask(claim->claims, &claim->ask);
+    kl__claims_ask(atomic_load(&claim->claims), &claim->ask);
     kl__queues_let_go(open);
 }
 
@@ -222,10 +225,19 @@ static void ask(struct claim *claim)
 static void ask_on_pool(kl__exchange *exchange)
 {
     struct claim *claim = exchange->serving;
-    kl_rc rc = kl__queues_claims(exchange->open, &claim->claims);
-    if (rc == KL_OK)
+    kl__claims *claims = NULL;
+    kl_rc rc = kl__queues_claims(exchange->open, exchange, ask_on_pool, &claims);
+    if (rc == KL_OK && !claims)
+        return; /* somebody else starts them, and comes back */
+    atomic_store(&claim->claims, claims);
+    if (rc == KL_OK && atomic_load(&claim->gone))
+        answer_claim(&claim->ask, KL_OK, NULL, 0);
+    else if (rc == KL_OK)
         ask(claim);
-    else if (rc == KL_ECLOSED)
+    if (rc == KL_OK)
+        return;
+    stop_watching(claim);
+    if (rc == KL_ECLOSED)
         kl__reply_problem(exchange, 503, "stopping", "%s", kl_error_text());
     else
         kl__reply_rc(exchange, rc);
@@ -283,13 +295,16 @@ void kl__api_claim_tasks(kl__exchange *exchange)
     if (!read_claim(claim))
         return;
     exchange->serving = claim;
-    claim->claims = kl__queues_claims_known(exchange->open);
-    if (!claim->claims) {
+    kl__claims *claims = kl__queues_claims_known(exchange->open);
+    atomic_init(&claim->claims, claims);
+    if (!kl__http_on_gone(exchange->request, client_gone, claim))
+        atomic_store(&claim->gone, true);
+    if (!claims)
         kl__pool_push(exchange->api->pool, exchange, ask_on_pool);
-        return;
-    }
-    kl__http_on_gone(exchange->request, client_gone, claim);
-    ask(claim);
+    else if (atomic_load(&claim->gone))
+        answer_claim(&claim->ask, KL_OK, NULL, 0);
+    else
+        ask(claim);
 }
 
 /* ---- Finish, fail, extend, release, progress ---- */
@@ -299,8 +314,9 @@ struct say {
     kl__exchange *exchange;
     kl__claims *claims;
     kl__claim_word word;
-    bool many;    /* the answer is a list */
-    size_t total; /* with those that were forwarded, which stand behind says.count */
+    bool many;      /* the answer is a list */
+    size_t total;   /* with those that were forwarded, which stand behind says.count */
+    size_t *places; /* of each, where it stood in the request; NULL: where it stands */
 };
 
 static bool is_stale(kl_rc rc) { return rc == KL_ENOTFOUND || rc == KL_ESTALE; }
@@ -367,9 +383,31 @@ static void count_said(kl__exchange *exchange, const kl__claim_say *says, size_t
     kl__metrics_stale(exchange->open->metrics, *ret_stale);
 }
 
-static void answer_said(kl__exchange *exchange, const kl__claim_say *says, size_t count, bool many)
+static void swap(struct say *say, size_t a, size_t b)
 {
-    size_t stale, refused;
+    kl__claim_say kept = say->says.says[a];
+    size_t place = say->places[a];
+    say->says.says[a] = say->says.says[b];
+    say->places[a] = say->places[b];
+    say->says.says[b] = kept;
+    say->places[b] = place;
+}
+
+/* Whoever asked may pair answers with items by their order. */
+static void put_in_order(struct say *say)
+{
+    for (size_t i = 0; say->places && i < say->total; i++)
+        while (say->places[i] != i)
+            swap(say, i, say->places[i]);
+}
+
+static void answer_said(struct say *say)
+{
+    kl__exchange *exchange = say->exchange;
+    const kl__claim_say *says = say->says.says;
+    size_t stale, refused, count = say->total;
+    bool many = say->many;
+    put_in_order(say);
     count_said(exchange, says, count, &stale, &refused);
     if (!many && refused) {
         answer_refused(exchange, &says[0]);
@@ -396,7 +434,7 @@ static void said(kl__claim_says *says, kl_rc rc)
     }
     if (say->word <= KL_CLAIM_DEAD)
         kl__metrics_settled(exchange->open->metrics, says->count, kl__monotonic_ns() - exchange->request->began_ns);
-    answer_said(exchange, says->says, say->total, say->many);
+    answer_said(say);
 }
 
 static void read_one(struct say *say, kl__json *from, kl__claim_say *one)
@@ -501,17 +539,10 @@ static kl_rc forward(kl__exchange *exchange, const char *server, kl__claim_say *
     return rc == KL_OK ? kl__forward_send(exchange, server, text, says, count) : rc;
 }
 
-static void swap(kl__claim_say *a, kl__claim_say *b)
-{
-    kl__claim_say kept = *a;
-    *a = *b;
-    *b = kept;
-}
-
 /* Moves what the server of the first foreign one gave out to the end of says[0..count); returns how many are left. */
 static size_t gather(struct say *say, size_t count, char server[24])
 {
-    kl__claim_say *says = say->says.says;
+    const kl__claim_say *says = say->says.says;
     char other[24];
     size_t left = 0;
     *server = 0;
@@ -520,7 +551,7 @@ static size_t gather(struct say *say, size_t count, char server[24])
             *server = 0;
     for (size_t i = 0; *server && i < count; i++)
         if (!kl__forward_foreign(say->exchange->api, says[i].token, other) || strcmp(other, server) != 0)
-            swap(&says[left++], &says[i]);
+            swap(say, left++, i);
     return *server ? left : count;
 }
 
@@ -535,7 +566,15 @@ static void send_says(struct say *say)
     }
     for (size_t i = 0; i < say->says.count; i++) /* what this server gave out was settled or released */
         say->says.says[i].rc = KL_ENOTFOUND;
-    answer_said(say->exchange, say->says.says, say->total, say->many);
+    answer_said(say);
+}
+
+static bool note_places(struct say *say)
+{
+    say->places = kl_arena_alloc(say->exchange->arena, say->total * sizeof *say->places);
+    for (size_t i = 0; say->places && i < say->total; i++)
+        say->places[i] = i;
+    return say->places != NULL;
 }
 
 /* Other servers first, one after the other; then what is left here. */
@@ -543,6 +582,10 @@ static void forward_on_pool(kl__exchange *exchange)
 {
     struct say *say = exchange->serving;
     char server[24];
+    if (!note_places(say)) {
+        kl__reply_rc(exchange, kl__fail_memory());
+        return;
+    }
     for (int servers = 0; servers <= SERVERS_MAX; servers++) {
         size_t count = say->says.count;
         say->says.count = gather(say, count, server);

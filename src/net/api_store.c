@@ -12,11 +12,26 @@ enum { QUEUES_PAGE = 200 };
 
 static const char protocol[] = "keyline-store";
 
+static bool may_stay(void *context, const void *who)
+{
+    const kl__api *api = context;
+    return kl__access_holds(api->tokens, who);
+}
+
+void kl__api_store_recheck(kl__api *api) { kl__server_cut(api->stores, may_stay, api); }
+
+/* The exchange is over, and its memory still there. A token that was taken away meanwhile may have been looked for among
+ * the connections just before this was one. */
 static void taken(void *context, int fd)
 {
-    kl__api *api = context;
-    if (fd >= 0)
-        kl__server_adopt(api->stores, fd);
+    const kl__exchange *exchange = context;
+    kl__api *api = exchange->api;
+    const char *who = exchange->who;
+    if (fd < 0)
+        return;
+    kl__server_adopt(api->stores, fd, who);
+    if (!kl__access_holds(api->tokens, who))
+        kl__api_store_recheck(api);
 }
 
 /* Partitions become known to the store's handle when their queue is opened. */
@@ -40,7 +55,6 @@ static kl_rc know_queues(kl__exchange *exchange)
 
 void kl__api_store(kl__exchange *exchange)
 {
-    kl__api *api = exchange->api;
     kl__request *request = exchange->request;
     kl_bytes upgrade = kl__head_field(&request->head, "upgrade");
     if (kl__params_refused(exchange))
@@ -61,5 +75,5 @@ void kl__api_store(kl__exchange *exchange)
         return;
     }
     kl__exchange_over(exchange, 101);
-    kl__http_upgrade(request, protocol, taken, api);
+    kl__http_upgrade(request, protocol, taken, exchange);
 }

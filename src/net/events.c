@@ -32,7 +32,7 @@ struct client {
     struct client *next;
     kl__request *request;
     const char *queue; /* NULL: all */
-    const char *scope;
+    const char *scope, *who;
 };
 
 struct note {
@@ -51,7 +51,8 @@ struct workers {
 
 struct kl__events {
     kl__metrics *metrics;
-    _Atomic(kl_store *) store;   /* NULL: nobody has come yet */
+    _Atomic(kl_store *) store; /* NULL: nobody has come yet, as of these */
+    _Atomic(const kl__access *) tokens;
     _Atomic(uint64_t) followers; /* clients, those that have just come included */
     pthread_t thread;
     bool joined;           /* whoever stops it owns this */
@@ -62,7 +63,7 @@ struct kl__events {
     struct note notes[KL_EVENTS_NOTES_MAX];
     size_t note_count;
     uint64_t dropped;
-    bool stopping;
+    bool stopping, recheck;
     /* the thread's own */
     struct client *clients;
     struct workers workers;
@@ -302,6 +303,16 @@ static void begin_anew(kl__events *events, struct times *times)
     *times = (struct times){kl__deadline_ns(BATCH_MS), kl__deadline_ns(HEARTBEAT_MS), 0};
 }
 
+/* E4. */
+static void part_from_revoked(kl__events *events)
+{
+    for (struct client **at = &events->clients; *at;)
+        if (kl__access_holds(atomic_load(&events->tokens), (*at)->who))
+            at = &(*at)->next;
+        else
+            part(events, at);
+}
+
 static void *run(void *context)
 {
     kl__events *events = context;
@@ -313,14 +324,18 @@ static void *run(void *context)
         bool anew = !events->clients && events->fresh;
         size_t count = take_notes(events, notes, &dropped);
         take_clients(events);
+        bool recheck = events->recheck;
+        events->recheck = false;
         pthread_mutex_unlock(&events->mutex);
+        if (recheck)
+            part_from_revoked(events);
         if (anew)
             begin_anew(events, &times);
         send_notes(events, notes, count, dropped);
         if (events->clients)
             send_due(events, &times);
         pthread_mutex_lock(&events->mutex);
-        if (!events->stopping && !events->fresh && events->note_count == 0)
+        if (!events->stopping && !events->fresh && !events->recheck && events->note_count == 0)
             kl__cond_wait(&events->wake, &events->mutex, events->clients ? times.batch_ns : KL_NEVER);
     }
     events->stopping = true; /* also when there was no memory to begin with */
@@ -375,41 +390,77 @@ void kl__events_close(kl__events *events)
     kl__free(events);
 }
 
-/* Among the clients, or false: there is no room, or no more time. */
+/* A place among the clients, to be entered or given back. False: it has answered. */
+static bool take_place(kl__events *events, kl__exchange *exchange)
+{
+    pthread_mutex_lock(&events->mutex);
+    bool stopping = events->stopping, room = !stopping && events->client_count < KL_EVENTS_CLIENTS_MAX;
+    events->client_count += room;
+    pthread_mutex_unlock(&events->mutex);
+    if (stopping)
+        kl__reply_problem(exchange, 503, "stopping",
+                          "the server is stopping; follow another one, or this one again soon");
+    else if (!room)
+        kl__reply_problem(exchange, 503, "too-many-streams",
+                          "%d streams are open, which is as many as there may be; close one, or try again in a moment",
+                          KL_EVENTS_CLIENTS_MAX);
+    return room;
+}
+
+static void give_place(kl__events *events)
+{
+    pthread_mutex_lock(&events->mutex);
+    events->client_count--;
+    pthread_mutex_unlock(&events->mutex);
+}
+
+/* False: the server stops. */
 static bool enter(kl__events *events, struct client *client)
 {
     pthread_mutex_lock(&events->mutex);
-    bool room = !events->stopping && events->client_count < KL_EVENTS_CLIENTS_MAX;
-    if (room) {
-        events->client_count++;
+    bool stopping = events->stopping;
+    if (!stopping) {
         atomic_fetch_add(&events->followers, 1);
         client->next = events->fresh;
         events->fresh = client;
         pthread_cond_signal(&events->wake);
     }
     pthread_mutex_unlock(&events->mutex);
-    return room;
+    return !stopping;
 }
 
 void kl__events_follow(kl__events *events, kl__exchange *exchange, const char *queue)
 {
     static const char hello[] = ": keyline\nretry: 3000\n\n";
+    const kl__access *tokens = exchange->api->tokens;
     kl__request *request = exchange->request;
+    const char *who = exchange->who;
     struct client *client = kl_arena_alloc(exchange->arena, sizeof *client);
-    pthread_mutex_lock(&events->mutex);
-    bool room = !events->stopping && events->client_count < KL_EVENTS_CLIENTS_MAX;
-    pthread_mutex_unlock(&events->mutex);
-    if (!client || !room) {
-        kl__reply_problem(exchange, 503, "busy", "%d already watch, or the server is stopping; try again later",
-                          KL_EVENTS_CLIENTS_MAX);
+    if (!client) {
+        kl__reply_rc(exchange, kl__fail_memory());
         return;
     }
-    *client = (struct client){.request = request, .queue = queue, .scope = exchange->scope};
+    if (!take_place(events, exchange))
+        return;
+    *client = (struct client){.request = request, .queue = queue, .scope = exchange->scope, .who = who};
     atomic_store(&events->store, exchange->store);
+    atomic_store(&events->tokens, tokens);
     kl__exchange_over(exchange, 200);
     if (!kl__http_stream(request, "text/event-stream") ||
-        !kl__http_send(request, (kl_bytes){hello, sizeof hello - 1}, KL_EVENTS_UNSENT_MAX) || !enter(events, client))
+        !kl__http_send(request, (kl_bytes){hello, sizeof hello - 1}, KL_EVENTS_UNSENT_MAX) || !enter(events, client)) {
+        give_place(events);
         kl__http_end(request);
+    }
+    if (!kl__access_holds(tokens, who)) /* they were read again before it was among the clients */
+        kl__events_recheck(events);
+}
+
+void kl__events_recheck(kl__events *events)
+{
+    pthread_mutex_lock(&events->mutex);
+    events->recheck = true;
+    pthread_cond_signal(&events->wake);
+    pthread_mutex_unlock(&events->mutex);
 }
 
 void kl__events_note(kl__events *events, const char *what, const char *queue)

@@ -6,7 +6,8 @@
  *
  * E1  A client that does not read is dropped when KL_EVENTS_UNSENT_MAX bytes wait for it; nobody else notices.
  * E2  A client hears of queues of its token only.
- * E3  Without clients nothing is looked at, and a note costs one look at a counter. */
+ * E3  Without clients nothing is looked at, and a note costs one look at a counter.
+ * E4  A client whose token was taken away is sent away when the tokens are read again. */
 #ifndef KL_NET_EVENTS_H
 #define KL_NET_EVENTS_H
 
@@ -31,6 +32,9 @@ void kl__events_close(kl__events *events);
 
 /* Answers the exchange with a stream; queue NULL: of all queues that it may see. On the loop's thread. */
 void kl__events_follow(kl__events *events, kl__exchange *exchange, const char *queue);
+
+/* Tokens were read again: those whose token is no longer in force are sent away. Any thread. */
+void kl__events_recheck(kl__events *events);
 
 /* Something was changed: a route's name, and the queue's (NULL: none). Any thread; never blocks on a client. */
 void kl__events_note(kl__events *events, const char *what, const char *queue);

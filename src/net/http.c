@@ -11,11 +11,13 @@
 #include <stdio.h>
 #include <sys/resource.h>
 
+#include "base/wait.h"
 #include "net/http_inside.h"
 
 enum {
     DEFAULT_HEAD_BYTES = 16 << 10,
     DEFAULT_BODY_BYTES = 64 << 20,
+    DEFAULT_BODIES_BYTES = 512 << 20,
     DEFAULT_CONNECTIONS = 10000,
     DEFAULT_HEAD_MS = 10000,
     DEFAULT_BODY_MS = 60000,
@@ -56,6 +58,8 @@ static void fill_in(kl__http_opts *opts)
 {
     set_size(&opts->head_bytes_max, DEFAULT_HEAD_BYTES);
     set_size(&opts->body_bytes_max, DEFAULT_BODY_BYTES);
+    set_size(&opts->bodies_bytes_max,
+             opts->body_bytes_max > DEFAULT_BODIES_BYTES / 2 ? opts->body_bytes_max * 2 : DEFAULT_BODIES_BYTES);
     set_size(&opts->connections_max, DEFAULT_CONNECTIONS);
     set_ms(&opts->head_ms, DEFAULT_HEAD_MS);
     set_ms(&opts->body_ms, DEFAULT_BODY_MS);
@@ -153,6 +157,7 @@ kl_rc kl__http_open(const kl__http_opts *opts, kl__http **ret_http)
     fill_in(&http->opts);
     pthread_mutex_init(&http->tls_mutex, NULL);
     pthread_mutex_init(&http->carriers_mutex, NULL);
+    kl__cond_init(&http->carriers_changed);
     raise_descriptors(http);
     rc = open_all(http, opts);
     if (rc == KL_OK)
@@ -221,6 +226,7 @@ void kl__http_close(kl__http *http)
     kl__tls_context_close(http->tls);
     kl__free(http->tls_cert);
     kl__free(http->tls_key);
+    pthread_cond_destroy(&http->carriers_changed);
     pthread_mutex_destroy(&http->carriers_mutex);
     pthread_mutex_destroy(&http->tls_mutex);
     kl__free(http);

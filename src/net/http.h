@@ -30,12 +30,17 @@ typedef struct kl__request {
     const char *peer; /* "127.0.0.1:40412", or "socket" */
     bool local;       /* came by the Unix socket */
     bool secure;      /* came by TLS */
+    bool unread;      /* admit said no: its body was not read */
     void *serving;    /* whoever serves it may keep something here */
     int64_t began_ns; /* when its head was complete */
 } kl__request;
 
 typedef void kl__serve_fn(void *ctx, kl__request *request);
 typedef void kl__gone_fn(void *ctx); /* on the loop's thread */
+
+/* Whether the body, most of which is still to come, is worth reading; on the loop's thread, with the head complete. False:
+ * serve gets the request at once, without its body and marked as unread, and the connection ends with the answer. */
+typedef bool kl__admit_fn(void *ctx, kl__request *request);
 
 /* Zero in a field means its default. */
 typedef struct kl__http_opts {
@@ -45,12 +50,14 @@ typedef struct kl__http_opts {
     int64_t loops;                  /* 1 */
     size_t head_bytes_max;          /* 16 KiB; the target may have half of it */
     size_t body_bytes_max;          /* 64 MiB */
+    size_t bodies_bytes_max;        /* 512 MiB of bodies of all connections, or twice body_bytes_max; 503 beyond */
     size_t connections_max;         /* 10,000; beyond, the one that has been idle longest is closed, or 503 said */
     int64_t head_ms;                /* 10 s from the first byte of a head to its end */
     int64_t body_ms;                /* 60 s for all of a body */
     int64_t idle_ms;                /* 75 s between requests */
     int64_t send_ms;                /* 60 s without a byte of the answer taken */
     kl__serve_fn *serve;
+    kl__admit_fn *admit; /* NULL: all are */
     void *ctx;
     kl_log_fn *log;
     void *log_ctx;
@@ -85,14 +92,15 @@ typedef struct kl__answer {
 /* Answers, once. Any thread. The request is no longer the caller's. Out of memory: the connection is closed. */
 void kl__http_answer(kl__request *request, const kl__answer *answer);
 
-/* Asks to be told, once, when the client closes the connection, or its half of it, before its answer. To be called on
- * the loop's thread, inside serve; gone is not called before serve has returned.
+/* Asks to be told, once, when the client closes the connection, or its half of it, before its answer. By whoever has the
+ * request; inside serve gone is not called before that has returned. False: the client is gone already, and nobody will
+ * be told.
  *
  * Set to NULL again before the answer when ctx goes, by any thread: afterwards gone is not being called and will not
  * be. So that may wait for gone to return, and must not be done holding what gone takes. Telling and kl__http_answer
  * may cross: whoever is told must still answer (which then sends it, should the client still listen, or only frees the
  * request). */
-void kl__http_on_gone(kl__request *request, kl__gone_fn *gone, void *ctx);
+bool kl__http_on_gone(kl__request *request, kl__gone_fn *gone, void *ctx);
 
 /* An answer without an end (server-sent events): head at once, then pieces. Each returns false when the client is
  * gone, has not taken `unsent_max` bytes, or there is no memory: end it then. end sends what is left, closes the

@@ -117,6 +117,7 @@ static void tell_gone(kl__connection *connection)
     pthread_mutex_lock(&connection->loop->gone_mutex);
     kl__gone_fn *gone = turn->gone;
     turn->gone = NULL;
+    turn->is_gone = true;
     if (gone)
         gone(turn->gone_ctx);
     pthread_mutex_unlock(&connection->loop->gone_mutex);
@@ -351,6 +352,31 @@ void kl__connection_posted(kl__turn *turn)
 
 /* ---- Serving ---- */
 
+static void introduce(kl__connection *connection)
+{
+    kl__request *request = &connection->turn->request;
+    request->peer = connection->peer;
+    request->local = connection->local;
+    request->secure = connection->tls != NULL;
+    request->began_ns = connection->loop->now_ns;
+}
+
+bool kl__connection_admits(kl__connection *connection)
+{
+    const kl__http_opts *opts = &connection->loop->http->opts;
+    introduce(connection);
+    return !opts->admit || opts->admit(opts->ctx, &connection->turn->request);
+}
+
+void kl__connection_serve_unread(kl__connection *connection)
+{
+    kl__turn *turn = connection->turn;
+    turn->refused = turn->request.unread = true;
+    turn->request.head.keep_alive = false;
+    connection->in_next = connection->in_len;
+    kl__connection_serve(connection);
+}
+
 void kl__connection_serve(kl__connection *connection)
 {
     kl__loop *loop = connection->loop;
@@ -358,10 +384,7 @@ void kl__connection_serve(kl__connection *connection)
     connection->state = KL_CONN_SERVING;
     kl__timer_set(connection, KL_TIMER_NONE);
     kl__count(&loop->requests, 1);
-    request->peer = connection->peer;
-    request->local = connection->local;
-    request->secure = connection->tls != NULL;
-    request->began_ns = loop->now_ns;
+    introduce(connection);
     loop->http->opts.serve(loop->http->opts.ctx, request);
     if (connection->hung)
         tell_gone(connection); /* the turn is ours to touch: what was posted is taken by this thread, later */
@@ -386,14 +409,16 @@ void kl__connection_refuse(kl__connection *connection, int status, const char *r
     send_answer(connection);
 }
 
-void kl__http_on_gone(kl__request *request, kl__gone_fn *gone, void *ctx)
+bool kl__http_on_gone(kl__request *request, kl__gone_fn *gone, void *ctx)
 {
     kl__turn *turn = (kl__turn *)(void *)request;
     pthread_mutex_t *mutex = &turn->connection->loop->gone_mutex;
     pthread_mutex_lock(mutex);
-    turn->gone = gone;
+    bool is_gone = turn->is_gone;
+    turn->gone = is_gone ? NULL : gone;
     turn->gone_ctx = ctx;
     pthread_mutex_unlock(mutex);
+    return !is_gone;
 }
 
 /* ---- What the loop tells ---- */

@@ -105,8 +105,9 @@ typedef struct kl__turn {
     bool close;   /* the connection, after the answer */
     bool refused; /* http's own answer to what it could not read */
 
-    kl__gone_fn *gone; /* under gone_mutex */
+    kl__gone_fn *gone; /* under gone_mutex, as these two */
     void *gone_ctx;
+    bool is_gone; /* the client */
 
     /* A stream, under the loop's mutex. */
     kl__pending pending;
@@ -189,6 +190,7 @@ struct kl__http {
     int loop_count;
     atomic_uint next_loop;
     _Atomic(int64_t) connection_count;
+    _Atomic(size_t) bodies_bytes; /* of buffers of bodies: http_read.c */
     atomic_bool stopping, closing;
 
     char *tls_cert, *tls_key;
@@ -196,6 +198,7 @@ struct kl__http {
     kl__tls_context *tls; /* under tls_mutex: reload replaces it */
 
     pthread_mutex_t carriers_mutex;
+    pthread_cond_t carriers_changed; /* one has ended */
     struct kl__carrier *carriers;
 };
 
@@ -263,6 +266,8 @@ size_t kl__sending_left(const kl__sending *sending);
 /* After the last byte: shuts down, and lingers or closes. unread: the request was not read to its end. */
 void kl__connection_finish(kl__connection *connection, bool unread);
 void kl__connection_serve(kl__connection *connection);
+void kl__connection_serve_unread(kl__connection *connection); /* what admit does not want */
+bool kl__connection_admits(kl__connection *connection);
 void kl__connection_refuse(kl__connection *connection, int status, const char *reason); /* and close */
 
 /* ---- http_read.c ---- */

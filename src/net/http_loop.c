@@ -193,31 +193,34 @@ static void free_turn(kl__turn *turn)
 }
 
 /* Large blocks are not kept: 64 spare turns would hold them for ever. */
-static void tidy_turn(kl__turn *turn)
+static void tidy_turn(kl__loop *loop, kl__turn *turn)
 {
     size_t used = turn->request.body.len + turn->sending.pieces[1].len + turn->sent_bytes;
     if (used > KL_HTTP_ARENA_KEPT_MAX)
         kl_arena_free(&turn->arena);
     else
         kl_arena_reset(&turn->arena);
-    if (turn->body_apart)
+    if (turn->body_apart) {
+        atomic_fetch_sub(&loop->http->bodies_bytes, turn->body_size);
         kl__free(turn->body);
+    }
     kl__free(turn->pending.bytes);
     kl__request *request = &turn->request;
     request->body = (kl_bytes){0};
     request->serving = NULL;
+    request->unread = false;
     turn->sending = (kl__sending){0};
     turn->sent_bytes = turn->body_size = turn->body_len = turn->chunk_from = turn->chunk_to = turn->sending_bytes = 0;
     turn->body = NULL;
     turn->gone = NULL;
     turn->pending = (kl__pending){0};
     turn->posted = KL_POSTED_ANSWER;
-    turn->body_apart = turn->close = turn->refused = turn->is_posted = turn->ended = turn->lost = false;
+    turn->body_apart = turn->close = turn->refused = turn->is_posted = turn->ended = turn->lost = turn->is_gone = false;
 }
 
 void kl__turn_give(kl__loop *loop, kl__turn *turn)
 {
-    tidy_turn(turn);
+    tidy_turn(loop, turn);
     if (loop->spare_turn_count == KL_HTTP_SPARE_MAX) {
         free_turn(turn);
         return;

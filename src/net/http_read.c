@@ -11,7 +11,8 @@
  * D1  A body in its own buffer is never read past its end by more than fits behind the head in `in`, so that what a
  *     client sends ahead has a place. (A length says where the end is; of chunks not more than that room is read at
  *     once.)
- * D2  One connection reads at most KL_HTTP_READS_MAX times in a round: others are waiting. */
+ * D2  One connection reads at most KL_HTTP_READS_MAX times in a round: others are waiting.
+ * D3  Buffers of bodies have bodies_bytes_max together; a body whose buffer cannot grow is refused with 503. */
 #include "net/http_inside.h"
 
 /* ---- Heads ---- */
@@ -140,6 +141,15 @@ static bool parse_body(kl__connection *connection)
     return true;
 }
 
+/* D3. */
+static bool take_bytes(kl__http *http, size_t more)
+{
+    if (atomic_fetch_add(&http->bodies_bytes, more) + more <= http->opts.bodies_bytes_max)
+        return true;
+    atomic_fetch_sub(&http->bodies_bytes, more);
+    return false;
+}
+
 /* A larger buffer of its own. */
 static bool grow_body(kl__connection *connection)
 {
@@ -148,7 +158,9 @@ static bool grow_body(kl__connection *connection)
     int64_t length = turn->request.head.content_length;
     if (length >= 0 && (size_t)length < size)
         size = (size_t)length;
-    char *larger = kl__alloc(size);
+    kl__http *http = connection->loop->http;
+    size_t more = turn->body_apart ? size - turn->body_size : size;
+    char *larger = take_bytes(http, more) ? kl__alloc(size) : NULL;
     if (!larger)
         return false;
     memcpy(larger, turn->body, turn->body_len);
@@ -199,7 +211,8 @@ static bool read_more_body(kl__connection *connection)
     kl__turn *turn = connection->turn;
     size_t room = body_room(connection), len = 0;
     if (room == 0) {
-        kl__connection_refuse(connection, 503, "There is no memory for the body of the request. Try again later.");
+        kl__connection_refuse(connection, 503,
+                              "There is no room for the body of the request now. Try again in a moment.");
         return false;
     }
     kl__io io = kl__connection_read(connection, turn->body + turn->body_len, room, &len);
@@ -251,6 +264,10 @@ static void begin_body(kl__connection *connection, size_t head_len)
     connection->state = KL_CONN_BODY;
     if (parse_body(connection))
         return;
+    if (!kl__connection_admits(connection)) {
+        kl__connection_serve_unread(connection);
+        return;
+    }
     if (head->expects_continue && !say_continue(connection))
         return;
     kl__timer_set(connection, KL_TIMER_BODY);

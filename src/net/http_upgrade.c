@@ -8,8 +8,9 @@
  *     client ═ TLS ═ fd  ── up ──►  pair ═ the callee
  *                        ◄─ down ─
  *
- * An end is passed on as an end, so either side may shut down its half first. The carrier ends when both have, or when
- * one is broken. It is joined by the next one that starts, or by close. */
+ * An end is passed on as an end, so either side may shut down its half first; a callee that reads no more may still have
+ * something to say. The carrier ends when both have, or when one is broken. It is joined by the next one that starts, or by
+ * close, which gives those whose callee has closed a moment to carry the rest. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -17,7 +18,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/wait.h"
 #include "net/http_inside.h"
+#include "store/socket/socket.h"
 
 enum { FLOW_BYTES = 16384 };
 
@@ -31,13 +34,14 @@ struct flow {
 
 typedef struct kl__carrier {
     struct kl__carrier *next;
+    kl__http *http;
     pthread_t thread;
     kl__tls *tls;
     int fd, pair;
     struct flow up, down;
     short fd_events, pair_events; /* what it waits for */
     bool broken;
-    atomic_bool ended; /* its thread is about to return */
+    atomic_bool ended; /* its thread is about to return; set under carriers_mutex */
 } kl__carrier;
 
 /* ---- Moving bytes ---- */
@@ -103,6 +107,11 @@ static bool carry_up(kl__carrier *carrier)
     size_t len = 0;
     if (flow->from < flow->to) {
         kl__io io = write_plain(carrier->pair, flow, &len);
+        if (io == KL_IO_BROKEN) {
+            flow->from = flow->to;
+            flow->ended = flow->shut = true;
+            return true;
+        }
         return note_written(carrier, flow, io, len, &carrier->pair_events);
     }
     if (!flow->ended) {
@@ -158,7 +167,10 @@ static void *run_carrier(void *arg)
     }
     shutdown(carrier->pair, SHUT_RDWR);
     shutdown(carrier->fd, carrier->broken ? SHUT_RDWR : SHUT_WR);
+    pthread_mutex_lock(&carrier->http->carriers_mutex);
     atomic_store(&carrier->ended, true);
+    pthread_cond_broadcast(&carrier->http->carriers_changed);
+    pthread_mutex_unlock(&carrier->http->carriers_mutex);
     return NULL;
 }
 
@@ -199,7 +211,23 @@ static void join_carriers(kl__http *http, bool all)
     }
 }
 
-void kl__carriers_close(kl__http *http) { join_carriers(http, true); }
+static bool any_ending(const kl__http *http)
+{
+    for (const kl__carrier *carrier = http->carriers; carrier; carrier = carrier->next)
+        if (!atomic_load(&carrier->ended) && callee_is_gone(carrier))
+            return true;
+    return false;
+}
+
+void kl__carriers_close(kl__http *http)
+{
+    int64_t until_ns = kl__deadline_ns(KL_HTTP_LINGER_MS);
+    pthread_mutex_lock(&http->carriers_mutex);
+    while (any_ending(http) && kl__cond_wait(&http->carriers_changed, &http->carriers_mutex, until_ns))
+        continue;
+    pthread_mutex_unlock(&http->carriers_mutex);
+    join_carriers(http, true);
+}
 
 /* `ahead`: bytes of the new protocol that were read with the request. NULL: no memory. */
 static kl__carrier *make_carrier(kl_bytes ahead)
@@ -234,6 +262,7 @@ static int start_carrier(kl__connection *connection, kl_bytes ahead)
             free_carrier(carrier);
         return -1;
     }
+    carrier->http = http;
     carrier->fd = connection->fd;
     carrier->tls = connection->tls;
     carrier->pair = pair[0];
@@ -284,6 +313,7 @@ void kl__upgrade_sent(kl__connection *connection)
     kl_bytes ahead = {connection->in + connection->in_next, connection->in_len - connection->in_next};
     epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, connection->fd, NULL);
     bool plain = !connection->tls && ahead.len == 0;
+    kl__socket_notice_silence(connection->fd);
     int fd = plain ? give_descriptor(connection) : start_carrier(connection, ahead);
     if (fd >= 0)
         atomic_fetch_sub(&loop->http->connection_count, 1);

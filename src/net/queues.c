@@ -5,6 +5,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/wait.h"
 #include "net/server.h"
 #include "queue/inside.h"
 
@@ -162,29 +163,65 @@ kl__claims *kl__queues_claims_known(kl__open_queue *open)
     return claims;
 }
 
-static kl_rc start_once(kl__open_queue *open, kl__claims **ret_claims)
+/* Queues start theirs independently of one another; of one queue one thread does, and the others are not kept waiting. */
+enum turn { TURN_THERE, TURN_STOPPING, TURN_PARKED, TURN_START };
+
+static enum turn take_turn(kl__open_queue *open, kl__exchange *exchange, kl__handler_fn *again)
 {
-    kl__claims *claims = kl__queues_claims_known(open);
-    if (!claims) {
-        kl_rc rc = start(open, &claims);
-        if (rc != KL_OK)
-            return rc;
-        pthread_mutex_lock(&open->api->queues_mutex);
-        open->claims = claims;
+    kl__api *api = open->api;
+    if (atomic_load(&api->stopping))
+        return TURN_STOPPING;
+    if (open->claims) {
         open->claims_users++;
-        pthread_mutex_unlock(&open->api->queues_mutex);
+        return TURN_THERE;
     }
-    *ret_claims = claims;
-    return KL_OK;
+    if (open->starting) {
+        exchange->handler = again;
+        exchange->next = open->waiting;
+        open->waiting = exchange;
+        return TURN_PARKED;
+    }
+    open->starting = true;
+    api->starting++;
+    return TURN_START;
 }
 
-kl_rc kl__queues_claims(kl__open_queue *open, kl__claims **ret_claims)
+/* With what came of it, NULL when that failed: those that waited go on, and try it themselves then. */
+static void end_turn(kl__open_queue *open, kl__claims *claims)
 {
-    pthread_mutex_lock(&open->api->claims_mutex);
-    kl_rc rc = atomic_load(&open->api->stopping)
-                   ? kl__fail(KL_ECLOSED, "the server is stopping; claim from another one")
-                   : start_once(open, ret_claims);
-    pthread_mutex_unlock(&open->api->claims_mutex);
+    kl__api *api = open->api;
+    pthread_mutex_lock(&api->queues_mutex);
+    open->claims = claims;
+    open->claims_users += claims != NULL;
+    open->starting = false;
+    kl__exchange *waiting = open->waiting;
+    open->waiting = NULL;
+    if (--api->starting == 0)
+        pthread_cond_broadcast(&api->queues_changed);
+    pthread_mutex_unlock(&api->queues_mutex);
+    while (waiting) {
+        kl__exchange *next = waiting->next;
+        kl__pool_push(api->pool, waiting, waiting->handler);
+        waiting = next;
+    }
+}
+
+kl_rc kl__queues_claims(kl__open_queue *open, kl__exchange *exchange, kl__handler_fn *again, kl__claims **ret_claims)
+{
+    kl__api *api = open->api;
+    kl__claims *claims = NULL;
+    pthread_mutex_lock(&api->queues_mutex);
+    enum turn turn = take_turn(open, exchange, again);
+    if (turn == TURN_THERE)
+        claims = open->claims;
+    pthread_mutex_unlock(&api->queues_mutex);
+    if (turn == TURN_STOPPING)
+        return kl__fail(KL_ECLOSED, "the server is stopping; claim from another one");
+    kl_rc rc = turn == TURN_START ? start(open, &claims) : KL_OK;
+    if (turn == TURN_START)
+        end_turn(open, rc == KL_OK ? claims : NULL);
+    if (rc == KL_OK)
+        *ret_claims = claims;
     return rc;
 }
 
@@ -274,21 +311,56 @@ static uint64_t stop_all(kl__open_queue **all, size_t count)
     return running;
 }
 
-void kl__queues_drain(kl__api *api, int64_t wait_ms)
+/* All begin to settle what is left and to give their shards back; then they are waited for together. */
+static void release_all(kl__open_queue **all, size_t count)
 {
-    size_t count;
-    kl__open_queue **all = hold_all(api, &count);
-    int64_t until_ns = kl__deadline_ns(wait_ms);
-    while (stop_all(all, count) > 0 && kl__monotonic_ns() < until_ns && !atomic_load(&api->hurried))
-        nanosleep(&(struct timespec){.tv_nsec = DRAIN_STEP_NS}, NULL);
     for (size_t i = 0; i < count; i++) {
         kl__claims *claims = kl__queues_claims_known(all[i]);
-        if (claims && kl__claims_drain(claims, 0) != KL_OK)
-            api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
-        if (claims)
-            kl__queues_claims_leave(all[i]);
-        kl__queues_leave(all[i]);
+        if (!claims)
+            continue;
+        kl__claims_release(claims);
+        kl__queues_claims_leave(all[i]);
     }
+}
+
+static int64_t left_ms(int64_t until_ns)
+{
+    int64_t left_ns = until_ns - kl__monotonic_ns();
+    return left_ns > 0 ? left_ns / 1000000 : 0;
+}
+
+static void await_all(kl__api *api, kl__open_queue **all, size_t count, int64_t until_ns)
+{
+    for (size_t i = 0; i < count; i++) {
+        kl__claims *claims = kl__queues_claims_known(all[i]);
+        if (!claims)
+            continue;
+        if (kl__claims_await(claims, left_ms(until_ns)) != KL_OK)
+            api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
+        kl__queues_claims_leave(all[i]);
+    }
+}
+
+static void await_starting(kl__api *api, int64_t until_ns)
+{
+    pthread_mutex_lock(&api->queues_mutex);
+    while (api->starting > 0 && kl__cond_wait(&api->queues_changed, &api->queues_mutex, until_ns))
+        continue;
+    pthread_mutex_unlock(&api->queues_mutex);
+}
+
+void kl__queues_drain(kl__api *api, int64_t wait_ms, int64_t end_ms)
+{
+    size_t count;
+    int64_t until_ns = kl__deadline_ns(wait_ms);
+    await_starting(api, kl__deadline_ns(wait_ms + end_ms));
+    kl__open_queue **all = hold_all(api, &count);
+    while (stop_all(all, count) > 0 && kl__monotonic_ns() < until_ns && !atomic_load(&api->hurried))
+        nanosleep(&(struct timespec){.tv_nsec = DRAIN_STEP_NS}, NULL);
+    release_all(all, count);
+    await_all(api, all, count, kl__deadline_ns(end_ms));
+    for (size_t i = 0; i < count; i++)
+        kl__queues_leave(all[i]);
     kl__free(all);
 }
 

@@ -35,6 +35,7 @@ const kl__problem kl__problems[] = {
     {"not-ready", 503, "The server cannot put and give out tasks just now"},
     {"out-of-memory", 503, "The server has no memory for it just now"},
     {"stopping", 503, "The server is stopping"},
+    {"too-many-streams", 503, "As many streams are open as may be"},
     {"unsettled", 503, "Whether the outcome is stored is not known"},
     {"timed-out", 504, "No answer came in time"},
     {"full", 507, "The store has no room"},

@@ -120,15 +120,14 @@ static bool take_params(kl__exchange *exchange)
 
 /* ---- Who asks ---- */
 
-/* False: it has answered. */
-static bool admit(kl__exchange *exchange)
+static void identify(kl__exchange *exchange)
 {
     kl__api *api = exchange->api;
     kl__token token;
     exchange->who = exchange->request->local ? "socket" : "anyone";
     exchange->role = KL_ROLE_ADMIN;
     if (exchange->request->local || !kl__access_any(api->tokens))
-        return true;
+        return;
     kl_bytes bearer = kl__guard_bearer(&exchange->request->head);
     exchange->role = KL_ROLE_ANYONE;
     if (bearer.len && kl__forward_is(api, bearer)) {
@@ -139,8 +138,15 @@ static bool admit(kl__exchange *exchange)
         exchange->role = token.role;
         exchange->scope = token.scope;
     }
+}
+
+/* False: it has answered. */
+static bool admit(kl__exchange *exchange)
+{
+    identify(exchange);
     if (exchange->role >= exchange->route->role)
         return true;
+    kl_bytes bearer = kl__guard_bearer(&exchange->request->head);
     if (exchange->role == KL_ROLE_ANYONE)
         kl__reply_problem(exchange, 401, "unauthorized",
                           "%s; send Authorization: Bearer TOKEN (`keyline token add` makes one)",
@@ -166,6 +172,10 @@ static void go(kl__exchange *exchange)
         exchange->open = kl__queues_known(api, name);
         exchange->queue = exchange->open ? exchange->open->queue : NULL;
     }
+    if (exchange->request->unread) { /* kl__route_admits saw other tokens */
+        kl__reply_problem(exchange, 503, "not-ready", "the tokens were changed just now; send it again");
+        return;
+    }
     bool small = exchange->request->body.len <= NOW_BYTES_MAX;
     if (exchange->route->flags & KL_ROUTE_NOW && small && (exchange->open || !kl__route_has_queue(exchange->route)))
         exchange->route->handler(exchange);
@@ -182,6 +192,29 @@ static void refuse_route(kl__exchange *exchange, bool other)
         kl__reply_problem(exchange, 405, "method-not-allowed", "this path has other methods; /openapi.json lists them");
     else
         kl__reply_problem(exchange, 404, "no-route", "there is nothing at this path; /openapi.json lists the routes");
+}
+
+/* NULL: nothing. Web pages may not, whatever they know. */
+static const char *guard(kl__api *api, const kl__request *request)
+{
+    bool trusted = request->local || kl__forward_is(api, kl__guard_bearer(&request->head));
+    return trusted ? NULL : kl__guard_check(&api->guard, &request->head);
+}
+
+bool kl__route_admits(void *context, kl__request *request)
+{
+    kl__exchange exchange = {.api = context, .request = request, .arena = request->arena};
+    kl_bytes segments[SEGMENTS_MAX];
+    bool other = false;
+    size_t count = split(request->head.path.data, request->head.path.len, segments);
+    exchange.route = find(&request->head, segments, count, &other);
+    if (!exchange.route || guard(context, request))
+        return false;
+    identify(&exchange);
+    if (exchange.role < exchange.route->role)
+        return false;
+    return !kl__route_has_queue(exchange.route) || !take_parts(&exchange, segments, count) ||
+           kl__token_may(exchange.scope, kl__part_text(&exchange, 0));
 }
 
 void kl__route_serve(void *context, kl__request *request)
@@ -202,8 +235,7 @@ void kl__route_serve(void *context, kl__request *request)
     exchange->request = request;
     exchange->arena = request->arena;
     exchange->who = "anyone";
-    bool trusted = request->local || kl__forward_is(api, kl__guard_bearer(&request->head));
-    const char *wrong = trusted ? NULL : kl__guard_check(&api->guard, &request->head);
+    const char *wrong = guard(api, request);
     if (wrong) {
         kl__reply_problem(exchange, 403, "forbidden", "%s", wrong);
         return;

@@ -12,7 +12,8 @@
 #include "net/forward.h"
 #include "store/socket/socket.h"
 
-enum { POOL_THREADS = 8, KEEPER_MS = 5000, EXCHANGES_MS = 2, SOCKET_PATH_MAX = 100 };
+/* END_MS: at a stop, for outcomes to be settled and shards to be given back, when nothing runs any more. */
+enum { POOL_THREADS = 8, KEEPER_MS = 5000, EXCHANGES_MS = 2, END_MS = 5000, SOCKET_PATH_MAX = 100 };
 
 /* ---- The keeper ---- */
 
@@ -111,6 +112,7 @@ static kl_rc open_http(kl__api *api)
                           .tls_key = opts->tls_key,
                           .body_bytes_max = (size_t)opts->body_bytes_max,
                           .serve = kl__route_serve,
+                          .admit = kl__route_admits,
                           .ctx = api,
                           .log = opts->log,
                           .log_ctx = opts->log_ctx};
@@ -180,7 +182,7 @@ kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api)
     gethostname(api->host, sizeof api->host - 1);
     snprintf(api->worker_name, sizeof api->worker_name, "%s-%d (server)", api->host, (int)getpid());
     pthread_mutex_init(&api->queues_mutex, NULL);
-    pthread_mutex_init(&api->claims_mutex, NULL);
+    kl__cond_init(&api->queues_changed);
     pthread_mutex_init(&api->keeper_mutex, NULL);
     kl__cond_init(&api->keeper_wake);
     kl_rc rc = open_parts(api);
@@ -195,20 +197,36 @@ int kl__api_port(const kl__api *api, size_t index) { return kl__http_port(api->h
 
 kl_rc kl__api_reload(kl__api *api)
 {
-    kl_rc rc = kl__access_reload(api->tokens);
-    if (rc == KL_OK)
-        rc = kl__audit_reopen(api->audit);
-    return rc == KL_OK && api->opts.tls_cert ? kl__http_reload_tls(api->http) : rc;
+    char first[512];
+    kl_rc codes[3] = {kl__access_reload(api->tokens), KL_OK, KL_OK};
+    snprintf(first, sizeof first, "%s", kl_error_text());
+    kl__api_store_recheck(api);
+    kl__events_recheck(api->events);
+    codes[1] = kl__audit_reopen(api->audit);
+    if (codes[0] == KL_OK)
+        snprintf(first, sizeof first, "%s", kl_error_text());
+    codes[2] = kl__http_reload_tls(api->http);
+    if (codes[0] == KL_OK && codes[1] == KL_OK)
+        return codes[2];
+    return kl__fail(codes[0] != KL_OK ? codes[0] : codes[1], "%s", first);
 }
 
 /* ---- Stop ---- */
 
+/* Under the mutex, so that whoever asks for claims afterwards starts none. */
+static void begin_stop(kl__api *api)
+{
+    pthread_mutex_lock(&api->queues_mutex);
+    atomic_store(&api->stopping, true);
+    pthread_mutex_unlock(&api->queues_mutex);
+}
+
 void kl__api_stop(kl__api *api, int64_t wait_ms)
 {
-    pthread_mutex_lock(&api->claims_mutex); /* nobody is just starting claims */
-    atomic_store(&api->stopping, true);
-    pthread_mutex_unlock(&api->claims_mutex);
-    kl__queues_drain(api, wait_ms); /* meanwhile the keeper keeps the server's record, by which others find it */
+    begin_stop(api);
+    kl__queues_drain(api, wait_ms,
+                     END_MS); /* meanwhile the keeper keeps the server's record, by which others find it */
+    api->stopped = true;
     end_keeper(api);
     kl__http_stop(api->http);
 }
@@ -222,7 +240,7 @@ static void await_exchanges(kl__api *api)
     if (api->http)
         kl__http_stop(api->http);
     kl__events_stop(api->events);
-    kl__queues_drain(api, 0);
+    kl__queues_drain(api, 0, api->stopped ? 0 : END_MS); /* what a stop did not wait for is not waited for again */
     pthread_mutex_lock(&api->keeper_mutex);
     while (atomic_load(&api->exchanges) > 0)
         kl__cond_wait(&api->keeper_wake, &api->keeper_mutex, kl__deadline_ns(EXCHANGES_MS));
@@ -233,11 +251,12 @@ void kl__api_close(kl__api *api)
 {
     if (!api)
         return;
-    atomic_store(&api->stopping, true);
+    begin_stop(api);
     end_keeper(api);
     await_exchanges(api);
     kl__pool_close(api->pool);
     kl__puts_close(api->puts);
+    kl__server_end(api->stores); /* before the connections go, so that no client is left in doubt */
     kl__http_close(api->http);
     kl__server_stop(api->stores);
     kl__queues_close(api);
@@ -248,7 +267,7 @@ void kl__api_close(kl__api *api)
     kl__access_close(api->tokens);
     pthread_cond_destroy(&api->keeper_wake);
     pthread_mutex_destroy(&api->keeper_mutex);
-    pthread_mutex_destroy(&api->claims_mutex);
+    pthread_cond_destroy(&api->queues_changed);
     pthread_mutex_destroy(&api->queues_mutex);
     kl_arena_free(&api->arena);
     kl__free(api);

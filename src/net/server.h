@@ -31,8 +31,10 @@ struct kl__open_queue {
     kl__api *api;
     uint64_t users;     /* exchanges, and 1 while it is in the table; under api->queues_mutex */
     bool removed;       /* out of the table */
-    kl__claims *claims; /* NULL: its shards are not ours; these two under api->queues_mutex as well */
+    kl__claims *claims; /* NULL: its shards are not ours; these four under api->queues_mutex as well */
     uint64_t claims_users;
+    bool starting;         /* somebody starts claims, and api->starting counts it */
+    kl__exchange *waiting; /* for that */
     kl__queue_metrics *metrics;
     bool stored_whole; /* a put is, or not at all: one store, which can */
     char name[KL_QUEUE_NAME_MAX + 1];
@@ -79,7 +81,8 @@ struct kl__api {
     kl_arena arena;
 
     pthread_mutex_t queues_mutex;
-    pthread_mutex_t claims_mutex; /* one starts claims at a time */
+    pthread_cond_t queues_changed; /* starting is 0 */
+    uint64_t starting;             /* queues whose claims are being started; under queues_mutex */
     kl__open_queue *queues[KL_QUEUE_BUCKETS];
     kl__open_queue *left_queues; /* removed, and nobody uses them any more */
 
@@ -91,13 +94,15 @@ struct kl__api {
     pthread_mutex_t keeper_mutex;
     pthread_cond_t keeper_wake;
     bool keeper_started, keeper_ends;
+    bool stopped; /* kl__api_stop has come to its end */
 };
 
 /* Opens everything and serves. KL_EINVAL: an option; the sentence says which. As kl__http_open. */
 KL_MUST_USE kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api);
 int kl__api_port(const kl__api *api, size_t index);
 
-/* Reads tokens and certificate again. Those that cannot be used stay as they were, and it says why. */
+/* Reads tokens and certificate again, and opens the audit log anew. What cannot be used stays as it was, the others are
+ * taken, and the first error is returned. Streams and connections to the store whose token has gone end. */
 KL_MUST_USE kl_rc kl__api_reload(kl__api *api);
 
 /* Gives out nothing more and refuses puts with 503; what clients run may be finished for up to wait_ms and is released
@@ -117,15 +122,18 @@ void kl__queues_forget(kl__open_queue *open); /* it was removed: the next one of
 /* Keeps it and its claims while a call of theirs is under way that may answer the exchange, which then is gone. */
 void kl__queues_hold(kl__open_queue *open);
 void kl__queues_let_go(kl__open_queue *open);
-/* Its claims; `known` only if they are there, `claims` starts them and may block. To be left by whoever got them. */
+/* Its claims; `known` only if they are there, `claims` starts them and may block. To be left by whoever got them. KL_OK with
+ * NULL: another thread is just starting them, and `again` is called on the pool when it has. KL_ECLOSED: the server stops. */
 kl__claims *kl__queues_claims_known(kl__open_queue *open);
-kl_rc kl__queues_claims(kl__open_queue *open, kl__claims **ret_claims);
+kl_rc kl__queues_claims(kl__open_queue *open, kl__exchange *exchange, kl__handler_fn *again, kl__claims **ret_claims);
 void kl__queues_claims_leave(kl__open_queue *open);
 
-void kl__queues_release(kl__open_queue *open);        /* ends its claims now, if nobody uses them */
-void kl__queues_rest(kl__api *api);                   /* ends claims that nobody uses */
-void kl__queues_drain(kl__api *api, int64_t wait_ms); /* ends all claims; nothing is given out any more */
-void kl__queues_close(kl__api *api);                  /* nobody may use one */
+void kl__queues_release(kl__open_queue *open); /* ends its claims now, if nobody uses them */
+void kl__queues_rest(kl__api *api);            /* ends claims that nobody uses */
+/* Ends all claims, whose starting is waited for; nothing is given out any more, and what runs is released after wait_ms. What
+ * then has to be settled gets end_ms, all queues together. */
+void kl__queues_drain(kl__api *api, int64_t wait_ms, int64_t end_ms);
+void kl__queues_close(kl__api *api); /* nobody may use one */
 
 /* ---- pool.c ---- */
 
@@ -139,9 +147,14 @@ void kl__pool_push(struct kl__pool *pool, kl__exchange *exchange, kl__handler_fn
 kl_rc kl__puts_open(struct kl__puts **ret_puts);
 void kl__puts_close(struct kl__puts *puts); /* what waits is put first; NULL is fine */
 
+/* ---- api_store.c ---- */
+
+void kl__api_store_recheck(kl__api *api); /* connections to the store whose token is no longer in force are cut */
+
 /* ---- routes.c ---- */
 
-void kl__route_serve(void *api, kl__request *request); /* a kl__serve_fn */
+void kl__route_serve(void *api, kl__request *request);  /* a kl__serve_fn */
+bool kl__route_admits(void *api, kl__request *request); /* a kl__admit_fn: whether serve would look at its body */
 
 /* Everything that ends with an answer: leaves its queues, counts, writes the audit log; then sends it. What answers in
  * another way (streams) calls `over` alone, with the status that it sends. */

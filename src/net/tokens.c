@@ -178,6 +178,19 @@ bool kl__access_check(const kl__access *tokens, kl_bytes presented, kl__token *r
     return line != NULL;
 }
 
+bool kl__access_holds(const kl__access *tokens, const char *name)
+{
+    const kl__token_set *now = set_of(tokens);
+    const kl__token_line *line = NULL;
+    for (const kl__token_set *set = now; set && !line; set = set->older) /* T3 */
+        for (size_t i = 0; i < set->count && !line; i++)
+            line = set->lines[i].token.name == name ? &set->lines[i] : NULL;
+    bool holds = !line;
+    for (size_t i = 0; !holds && i < now->count; i++)
+        holds = same_line(&now->lines[i], line);
+    return holds;
+}
+
 bool kl__access_at(const kl__access *tokens, size_t index, kl__token *ret_token)
 {
     const kl__token_set *set = set_of(tokens);

@@ -181,6 +181,16 @@ void kl__claims_stop(kl__claims *claims)
     pthread_mutex_unlock(&claims->worker->mutex);
 }
 
+void kl__claims_release(kl__claims *claims)
+{
+    pthread_mutex_lock(&claims->worker->mutex);
+    begin_end(claims, KL_OK);
+    kl__claims_release_all(claims);
+    pthread_mutex_unlock(&claims->worker->mutex);
+}
+
+kl_rc kl__claims_await(kl__claims *claims, int64_t wait_ms) { return kl_worker_wait(claims->worker, wait_ms); }
+
 kl_rc kl__claims_drain(kl__claims *claims, int64_t wait_ms)
 {
     kl_worker *worker = claims->worker;
@@ -191,7 +201,7 @@ kl_rc kl__claims_drain(kl__claims *claims, int64_t wait_ms)
         kl__cond_wait(&worker->changed, &worker->mutex, until_ns);
     kl__claims_release_all(claims);
     pthread_mutex_unlock(&worker->mutex);
-    return kl_worker_wait(worker, END_MS);
+    return kl__claims_await(claims, END_MS);
 }
 
 /* Says of which nobody knows whether their outcomes became durable. */

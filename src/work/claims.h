@@ -31,6 +31,8 @@ enum {
     KL_CLAIM_LEASE_MS = 30000, /* when a claim names none */
     KL_CLAIM_LEASE_MS_MAX = 12 * 3600 * 1000,
     KL_CLAIM_WAIT_MS_MAX = 60000,
+    KL_CLAIM_BYTES_MAX =
+        8 << 20, /* keys, kinds, headers and payloads after which an ask is answered; one task may go beyond */
 };
 
 typedef struct kl__claims kl__claims;
@@ -57,6 +59,11 @@ void kl__claims_stop(kl__claims *claims);
  * (at no attempt), settles everything and gives the shards back, for which it waits some seconds more. KL_ETIMEDOUT: not
  * yet; it goes on by itself. */
 KL_MUST_USE kl_rc kl__claims_drain(kl__claims *claims, int64_t wait_ms);
+
+/* Its parts, for whoever ends many at once: as stop, and releases what runs, without waiting for anything; then waits until
+ * everything is settled and the shards are given back. KL_ETIMEDOUT: not within wait_ms. */
+void kl__claims_release(kl__claims *claims);
+KL_MUST_USE kl_rc kl__claims_await(kl__claims *claims, int64_t wait_ms);
 void kl__claims_close(kl__claims *claims); /* NULL is fine; what waits is answered with KL_ECLOSED */
 
 /* One task that was given out. */
@@ -87,6 +94,7 @@ typedef struct kl__claim_ask {
     uint64_t looks;     /* wait_ms 0: it waits until so many looks have begun, and none is under way */
     kl__claimed *tasks; /* so far */
     size_t count, room;
+    size_t bytes;    /* of those that it was given */
     size_t reserved; /* tasks that are being loaded for it */
     kl_rc rc;
     bool waits;     /* it is in line */
@@ -98,7 +106,8 @@ typedef struct kl__claim_ask {
 void kl__claims_ask(kl__claims *claims, kl__claim_ask *ask);
 
 /* The client is gone: the ask is answered, now or by whoever is just serving it, mostly with none; what it was given before
- * is the caller's to release. An ask that was answered meanwhile is left alone, so its memory must still be there. */
+ * is the caller's to release. One that was not made yet is answered when it is. An ask that was answered meanwhile is left
+ * alone, so its memory must still be there. */
 void kl__claims_withdraw(kl__claims *claims, kl__claim_ask *ask);
 
 /* What a client says of one task. */

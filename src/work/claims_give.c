@@ -20,10 +20,13 @@ static _Thread_local int
 
 /* --- The line --- */
 
-static bool wants_more(const kl__claim_ask *ask)
+/* As many as it asked for, or as many bytes as one answer may have. */
+static bool is_full(const kl__claim_ask *ask)
 {
-    return ask->count + ask->reserved < ask->max && !ask->withdrawn && ask->rc == KL_OK;
+    return ask->count + ask->reserved >= ask->max || ask->bytes >= KL_CLAIM_BYTES_MAX;
 }
+
+static bool wants_more(const kl__claim_ask *ask) { return !is_full(ask) && !ask->withdrawn && ask->rc == KL_OK; }
 
 /* Whoever serves has it in hand, and answers it. */
 static bool is_served(const kl__claims *claims, const kl__claim_ask *ask)
@@ -230,12 +233,20 @@ static kl_rc claim_one(kl__claims *claims, kl__giving *giving, const kl_task_ext
     return KL_OK;
 }
 
+static size_t bytes_of(const kl_entry *entry)
+{
+    return entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
+}
+
 /* Of what was wanted, that which may be run is claimed; the rest goes back into line. */
 static void claim_loaded(kl__claims *claims, size_t run)
 {
     kl__batch *batch = &claims->batch;
     int64_t now_ns = kl__monotonic_ns();
-    size_t loaded = 0;
+    size_t loaded = 0, bytes = 0;
+    for (size_t i = 0; i < run; i++)
+        bytes += bytes_of(&batch->tasks[i].entry);
+    batch->task_bytes = run ? bytes / run : 0;
     for (size_t i = 0; i < batch->wanted; i++) {
         kl__giving *giving = &batch->giving[i];
         if (loaded == run || batch->held[loaded] != giving->held) {
@@ -243,10 +254,13 @@ static void claim_loaded(kl__claims *claims, size_t run)
             continue;
         }
         giving->from = loaded++;
-        bool may = !giving->ask->withdrawn && !claims->ending && kl__pump_may_start(giving->held, now_ns / 1000000);
+        bool may = giving->ask->bytes < KL_CLAIM_BYTES_MAX && !giving->ask->withdrawn && !claims->ending &&
+                   kl__pump_may_start(giving->held, now_ns / 1000000);
         kl_rc rc = may ? claim_one(claims, giving, &batch->extras[giving->from], now_ns) : KL_OK;
-        if (may && rc == KL_OK)
+        if (may && rc == KL_OK) {
+            giving->ask->bytes += bytes_of(&batch->tasks[giving->from].entry);
             continue;
+        }
         giving->ask->rc = rc;
         kl__pump_untake(claims->pump, giving->held);
         giving->held = NULL;
@@ -268,7 +282,7 @@ static kl_rc copy_task(const kl_task *from, kl_arena *arena, kl_task *to, kl_tas
 {
     *to = *from;
     kl_entry *entry = &to->entry;
-    char *at = kl_arena_alloc(arena, entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len + 1);
+    char *at = kl_arena_alloc(arena, bytes_of(entry) + 1);
     if (!at)
         return kl__fail_memory();
     copy_bytes(&entry->key, &at);
@@ -370,6 +384,8 @@ static size_t plan(kl__claims *claims)
     count = count < ready ? count : ready;
     uint64_t room = claims->running_max - claims->running;
     count = count < room ? count : room;
+    uint64_t fit = KL_CLAIM_BYTES_MAX / (batch->task_bytes + 1) + 1; /* large ones are not loaded in vain */
+    count = count < fit ? count : fit;
     return count < KL_LOAD_MAX ? (size_t)count : KL_LOAD_MAX;
 }
 
@@ -435,7 +451,7 @@ static bool is_done(kl__claims *claims, kl__claim_ask *ask, bool more)
     if (ask->withdrawn || ask->rc != KL_OK)
         return true;
     if (ask->count > 0)
-        return ask->count == ask->max || !more || !fresh;
+        return is_full(ask) || !more || !fresh;
     ask->touched = false; /* what it was to get could not be started after all */
     claims->touched--;
     return false;
@@ -548,9 +564,9 @@ static void begin(kl__claims *claims, kl__claim_ask *ask)
     ask->until_ns = kl__claims_until_ns(now_ns, ask->wait_ms ? ask->wait_ms : LOOK_MS);
     ask->looks = claims->pump->counts.looks + 1;
     ask->tasks = NULL;
-    ask->count = ask->room = ask->reserved = 0;
+    ask->count = ask->room = ask->reserved = ask->bytes = 0;
     ask->rc = KL_OK;
-    ask->touched = ask->withdrawn = ask->fresh = false;
+    ask->touched = ask->fresh = false;
     join_line(claims, ask);
 }
 
@@ -562,7 +578,7 @@ void kl__claims_ask(kl__claims *claims, kl__claim_ask *ask)
     bool ends = claims->ending;
     if (rc == KL_OK && claims->closed)
         rc = kl__fail(KL_ECLOSED, "the queue's claims are closed; ask again");
-    if (rc != KL_OK || ends) {
+    if (rc != KL_OK || ends || ask->withdrawn) {
         pthread_mutex_unlock(&worker->mutex);
         ask->answer(ask, rc, NULL, 0);
         return;
@@ -586,8 +602,8 @@ void kl__claims_withdraw(kl__claims *claims, kl__claim_ask *ask)
 {
     kl__claim_ask *list = NULL;
     pthread_mutex_lock(&claims->worker->mutex);
+    ask->withdrawn = true;
     if (ask->waits) {
-        ask->withdrawn = true;
         if (is_served(claims, ask))
             touch(claims, ask);
         else

@@ -61,7 +61,8 @@ typedef struct kl__batch {
     const kl_handler *handlers[KL_LOAD_MAX];
     kl__giving giving[KL_LOAD_MAX]; /* in the order in which they were wanted */
     size_t wanted;
-    bool dry; /* nobody wanted anything of the last one */
+    size_t task_bytes; /* of a task of the last one, on average */
+    bool dry;          /* nobody wanted anything of the last one */
     kl_arena arena;
 } kl__batch;
 

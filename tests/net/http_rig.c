@@ -226,6 +226,15 @@ bool rig_await_connections(struct rig *rig, uint64_t count)
     return true;
 }
 
+bool rig_await_received(struct rig *rig, uint64_t bytes)
+{
+    int64_t until_ns = kl__deadline_ns(RIG_WAIT_MS);
+    while (kl__http_counted(rig->http).bytes_in < bytes)
+        if (kl__monotonic_ns() > until_ns || sched_yield() != 0)
+            return false;
+    return true;
+}
+
 /* ---- Clients ---- */
 
 static int connect_unix(const char *path)

@@ -48,6 +48,7 @@ void rig_release(struct rig *rig, int status); /* answers the first that is held
 
 /* Waits until kl__http_counted says so. */
 bool rig_await_connections(struct rig *rig, uint64_t count);
+bool rig_await_received(struct rig *rig, uint64_t bytes); /* at least so many, of all connections */
 
 /* ---- Clients ---- */
 

@@ -2,8 +2,12 @@
 #include "server_rig.h"
 
 #include <curl/curl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "harness.h"
 
@@ -132,10 +136,54 @@ struct answer server_ask(struct server *server, const char *method, const char *
     return ask(server, method, path, body, fields, &asking);
 }
 
-struct answer server_follow(struct server *server, const char *path, answer_fn *more, void *ctx)
+struct answer server_follow(struct server *server, const char *path, const char *const *fields, answer_fn *more,
+                            void *ctx)
 {
     struct asking asking = {.more = more, .ctx = ctx};
-    return ask(server, "GET", path, NULL, NULL, &asking);
+    return ask(server, "GET", path, NULL, fields, &asking);
+}
+
+static char *hear_all(int fd)
+{
+    size_t len = 0, room = 65536;
+    char *text = calloc(1, room);
+    ssize_t got = 0;
+    while (text && len + 1 < room && (got = recv(fd, text + len, room - len - 1, 0)) > 0)
+        len += (size_t)got;
+    return text;
+}
+
+/* Held back until all is said, so that an end comes with the bytes. */
+static int dial(struct server *server, const char *text, bool ends)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET,
+                                  .sin_port = htons((uint16_t)kl__api_port(server->api, 0)),
+                                  .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    const struct timeval patience = {.tv_sec = PATIENCE_S};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), on = 1, off = 0;
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    setsockopt(fd, IPPROTO_TCP, TCP_CORK, &on, sizeof on);
+    bool said = connect(fd, (struct sockaddr *)&address, sizeof address) == 0 &&
+                send(fd, text, strlen(text), MSG_NOSIGNAL) == (ssize_t)strlen(text);
+    if (ends)
+        shutdown(fd, SHUT_WR);
+    setsockopt(fd, IPPROTO_TCP, TCP_CORK, &off, sizeof off);
+    if (said)
+        return fd;
+    test_fail(__FILE__, __LINE__, "a connection failed");
+    close(fd);
+    return -1;
+}
+
+int server_dial(struct server *server, const char *text) { return dial(server, text, false); }
+
+char *server_say(struct server *server, const char *text, bool ends)
+{
+    int fd = dial(server, text, ends);
+    char *heard = fd >= 0 ? hear_all(fd) : NULL;
+    if (fd >= 0)
+        close(fd);
+    return heard;
 }
 
 void answer_free(struct answer *answer)

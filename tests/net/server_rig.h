@@ -38,8 +38,14 @@ typedef bool answer_fn(void *ctx, const char *body);
  * the head is waited for, or with `follow` what comes until that says that it is enough. */
 struct answer server_ask(struct server *server, const char *method, const char *path, const char *body,
                          const char *const *fields);
-struct answer server_follow(struct server *server, const char *path, answer_fn *more, void *ctx);
+struct answer server_follow(struct server *server, const char *path, const char *const *fields, answer_fn *more,
+                            void *ctx);
 void answer_free(struct answer *answer);
+
+/* Says these bytes on a connection of its own, together with the end of what it says if `ends`, and returns what comes until
+ * the server closes it; to be freed. NULL: a failure is recorded. */
+char *server_say(struct server *server, const char *text, bool ends);
+int server_dial(struct server *server, const char *text); /* says it, and leaves the rest to the caller; -1: failed */
 
 /* The text or number of a field of the answer's JSON; "" and -1: there is none. */
 const char *answer_text(const struct answer *answer, const char *field);

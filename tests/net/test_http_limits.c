@@ -10,6 +10,8 @@
 #define HOST "Host: x\r\n"
 #define GET  "GET /echo HTTP/1.1\r\n" HOST "\r\n"
 
+static void note_no_more(void *ctx) { (void)ctx; }
+
 /* Says it, and hears this status and the end. */
 static void check_refused(struct rig *rig, const char *text, int status)
 {
@@ -367,6 +369,96 @@ TEST(close_answers_what_nobody_has_answered)
     CHECK(client_hear_end(&client));
     reply_free(&reply);
     client_close(&client);
+}
+
+/* Whoever asks too late is told at once. */
+TEST(who_asks_whether_a_client_goes_learns_that_it_has_gone)
+{
+    struct rig rig = {0};
+    static struct client client;
+    REQUIRE(rig_open(&rig));
+    REQUIRE(client_open(&rig, &client));
+    CHECK(client_say_text(&client, "GET /hold HTTP/1.1\r\n" HOST "\r\n"));
+    CHECK(rig_await_held(&rig, 1));
+    client_close(&client);
+    CHECK(rig_await_gone(&rig, 1));
+    kl__request *request = rig_take(&rig);
+    CHECK(!kl__http_on_gone(request, note_no_more, NULL));
+    kl__http_answer(request, &(kl__answer){.status = 200});
+    rig_close(&rig);
+}
+
+/* ---- Bodies of all connections ---- */
+
+#define HALF_POST "POST /echo HTTP/1.1\r\n" HOST "Content-Length: 200000\r\n\r\n"
+
+static bool say_many(struct client *client, size_t count)
+{
+    static char bytes[200000];
+    memset(bytes, 'x', sizeof bytes);
+    return client_say(client, bytes, count);
+}
+
+static void check_heard(struct client *client, int status)
+{
+    struct reply reply;
+    REQUIRE(client_hear(client, false, &reply));
+    CHECK_INT(reply.status, status);
+    reply_free(&reply);
+}
+
+/* One has a buffer of 200,000 bytes, for which it has sent more than half; with another one it would be too much. */
+TEST(bodies_have_room_for_so_many_bytes_together)
+{
+    struct rig rig = {.opts.bodies_bytes_max = 300000};
+    static struct client first, second;
+    REQUIRE(rig_open(&rig));
+    REQUIRE(client_open(&rig, &first));
+    CHECK(client_say_text(&first,
+                          "POST /echo HTTP/1.1\r\n" HOST "Expect: 100-continue\r\nContent-Length: 200000\r\n\r\n"));
+    CHECK(client_hear_bytes(&first, "HTTP/1.1 100 Continue\r\n\r\n"));
+    CHECK(say_many(&first, 150000));
+    CHECK(rig_await_received(&rig, 150000));
+    REQUIRE(client_open(&rig, &second));
+    CHECK(client_say_text(&second, HALF_POST));
+    CHECK(say_many(&second, 199999)); /* less than all, so that nothing of it can be complete */
+    check_heard(&second, 503);
+    client_close(&second);
+    CHECK(say_many(&first, 50000));
+    check_heard(&first, 200);
+    CHECK(client_say_text(&first, HALF_POST)); /* the room was given back */
+    CHECK(say_many(&first, 200000));
+    check_heard(&first, 200);
+    client_close(&first);
+    rig_close(&rig);
+}
+
+static bool admit_echo(void *ctx, kl__request *request)
+{
+    (void)ctx;
+    return request->head.path.len == 5;
+}
+
+TEST(a_body_that_is_not_wanted_is_not_waited_for)
+{
+    struct rig rig = {.opts.admit = admit_echo};
+    static struct client client;
+    struct reply reply;
+    REQUIRE(rig_open(&rig));
+    REQUIRE(client_open(&rig, &client));
+    CHECK(client_say_text(&client, "POST /about HTTP/1.1\r\n" HOST "Content-Length: 200000\r\n\r\nx"));
+    REQUIRE(client_hear(&client, false, &reply));
+    CHECK_INT(reply.status, 200);
+    CHECK_CONTAINS(reply.head, "Connection: close\r\n");
+    reply_free(&reply);
+    CHECK(client_hear_end(&client));
+    client_close(&client);
+    REQUIRE(client_open(&rig, &client));
+    CHECK(client_say_text(&client, HALF_POST));
+    CHECK(say_many(&client, 200000));
+    check_heard(&client, 200);
+    client_close(&client);
+    rig_close(&rig);
 }
 
 /* ---- Opening ---- */

@@ -153,3 +153,118 @@ TEST(a_token_that_was_removed_is_refused_after_a_reload)
     server_close(&server);
     leave_place(&place);
 }
+
+/* What a stranger says is not read, however much it is said to be: the answer comes while the body is still missing. */
+TEST(a_body_without_a_token_is_not_waited_for)
+{
+    struct place place;
+    struct server server;
+    char text[512];
+    if (!make_place(&place) || !server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    const struct {
+        const char *queue, *token, *status;
+    } rows[] = {{"orders", "", "HTTP/1.1 401 "},
+                {"orders", "kl_wrong", "HTTP/1.1 401 "},
+                {"orders", place.tokens[KL_ROLE_READ], "HTTP/1.1 403 "},
+                {"orders", place.scoped, "HTTP/1.1 403 "}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(text, sizeof text,
+                 "POST /v1/queues/%s/tasks HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer %s\r\n"
+                 "Content-Type: application/json\r\nContent-Length: 60000000\r\n\r\n{\"payload\": \"",
+                 rows[i].queue, rows[i].token);
+        char *heard = server_say(&server, text, false);
+        REQUIRE(heard != NULL);
+        CHECK_CONTAINS(heard, rows[i].status);
+        CHECK_CONTAINS(heard, "application/problem+json");
+        free(heard);
+    }
+    server_close(&server);
+    leave_place(&place);
+}
+
+struct revoking {
+    struct server *server;
+    const char *path, *name;
+    bool done;
+};
+
+/* When the stream's first bytes are there, its token goes. */
+static bool take_away(void *context, const char *body)
+{
+    struct revoking *revoking = context;
+    (void)body;
+    if (!revoking->done) {
+        CHECK_INT(kl__access_remove(revoking->path, revoking->name), KL_OK);
+        CHECK_INT(kl__api_reload(revoking->server->api), KL_OK);
+    }
+    revoking->done = true;
+    return true;
+}
+
+TEST(who_watches_with_a_token_that_is_taken_away_hears_no_more)
+{
+    struct place place;
+    struct server server;
+    if (!make_place(&place) || !server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    char field[128];
+    const char *fields[] = {field, NULL};
+    snprintf(field, sizeof field, "Authorization: Bearer %s", place.tokens[KL_ROLE_READ]);
+    struct revoking revoking = {.server = &server, .path = place.path, .name = kl__role_name(KL_ROLE_READ)};
+    struct answer stream =
+        server_follow(&server, "/v1/events", fields, take_away, &revoking); /* returns when it has ended */
+    CHECK_INT(stream.status, 200);
+    CHECK(revoking.done);
+    answer_free(&stream);
+    server_close(&server);
+    leave_place(&place);
+}
+
+TEST(a_store_that_was_opened_with_a_token_is_closed_when_that_is_taken_away)
+{
+    struct place place;
+    struct server server;
+    kl_store *mine = NULL, *others = NULL;
+    int64_t now_ms;
+    char token[KL_TOKEN_BYTES];
+    if (!make_place(&place))
+        return;
+    REQUIRE(kl__access_add(place.path, &(kl__token){"mine", KL_ROLE_ADMIN, "*"}, token) == KL_OK);
+    if (!server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    setenv("KEYLINE_TOKEN", token, 1);
+    CHECK_INT(kl_store_open(server.url, NULL, &mine), KL_OK);
+    setenv("KEYLINE_TOKEN", place.tokens[KL_ROLE_ADMIN], 1);
+    CHECK_INT(kl_store_open(server.url, NULL, &others), KL_OK);
+    REQUIRE(mine && others);
+    CHECK_INT(kl_store_now(mine, &now_ms), KL_OK);
+    CHECK_INT(kl__access_remove(place.path, "mine"), KL_OK);
+    CHECK_INT(kl__api_reload(server.api), KL_OK);
+    CHECK(kl_store_now(mine, &now_ms) != KL_OK);
+    CHECK_INT(kl_store_now(others, &now_ms), KL_OK);
+    kl_store_close(mine);
+    kl_store_close(others);
+    unsetenv("KEYLINE_TOKEN");
+    server_close(&server);
+    leave_place(&place);
+}
+
+TEST(a_reload_takes_what_it_can_and_says_what_it_cannot)
+{
+    struct place place;
+    struct server server;
+    char audit[128];
+    if (!make_place(&place))
+        return;
+    snprintf(audit, sizeof audit, "%s/audit", place.dir);
+    if (!server_open(&server, &(kl__api_opts){.tokens = place.path, .audit = audit}))
+        return;
+    CHECK_INT(unlink(audit), 0);
+    CHECK_INT(unlink(place.path), 0);
+    CHECK(kl__api_reload(server.api) != KL_OK);
+    CHECK_CONTAINS(kl_error_text(), "tokens");
+    CHECK_INT(unlink(audit), 0); /* it was made anew all the same */
+    server_close(&server);
+    leave_place(&place);
+}

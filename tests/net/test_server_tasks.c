@@ -1,4 +1,5 @@
 /* test_server_tasks.c - the data path over HTTP: put, claim, finish and the rest; and several servers on one store. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -212,6 +213,92 @@ TEST(batches_say_of_each_task_what_became_of_it)
     CHECK_INT(said.status, 409); /* none of them counts any more */
     answer_free(&said);
     answer_free(&answer);
+    server_close(&server);
+}
+
+/* The middle one is of a server that has ended, and the others of this one: they are told apart, and answered together. */
+TEST(answers_of_a_batch_stand_in_the_order_of_its_items)
+{
+    static const char nobodys[] = "nobody00nobody-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"tasks\": [{\"key\": \"a\"}, {\"key\": \"b\"}]}");
+    struct answer given = claim(&server, "{\"max\": 2, \"wait_ms\": 60000}");
+    REQUIRE(claimed(&given) == 2);
+    const char *tokens[] = {nobodys, task_text(&given, 0, "token"), nobodys, task_text(&given, 1, "token")};
+    char body[1024], server_name[24];
+    CHECK(kl__claim_token_server(kl_str(nobodys), server_name));
+    snprintf(body, sizeof body,
+             "{\"items\": [{\"token\": \"%s\"}, {\"token\": \"%s\"}, {\"token\": \"%s\"}, {\"token\": \"%s\"}]}",
+             tokens[0], tokens[1], tokens[2], tokens[3]);
+    struct answer answer = server_ask(&server, "POST", ORDERS "/finish", body, NULL);
+    CHECK_INT(answer.status, 200);
+    json_t *items = json_object_get(answer.json, "items");
+    REQUIRE(json_array_size(items) == 4);
+    for (size_t i = 0; i < 4; i++) {
+        json_t *item = json_array_get(items, i);
+        CHECK_STR(json_string_value(json_object_get(item, "token")), tokens[i]);
+        CHECK_STR(json_string_value(json_object_get(item, "outcome")), i % 2 ? "done" : "stale");
+    }
+    answer_free(&answer);
+    answer_free(&given);
+    server_close(&server);
+}
+
+/* Nobody has claimed of the queue yet, so that its claims have to be started first. */
+TEST(a_client_that_has_gone_gets_no_task_of_the_first_claim)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"payload\": \"x\"}");
+    char *heard = server_say(&server,
+                             "POST " ORDERS "/claim HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+                             "Content-Length: 18\r\n\r\n{\"wait_ms\": 60000}",
+                             true);
+    REQUIRE(heard != NULL);
+    CHECK_CONTAINS(heard, "{\"tasks\":[]}");
+    free(heard);
+    struct answer given = claim(&server, "{\"wait_ms\": 60000}");
+    CHECK_INT(claimed(&given), 1);
+    answer_free(&given);
+    server_close(&server);
+}
+
+struct claimer {
+    struct server *server;
+    pthread_t thread;
+    size_t count;
+};
+
+static void *claim_one(void *context)
+{
+    struct claimer *claimer = context;
+    struct answer given = claim(claimer->server, "{\"wait_ms\": 60000}");
+    claimer->count = claimed(&given);
+    answer_free(&given);
+    return NULL;
+}
+
+/* More than the pool has threads, while the queue's claims are just being started. */
+TEST(all_who_are_the_first_to_claim_of_a_queue_are_served)
+{
+    enum { CLIENTS = 24 };
+    struct claimer claimers[CLIENTS];
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    for (int i = 0; i < CLIENTS; i++)
+        put(&server, "{\"payload\": \"x\"}");
+    for (int i = 0; i < CLIENTS; i++) {
+        claimers[i] = (struct claimer){.server = &server};
+        CHECK_INT(pthread_create(&claimers[i].thread, NULL, claim_one, &claimers[i]), 0);
+    }
+    for (int i = 0; i < CLIENTS; i++) {
+        pthread_join(claimers[i].thread, NULL);
+        CHECK_INT(claimers[i].count, 1);
+    }
     server_close(&server);
 }
 

@@ -185,7 +185,7 @@ TEST(who_watches_hears_of_changes_and_of_tasks)
         return;
     server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\"}", 201);
     struct watching watching = {&server, 0};
-    struct answer answer = server_follow(&server, "/v1/events", watch, &watching);
+    struct answer answer = server_follow(&server, "/v1/events", NULL, watch, &watching);
     CHECK_INT(answer.status, 200);
     REQUIRE(answer.body);
     CHECK_CONTAINS(answer.body, "event: changed\ndata: {\"what\":\"pause_queue\",\"queue\":\"orders\"}\n\n");
@@ -212,7 +212,7 @@ TEST(who_watches_one_queue_hears_of_no_other)
     server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\"}", 201);
     server_do(&server, "POST", "/v1/queues", "{\"queue\": \"mail\"}", 201);
     struct watching watching = {&server, 0};
-    struct answer answer = server_follow(&server, "/v1/events?queue=mail", watch_other, &watching);
+    struct answer answer = server_follow(&server, "/v1/events?queue=mail", NULL, watch_other, &watching);
     REQUIRE(answer.body);
     CHECK(!strstr(answer.body, "orders"));
     answer_free(&answer);
@@ -228,13 +228,34 @@ static bool stop_server(void *context, const char *text)
     return true;
 }
 
+TEST(one_stream_too_many_is_told_what_to_do)
+{
+    static int fds[KL_EVENTS_CLIENTS_MAX];
+    struct server server;
+    char byte;
+    if (!server_open(&server, NULL))
+        return;
+    for (int i = 0; i < KL_EVENTS_CLIENTS_MAX; i++) {
+        fds[i] = server_dial(&server, "GET /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n");
+        CHECK_INT(recv(fds[i], &byte, 1, 0), 1); /* it has its place */
+    }
+    struct answer answer = server_ask(&server, "GET", "/v1/events", NULL, NULL);
+    CHECK_INT(answer.status, 503);
+    CHECK_STR(answer_text(&answer, "type"), "/problems/too-many-streams");
+    CHECK_CONTAINS(answer_text(&answer, "detail"), "close one, or try again in a moment");
+    answer_free(&answer);
+    for (int i = 0; i < KL_EVENTS_CLIENTS_MAX; i++)
+        close(fds[i]);
+    server_close(&server);
+}
+
 TEST(streams_end_when_the_server_does_and_no_new_ones_begin)
 {
     struct server server;
     if (!server_open(&server, NULL))
         return;
     struct watching watching = {&server, 0};
-    struct answer answer = server_follow(&server, "/v1/events", stop_server, &watching);
+    struct answer answer = server_follow(&server, "/v1/events", NULL, stop_server, &watching);
     CHECK_INT(answer.status, 200);
     answer_free(&answer);
     server_do(&server, "GET", "/v1/events", NULL, 503);

@@ -257,6 +257,47 @@ TEST(idle_clients_make_room_for_new_ones_and_lose_nothing)
     rig_end(&first);
 }
 
+/* One end for the server, the other one for the test. False: there was no room, and it is closed. */
+static bool adopt(kl__server *server, int *ret_fd)
+{
+    int pair[2] = {-1, -1};
+    char byte;
+    CHECK_INT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+    kl__server_adopt(server, pair[1], NULL);
+    bool closed = recv(pair[0], &byte, 1, MSG_DONTWAIT) == 0;
+    if (closed)
+        close(pair[0]);
+    else
+        *ret_fd = pair[0];
+    return !closed;
+}
+
+/* Who was at work a moment ago is not closed for another, so it may take some tries. */
+TEST(a_connection_that_is_handed_over_takes_the_place_of_an_idle_one)
+{
+    struct rig rig;
+    static int idle[KL_CONNECTIONS_MAX];
+    kl__server *server;
+    int more = -1;
+    char byte;
+    REQUIRE(begin(&rig));
+    REQUIRE(kl__server_open(rig.store, &server) == KL_OK);
+    for (int i = 0; i < KL_CONNECTIONS_MAX; i++)
+        CHECK(adopt(server, &idle[i]));
+    int64_t until_ns = kl__deadline_ns(60000);
+    bool adopted = false;
+    while (!adopted && kl__monotonic_ns() < until_ns)
+        adopted = adopt(server, &more);
+    CHECK(adopted);
+    CHECK_INT(recv(idle[0], &byte, 1, 0), 0); /* the one that was idle longest */
+    kl__server_stop(server);
+    CHECK_INT(recv(more, &byte, 1, 0), 0);
+    close(more);
+    for (int i = 0; i < KL_CONNECTIONS_MAX; i++)
+        close(idle[i]);
+    rig_end(&rig);
+}
+
 /* ---- The holder closes ---- */
 
 TEST(a_client_becomes_the_holder_when_the_holder_closes)

@@ -129,6 +129,33 @@ TEST(a_thousand_tasks_are_claimed_and_finished_in_one_batch)
     rig_close(&rig);
 }
 
+TEST(an_answer_holds_only_so_many_bytes_and_the_rest_stays_for_the_next)
+{
+    enum { TASKS = 24 };
+    static char payload[KL_PAYLOAD_BYTES_MAX];
+    struct rig rig;
+    struct got got;
+    size_t claimed = 0;
+    if (!rig_open(&rig, RIG_MEMORY, NULL))
+        return;
+    memset(payload, 'x', sizeof payload);
+    for (int i = 0; i < TASKS; i++)
+        put_as(rig.queue, &(kl_put){.payload = {payload, sizeof payload}});
+    kl__claims *claims = claims_of(rig.queue, "");
+    while (claimed < TASKS && !test_failed()) {
+        size_t count = claim(claims, &got, TASKS, LONG_MS, 0);
+        CHECK(count > 0);
+        CHECK(count <= KL_CLAIM_BYTES_MAX / KL_PAYLOAD_BYTES_MAX);
+        claimed += count;
+        for (size_t i = 0; i < count; i++)
+            CHECK_INT(say_word(claims, KL_CLAIM_DONE, got.tasks[i].token), KL_OK);
+        got_free(&got);
+    }
+    CHECK_INT(rig_waiting(&rig), 0);
+    kl__claims_close(claims);
+    rig_close(&rig);
+}
+
 /* --- Tokens (C2) --- */
 
 TEST(a_token_is_stale_after_finish_release_and_expiry_and_cannot_be_guessed)

@@ -199,17 +199,6 @@ static CURL *make_handle(const struct remote *remote)
     return curl;
 }
 
-/* A host that is gone without a word is noticed within a minute, and the call fails instead of waiting for ever. */
-static void notice_silence(int socket)
-{
-    int on = 1, idle_s = 15, every_s = 5, probes = 4, unanswered_ms = 30000;
-    setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
-    setsockopt(socket, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-    setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
-}
-
 /* The descriptor outlives libcurl's handle, which closes its own. */
 static kl_rc keep_socket(CURL *curl, int socket, int *ret_fd)
 {
@@ -243,7 +232,7 @@ static kl_rc dial(void *context, int *ret_fd)
         curl_easy_cleanup(curl);
         return rc;
     }
-    notice_silence(socket);
+    kl__socket_notice_silence(socket);
     return remote->secure ? start_carrier(curl, socket, ret_fd) : keep_socket(curl, socket, ret_fd);
 }
 

@@ -6,7 +6,8 @@
  *
  * A thread for each connection, because the calls of a store wait: for a sync, for work. There are as many connections
  * as clients have calls under way at once, or had, and at most KL_CONNECTIONS_MAX; others wait in the listener's queue.
- * While some do, connections without a call are closed, the longest idle first.
+ * While some do, connections without a call are closed, the longest idle first. One that is adopted takes the place of such
+ * a one at once, while that is still closing.
  *
  * V1  A connection is in the list from before its thread starts until the thread was joined; its descriptor is closed
  *     after that, so whoever has the mutex may shut it down.
@@ -18,6 +19,8 @@
  * and a request that is already on its way is still served. */
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -41,7 +44,8 @@ struct connection {
     pthread_t thread;
     int fd;
     bool ended;                /* with the server's mutex: the thread is about to return */
-    bool closing;              /* the listener's: it was closed to make room */
+    bool closing;              /* with the server's mutex: it was closed to make room */
+    const void *whose;         /* NULL: it was not adopted, or is nobody's */
     _Atomic(int64_t) since_ns; /* when it began to wait for a request; KL_NEVER: it serves one */
 };
 
@@ -56,7 +60,8 @@ struct kl__server {
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* a connection has ended, or stopping is set */
     struct connection *connections;
-    uint32_t count;
+    uint32_t count, closing;
+    bool ended; /* whoever stops it owns this */
 };
 
 /* ---- Connections ---- */
@@ -100,7 +105,7 @@ static int start_thread(pthread_t *thread, void *(*run)(void *), void *arg)
 }
 
 /* A connection for which there is no memory or thread is closed: its client tries again. */
-static void add_connection(kl__server *server, int fd)
+static void add_connection(kl__server *server, int fd, const void *whose)
 {
     struct connection *connection = kl__alloc_zeroed(1, sizeof *connection);
     if (!connection) {
@@ -109,6 +114,7 @@ static void add_connection(kl__server *server, int fd)
     }
     connection->server = server;
     connection->fd = fd;
+    connection->whose = whose;
     atomic_init(&connection->since_ns, kl__monotonic_ns());
     pthread_mutex_lock(&server->mutex);
     bool added = !atomic_load(&server->stopping) && start_thread(&connection->thread, run_connection, connection) == 0;
@@ -138,6 +144,7 @@ static struct connection *take_ended(kl__server *server)
         connection->next = ended;
         ended = connection;
         server->count--;
+        server->closing -= connection->closing;
     }
     return ended;
 }
@@ -155,8 +162,8 @@ static void join_all(struct connection *ended)
 
 /* ---- Listening ---- */
 
-/* Closes the connection that has been idle longest, if one has been for IDLE_MS. With the mutex held. */
-static void close_idle(kl__server *server)
+/* Closes the connection that has been idle longest, if one has been for IDLE_MS; false: none has. With the mutex held. */
+static bool close_idle(kl__server *server)
 {
     struct connection *idlest = NULL;
     int64_t least_ns = kl__monotonic_ns() - INT64_C(1000000) * IDLE_MS;
@@ -168,9 +175,11 @@ static void close_idle(kl__server *server)
         }
     }
     if (!idlest)
-        return;
+        return false;
     idlest->closing = true;
+    server->closing++;
     shutdown(idlest->fd, SHUT_RD);
+    return true;
 }
 
 /* Until there is room for a connection. Nobody is sent away before another one comes. False: the server stops. */
@@ -196,7 +205,7 @@ static void *run_listener(void *arg)
     while (await_room(server)) {
         int fd = accept4(server->fd, NULL, NULL, SOCK_CLOEXEC);
         if (fd >= 0)
-            add_connection(server, fd);
+            add_connection(server, fd, NULL);
         else if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS)
             poll(NULL, 0, PAUSE_MS); /* it would fail again at once */
     }
@@ -267,17 +276,36 @@ kl_rc kl__server_open(kl_store *store, kl__server **ret_server)
     return KL_OK;
 }
 
-void kl__server_adopt(kl__server *server, int fd)
+void kl__server_adopt(kl__server *server, int fd, const void *whose)
 {
     pthread_mutex_lock(&server->mutex);
     struct connection *ended = take_ended(server);
-    bool full = server->count >= KL_CONNECTIONS_MAX;
+    bool room = server->count - server->closing < KL_CONNECTIONS_MAX || close_idle(server);
     pthread_mutex_unlock(&server->mutex);
     join_all(ended);
-    if (full)
-        close(fd);
+    if (room)
+        add_connection(server, fd, whose);
     else
-        add_connection(server, fd);
+        close(fd);
+}
+
+void kl__server_cut(kl__server *server, kl__may_stay_fn *may_stay, void *ctx)
+{
+    pthread_mutex_lock(&server->mutex);
+    for (struct connection *connection = server->connections; connection; connection = connection->next)
+        if (connection->whose && !may_stay(ctx, connection->whose))
+            shutdown(connection->fd, SHUT_RDWR);
+    pthread_mutex_unlock(&server->mutex);
+}
+
+void kl__socket_notice_silence(int fd)
+{
+    int on = 1, idle_s = 15, every_s = 5, probes = 4, unanswered_ms = 30000;
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_s, sizeof idle_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &every_s, sizeof every_s);
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
 }
 
 kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server)
@@ -312,10 +340,11 @@ static bool all_ended(const kl__server *server)
     return true;
 }
 
-void kl__server_stop(kl__server *server)
+void kl__server_end(kl__server *server)
 {
-    if (!server)
+    if (!server || server->ended)
         return;
+    server->ended = true;
     if (server->dir_fd >= 0)
         unlinkat(server->dir_fd, "socket", 0);
     pthread_mutex_lock(&server->mutex);
@@ -337,5 +366,11 @@ void kl__server_stop(kl__server *server)
     server->connections = NULL;
     pthread_mutex_unlock(&server->mutex);
     join_all(rest);
-    free_server(server);
+}
+
+void kl__server_stop(kl__server *server)
+{
+    kl__server_end(server);
+    if (server)
+        free_server(server);
 }

@@ -35,13 +35,23 @@ kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server
 /* One that listens nowhere: connections are handed to it. Stopped like the other. KL_ENOMEM. */
 kl_rc kl__server_open(kl_store *store, kl__server **ret_server);
 
-/* Serves a connection that was made elsewhere, and of which nothing was read; the descriptor is the server's now. It is
- * closed when there are KL_CONNECTIONS_MAX already. Any thread. */
-void kl__server_adopt(kl__server *server, int fd);
+/* Serves a connection that was made elsewhere, and of which nothing was read; the descriptor is the server's now. Where there
+ * are KL_CONNECTIONS_MAX already, the one that has been idle longest is closed for it, or it is itself, if all are at work.
+ * `whose` is for kl__server_cut. Any thread. */
+void kl__server_adopt(kl__server *server, int fd, const void *whose);
+
+/* Cuts adopted connections of those of whom may_stay says no, in the middle of a call, too. Any thread. */
+typedef bool kl__may_stay_fn(void *ctx, const void *whose);
+void kl__server_cut(kl__server *server, kl__may_stay_fn *may_stay, void *ctx);
 
 /* Calls under way are completed and answered; those that come too late are told that they were not made. The socket is
- * gone. NULL is fine. */
+ * gone, and what is adopted from now on is closed. Then stop, which frees it and does this first where it was not done.
+ * NULL is fine. */
+void kl__server_end(kl__server *server);
 void kl__server_stop(kl__server *server);
+
+/* A host at the other end that is gone without a word is noticed within a minute. For TCP; nothing happens to others. */
+void kl__socket_notice_silence(int fd);
 
 /* ---- client.c ---- */
 
