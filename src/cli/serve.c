@@ -2,10 +2,14 @@
  *
  *      SIGINT, SIGTERM     first: gives out no more tasks, lets claimed ones be finished (--server-stop), gives its shards back
  *                          second: releases what is still claimed, at no attempt, and ends
- *      SIGHUP              reads tokens and certificate again, and opens the audit log anew */
+ *      SIGHUP              reads tokens and certificate again, and opens the audit log anew
+ *
+ * The end has a deadline: --server-stop for claimed tasks, then END_S for everything else. What a store that hangs has not
+ * taken by then is run again by whoever gets the shards, as after a crash. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,7 +28,10 @@ typedef struct serve_opts {
     int64_t demo;
 } serve_opts;
 
-enum { LIST_MAX = 32 };
+/* END_S: for outcomes that wait for the store, shards to be given back, and answers to be sent. */
+enum { LIST_MAX = 32, END_S = 15 };
+
+static kl__log log_to; /* the store's, too, which is closed after everything here */
 
 /* "a,b,c" into its parts, in the arena. False: it has complained. */
 static bool split_list(kl__call *call, const char *what, const char *text, const char **parts, size_t *ret_count)
@@ -94,12 +101,29 @@ static const char *shown_store(const char *url, char *buffer, size_t size)
     return buffer;
 }
 
+/* With --log-format json every line is JSON. */
+static void tell_in_json(const char *format, ...) KL_PRINTF(1, 2);
+static void tell_in_json(const char *format, ...)
+{
+    char text[512];
+    kl__log always = {.most = KL_LOG_DEBUG, .json = true, .fd = STDOUT_FILENO};
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    kl__log_line(&always, KL_LOG_INFO, text);
+}
+
 static void tell_address(const kl__api *api, const kl__api_opts *opts, bool demo)
 {
     const char *first = opts->listen[0];
     char url[300], store[64];
     snprintf(url, sizeof url, "%s://%.*s:%d", opts->tls_cert ? "https" : "http", (int)(strrchr(first, ':') - first),
              first, kl__api_port(api, 0));
+    if (log_to.json) {
+        tell_in_json("keyline serves %s at %s", shown_store(opts->store_url, store, sizeof store), url);
+        return;
+    }
     printf("keyline serves %s at %s; Ctrl-C ends it\n\n"
            "Try, in another terminal:\n"
            "  curl --json '{\"key\": \"customer-7\", \"payload\": \"charge 12.00\"}' %s/v1/queues/orders/tasks\n"
@@ -141,7 +165,7 @@ static int await_end(kl__api *api, const sigset_t *signals)
             continue;
         kl__notify("RELOADING=1");
         if (kl__api_reload(api) != KL_OK)
-            kl__complain("%s; going on with what was there", kl_error_text());
+            kl__log_line(&log_to, KL_LOG_ERROR, kl_error_text()); /* what was there stays */
         kl__notify("READY=1");
     }
 }
@@ -162,6 +186,25 @@ static void *stop(void *context)
     return NULL;
 }
 
+static void end_late(int number)
+{
+    static const char text[] = "the store did not take everything in time; what was not settled is run again",
+                      before[] = "{\"level\":\"error\",\"text\":\"", after[] = "\"}\n";
+    (void)number;
+    ssize_t written = log_to.json ? write(STDERR_FILENO, before, sizeof before - 1) : 0;
+    written += write(STDERR_FILENO, text, sizeof text - 1);
+    written += log_to.json ? write(STDERR_FILENO, after, sizeof after - 1) : write(STDERR_FILENO, "\n", 1);
+    (void)written; /* there is nobody left to tell */
+    _exit(KL_EXIT_AGAIN);
+}
+
+/* From now on the process has so long to end. */
+static void set_deadline(int64_t wait_ms)
+{
+    signal(SIGALRM, end_late);
+    alarm((unsigned)(wait_ms / 1000 + END_S));
+}
+
 /* Stops within the time; a second signal ends the wait. */
 static void stop_api(kl__api *api, int64_t wait_ms, const sigset_t *signals)
 {
@@ -169,13 +212,16 @@ static void stop_api(kl__api *api, int64_t wait_ms, const sigset_t *signals)
     pthread_t thread;
     int number;
     kl__notify("STOPPING=1");
+    set_deadline(wait_ms);
     if (pthread_create(&thread, NULL, stop, &stopping) != 0) {
         kl__api_stop(api, 0);
         return;
     }
     while (sigwait(signals, &number) == 0 && !atomic_load(&stopping.over))
-        if (number == SIGINT || number == SIGTERM)
+        if (number == SIGINT || number == SIGTERM) {
             kl__api_hurry(api);
+            set_deadline(0);
+        }
     pthread_join(thread, NULL);
 }
 
@@ -188,11 +234,8 @@ static int serve(kl__call *call, const sigset_t *signals)
     kl__serve_demo *demo = NULL;
     if (!fill(call, listen, hosts, &api_opts))
         return KL_EXIT_USAGE;
-    kl__log log = {.most = (kl_log_level)(call->config->values[KL_SET_LOG].number - 1),
-                   .json = api_opts.log_json,
-                   .fd = STDERR_FILENO};
     api_opts.log = kl__log_line;
-    api_opts.log_ctx = &log;
+    api_opts.log_ctx = &log_to;
     kl_rc rc = kl__api_open(&api_opts, &api);
     if (rc != KL_OK)
         return kl__fail_given(rc);
@@ -208,15 +251,30 @@ static int serve(kl__call *call, const sigset_t *signals)
     kl__api_close(api);
     if (rc != KL_OK)
         return kl__fail_call(rc);
-    puts("keyline has stopped; nothing that was acknowledged is lost");
+    if (log_to.json)
+        tell_in_json("keyline has stopped; nothing that was acknowledged is lost");
+    else
+        puts("keyline has stopped; nothing that was acknowledged is lost");
     return KL_EXIT_OK;
+}
+
+static int open_store(kl__call *call)
+{
+    const kl__value *values = call->config->values;
+    log_to = (kl__log){.most = (kl_log_level)(values[KL_SET_LOG].number - 1),
+                       .json = values[KL_SET_SERVER_LOG_FORMAT].number == 2,
+                       .fd = STDERR_FILENO};
+    if (log_to.json)
+        kl__complain_in_json(true);
+    kl_store_opts opts = {.size = sizeof opts, .log = kl__log_line, .log_ctx = &log_to};
+    return kl__fail_given(kl_store_open(values[KL_SET_STORE].text, &opts, &call->store));
 }
 
 static int run_serve(kl__call *call)
 {
     sigset_t signals;
     block_signals(&signals);
-    int status = kl__call_store(call);
+    int status = open_store(call);
     return status == KL_EXIT_OK ? serve(call, &signals) : status;
 }
 

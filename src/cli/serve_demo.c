@@ -8,6 +8,7 @@
 #include "base/base.h"
 #include "base/random.h"
 #include "base/wait.h"
+#include "cli/cli.h"
 
 enum { KEYS = 12, PUT_MS = 50, RUN_MIN_US = 20000, RUN_MORE_US = 200000, FAILS_ONE_IN = 8, FAILING_KEY = 3 };
 
@@ -41,7 +42,7 @@ static void put_one(kl__serve_demo *demo, uint64_t *random)
              (int)kl__random_below(random, 100));
     kl_put task = {.key = kl_str(key), .kind = kl_str("charge"), .payload = kl_str(payload)};
     if (kl_queue_put(demo->queue, &task, 1, (kl_bytes){0}, NULL) != KL_OK)
-        fprintf(stderr, "keyline: demo: %s\n", kl_error_text());
+        kl__complain("demo: %s", kl_error_text());
 }
 
 static void *put(void *context)
@@ -102,7 +103,7 @@ void kl__serve_demo_stop(kl__serve_demo *demo)
     if (demo->started)
         pthread_join(demo->thread, NULL);
     if (demo->worker && kl_worker_drain(demo->worker, 3000) != KL_OK)
-        fprintf(stderr, "keyline: demo: %s\n", kl_error_text());
+        kl__complain("demo: %s", kl_error_text());
     kl_worker_close(demo->worker);
     kl_queue_close(demo->queue);
     pthread_cond_destroy(&demo->wake);
