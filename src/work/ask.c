@@ -113,33 +113,35 @@ static kl__held *head_of(struct ask *ask)
 
 /* --- Ending tasks --- */
 
-/* Ends a task that waits, wherever it is. keep: as the queue says; else nothing is kept of it. */
+static kl_rc end_held(struct ask *ask, kl__held *held, kl_outcome outcome, int64_t keep_ms, bool *ret_running)
+{
+    *ret_running = held->state == KL_HELD_RUNNING;
+    if (held->state == KL_HELD_FINISHED)
+        return fail_ended();
+    if (*ret_running)
+        return KL_OK;
+    kl__window_withdraw(held);
+    kl__pump_settle_later(ask->pump, held, outcome, keep_ms);
+    kl__window_ready(ask->window);
+    return KL_OK;
+}
+
+/* Ends a task that waits, wherever it is. keep: as the task, its job or the queue say; else nothing is kept of it. One
+ * in memory is ended also when its bytes are damaged. */
 static kl_rc end_task(struct ask *ask, const kl_task_id *id, kl_outcome outcome, bool keep, bool *ret_running)
 {
-    kl__held *held = kl__window_find(ask->window, id, 0);
-    int64_t keep_ms = keep ? kl__pump_keep_ms(ask->pump, outcome, 0) : 0;
-    kl_task task;
-    *ret_running = false;
-    if (held && held->state == KL_HELD_FINISHED)
-        return fail_ended();
-    if (held && held->state == KL_HELD_RUNNING) {
-        *ret_running = true;
-        return KL_OK;
-    }
-    if (held) {
-        kl__window_withdraw(held);
-        kl__pump_settle_later(ask->pump, held, outcome, keep_ms);
-        kl__window_ready(ask->window);
-        return KL_OK;
-    }
+    kl_task task = {.state = KL_TASK_UNKNOWN};
     kl_rc rc = read_one(ask, id, &task);
-    kl_settled settled = {.id = *id, .outcome = outcome, .keep_ms = keep_ms};
+    kl__held *held = kl__window_find(ask->window, id, 0);
+    int64_t asked_ms = rc == KL_OK ? kl__task_asked_keep_ms(&task, &ask->arena) : 0;
+    int64_t keep_ms = keep ? kl__pump_keep_ms(ask->pump, outcome, asked_ms) : 0;
+    *ret_running = false;
+    if (held && (rc == KL_OK || rc == KL_EDAMAGED))
+        return end_held(ask, held, outcome, keep_ms, ret_running);
     if (rc != KL_OK)
         return rc;
-    settled.position = task.position;
-    settled.attempts = task.attempts;
-    if (kl__window_find(ask->window, id, 0)) /* it has come into memory meanwhile */
-        return end_task(ask, id, outcome, keep, ret_running);
+    kl_settled settled = {
+        .id = *id, .position = task.position, .outcome = outcome, .attempts = task.attempts, .keep_ms = keep_ms};
     ask->window->sweeping = true;
     ask->window->swept_key = kl__key_hash(task.entry.key);
     rc = settle_one(ask, &settled);

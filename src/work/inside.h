@@ -72,7 +72,7 @@ struct kl__held {
     kl__window *window;
     kl__group *group;
     kl__held *prev, *next;  /* in the room, among the finished, or aside */
-    int64_t keep_ms;        /* FINISHED */
+    int64_t keep_ms;        /* FINISHED; before, of one that is drained: by its own word */
     int64_t retry_ms;       /* FINISHED as RETRY: not before; 0: at once */
     kl__verdict_text *text; /* FINISHED: error and result, or NULL */
     uint8_t state;          /* kl__held_state */
@@ -381,6 +381,9 @@ void kl__partitions_close(kl__pump *pump);
  * included; `head` (or NULL) is left. *ret_count: how many. */
 kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *head, kl_outcome outcome,
                        const char *error, uint64_t *ret_count);
+
+/* How long a waiting task is to be kept by its own word, or its job's; 0: it does not say. */
+int64_t kl__task_asked_keep_ms(const kl_task *task, kl_arena *arena);
 
 /* First tasks whose queue's policy is to drain: the rest of their lines follow them. */
 kl_rc kl__pump_drain_keys(kl__pump *pump);

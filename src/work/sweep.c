@@ -2,7 +2,8 @@
  *
  * All lines of the shard are read once from their first task, because most of what waits is not in memory. Tasks in
  * memory leave their lanes and are settled with the others; those that are not are settled right away. A running task is
- * left alone. */
+ * left alone. Each is read before it is ended: its envelope says for how long it is to be kept, and a task of a job is
+ * kept as the job says. */
 #include <string.h>
 
 #include "work/inside.h"
@@ -14,29 +15,83 @@ struct sweep {
     uint64_t key_hash;
     const kl__held *head;
     kl_outcome outcome;
-    int64_t keep_ms;
     kl_bytes error;
     uint64_t count;
+    kl_arena arena;
     kl_stub stubs[STUBS];
+    int64_t asked_ms[STUBS]; /* how long each is to be kept, by its own word */
     kl_settled tasks[STUBS];
+    size_t concerned[STUBS];
+    kl_ref refs[STUBS];
+    kl_task read[STUBS];
 };
 
+int64_t kl__task_asked_keep_ms(const kl_task *task, kl_arena *arena)
+{
+    kl_task_extra extra;
+    bool known = task->state == KL_TASK_WAITING && kl__envelope_decode(task->entry.headers, arena, &extra) == KL_OK;
+    return known ? extra.keep_ms : 0;
+}
+
+static bool concerns(const struct sweep *sweep, const kl_stub *stub)
+{
+    return !sweep->key_hash || stub->key_hash == sweep->key_hash;
+}
+
+/* What cannot be read does not say, and is ended all the same: somebody wants to be rid of it. The mutex is not held. */
+static kl_rc read_asked(struct sweep *sweep, kl_store *store, size_t count)
+{
+    size_t wanted = 0, done = 0, read = 0;
+    for (size_t i = 0; i < count; i++) {
+        const kl_stub *stub = &sweep->stubs[i];
+        sweep->asked_ms[i] = 0;
+        if (!concerns(sweep, stub))
+            continue;
+        sweep->refs[wanted] = (kl_ref){sweep->window->place, stub->id, stub->position, true};
+        sweep->concerned[wanted++] = i;
+    }
+    for (; done < wanted; done += read) {
+        kl_arena_reset(&sweep->arena);
+        read = 0;
+        kl_rc rc = kl_store_read(store, sweep->refs + done, wanted - done, &sweep->arena, sweep->read, &read);
+        if (rc != KL_OK && rc != KL_EDAMAGED)
+            return rc;
+        for (size_t i = 0; i < read; i++)
+            sweep->asked_ms[sweep->concerned[done + i]] = kl__task_asked_keep_ms(&sweep->read[i], &sweep->arena);
+        read += rc == KL_EDAMAGED;
+    }
+    return KL_OK;
+}
+
 /* True: it is to be settled by the sweep itself. */
-static bool take(struct sweep *sweep, const kl_stub *stub)
+static bool take(struct sweep *sweep, const kl_stub *stub, int64_t asked_ms)
 {
     kl__window *window = sweep->window;
-    if (sweep->key_hash && stub->key_hash != sweep->key_hash)
+    if (!concerns(sweep, stub))
         return false;
     kl__held *held = kl__held_at(window, stub->position);
     if (!held)
         return true;
+    if (held == sweep->head)
+        held->keep_ms = asked_ms; /* for when it is ended itself */
     if (held == sweep->head || held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED)
         return false;
     kl__window_withdraw(held);
-    kl__held_keep_text(held, sweep->error, (kl_bytes){0});
-    kl__pump_settle_later(window->pump, held, sweep->outcome, sweep->keep_ms);
+    int64_t keep_ms = kl__pump_keep_ms(window->pump, sweep->outcome, asked_ms);
+    kl__held_keep_text(held, keep_ms ? sweep->error : (kl_bytes){0}, (kl_bytes){0});
+    kl__pump_settle_later(window->pump, held, sweep->outcome, keep_ms);
     sweep->count++;
     return false;
+}
+
+static kl_settled settled_of(const struct sweep *sweep, const kl_stub *stub, int64_t asked_ms)
+{
+    return (kl_settled){.id = stub->id,
+                        .position = stub->position,
+                        .outcome = sweep->outcome,
+                        .attempts = stub->attempts,
+                        .keep_ms = kl__pump_keep_ms(sweep->window->pump, sweep->outcome, asked_ms),
+                        .error = sweep->error};
 }
 
 static kl_rc settle_unheld(struct sweep *sweep, size_t count)
@@ -65,6 +120,8 @@ static kl_rc sweep_line(struct sweep *sweep, int32_t line)
         kl_store *store = window->partition->store;
         kl__pump_leave(window->pump);
         kl_rc rc = kl_store_scan(store, &scan, 1);
+        if (rc == KL_OK)
+            rc = read_asked(sweep, store, scan.count);
         kl__pump_enter(window->pump);
         if (rc == KL_OK && window->lost)
             rc = kl__fail(KL_ESTALE, "the shard went to another worker meanwhile; call again");
@@ -72,13 +129,8 @@ static kl_rc sweep_line(struct sweep *sweep, int32_t line)
             return rc;
         for (size_t i = 0; i < scan.count; i++) {
             const kl_stub *stub = &sweep->stubs[i];
-            if (take(sweep, stub))
-                sweep->tasks[unheld++] = (kl_settled){.id = stub->id,
-                                                      .position = stub->position,
-                                                      .outcome = sweep->outcome,
-                                                      .attempts = stub->attempts,
-                                                      .keep_ms = sweep->keep_ms,
-                                                      .error = sweep->error};
+            if (take(sweep, stub, sweep->asked_ms[i]))
+                sweep->tasks[unheld++] = settled_of(sweep, stub, sweep->asked_ms[i]);
         }
         if (scan.count)
             last = sweep->stubs[scan.count - 1];
@@ -116,8 +168,7 @@ kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *he
     sweep->key_hash = key_hash;
     sweep->head = head;
     sweep->outcome = outcome;
-    sweep->keep_ms = kl__pump_keep_ms(window->pump, outcome, 0);
-    sweep->error = sweep->keep_ms ? kl_str(error) : (kl_bytes){0};
+    sweep->error = kl_str(error);
     window->out++; /* stays while the mutex is left */
     window->sweeping = true;
     window->swept_key = key_hash;
@@ -125,6 +176,7 @@ kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *he
     window->sweeping = false;
     window->out--;
     *ret_count = sweep->count;
+    kl_arena_free(&sweep->arena);
     kl__free(sweep);
     if (window->lost)
         kl__window_free_if_done(window);
@@ -166,7 +218,7 @@ static kl_rc drain_window(kl__pump *pump, kl__window *window)
             continue;
         head->draining = false;
         kl__window_withdraw(head);
-        kl__pump_settle_later(pump, head, KL_DEAD, kl__pump_keep_ms(pump, KL_DEAD, 0));
+        kl__pump_settle_later(pump, head, KL_DEAD, kl__pump_keep_ms(pump, KL_DEAD, head->keep_ms));
     }
     window->draining = false;
     return KL_OK;

@@ -450,3 +450,48 @@ TEST(waiting_tasks_of_a_cancelled_job_end_as_cancelled)
     CHECK_INT(kl_worker_show(stage.worker).cancelled, TASKS);
     stage_close(&stage);
 }
+
+static uint64_t cancelled_of(kl_queue *queue, const kl_task_id *job)
+{
+    kl_arena arena = {0};
+    kl_job_info info = {0};
+    CHECK_INT(kl_job_show(queue, job, &arena, &info), KL_OK);
+    uint64_t cancelled = info.waiting + info.done + info.dead == 0 ? info.cancelled : 0;
+    kl_arena_free(&arena);
+    return cancelled;
+}
+
+/* Nothing else of the queue is kept, so what is there is there because the job says so. */
+static void end_unrun(bool with_worker)
+{
+    enum { TASKS = 40 };
+    struct stage stage;
+    kl_job_answer answer = {0};
+    kl_put puts[TASKS];
+    kl_task_id skipped;
+    uint64_t drained = 0, purged = 0;
+    kl_queue_opts opts = {.size = sizeof opts, .keep_done_ms = KL_NO_WAIT};
+    if (!stage_open(&stage, false))
+        return;
+    CHECK_INT(kl_queue_alter(stage.rig.queue, &opts), KL_OK);
+    CHECK_INT(kl_queue_pause(stage.rig.queue), KL_OK);
+    if (with_worker) {
+        stage.worker = start_worker(stage.rig.queue, &(struct start){.fn = runs_handle, .ctx = &stage.runs});
+        await_shards(stage.worker, 16);
+    }
+    for (int i = 0; i < TASKS; i++)
+        puts[i] = (kl_put){.key = kl_str(i % 2 ? "k" : "l"), .payload = kl_str("done of the job")};
+    kl_job_spec spec = {.size = sizeof spec, .tasks = puts, .count = TASKS};
+    CHECK_INT(kl_job_submit(stage.rig.queue, &spec, &answer, NULL), KL_OK);
+    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), &skipped), KL_OK);
+    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), false, &drained), KL_OK);
+    CHECK_INT(kl_queue_purge(stage.rig.queue, &purged), KL_OK);
+    CHECK_INT(drained + 1, TASKS / 2);
+    CHECK_INT(purged, TASKS / 2);
+    await_waiting(&stage.rig, 0);
+    CHECK_INT(cancelled_of(stage.rig.queue, &answer.job), TASKS);
+    stage_close(&stage);
+}
+
+TEST(tasks_of_a_job_that_are_ended_unrun_are_kept_by_their_worker_as_the_job_says) { end_unrun(true); }
+TEST(tasks_of_a_job_that_are_ended_unrun_are_kept_without_a_worker_as_the_job_says) { end_unrun(false); }
