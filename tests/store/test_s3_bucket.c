@@ -221,6 +221,58 @@ TEST(task_objects_that_cannot_be_understood_are_kept_for_a_release_that_can)
     kl__s3_http_close(bucket.http);
 }
 
+enum { LONG_LINE = 70 }; /* objects: more than may stay in memory without use */
+
+static bool is_loaded(kl__s3 *s3, uint32_t partition)
+{
+    kl__memory_enter(s3->memory);
+    const kl__s3_shard *shard = kl__s3_shard_of(s3, (kl_place){partition, 0});
+    bool loaded = shard && shard->loaded;
+    kl__memory_leave(s3->memory);
+    return loaded;
+}
+
+static kl_task_state state_of(kl_store *store, uint32_t partition, const kl_task_id *id)
+{
+    kl_ref ref = {.place = {partition, 0}, .id = *id};
+    kl_arena arena = {0};
+    kl_task task = {0};
+    size_t count = 0;
+    CHECK_OK(kl_store_read(store, &ref, 1, &arena, &task, &count));
+    CHECK_INT(count, 1);
+    kl_arena_free(&arena);
+    return task.state;
+}
+
+TEST(what_was_read_of_a_shard_to_find_one_task_does_not_stay_in_memory)
+{
+    char url[S3_URL_BYTES];
+    kl_idgen *ids = NULL;
+    uint32_t partition;
+    kl_store *store = NULL;
+    if (!s3_server_new_url(url))
+        return;
+    strcat(url, "&grace_ms=0");
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    REQUIRE(store);
+    CHECK_OK(kl_store_partition(store, "p", 1, &partition));
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    kl_entry last = {.payload = {"", 0}}, never = an_entry(partition, ids, "never");
+    for (int i = 0; i < LONG_LINE; i++) {
+        last = an_entry(partition, ids, "x");
+        CHECK_OK(kl_store_append(store, &last, 1, NULL));
+    }
+    CHECK_INT(state_of(store, partition, &never.id), KL_TASK_UNKNOWN);
+    int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
+    do
+        kl__s3_upkeep_wake(store->self);
+    while (is_loaded(store->self, partition) && kl__monotonic_ns() < until_ns);
+    CHECK(!is_loaded(store->self, partition));
+    CHECK_INT(state_of(store, partition, &last.id), KL_TASK_WAITING);
+    kl_store_close(store);
+    kl_idgen_close(ids);
+}
+
 TEST(an_archive_does_not_hide_what_came_later)
 {
     struct bucket bucket;

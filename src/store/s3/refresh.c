@@ -208,9 +208,11 @@ static kl_rc refresh_once(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool 
     if (!others)
         return kl__fail_memory();
     kl__memory_enter(s3->memory);
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        shards[i]->used_ns = kl__monotonic_ns();
         if (owned_too || (!shards[i]->owned && !is_fresh(s3, shards[i]->followed_ns, KL_S3_FRESH_MS)))
             others[other_count++] = shards[i];
+    }
     kl__memory_leave(s3->memory);
     if (rc == KL_OK)
         rc = follow_journals(s3, others, other_count, ret_unsure);

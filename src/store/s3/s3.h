@@ -155,6 +155,7 @@ typedef struct kl__s3_shard {
     kl__s3_token *oldest_token, *newest_token;
     uint32_t token_count;
     kl__tree_node *forgotten;
+    int64_t used_ns;   /* when a call last looked at it */
     int64_t kept_ns;   /* when somebody last asked for finished tasks */
     bool kept_loaded;  /* archives have been read */
     uint64_t *repeats; /* positions that turned out to be repeats without a token: settled with the next */

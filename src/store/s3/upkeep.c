@@ -13,7 +13,7 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { LOOK_MS = 5000, IDLE_MS = 20000, KEPT_MS = 60000, UNSWEPT_MS = 60000, DELETES_MAX = 10000 };
+enum { LOOK_MS = 5000, IDLE_MS = 20000, KEPT_MS = 60000, UNSWEPT_MS = 60000, DELETES_MAX = 10000, UNUSED_OBJECTS = 64 };
 
 static bool is_over(int64_t since_ns, int64_t ms) { return kl__monotonic_ns() - since_ns >= ms * 1000000; }
 
@@ -482,6 +482,17 @@ static bool wants_checkpoint(const kl__s3 *s3, const kl__s3_shard *shard)
            (behind >= s3->checkpoint_every || is_over(shard->written_ns, IDLE_MS));
 }
 
+/* Nobody has looked at it for a while, and it is not ours: what was read of it, for the sake of one task perhaps, goes (E5). */
+static void drop_unused(kl__s3 *s3, kl__s3_shard *shard)
+{
+    int64_t unused_ms = s3->grace_ms < KEPT_MS ? s3->grace_ms : KEPT_MS;
+    kl__memory_enter(s3->memory);
+    if (shard->loaded && !shard->owned && !wants_checkpoint(s3, shard) &&
+        shard->taken > shard->first + UNUSED_OBJECTS && is_over(shard->used_ns, unused_ms))
+        kl__s3_shard_clear(s3, shard);
+    kl__memory_leave(s3->memory);
+}
+
 static kl__s3_shard *next_shard(kl__s3 *s3, uint32_t *partition, uint32_t *number)
 {
     kl__s3_shard *found = NULL;
@@ -510,6 +521,7 @@ static void look_after(kl__s3 *s3)
         if (wanted)
             rc = kl__s3_checkpoint(s3, shard);
         drop_kept(s3, shard);
+        drop_unused(s3, shard);
         if (rc == KL_OK && sweeps)
             rc = sweep(s3, shard);
         if (rc != KL_OK)
