@@ -1,14 +1,16 @@
-/* append.c - entries become rows: one call of the schema's function `append`, one transaction.
+/* append.c - entries become rows: one transaction, and one round trip.
  *
  * From: store.c.  To: sql_tasks.c; append_copy.c for many.
  *
- * Parameters are columns: of the places, of the rows (append.h), and of the entries in the order of rows, of which each
- * row takes a slice. A row names its place and its number by their index; the function draws the numbers.
+ * One entry with a token, which is what a plain put makes, goes by the function append_one: its parts are parameters.
  *
- * The transaction is committed without waiting for the disk, which ends the shards' locks early, and so producers share
- * one sync: a second statement, sent in the same packet, commits a message in the log, and waits. Everything before it in
- * the log is on disk then. Whoever sees the tasks before they are durable can only lose them together with everything
- * that came after; their positions are not used again then (`started` in sql_tables.c). */
+ * Else parameters are columns: of the places, of the rows (append.h), and of the entries in the order of rows, of which
+ * each row takes a slice. A row names its place and its number by their index; the function draws the numbers.
+ *
+ * From some entries on, the transaction is committed without waiting for the disk, which ends the shards' locks early,
+ * and so producers share one sync: a second statement, sent in the same packet, commits a message in the log, and waits.
+ * Everything before it in the log is on disk then. Whoever sees the tasks before they are durable can only lose them
+ * together with everything that came after; their positions are not used again then (`started` in sql_tables.c). */
 #include <stdlib.h>
 
 #include "store/postgres/append.h"
@@ -311,29 +313,89 @@ void kl__pg_append_args_free(kl__pg_appending *args)
 static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan)
 {
     enum { EARLY_MIN = 8 }; /* the second commit is worth it */
+    static const kl__pg_args none;
     bool early = append->count >= EARLY_MIN;
     kl__pg_appending args = {0};
     PGresult *rows = NULL;
     add_all(&args, append, plan, early);
     const kl__pg_step steps[] = {{KL_PG_OPEN, &args.open}, {KL_PG_APPEND, &args.rows}};
-    kl_rc rc = kl__pg_ask_steps(pg, steps, 2, early ? KL_PG_FLUSH : NULL, append->token != NULL, &rows);
+    const kl__pg_step flush = {KL_PG_FLUSH, &none};
+    kl_rc rc = kl__pg_ask_steps(pg, steps, 2, early ? &flush : NULL, append->token != NULL, &rows);
     if (rc == KL_OK)
         PQclear(rows);
     kl__pg_append_args_free(&args);
     return rc;
 }
 
-kl_rc kl__pg_append(void *self, const kl_append *append)
+static void add_bytes_or_null(kl__pg_args *args, kl_bytes bytes)
+{
+    if (bytes.len > 0)
+        kl__pg_bytes(args, bytes);
+    else
+        kl__pg_null(args, KL_PG_BYTEA);
+}
+
+static void add_int_or_null(kl__pg_args *args, kl__pg_type type, int64_t value)
+{
+    if (value != 0)
+        kl__pg_int(args, type, value);
+    else
+        kl__pg_null(args, type);
+}
+
+static void add_entry(kl__pg_args *args, const kl_append *append)
+{
+    const kl_entry *entry = &append->entries[0];
+    bool due = entry->due_ms > 0;
+    kl__pg_uuid(args, append->token);
+    kl__pg_int(args, KL_PG_INT4, entry->place.partition);
+    kl__pg_int(args, KL_PG_INT4, entry->place.shard);
+    kl__pg_int(args, KL_PG_INT4, due ? KL_PG_DUE : entry->priority - KL_PRIORITY_MIN);
+    add_int_or_null(args, KL_PG_INT8, entry->due_ms);
+    add_int_or_null(args, KL_PG_INT2, due ? entry->priority : 0);
+    add_int_or_null(args, KL_PG_INT4, kl__pg_large_bytes(entry));
+    kl__pg_uuid(args, &entry->id);
+    kl__pg_uuid(args, kl__id_is_none(&entry->job) ? NULL : &entry->job);
+    add_int_or_null(args, KL_PG_INT2, entry->group);
+    for (kl__pg_part part = 0; part < KL_PG_PARTS; part++)
+        add_bytes_or_null(args, kl__pg_part_of(entry, part));
+}
+
+/* Transactions that notify are committed one after the other, the disk included; so the notice comes behind it, by
+ * itself, and waits for no disk. Should it fail, the call is made again, and the token tells. */
+static kl_rc append_one(kl__pg *pg, const kl_append *append)
+{
+    kl__pg_args args = {0}, notice = {0};
+    PGresult *rows = NULL;
+    add_entry(&args, append);
+    kl__pg_int(&notice, KL_PG_INT4, append->entries[0].place.partition);
+    const kl__pg_step step = {"SELECT $S.append_one($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)", &args};
+    const kl__pg_step then = {"SELECT pg_catalog.pg_notify($C, $1::pg_catalog.text)", &notice};
+    kl_rc rc = kl__pg_ask_steps(pg, &step, 1, &then, true, &rows);
+    if (rc == KL_OK)
+        PQclear(rows);
+    kl__pg_args_free(&args);
+    kl__pg_args_free(&notice);
+    return rc;
+}
+
+static kl_rc append_many(kl__pg *pg, const kl_append *append)
 {
     kl__pg_plan plan = {0};
     kl_rc rc = make_plan(append, &plan);
     if (rc == KL_OK && append->token && append->count >= KL_PG_COPY_MIN)
-        rc = kl__pg_append_copy(self, append, &plan);
+        rc = kl__pg_append_copy(pg, append, &plan);
     else if (rc == KL_OK)
-        rc = append_rows(self, append, &plan);
+        rc = append_rows(pg, append, &plan);
+    free_plan(&plan);
+    return rc;
+}
+
+kl_rc kl__pg_append(void *self, const kl_append *append)
+{
+    kl_rc rc = append->token && append->count == 1 ? append_one(self, append) : append_many(self, append);
     if (rc == KL_ESEALED)
         rc = kl__pg_append_sealed(append);
-    free_plan(&plan);
     if (rc == KL_OK && append->done)
         append->done(append->ctx, KL_OK, "");
     return rc;

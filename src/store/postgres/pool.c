@@ -485,17 +485,16 @@ static PGresult *send_steps(PGconn *conn, void *ctx)
     return batch->count == 1 && !batch->then ? make_statement(conn, &batch->steps[0]) : make_batch(conn, batch);
 }
 
-kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const char *then, bool repeats,
+kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const kl__pg_step *then, bool repeats,
                        PGresult **ret_rows)
 {
-    static const kl__pg_args none;
     struct batch batch = {.pg = pg, .count = count, .then = then != NULL};
     bool good = true;
     KL_ASSERT(count <= KL_PG_STEPS_MAX);
     for (size_t i = 0; i < count + batch.then; i++) {
         struct statement *statement = &batch.steps[i];
-        *statement = i < count ? (struct statement){steps[i].sql, NULL, steps[i].args, ""}
-                               : (struct statement){then, NULL, &none, ""};
+        const kl__pg_step *step = i < count ? &steps[i] : then;
+        *statement = (struct statement){step->sql, NULL, step->args, ""};
         statement->text = statement->args->failed ? NULL : kl__pg_expand(pg, statement->sql);
         good = good && statement->text;
     }

@@ -161,15 +161,15 @@ typedef struct kl__pg_call {
  * the server's list of sealed places, for append.c. */
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows);
 
-/* Several statements of one transaction in one packet, and behind it a transaction of another one, without parameters
- * (NULL: none), which is made also when the first has failed. *ret_rows: the answer of the first statement. */
+/* Several statements of one transaction in one packet, and behind it a transaction of another one (NULL: none), which is
+ * made also when the first has failed. *ret_rows: the answer of the first statement. */
 typedef struct kl__pg_step {
     const char *sql;
     const kl__pg_args *args;
 } kl__pg_step;
 
 enum { KL_PG_STEPS_MAX = 2 };
-kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const char *then, bool repeats,
+kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const kl__pg_step *then, bool repeats,
                        PGresult **ret_rows);
 
 /* The same where the rows do not matter. */

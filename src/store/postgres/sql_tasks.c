@@ -119,6 +119,44 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.append_one(tok uuid, p int, s int, line int, due bigint, rank smallint, large int, id uuid, job uuid,
+                              grp smallint, key bytea, kind bytea, header bytea, payload bytea)
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$ #variable_conflict use_variable
+DECLARE
+    found record;
+    its_segment smallint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off' THEN
+        PERFORM $S.begin_write();
+    END IF;
+    PERFORM pg_advisory_xact_lock($L, 2048 + (hashint8((p::bigint << 16) | s) & 1023));
+    SELECT t.segment, t.part, EXISTS (SELECT FROM $S.started) AS is_started,
+           EXISTS (SELECT FROM $S.tokens k WHERE k.token = tok) AS is_known,
+           EXISTS (SELECT FROM $S.sealed x WHERE x.partition = p AND x.shard = s) AS is_sealed
+    INTO found FROM $S.state t;
+    IF NOT found.is_started THEN
+        PERFORM $S.skip_positions();
+    END IF;
+    IF found.is_known THEN
+        RETURN false;
+    END IF;
+    IF found.is_sealed THEN
+        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = p || '/' || s;
+    END IF;
+    INSERT INTO $S.tokens (token, part) VALUES (tok, found.part);
+    its_segment := CASE WHEN line = 32 THEN 0 ELSE found.segment END;
+    INSERT INTO $S.entries (partition, slot, last, segment, number, due_ms, priority, bytes, ats, ids, jobs, groups, keys,
+                            kinds, headers, payloads)
+    VALUES (p, s * 64 + line, nextval($C || '.positions') * 65536 + its_segment * 64 + line, its_segment, 1, due, rank,
+            large, '\x00', ARRAY[id], CASE WHEN job IS NOT NULL THEN ARRAY[job] END,
+            CASE WHEN grp IS NOT NULL THEN ARRAY[grp] END, CASE WHEN key IS NOT NULL THEN ARRAY[key] END,
+            CASE WHEN kind IS NOT NULL THEN ARRAY[kind] END, CASE WHEN header IS NOT NULL THEN ARRAY[header] END,
+            CASE WHEN payload IS NOT NULL THEN ARRAY[payload] END);
+    RETURN true;
+END
+$$;
+
 CREATE FUNCTION $S.appended(p int) RETURNS bigint LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 BEGIN
@@ -163,37 +201,44 @@ LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers
 SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off
 AS $$ #variable_conflict use_column
 DECLARE
-    has_ready boolean;
+    ready bigint[];
     has_due boolean;
     has_retry boolean;
     found bigint;
 BEGIN
-    SELECT bool_or(l.line < 32), bool_or(l.line = 32), bool_or(l.line = 33) INTO has_ready, has_due, has_retry
-    FROM unnest(lines) AS l(line);
-    IF has_ready THEN
+    SELECT array_agg(a.n) FILTER (WHERE a.line < 32), bool_or(a.line = 32), bool_or(a.line = 33)
+    INTO ready, has_due, has_retry
+    FROM unnest(ps, ss, lines, afters) WITH ORDINALITY AS a(p, s, line, after, n)
+    WHERE a.line >= 32
+       OR EXISTS (SELECT FROM $S.entries_1 e
+                  WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.last > a.after)
+       OR EXISTS (SELECT FROM $S.entries_2 e
+                  WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.last > a.after)
+       OR EXISTS (SELECT FROM $S.entries_0 e
+                  WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.last > a.after);
+    IF ready IS NOT NULL THEN
         RETURN QUERY
         SELECT a.n::int, e.last, NULL::bigint, NULL::int, NULL::int, e.bytes, e.ats, e.ids, e.jobs, e.groups, e.keys,
                CASE WHEN e.bytes IS NULL THEN e.kinds END, CASE WHEN e.bytes IS NULL THEN e.headers END,
                CASE WHEN e.bytes IS NULL THEN e.payloads END, NULL::bigint[]
-        FROM unnest(ps, ss, lines, afters, lims) WITH ORDINALITY AS a(p, s, line, after, lim, n)
+        FROM unnest(ready) AS a(n)
         CROSS JOIN LATERAL (
             SELECT * FROM $S.entries e
-            WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.last > a.after
-            ORDER BY e.last LIMIT a.lim) e
-        WHERE a.line < 32
-          AND NOT (SELECT EXISTS (
-              SELECT FROM unnest(ps, ss, lines, afters) AS b(p, s, line, after)
-              WHERE b.line < 32
-                AND (EXISTS (SELECT FROM $S.settled t WHERE t.partition = b.p AND t.shard = b.s AND t.last > b.after)
-                     OR EXISTS (SELECT FROM $S.retries r
-                                WHERE r.partition = b.p AND r.shard = b.s AND r.position > b.after))));
+            WHERE e.partition = ps[a.n] AND e.slot = ss[a.n] * 64 + lines[a.n] AND e.last > afters[a.n]
+            ORDER BY e.last LIMIT lims[a.n]) e
+        WHERE NOT (SELECT EXISTS (
+            SELECT FROM unnest(ready) AS b(n)
+            WHERE EXISTS (SELECT FROM $S.settled t
+                          WHERE t.partition = ps[b.n] AND t.shard = ss[b.n] AND t.last > afters[b.n])
+               OR EXISTS (SELECT FROM $S.retries r
+                          WHERE r.partition = ps[b.n] AND r.shard = ss[b.n] AND r.position > afters[b.n])));
         GET DIAGNOSTICS found = ROW_COUNT;
     END IF;
-    IF has_ready AND found = 0 THEN
+    IF ready IS NOT NULL AND found = 0 THEN
         RETURN QUERY
         WITH a AS MATERIALIZED (
-            SELECT * FROM unnest(ps, ss, lines, afters, lims) WITH ORDINALITY AS u(p, s, line, after, lim, n)
-            WHERE u.line < 32),
+            SELECT ps[u.n] AS p, ss[u.n] AS s, lines[u.n] AS line, afters[u.n] AS after, lims[u.n] AS lim, u.n
+            FROM unnest(ready) AS u(n)),
         b AS MATERIALIZED (SELECT a.p, a.s, min(a.after) AS after FROM a GROUP BY a.p, a.s),
         gone AS MATERIALIZED (
             SELECT * FROM $S.gone(ARRAY(SELECT b.p FROM b), ARRAY(SELECT b.s FROM b), ARRAY(SELECT b.after FROM b))),
