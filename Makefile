@@ -3,7 +3,12 @@
 PREFIX = /usr/local
 OPS    = 10000000
 
-.PHONY: help run demo test bench lint fmt asan tsan model crash crashpg crashs3 powerloss sim mutants fuzz install clean
+.PHONY: all help run demo test bench lint fmt asan tsan model crash crashpg crashs3 powerloss sim mutants fuzz install clean
+
+all: ## install what is missing and build: the program is build/keyline
+	@tools/setup build
+	@tools/build plain
+	@echo 'built: build/keyline; next: `make run` starts a server, `make help` lists the rest'
 
 help: ## this list
 	@echo 'Keyline runs tasks in order per key, in parallel across keys.'
