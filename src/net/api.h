@@ -37,7 +37,7 @@ enum { KL_ROUTE_PARTS_MAX = 4, KL_PARAMS_MAX = 16 };
 enum {
     KL_ROUTE_NOW = 1 << 0,     /* its handler does not block and runs on the loop's thread */
     KL_ROUTE_CHANGES = 1 << 1, /* what it does is written to the audit log */
-    KL_ROUTE_OPENS = 1 << 2,   /* {queue} is made when it does not exist */
+    KL_ROUTE_OPENS = 1 << 2,   /* {queue} is made where it is not, by the handler, when it has read the body */
 };
 
 typedef struct kl__route {
@@ -156,5 +156,8 @@ bool kl__route_has_queue(const kl__route *route);
 
 /* Another queue than {queue}, for moves; closed with the exchange. KL_ENOTFOUND, and as kl_queue_find. May block. */
 kl_rc kl__exchange_queue(kl__exchange *exchange, const char *name, kl_queue **ret_queue);
+
+/* Opens {queue}, or makes it where the route does that (KL_ROUTE_OPENS: its handler begins without it). May block. */
+kl_rc kl__exchange_open(kl__exchange *exchange);
 
 #endif

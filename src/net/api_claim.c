@@ -183,7 +183,7 @@ static void answer_claim(kl__claim_ask *ask, kl_rc rc, const kl__claimed *tasks,
         count = 0;
     }
     if (count)
-        kl__metrics_claimed(exchange->open->metrics, count, kl__monotonic_ns() - exchange->request->began_ns);
+        kl__metrics_claimed(exchange->open->metrics, tasks, count, kl__monotonic_ns() - exchange->request->began_ns);
     if (rc == KL_OK && !claim->raw) {
         answer_tasks(claim, tasks, count);
         return;
@@ -202,12 +202,12 @@ static void answer_claim(kl__claim_ask *ask, kl_rc rc, const kl__claimed *tasks,
 static void client_gone(void *context)
 {
     struct claim *claim = context;
-    kl__open_queue *open = claim->exchange->open;
     claim->told = pthread_self();
     atomic_store(&claim->gone, true);
     kl__claims *claims = atomic_load(&claim->claims);
     if (!claims)
-        return;            /* ask_on_pool will see it */
+        return; /* ask_on_pool will see it */
+    kl__open_queue *open = claim->exchange->open;
     kl__queues_hold(open); /* the answer may be made inside, and the exchange is gone then */
     kl__claims_withdraw(claims, &claim->ask);
     kl__queues_let_go(open);
@@ -221,12 +221,14 @@ static void ask(struct claim *claim)
     kl__queues_let_go(open);
 }
 
-/* Claims of this queue are not there yet: starting them may block. */
+/* Claims of this queue are not there yet, or the queue is not open: that may block. */
 static void ask_on_pool(kl__exchange *exchange)
 {
     struct claim *claim = exchange->serving;
     kl__claims *claims = NULL;
-    kl_rc rc = kl__queues_claims(exchange->open, exchange, ask_on_pool, &claims);
+    kl_rc rc = kl__exchange_open(exchange);
+    if (rc == KL_OK)
+        rc = kl__queues_claims(exchange->open, exchange, ask_on_pool, &claims);
     if (rc == KL_OK && !claims)
         return; /* somebody else starts them, and comes back */
     atomic_store(&claim->claims, claims);
@@ -295,7 +297,7 @@ void kl__api_claim_tasks(kl__exchange *exchange)
     if (!read_claim(claim))
         return;
     exchange->serving = claim;
-    kl__claims *claims = kl__queues_claims_known(exchange->open);
+    kl__claims *claims = exchange->open ? kl__queues_claims_known(exchange->open) : NULL;
     atomic_init(&claim->claims, claims);
     if (!kl__http_on_gone(exchange->request, client_gone, claim))
         atomic_store(&claim->gone, true);
@@ -377,8 +379,8 @@ static void count_said(kl__exchange *exchange, const kl__claim_say *says, size_t
     for (size_t i = 0; i < count; i++) {
         *ret_stale += is_stale(says[i].rc);
         *ret_refused += says[i].rc != KL_OK;
-        if (says[i].rc == KL_OK && says[i].word <= KL_CLAIM_RELEASE)
-            kl__metrics_ran(exchange->open->metrics, says[i].ran_ns);
+        if (says[i].rc == KL_OK && says[i].word <= KL_CLAIM_RELEASE && says[i].ran_ns > 0) /* given out here */
+            kl__metrics_ran(exchange->open->metrics, says[i].partition, says[i].ran_ns);
     }
     kl__metrics_stale(exchange->open->metrics, *ret_stale);
 }
@@ -433,7 +435,8 @@ static void said(kl__claim_says *says, kl_rc rc)
         return;
     }
     if (say->word <= KL_CLAIM_DEAD)
-        kl__metrics_settled(exchange->open->metrics, says->count, kl__monotonic_ns() - exchange->request->began_ns);
+        kl__metrics_settled(exchange->open->metrics, says->says, says->count,
+                            kl__monotonic_ns() - exchange->request->began_ns);
     answer_said(say);
 }
 

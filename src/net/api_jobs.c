@@ -153,14 +153,16 @@ static void submit(kl__exchange *exchange, kl_job_spec *spec)
 {
     uint8_t hash[EVP_MAX_MD_SIZE];
     unsigned len = 0;
-    int64_t retry_ms;
+    int64_t retry_ms = 0;
     kl_job_answer answer;
     if (spec->idempotency_key.len > 0 && !make_fingerprint(exchange->request, hash, &len)) {
         kl__reply_rc(exchange, kl__fail_memory());
         return;
     }
     spec->fingerprint = (kl_bytes){hash, len};
-    kl_rc rc = kl_job_submit(exchange->queue, spec, &answer, &retry_ms);
+    kl_rc rc = kl__exchange_open(exchange);
+    if (rc == KL_OK)
+        rc = kl_job_submit(exchange->queue, spec, &answer, &retry_ms);
     if (rc == KL_OK)
         reply_submitted(exchange, &answer);
     else if (rc == KL_EBUSY && retry_ms > 0)

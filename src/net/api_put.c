@@ -337,7 +337,14 @@ static void weigh(putting *put)
     put->alone |= put->token.len > 0;
 }
 
-static void put_on_pool(kl__exchange *exchange) { put_alone(exchange->serving); }
+static void put_on_pool(kl__exchange *exchange)
+{
+    kl_rc rc = kl__exchange_open(exchange);
+    if (rc == KL_OK)
+        put_alone(exchange->serving);
+    else
+        kl__reply_rc(exchange, rc);
+}
 
 void kl__api_put_tasks(kl__exchange *exchange)
 {
@@ -355,7 +362,7 @@ void kl__api_put_tasks(kl__exchange *exchange)
         return;
     weigh(put);
     exchange->serving = put;
-    if (put->alone)
+    if (put->alone || !exchange->open)
         kl__pool_push(exchange->api->pool, exchange, put_on_pool);
     else
         push(exchange->api->puts, put);

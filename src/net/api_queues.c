@@ -137,12 +137,30 @@ static bool set_counts(json_t *object, const kl_counts *counts, int64_t now_ms)
            kl__json_set(object, "oldest_age_ms", oldest_ms ? json_integer(age_ms) : json_null());
 }
 
-static json_t *shape_queue(const kl_queue_info *info, int64_t now_ms)
+/* Tasks a second, to three digits. */
+static json_t *shape_rate(double rate) { return json_real((double)(int64_t)(rate * 1000 + 0.5) / 1000); }
+
+/* What this server has counted. */
+static json_t *shape_rates(kl__exchange *exchange, const char *name)
+{
+    kl__metrics_refresh(exchange->api->metrics);
+    kl__queue_rates rates = kl__metrics_rates(kl__metrics_queue(exchange->api->metrics, name));
+    json_t *object = kl__json_object();
+    if (kl__json_set(object, "put", shape_rate(rates.put)) &&
+        kl__json_set(object, "claimed", shape_rate(rates.claimed)) &&
+        kl__json_set(object, "settled", shape_rate(rates.settled)) &&
+        kl__json_set(object, "failed", shape_rate(rates.failed)) && kl__json_set_int(object, "over_ms", rates.over_ms))
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
+static json_t *shape_queue(kl__exchange *exchange, const kl_queue_info *info, int64_t now_ms)
 {
     json_t *object = kl__json_object();
     if (kl__json_set_text(object, "queue", info->name) &&
         kl__json_set_text(object, "state", info->paused ? "paused" : "active") &&
-        set_counts(object, &info->counts, now_ms) &&
+        set_counts(object, &info->counts, now_ms) && kl__json_set(object, "rates", shape_rates(exchange, info->name)) &&
         kl__json_set(object, "created", kl__shape_time(info->created_ms)) &&
         kl__json_set_int(object, "layout_number", (int64_t)info->layout_number) &&
         kl__json_set_int(object, "layouts_draining", (int64_t)info->layouts_draining) &&
@@ -160,7 +178,7 @@ static kl_rc look_at(kl__exchange *exchange, kl_queue *queue, json_t **ret_shape
     if (rc == KL_OK)
         rc = kl_store_now(exchange->store, &now_ms);
     if (rc == KL_OK)
-        *ret_shape = shape_queue(&info, now_ms);
+        *ret_shape = shape_queue(exchange, &info, now_ms);
     return rc;
 }
 

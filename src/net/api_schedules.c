@@ -154,7 +154,9 @@ void kl__api_put_schedule(kl__exchange *exchange)
     if (kl__params_refused(exchange) || !kl__body_json(exchange, fields, &body) ||
         !read_schedule(exchange, &body, &cron))
         return;
-    kl_rc rc = kl_cron_add(exchange->queue, &cron);
+    kl_rc rc = kl__exchange_open(exchange);
+    if (rc == KL_OK)
+        rc = kl_cron_add(exchange->queue, &cron);
     if (rc == KL_OK)
         reply_done(exchange, "added", NULL);
     else

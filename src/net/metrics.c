@@ -14,6 +14,8 @@ const int64_t kl__metric_slow_ns[KL_METRIC_BUCKETS] = {
     1000000,     10000000,    50000000,    100000000,    500000000,     1000000000,   5000000000,
     10000000000, 30000000000, 60000000000, 300000000000, 1800000000000, 7200000000000};
 
+#define RATE_NS INT64_C(60000000000)
+
 static void add(_Atomic(uint64_t) *counter, uint64_t more)
 {
     atomic_fetch_add_explicit(counter, more, memory_order_relaxed);
@@ -47,6 +49,16 @@ kl_rc kl__metrics_open(const kl__metrics_opts *opts, kl__metrics **ret_metrics)
     return KL_OK;
 }
 
+static void free_queue(kl__queue_metrics *queue)
+{
+    kl__part_slot *parts = atomic_load(&queue->parts);
+    for (size_t i = 0; parts && i <= KL_METRIC_ANY; i++)
+        kl__free(atomic_load(&parts[i]));
+    kl__free(parts);
+    kl__free(queue->looked);
+    kl__free(queue);
+}
+
 void kl__metrics_close(kl__metrics *metrics)
 {
     if (!metrics)
@@ -55,8 +67,7 @@ void kl__metrics_close(kl__metrics *metrics)
         while (metrics->rooms[i]) {
             kl__queue_metrics *queue = metrics->rooms[i];
             metrics->rooms[i] = queue->next;
-            kl__free(atomic_load(&queue->parts));
-            kl__free(queue);
+            free_queue(queue);
         }
     pthread_mutex_destroy(&metrics->mutex);
     kl__free(metrics->routes);
@@ -69,6 +80,8 @@ static kl__queue_metrics *make_queue(kl__metrics *metrics, const char *name)
     if (!queue)
         return NULL;
     queue->metrics = metrics;
+    queue->samples[0].at_ns = kl__monotonic_ns();
+    queue->sample_count = 1;
     snprintf(queue->name, sizeof queue->name, "%s", name);
     return queue;
 }
@@ -92,10 +105,17 @@ kl__queue_metrics *kl__metrics_queue(kl__metrics *metrics, const char *name)
 
 /* ---- The data path ---- */
 
-/* Counters by partition, made by the first put that needs them. NULL: out of memory. */
-static _Atomic(uint64_t) *parts_of(kl__queue_metrics *queue)
+const kl__part_metrics *kl__queue_metrics_part(const kl__queue_metrics *queue, uint32_t partition)
 {
-    _Atomic(uint64_t) *parts = atomic_load_explicit(&queue->parts, memory_order_acquire), *none = NULL;
+    kl__part_slot *parts = atomic_load_explicit(&queue->parts, memory_order_acquire);
+    if (partition == 0)
+        return &queue->first;
+    return parts ? atomic_load_explicit(&parts[partition], memory_order_acquire) : NULL;
+}
+
+static kl__part_slot *slots_of(kl__queue_metrics *queue)
+{
+    kl__part_slot *parts = atomic_load_explicit(&queue->parts, memory_order_acquire), *none = NULL;
     if (parts)
         return parts;
     parts = kl__alloc_zeroed(KL_METRIC_ANY + 1, sizeof *parts);
@@ -105,20 +125,54 @@ static _Atomic(uint64_t) *parts_of(kl__queue_metrics *queue)
     return none;
 }
 
+/* Made when something is first counted. Without memory it is counted as of the first partition. */
+static kl__part_metrics *part_of(kl__queue_metrics *queue, uint32_t partition)
+{
+    if (partition == 0 || partition > KL_METRIC_ANY)
+        return &queue->first;
+    kl__part_slot *parts = slots_of(queue);
+    if (!parts)
+        return &queue->first;
+    kl__part_metrics *part = atomic_load_explicit(&parts[partition], memory_order_acquire), *none = NULL;
+    if (part)
+        return part;
+    part = kl__alloc_zeroed(1, sizeof *part);
+    if (!part)
+        return &queue->first;
+    if (atomic_compare_exchange_strong(&parts[partition], &none, part))
+        return part;
+    kl__free(part);
+    return none;
+}
+
+/* Which partitions one request has had tasks of. */
+struct touched {
+    uint64_t bits[KL_METRIC_ANY / 64 + 1];
+};
+
+static bool touch(struct touched *touched, uint32_t partition)
+{
+    uint64_t *word = &touched->bits[partition / 64], bit = UINT64_C(1) << partition % 64;
+    bool first = !(*word & bit);
+    *word |= bit;
+    return first;
+}
+
 static uint32_t partition_of(const kl_layout *layout, const kl_put *task)
 {
     return task->key.len > 0 && !task->partition ? kl_partition_of(layout, task->key) : KL_METRIC_ANY;
 }
 
-static void count_put(kl__queue_metrics *queue, const kl_layout *layout, const kl_put *tasks, size_t count)
+static void count_puts(kl__queue_metrics *queue, const kl_layout *layout, const kl_put *tasks, size_t count, int64_t ns)
 {
-    _Atomic(uint64_t) *parts = layout && layout->partitions > 1 ? parts_of(queue) : NULL;
-    if (!parts) {
-        add(&queue->put, count);
-        return;
+    struct touched touched = {{0}};
+    for (size_t i = 0; i < count; i++) {
+        uint32_t partition = partition_of(layout, &tasks[i]);
+        kl__part_metrics *part = part_of(queue, partition);
+        add(&part->put, 1);
+        if (touch(&touched, partition))
+            observe(&part->histograms[KL_METRIC_COMMIT], kl__metric_quick_ns, ns);
     }
-    for (size_t i = 0; i < count; i++)
-        add(&parts[partition_of(layout, &tasks[i])], 1);
 }
 
 void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks, size_t count, int64_t ns)
@@ -126,27 +180,42 @@ void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks
     if (!queue)
         return;
     kl__descriptor *descriptor = of ? kl__queue_descriptor(of) : NULL;
-    count_put(queue, descriptor ? &kl__put_layout(descriptor)->layout : NULL, tasks, count);
+    const kl_layout *layout = descriptor ? &kl__put_layout(descriptor)->layout : NULL;
+    if (layout && layout->partitions > 1) {
+        count_puts(queue, layout, tasks, count, ns);
+    } else {
+        add(&queue->first.put, count);
+        observe(&queue->first.histograms[KL_METRIC_COMMIT], kl__metric_quick_ns, ns);
+    }
     kl__descriptor_release(descriptor);
-    observe(&queue->histograms[KL_METRIC_COMMIT], kl__metric_quick_ns, ns);
 }
 
-void kl__metrics_claimed(kl__queue_metrics *queue, size_t count, int64_t ns)
+void kl__metrics_claimed(kl__queue_metrics *queue, const kl__claimed *tasks, size_t count, int64_t ns)
 {
-    if (queue && count > 0)
-        observe(&queue->histograms[KL_METRIC_CLAIM], kl__metric_quick_ns, ns);
+    struct touched touched = {{0}};
+    for (size_t i = 0; queue && i < count; i++)
+        if (touch(&touched, tasks[i].partition_index))
+            observe(&part_of(queue, tasks[i].partition_index)->histograms[KL_METRIC_CLAIM], kl__metric_quick_ns, ns);
 }
 
-void kl__metrics_ran(kl__queue_metrics *queue, int64_t ns)
+void kl__metrics_ran(kl__queue_metrics *queue, uint32_t partition, int64_t ns)
 {
     if (queue)
-        observe(&queue->histograms[KL_METRIC_RUN], kl__metric_slow_ns, ns);
+        observe(&part_of(queue, partition)->histograms[KL_METRIC_RUN], kl__metric_slow_ns, ns);
 }
 
-void kl__metrics_settled(kl__queue_metrics *queue, size_t count, int64_t ns)
+void kl__metrics_settled(kl__queue_metrics *queue, const kl__claim_say *says, size_t count, int64_t ns)
 {
-    if (queue && count > 0)
-        observe(&queue->histograms[KL_METRIC_SETTLE], kl__metric_quick_ns, ns);
+    struct touched touched = {{0}};
+    for (size_t i = 0; queue && i < count; i++)
+        if (says[i].rc == KL_OK && touch(&touched, says[i].partition))
+            observe(&part_of(queue, says[i].partition)->histograms[KL_METRIC_SETTLE], kl__metric_quick_ns, ns);
+}
+
+void kl__metrics_ended(void *context, uint32_t partition, kl_outcome outcome)
+{
+    if (context)
+        add(&part_of(context, partition)->outcomes[outcome], 1);
 }
 
 void kl__metrics_stale(kl__queue_metrics *queue, size_t count)
@@ -230,10 +299,12 @@ void kl__metrics_refresh(kl__metrics *metrics)
 static kl__queue_totals totals_of(kl__queue_metrics *queue)
 {
     kl__claims_counts claims = sum(&queue->left, &queue->now);
-    const _Atomic(uint64_t) *parts = atomic_load_explicit(&queue->parts, memory_order_acquire);
-    uint64_t put = kl__metric_load(&queue->put);
-    for (size_t i = 0; parts && i <= KL_METRIC_ANY; i++)
-        put += kl__metric_load(&parts[i]);
+    bool several = atomic_load_explicit(&queue->parts, memory_order_acquire) != NULL;
+    uint64_t put = 0;
+    for (uint32_t i = 0; i == 0 || (several && i <= KL_METRIC_ANY); i++) {
+        const kl__part_metrics *part = kl__queue_metrics_part(queue, i);
+        put += part ? kl__metric_load(&part->put) : 0;
+    }
     return (kl__queue_totals){.put = put,
                               .claimed = claims.given,
                               .done = claims.pump.done,
@@ -267,4 +338,50 @@ void kl__metrics_changes(kl__metrics *metrics, kl__metrics_visit_fn *visit, void
             queue->told = totals;
         }
     pthread_mutex_unlock(&metrics->mutex);
+}
+
+/* ---- Rates ---- */
+
+void kl__metrics_sample(kl__metrics *metrics)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    pthread_mutex_lock(&metrics->mutex);
+    for (size_t i = 0; i < KL_METRIC_QUEUE_ROOMS; i++)
+        for (kl__queue_metrics *queue = metrics->rooms[i]; queue; queue = queue->next) {
+            size_t at = queue->sample_count++ % KL_METRIC_SAMPLES;
+            queue->samples[at].at_ns = now_ns;
+            queue->samples[at].totals = totals_of(queue);
+        }
+    pthread_mutex_unlock(&metrics->mutex);
+}
+
+/* The oldest sample that is not older than a minute; the newest, if all are. */
+static size_t base_of(const kl__queue_metrics *queue, int64_t now_ns)
+{
+    size_t kept = queue->sample_count < KL_METRIC_SAMPLES ? queue->sample_count : KL_METRIC_SAMPLES;
+    size_t at = queue->sample_count - kept;
+    while (at + 1 < queue->sample_count && now_ns - queue->samples[at % KL_METRIC_SAMPLES].at_ns > RATE_NS)
+        at++;
+    return at % KL_METRIC_SAMPLES;
+}
+
+kl__queue_rates kl__metrics_rates(kl__queue_metrics *queue)
+{
+    kl__queue_rates rates = {0};
+    if (!queue)
+        return rates;
+    pthread_mutex_lock(&queue->metrics->mutex);
+    int64_t now_ns = kl__monotonic_ns();
+    size_t base = base_of(queue, now_ns);
+    kl__queue_totals now = totals_of(queue), before = queue->samples[base].totals;
+    int64_t over_ns = now_ns - queue->samples[base].at_ns;
+    pthread_mutex_unlock(&queue->metrics->mutex);
+    double seconds = over_ns > 1000000 ? (double)over_ns / 1e9 : 0.001;
+    uint64_t settled = now.done + now.dead + now.cancelled - before.done - before.dead - before.cancelled;
+    rates.put = (double)(now.put - before.put) / seconds;
+    rates.claimed = (double)(now.claimed - before.claimed) / seconds;
+    rates.settled = (double)settled / seconds;
+    rates.failed = (double)(now.retried + now.dead - before.retried - before.dead) / seconds;
+    rates.over_ms = over_ns / 1000000;
+    return rates;
 }

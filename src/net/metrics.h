@@ -2,7 +2,7 @@
  *
  * Counters of the data path are relaxed additions to memory that is found once per queue (kl__metrics_queue): no mutex,
  * no allocation. What others count anyway (claims, pumps) is handed over as it stands when somebody asks (`refresh`).
- * What waits is asked of the store when the text is made.
+ * What waits is asked of the store when the text is made, at most once a second for each queue.
  *
  * M1  Every queue of the store has all its series from its first moment, at 0.
  * M2  Nothing is ever labelled with a key, a task, or anything else that producers choose.
@@ -35,17 +35,21 @@ kl__queue_metrics *kl__metrics_queue(kl__metrics *metrics, const char *queue);
 /* ---- The data path ---- */
 
 /* One put that is durable: `ns` is how long it took from the request to that. `of` tells the partitions of keys; NULL: it
- * has one. A task without a key counts for partition "any" where there are several. */
+ * has one. A task without a key counts for partition "any" where there are several. As below, what takes time counts once
+ * for each partition that it has tasks of. */
 void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks, size_t count, int64_t ns);
 
 /* One claim that was answered with tasks, and how long that took from the request. */
-void kl__metrics_claimed(kl__queue_metrics *queue, size_t count, int64_t ns);
+void kl__metrics_claimed(kl__queue_metrics *queue, const kl__claimed *tasks, size_t count, int64_t ns);
 
 /* One task that was finished, failed or released, and for how long it had been given out. */
-void kl__metrics_ran(kl__queue_metrics *queue, int64_t ns);
+void kl__metrics_ran(kl__queue_metrics *queue, uint32_t partition, int64_t ns);
 
 /* One batch of outcomes that is durable, and how long that took from the request. */
-void kl__metrics_settled(kl__queue_metrics *queue, size_t count, int64_t ns);
+void kl__metrics_settled(kl__queue_metrics *queue, const kl__claim_say *says, size_t count, int64_t ns);
+
+/* One task that was settled, and how. As kl__claims_opts.ended; ctx is the kl__queue_metrics. */
+void kl__metrics_ended(void *queue, uint32_t partition, kl_outcome outcome);
 
 /* Finishes and the like that were refused because their token was stale. */
 void kl__metrics_stale(kl__queue_metrics *queue, size_t count);
@@ -66,6 +70,17 @@ typedef struct kl__queue_totals {
 } kl__queue_totals;
 
 void kl__metrics_refresh(kl__metrics *metrics); /* asks `refresh` */
+
+/* Tasks a second of a queue in this process, over the last minute or since it was first heard of. To be sampled every few
+ * seconds; what was refreshed last is what counts. */
+typedef struct kl__queue_rates {
+    double put, claimed, settled,
+        failed; /* settled: done, dead or cancelled; failed: attempts, of dead ones the last, too */
+    int64_t over_ms;
+} kl__queue_rates;
+
+void kl__metrics_sample(kl__metrics *metrics);
+kl__queue_rates kl__metrics_rates(kl__queue_metrics *queue);
 
 /* Every queue of which something was counted since the last call, with how much. One caller at a time; `visit` must not
  * call anything here. */

@@ -11,7 +11,7 @@
 #include "net/metrics_inside.h"
 #include "net/tokens.h"
 
-enum { NAMES_MAX = 500, TEXT_ROOM = 1 << 16 };
+enum { NAMES_MAX = 500, TEXT_ROOM = 1 << 16, LOOKED_NS = 1000000000 };
 
 /* ---- Text that grows ---- */
 
@@ -139,10 +139,48 @@ static kl_rc look_at(const kl__descriptor *descriptor, kl_arena *arena, struct s
     return KL_OK;
 }
 
+/* What was looked at a moment ago is not asked again: several may scrape, and a queue may have many partitions. */
+static bool recall(struct scrape *scrape, struct sample *sample)
+{
+    kl__queue_metrics *queue = sample->metrics;
+    bool there = false;
+    pthread_mutex_lock(&scrape->metrics->mutex);
+    const kl__looked *looked = queue->looked;
+    if (looked && kl__monotonic_ns() - looked->at_ns < LOOKED_NS) {
+        size_t bytes = looked->layout.partitions * sizeof *looked->parts;
+        sample->parts = kl_arena_alloc(scrape->arena, bytes);
+        there = sample->parts != NULL;
+        if (there)
+            memcpy(sample->parts, looked->parts, bytes);
+        sample->layout = looked->layout;
+        sample->draining = looked->draining;
+        sample->paused = looked->paused;
+    }
+    pthread_mutex_unlock(&scrape->metrics->mutex);
+    return there;
+}
+
+static void remember(struct scrape *scrape, const struct sample *sample)
+{
+    size_t bytes = sample->layout.partitions * sizeof *sample->parts;
+    kl__looked *looked = kl__alloc(sizeof *looked + bytes);
+    if (!looked)
+        return; /* it is asked again */
+    *looked = (kl__looked){kl__monotonic_ns(), sample->layout, sample->draining, sample->paused};
+    memcpy(looked->parts, sample->parts, bytes);
+    pthread_mutex_lock(&scrape->metrics->mutex);
+    kl__looked *before = sample->metrics->looked;
+    sample->metrics->looked = looked;
+    pthread_mutex_unlock(&scrape->metrics->mutex);
+    kl__free(before);
+}
+
 /* KL_ENOTFOUND: it was removed meanwhile. */
 static kl_rc look(struct scrape *scrape, struct sample *sample)
 {
     kl_queue *queue;
+    if (recall(scrape, sample))
+        return KL_OK;
     kl_rc rc = kl_queue_find(scrape->store, sample->name, &queue);
     if (rc != KL_OK)
         return rc;
@@ -150,6 +188,8 @@ static kl_rc look(struct scrape *scrape, struct sample *sample)
     rc = look_at(descriptor, scrape->arena, sample);
     kl__descriptor_release(descriptor);
     kl_queue_close(queue);
+    if (rc == KL_OK)
+        remember(scrape, sample);
     return rc;
 }
 
@@ -272,24 +312,37 @@ static void put_parts(struct out *out, const struct scrape *scrape)
     }
 }
 
-/* One put call counts its tasks by partition from the moment when there are several. */
+/* ---- What was counted, by partition ---- */
+
+typedef void put_counted_fn(struct out *out, const char *labels, const kl__part_metrics *part, size_t which);
+
+/* All partitions, from the first moment on; and "any" once something was counted of it. */
+static void put_counted(struct out *out, const struct scrape *scrape, put_counted_fn *put_one, size_t which)
+{
+    static const kl__part_metrics nothing;
+    char labels[256];
+    for (size_t i = 0; i < scrape->count; i++) {
+        const struct sample *sample = &scrape->samples[i];
+        for (uint32_t p = 0; p < sample->layout.partitions; p++) {
+            const kl__part_metrics *part = kl__queue_metrics_part(sample->metrics, p);
+            put_one(out, labels_of(sample, p, labels, sizeof labels), part ? part : &nothing, which);
+        }
+        const kl__part_metrics *any = kl__queue_metrics_part(sample->metrics, KL_METRIC_ANY);
+        if (any && (which == KL_METRIC_COMMIT || which == KL_METRIC_HISTOGRAMS))
+            put_one(out, labels_of(sample, KL_METRIC_ANY, labels, sizeof labels), any, which);
+    }
+}
+
+static void put_appended_of(struct out *out, const char *labels, const kl__part_metrics *part, size_t which)
+{
+    (void)which;
+    put(out, "keyline_tasks_appended_total{%s} %llu\n", labels, (unsigned long long)kl__metric_load(&part->put));
+}
+
 static void put_appended(struct out *out, const struct scrape *scrape)
 {
     put_family(out, "keyline_tasks_appended", "counter", "Tasks put through this server.");
-    for (size_t i = 0; i < scrape->count; i++) {
-        const struct sample *sample = &scrape->samples[i];
-        const _Atomic(uint64_t) *parts = atomic_load_explicit(&sample->metrics->parts, memory_order_acquire);
-        char labels[256];
-        for (uint32_t p = 0; p < sample->layout.partitions; p++) {
-            unsigned long long count = parts ? kl__metric_load(&parts[p]) : 0;
-            if (p == 0)
-                count += kl__metric_load(&sample->metrics->put);
-            put(out, "keyline_tasks_appended_total{%s} %llu\n", labels_of(sample, p, labels, sizeof labels), count);
-        }
-        if (parts)
-            put(out, "keyline_tasks_appended_total{%s} %llu\n", labels_of(sample, KL_METRIC_ANY, labels, sizeof labels),
-                (unsigned long long)kl__metric_load(&parts[KL_METRIC_ANY]));
-    }
+    put_counted(out, scrape, put_appended_of, KL_METRIC_HISTOGRAMS);
 }
 
 static uint64_t is_paused(const struct sample *sample) { return sample->paused; }
@@ -333,22 +386,22 @@ static void put_queues(struct out *out, const struct scrape *scrape)
     }
 }
 
+static void put_settled_of(struct out *out, const char *labels, const kl__part_metrics *part, size_t which)
+{
+    static const struct {
+        const char *name;
+        kl_outcome outcome;
+    } outcomes[] = {{"done", KL_DONE}, {"retry", KL_RETRY}, {"dead", KL_DEAD}, {"cancelled", KL_CANCELLED}};
+    (void)which;
+    for (size_t i = 0; i < sizeof outcomes / sizeof *outcomes; i++)
+        put(out, "keyline_tasks_settled_total{%s,outcome=\"%s\"} %llu\n", labels, outcomes[i].name,
+            (unsigned long long)kl__metric_load(&part->outcomes[outcomes[i].outcome]));
+}
+
 static void put_settled(struct out *out, const struct scrape *scrape)
 {
     put_family(out, "keyline_tasks_settled", "counter", "Tasks settled by this server, by outcome.");
-    for (size_t i = 0; i < scrape->count; i++) {
-        const kl__pump_counts *counts = &scrape->samples[i].claims.pump;
-        const struct {
-            const char *outcome;
-            uint64_t count;
-        } outcomes[] = {{"done", counts->done},
-                        {"retry", counts->retried},
-                        {"dead", counts->dead},
-                        {"cancelled", counts->cancelled}};
-        for (size_t j = 0; j < sizeof outcomes / sizeof *outcomes; j++)
-            put(out, "keyline_tasks_settled_total{queue=\"%s\",outcome=\"%s\"} %llu\n", scrape->samples[i].name,
-                outcomes[j].outcome, (unsigned long long)outcomes[j].count);
-    }
+    put_counted(out, scrape, put_settled_of, KL_METRIC_SETTLE);
 }
 
 /* ---- Histograms ---- */
@@ -365,21 +418,21 @@ static const char *seconds_text(uint64_t ns, char *buffer, size_t size)
 }
 
 /* The count is made of the buckets, so that the two agree whatever is counted meanwhile. */
-static void put_histogram(struct out *out, const char *name, const char *label, const char *value,
-                          const kl__histogram *histogram, const int64_t *bounds_ns)
+static void put_histogram(struct out *out, const char *name, const char *labels, const kl__histogram *histogram,
+                          const int64_t *bounds_ns)
 {
     uint64_t below = 0;
     char seconds[48];
     for (int i = 0; i < KL_METRIC_BUCKETS; i++) {
         below += kl__metric_load(&histogram->buckets[i]);
-        put(out, "%s_bucket{%s=\"%s\",le=\"%s\"} %llu\n", name, label, value,
+        put(out, "%s_bucket{%s,le=\"%s\"} %llu\n", name, labels,
             seconds_text((uint64_t)bounds_ns[i], seconds, sizeof seconds), (unsigned long long)below);
     }
     below += kl__metric_load(&histogram->buckets[KL_METRIC_BUCKETS]);
-    put(out, "%s_bucket{%s=\"%s\",le=\"+Inf\"} %llu\n", name, label, value, (unsigned long long)below);
-    put(out, "%s_sum{%s=\"%s\"} %s\n", name, label, value,
+    put(out, "%s_bucket{%s,le=\"+Inf\"} %llu\n", name, labels, (unsigned long long)below);
+    put(out, "%s_sum{%s} %s\n", name, labels,
         seconds_text(kl__metric_load(&histogram->sum_ns), seconds, sizeof seconds));
-    put(out, "%s_count{%s=\"%s\"} %llu\n", name, label, value, (unsigned long long)below);
+    put(out, "%s_count{%s} %llu\n", name, labels, (unsigned long long)below);
 }
 
 static const struct {
@@ -396,13 +449,16 @@ static const struct {
     [KL_METRIC_RUN] = {"keyline_run_duration_seconds", "From a task's claim to its finish.", kl__metric_slow_ns},
 };
 
+static void put_histogram_of(struct out *out, const char *labels, const kl__part_metrics *part, size_t which)
+{
+    put_histogram(out, histograms[which].name, labels, &part->histograms[which], histograms[which].bounds_ns);
+}
+
 static void put_histograms(struct out *out, const struct scrape *scrape)
 {
     for (size_t f = 0; f < KL_METRIC_HISTOGRAMS; f++) {
         put_family(out, histograms[f].name, "histogram", histograms[f].help);
-        for (size_t i = 0; i < scrape->count; i++)
-            put_histogram(out, histograms[f].name, "queue", scrape->samples[i].name,
-                          &scrape->samples[i].metrics->histograms[f], histograms[f].bounds_ns);
+        put_counted(out, scrape, put_histogram_of, f);
     }
 }
 
@@ -430,9 +486,12 @@ static void put_requests(struct out *out, const kl__metrics *metrics)
     put_family(out, "keyline_http_request_duration_seconds", "histogram",
                "From a request's complete head to its answer, waiting in long polls included.");
     for (size_t i = 0; i <= kl__route_count; i++)
-        if (is_used(&metrics->routes[i]))
-            put_histogram(out, "keyline_http_request_duration_seconds", "route", route_name(i),
-                          &metrics->routes[i].duration, kl__metric_quick_ns);
+        if (is_used(&metrics->routes[i])) {
+            char label[128];
+            snprintf(label, sizeof label, "route=\"%s\"", route_name(i));
+            put_histogram(out, "keyline_http_request_duration_seconds", label, &metrics->routes[i].duration,
+                          kl__metric_quick_ns);
+        }
 }
 
 static void put_http(struct out *out, const kl__http *http)

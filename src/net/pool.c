@@ -12,19 +12,26 @@ struct kl__pool {
     pthread_t threads[];
 };
 
+kl_rc kl__exchange_open(kl__exchange *exchange)
+{
+    if (exchange->open || !kl__route_has_queue(exchange->route))
+        return KL_OK;
+    kl_rc rc = kl__queues_open(exchange->api, kl__part_text(exchange, 0), exchange->route->flags & KL_ROUTE_OPENS,
+                               &exchange->open);
+    if (rc == KL_OK)
+        exchange->queue = exchange->open->queue;
+    return rc;
+}
+
 /* The queue that the route names, which may have to be read from the store first. False: it has answered. */
 static bool open_queue(kl__exchange *exchange)
 {
-    if (exchange->open || !kl__route_has_queue(exchange->route))
-        return true;
-    kl_rc rc = kl__queues_open(exchange->api, kl__part_text(exchange, 0), exchange->route->flags & KL_ROUTE_OPENS,
-                               &exchange->open);
-    if (rc != KL_OK) {
+    if (exchange->route->flags & KL_ROUTE_OPENS)
+        return true; /* only when the body is found to be right */
+    kl_rc rc = kl__exchange_open(exchange);
+    if (rc != KL_OK)
         kl__reply_rc(exchange, rc);
-        return false;
-    }
-    exchange->queue = exchange->open->queue;
-    return true;
+    return rc == KL_OK;
 }
 
 static kl__exchange *pop(struct kl__pool *pool)

@@ -148,6 +148,8 @@ static kl_rc start(kl__open_queue *open, kl__claims **ret_claims)
 {
     kl__api *api = open->api;
     kl__claims_opts opts = {.queue = open->queue, .name = api->worker_name, .server = api->name};
+    opts.ended = kl__metrics_ended;
+    opts.ended_ctx = open->metrics;
     opts.log = api->opts.log;
     opts.log_ctx = api->opts.log_ctx;
     return kl__claims_open(&opts, ret_claims);

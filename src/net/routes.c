@@ -177,7 +177,8 @@ static void go(kl__exchange *exchange)
         return;
     }
     bool small = exchange->request->body.len <= NOW_BYTES_MAX;
-    if (exchange->route->flags & KL_ROUTE_NOW && small && (exchange->open || !kl__route_has_queue(exchange->route)))
+    bool can = exchange->open || exchange->route->flags & KL_ROUTE_OPENS || !kl__route_has_queue(exchange->route);
+    if (exchange->route->flags & KL_ROUTE_NOW && small && can)
         exchange->route->handler(exchange);
     else
         kl__pool_push(api->pool, exchange, exchange->route->handler);

@@ -28,6 +28,8 @@ static void *keep(void *context)
         if (kl__forward_renew(api) != KL_OK)
             api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
         kl__queues_rest(api);
+        kl__metrics_refresh(api->metrics);
+        kl__metrics_sample(api->metrics);
         pthread_mutex_lock(&api->keeper_mutex);
         if (!api->keeper_ends)
             kl__cond_wait(&api->keeper_wake, &api->keeper_mutex, kl__deadline_ns(KEEPER_MS));

@@ -115,9 +115,15 @@ static bool is_far(kl_store *store)
     return (can & KL_STORE_SHARED) && !(can & KL_STORE_ASYNC);
 }
 
+static void ended(void *context, uint32_t partition, kl_outcome outcome)
+{
+    const kl__claims *claims = context;
+    claims->ended(claims->ended_ctx, partition, outcome);
+}
+
 static kl_rc start(kl__claims *claims, const kl__claims_opts *opts)
 {
-    kl__giver giver = {kl__claims_wanted, kl__claims_settled, kl__claims_after, claims};
+    kl__giver giver = {kl__claims_wanted, kl__claims_settled, opts->ended ? ended : NULL, kl__claims_after, claims};
     kl_worker_opts worker = {.size = sizeof worker,
                              .name = opts->name,
                              .window_max = opts->window_max,
@@ -147,6 +153,8 @@ kl_rc kl__claims_open(const kl__claims_opts *opts, kl__claims **ret_claims)
     if (!claims)
         return kl__fail_memory();
     snprintf(claims->server, sizeof claims->server, "%s", opts->server ? opts->server : "");
+    claims->ended = opts->ended;
+    claims->ended_ctx = opts->ended_ctx;
     claims->running_max = opts->running_max ? (uint64_t)opts->running_max : RUNNING_MAX;
     claims->kind_ms = opts->kind_ms > 0 ? opts->kind_ms : KIND_MS;
     claims->far = is_far(opts->queue->store);

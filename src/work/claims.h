@@ -45,6 +45,9 @@ typedef struct kl__claims_opts {
     int64_t window_max;  /* 65,536 */
     int64_t running_max; /* tasks given out at once: 100,000 */
     int64_t kind_ms;     /* 10 s: tasks of a kind that nobody asks for so long are left to others (C5) */
+    /* Told of every outcome that is durable, and of which partition, by its place in the layout; must not block. NULL: nobody. */
+    void (*ended)(void *ctx, uint32_t partition, kl_outcome outcome);
+    void *ended_ctx;
     kl_log_fn *log;
     void *log_ctx;
 } kl__claims_opts;
@@ -75,6 +78,7 @@ typedef struct kl__claimed {
     int64_t lease_until_ms; /* on this machine's wall clock */
     int64_t lease_ms;
     const char *partition; /* lasts as long as the claims */
+    uint32_t partition_index;
 } kl__claimed;
 
 /* A wish for tasks; the caller's memory until it is answered, from {.max = ...}: what is not named is zero. */
@@ -129,8 +133,9 @@ typedef struct kl__claim_say {
     kl_rc rc;       /* the answer: KL_OK; KL_ENOTFOUND: the token is stale or unknown; KL_ESTALE: the shard was lost;
                      * KL_EINVAL: the result is too long, a lease or a delay out of its range. Of an outcome: also the
                      * store's error, after which it is not known whether it counts */
-    int64_t ran_ns; /* the answer: for how long it had been given out */
-    bool cancelled; /* the answer to extend and progress: the task is unwanted, better stop */
+    int64_t ran_ns; /* the answer: for how long it had been given out; 0: it was not given out here */
+    uint32_t partition;          /* the answer: of which it was, by its place in the layout */
+    bool cancelled;              /* the answer to extend and progress: the task is unwanted, better stop */
     int64_t lease_until_ms;      /* the answer to extend and progress: the wall clock's */
     struct kl__claim_says *says; /* the claims' own */
 } kl__claim_say;

@@ -218,6 +218,7 @@ static kl_rc claim_one(kl__claims *claims, kl__giving *giving, const kl_task_ext
     kl__claim *claim;
     kl__held *held = giving->held;
     giving->partition = keep_name(claims, held->window->partition->name);
+    giving->partition_index = held->window->partition->index;
     kl_rc rc = giving->partition ? kl__claim_new(claims, &claim) : kl__fail_memory();
     if (rc != KL_OK)
         return rc;
@@ -334,7 +335,8 @@ static kl_rc hand_over(kl__claims *claims, const kl__giving *giving)
                              .attempt = giving->attempt,
                              .lease_until_ms = giving->lease_until_ms,
                              .lease_ms = giving->lease_ms,
-                             .partition = giving->partition};
+                             .partition = giving->partition,
+                             .partition_index = giving->partition_index};
     kl__token_write(claims->server, &giving->token, claimed->token);
     return KL_OK;
 }

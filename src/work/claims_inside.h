@@ -47,6 +47,7 @@ typedef struct kl__giving {
     uint32_t attempt;
     int64_t lease_until_ms, lease_ms;
     const char *partition;
+    uint32_t partition_index;
     size_t from; /* among the loaded */
     kl_rc rc;
 } kl__giving;
@@ -100,6 +101,8 @@ struct kl__claims {
     kl__claim_says *answered, *answered_last; /* to be told */
 
     struct kl__claims_name *names; /* of partitions */
+    void (*ended)(void *ctx, uint32_t partition, kl_outcome outcome);
+    void *ended_ctx;
     uint64_t given, expired, stale;
     int64_t busy_ns, swept_ns;
 };

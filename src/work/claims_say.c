@@ -268,6 +268,7 @@ static void hear(kl__claims *claims, kl__claim_say *say, int64_t now_ns)
         return;
     }
     say->ran_ns = now_ns - claim->given_ns;
+    say->partition = claim->held->window->partition->index;
     if ((say->rc = check_say(say)) != KL_OK)
         return;
     if (atomic_load(&claim->held->window->lost)) {

@@ -164,7 +164,7 @@ struct kl__window {
 struct kl__partition {
     kl__pump *pump;
     kl_store *store;
-    uint32_t number;
+    uint32_t number, index; /* in its store, in its layout */
     kl_layout layout;
     uint64_t layout_number;
     char name[KL_PARTITION_NAME_BYTES];

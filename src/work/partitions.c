@@ -102,6 +102,7 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     partition->pump = pump;
     partition->store = layout->stores[index];
     partition->number = layout->numbers[index];
+    partition->index = index;
     partition->layout = layout->layout;
     partition->layout_number = layout->number;
     memcpy(partition->name, name, sizeof name);
@@ -141,8 +142,9 @@ kl_rc kl__partitions_sync(kl__pump *pump)
         if (layout->drained)
             continue;
         pump->all_shards += (uint64_t)layout->layout.partitions * kl_layout_shards(&layout->layout);
-        for (uint32_t p = 0; p < layout->layout.partitions && rc == KL_OK && !pump->stopping; p++)
-            rc = add(pump, layout, p); /* one that stops comes to nothing new: once gone, it stays gone */
+        for (uint32_t p = 0; p < layout->layout.partitions && rc == KL_OK; p++)
+            if (!pump->stopping || KL_MUTANT(stopped_joins))
+                rc = add(pump, layout, p); /* one that stops comes to nothing new: once gone, it stays gone */
     }
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         const kl__queue_layout *layout = layout_of(descriptor, partition->layout_number);

@@ -38,6 +38,8 @@ typedef struct kl__pump_opts {
      * need not be told again. NULL: all are run; nobody waits. */
     bool (*wanted)(void *ctx, kl__held *held, kl_bytes kind);
     bool (*settled)(void *ctx, void *waiter, kl_rc rc);
+    void (*ended)(void *ctx, uint32_t partition,
+                  kl_outcome outcome); /* of every outcome that is durable; NULL: nobody counts */
     void *giver;
     kl_log_fn *log;
     void *log_ctx;

@@ -159,8 +159,11 @@ static void collect(kl__pump *pump, kl__settles *settles)
 
 /* --- Afterwards --- */
 
-static void count(kl__pump *pump, kl_outcome outcome, bool halted)
+static void count(const kl__window *window, kl_outcome outcome, bool halted)
 {
+    kl__pump *pump = window->pump;
+    if (pump->opts.ended && !halted)
+        pump->opts.ended(pump->opts.giver, window->partition->index, outcome);
     switch (outcome) {
     case KL_DONE:
         pump->counts.done++;
@@ -217,7 +220,7 @@ static void tell(kl__pump *pump, kl__held *held, kl_rc rc)
 static void applied(kl__window *window, kl__held *held)
 {
     tell(window->pump, held, KL_OK);
-    count(window->pump, (kl_outcome)held->outcome, held->halted);
+    count(window, (kl_outcome)held->outcome, held->halted);
     held->sending = false;
     window->out--;
     if (window->lost) {

@@ -246,6 +246,7 @@ static kl_rc open_served(kl_worker *worker, kl__served *served, const kl_worker_
                           .mutex_ctx = worker,
                           .wanted = worker->giver.wanted,
                           .settled = worker->giver.settled,
+                          .ended = worker->giver.ended,
                           .giver = worker->giver.ctx,
                           .log = worker->opts.log,
                           .log_ctx = worker->opts.log_ctx};

@@ -69,11 +69,12 @@ typedef struct kl__thread {
     kl_work work;
 } kl__thread;
 
-/* Whoever gives tasks out instead of running them (claims.c): the first two as in kl__pump_opts; `after` is called with
+/* Whoever gives tasks out instead of running them (claims.c): the first three as in kl__pump_opts; `after` is called with
  * the mutex held, and may leave it, when outcomes may have been settled. */
 typedef struct kl__giver {
     bool (*wanted)(void *ctx, kl__held *held, kl_bytes kind);
     bool (*settled)(void *ctx, void *waiter, kl_rc rc);
+    void (*ended)(void *ctx, uint32_t partition, kl_outcome outcome);
     void (*after)(void *ctx);
     void *ctx;
 } kl__giver;

@@ -118,6 +118,27 @@ TEST(a_put_that_is_not_valid_stores_nothing_and_harms_no_other)
     server_close(&server);
 }
 
+TEST(what_is_refused_makes_no_queue)
+{
+    static const struct {
+        const char *method, *route;
+    } rows[] = {{"POST", "tasks"}, {"POST", "claim"}, {"POST", "jobs"}, {"PUT", "schedules/nightly"}};
+    struct server server;
+    char path[128];
+    if (!server_open(&server, NULL))
+        return;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(path, sizeof path, "/v1/queues/q%zu/%s", i, rows[i].route);
+        server_do(&server, rows[i].method, path, "{\"nonsense\": 1", 400);
+        server_do(&server, rows[i].method, path, "{\"nonsense\": 1}", 400);
+        snprintf(path, sizeof path, "/v1/queues/q%zu", i);
+        server_do(&server, "GET", path, NULL, 404);
+    }
+    server_do(&server, "POST", "/v1/queues/q0/tasks", "{\"payload\": \"x\"}", 201);
+    server_do(&server, "GET", "/v1/queues/q0", NULL, 200);
+    server_close(&server);
+}
+
 TEST(a_stale_token_is_refused_and_changes_nothing)
 {
     struct server server;

@@ -61,11 +61,12 @@ TEST(a_queue_has_its_series_from_the_start)
     CHECK_LINE(&metrics, "keyline_queue_tasks{queue=\"orders\",partition=\"orders__p1\",state=\"retry\"} 0");
     CHECK_LINE(&metrics, "keyline_queue_kept_tasks{queue=\"orders\",partition=\"orders\",state=\"dead\"} 0");
     CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"orders__p1\"} 0");
-    CHECK_LINE(&metrics, "keyline_tasks_settled_total{queue=\"orders\",outcome=\"dead\"} 0");
+    CHECK_LINE(&metrics, "keyline_tasks_settled_total{queue=\"orders\",partition=\"orders__p1\",outcome=\"dead\"} 0");
     CHECK_LINE(&metrics, "keyline_leases_expired_total{queue=\"orders\"} 0");
     CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\"} 0");
-    CHECK_LINE(&metrics, "keyline_commit_duration_seconds_count{queue=\"orders\"} 0");
-    CHECK_LINE(&metrics, "keyline_run_duration_seconds_bucket{queue=\"orders\",le=\"+Inf\"} 0");
+    CHECK_LINE(&metrics, "keyline_commit_duration_seconds_count{queue=\"orders\",partition=\"orders\"} 0");
+    CHECK_LINE(&metrics,
+               "keyline_run_duration_seconds_bucket{queue=\"orders\",partition=\"orders__p1\",le=\"+Inf\"} 0");
     answer_free(&metrics);
     server_close(&server);
 }
@@ -95,14 +96,104 @@ TEST(what_happens_is_counted)
     CHECK_LINE(&metrics, "keyline_queue_tasks{queue=\"orders\",partition=\"orders\",state=\"ready\"} 1");
     CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"orders\"} 2");
     CHECK_LINE(&metrics, "keyline_tasks_claimed_total{queue=\"orders\"} 1");
-    CHECK_LINE(&metrics, "keyline_tasks_settled_total{queue=\"orders\",outcome=\"done\"} 1");
+    CHECK_LINE(&metrics, "keyline_tasks_settled_total{queue=\"orders\",partition=\"orders\",outcome=\"done\"} 1");
     CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\"} 1");
-    CHECK_LINE(&metrics, "keyline_commit_duration_seconds_count{queue=\"orders\"} 2");
-    CHECK_LINE(&metrics, "keyline_claim_duration_seconds_count{queue=\"orders\"} 1");
+    CHECK_LINE(&metrics, "keyline_commit_duration_seconds_count{queue=\"orders\",partition=\"orders\"} 2");
+    CHECK_LINE(&metrics, "keyline_claim_duration_seconds_count{queue=\"orders\",partition=\"orders\"} 1");
+    CHECK_LINE(&metrics, "keyline_run_duration_seconds_count{queue=\"orders\",partition=\"orders\"} 1");
     CHECK_LINE(&metrics, "keyline_http_requests_total{route=\"put_tasks\",status=\"2xx\"} 2");
     CHECK_LINE(&metrics, "keyline_http_requests_total{route=\"finish_tasks\",status=\"4xx\"} 1");
     CHECK_LINE(&metrics, "keyline_queue_owned_shards{queue=\"orders\"} 16");
     answer_free(&metrics);
+    server_close(&server);
+}
+
+/* The number of a line that begins so; -1: there is none. */
+static long long number_of(const struct answer *metrics, const char *begin)
+{
+    const char *at = metrics->body ? strstr(metrics->body, begin) : NULL;
+    return at ? strtoll(at + strlen(begin), NULL, 10) : -1;
+}
+
+/* Each key's task counts where the key lies; tasks without a key are of any partition until they are claimed. */
+TEST(what_happens_is_counted_by_partition)
+{
+    enum { TASKS = 16 };
+    struct server server;
+    char body[4096] = "{\"items\": [", text[128];
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\", \"partitions\": 2}", 201);
+    server_do(&server, "POST", "/v1/queues/orders/tasks", "{\"payload\": \"no key\"}", 201);
+    for (int i = 1; i < TASKS; i++) {
+        snprintf(text, sizeof text, "{\"key\": \"k%d\"}", i);
+        server_do(&server, "POST", "/v1/queues/orders/tasks", text, 201);
+    }
+    for (size_t count = 0; count < TASKS && !test_failed();) {
+        struct answer claim = server_ask(&server, "POST", "/v1/queues/orders/claim", "{\"wait_ms\": 30000}", NULL);
+        const json_t *task = json_array_get(json_object_get(claim.json, "tasks"), 0);
+        const char *token = json_string_value(json_object_get(task, "token"));
+        snprintf(text, sizeof text, "%s{\"token\": \"%s\"}", count++ ? ", " : "", token ? token : "");
+        strcat(body, text);
+        answer_free(&claim);
+    }
+    server_do(&server, "POST", "/v1/queues/orders/finish", strcat(body, "]}"), 200);
+    struct answer metrics = server_ask(&server, "GET", "/metrics", NULL, NULL);
+#define OF(name) "\n" name "{queue=\"orders\",partition=\"orders"
+    long long put[] = {number_of(&metrics, OF("keyline_tasks_appended_total") "\"} "),
+                       number_of(&metrics, OF("keyline_tasks_appended_total") "__p1\"} ")};
+    long long done[] = {number_of(&metrics, OF("keyline_tasks_settled_total") "\",outcome=\"done\"} "),
+                        number_of(&metrics, OF("keyline_tasks_settled_total") "__p1\",outcome=\"done\"} ")};
+    long long ran[] = {number_of(&metrics, OF("keyline_run_duration_seconds_count") "\"} "),
+                       number_of(&metrics, OF("keyline_run_duration_seconds_count") "__p1\"} ")};
+    CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"any\"} 1");
+    CHECK_INT(put[0] + put[1], TASKS - 1);
+    CHECK(put[0] > 0 && put[1] > 0);
+    CHECK_INT(done[0] + done[1], TASKS);
+    CHECK(done[0] >= put[0] && done[1] >= put[1]);
+    CHECK(ran[0] == done[0] && ran[1] == done[1]);
+    CHECK_INT(number_of(&metrics, OF("keyline_settle_duration_seconds_count") "\"} "), 1); /* one batch */
+    answer_free(&metrics);
+    server_close(&server);
+}
+
+/* Between two scrapes within a second nothing is asked of the store's partitions. They may be slow once, so it is tried
+ * until they are not. */
+TEST(scrapes_that_follow_one_another_do_not_ask_the_store_again)
+{
+    static const char asked[] = "\nkeyline_store_calls_total{engine=\"memory\",call=\"counts\"} ";
+    struct server server;
+    long long before = -1, now = -2;
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\", \"partitions\": 4}", 201);
+    for (int i = 0; i < 100 && now != before; i++) {
+        struct answer metrics = server_ask(&server, "GET", "/metrics", NULL, NULL);
+        before = now;
+        now = number_of(&metrics, asked);
+        answer_free(&metrics);
+    }
+    CHECK(now >= 4);
+    CHECK_INT(now, before);
+    server_close(&server);
+}
+
+TEST(a_queue_shows_how_much_happens)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    work(&server);
+    struct answer shown = server_ask(&server, "GET", "/v1/queues/orders", NULL, NULL);
+    const json_t *rates = json_object_get(shown.json, "rates");
+    double put = json_number_value(json_object_get(rates, "put"));
+    double settled = json_number_value(json_object_get(rates, "settled"));
+    CHECK(put > 0 && settled > 0);
+    CHECK(put > settled * 1.9 && put < settled * 2.1); /* two were put, and one of them is done */
+    CHECK(json_number_value(json_object_get(rates, "claimed")) > 0);
+    CHECK(json_number_value(json_object_get(rates, "failed")) == 0);
+    CHECK(json_integer_value(json_object_get(rates, "over_ms")) >= 0);
+    answer_free(&shown);
     server_close(&server);
 }
 
