@@ -213,6 +213,20 @@ static kl_rc keep_socket(CURL *curl, int socket, int *ret_fd)
     return KL_OK;
 }
 
+static kl_rc fail_to_connect(const struct remote *remote, CURLcode code)
+{
+    if (code == CURLE_PEER_FAILED_VERIFICATION)
+        return kl__fail(
+            KL_EINVAL,
+            "the certificate of %s is not trusted, or is for another name; set KEYLINE_CA to the file of the "
+            "certificate that signed it",
+            remote->url);
+    if (code == CURLE_SSL_CACERT_BADFILE)
+        return kl__fail(KL_EINVAL, "KEYLINE_CA names no file of certificates (PEM) that can be read");
+    return kl__fail(KL_EBUSY, "%s cannot be reached: %s; is `keyline serve` running there?", remote->url,
+                    curl_easy_strerror(code));
+}
+
 static kl_rc dial(void *context, int *ret_fd)
 {
     struct remote *remote = context;
@@ -221,9 +235,7 @@ static kl_rc dial(void *context, int *ret_fd)
     if (!curl)
         return kl__fail_memory();
     CURLcode code = curl_easy_perform(curl);
-    kl_rc rc = code == CURLE_OK ? KL_OK
-                                : kl__fail(KL_EBUSY, "%s cannot be reached: %s; is `keyline serve` running there?",
-                                           remote->url, curl_easy_strerror(code));
+    kl_rc rc = code == CURLE_OK ? KL_OK : fail_to_connect(remote, code);
     if (rc == KL_OK && curl_easy_getinfo(curl, CURLINFO_ACTIVESOCKET, &socket) != CURLE_OK)
         rc = kl__fail(KL_ESYSTEM, "libcurl does not hand out the connection to %s", remote->url);
     if (rc == KL_OK)
