@@ -19,7 +19,7 @@ struct server {
     char url[64];
 };
 
-/* Of opts, tokens and audit are used; NULL: neither. False: a failure is recorded. */
+/* opts NULL: nothing is stated; store and listen are the rig's in any case. False: a failure is recorded. */
 bool server_open(struct server *server, const kl__api_opts *opts);
 void server_close(struct server *server);
 
@@ -51,7 +51,33 @@ int server_dial(struct server *server, const char *text); /* says it, and leaves
 const char *answer_text(const struct answer *answer, const char *field);
 int64_t answer_number(const struct answer *answer, const char *field);
 
+/* A header of the answer, without its name; "" when it is not there. */
+const char *answer_header(const struct answer *answer, const char *name, char *buffer, size_t size);
+
 /* Asks, checks the status, and frees the answer. */
 void server_do(struct server *server, const char *method, const char *path, const char *body, int status);
+
+/* ---- Question after question ---- */
+
+/* A server, and the last answer that it gave. */
+struct asking {
+    struct server server;
+    struct answer answer;
+};
+
+bool asking_open(struct asking *rig, const kl__api_opts *opts); /* as server_open */
+void asking_close(struct asking *rig);
+
+/* Asks, and returns the status; body NULL: none. Bodies are application/json. */
+long asking_say(struct asking *rig, const char *method, const char *path, const char *body);
+long asking_send(struct asking *rig, const char *method, const char *path, const char *type, kl_bytes body);
+
+/* A field of the last answer: the text, "null", "true" or the number; "" when it is not there. `path` is
+ * "items.0.key". Valid until the next call. */
+const char *asking_field(const struct asking *rig, const char *path);
+
+/* The last answer is this problem, and its sentence contains `part`. */
+void check_problem(const struct asking *rig, const char *file, int line, const char *name, const char *part);
+#define CHECK_PROBLEM(rig, name, part) check_problem(rig, __FILE__, __LINE__, name, part)
 
 #endif

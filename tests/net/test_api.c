@@ -2,8 +2,8 @@
 #include <stdlib.h>
 
 #include "harness.h"
-#include "net/asking.h"
 #include "net/problems.h"
+#include "net/server_rig.h"
 
 #define ORDERS "/v1/queues/orders"
 
@@ -31,7 +31,7 @@ static long ask_task(struct asking *rig, const char *method, const char *id, con
     return asking_say(rig, method, path, body);
 }
 
-static size_t items(const struct asking *rig) { return json_array_size(json_object_get(rig->json, "items")); }
+static size_t items(const struct asking *rig) { return json_array_size(json_object_get(rig->answer.json, "items")); }
 
 /* ---- Queues ---- */
 
@@ -75,7 +75,7 @@ TEST(settings_that_are_shown_may_be_sent_back)
     if (!open_orders(&rig))
         return;
     CHECK_INT(asking_say(&rig, "GET", ORDERS, NULL), 200);
-    json_t *settings = json_deep_copy(rig.json);
+    json_t *settings = json_deep_copy(rig.answer.json);
     for (size_t i = 0; i < sizeof told / sizeof told[0]; i++)
         json_object_del(settings, told[i]);
     CHECK_INT(json_object_size(settings), 13);
@@ -85,7 +85,7 @@ TEST(settings_that_are_shown_may_be_sent_back)
     const char *field;
     json_object_foreach(settings, field, value)
     {
-        if (!json_equal(json_object_get(rig.json, field), value))
+        if (!json_equal(json_object_get(rig.answer.json, field), value))
             test_fail(__FILE__, __LINE__, "%s has changed", field);
     }
     free(text);
@@ -134,7 +134,7 @@ TEST(queues_are_listed_page_by_page)
 TEST(a_queue_is_paused_resumed_and_emptied)
 {
     struct asking rig;
-    char id[40];
+    char id[40], header[16];
     if (!open_orders(&rig))
         return;
     put(&rig, "{\"key\": \"a\", \"payload\": \"1\"}", id);
@@ -148,7 +148,7 @@ TEST(a_queue_is_paused_resumed_and_emptied)
     CHECK(strcmp(asking_field(&rig, "oldest"), "null") != 0);
     CHECK_INT(asking_say(&rig, "DELETE", ORDERS, NULL), 409);
     CHECK_PROBLEM(&rig, "busy", "2");
-    CHECK_STR(rig.retry_after, "1");
+    CHECK_STR(answer_header(&rig.answer, "Retry-After", header, sizeof header), "1");
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/resume", NULL), 200);
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/purge", NULL), 200);
     CHECK_STR(asking_field(&rig, "cancelled"), "2");
@@ -220,15 +220,15 @@ TEST(a_task_is_read_with_everything_that_it_carries)
 TEST(payloads_and_results_are_read_as_bytes)
 {
     struct asking rig;
-    char id[40], body[256];
+    char id[40], body[256], header[64];
     if (!open_orders(&rig))
         return;
     put(&rig, "{\"payload\": {\"base64\": \"AP8=\"}}", id);
     CHECK_INT(ask_task(&rig, "GET", id, "", NULL), 200);
     CHECK_STR(asking_field(&rig, "payload.base64"), "AP8=");
     CHECK_INT(ask_task(&rig, "GET", id, "/payload", NULL), 200);
-    CHECK_STR(rig.type, "application/octet-stream");
-    CHECK(rig.len == 2 && memcmp(rig.text, "\0\377", 2) == 0);
+    CHECK_STR(answer_header(&rig.answer, "Content-Type", header, sizeof header), "application/octet-stream");
+    CHECK(rig.answer.len == 2 && memcmp(rig.answer.body, "\0\377", 2) == 0);
     CHECK_INT(ask_task(&rig, "GET", id, "/result", NULL), 404);
     CHECK_PROBLEM(&rig, "not-found", "not finished");
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/claim", "{\"wait_ms\": 60000}"), 200);
@@ -236,7 +236,7 @@ TEST(payloads_and_results_are_read_as_bytes)
              asking_field(&rig, "tasks.0.token"));
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/finish", body), 200);
     CHECK_INT(ask_task(&rig, "GET", id, "/result", NULL), 200);
-    CHECK(rig.len == 2 && memcmp(rig.text, "\0\1", 2) == 0);
+    CHECK(rig.answer.len == 2 && memcmp(rig.answer.body, "\0\1", 2) == 0);
     CHECK_INT(ask_task(&rig, "GET", id, "", NULL), 200);
     CHECK_STR(asking_field(&rig, "state"), "done");
     CHECK_STR(asking_field(&rig, "result.base64"), "AAE=");
@@ -527,7 +527,7 @@ TEST(what_is_wrong_is_refused_by_name_and_nothing_is_done)
         const struct refusal *refusal = &refusals[i];
         if (asking_say(&rig, refusal->method, refusal->path, refusal->body) != refusal->status)
             test_fail(__FILE__, __LINE__, "%s %s %s: %ld", refusal->method, refusal->path,
-                      refusal->body ? refusal->body : "", rig.status);
+                      refusal->body ? refusal->body : "", rig.answer.status);
         CHECK_PROBLEM(&rig, refusal->problem, refusal->part);
     }
     CHECK_INT(asking_say(&rig, "GET", ORDERS, NULL), 200);
