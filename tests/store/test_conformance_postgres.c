@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/random.h"
+#include "store/calls.h"
 #include "store/conformance.h"
 #include "store/pg_clock.h"
 #include "store/pg_server.h"
@@ -498,6 +499,42 @@ CLAIM(what_was_acknowledged_is_there_after_the_server_crashed)
     atomic_store(&through.stops, true);
     pthread_join(thread, NULL);
     CHECK_LINE(t, order_place(t, 4), 0, through.left, through.left_count);
+}
+
+static kl_task_state read_state(kl_store *store, const kl_ref *ref)
+{
+    kl_arena arena = {0};
+    kl_task task = {0};
+    size_t count = 0;
+    CHECK_OK(kl_store_read(store, ref, 1, &arena, &task, &count));
+    kl_arena_free(&arena);
+    return count == 1 ? task.state : KL_TASK_UNKNOWN;
+}
+
+/* Who reads as the owner is shown the task as he scanned it, also when he has lost the shard meanwhile; then his settle
+ * tells him. Whoever asks without owning sees what is. */
+CLAIM(an_owner_reads_what_he_scanned_and_learns_of_the_next_one_when_he_settles)
+{
+    kl_store *next = NULL;
+    kl_stub stub, same;
+    size_t count = 0;
+    kl_place place = order_place(t, 4);
+    append_one(t, place, "x");
+    REQUIRE(reopen_postgres(t->place, NULL, &next) == KL_OK);
+    CHECK_OK(kl_store_partition(next, "orders", 1, &(uint32_t){0}));
+    CHECK_OK(scan_one(t->store, &(kl_scan){.place = place, .max = 1}, &stub, &count));
+    REQUIRE(count == 1);
+    CHECK_OK(scan_one(next, &(kl_scan){.place = place, .max = 1}, &same, &count));
+    CHECK_OK(kl_store_fence(next, &(kl_fence){.place = place, .epoch = 2}, 1));
+    kl_settled done = next_attempt(&stub, KL_DONE);
+    CHECK_OK(kl_store_settle(next, &(kl_settle){.place = place, .epoch = 2, .tasks = &done, .count = 1}, 1));
+    kl_ref ref = {.place = place, .id = stub.id, .position = stub.position};
+    CHECK_INT(read_state(t->store, &ref), KL_TASK_UNKNOWN);
+    ref.owned = true;
+    CHECK_INT(read_state(t->store, &ref), KL_TASK_WAITING);
+    CHECK_INT(read_state(t->store, &ref), KL_TASK_UNKNOWN); /* it was in memory once */
+    CHECK_INT(settle(t, place, 1, &done, 1), KL_ESTALE);
+    kl_store_close(next);
 }
 
 CLAIM(whoever_waits_is_told_without_listening_too)
