@@ -12,6 +12,7 @@
 #include "keyline/job.h"
 #include "net/filters.h"
 #include "net/routes.h"
+#include "queue/put.h"
 
 /* ---- Shapes ---- */
 
@@ -160,7 +161,11 @@ static void submit(kl__exchange *exchange, kl_job_spec *spec)
         return;
     }
     spec->fingerprint = (kl_bytes){hash, len};
-    kl_rc rc = kl__exchange_open(exchange);
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; !exchange->open && rc == KL_OK && i < spec->count; i++)
+        rc = kl__put_check(&spec->tasks[i]); /* before the queue is made */
+    if (rc == KL_OK)
+        rc = kl__exchange_open(exchange);
     if (rc == KL_OK)
         rc = kl_job_submit(exchange->queue, spec, &answer, &retry_ms);
     if (rc == KL_OK)

@@ -17,6 +17,7 @@
 #include "net/routes.h"
 #include "net/server.h"
 #include "net/write.h"
+#include "queue/put.h"
 
 /* One request's tasks. Lies in its arena. */
 typedef struct putting {
@@ -337,9 +338,15 @@ static void weigh(putting *put)
     put->alone |= put->token.len > 0;
 }
 
+/* What is wrong with a task is found before its queue is made. */
 static void put_on_pool(kl__exchange *exchange)
 {
-    kl_rc rc = kl__exchange_open(exchange);
+    const putting *put = exchange->serving;
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; !exchange->open && rc == KL_OK && i < put->count; i++)
+        rc = kl__put_check(&put->tasks[i]);
+    if (rc == KL_OK)
+        rc = kl__exchange_open(exchange);
     if (rc == KL_OK)
         put_alone(exchange->serving);
     else

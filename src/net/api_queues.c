@@ -140,10 +140,9 @@ static bool set_counts(json_t *object, const kl_counts *counts, int64_t now_ms)
 /* Tasks a second, to three digits. */
 static json_t *shape_rate(double rate) { return json_real((double)(int64_t)(rate * 1000 + 0.5) / 1000); }
 
-/* What this server has counted. */
+/* What this server has counted, as it was last refreshed. */
 static json_t *shape_rates(kl__exchange *exchange, const char *name)
 {
-    kl__metrics_refresh(exchange->api->metrics);
     kl__queue_rates rates = kl__metrics_rates(kl__metrics_queue(exchange->api->metrics, name));
     json_t *object = kl__json_object();
     if (kl__json_set(object, "put", shape_rate(rates.put)) &&
@@ -185,6 +184,7 @@ static kl_rc look_at(kl__exchange *exchange, kl_queue *queue, json_t **ret_shape
 static void reply_queue(kl__exchange *exchange, int status, kl_queue *queue)
 {
     json_t *shape = NULL;
+    kl__metrics_refresh(exchange->api->metrics);
     kl_rc rc = look_at(exchange, queue, &shape);
     if (rc == KL_OK)
         kl__reply(exchange, status, shape);
@@ -251,6 +251,7 @@ void kl__api_list_queues(kl__exchange *exchange)
         after += strlen(CURSOR);
     }
     json_t *items = kl__json_array();
+    kl__metrics_refresh(exchange->api->metrics);
     kl_rc rc = list(exchange, after, max, items, &last);
     if (rc != KL_OK) {
         json_decref(items);

@@ -5,6 +5,7 @@
 #include "keyline/cron.h"
 #include "net/filters.h"
 #include "net/routes.h"
+#include "queue/cron.h"
 
 /* ---- Shapes ---- */
 
@@ -154,7 +155,12 @@ void kl__api_put_schedule(kl__exchange *exchange)
     if (kl__params_refused(exchange) || !kl__body_json(exchange, fields, &body) ||
         !read_schedule(exchange, &body, &cron))
         return;
-    kl_rc rc = kl__exchange_open(exchange);
+    kl__cron_fields times;
+    kl_rc rc = kl__cron_check(&cron);
+    if (rc == KL_OK)
+        rc = kl__cron_parse(cron.when, &times); /* before its queue is made */
+    if (rc == KL_OK)
+        rc = kl__exchange_open(exchange);
     if (rc == KL_OK)
         rc = kl_cron_add(exchange->queue, &cron);
     if (rc == KL_OK)

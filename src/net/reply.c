@@ -58,12 +58,24 @@ static void answer_no_memory(kl__exchange *exchange)
                                                 .field_count = 1});
 }
 
+/* Numbers that are not whole have so many digits that 0.1 stays 0.1. */
+static kl_rc print(const json_t *object, kl_arena *arena, kl_bytes *ret_text)
+{
+    const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(12);
+    size_t length = object ? json_dumpb(object, NULL, 0, flags) : 0;
+    char *text = length > 0 ? kl_arena_alloc(arena, length) : NULL;
+    if (!text || json_dumpb(object, text, length, flags) != length)
+        return kl__fail_memory();
+    *ret_text = (kl_bytes){text, length};
+    return KL_OK;
+}
+
 /* Takes the object over. It is printed into the request's arena, from where it is sent. */
 static void answer_json(kl__exchange *exchange, int status, const char *type, json_t *object, const kl__field *fields,
                         size_t count)
 {
     kl_bytes text;
-    kl_rc rc = kl__json_print(object, exchange->arena, &text);
+    kl_rc rc = print(object, exchange->arena, &text);
     json_decref(object);
     if (rc == KL_OK)
         kl__exchange_answer(

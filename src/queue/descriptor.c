@@ -330,7 +330,10 @@ static kl_rc write_descriptor(json_t *to, const kl__descriptor *descriptor)
 
 static kl_rc fail_removed(const kl_queue *queue)
 {
-    return kl__fail(KL_ENOTFOUND, "there is no queue %s; it was never made, or it was removed", queue->name);
+    return kl__fail(
+        KL_ENOTFOUND,
+        "there is no queue %s: it was never made, or it was removed; look for it in the list of queues, or make it",
+        queue->name);
 }
 
 static void set_known(kl_queue *queue, kl__descriptor *descriptor)

@@ -299,7 +299,8 @@ static kl_rc ask_key(kl_queue *queue, struct key_ask *ask)
     if (rc == KL_OK)
         rc = each_source(queue, ask_source, ask);
     if (rc == KL_OK && !ask->answered && strcmp(ask->verb, "show") != 0)
-        rc = kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits", (int)ask->key.len, (const char *)ask->key.data);
+        rc = kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits; list the keys that have some", (int)ask->key.len,
+                      (const char *)ask->key.data);
     return rc;
 }
 
@@ -332,7 +333,8 @@ kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, bool dead, uint64_t *ret_count
 {
     kl_rc rc = ask_key_simply(queue, key, "drain", dead, false, ret_count, NULL);
     if (rc == KL_OK && *ret_count == 0)
-        return kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits", (int)key.len, (const char *)key.data);
+        return kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits; list the keys that have some", (int)key.len,
+                        (const char *)key.data);
     return rc;
 }
 

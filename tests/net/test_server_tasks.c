@@ -121,8 +121,11 @@ TEST(a_put_that_is_not_valid_stores_nothing_and_harms_no_other)
 TEST(what_is_refused_makes_no_queue)
 {
     static const struct {
-        const char *method, *route;
-    } rows[] = {{"POST", "tasks"}, {"POST", "claim"}, {"POST", "jobs"}, {"PUT", "schedules/nightly"}};
+        const char *method, *route, *wrong;
+    } rows[] = {{"POST", "tasks", "{\"priority\": 99}"},
+                {"POST", "claim", NULL},
+                {"POST", "jobs", "{\"tasks\": [{\"priority\": 99}]}"},
+                {"PUT", "schedules/nightly", "{\"when\": \"0 3 * *\"}"}};
     struct server server;
     char path[128];
     if (!server_open(&server, NULL))
@@ -131,6 +134,8 @@ TEST(what_is_refused_makes_no_queue)
         snprintf(path, sizeof path, "/v1/queues/q%zu/%s", i, rows[i].route);
         server_do(&server, rows[i].method, path, "{\"nonsense\": 1", 400);
         server_do(&server, rows[i].method, path, "{\"nonsense\": 1}", 400);
+        if (rows[i].wrong)
+            server_do(&server, rows[i].method, path, rows[i].wrong, 400);
         snprintf(path, sizeof path, "/v1/queues/q%zu", i);
         server_do(&server, "GET", path, NULL, 404);
     }
