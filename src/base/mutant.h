@@ -43,7 +43,15 @@
     X(floor_lost, "a side look forgets how late the tasks were that it brought", "found here by seed 15")              \
     X(due_run_here, "due tasks of older layouts are run and moved", "found here by seed 24")                           \
     X(hand_unchecked, "what waited in a hand is started although the lease is over",                                   \
-      "found here by seed 98427317135218")
+      "found here by seed 98427317135218")                                                                             \
+    X(gate_early, "what older layouts hold is believed before the record is read again", "found here by a review")     \
+    X(stale_move, "delayed tasks are moved although the lease is over", "found here by seed 736925984554")             \
+    X(record_early, "due tasks are run before the record is read that knows of newer layouts", "found here")           \
+    X(copy_left, "a delayed task is drained in an older layout, and its copy is not",                                  \
+      "found here by seed 267988500855")                                                                               \
+    X(stopped_joins, "a worker that stops comes to a new layout", "found here by seed 169991107797")                   \
+    X(submit_blind, "a submit that is continued does not look for what it has put",                                    \
+      "what the oracle forgives must not hide it")
 
 enum kl__mutant_name {
 #define KL_MUTANT_ENUM(name, bug, seen) KL_MUTANT_##name,

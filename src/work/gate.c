@@ -202,7 +202,9 @@ static kl_rc refresh_gate(kl__pump *pump, kl__descriptor *descriptor, size_t ind
         return rc;
     }
     gate->read = read;
-    gate->read_at = pump->refreshes;
+    gate->read_at = KL_MUTANT(gate_early) ? 0 : pump->refreshes;
+    if (KL_MUTANT(gate_early))
+        apply(pump, gate);
     return KL_OK;
 }
 

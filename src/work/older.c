@@ -129,7 +129,8 @@ static kl_rc move_window(kl__pump *pump, kl__window *window)
 static bool is_owned_now(const kl__window *window)
 {
     const kl__pump *pump = window->pump;
-    return kl__owners_holds(window->partition->owners, pump->opts.local_ms(pump->opts.local_ctx));
+    return KL_MUTANT(stale_move) ||
+           kl__owners_holds(window->partition->owners, pump->opts.local_ms(pump->opts.local_ctx));
 }
 
 static kl_rc move_all(kl__pump *pump, uint64_t newest)
@@ -160,7 +161,7 @@ bool kl__window_keeps_due(const kl__window *window)
 {
     const kl__pump *pump = window->pump;
     return window->partition->layout_number == kl__put_layout(pump->descriptor)->number &&
-           window->opened < pump->refreshed;
+           (KL_MUTANT(record_early) || window->opened < pump->refreshed);
 }
 
 static bool all_sealed(const kl__descriptor *descriptor)
@@ -175,7 +176,7 @@ static bool all_sealed(const kl__descriptor *descriptor)
 bool kl__window_clear_due(kl__window *window)
 {
     kl__pump *pump = window->pump;
-    if (kl__window_keeps_due(window))
+    if (kl__window_keeps_due(window) || KL_MUTANT(copy_left))
         return true;
     if (window->opened >= pump->refreshed || !all_sealed(pump->descriptor) || !is_owned_now(window))
         return false;

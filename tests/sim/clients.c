@@ -8,7 +8,7 @@
 #include "keyline/control.h"
 #include "sim/world.h"
 
-enum { BURST_MAX = 60, TRIES_MAX = 30, LAYOUTS_MAX = 6 };
+enum { BURST_MAX = 60, TRIES_MAX = 30, LAYOUTS_MAX = 6, RESTLESS_LAYOUTS_MAX = 9 };
 
 static bool goes_on(const struct sim_process *process) { return !process->dead && !process->world->quiet; }
 
@@ -37,7 +37,7 @@ static struct sim_task *new_task(struct world *world, uint32_t key)
 {
     struct sim_task *task = oracle_task(world, key);
     task->behaviour = choose_behaviour(world);
-    task->delayed = world->plan.delays && sim_chance(world, 1, 8);
+    task->delayed = world->plan.delays && sim_chance(world, 1, world->plan.restless ? 2 : 8);
     task->priority = world->plan.priorities && sim_chance(world, 1, 4) ? (int8_t)sim_between(world, -2, 2) : 0;
     task->rare = world->plan.kinds && sim_chance(world, 1, 12);
     return task;
@@ -244,7 +244,7 @@ static void change_layout(struct sim_process *process)
 {
     struct world *world = process->world;
     kl_queue_opts opts = {.size = sizeof opts, .partitions = sim_between(world, 1, 3)};
-    if (world->layouts >= LAYOUTS_MAX)
+    if (world->layouts >= (world->plan.restless ? RESTLESS_LAYOUTS_MAX : LAYOUTS_MAX))
         return;
     kl_rc rc = kl_queue_alter(process->queue, &opts);
     sim_note(world, process, NULL, "changes the layout to %lld partitions: %s", (long long)opts.partitions,
@@ -359,6 +359,6 @@ void sim_operator(struct sim_process *process)
         return;
     while (goes_on(process)) {
         act(process);
-        sim_sleep(process, sim_between(process->world, 50, 900));
+        sim_sleep(process, sim_between(process->world, 50, process->world->plan.restless ? 200 : 900));
     }
 }

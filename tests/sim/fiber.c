@@ -1,6 +1,8 @@
-/* fiber.c - fibers on ucontext. Sanitizers are told of every change of stack. */
+/* fiber.c - fibers on ucontext, which makes them, and on setjmp, which changes between them: that asks nothing of the
+ * system, where swapcontext makes a call each time. Sanitizers are told of every change of stack. */
 #include "sim/fiber.h"
 
+#include <setjmp.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -22,12 +24,13 @@ enum { STACK_BYTES = 512 << 10 };
 #endif
 
 struct fiber {
-    ucontext_t context;
+    ucontext_t context; /* until it has begun */
+    jmp_buf paused;     /* from then on */
     fiber_fn *run;
     void *ctx;
     void *stack;
     void *fake; /* the sanitizer's second stack */
-    bool ended;
+    bool begun, ended;
 };
 
 /* Of a stack that is not in use: the next one. */
@@ -36,7 +39,7 @@ struct spare {
 };
 
 static struct fiber *current;
-static ucontext_t outside;
+static jmp_buf outside;
 static void *outside_fake;
 static const void *outside_stack;
 static size_t outside_bytes;
@@ -69,14 +72,24 @@ static void begin(void)
     fiber->run(fiber->ctx);
     fiber->ended = true;
     leave_for(NULL, outside_stack, outside_bytes);
-    setcontext(&outside);
+    _longjmp(outside, 1);
+}
+
+static _Noreturn void go_to(struct fiber *fiber)
+{
+    if (fiber->begun)
+        _longjmp(fiber->paused, 1);
+    fiber->begun = true;
+    setcontext(&fiber->context);
+    abort(); /* it does not return */
 }
 
 bool fiber_resume(struct fiber *fiber)
 {
     current = fiber;
     leave_for(&outside_fake, fiber->stack, STACK_BYTES);
-    swapcontext(&outside, &fiber->context);
+    if (_setjmp(outside) == 0)
+        go_to(fiber);
     arrive(outside_fake, NULL, NULL);
     current = NULL;
     return !fiber->ended;
@@ -86,7 +99,8 @@ void fiber_pause(void)
 {
     struct fiber *fiber = current;
     leave_for(&fiber->fake, outside_stack, outside_bytes);
-    swapcontext(&fiber->context, &outside);
+    if (_setjmp(fiber->paused) == 0)
+        _longjmp(outside, 1);
     arrive(fiber->fake, &outside_stack, &outside_bytes);
 }
 

@@ -58,6 +58,10 @@ static struct sim_plan make_plan(struct world *world, uint64_t operations)
         plan.submitters = plan.operators = 2;
         plan.lost_per_mille += 5;
         plan.stall_per_10000 += 5;
+        plan.restless = world->seed % 2 == 0;
+        plan.requests |= plan.restless;
+        plan.stall_per_10000 += plan.restless ? 25 : 0;
+        plan.crash_per_10000 += plan.restless ? 12 : 0;
     }
     return plan;
 }
@@ -264,6 +268,8 @@ static struct sim_result result_of(const struct world *world)
 
 struct sim_result sim_run(uint64_t seed, uint64_t operations, bool trace, void *out)
 {
+    if (seed == 0)
+        return sim_by_hand(out);
     struct world *world = kl__alloc_zeroed(1, sizeof *world);
     KL_ASSERT(world);
     *world = (struct world){.seed = seed, .random = seed, .now_ms = SIM_BEGIN_MS, .trace = trace};

@@ -62,13 +62,14 @@ static int run_many(uint64_t count, uint64_t operations, const char *mutant)
 static int run_mutants(uint64_t seeds)
 {
     int escaped = 0;
-    printf("%-18s %-7s %5s  %s\n", "mutant", "broken", "seeds", "what is wrong (where it has been seen)");
+    printf("%-18s %-7s %5s  %s\n", "mutant", "broken", "seed", "what is wrong (where it has been seen)");
     for (int i = 1; sim_mutants[i].name; i++) {
         struct sim_result result;
-        uint64_t taken = sim_catch(sim_mutants[i].name, 1, seeds, OPERATIONS, &result);
-        escaped += taken == 0;
-        printf("%-18s %-7s %5llu  %s (%s)\n", sim_mutants[i].name, taken ? result.broken : "ESCAPED",
-               (unsigned long long)taken, sim_mutants[i].bug, sim_mutants[i].seen);
+        uint64_t seed = 0;
+        bool caught = sim_catch(sim_mutants[i].name, seeds, OPERATIONS, &result, &seed);
+        escaped += !caught;
+        printf("%-18s %-7s %5llu  %s (%s)\n", sim_mutants[i].name, caught ? result.broken : "ESCAPED",
+               (unsigned long long)seed, sim_mutants[i].bug, sim_mutants[i].seen);
         fflush(stdout);
     }
     printf("%d mutants escaped\n", escaped);

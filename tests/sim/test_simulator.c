@@ -11,6 +11,7 @@ enum { OPERATIONS = 10000, SEEDS = 300, MUTANT_SEEDS = 100 };
 /* Each failed before the bug that it found was put right. Changes of the code change what a seed does, so these are worth
  * no more than others by now; they are here because they were worth something once. */
 static const uint64_t once_broken[] = {
+    0, /* by_hand.c */
     1,
     4,
     7,
@@ -40,7 +41,7 @@ static bool is_well(uint64_t seed)
     struct sim_result result = sim_run_apart(seed, OPERATIONS, NULL, stdout);
     if (result.broken)
         test_fail(__FILE__, __LINE__, "seed %" PRIu64 ": %s: %s", seed, result.broken, result.why);
-    return !result.broken && result.operations >= OPERATIONS;
+    return !result.broken && (seed == 0 || result.operations >= OPERATIONS);
 }
 
 TEST(whatever_crashes_stalls_or_is_lost_every_promise_is_kept)
@@ -70,17 +71,13 @@ TEST(the_same_seed_makes_the_same_world)
     }
 }
 
-/* Under sanitizers a few will do: they look for other bugs. */
 TEST(every_known_bug_is_caught)
 {
-    uint64_t count = 0, step;
+    size_t count = 0;
     while (sim_mutants[count].name)
         count++;
     CHECK(count > 20);
-    step = count / test_rounds(count);
-    for (uint64_t i = 1; i < count; i += step) {
-        struct sim_result result;
-        if (sim_catch(sim_mutants[i].name, 1, MUTANT_SEEDS, OPERATIONS, &result) == 0)
+    for (size_t i = 1; i < count; i++)
+        if (!sim_catch_again(i, MUTANT_SEEDS, OPERATIONS))
             test_fail(__FILE__, __LINE__, "nobody noticed: %s", sim_mutants[i].bug);
-    }
 }

@@ -4,6 +4,7 @@
  *     world.c   clock, scheduler, processes oracle.c   what is true, and what must not happen (I1..I7)
  *     worker.c  worker processes            clients.c  producers, submitters, operators
  *     run.c     one seed from beginning to end          mutants.c  bugs that are switched on
+ *     by_hand.c seed 0: what chance comes to too seldom
  *
  * The code under test is the library's own: queues, jobs, schedules, ownership, the pump and the lanes. Only the clock,
  * the randomness, the mutex of a worker and the way to the store are simulated. Every call of the store is a place where
@@ -65,6 +66,7 @@ struct sim_plan {
     uint32_t slow_per_mille;  /* calls that take up to 100 ms */
     uint32_t crash_per_10000; /* calls */
     bool delays, priorities, groups, bursts, kinds, crons, requests, layouts, pauses, redrives;
+    bool restless; /* layouts are changed, and keys drained, all the time, and half of the tasks are delayed */
     uint32_t poison_max;
 };
 
@@ -340,10 +342,16 @@ extern const struct sim_mutant sim_mutants[]; /* ends with a name of NULL */
 bool sim_mutate(const char *name);
 bool sim_is_mutated(void); /* also by "none" */
 
-/* Runs up to `seeds` seeds from `first` on; how many it took until it was caught by one that is well without it, 0: it was
- * not. */
-uint64_t sim_catch(const char *mutant, uint64_t first, uint64_t seeds, uint64_t operations,
-                   struct sim_result *ret_result);
+/* Runs seed 0 and so many more until one catches it that is well without it, *ret_seed. False: none did. */
+bool sim_catch(const char *mutant, uint64_t seeds, uint64_t operations, struct sim_result *ret_result,
+               uint64_t *ret_seed);
+
+/* Whether number `number` is caught: by the seed that is known to, or else by one of so many. */
+bool sim_catch_again(size_t number, uint64_t seeds, uint64_t operations);
+
+/* --- by_hand.c: seed 0 --- */
+
+struct sim_result sim_by_hand(void *out);
 
 /* One seed. Where something breaks and `out` is not NULL, it tells how to reproduce it, and what happened before. */
 struct sim_result sim_run(uint64_t seed, uint64_t operations, bool trace, void *out);
