@@ -14,11 +14,15 @@
  *                       receive --"not made"---|
  *                          |-----lost: repeats-'  else, or after TRIES_MAX, KL_EBUSY
  *                        answer
- */
+ *
+ * A call may take as long as it takes, for disks may be slow. But a holder that is stopped (SIGSTOP, a debugger, ^Z)
+ * answers nobody: who finds it so for STOPPED_MS is told which process that is and what to do. */
 #include "store/socket/client.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -26,9 +30,54 @@
 #include "base/clock.h"
 
 /* How long somebody may hold the directory without listening (it opens or closes it, or looks at it) before a call
- * gives up; how long a holder may take for its hello; the pauses between two tries; and on how many connections a call
+ * gives up; how long a holder may take for its hello, and to take a request; how often one that does not answer is
+ * looked at, and for how long it may be found stopped; the pauses between two tries; and on how many connections a call
  * is tried, each of which was there and ended under it. */
-enum { LISTEN_MS = 3000, HELLO_MS = 5000, PAUSE_MIN_MS = 1, PAUSE_MAX_MS = 32, LINKS_KEPT = 32, TRIES_MAX = 16 };
+enum {
+    LISTEN_MS = 3000,
+    HELLO_MS = 5000,
+    LOOK_MS = 1000,
+    STOPPED_MS = 5000,
+    PAUSE_MIN_MS = 1,
+    PAUSE_MAX_MS = 32,
+    LINKS_KEPT = 32,
+    TRIES_MAX = 16
+};
+
+/* ---- A holder that is stopped ---- */
+
+/* 0: not known, as where it runs in another container. */
+static long holder_of(int fd)
+{
+    struct ucred who;
+    socklen_t bytes = sizeof who;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &bytes) == 0 && who.pid > 0 ? (long)who.pid : 0;
+}
+
+/* Its state stands behind the name of its program, which may contain anything. */
+static bool is_stopped(long pid)
+{
+    char path[64], text[512] = "";
+    snprintf(path, sizeof path, "/proc/%ld/stat", pid);
+    FILE *file = pid > 0 ? fopen(path, "re") : NULL;
+    if (!file)
+        return false;
+    size_t length = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[length] = '\0';
+    const char *state = strrchr(text, ')');
+    return state && (state[1] == ' ' && (state[2] == 'T' || state[2] == 't'));
+}
+
+static kl_rc fail_stopped(kl__client *client, long pid, bool made)
+{
+    atomic_store(&client->stopped, pid);
+    return kl__fail(
+        KL_EBUSY,
+        "process %ld has %s open and is stopped, so nobody gets an answer%s; let it go on (kill -CONT %ld), or "
+        "end it (kill -9 %ld: nothing acknowledged is lost), and try again",
+        pid, client->dir, made ? ", and whether the call was made is not known" : "", pid, pid);
+}
 
 /* ---- Links ---- */
 
@@ -133,6 +182,18 @@ static kl_rc read_hello(kl__client *client, const kl__frame *reply)
     return KL_OK;
 }
 
+static kl_rc fail_silent(kl__client *client, int fd)
+{
+    long pid = holder_of(fd);
+    char who[32] = "the process";
+    if (is_stopped(pid))
+        return fail_stopped(client, pid, false);
+    if (pid > 0)
+        snprintf(who, sizeof who, "process %ld", pid);
+    return kl__fail(KL_EBUSY, "%s, which has %s open, does not answer, or has all of its %d connections; try again",
+                    who, client->dir, KL_CONNECTIONS_MAX);
+}
+
 /* KL_EBUSY: it went away meanwhile, or does not answer. The link's request is not touched: it is yet to be sent. */
 static kl_rc say_hello(kl__client *client, kl__link *link)
 {
@@ -146,19 +207,19 @@ static kl_rc say_hello(kl__client *client, kl__link *link)
     if (error == -ENOMEM)
         return kl__fail_memory();
     if (error == -EAGAIN)
-        return kl__fail(KL_EBUSY,
-                        "the process that has %s open does not answer, or has all of its %d connections; "
-                        "try again",
-                        client->dir, KL_CONNECTIONS_MAX);
+        return fail_silent(client, link->fd);
     return error ? kl__fail(KL_EBUSY, "the process that had %s open has ended; try again", client->dir)
                  : read_hello(client, &link->reply);
 }
 
-static void wait_without_limit(int fd)
+/* From here on a call waits for its answer, and looks at the holder now and then. Over a network there is no holder to
+ * look at, and no limit. */
+static void wait_without_limit(const kl__client *client, int fd)
 {
-    struct timeval none = {0};
-    setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
-    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
+    struct timeval none = {0}, look = {.tv_sec = LOOK_MS / 1000};
+    if (client->dial)
+        setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &none, sizeof none);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, client->dial ? &none : &look, sizeof look);
 }
 
 /* By the socket in the directory. *ret_listens: somebody does. */
@@ -174,8 +235,13 @@ static kl_rc reach_socket(kl__client *client, kl__link *link, bool *ret_listens)
     if (dir_fd >= 0)
         close(dir_fd);
     *ret_listens = error != -ECONNREFUSED && error != -ENOENT && error != -ENOTDIR;
-    if (error == -ECONNREFUSED || error == -ENOENT || error == -ENOTDIR || error == -EAGAIN)
+    if (error == -ECONNREFUSED || error == -ENOENT || error == -ENOTDIR)
         return kl__fail(KL_EBUSY, "nobody listens in %s", client->dir);
+    if (error == -EAGAIN)
+        return kl__fail(KL_EBUSY,
+                        "whoever has %s open takes no more connections; try again, and look whether it is stopped "
+                        "(its number is in %s/lock)",
+                        client->dir, client->dir);
     if (error)
         return kl__fail(KL_ESYSTEM, "the socket in %s could not be reached: %s", client->dir, strerror(-error));
     return KL_OK;
@@ -185,12 +251,16 @@ static kl_rc reach_socket(kl__client *client, kl__link *link, bool *ret_listens)
 static kl_rc try_to_connect(kl__client *client, kl__link *link, bool *ret_listens)
 {
     *ret_listens = true;
+    long stopped = atomic_load(&client->stopped);
+    if (is_stopped(stopped)) /* who was told once need not wait, nor fill up the holder's connections */
+        return fail_stopped(client, stopped, false);
+    atomic_store(&client->stopped, 0);
     kl_rc rc = client->dial ? client->dial(client->dial_ctx, &link->fd) : reach_socket(client, link, ret_listens);
     if (rc != KL_OK)
         return rc;
     rc = say_hello(client, link);
     if (rc == KL_OK)
-        wait_without_limit(link->fd);
+        wait_without_limit(client, link->fd);
     else
         disconnect(link);
     return rc;
@@ -217,7 +287,7 @@ static kl_rc connect_link(kl__client *client, kl__link *link)
         kl_rc rc = try_to_connect(client, link, &listens);
         if (rc == KL_EBUSY && !listens)
             rc = ask_absent(client);
-        if (rc != KL_EBUSY || kl__monotonic_ns() > until_ns)
+        if (rc != KL_EBUSY || atomic_load(&client->stopped) || kl__monotonic_ns() > until_ns)
             return rc;
         poll(NULL, 0, pause_ms);
     }
@@ -257,7 +327,8 @@ static bool matches(const kl__link *link, kl__answer *ret_answer)
            kl__frame_number(reply) == link->number && kl__frame_answer(reply, ret_answer);
 }
 
-/* Once over a connection that stands. *ret_made: it was, or may have been. A negative errno: it has ended. */
+/* Once over a connection that stands. *ret_made: it was, or may have been. A negative errno: it has ended; -EAGAIN: the
+ * holder is stopped. */
 static int exchange(kl__link *link, bool *ret_made)
 {
     *ret_made = false;
@@ -265,7 +336,12 @@ static int exchange(kl__link *link, bool *ret_made)
     if (error)
         return error;
     *ret_made = true;
-    return kl__frame_receive(link->fd, &link->reply);
+    error = kl__frame_receive(link->fd, &link->reply);
+    for (int stopped_ms = 0; error == -EAGAIN && stopped_ms < STOPPED_MS;) {
+        stopped_ms = is_stopped(holder_of(link->fd)) ? stopped_ms + LOOK_MS : 0;
+        error = kl__frame_receive_more(link->fd, &link->reply);
+    }
+    return error;
 }
 
 kl_rc kl__link_call(kl__client *client, kl__link *link, bool repeats, kl__in *ret_in, bool *ret_answered)
@@ -290,9 +366,12 @@ kl_rc kl__link_call(kl__client *client, kl__link *link, bool repeats, kl__in *re
                        ? KL_OK
                        : kl__fail(answer.rc, "%.*s", (int)answer.sentence.len, (const char *)answer.sentence.data);
         }
+        long holder = error == -EAGAIN ? holder_of(link->fd) : 0;
         disconnect(link);
         if (error == -ENOMEM)
             return kl__fail_memory();
+        if (holder && is_stopped(holder))
+            return fail_stopped(client, holder, made);
         lost |= error && made;
         if (lost && !repeats)
             return fail_lost(client);

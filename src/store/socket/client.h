@@ -25,6 +25,7 @@ struct kl__client {
     void *dial_ctx;
     pthread_mutex_t absent_mutex; /* one asks at a time */
     atomic_bool moved;
+    _Atomic(long) stopped; /* the process that was found so, when a call was made last; 0: none */
     _Atomic(uint32_t) can;
 
     pthread_mutex_t mutex;

@@ -472,11 +472,8 @@ static size_t whole_length(const kl__frame *frame)
 }
 
 /* Memory grows with what has come, not with what was announced (W1). */
-int kl__frame_receive(int fd, kl__frame *frame)
+int kl__frame_receive_more(int fd, kl__frame *frame)
 {
-    if (frame->room > ROOM_KEPT)
-        kl__frame_free(frame);
-    frame->length = 0;
     for (;;) {
         size_t whole = whole_length(frame);
         if (whole == 0 || frame->length > whole)
@@ -493,4 +490,12 @@ int kl__frame_receive(int fd, kl__frame *frame)
             return -errno;
         frame->length += got > 0 ? (size_t)got : 0;
     }
+}
+
+int kl__frame_receive(int fd, kl__frame *frame)
+{
+    if (frame->room > ROOM_KEPT)
+        kl__frame_free(frame);
+    frame->length = 0;
+    return kl__frame_receive_more(fd, frame);
 }

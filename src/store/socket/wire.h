@@ -242,4 +242,7 @@ int kl__frame_send(int fd, kl__out *out);
  * sent nothing more. -EPROTO: what came is no frame. -ENOMEM. */
 int kl__frame_receive(int fd, kl__frame *frame);
 
+/* The rest of a frame of which kl__frame_receive had some, or nothing, when it came to the socket's limit (-EAGAIN). */
+int kl__frame_receive_more(int fd, kl__frame *frame);
+
 #endif
