@@ -127,6 +127,44 @@ CLAIM(a_segment_is_emptied_when_all_of_it_is_settled)
     }
 }
 
+/* Fills more than 1 MB, and settles all but `left`. */
+static void fill_and_settle(struct trial *t, size_t left, kl_task_id *ret_last)
+{
+    enum { TASKS = 800, BATCH = 100 };
+    static char payload[2001];
+    static kl_stub stubs[TASKS];
+    static kl_settled done[TASKS];
+    kl_entry entries[BATCH];
+    size_t count = 0;
+    memset(payload, 'x', sizeof payload - 1);
+    for (size_t i = 0; i < TASKS; i += BATCH) {
+        kl_token token = make_token();
+        for (size_t j = 0; j < BATCH; j++)
+            entries[j] = make_entry(t, order_place(t, 4), "k", payload);
+        CHECK_OK(kl_store_append(t->store, entries, BATCH, &token));
+    }
+    CHECK_OK(scan_one(t->store, &(kl_scan){.place = order_place(t, 4), .max = TASKS}, stubs, &count));
+    REQUIRE(count == TASKS);
+    for (size_t i = 0; i < TASKS; i++)
+        done[i] = next_attempt(&stubs[i], KL_DONE);
+    CHECK_OK(settle(t, order_place(t, 4), 0, done, TASKS - left));
+    *ret_last = stubs[TASKS - 1].id;
+}
+
+CLAIM(whoever_worked_and_ends_empties_what_is_all_settled)
+{
+    kl_task_id last;
+    fill_and_settle(t, 0, &last);
+    CHECK(rows_of(t, "entries") > 0);
+    REQUIRE(next_life(t));
+    CHECK_INT(rows_of(t, "entries"), 0);
+    CHECK_INT(rows_of(t, "settled"), 0);
+    fill_and_settle(t, 1, &last);
+    REQUIRE(next_life(t));
+    CHECK(rows_of(t, "entries") > 0);
+    CHECK_LINE(t, order_place(t, 4), 0, &last, 1);
+}
+
 CLAIM(what_is_left_over_in_a_segment_moves_and_keeps_its_place_in_line)
 {
     kl_task_id ids[40], left[3];

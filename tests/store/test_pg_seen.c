@@ -249,7 +249,7 @@ TEST(of_more_bytes_than_are_kept_the_latest_stay)
     CHECK_INT(read_one(seen, position_of(1)), 0);
     CHECK_INT(read_one(seen, position_of(2)), 1);
     CHECK_INT(read_one(seen, position_of(3)), 1);
-    for (uint64_t i = 1; i <= 2 * ANSWERS; i++)
+    for (uint64_t i = 1; i <= UINT64_C(2) * ANSWERS; i++)
         CHECK(take(seen, here, position_of(i)));
     kl__free(payload);
     kl__pg_seen_close(seen);

@@ -97,6 +97,7 @@ typedef struct kl__pg {
     pthread_t upkeep;
     bool upkeep_runs;
     atomic_bool closing;
+    atomic_bool settles; /* somebody has settled by this handle */
 } kl__pg;
 
 /* --- params.c: parameters in binary, and rows --- */

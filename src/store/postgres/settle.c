@@ -306,6 +306,7 @@ kl_rc kl__pg_settle(void *self, kl_settle *batches, size_t count)
     struct settling settling = {batches, kl__pg_seen_take(pg->seen, batches, count)};
     struct claim *claims = kl__alloc_zeroed(count, sizeof *claims);
     kl_rc rc = claims ? KL_OK : kl__fail_memory();
+    atomic_store_explicit(&pg->settles, true, memory_order_relaxed);
     for (size_t i = 0; i < count; i++) {
         batches[i].rc = rc;
         if (claims)

@@ -3,6 +3,8 @@
  *     upkeep           what goes row by row: segment 0, expired records, what is no longer kept
  *     upkeep_segments  what goes by TRUNCATE: segments 1 and 2,
  *     upkeep_tokens    and the parts of tokens; by itself, because nobody is to wait for the one while the other is tried
+ *     upkeep_last      whoever worked and ends empties what is all settled, whether it is in use or not: else those who
+ *                      begin would read through it
  *
  * A segment is closed when it has become large, or old, and the other one is empty. Once as many positions are settled as
  * there are entries, and none is missing (one may have been noted twice), it is emptied. What is left over after a while
@@ -211,6 +213,26 @@ BEGIN
             UPDATE $S.state SET segment = next_one, segment_ms = at_ms;
         END IF;
     END IF;
+END
+$$;
+
+CREATE FUNCTION $S.upkeep_last(least_bytes bigint) RETURNS int LANGUAGE plpgsql SET jit = off AS $$
+DECLARE
+    emptied int := 0;
+    is_done boolean;
+BEGIN
+    IF NOT pg_try_advisory_xact_lock($L, 0) THEN
+        RETURN 0;
+    END IF;
+    FOR k IN 1 .. 2 LOOP
+        CONTINUE WHEN $S.bytes_of('entries_' || k) < least_bytes;
+        EXECUTE format('SELECT (SELECT coalesce(sum(number), 0) FROM $S.entries_%s)'
+                       || ' <= (SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s)', k, k) INTO is_done;
+        IF is_done AND $S.reclaim(k) THEN
+            emptied := emptied + 1;
+        END IF;
+    END LOOP;
+    RETURN emptied;
 END
 $$;
 

@@ -14,6 +14,7 @@ enum {
     OLD_MS = 60000,         /* a segment is closed when it is so old, */
     LARGE_BYTES = 32 << 20, /* or so large */
     LEFT_OVER_MS = 60000,   /* what is left over in a closed one moves after so long */
+    LAST_BYTES = 1 << 20,   /* what is smaller is left to those who come */
     TOKEN_MS = 11 * 60000,
     HISTORY_MS = 5 * 60000, /* the number of rows that the server guesses is too high for so long */
 };
@@ -65,6 +66,16 @@ static bool do_round(kl__pg *pg, int64_t *history_ns)
     return clear_rows(pg, history_ns);
 }
 
+/* Who begins to work reads the positions that are settled: there are none where everything was cleared away. */
+static void do_last(kl__pg *pg)
+{
+    kl__pg_args args = {0};
+    if (!atomic_load(&pg->settles))
+        return;
+    kl__pg_int(&args, KL_PG_INT8, LAST_BYTES);
+    do_step(pg, "SELECT $S.upkeep_last($1)", &args);
+}
+
 static void *upkeep_thread(void *ctx)
 {
     kl__pg *pg = ctx;
@@ -98,6 +109,8 @@ void kl__pg_upkeep_stop(kl__pg *pg)
     pg->closing = true;
     pthread_cond_broadcast(&pg->upkeep_wakes);
     pthread_mutex_unlock(&pg->mutex);
-    if (pg->upkeep_runs)
-        pthread_join(pg->upkeep, NULL);
+    if (!pg->upkeep_runs)
+        return;
+    pthread_join(pg->upkeep, NULL);
+    do_last(pg);
 }
