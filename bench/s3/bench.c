@@ -214,7 +214,7 @@ static void run_several(const char *url, uint64_t tasks) { run_puts(url, "severa
 static void run_idle(const char *url, uint64_t seconds)
 {
     struct place place;
-    struct timespec warm = {.tv_sec = seconds > 5 ? 30 : 0}, time = {.tv_sec = (time_t)seconds};
+    struct timespec warm = {.tv_sec = seconds > 5 ? 60 : 0}, time = {.tv_sec = (time_t)seconds};
     open_place(url, &place);
     kl_worker *worker = start_worker(place.queue);
     nanosleep(&warm, NULL);
