@@ -1,16 +1,14 @@
 /* bench.c - the program bench-postgres: one side of the comparison, once. bench/postgres/run makes them in turns.
  *
- *     bench-postgres keyline|table URL GROUP MS [MOST [RATE]] */
+ *     bench-postgres keyline|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS [LEASE_MS]]]]]] */
+#include <sys/mman.h>
+
 #include "bench.h"
 
 const char payload[PAYLOAD_BYTES + 1] =
     "01234567 a task of two hundred bytes, as they are usual: some JSON, a few names and "
     "numbers, an address, something that somebody wants to be done soon and then "
     "never hears of again, we hope. ####";
-
-enum { LATENCIES_MAX = 1 << 20 };
-static int64_t latencies[LATENCIES_MAX];
-static atomic_long latency_count;
 
 /* --- Load --- */
 
@@ -43,12 +41,12 @@ void stamp(char bytes[PAYLOAD_BYTES])
     memcpy(bytes, &now, sizeof now);
 }
 
-void note_latency(const void *bytes)
+void note_latency(struct load *load, const void *bytes)
 {
     int64_t began;
     memcpy(&began, bytes, sizeof began);
-    long at = atomic_fetch_add(&latency_count, 1);
-    latencies[at % LATENCIES_MAX] = now_ns() - began;
+    long at = atomic_fetch_add(&load->latency_count, 1);
+    load->latencies[at % LATENCIES_MAX] = now_ns() - began;
 }
 
 /* --- Figures --- */
@@ -59,9 +57,9 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double percentile(size_t count, double part)
+static double percentile(const struct load *load, size_t count, double part)
 {
-    return count ? (double)latencies[(size_t)((double)(count - 1) * part)] / 1e6 : 0;
+    return count ? (double)load->latencies[(size_t)((double)(count - 1) * part)] / 1e6 : 0;
 }
 
 void finish(struct load *load, int64_t put_ns)
@@ -69,27 +67,40 @@ void finish(struct load *load, int64_t put_ns)
     while (atomic_load(&load->run) < atomic_load(&load->put))
         nanosleep(&(struct timespec){0, 200000}, NULL);
     int64_t all_ns = now_ns() - load->began_ns;
-    long put = atomic_load(&load->put), count = atomic_load(&latency_count);
+    long put = atomic_load(&load->put), count = atomic_load(&load->latency_count);
     size_t kept = count < LATENCIES_MAX ? (size_t)count : LATENCIES_MAX;
-    qsort(latencies, kept, sizeof latencies[0], by_value);
-    printf("tasks %ld put_s %.0f all_s %.0f p50_ms %.2f p95_ms %.2f p99_ms %.2f\n", put,
-           (double)put * 1e9 / (double)put_ns, (double)put * 1e9 / (double)all_ns, percentile(kept, 0.5),
-           percentile(kept, 0.95), percentile(kept, 0.99));
+    qsort(load->latencies, kept, sizeof load->latencies[0], by_value);
+    printf("tasks %ld put_s %.0f all_s %.0f p50_ms %.2f p95_ms %.2f p99_ms %.2f max_ms %.2f\n", put,
+           (double)put * 1e9 / (double)put_ns, (double)put * 1e9 / (double)all_ns, percentile(load, kept, 0.5),
+           percentile(load, kept, 0.95), percentile(load, kept, 0.99), percentile(load, kept, 1));
 }
+
+static long number(int argc, char **argv, int at, long otherwise) { return argc > at ? atol(argv[at]) : otherwise; }
 
 int main(int argc, char **argv)
 {
     if (argc < 5) {
-        fprintf(stderr, "usage: bench-postgres keyline|table URL GROUP MS [MOST [RATE]]\n");
+        fprintf(stderr, "usage: bench-postgres keyline|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS"
+                        " [LEASE_MS]]]]]]\n");
         return 2;
     }
-    struct settings settings = {argv[2], atol(argv[3]), atol(argv[4]), argc > 5 ? atol(argv[5]) : 0,
-                                argc > 6 ? atol(argv[6]) : 0};
-    struct load load = {.settings = &settings};
+    struct settings settings = {argv[2],
+                                number(argc, argv, 3, 0),
+                                number(argc, argv, 4, 0),
+                                number(argc, argv, 5, 0),
+                                number(argc, argv, 6, 0),
+                                number(argc, argv, 7, 1),
+                                number(argc, argv, 8, 0),
+                                number(argc, argv, 9, CONSUMERS),
+                                number(argc, argv, 10, 0)};
+    struct load *load = mmap(NULL, sizeof *load, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    MUST(load != MAP_FAILED, "memory");
     MUST(settings.group >= 1 && settings.group <= GROUP_MAX, "a group has 1 to 10000 tasks");
+    MUST(settings.processes >= 0 && settings.processes <= PROCESSES_MAX, "there are 0 to 16 processes");
+    load->settings = &settings;
     if (strcmp(argv[1], "keyline") == 0)
-        run_keyline(&load);
+        run_keyline(load);
     else
-        run_table(&load);
+        run_table(load);
     return 0;
 }

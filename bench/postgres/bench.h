@@ -22,6 +22,12 @@ struct settings {
     long ms;    /* how long tasks are put */
     long most;  /* tasks; 0: no limit */
     long rate;  /* tasks a second; 0: as fast as it goes */
+
+    /* Keyline alone. */
+    long partitions;
+    long processes; /* that work; 0: the one that puts */
+    long handlers;  /* at once, in all of them together */
+    long lease_ms;  /* 0: the usual one; else the first of the processes is killed after a quarter of the time */
 };
 
 extern const char payload[PAYLOAD_BYTES + 1];
@@ -33,19 +39,27 @@ static inline int64_t now_ns(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-/* Producers count here what they put; false: it is time to stop. */
+enum { PROCESSES_MAX = 16, LATENCIES_MAX = 1 << 20 };
+
+/* Producers count here what they put. Processes that were forked share it. */
 struct load {
     const struct settings *settings;
     int64_t began_ns;
     atomic_long put, run;
+    atomic_long done[PROCESSES_MAX], shards[PROCESSES_MAX]; /* of each process that works */
+    atomic_int ends;
+    atomic_long latency_count;
+    int64_t latencies[LATENCIES_MAX];
 };
+
+/* False: it is time to stop. */
 
 int goes_on(struct load *load);
 void make_key(char key[KEY_BYTES + 1], unsigned long number);
 
 /* Latency from put to run, of tasks whose payload begins with the time. */
 void stamp(char bytes[PAYLOAD_BYTES]);
-void note_latency(const void *bytes);
+void note_latency(struct load *load, const void *bytes);
 
 /* Waits for everything that was put, and prints. */
 void finish(struct load *load, int64_t put_ns);

@@ -1,5 +1,13 @@
-/* keyline.c - Keyline's side: kl_queue_put from two threads, and a worker in the same process. Keys are strictly serial. */
+/* keyline.c - Keyline's side: kl_queue_put from two threads, and a worker in the same process, or some in processes of their
+ * own. Keys are strictly serial.
+ *
+ * Processes are forked before anything is opened, and share struct load. */
 #include "keyline/keyline.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "bench.h"
 #include "keyline/queue.h"
 #include "keyline/worker.h"
@@ -12,7 +20,7 @@ struct side {
 static kl_outcome handle(kl_work *work, void *ctx)
 {
     struct load *load = ctx;
-    note_latency(kl_work_payload(work).data);
+    note_latency(load, kl_work_payload(work).data);
     atomic_fetch_add(&load->run, 1);
     return KL_DONE;
 }
@@ -40,30 +48,126 @@ static void *produce(void *ctx)
     return NULL;
 }
 
-void run_keyline(struct load *load)
+static void nap(void) { nanosleep(&(struct timespec){0, 200000}, NULL); }
+
+static kl_queue *open_queue(const struct load *load, kl_store **ret_store)
 {
-    kl_store *store;
-    struct side side = {.load = load};
+    char name[32];
+    kl_queue *queue;
+    kl_queue_opts opts = {
+        .size = sizeof opts, .partitions = load->settings->partitions, .lease_ms = load->settings->lease_ms};
+    snprintf(name, sizeof name, "bench%ld_%ld", load->settings->partitions, load->settings->lease_ms);
+    MUST(kl_store_open(load->settings->url, NULL, ret_store) == KL_OK, kl_error_text());
+    MUST(kl_queue_open(*ret_store, name, &opts, &queue) == KL_OK, kl_error_text());
+    return queue;
+}
+
+/* Works as number `at` of all until the load ends, and says how far it is. */
+static void work(struct load *load, kl_queue *queue, long at, long handlers)
+{
     kl_worker *worker;
-    pthread_t threads[PRODUCERS];
     kl_handler handler = {.fn = handle, .ctx = load};
-    MUST(kl_store_open(load->settings->url, NULL, &store) == KL_OK, kl_error_text());
-    MUST(kl_queue_open(store, "bench", NULL, &side.queue) == KL_OK, kl_error_text());
-    kl_worker_queue served = {.queue = side.queue, .handlers = &handler, .handler_count = 1};
-    kl_worker_opts opts = {.size = sizeof opts, .concurrency = CONSUMERS};
+    kl_worker_queue served = {.queue = queue, .handlers = &handler, .handler_count = 1};
+    kl_worker_opts opts = {.size = sizeof opts, .concurrency = handlers};
     MUST(kl_worker_start(&served, 1, &opts, &worker) == KL_OK, kl_error_text());
-    while (kl_worker_show(worker).shards < 16)
-        nanosleep(&(struct timespec){0, 1000000}, NULL);
+    while (!atomic_load(&load->ends)) {
+        kl_worker_info status = kl_worker_show(worker);
+        atomic_store(&load->shards[at], (long)status.shards);
+        atomic_store(&load->done[at], (long)status.done);
+        nap();
+    }
+    kl_worker_close(worker);
+}
+
+static void *work_here(void *ctx)
+{
+    struct side *side = ctx;
+    work(side->load, side->queue, 0, side->load->settings->handlers);
+    return NULL;
+}
+
+static pid_t fork_worker(struct load *load, long at)
+{
+    pid_t child = fork();
+    MUST(child >= 0, "no process");
+    if (child > 0)
+        return child;
+    kl_store *store;
+    long handlers = load->settings->handlers / load->settings->processes;
+    kl_queue *queue = open_queue(load, &store);
+    work(load, queue, at, handlers > 0 ? handlers : 1);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    _exit(0);
+}
+
+static long sum(atomic_long *numbers)
+{
+    long all = 0;
+    for (int i = 0; i < PROCESSES_MAX; i++)
+        all += atomic_load(&numbers[i]);
+    return all;
+}
+
+static long least(struct load *load)
+{
+    long shards = atomic_load(&load->shards[0]);
+    for (long i = 1; i < load->settings->processes; i++)
+        shards = atomic_load(&load->shards[i]) < shards ? atomic_load(&load->shards[i]) : shards;
+    return shards;
+}
+
+/* Until every shard is owned, and nobody has more than one above his share. */
+static void await_owners(struct load *load)
+{
+    long all = 16 * load->settings->partitions, processes = load->settings->processes ? load->settings->processes : 1;
+    while (sum(load->shards) < all || least(load) < all / processes)
+        nap();
+}
+
+/* Kills the first process after a quarter of the time. */
+static void kill_one(struct load *load, pid_t child)
+{
+    while (now_ns() - load->began_ns < load->settings->ms * 250000)
+        nap();
+    MUST(kill(child, SIGKILL) == 0, "it is not there");
+}
+
+static void put_all(struct side *side, pid_t first)
+{
+    pthread_t threads[PRODUCERS];
+    struct load *load = side->load;
     load->began_ns = now_ns();
     for (int i = 0; i < PRODUCERS; i++)
-        MUST(pthread_create(&threads[i], NULL, produce, &side) == 0, "no thread");
+        MUST(pthread_create(&threads[i], NULL, produce, side) == 0, "no thread");
+    if (load->settings->lease_ms > 0)
+        kill_one(load, first);
     for (int i = 0; i < PRODUCERS; i++)
         pthread_join(threads[i], NULL);
     int64_t put_ns = now_ns() - load->began_ns;
-    while (kl_worker_show(worker).done < (uint64_t)atomic_load(&load->put)) /* settled, and not only run */
-        nanosleep(&(struct timespec){0, 200000}, NULL);
+    while (load->settings->lease_ms == 0 && sum(load->done) < atomic_load(&load->put)) /* settled, and not only run */
+        nap();
     finish(load, put_ns);
-    kl_worker_close(worker);
+}
+
+void run_keyline(struct load *load)
+{
+    kl_store *store;
+    pid_t children[PROCESSES_MAX] = {0};
+    pthread_t worker;
+    struct side side = {.load = load};
+    for (long i = 0; i < load->settings->processes; i++)
+        children[i] = fork_worker(load, i);
+    side.queue = open_queue(load, &store);
+    if (load->settings->processes == 0)
+        MUST(pthread_create(&worker, NULL, work_here, &side) == 0, "no thread");
+    await_owners(load);
+    put_all(&side, load->settings->processes > 0 ? children[0] : 0);
+    atomic_store(&load->ends, 1);
+    if (load->settings->processes == 0)
+        pthread_join(worker, NULL);
+    for (long i = 0; i < load->settings->processes; i++)
+        waitpid(children[i], NULL, 0);
     kl_queue_close(side.queue);
     kl_store_close(store);
 }

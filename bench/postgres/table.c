@@ -96,7 +96,7 @@ static void *consume(void *ctx)
         PGresult *rows = PQexecPrepared(conn, "take", 0, NULL, NULL, NULL, 1);
         MUST(PQresultStatus(rows) == PGRES_TUPLES_OK, PQerrorMessage(conn));
         for (int i = 0; i < PQntuples(rows); i++)
-            note_latency(PQgetvalue(rows, i, 1));
+            note_latency(load, PQgetvalue(rows, i, 1));
         atomic_fetch_add(&load->run, PQntuples(rows));
         if (PQntuples(rows) == 0)
             nanosleep(&(struct timespec){0, 1000000}, NULL);
