@@ -203,7 +203,8 @@ TEST(a_task_whose_shard_is_read_anew_under_a_read_is_found)
 /* ---- Seals ---- */
 
 /* An append of a task to each of these shards. */
-static kl_rc append_to(kl_store *store, uint32_t partition, const uint32_t *shards, size_t count)
+static kl_rc append_named(kl_store *store, uint32_t partition, const uint32_t *shards, size_t count,
+                          const kl_token *token)
 {
     kl_entry entries[4];
     kl_idgen *ids = NULL;
@@ -212,9 +213,20 @@ static kl_rc append_to(kl_store *store, uint32_t partition, const uint32_t *shar
         entries[i] = (kl_entry){.place = {partition, shards[i]}, .payload = kl_str("x")};
         CHECK_OK(kl_idgen_next(ids, shards[i], 0, &entries[i].id));
     }
-    kl_rc rc = kl_store_append(store, entries, count, NULL);
+    kl_rc rc = kl_store_append(store, entries, count, token);
     kl_idgen_close(ids);
     return rc;
+}
+
+static kl_rc append_to(kl_store *store, uint32_t partition, const uint32_t *shards, size_t count)
+{
+    return append_named(store, partition, shards, count, NULL);
+}
+
+static void seal(kl_store *store, uint32_t partition, uint32_t shard)
+{
+    kl_fence fence = {.place = {partition, shard}, .seal = true};
+    CHECK_OK(kl_store_fence(store, &fence, 1));
 }
 
 static void check_ready(kl_store *store, uint32_t partition, uint32_t shard, size_t expected)
@@ -234,8 +246,7 @@ TEST(an_append_that_meets_another_process_s_seal_is_taken_back)
         return;
     uint32_t partition = pair.place.partition;
     CHECK_OK(append_to(pair.first, partition, both, 2));
-    kl_fence seal = {.place = {partition, 4}, .seal = true};
-    CHECK_OK(kl_store_fence(pair.next, &seal, 1));
+    seal(pair.next, partition, 4);
     CHECK_RC(append_to(pair.first, partition, both, 2), KL_ESEALED);
     CHECK_CONTAINS(kl_error_text(), "entry 1");
     check_ready(pair.first, partition, 3, 1);
@@ -244,6 +255,121 @@ TEST(an_append_that_meets_another_process_s_seal_is_taken_back)
     CHECK_OK(append_to(pair.first, partition, open, 1));
     check_ready(pair.first, partition, 3, 2);
     check_ready(pair.next, partition, 4, 1);
+    pair_close(&pair);
+}
+
+/* An append of which a first try has reached one shard only; the other has been sealed before the next try. */
+static void try_again(bool knows)
+{
+    static const uint32_t both[] = {3, 4}, reached[] = {3}, sealed[] = {4};
+    static const kl_token token = {{9}};
+    struct pair pair;
+    if (!pair_open(&pair))
+        return;
+    uint32_t partition = pair.place.partition;
+    CHECK_OK(append_to(pair.first, partition, both, 2));
+    CHECK_OK(append_named(pair.next, partition, reached, 1, &token));
+    seal(pair.next, partition, 4);
+    if (knows)
+        CHECK_RC(append_to(pair.first, partition, sealed, 1), KL_ESEALED);
+    CHECK_RC(append_named(pair.first, partition, both, 2, &token), KL_ESEALED);
+    CHECK_CONTAINS(kl_error_text(), "entry 1");
+    check_ready(pair.first, partition, 3, 1);
+    check_ready(pair.next, partition, 3, 1);
+    check_ready(pair.next, partition, 4, 1);
+    pair_close(&pair);
+}
+
+TEST(what_an_earlier_try_has_left_of_an_append_that_is_refused_is_taken_back) { try_again(true); }
+
+TEST(what_an_earlier_try_has_left_is_taken_back_if_the_seal_is_met_on_the_way) { try_again(false); }
+
+TEST(what_an_earlier_try_has_left_in_one_sealed_shard_is_taken_back_if_another_has_not_got_it)
+{
+    static const uint32_t both[] = {3, 4}, reached[] = {3};
+    static const kl_token token = {{9}};
+    struct pair pair;
+    if (!pair_open(&pair))
+        return;
+    uint32_t partition = pair.place.partition;
+    CHECK_OK(append_named(pair.next, partition, reached, 1, &token));
+    seal(pair.next, partition, 3);
+    seal(pair.next, partition, 4);
+    CHECK_OK(append_named(pair.first, partition, reached, 1, &token)); /* a repeat, of which all is there */
+    CHECK_RC(append_named(pair.first, partition, both, 2, &token), KL_ESEALED);
+    check_ready(pair.first, partition, 3, 0);
+    check_ready(pair.next, partition, 3, 0);
+    pair_close(&pair);
+}
+
+/* An append, on a thread of its own. */
+struct trying {
+    kl_store *store;
+    uint32_t partition;
+    kl_rc rc;
+};
+
+static void *try_both(void *ctx)
+{
+    static const uint32_t both[] = {4, 3};
+    static const kl_token token = {{9}};
+    struct trying *trying = ctx;
+    trying->rc = append_named(trying->store, trying->partition, both, 2, &token);
+    return NULL;
+}
+
+/* One shard is known to be sealed, and is looked at for the token; meanwhile the other one is sealed, too. */
+TEST(an_append_is_not_done_if_a_shard_without_its_part_is_sealed_while_another_is_looked_at)
+{
+    static const uint32_t reached[] = {3};
+    static const kl_token token = {{9}};
+    struct pair pair;
+    pthread_t thread;
+    if (!pair_open(&pair))
+        return;
+    struct trying trying = {.store = pair.next, .partition = pair.place.partition};
+    kl__s3 *s3 = inside(pair.next);
+    CHECK_OK(append_named(pair.first, trying.partition, reached, 1, &token));
+    seal(pair.first, trying.partition, 3);
+    int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
+    fault_proxy_hold(pair.proxy, "GET ", "/journal/p/3/");
+    REQUIRE(pthread_create(&thread, NULL, try_both, &trying) == 0);
+    while (fault_proxy_held(pair.proxy) == 0 && kl__monotonic_ns() < until_ns)
+        sched_yield();
+    seal(pair.first, trying.partition, 4);
+    CHECK_OK(kl__s3_find_tail(s3, kl__s3_shard_of(s3, (kl_place){trying.partition, 4})));
+    fault_proxy_let_go(pair.proxy);
+    pthread_join(thread, NULL);
+    CHECK_INT(trying.rc, KL_ESEALED);
+    check_ready(pair.first, trying.partition, 3, 0);
+    check_ready(pair.first, trying.partition, 4, 0);
+    pair_close(&pair);
+}
+
+TEST(a_large_append_that_meets_a_seal_looks_at_its_shard_once)
+{
+    enum { MANY = 20000 };
+    static const uint32_t sealed[] = {4};
+    static const kl_token token = {{9}};
+    kl_entry *entries = calloc(MANY, sizeof *entries);
+    kl_idgen *ids = NULL;
+    struct pair pair;
+    if (!entries || !pair_open(&pair)) {
+        free(entries);
+        return;
+    }
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    for (size_t i = 0; i < MANY; i++) {
+        entries[i] = (kl_entry){.place = {pair.place.partition, 4}, .payload = kl_str("x")};
+        CHECK_OK(kl_idgen_next(ids, 4, 0, &entries[i].id));
+    }
+    CHECK_OK(append_to(pair.first, pair.place.partition, sealed, 1));
+    seal(pair.first, pair.place.partition, 4);
+    fault_proxy_watch(pair.proxy, "GET ", "/journal/p/4/");
+    CHECK_RC(kl_store_append(pair.next, entries, MANY, &token), KL_ESEALED);
+    CHECK_INT(fault_proxy_watched(pair.proxy), 1);
+    kl_idgen_close(ids);
+    free(entries);
     pair_close(&pair);
 }
 

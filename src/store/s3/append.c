@@ -12,8 +12,9 @@
  * one the log is listed.
  *
  * An append to several shards of which one is sealed is refused before anything of it is written, or (where that is found out
- * too late, because another process seals it just now) what was stored of it is taken back. If an owner has ended some of
- * it in that moment, it was run, and will be run again by whoever is told to append it elsewhere.
+ * too late, because another process seals it just now) what was stored of it is taken back, by this try or an earlier one
+ * with the same token. If an owner has begun some of it in that moment, it is run, and will be run again by whoever is told
+ * to append it elsewhere.
  *
  * A1  A round has no more entries than an object may, so an append never stands in two objects of a shard: the second
  *     would be taken for a repeat of the first.
@@ -30,7 +31,8 @@ enum {
     ROUND_BYTES = 16 << 20,
     ROUND_APPENDS = 4096,
     TOKEN_SLOTS = 2 * ROUND_APPENDS,
-    CONTENDED_MS = 10
+    CONTENDED_MS = 10,
+    LOSSES_MAX = 64
 };
 
 /* An append that waits. What it was given is copied behind it. */
@@ -39,7 +41,7 @@ struct pending {
     kl_append append;
     kl_token token;
     kl_rc rc;
-    bool repeat; /* its parts in sealed shards are there already */
+    bool *there; /* of each entry: it stands already, from an earlier try, in a shard that has been sealed since */
     bool ended;  /* nobody is called: whoever waits takes it */
     char error[256];
 };
@@ -77,6 +79,7 @@ struct kl__s3_appender {
     struct pending *first, **end;
     size_t waiting; /* bytes of those that were not told yet */
     bool closing;
+    kl__s3_tried tried;                        /* what earlier tries have left; the thread's */
     const struct pending *tokens[TOKEN_SLOTS]; /* appends of a round that is being taken, by hash of their token */
 };
 
@@ -84,7 +87,7 @@ struct kl__s3_appender {
 
 static size_t bytes_of(const kl_append *append)
 {
-    return sizeof(struct pending) + append->count * sizeof(kl_entry) + append->bytes;
+    return sizeof(struct pending) + append->count * (sizeof(kl_entry) + sizeof(bool)) + append->bytes;
 }
 
 static struct pending *copy_append(const kl_append *append)
@@ -94,7 +97,9 @@ static struct pending *copy_append(const kl_append *append)
         return NULL;
     *pending = (struct pending){.append = *append, .token = append->token ? *append->token : (kl_token){{0}}};
     kl_entry *entries = (kl_entry *)(void *)(pending + 1);
-    char *bytes = (char *)(entries + append->count);
+    pending->there = (bool *)(entries + append->count);
+    memset(pending->there, 0, append->count * sizeof(bool));
+    char *bytes = (char *)(pending->there + append->count);
     for (size_t i = 0; i < append->count; i++) {
         entries[i] = append->entries[i];
         entries[i].key = kl__memory_copy_to(&bytes, append->entries[i].key);
@@ -184,9 +189,8 @@ static kl_rc write_pending(kl__s3 *s3, struct round *round, const struct pending
         const kl_entry *entry = &pending->append.entries[i];
         kl__memory_enter(s3->memory);
         kl__s3_shard *shard = kl__s3_shard_make(s3, entry->place);
-        bool there = shard && pending->repeat && shard->sealed;
         kl__memory_leave(s3->memory);
-        if (there)
+        if (shard && pending->there[i])
             continue;
         struct part *part = shard ? part_of(round, shard) : NULL;
         if (!part)
@@ -246,15 +250,6 @@ static kl_rc put_marks(kl__s3 *s3, struct part *part)
 }
 
 /* --- Numbers --- */
-
-static kl_rc fail_sealed(size_t entry, kl_place place)
-{
-    return kl__fail(
-        KL_ESEALED,
-        "entry %zu: shard %u of partition %u is sealed, because its queue has a newer layout; read that, and "
-        "append where it says",
-        entry, place.shard, place.partition);
-}
 
 static void fail_part(struct part *part, kl_rc rc)
 {
@@ -417,7 +412,10 @@ static kl_rc lose(kl__s3 *s3, struct part *part)
     if (shard->taken < shard->tail)
         shard->ended = false;
     kl__memory_leave(s3->memory);
-    return ++part->losses > 1 || !there ? kl__s3_find_tail(s3, shard) : KL_OK;
+    if (++part->losses > LOSSES_MAX)
+        return kl__fail(KL_EBUSY, "others append to shard %u all the time; call again with the same token",
+                        shard->place.shard);
+    return part->losses > 1 || !there ? kl__s3_find_tail(s3, shard) : KL_OK;
 }
 
 static size_t choose(kl__s3 *s3, struct round *round, kl__s3_request *requests, struct part **chosen)
@@ -426,7 +424,7 @@ static size_t choose(kl__s3 *s3, struct round *round, kl__s3_request *requests, 
     for (size_t i = 0; i < round->count; i++) {
         struct part *part = &round->parts[i];
         if (is_open(part) && kl__s3_is_sealed(s3, part->shard))
-            fail_part(part, fail_sealed(0, part->shard->place));
+            fail_part(part, kl__s3_fail_sealed(0, part->shard->place));
         if (!is_open(part))
             continue;
         part->asked_ns = kl__monotonic_ns();
@@ -502,40 +500,6 @@ static bool is_at(const struct part *part, const kl_entry *entry)
     return part->shard->place.partition == entry->place.partition && part->shard->place.shard == entry->place.shard;
 }
 
-static kl__s3_shard *shard_of(kl__s3 *s3, const kl_entry *entry)
-{
-    kl__memory_enter(s3->memory);
-    kl__s3_shard *shard = kl__s3_shard_of(s3, entry->place);
-    kl__memory_leave(s3->memory);
-    return shard;
-}
-
-/* What is to be said to an append with entries for sealed shards. KL_OK: there are none, or it is a repeat of one that was
- * made before. */
-static kl_rc judge_sealed(kl__s3 *s3, struct pending *pending, bool *ret_repeat)
-{
-    size_t known_count = 0, sealed = 0, first = 0;
-    kl_rc rc = KL_OK;
-    *ret_repeat = false;
-    for (size_t i = 0; rc == KL_OK && i < pending->append.count; i++) {
-        kl__s3_shard *shard = shard_of(s3, &pending->append.entries[i]);
-        bool known = false;
-        if (!shard || !kl__s3_is_sealed(s3, shard))
-            continue;
-        first = sealed++ ? first : i;
-        if (pending->append.token)
-            rc = kl__s3_token_known(s3, shard, pending->append.token, &known);
-        known_count += known;
-    }
-    *ret_repeat = rc == KL_OK && sealed && known_count == sealed;
-    if (rc != KL_OK || known_count == sealed)
-        return rc;
-    return known_count
-               ? kl__fail(KL_EBUSY, "a shard was sealed while this was appended, and others have their part of it; "
-                                    "call again under another token where the queue's layout says")
-               : fail_sealed(first, pending->append.entries[first].place);
-}
-
 /* Appends of the round that are for sealed shards are refused, or known for repeats. True: so the round is another. */
 static bool sort_out(struct kl__s3_appender *appender, struct round *round)
 {
@@ -544,9 +508,7 @@ static bool sort_out(struct kl__s3_appender *appender, struct round *round)
         sealed |= kl__s3_is_sealed(appender->s3, round->parts[i].shard);
     for (struct pending **link = &round->first; sealed && *link;) {
         struct pending *pending = *link;
-        bool repeat = false;
-        pending->rc = pending->repeat ? KL_OK : judge_sealed(appender->s3, pending, &repeat);
-        pending->repeat |= repeat;
+        pending->rc = kl__s3_judge_sealed(appender->s3, &appender->tried, &pending->append, pending->there);
         if (pending->rc == KL_OK) {
             link = &pending->next;
             continue;
@@ -566,7 +528,7 @@ static size_t positions_of(const struct round *round, const struct part *part, c
     size_t count = 0;
     for (const struct pending *each = round->first; each; each = each->next) {
         for (size_t i = 0; i < each->append.count; i++) {
-            if (!is_at(part, &each->append.entries[i]))
+            if (each->there[i] || !is_at(part, &each->append.entries[i]))
                 continue;
             if (each == pending)
                 positions[count++] = part->number << KL_S3_INDEX_BITS | index;
@@ -576,7 +538,7 @@ static size_t positions_of(const struct round *round, const struct part *part, c
     return count;
 }
 
-/* A shard was sealed while parts of the append were put elsewhere: they are taken back. */
+/* A shard was sealed while parts of the append, which has no token, were put elsewhere: they are taken back. */
 static kl_rc take_back(kl__s3 *s3, const struct round *round, const struct pending *pending)
 {
     uint64_t *positions = kl__alloc_zeroed(pending->append.count, sizeof *positions);
@@ -600,7 +562,8 @@ static const struct part *failed_part(const struct round *round, const struct pe
     for (size_t i = 0; i < round->count; i++) {
         const struct part *part = &round->parts[i];
         for (size_t j = 0; part->rc != KL_OK && j < pending->append.count; j++) {
-            if (!is_at(part, &pending->append.entries[j]) || (found && found->rc != KL_ESEALED))
+            bool other = pending->there[j] || !is_at(part, &pending->append.entries[j]);
+            if (other || (found && found->rc != KL_ESEALED))
                 continue;
             found = part;
             *ret_entry = j;
@@ -611,17 +574,24 @@ static const struct part *failed_part(const struct round *round, const struct pe
 }
 
 /* `error` has room for 256 bytes. */
-static kl_rc rc_of(kl__s3 *s3, const struct round *round, const struct pending *pending, char *error)
+static kl_rc rc_of(struct kl__s3_appender *appender, const struct round *round, struct pending *pending, char *error)
 {
     size_t entry = 0;
     const struct part *part = failed_part(round, pending, &entry);
     *error = '\0';
     if (!part)
         return KL_OK;
-    kl_rc rc = part->rc == KL_ESEALED ? take_back(s3, round, pending) : part->rc;
-    if (part->rc == KL_ESEALED && rc == KL_OK)
-        rc = fail_sealed(entry, part->shard->place);
-    snprintf(error, 256, "%s", rc == part->rc && rc != KL_ESEALED ? part->error : kl_error_text());
+    if (part->rc != KL_ESEALED) {
+        snprintf(error, 256, "%s", part->error);
+        return part->rc;
+    }
+    kl_rc rc = pending->append.token
+                   ? kl__s3_judge_sealed(appender->s3, &appender->tried, &pending->append, pending->there)
+                   : take_back(appender->s3, round, pending);
+    if (rc == KL_OK && !pending->append.token)
+        rc = kl__s3_fail_sealed(entry, part->shard->place);
+    if (rc != KL_OK)
+        snprintf(error, 256, "%s", kl_error_text());
     return rc;
 }
 
@@ -640,8 +610,9 @@ static void end_round(struct kl__s3_appender *appender, struct round *round, kl_
 {
     char error[256];
     snprintf(error, sizeof error, "%s", rc == KL_OK ? "" : kl_error_text());
+    kl__s3_tried_renew(&appender->tried);
     for (struct pending *pending = round->first; pending; pending = pending->next) {
-        pending->rc = rc == KL_OK ? rc_of(appender->s3, round, pending, pending->error) : rc;
+        pending->rc = rc == KL_OK ? rc_of(appender, round, pending, pending->error) : rc;
         if (rc != KL_OK)
             snprintf(pending->error, sizeof pending->error, "%s", error);
     }
@@ -659,6 +630,7 @@ static void append_round(struct kl__s3_appender *appender, struct pending *first
     bool again = true;
     kl_rc rc = KL_OK;
     pthread_mutex_lock(&appender->s3->round_mutex);
+    kl__s3_tried_renew(&appender->tried);
     while (rc == KL_OK && again && round.first) {
         free_parts(&round);
         rc = write_round(appender->s3, &round);
@@ -751,6 +723,7 @@ void kl__s3_appender_close(kl__s3 *s3)
     pthread_mutex_unlock(&appender->mutex);
     if (appender->runs)
         pthread_join(appender->thread, NULL);
+    kl__s3_tried_free(&appender->tried);
     pthread_cond_destroy(&appender->wakes);
     pthread_cond_destroy(&appender->ended);
     pthread_mutex_destroy(&appender->mutex);

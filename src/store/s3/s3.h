@@ -16,7 +16,7 @@
  *     http.c, sign.c, creds.c, list.c      requests
  *     selftest.c  what the server must be able to do
  *     body.c      what stands in objects
- *     seal.c      shards that take no more
+ *     seal.c, tried.c  shards that take no more, and appends that meet one
  *     upkeep.c    checkpoints, and deleting what nobody needs any more
  *     records.c, names.c  records, by the ETags of their objects
  *     import.c    taking in what an object-per-task system left
@@ -402,8 +402,40 @@ kl_rc kl__s3_checkpoint(kl__s3 *s3, kl__s3_shard *shard);
 kl_rc kl__s3_seal(kl__s3 *s3, kl__s3_shard *shard);
 bool kl__s3_is_sealed(kl__s3 *s3, const kl__s3_shard *shard);
 
-/* Whether a task object of the shard bears the token. Reads all of it. */
-kl_rc kl__s3_token_known(kl__s3 *s3, kl__s3_shard *shard, const kl_token *token, bool *ret_known);
+/* --- tried.c --- */
+
+/* Tokens of the task objects that were put to a shard in the last ten minutes. */
+typedef struct kl__s3_bearer {
+    kl_token token;
+    uint64_t number; /* of the object */
+} kl__s3_bearer;
+
+typedef struct kl__s3_recent {
+    kl__s3_shard *shard;
+    bool sealed;     /* nothing has come since it was read */
+    uint64_t to;     /* objects up to this one have been read */
+    int64_t read_ns; /* and when; 0: never */
+    kl__s3_bearer *bearers;
+    size_t count, room;
+} kl__s3_recent;
+
+/* The same of all shards that were looked at; zeroed: of none. Of one thread. */
+typedef struct kl__s3_tried {
+    kl__s3_recent *items;
+    size_t count, room;
+    int64_t since_ns;  /* when it was last used, but for this round */
+    int64_t looked_ns; /* what was known then or later is good enough */
+    bool used;
+} kl__s3_tried;
+void kl__s3_tried_renew(
+    kl__s3_tried *tried); /* something may have been put: shards that are not sealed are looked at again */
+void kl__s3_tried_free(kl__s3_tried *tried);
+
+/* What is to be said to an append whose shards are all made. KL_OK: none of them is sealed, or those that are have their part
+ * from an earlier try, and there[i] is set for their entries. KL_ESEALED: nothing of it is there, or not any more. KL_EBUSY
+ * and other errors: it is not known. */
+kl_rc kl__s3_judge_sealed(kl__s3 *s3, kl__s3_tried *tried, const kl_append *append, bool *there);
+kl_rc kl__s3_fail_sealed(size_t entry, kl_place place); /* KL_ESEALED, with its sentence */
 
 /* --- settle.c --- */
 

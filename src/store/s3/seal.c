@@ -10,8 +10,6 @@
  * is taken back (append.c): within one process that does not happen, because seals wait for the round to end. */
 #include "store/s3/s3.h"
 
-enum { LOOKS_MAX = 16 };
-
 bool kl__s3_is_sealed(kl__s3 *s3, const kl__s3_shard *shard)
 {
     kl__memory_enter(s3->memory);
@@ -66,25 +64,4 @@ kl_rc kl__s3_seal(kl__s3 *s3, kl__s3_shard *shard)
         rc = try_seal(s3, shard);
     pthread_mutex_unlock(&s3->round_mutex);
     return rc;
-}
-
-kl_rc kl__s3_token_known(kl__s3 *s3, kl__s3_shard *shard, const kl_token *token, bool *ret_known)
-{
-    for (int i = 0; i < LOOKS_MAX; i++) {
-        uint64_t clears = atomic_load(&s3->clears);
-        int64_t since_ns = kl__monotonic_ns();
-        kl_rc rc = kl__s3_refresh(s3, &shard, 1, false);
-        if (rc == KL_OK)
-            rc = kl__s3_discover(s3, &shard, 1);
-        if (rc == KL_OK)
-            rc = kl__s3_read_all(s3, &shard, 1, SIZE_MAX, since_ns);
-        if (rc != KL_OK)
-            return rc;
-        kl__memory_enter(s3->memory);
-        *ret_known = kl__s3_has_token(shard, token);
-        kl__memory_leave(s3->memory);
-        if (clears == atomic_load(&s3->clears))
-            return KL_OK;
-    }
-    return kl__fail(KL_EBUSY, "a shard was read anew again and again while it was looked at; call again");
 }

@@ -195,7 +195,16 @@ static kl_rc write_fence(kl__s3 *s3, struct commit *commit)
     return commit->body.failed ? kl__fail_memory() : KL_OK;
 }
 
-/* Those that still wait. */
+/* Whether the task may wait still. Of what is not loaded nobody knows; ending it twice does no harm. */
+static bool may_wait(kl__s3_shard *shard, uint64_t position)
+{
+    uint32_t index = position & (KL_S3_ENTRIES_MAX - 1);
+    const kl__s3_object *object = kl__s3_object_of(shard, position >> KL_S3_INDEX_BITS);
+    if (!object || !object->loaded)
+        return position >> KL_S3_INDEX_BITS > shard->taken;
+    return index < object->count && object->tasks[index];
+}
+
 static kl_rc write_revoke(kl__s3 *s3, struct commit *commit)
 {
     uint64_t *plain = kl__alloc_zeroed(commit->revoke_count + 1, sizeof *plain);
@@ -203,12 +212,9 @@ static kl_rc write_revoke(kl__s3 *s3, struct commit *commit)
     bool first = true;
     if (!plain)
         return kl__fail_memory();
-    for (size_t i = 0; i < commit->revoke_count; i++) {
-        uint32_t index = commit->revoke[i] & (KL_S3_ENTRIES_MAX - 1);
-        const kl__s3_object *object = kl__s3_object_of(commit->shard, commit->revoke[i] >> KL_S3_INDEX_BITS);
-        if (object && object->loaded && index < object->count && object->tasks[index])
+    for (size_t i = 0; i < commit->revoke_count; i++)
+        if (may_wait(commit->shard, commit->revoke[i]))
             plain[count++] = commit->revoke[i];
-    }
     begin_body(s3, commit, 0);
     kl__s3_text_put(&commit->body, ",\"items\":[");
     put_runs(&commit->body, plain, count, &first);
@@ -411,8 +417,6 @@ static uint64_t last_number(const struct commit *commit)
     uint64_t last = 0;
     for (size_t i = 0; commit->settle && i < commit->settle->count; i++)
         last = commit->settle->tasks[i].position > last ? commit->settle->tasks[i].position : last;
-    for (size_t i = 0; i < commit->revoke_count; i++)
-        last = commit->revoke[i] > last ? commit->revoke[i] : last;
     return last >> KL_S3_INDEX_BITS;
 }
 
