@@ -23,6 +23,7 @@ struct fault_proxy {
     _Atomic(uint64_t) counts[FAULTS];
     _Atomic(uint64_t) dates;
     atomic_bool refuses; /* deletes */
+    atomic_bool skewed;  /* so the next request is told */
     _Atomic(uint64_t) refused, watched;
     atomic_int ahead_s;         /* of the server's clock */
     const char *watched_method; /* written before watched_part */
@@ -264,6 +265,19 @@ static void set_ahead(struct message *reply, int seconds)
     memcpy(date, text, strftime(text, sizeof text, format, &tm));
 }
 
+static bool send_skewed(const struct connection *connection)
+{
+    static const char body[] = "<Error><Code>RequestTimeTooSkewed</Code></Error>";
+    char text[300], date[64];
+    time_t seconds = time(NULL) + atomic_load(&connection->proxy->ahead_s);
+    struct tm tm;
+    gmtime_r(&seconds, &tm);
+    strftime(date, sizeof date, "%a, %d %b %Y %H:%M:%S GMT", &tm);
+    int len = snprintf(text, sizeof text, "HTTP/1.1 403 Forbidden\r\nDate: %s\r\nContent-Length: %zu\r\n\r\n%s", date,
+                       sizeof body - 1, body);
+    return send_all(connection->client, text, (size_t)len);
+}
+
 static bool is_like(const struct message *request, const char *method, const char *part)
 {
     const char *end = strstr(request->head, "\r\n"), *found = strstr(request->head, part);
@@ -299,6 +313,8 @@ static bool pass_on(struct connection *connection, struct message *request, stru
     if (atomic_load(&proxy->refuses) && is_delete(request))
         return refuse_delete(connection);
     hold(proxy, request);
+    if (atomic_exchange(&proxy->skewed, false))
+        return send_skewed(connection);
     enum fault fault = choose(proxy);
     if (fault == FAULT_REQUEST_LOST)
         return false;
@@ -412,6 +428,12 @@ void fault_proxy_refuse_deletes(struct fault_proxy *proxy) { atomic_store(&proxy
 uint64_t fault_proxy_refused(const struct fault_proxy *proxy) { return atomic_load(&proxy->refused); }
 
 void fault_proxy_jump(struct fault_proxy *proxy, int seconds) { atomic_store(&proxy->ahead_s, seconds); }
+
+void fault_proxy_skew(struct fault_proxy *proxy, int seconds)
+{
+    atomic_store(&proxy->ahead_s, seconds);
+    atomic_store(&proxy->skewed, true);
+}
 
 void fault_proxy_watch(struct fault_proxy *proxy, const char *method, const char *part)
 {

@@ -42,6 +42,9 @@ uint64_t fault_proxy_refused(const struct fault_proxy *proxy); /* how many were 
 /* From now on the server's clock seems to be so much ahead: the client has stood still without noticing. */
 void fault_proxy_jump(struct fault_proxy *proxy, int seconds);
 
+/* The same, and the next request is refused, because the client's clock is wrong. */
+void fault_proxy_skew(struct fault_proxy *proxy, int seconds);
+
 /* How many requests that begin so ("PUT ") and name something with this in it ("/index/") were answered. From now on;
  * the texts stay the caller's. */
 void fault_proxy_watch(struct fault_proxy *proxy, const char *method, const char *part);

@@ -488,8 +488,11 @@ TEST(a_settled_task_stays_settled_if_its_object_is_not_deleted)
 
 /* ---- A process that stood still ---- */
 
+/* How it finds out that it did: by the server's clock, or because its signature is refused for the time that it names. */
+typedef void wake_fn(struct fault_proxy *proxy, int seconds);
+
 /* It goes on with a number that was free when it looked, and has been used and deleted since. */
-TEST(an_append_that_comes_too_late_is_put_where_the_log_ends)
+static void append_late(wake_fn *wake)
 {
     char url[S3_URL_BYTES], endpoint[S3_URL_BYTES];
     kl_store *stopped = NULL, *store = NULL;
@@ -511,7 +514,7 @@ TEST(an_append_that_comes_too_late_is_put_where_the_log_ends)
     fault_proxy_watch(proxy, "POST ", "delete");
     write_until(store, place, fault_proxy_watched, proxy, 0);
     fault_proxy_watch(slow, "PUT ", "/tasks/");
-    fault_proxy_jump(slow, 60);
+    wake(slow, 60);
     append_some(stopped, place, 1);
     CHECK(fault_proxy_watched(slow) > 0); /* in vain first, unless a look has come in between, and behind the others */
     kl_store_close(stopped);
@@ -521,9 +524,13 @@ TEST(an_append_that_comes_too_late_is_put_where_the_log_ends)
     fault_proxy_stop(slow);
 }
 
+TEST(an_append_that_comes_too_late_is_put_where_the_log_ends) { append_late(fault_proxy_jump); }
+
+TEST(an_append_that_comes_too_late_to_be_signed_is_put_where_the_log_ends) { append_late(fault_proxy_skew); }
+
 /* Its journal has gone on, and so far that the next number is free again; by the same owner, as far as it knows, or by
  * another one. What it settles then counts, or is refused. */
-static void settle_late(bool taken_over)
+static void settle_late(bool taken_over, wake_fn *wake)
 {
     char url[S3_URL_BYTES], endpoint[S3_URL_BYTES];
     kl_store *stopped = NULL, *store = NULL;
@@ -549,7 +556,7 @@ static void settle_late(bool taken_over)
     CHECK_OK(kl_store_fence(store, &fence, 1));
     fault_proxy_watch(proxy, "POST ", "delete");
     write_until(store, place, fault_proxy_watched, proxy, 2); /* the second one has our number */
-    fault_proxy_jump(slow, 60);
+    wake(slow, 60);
     kl_settled settled = {.id = stub.id, .position = stub.position, .attempts = 1};
     kl_settle batch = {.place = {partition, 0}, .epoch = 1, .tasks = &settled, .count = 1};
     CHECK_RC(kl_store_settle(stopped, &batch, 1), taken_over ? KL_ESTALE : KL_OK);
@@ -560,6 +567,11 @@ static void settle_late(bool taken_over)
     fault_proxy_stop(slow);
 }
 
-TEST(a_settle_that_comes_too_late_is_written_where_the_journal_ends) { settle_late(false); }
+TEST(a_settle_that_comes_too_late_is_written_where_the_journal_ends) { settle_late(false, fault_proxy_jump); }
 
-TEST(a_settle_that_comes_too_late_is_refused_if_another_has_taken_over) { settle_late(true); }
+TEST(a_settle_that_comes_too_late_is_refused_if_another_has_taken_over) { settle_late(true, fault_proxy_jump); }
+
+TEST(a_settle_that_comes_too_late_to_be_signed_is_refused_if_another_has_taken_over)
+{
+    settle_late(true, fault_proxy_skew);
+}

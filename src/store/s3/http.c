@@ -2,7 +2,10 @@
  *
  * From: the calls of the engine.  To: an S3 server.
  *
- *     send: list of new ones -> [thread: curl_multi] -> answered | waits to be sent again -> curl_multi
+ *     send: list of new ones -> [thread: lines of writes and reads -> curl_multi] -> answered | waits to be sent again
+ *
+ * Only as many as there are connections are with curl, because its time-outs count from when it gets them. Writes go first:
+ * a heartbeat does not wait for a backlog to be read.
  *
  * What is sent again: whatever got no answer, 5xx, 429 and 409. A conditional write whose first reply was lost then meets
  * itself and is answered 412; callers look at what is there and tell their own by its nonce, so it is always safe to
@@ -39,6 +42,10 @@ struct kl__s3_wait {
     size_t left;
 };
 
+struct line {
+    kl__s3_request *first, **end; /* end NULL: it was never used */
+};
+
 struct kl__s3_http {
     const kl__s3_site *site;
     CURLM *multi;
@@ -57,7 +64,10 @@ struct kl__s3_http {
     kl__s3_bill bill;
 
     /* the thread's */
-    kl__s3_request *later; /* to be sent again */
+    struct line writes, reads; /* wait for a connection */
+    size_t under_way;          /* with curl */
+    int64_t heard_ns;          /* when an answer last came */
+    kl__s3_request *later;     /* to be sent again */
     void *idle[KL_S3_PARALLEL];
     size_t idle_count;
     uint64_t random;
@@ -346,6 +356,7 @@ static bool set_up(kl__s3_http *http, kl__s3_request *request, CURL *easy)
     if (!good)
         return false;
     request->reply.len = request->sent = 0;
+    request->reply.failed = false;
     request->etag[0] = '\0';
     request->date_ms = 0;
     curl_easy_setopt(easy, CURLOPT_PATH_AS_IS, 1L);
@@ -417,6 +428,8 @@ static void send_later(kl__s3_http *http, kl__s3_request *request)
 static void start(kl__s3_http *http, kl__s3_request *request)
 {
     request->status = 0;
+    if (request->sends == 0)
+        request->until_ns = kl__monotonic_ns() + KL_S3_PATIENCE_MS * INT64_C(1000000);
     request->easy = http->idle_count ? http->idle[--http->idle_count] : curl_easy_init();
     if (!request->easy || !set_up(http, request, request->easy) ||
         curl_multi_add_handle(http->multi, request->easy) != CURLM_OK) {
@@ -431,6 +444,7 @@ static void start(kl__s3_http *http, kl__s3_request *request)
     http->bill.bytes_out += request->body.len;
     pthread_mutex_unlock(&http->mutex);
     request->sends++;
+    http->under_way++;
 }
 
 /* 501 is not a moment's weakness. */
@@ -457,15 +471,20 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
     else
         snprintf(request->problem, sizeof request->problem, "%s", curl_easy_strerror(code));
     curl_multi_remove_handle(http->multi, message->easy_handle);
+    http->under_way--;
+    if (status)
+        http->heard_ns = kl__monotonic_ns();
     request->status = (int)status;
     request->unreached = code == CURLE_COULDNT_CONNECT || code == CURLE_COULDNT_RESOLVE_HOST;
     release(http, request);
     pthread_mutex_lock(&http->mutex);
     http->bill.bytes_in += request->reply.len;
-    if (request->date_ms && is_skewed(request))
+    if (request->date_ms && is_skewed(request)) {
         set_offset(http, request->date_ms - monotonic_ms()); /* whatever was thought before is wrong */
-    else if (request->date_ms)
+        http->jumped_ns = kl__monotonic_ns();                /* this machine may have stood still for long */
+    } else if (request->date_ms) {
         learn_date(http, request->date_ms);
+    }
     pthread_mutex_unlock(&http->mutex);
     if (goes_again(request->status) || is_skewed(request))
         send_later(http, request);
@@ -473,7 +492,39 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
         finish(http, request);
 }
 
-static void start_due(kl__s3_http *http)
+static void line_up(kl__s3_http *http, kl__s3_request *request)
+{
+    struct line *line = request->kind == KL_S3_GET || request->kind == KL_S3_LIST ? &http->reads : &http->writes;
+    if (!line->first)
+        line->end = &line->first;
+    request->next = NULL;
+    *line->end = request;
+    line->end = &request->next;
+}
+
+/* Nobody answers: whoever has waited for those before him as long as they have need not be tried as well. */
+static bool is_hopeless(const kl__s3_http *http, const kl__s3_request *request)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    return request->sends == 0 && now_ns >= request->until_ns &&
+           now_ns - http->heard_ns >= KL_S3_PATIENCE_MS * INT64_C(1000000);
+}
+
+static void start_line(kl__s3_http *http, struct line *line)
+{
+    while (line->first && http->under_way < KL_S3_PARALLEL) {
+        kl__s3_request *request = line->first;
+        line->first = request->next;
+        if (!is_hopeless(http, request)) {
+            start(http, request);
+            continue;
+        }
+        snprintf(request->problem, sizeof request->problem, "others before it had none either");
+        finish(http, request);
+    }
+}
+
+static void line_up_due(kl__s3_http *http)
 {
     int64_t now_ns = kl__monotonic_ns();
     kl__s3_request *waiting = http->later;
@@ -481,7 +532,7 @@ static void start_due(kl__s3_http *http)
     for (kl__s3_request *next; waiting; waiting = next) {
         next = waiting->next;
         if (waiting->due_ns <= now_ns) {
-            start(http, waiting);
+            line_up(http, waiting);
         } else {
             waiting->next = http->later;
             http->later = waiting;
@@ -497,6 +548,11 @@ static int next_poll_ms(const kl__s3_http *http)
         wait_ms = ms < wait_ms ? (ms > 0 ? ms : 0) : wait_ms;
     }
     return (int)wait_ms;
+}
+
+static bool can_start(const kl__s3_http *http)
+{
+    return (http->writes.first || http->reads.first) && http->under_way < KL_S3_PARALLEL;
 }
 
 static bool take_fresh(kl__s3_http *http, kl__s3_request **ret_fresh)
@@ -518,14 +574,17 @@ static void *run(void *ctx)
     while (take_fresh(http, &fresh)) {
         for (kl__s3_request *next; fresh; fresh = next) {
             next = fresh->next;
-            start(http, fresh);
+            line_up(http, fresh);
         }
-        start_due(http);
+        line_up_due(http);
+        start_line(http, &http->writes);
+        start_line(http, &http->reads);
         curl_multi_perform(http->multi, &running);
         for (CURLMsg *message; (message = curl_multi_info_read(http->multi, &left));)
             if (message->msg == CURLMSG_DONE)
                 take_answer(http, message);
-        curl_multi_poll(http->multi, NULL, 0, next_poll_ms(http), NULL);
+        if (!can_start(http))
+            curl_multi_poll(http->multi, NULL, 0, next_poll_ms(http), NULL);
     }
     return NULL;
 }
