@@ -1,8 +1,8 @@
 /* recent.h - the last bytes of the journal, kept in memory: a task that is run soon after it came is not read from its
  * file.
  *
- * A ring over the offsets of one segment, filled as records are applied. Everything here is called with the state's mutex
- * held, except open and close.
+ * A ring over the last segments, filled as records are applied, and taken from the system page by page as it is filled
+ * for the first time. Everything here is called with the state's mutex held, except open and close.
  *
  * E1  What copy gives for a record that was applied is what was written. */
 #ifndef KL_STORE_RECENT_H
@@ -14,11 +14,14 @@
 
 typedef struct kl__recent kl__recent;
 
-kl__recent *kl__recent_open(void); /* NULL: no memory */
+kl__recent *kl__recent_open(size_t size); /* of the ring, in bytes; NULL: no memory */
 void kl__recent_close(kl__recent *recent);
 
 /* The records of a frame that stands at `offset`, behind everything that was added of this segment. */
 void kl__recent_add(kl__recent *recent, uint64_t segment, uint64_t offset, const void *bytes, size_t count);
+
+/* Tells the processor to fetch what stands there, if it is here. */
+void kl__recent_prefetch(const kl__recent *recent, uint64_t segment, uint64_t offset, size_t count);
 
 /* Copies what stands there; false: it is no longer here, or never was. */
 bool kl__recent_copy(const kl__recent *recent, uint64_t segment, uint64_t offset, void *ret_bytes, size_t count);

@@ -5,6 +5,7 @@
 
 #include "base/wait.h"
 
+enum { RECENT_BYTES = 32 << 20 }; /* 115,000 tasks of 200 bytes: so far behind, workers need not read files */
 enum { LINE_DUE = KL_LINE_DUE - KL_PRIORITY_MIN, LINE_RETRY = KL_LINE_RETRY - KL_PRIORITY_MIN };
 
 _Static_assert(KL_SEGMENT_BYTES_MAX / 8 <= 1 << KL_SLOT_OFFSET_BITS, "a slot can name any place in a segment");
@@ -20,7 +21,7 @@ kl_rc kl__state_open(kl__state *state)
     state->first_segment = 1;
     state->stubs = kl__stubs_open();
     state->tokens = kl__tokens_open(forget_token, state);
-    state->recent = kl__recent_open();
+    state->recent = kl__recent_open(RECENT_BYTES);
     return state->stubs && state->tokens && state->recent ? KL_OK : kl__fail_memory();
 }
 
@@ -450,15 +451,17 @@ static const kl__settled_item *next_item(const kl__settled_item *item)
 
 static kl_rc apply_settle(kl__state *state, const kl__settle_record *settle, kl__where where, int64_t now_ms)
 {
-    enum { AHEAD = 8 };
+    enum { AHEAD = 8, FAR_AHEAD = 2 * AHEAD };
     kl_place place = {settle->header.partition, settle->header.shard};
     if (!reserve_kept(state, settle->count))
         return KL_ENOMEM;
-    const kl__settled_item *item = (const void *)(settle + 1), *ahead = item;
-    uint32_t fetched = 0;
+    const kl__settled_item *item = (const void *)(settle + 1), *ahead = item, *far = item;
+    uint32_t fetched = 0, fetched_far = 0;
     for (uint32_t i = 0; i < settle->count; i++) {
+        for (; fetched_far < settle->count && fetched_far < i + FAR_AHEAD; fetched_far++, far = next_item(far))
+            kl__stubs_prefetch(state->stubs, (const kl_task_id *)(const void *)far->id);
         for (; fetched < settle->count && fetched < i + AHEAD; fetched++, ahead = next_item(ahead))
-            kl__stubs_prefetch(state->stubs, (const kl_task_id *)(const void *)ahead->id);
+            kl__stubs_prefetch_slot(state->stubs, (const kl_task_id *)(const void *)ahead->id);
         kl__kept kept = {.sequence = settle->header.sequence,
                          .settle = where,
                          .settle_bytes = settle->header.bytes,

@@ -21,7 +21,8 @@ enum {
     SLABS_MAX = 1 << (KL_SLOT_BITS - SLAB_BITS),
     STRIPES = 256,
     STRIPE_MIN = 16,
-    AHEAD = 16, /* how far to fetch before a slot is looked at */
+    AHEAD = 16,  /* how far to fetch before a slot is looked at */
+    GUESSES = 4, /* elements that are looked at for the one whose slot is to be fetched */
     TAG_SHIFT = KL_SLOT_BITS,
 };
 
@@ -158,11 +159,36 @@ void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id)
         __builtin_prefetch(&stripe->elements[home_of(stripe, hash)]);
 }
 
+static void prefetch_slot(const kl__stubs *stubs, uint32_t slot)
+{
+    const kl__slot *ahead = kl__stubs_slot(stubs, slot);
+    __builtin_prefetch(ahead);
+    __builtin_prefetch((const char *)(ahead + 1) - 1);
+}
+
+void kl__stubs_prefetch_slot(const kl__stubs *stubs, const kl_task_id *id)
+{
+    uint64_t hash = hash_of(id);
+    const struct stripe *stripe = stripe_of(stubs, hash);
+    if (!stripe->capacity)
+        return;
+    for (uint32_t at = home_of(stripe, hash), i = 0; i < GUESSES && stripe->elements[at] != EMPTY; i++) {
+        uint32_t element = stripe->elements[at];
+        if (is_element(element) && (element & ~(uint32_t)KL_SLOTS_MAX) == tag_of(hash)) {
+            prefetch_slot(stubs, SLOT_OF(element));
+            return;
+        }
+        at = next_of(stripe, at);
+    }
+}
+
 static uint32_t take_slot(kl__stubs *stubs)
 {
     uint32_t slot = stubs->free_first;
     if (slot != KL_SLOT_NONE) {
         stubs->free_first = kl__stubs_slot(stubs, slot)->segment;
+        if (stubs->free_first != KL_SLOT_NONE)
+            prefetch_slot(stubs, stubs->free_first); /* most adds are followed by another */
         return slot;
     }
     if (stubs->slots > KL_SLOTS_MAX)

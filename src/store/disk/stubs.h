@@ -49,8 +49,9 @@ uint32_t kl__stubs_add(kl__stubs *stubs, uint32_t partition, const kl_task_id *i
 uint32_t kl__stubs_find(const kl__stubs *stubs, uint32_t partition, const kl_task_id *id); /* KL_SLOT_NONE: no */
 void kl__stubs_remove(kl__stubs *stubs, uint32_t slot);
 
-/* Tells the processor to fetch what looking for the id will touch. */
+/* Tells the processor to fetch what looking for the id will touch: its element, and, when that has come, its slot. */
 void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id);
+void kl__stubs_prefetch_slot(const kl__stubs *stubs, const kl_task_id *id);
 
 uint64_t kl__stubs_count(const kl__stubs *stubs);
 

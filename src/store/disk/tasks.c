@@ -61,11 +61,11 @@ enum { PART = 64 }; /* tasks looked up at once, with the state's mutex held */
 struct reading {
     kl__record_header *record; /* NULL: it does not wait */
     kl__segment *segment; /* where it is to be read from, held so that it is not dropped; NULL: it is here already */
-    uint64_t offset;
+    kl__where where;
     uint32_t bytes;
 };
 
-/* What memory knows of a task: all of it if it came just now, else where the rest is. */
+/* What memory knows of a task, without its bytes. */
 static kl_rc find_waiting(kl__state *state, const kl_ref *ref, kl_arena *arena, struct reading *reading, kl_task *task)
 {
     uint32_t number = kl__stubs_find(state->stubs, ref->place.partition, &ref->id);
@@ -73,19 +73,26 @@ static kl_rc find_waiting(kl__state *state, const kl_ref *ref, kl_arena *arena, 
     *reading = (struct reading){.record = NULL};
     if (!slot || slot->shard != ref->place.shard)
         return KL_OK;
-    kl__where where = kl__slot_where(state, slot);
-    reading->offset = where.offset;
+    reading->where = kl__slot_where(state, slot);
     reading->bytes = kl__slot_record_bytes(slot);
     task->attempts = (uint32_t)slot->attempts;
     task->position = slot->position;
     task->not_before_ms = (int64_t)slot->due_ms;
     if (!(reading->record = kl_arena_alloc(arena, reading->bytes)))
         return kl__fail_memory();
-    if (kl__recent_copy(state->recent, where.segment, where.offset, reading->record, reading->bytes))
-        return KL_OK;
+    kl__recent_prefetch(state->recent, reading->where.segment, reading->where.offset, reading->bytes);
+    return KL_OK;
+}
+
+/* Its bytes if it came not long ago, else the segment that has them. */
+static void find_bytes(kl__state *state, struct reading *reading)
+{
+    kl__where where = reading->where;
+    if (!reading->record ||
+        kl__recent_copy(state->recent, where.segment, where.offset, reading->record, reading->bytes))
+        return;
     reading->segment = kl__state_segment(state, where.segment);
     reading->segment->readers++;
-    return KL_OK;
 }
 
 /* *ret_count: how many, the last of which may exceed `room` bytes. */
@@ -99,6 +106,8 @@ static kl_rc find_part(kl__disk *disk, const kl_ref *refs, size_t count, uint64_
     pthread_mutex_lock(&state->mutex);
     for (size_t i = 0; i < count; i++)
         kl__stubs_prefetch(state->stubs, &refs[i].id);
+    for (size_t i = 0; i < count; i++)
+        kl__stubs_prefetch_slot(state->stubs, &refs[i].id);
     for (; found < count && bytes < room; found++) {
         tasks[found] = (kl_task){.entry = {.place = refs[found].place, .id = refs[found].id}};
         rc = find_waiting(state, &refs[found], arena, &readings[found], &tasks[found]);
@@ -106,6 +115,8 @@ static kl_rc find_part(kl__disk *disk, const kl_ref *refs, size_t count, uint64_
             break;
         bytes += readings[found].bytes;
     }
+    for (size_t i = 0; i < found; i++)
+        find_bytes(state, &readings[i]);
     pthread_mutex_unlock(&state->mutex);
     *ret_count = found;
     return rc;
@@ -143,7 +154,7 @@ static kl_rc read_waiting(kl__disk *disk, const kl_ref *ref, const struct readin
 {
     kl_rc rc = KL_OK;
     if (reading->segment)
-        rc = read_record(disk, reading->segment, reading->offset, reading->bytes, reading->record);
+        rc = read_record(disk, reading->segment, reading->where.offset, reading->bytes, reading->record);
     const kl__entry_record *entry = (const kl__entry_record *)reading->record;
     if (rc == KL_OK && (reading->record->type != KL_RECORD_ENTRY || memcmp(entry->id, &ref->id, sizeof ref->id) != 0))
         rc = KL_EDAMAGED;
