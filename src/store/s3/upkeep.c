@@ -316,6 +316,7 @@ static kl_rc meet_index(kl__s3 *s3, kl__s3_shard *shard, struct checkpoint *chec
     } else if (same && good && journal <= shard->journal && tokens <= tokens_to(shard)) {
         snprintf(shard->etag, sizeof shard->etag, "%s", request.etag);
         shard->checkpoint = journal;
+        shard->checkpoint_ns = kl__monotonic_ns(); /* it may have been written just now: grace counts from here */
     } else if (same && rc == KL_OK) {
         kl__s3_shard_clear(s3, shard);
     }
