@@ -156,17 +156,18 @@ void run_keyline(struct load *load)
     pid_t children[PROCESSES_MAX] = {0};
     pthread_t worker;
     struct side side = {.load = load};
-    for (long i = 0; i < load->settings->processes; i++)
+    const long processes = load->settings->processes; /* 0: a worker in this one */
+    for (long i = 0; i < processes; i++)
         children[i] = fork_worker(load, i);
     side.queue = open_queue(load, &store);
-    if (load->settings->processes == 0)
+    if (processes == 0)
         MUST(pthread_create(&worker, NULL, work_here, &side) == 0, "no thread");
     await_owners(load);
-    put_all(&side, load->settings->processes > 0 ? children[0] : 0);
+    put_all(&side, children[0]);
     atomic_store(&load->ends, 1);
-    if (load->settings->processes == 0)
+    if (processes == 0)
         pthread_join(worker, NULL);
-    for (long i = 0; i < load->settings->processes; i++)
+    for (long i = 0; i < processes; i++)
         waitpid(children[i], NULL, 0);
     kl_queue_close(side.queue);
     kl_store_close(store);
