@@ -159,7 +159,7 @@ kl_rc kl__claims_open(const kl__claims_opts *opts, kl__claims **ret_claims)
     claims->kind_ms = opts->kind_ms > 0 ? opts->kind_ms : KIND_MS;
     claims->far = is_far(opts->queue->store);
     claims->ask_until_ns = KL_NEVER;
-    claims->busy_ns = kl__monotonic_ns();
+    claims->began_ns = claims->busy_ns = kl__monotonic_ns();
     rc = start(claims, opts);
     if (rc != KL_OK) {
         kl__claims_close(claims);

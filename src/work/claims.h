@@ -84,7 +84,7 @@ typedef struct kl__claimed {
 /* A wish for tasks; the caller's memory until it is answered, from {.max = ...}: what is not named is zero. */
 typedef struct kl__claim_ask {
     size_t max;            /* 1..KL_CLAIM_MAX */
-    int64_t wait_ms;       /* 0: what is there now; up to 60 s for something to come */
+    int64_t wait_ms;       /* 0: what is there now, once shards are owned; up to 60 s for something to come */
     int64_t lease_ms;      /* 0: KL_CLAIM_LEASE_MS; up to KL_CLAIM_LEASE_MS_MAX, and never beyond the task's time-out */
     const kl_bytes *kinds; /* exactly these; an empty one stands for tasks without a kind */
     size_t kind_count;     /* 0: every kind */
@@ -102,6 +102,7 @@ typedef struct kl__claim_ask {
     size_t reserved; /* tasks that are being loaded for it */
     kl_rc rc;
     bool waits;     /* it is in line */
+    bool early;     /* there were no shards yet when it came, or was last looked at */
     bool touched;   /* and has tasks, or is to be answered for another reason */
     bool fresh;     /* it was given some just now */
     bool withdrawn; /* nobody waits for it any more */

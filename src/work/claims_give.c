@@ -13,7 +13,9 @@
 #include "base/compare.h"
 #include "work/claims_inside.h"
 
-enum { ROUNDS = 4, MANY = 16 }; /* rounds in the thread of whoever asks; tasks for which copying is not worth it */
+/* ROUNDS: in the thread of whoever asks. MANY: tasks for which copying is not worth it. LOOK_MS: a store that takes longer keeps
+ * nobody waiting who did not want to. */
+enum { ROUNDS = 4, MANY = 16, LOOK_MS = 2000 };
 
 static _Thread_local int
     answering; /* inside an answer asks are left to the claims' thread, or it could go on for ever */
@@ -505,10 +507,21 @@ void kl__claims_look(kl__claims *claims)
         kl__worker_log(claims->worker, KL_LOG_ERROR, kl_error_text());
 }
 
+/* Shards are still to come: so the first one who asks is not told that there is nothing. */
+static bool is_new(const kl__claims *claims, int64_t now_ns)
+{
+    return kl__pump_shards(claims->pump) == 0 && now_ns < kl__claims_until_ns(claims->began_ns, LOOK_MS);
+}
+
 /* It would wait for nothing: what was in the store when it asked has been looked at. */
-static bool has_looked(kl__claims *claims, const kl__claim_ask *ask)
+static bool has_looked(kl__claims *claims, kl__claim_ask *ask, int64_t now_ns)
 {
     kl__pump *pump = claims->pump;
+    if (ask->early) { /* a look that has begun since may have found no shards */
+        ask->early = is_new(claims, now_ns);
+        ask->looks = pump->counts.looks + 1;
+        return false;
+    }
     return ask->wait_ms == 0 && !claims->serving && !pump->looking &&
            (pump->counts.looks >= ask->looks || !kl__pump_wants_look(pump)) && kl__pump_ready(pump) == 0;
 }
@@ -521,7 +534,7 @@ void kl__claims_time_out(kl__claims *claims, int64_t now_ns)
     claims->ask_until_ns = KL_NEVER;
     for (kl__claim_ask *ask = claims->first; ask; ask = next) {
         next = ask->next;
-        if (!is_served(claims, ask) && (ask->until_ns <= now_ns || has_looked(claims, ask)))
+        if (!is_served(claims, ask) && (ask->until_ns <= now_ns || has_looked(claims, ask, now_ns)))
             link = collect(claims, ask, link);
         else if (ask->until_ns < claims->ask_until_ns)
             claims->ask_until_ns = ask->until_ns;
@@ -561,7 +574,6 @@ static kl_rc check(const kl__claim_ask *ask)
 
 static void begin(kl__claims *claims, kl__claim_ask *ask)
 {
-    enum { LOOK_MS = 2000 }; /* a store that takes longer keeps nobody waiting who did not want to */
     int64_t now_ns = kl__monotonic_ns();
     ask->until_ns = kl__claims_until_ns(now_ns, ask->wait_ms ? ask->wait_ms : LOOK_MS);
     ask->looks = claims->pump->counts.looks + 1;
@@ -569,6 +581,7 @@ static void begin(kl__claims *claims, kl__claim_ask *ask)
     ask->count = ask->room = ask->reserved = ask->bytes = 0;
     ask->rc = KL_OK;
     ask->touched = ask->fresh = false;
+    ask->early = is_new(claims, now_ns);
     join_line(claims, ask);
 }
 

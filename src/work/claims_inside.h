@@ -104,7 +104,7 @@ struct kl__claims {
     void (*ended)(void *ctx, uint32_t partition, kl_outcome outcome);
     void *ended_ctx;
     uint64_t given, expired, stale;
-    int64_t busy_ns, swept_ns;
+    int64_t began_ns, busy_ns, swept_ns;
 };
 
 /* --- claims_token.c --- */
