@@ -78,12 +78,13 @@ typedef enum kl_key_order {
     KL_KEYS_UNSET,    /* as BY_DEPTH */
     KL_KEYS_BY_DEPTH, /* the longest lines */
     KL_KEYS_BY_AGE,   /* those with the oldest tasks */
-    KL_KEYS_BY_STATE, /* those that are held up: paused, retrying, delayed, then the rest; of each the longest lines */
+    KL_KEYS_BY_STATE, /* those that are held up: halted, paused, of a kind that nobody runs, retrying, delayed, then the
+                       * rest; of each the longest lines */
 } kl_key_order;
 
 /* Keys with waiting tasks, in this order, among the first look_max tasks that wait (0: 100,000); max 1..1,000, and
- * ret_keys has room for so many. Nobody is asked: `why` is what the store alone tells (PAUSED, RETRYING, DELAYED or
- * READY), and reason, error, owner and progress are empty. */
+ * ret_keys has room for so many. No worker is asked: `why` is what the store's records tell, so READY may be running,
+ * held by an older layout, or by a rate; and reason, error, owner and progress are empty. */
 KL_API KL_MUST_USE kl_rc kl_key_list(kl_queue *queue, kl_key_order order, size_t look_max, size_t max, kl_arena *arena,
                                      kl_key_status *ret_keys, size_t *ret_count);
 

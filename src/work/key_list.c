@@ -8,6 +8,8 @@
 #include "base/compare.h"
 #include "keyline/control.h"
 #include "queue/inside.h"
+#include "work/ask.h"
+#include "work/owners.h"
 
 enum { PAGE = 500, LOOK_DEFAULT = 100000, LIST_MAX = 1000 };
 
@@ -16,7 +18,9 @@ struct key {
     uint64_t hash, count;
     int64_t oldest_ms;
     kl_why why;
-    kl_found first; /* of its tasks in line; bytes of its payload are gone */
+    uint64_t partition; /* of the first task: a hash of its name */
+    uint16_t kind;      /* likewise, by kl__owners_kind */
+    kl_found first;     /* of its tasks in line; bytes of its payload are gone */
 };
 
 struct keys {
@@ -48,6 +52,15 @@ static bool grow(struct keys *keys)
     return true;
 }
 
+static uint64_t partition_hash(const char *name) { return kl__hash(kl_str(name), KL_SEED_PARTITION); }
+
+static void set_first(struct key *key, const kl_found *found)
+{
+    key->first = *found;
+    key->partition = partition_hash(found->partition);
+    key->kind = kl__owners_kind(found->task.entry.kind);
+}
+
 static kl_rc count(struct keys *keys, const kl_found *found)
 {
     kl_bytes key = found->task.entry.key;
@@ -61,11 +74,11 @@ static kl_rc count(struct keys *keys, const kl_found *found)
         if (!kl_arena_copy(keys->arena, key, &slot->bytes))
             return kl__fail_memory();
         slot->hash = hash;
-        slot->first = *found;
+        set_first(slot, found);
         slot->oldest_ms = found->made_ms;
         keys->used++;
     } else if (found->task.attempts > slot->first.task.attempts) {
-        slot->first = *found; /* it was tried: it stands first */
+        set_first(slot, found); /* it was tried: it stands first */
     }
     if (found->made_ms < slot->oldest_ms)
         slot->oldest_ms = found->made_ms;
@@ -116,7 +129,11 @@ static int by_age(const void *a, const void *b)
 
 static int urgency(kl_why why)
 {
-    return why == KL_WHY_PAUSED ? 0 : why == KL_WHY_RETRYING ? 1 : why == KL_WHY_DELAYED ? 2 : 3;
+    static const kl_why first[] = {KL_WHY_HALTED, KL_WHY_PAUSED, KL_WHY_KIND, KL_WHY_RETRYING, KL_WHY_DELAYED};
+    int at = 0, count = (int)(sizeof first / sizeof first[0]);
+    while (at < count && first[at] != why)
+        at++;
+    return at;
 }
 
 static int by_state(const void *a, const void *b)
@@ -157,16 +174,57 @@ static kl_rc find_paused(kl_queue *queue, const struct keys *keys)
     return rc;
 }
 
-static kl_rc find_states(kl_queue *queue, const struct keys *keys)
+/* What keeps a task that is due from being started, as far as its partition's owners and their kinds tell. */
+static kl_rc find_unserved(void *ctx, const char *partition, const kl_layout *layout, const kl__ownership *ownership)
+{
+    const struct keys *keys = ctx;
+    uint64_t hash = partition_hash(partition);
+    (void)layout;
+    for (size_t i = 0; i < keys->capacity; i++) {
+        struct key *key = &keys->slots[i];
+        if (!key->count || key->why != KL_WHY_READY || key->partition != hash)
+            continue;
+        const kl__owner *owner = kl__ownership_of(ownership, key->first.task.entry.place.shard);
+        if (!owner || strcmp(owner->name, KL_OPERATOR_NAME) == 0)
+            key->why = KL_WHY_NO_WORKER;
+        else if (!kl__ownership_serves(ownership, key->kind))
+            key->why = KL_WHY_KIND;
+    }
+    return KL_OK;
+}
+
+static kl_why state_of(const struct key *key, const kl__descriptor *descriptor, int64_t now_ms)
+{
+    const kl_queue_opts *settings = &descriptor->settings;
+    const kl_task *first = &key->first.task;
+    uint32_t attempts_max = key->first.extra.attempts_max;
+    attempts_max = attempts_max ? attempts_max : (uint32_t)settings->attempts_max;
+    if (settings->head_policy == KL_HEAD_HALT && first->attempts > 0 && first->attempts >= attempts_max)
+        return KL_WHY_HALTED;
+    if (first->not_before_ms > now_ms)
+        return first->attempts ? KL_WHY_RETRYING : KL_WHY_DELAYED;
+    return descriptor->paused ? KL_WHY_QUEUE_PAUSED : KL_WHY_READY;
+}
+
+static kl_rc find_states(kl_queue *queue, struct keys *keys)
 {
     int64_t now_ms;
+    kl_arena arena = {0};
     kl_rc rc = kl_store_now(queue->store, &now_ms);
-    for (size_t i = 0; rc == KL_OK && i < keys->capacity; i++) {
-        struct key *key = &keys->slots[i];
-        bool later = key->count && key->first.task.not_before_ms > now_ms;
-        key->why = !later ? KL_WHY_READY : key->first.task.attempts ? KL_WHY_RETRYING : KL_WHY_DELAYED;
-    }
-    return rc == KL_OK ? find_paused(queue, keys) : rc;
+    if (rc == KL_OK)
+        rc = kl__queue_refresh(queue);
+    if (rc != KL_OK)
+        return rc;
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    for (size_t i = 0; i < keys->capacity; i++)
+        if (keys->slots[i].count)
+            keys->slots[i].why = state_of(&keys->slots[i], descriptor, now_ms);
+    kl__descriptor_release(descriptor);
+    rc = find_paused(queue, keys);
+    if (rc == KL_OK)
+        rc = kl__queue_owners(queue, &arena, find_unserved, keys);
+    kl_arena_free(&arena);
+    return rc;
 }
 
 static kl_key_status describe(const struct key *key, bool all)

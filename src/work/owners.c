@@ -562,6 +562,7 @@ static kl__owner show(const kl__record_worker *worker, uint32_t group_shards)
     return (kl__owner){.id = worker->id,
                        .name = worker->name,
                        .shards = (uint64_t)worker->held * group_shards,
+                       .kinds = worker->kinds,
                        .running = worker->running,
                        .concurrency = worker->concurrency,
                        .permits = worker->permits,
@@ -594,6 +595,14 @@ kl_rc kl__owners_read(kl_store *store, const char *name, const kl_layout *layout
         groups[group] = record.groups[group].owner;
     *ret_ownership = (kl__ownership){workers, record.worker_count, groups, kl__group_shards(layout)};
     return KL_OK;
+}
+
+bool kl__ownership_serves(const kl__ownership *ownership, uint16_t kind)
+{
+    for (size_t i = 0; i < ownership->count; i++)
+        if (kl__kinds_serve(ownership->workers[i].kinds, kind))
+            return true;
+    return false;
 }
 
 const kl__owner *kl__ownership_of(const kl__ownership *ownership, uint32_t shard)

@@ -114,6 +114,7 @@ void kl__owners_renew(kl__owners *owners);
 typedef struct kl__owner {
     kl_task_id id;
     const char *name;
+    const char *kinds; /* that it serves, four hex digits each; "": every kind */
     uint64_t shards, running, concurrency, permits;
     int64_t seen_ms, expires_ms;
     bool leaving;
@@ -129,6 +130,9 @@ typedef struct kl__ownership {
 /* Who owns what now. No record: no workers. Errors as from a beat. */
 KL_MUST_USE kl_rc kl__owners_read(kl_store *store, const char *name, const kl_layout *layout, kl_arena *arena,
                                   kl__ownership *ret_ownership);
+
+/* Whether one of the workers has a handler for this kind (kl__owners_kind). */
+bool kl__ownership_serves(const kl__ownership *ownership, uint16_t kind);
 
 /* The owner of a shard of the layout, or NULL. */
 const kl__owner *kl__ownership_of(const kl__ownership *ownership, uint32_t shard);

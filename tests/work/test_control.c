@@ -1,4 +1,6 @@
 /* test_control.c - steering tasks and keys, with a worker running and with none. */
+#include <string.h>
+
 #include "keyline/job.h"
 #include "support.h"
 
@@ -369,6 +371,39 @@ TEST(keys_are_listed_by_depth_age_or_state)
     CHECK_INT(kl_key_pause(stage.rig.queue, kl_str("held")), KL_OK);
     CHECK_STR(listed_first(&stage, KL_KEYS_BY_STATE, &arena).data, "held");
     kl_arena_free(&arena);
+    stage_close(&stage);
+}
+
+static kl_why listed_why(struct stage *stage, const char *key)
+{
+    kl_key_status keys[4];
+    size_t count = 0;
+    kl_arena arena = {0};
+    kl_why why = KL_WHY_IDLE;
+    CHECK_INT(kl_key_list(stage->rig.queue, KL_KEYS_BY_DEPTH, 0, 4, &arena, keys, &count), KL_OK);
+    for (size_t i = 0; i < count; i++)
+        if (keys[i].key.len == strlen(key) && memcmp(keys[i].key.data, key, keys[i].key.len) == 0)
+            why = keys[i].why;
+    kl_arena_free(&arena);
+    return why;
+}
+
+TEST(a_listed_key_waits_for_what_the_records_tell)
+{
+    struct stage stage;
+    kl_put strange = {.key = kl_str("k"), .kind = kl_str("strange"), .payload = kl_str("done")};
+    if (!stage_open(&stage, false))
+        return;
+    put_as(stage.rig.queue, &strange);
+    CHECK_INT(listed_why(&stage, "k"), KL_WHY_NO_WORKER);
+    stage.worker = start_worker(stage.rig.queue,
+                                &(struct start){.fn = runs_handle, .ctx = &stage.runs, .kind = "usual", .name = "a"});
+    await_shards(stage.worker, 16);
+    CHECK_INT(listed_why(&stage, "k"), KL_WHY_KIND);
+    CHECK_INT(kl_queue_pause(stage.rig.queue), KL_OK);
+    CHECK_INT(listed_why(&stage, "k"), KL_WHY_QUEUE_PAUSED);
+    CHECK_INT(kl_key_pause(stage.rig.queue, kl_str("k")), KL_OK);
+    CHECK_INT(listed_why(&stage, "k"), KL_WHY_PAUSED);
     stage_close(&stage);
 }
 
