@@ -38,7 +38,7 @@ static struct sim_task *new_task(struct world *world, uint32_t key)
     struct sim_task *task = oracle_task(world, key);
     task->behaviour = choose_behaviour(world);
     task->delayed = world->plan.delays && sim_chance(world, 1, world->plan.restless ? 2 : 8);
-    task->priority = world->plan.priorities && sim_chance(world, 1, 4) ? (int8_t)sim_between(world, -2, 2) : 0;
+    task->priority = (int8_t)(world->plan.priorities && sim_chance(world, 1, 4) ? sim_between(world, -2, 2) : 0);
     task->rare = world->plan.kinds && sim_chance(world, 1, 12);
     return task;
 }
