@@ -120,6 +120,10 @@ enum { KL_BODY_DEPTH_MAX = 32 }; /* objects and arrays inside each other */
  * results lie in the arena, kl__body_refused frees the object, and answers with 400 if one of them failed. */
 bool kl__body_json(kl__exchange *exchange, const char *const *fields, kl__json *ret_body);
 int64_t kl__body_time(kl__json *body, const char *field); /* a getter: as kl__param_time */
+/* A getter: text or {"base64": "..."} as those bytes, any other JSON as its text; none: no bytes. */
+kl_bytes kl__body_any(kl__json *body, const char *field, kl_arena *arena);
+void kl__body_known(kl__json *from,
+                    const char *const *fields); /* refuses others, as kl__body_json; for an item of it */
 bool kl__body_refused(kl__exchange *exchange, kl__json *body);
 
 /* For routes that take neither parameters nor a body. False: it has answered. */
@@ -154,7 +158,11 @@ bool kl__shape_put(json_t *object, int64_t now_ms, kl_arena *arena, kl_put *ret_
 
 bool kl__route_has_queue(const kl__route *route);
 
-/* Another queue than {queue}, for moves; closed with the exchange. KL_ENOTFOUND, and as kl_queue_find. May block. */
+/* Whether the token is for this queue, which a body or parameter names. False: it has answered. */
+bool kl__exchange_may(kl__exchange *exchange, const char *queue);
+
+/* Another queue than {queue}, for moves, after kl__exchange_may; closed with the exchange. KL_ENOTFOUND, and as
+ * kl_queue_find. May block. */
 kl_rc kl__exchange_queue(kl__exchange *exchange, const char *name, kl_queue **ret_queue);
 
 /* Opens {queue}, or makes it where the route does that (KL_ROUTE_OPENS: its handler begins without it). May block. */

@@ -205,20 +205,18 @@ static const char *unknown_field(json_t *object, const char *const *fields, cons
     return NULL;
 }
 
-static bool check_fields(kl__exchange *exchange, json_t *object, const char *const *fields)
+void kl__body_known(kl__json *from, const char *const *fields)
 {
-    const char *closest = NULL, *name = fields ? unknown_field(object, fields, &closest) : NULL;
-    if (!name)
-        return true;
+    const char *closest = NULL, *name = fields ? unknown_field(from->object, fields, &closest) : NULL;
+    if (!name || from->rc != KL_OK)
+        return;
     if (closest)
-        kl__reply_problem(exchange, 400, "bad-request", "the body: \"%.40s\" is no field here; did you mean \"%s\"?",
-                          name, closest);
+        from->rc =
+            kl__fail(KL_EINVAL, "%s: \"%.40s\" is no field here; did you mean \"%s\"?", from->what, name, closest);
     else if (*fields)
-        kl__reply_problem(exchange, 400, "bad-request", "the body: \"%.40s\" is no field here; see /openapi.json",
-                          name);
+        from->rc = kl__fail(KL_EINVAL, "%s: \"%.40s\" is no field here; see /openapi.json", from->what, name);
     else
-        kl__reply_problem(exchange, 400, "bad-request", "the body: \"%.40s\" is no field here; send no body", name);
-    return false;
+        from->rc = kl__fail(KL_EINVAL, "%s: \"%.40s\" is no field here; send no body", from->what, name);
 }
 
 static bool check_type(kl__exchange *exchange)
@@ -242,12 +240,30 @@ bool kl__body_json(kl__exchange *exchange, const char *const *fields, kl__json *
         kl__reply_rc(exchange, rc);
         return false;
     }
-    if (!check_fields(exchange, body.object, fields)) {
+    kl__body_known(&body, fields);
+    if (body.rc != KL_OK) {
+        kl__reply_rc(exchange, body.rc);
         kl__json_free(&body);
         return false;
     }
     *ret_body = body;
     return true;
+}
+
+kl_bytes kl__body_any(kl__json *body, const char *field, kl_arena *arena)
+{
+    const size_t flags = JSON_COMPACT | JSON_ENCODE_ANY;
+    const json_t *value = json_object_get(body->object, field);
+    if (!kl__json_has(body, field))
+        return (kl_bytes){0};
+    if (json_is_string(value) || (json_object_size(value) == 1 && json_object_get(value, "base64")))
+        return kl__json_bytes_of(body, value, field, arena);
+    size_t length = json_dumpb(value, NULL, 0, flags);
+    char *text = kl_arena_alloc(arena, length + 1);
+    if (text && length && json_dumpb(value, text, length, flags) == length)
+        return (kl_bytes){text, length};
+    body->rc = body->rc == KL_OK ? kl__fail_memory() : body->rc;
+    return (kl_bytes){0};
 }
 
 bool kl__body_refused(kl__exchange *exchange, kl__json *body)

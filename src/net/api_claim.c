@@ -383,6 +383,10 @@ static void count_said(kl__exchange *exchange, const kl__claim_say *says, size_t
             kl__metrics_ran(exchange->open->metrics, says[i].partition, says[i].ran_ns);
     }
     kl__metrics_stale(exchange->open->metrics, *ret_stale);
+    if (*ret_stale)
+        kl__api_log(exchange->api, KL_LOG_INFO, "queue %s: %zu of %zu tokens of %s (%s, %s) are stale",
+                    exchange->open->name, *ret_stale, count, exchange->route->name, exchange->who,
+                    exchange->request->peer);
 }
 
 static void swap(struct say *say, size_t a, size_t b)
@@ -447,7 +451,7 @@ static void read_one(struct say *say, kl__json *from, kl__claim_say *one)
     one->token = kl__json_bytes(from, "token", arena);
     switch (say->word) {
     case KL_CLAIM_DONE:
-        one->result = kl__json_bytes_or(from, "result", arena, (kl_bytes){0});
+        one->result = kl__body_any(from, "result", arena);
         break;
     case KL_CLAIM_RETRY:
         one->error = kl__json_bytes_or(from, "error", arena, (kl_bytes){0});
@@ -488,6 +492,20 @@ static const char *const *fields_of(kl__claim_word word)
     }
 }
 
+/* Those of an item are all but the first. */
+static void read_item(struct say *say, kl__json *body, json_t *items, size_t index)
+{
+    char sentence[256];
+    kl__json item = kl__json_item(body, items, index);
+    kl__body_known(&item, fields_of(say->word) + 1);
+    read_one(say, &item, &say->says.says[index]);
+    body->rc = item.rc;
+    if (item.rc != KL_EINVAL)
+        return;
+    snprintf(sentence, sizeof sentence, "%s", kl_error_text());
+    body->rc = kl__fail(KL_EINVAL, "item %zu of %s", index + 1, sentence);
+}
+
 static bool read_items(struct say *say, kl__json *body)
 {
     json_t *items = kl__json_has(body, "items") ? kl__json_array_of(body, "items", KL_PUT_MAX) : NULL;
@@ -498,11 +516,12 @@ static bool read_items(struct say *say, kl__json *body)
         memset(say->says.says, 0, (count + 1) * sizeof *say->says.says);
     else
         body->rc = kl__fail_memory();
-    for (size_t i = 0; body->rc == KL_OK && i < count; i++) {
-        kl__json item = items ? kl__json_item(body, items, i) : *body;
-        read_one(say, &item, &say->says.says[i]);
-        body->rc = item.rc;
-    }
+    if (body->rc == KL_OK && say->many && json_object_size(body->object) > 1)
+        kl__json_damaged(body, "items", "has fields beside it, which belong into the items");
+    for (size_t i = 0; items && body->rc == KL_OK && i < count; i++)
+        read_item(say, body, items, i);
+    if (!items && body->rc == KL_OK)
+        read_one(say, body, &say->says.says[0]);
     say->says.count = count;
     return body->rc == KL_OK;
 }

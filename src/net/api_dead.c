@@ -99,7 +99,7 @@ void kl__api_move_dead(kl__exchange *exchange)
         return;
     kl_redrive which = read_redrive(&body, exchange->arena);
     const char *to = kl__json_text(&body, "to", exchange->arena);
-    if (kl__body_refused(exchange, &body))
+    if (kl__body_refused(exchange, &body) || !kl__exchange_may(exchange, to))
         return;
     kl_rc rc = kl__exchange_queue(exchange, to, &which.to);
     if (rc == KL_OK)

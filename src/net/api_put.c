@@ -163,10 +163,13 @@ static bool read_raw(putting *put)
     bool ok = object != NULL;
     for (size_t i = 0; ok && i < exchange->param_count; i++) {
         kl__param *param = &exchange->params[i];
-        param->used = true;
+        size_t before = json_object_size(object);
         ok = set_param(object, param);
+        param->used = json_object_size(object) > before;
     }
-    ok = ok ? read_task(put, object, 0) : (kl__reply_rc(exchange, kl__fail_memory()), false);
+    if (!ok)
+        kl__reply_rc(exchange, kl__fail_memory());
+    ok = ok && !kl__params_refused(exchange) && read_task(put, object, 0);
     json_decref(object);
     if (ok)
         put->tasks[0].payload = exchange->request->body;

@@ -76,10 +76,26 @@ void kl__api_info(kl__exchange *exchange)
     kl__reply(exchange, 200, body);
 }
 
+/* A queue that is not there would be silent for ever. To see that may block. */
+static void follow_queue(kl__exchange *exchange)
+{
+    kl_queue *queue;
+    const char *name = exchange->serving;
+    kl_rc rc = kl__exchange_queue(exchange, name, &queue);
+    if (rc == KL_OK)
+        kl__events_follow(exchange->api->events, exchange, name);
+    else
+        kl__reply_rc(exchange, rc);
+}
+
 void kl__api_events(kl__exchange *exchange)
 {
     kl_bytes queue = kl__param_text(exchange, "queue");
     if (kl__params_refused(exchange))
         return;
-    kl__events_follow(exchange->api->events, exchange, queue.len ? queue.data : NULL);
+    exchange->serving = (void *)queue.data;
+    if (queue.len == 0)
+        kl__events_follow(exchange->api->events, exchange, NULL);
+    else if (kl__exchange_may(exchange, queue.data))
+        kl__pool_push(exchange->api->pool, exchange, follow_queue);
 }

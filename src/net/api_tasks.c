@@ -189,7 +189,7 @@ void kl__api_move_task(kl__exchange *exchange)
     if (kl__params_refused(exchange) || !kl__part_id(exchange, 1, &id) || !kl__body_json(exchange, fields, &body))
         return;
     const char *name = kl__json_text(&body, "to", exchange->arena);
-    if (kl__body_refused(exchange, &body))
+    if (kl__body_refused(exchange, &body) || !kl__exchange_may(exchange, name))
         return;
     kl_rc rc = kl__exchange_queue(exchange, name, &to);
     if (rc == KL_OK)

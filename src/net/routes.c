@@ -157,6 +157,16 @@ static bool admit(kl__exchange *exchange)
     return false;
 }
 
+bool kl__exchange_may(kl__exchange *exchange, const char *queue)
+{
+    if (kl__token_may(exchange->scope, queue))
+        return true;
+    kl__reply_problem(exchange, 403, "forbidden",
+                      "the token '%s' is not for the queue '%.64s'; use one that is (`keyline token add --queues`)",
+                      exchange->who, queue);
+    return false;
+}
+
 /* ---- The way ---- */
 
 static void go(kl__exchange *exchange)
@@ -164,11 +174,8 @@ static void go(kl__exchange *exchange)
     kl__api *api = exchange->api;
     if (kl__route_has_queue(exchange->route)) {
         const char *name = kl__part_text(exchange, 0);
-        if (!kl__token_may(exchange->scope, name)) {
-            kl__reply_problem(exchange, 403, "forbidden", "the token '%s' is not for the queue '%s'", exchange->who,
-                              name);
+        if (!kl__exchange_may(exchange, name))
             return;
-        }
         exchange->open = kl__queues_known(api, name);
         exchange->queue = exchange->open ? exchange->open->queue : NULL;
     }
@@ -256,8 +263,26 @@ void kl__route_serve(void *context, kl__request *request)
 
 /* ---- The end ---- */
 
+/* Routes instead of paths: those may have keys in them. */
+static void log_refused(const kl__exchange *exchange, int status)
+{
+    static const char *const methods[] = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "?"};
+    const kl__request *request = exchange->request;
+    const kl__route *route = exchange->route;
+    kl_bytes queue = route && kl__route_has_queue(route) ? exchange->parts[0] : (kl_bytes){"", 0};
+    kl_log_level level = status >= 500 && status != 503   ? KL_LOG_WARN
+                         : status == 401 || status == 403 ? KL_LOG_INFO
+                                                          : KL_LOG_DEBUG;
+    kl__api_log(exchange->api, level, "answered %d to %s %s%s%.*s by %s at %s", status, methods[request->head.method],
+                route ? route->name : "(no route)", queue.len ? " of the queue " : "",
+                (int)(queue.len < KL_QUEUE_NAME_MAX ? queue.len : KL_QUEUE_NAME_MAX), (const char *)queue.data,
+                exchange->who, request->peer);
+}
+
 static void leave(kl__exchange *exchange, int status)
 {
+    if (status >= 400)
+        log_refused(exchange, status);
     int64_t took_ns = kl__monotonic_ns() - exchange->request->began_ns;
     kl__metrics_request(exchange->api->metrics, exchange->route, status, took_ns);
     bool admitted = exchange->route && exchange->role >= exchange->route->role;
@@ -292,8 +317,7 @@ kl_rc kl__exchange_queue(kl__exchange *exchange, const char *name, kl_queue **re
     while (at < KL_ROUTE_PARTS_MAX && exchange->others[at])
         at++;
     KL_ASSERT(at < KL_ROUTE_PARTS_MAX);
-    if (!kl__token_may(exchange->scope, name))
-        return kl__fail(KL_ENOTFOUND, "the token '%s' is not for the queue '%s'", exchange->who, name);
+    KL_ASSERT(kl__token_may(exchange->scope, name));
     kl_rc rc = kl__queues_open(exchange->api, name, false, &open);
     if (rc != KL_OK)
         return rc;

@@ -125,6 +125,38 @@ TEST(a_scoped_token_is_refused_on_every_route_of_another_queue)
     leave_place(&place);
 }
 
+static long ask_scoped(struct server *server, const struct place *place, const char *method, const char *path,
+                       const char *body)
+{
+    char field[128];
+    const char *fields[] = {field, NULL};
+    snprintf(field, sizeof field, "Authorization: Bearer %s", place->scoped);
+    struct answer answer = server_ask(server, method, path, body, fields);
+    long status = answer.status;
+    answer_free(&answer);
+    return status;
+}
+
+TEST(a_scoped_token_is_refused_when_a_body_or_parameter_names_another_queue)
+{
+    struct place place;
+    struct server server;
+    kl_queue *queue = NULL;
+    if (!make_place(&place) || !server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    REQUIRE(kl_queue_open(server.store, "mail-eu", NULL, &queue) == KL_OK);
+    kl_queue_close(queue);
+    CHECK_INT(ask_scoped(&server, &place, "POST", "/v1/queues/mail-eu/tasks/00000000-0000-8000-8000-000000000000/move",
+                         "{\"to\": \"orders\"}"),
+              403);
+    CHECK_INT(ask_scoped(&server, &place, "POST", "/v1/queues/mail-eu/dead/move", "{\"to\": \"orders\"}"), 403);
+    CHECK_INT(ask_scoped(&server, &place, "GET", "/v1/events?queue=orders", NULL), 403);
+    CHECK_INT(ask_scoped(&server, &place, "GET", "/v1/events?queue=mail-us", NULL), 404);
+    CHECK_INT(ask_scoped(&server, &place, "GET", "/v1/events?queue=mail-eu", NULL), 200);
+    server_close(&server);
+    leave_place(&place);
+}
+
 TEST(without_tokens_everybody_on_this_machine_is_admin)
 {
     struct server server;

@@ -242,6 +242,50 @@ TEST(batches_say_of_each_task_what_became_of_it)
     server_close(&server);
 }
 
+TEST(a_batch_with_a_field_that_is_not_known_does_nothing)
+{
+    static const char *const bad[] = {
+        ", \"resutl\": \"lost\"}]",
+        "}], \"token\": \"b\"",
+        ", \"items\": []}]",
+        ", \"error\": \"of a fail\"}]",
+    };
+    struct server server;
+    char body[512];
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\", \"keep_done_ms\": 3600000}", 201);
+    put(&server, "{\"payload\": \"a\"}");
+    struct answer given = claim(&server, "{\"wait_ms\": 60000}");
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        snprintf(body, sizeof body, "{\"items\": [{\"token\": \"%s\"%s}", task_text(&given, 0, "token"), bad[i]);
+        struct answer answer = server_ask(&server, "POST", ORDERS "/finish", body, NULL);
+        CHECK_INT(answer.status, 400);
+        if (i == 0)
+            CHECK_CONTAINS(answer_text(&answer, "detail"),
+                           "item 1 of the body: \"resutl\" is no field here; did you mean \"result\"?");
+        answer_free(&answer);
+    }
+    CHECK_INT(say_token(&server, "finish", task_text(&given, 0, "token"), ", \"result\": {\"a\": [1, null]}"), 200);
+    snprintf(body, sizeof body, ORDERS "/tasks/%s/result", task_text(&given, 0, "id"));
+    struct answer result = server_ask(&server, "GET", body, NULL, NULL);
+    CHECK_STR(result.body, "{\"a\":[1,null]}");
+    answer_free(&result);
+    answer_free(&given);
+    server_close(&server);
+}
+
+TEST(a_parameter_of_a_raw_put_that_is_there_twice_is_refused)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    struct answer answer = put_as(&server, "application/octet-stream", "?key=a&key=b", "x", 400);
+    CHECK_CONTAINS(answer_text(&answer, "detail"), "key is there twice");
+    answer_free(&answer);
+    server_close(&server);
+}
+
 /* The middle one is of a server that has ended, and the others of this one: they are told apart, and answered together. */
 TEST(answers_of_a_batch_stand_in_the_order_of_its_items)
 {
