@@ -3,9 +3,12 @@
  * From: work/worker_inbox.c, by way of the queue.  To: append.c; then the objects are deleted.
  *
  * A store that is opened with ?import=QUEUE takes them in as tasks of that queue: shard by shard in random order, a page
- * at a time, the oldest of a page (by when it was written) first. The payload is the object as it is; it has no key. Each
- * goes in with its UUID as token, so that one whose object could not be deleted any more is not taken in twice within the
- * ten minutes that tokens last. What the queue refuses is moved to refused/<uuid>.json. */
+ * at a time, the oldest of a page (by when it was written) first. The payload is the object as it is; it has no key. What the
+ * queue refuses is moved to index/refused/<uuid>.json.
+ *
+ * I1  Where a task goes, and its id, follow from its UUID and from when its object was written; its token is the UUID. So
+ *     whoever takes it in again, because another process does at the same time or because its object could not be deleted,
+ *     appends it to the same shard of the partition, where it is known: while it waits, and for ten minutes. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -132,6 +135,31 @@ static size_t bytes_of(const kl_entry *entry)
     return entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
 }
 
+static uint64_t read_64(const uint8_t bytes[8])
+{
+    uint64_t value = 0;
+    for (int i = 0; i < 8; i++)
+        value = value << 8 | bytes[i];
+    return value;
+}
+
+/* I1. Its first digits are the shard, as they were. */
+static kl_rc place(const kl__s3 *s3, const kl__s3_listed *item, const kl_token *uuid, kl_entry *entry)
+{
+    enum { SEQUENCED = 28 }; /* bits of shard and sequence */
+    uint32_t digits = s3->partitions[entry->place.partition - 1]->shard_prefix_len;
+    kl_layout layout = {1, digits};
+    uint64_t high = read_64(uuid->bytes) >> (64 - SEQUENCED), low = read_64(uuid->bytes + 8);
+    uint32_t below = SEQUENCED - 4 * digits;
+    int64_t ms = item->modified_ms > 0 ? item->modified_ms : 0;
+    kl_id_parts parts = {.shard = (uint32_t)(high >> below),
+                         .sequence = (uint32_t)(high & ((UINT64_C(1) << below) - 1)),
+                         .ms = ms < KL_ID_MS_MAX ? ms : KL_ID_MS_MAX,
+                         .random = (uint32_t)(low & KL_ID_RANDOM_MAX)};
+    entry->place.shard = parts.shard;
+    return kl_id_pack(&layout, &parts, &entry->id);
+}
+
 /* Each by its own token, all in one go. Where not every object became a task nobody says which did: those have no token. */
 static kl_rc append_all(struct import *import, const kl_taken *taken)
 {
@@ -140,14 +168,17 @@ static kl_rc append_all(struct import *import, const kl_taken *taken)
     kl__cond_init(&waiting.told);
     for (size_t i = 0; i < taken->entry_count; i++) {
         kl_token uuid;
+        kl_entry entry = taken->entries[i];
         (void)uuid_of(import->items[i]->name, &uuid);
-        kl_append append = {.entries = &taken->entries[i],
+        kl_rc rc = place(import->s3, import->items[i], &uuid, &entry);
+        kl_append append = {.entries = &entry,
                             .count = 1,
-                            .bytes = bytes_of(&taken->entries[i]),
+                            .bytes = bytes_of(&entry),
                             .token = taken->entry_count == taken->count ? &uuid : NULL,
                             .done = tell,
                             .ctx = &waiting};
-        kl_rc rc = kl__s3_append(import->s3, &append);
+        if (rc == KL_OK)
+            rc = kl__s3_append(import->s3, &append);
         if (rc != KL_OK)
             tell(&waiting, rc, "");
     }
