@@ -3,8 +3,8 @@
  * From: refresh.c (objects that were read), settle.c (objects that were written).  To: replica.c's tasks; upkeep.c and
  * settle.c, for what they write.
  *
- * What is said of tasks that are not loaded yet stays with their object (replica.c). An object that cannot be understood
- * stops its shard: nothing behind it may be taken for true. */
+ * What is said of tasks that are not loaded yet stays with their object (replica.c). An object that cannot be understood, or
+ * an item of one, stops its shard: nothing behind it may be taken for true, and no checkpoint may cover it. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -366,6 +366,8 @@ kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, con
     uint64_t fence;
     int64_t at_ms;
     KL_ASSERT(number == shard->journal + 1);
+    if (shard->damaged == number)
+        return fail_damaged(shard, "journal", number); /* what of it was understood is not applied again and again */
     json_t *root = NULL;
     kl_rc rc = kl__s3_parse_json(body, &root);
     if (rc == KL_OK && (!kl__s3_get_hex(root, "fence", &fence) || !kl__s3_get_int(root, "at", &at_ms)))
@@ -379,9 +381,10 @@ kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, con
     json_decref(root);
     if (rc == KL_ENOMEM)
         return kl__fail_memory();
-    if (rc != KL_OK)
-        kl__s3_log(s3, KL_LOG_ERROR, "an item of journal object %s/%s/%016llx cannot be understood",
-                   shard->partition->name, shard->digits, (unsigned long long)number);
+    if (rc != KL_OK) {
+        shard->damaged = number;
+        return fail_damaged(shard, "journal", number);
+    }
     if (fence > shard->epoch)
         shard->epoch = fence;
     if (s3->caller_time && at_ms > s3->floor_ms) /* else one wrong clock would stop those of all others */

@@ -61,6 +61,7 @@ enum {
     KL_S3_REST_MIN_MS = 250,     /* how often one shard is asked for, where a look does not show all of them */
     KL_S3_FRESH_MS = 5,          /* what others have done may be seen so much later */
     KL_S3_PROBES = 3,            /* shards that are asked one by one rather than by a listing */
+    KL_S3_DUE_MS = 5000,         /* so long the due line may wait while there is more than enough that is ready */
     KL_S3_WIDE = 64,             /* objects that are read at once */
     KL_S3_BILLED_MS = 60000,     /* processes that live longer leave an account of their requests */
     KL_S3_BILL_EVERY_MS = 600000,
@@ -127,6 +128,7 @@ typedef struct kl__s3_shard {
     uint64_t journal;    /* read up to this number */
     int64_t journal_ns;  /* when it was known to end there */
     int64_t followed_ns; /* when it was last read to its end, or written there */
+    uint64_t damaged;    /* the number of one that is not understood; 0: of none */
     uint64_t epoch;
     uint64_t checkpoint;                /* the journal's number in the checkpoint */
     uint64_t swept;                     /* journal objects up to this one are deleted */
@@ -148,6 +150,7 @@ typedef struct kl__s3_shard {
     int64_t rest_ms;    /* how long an end is good for where the bucket is too full to be looked at whole */
     bool contended;     /* others append to it, too */
     bool ended;         /* the replica has all of them, as of the last look */
+    int64_t due_ns;     /* when the due line was last shown, or first asked for */
     uint64_t tokens_to; /* tokens in the checkpoint are complete up to this number */
     kl__tree_node *objects;
     uint64_t retry_to; /* objects with tasks to be tried again stand up to here */
