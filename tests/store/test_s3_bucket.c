@@ -12,6 +12,7 @@
 #include "harness.h"
 #include "keyline/keyline.h"
 #include "keyline/store.h"
+#include "queue/inside.h"
 #include "store/check_rc.h"
 #include "store/dispatch.h"
 #include "store/fault_proxy.h"
@@ -221,6 +222,37 @@ TEST(task_objects_that_cannot_be_understood_are_kept_for_a_release_that_can)
     kl__s3_http_close(bucket.http);
 }
 
+/* What a later release writes, or one that knows other values. */
+TEST(a_journal_object_with_an_item_that_is_not_understood_stops_its_shard)
+{
+    static const char *const items[] = {
+        "{\"moved\":\"10000\"}", "\"1.0-\\u0020x\"",
+        "{\"kept\":\"10000\",\"state\":\"postponed\",\"attempts\":1,\"finished_ms\":1,\"expires_ms\":9,\"task\":{}}"};
+    for (size_t i = 0; i < COUNT(items); i++) {
+        struct bucket bucket;
+        char url[S3_URL_BYTES], body[400];
+        kl_store *other = NULL;
+        uint32_t partition;
+        kl_stub stub;
+        if (!s3_server_new_url(url) || !bucket_open(&bucket, url))
+            return;
+        kl_store *store = open_owned(url, &partition);
+        REQUIRE(store);
+        snprintf(body, sizeof body, "{\"keyline\":1,\"at\":1,\"nonce\":\"1\",\"epoch\":\"1\",\"items\":[%s]}",
+                 items[i]);
+        CHECK_INT(ask(&bucket, KL_S3_PUT, "journal/p/0/0000000000000002.json", body), 200);
+        CHECK_OK(kl_store_open(url, NULL, &other));
+        CHECK_OK(kl_store_partition(other, "p", 1, &partition));
+        kl_scan scan = {.place = {partition, 0}, .stubs = &stub, .max = 1};
+        CHECK_RC(kl_store_scan(other, &scan, 1), KL_EDAMAGED);
+        CHECK_CONTAINS(kl_error_text(), "Update keyline");
+        CHECK_RC(kl_store_scan(other, &scan, 1), KL_EDAMAGED);
+        kl_store_close(other);
+        kl_store_close(store);
+        kl__s3_http_close(bucket.http);
+    }
+}
+
 enum { LONG_LINE = 70 }; /* objects: more than may stay in memory without use */
 
 static bool is_loaded(kl__s3 *s3, uint32_t partition)
@@ -269,6 +301,85 @@ TEST(what_was_read_of_a_shard_to_find_one_task_does_not_stay_in_memory)
     while (is_loaded(store->self, partition) && kl__monotonic_ns() < until_ns);
     CHECK(!is_loaded(store->self, partition));
     CHECK_INT(state_of(store, partition, &last.id), KL_TASK_WAITING);
+    kl_store_close(store);
+    kl_idgen_close(ids);
+}
+
+TEST(the_due_line_of_a_long_log_is_shown_in_its_order)
+{
+    enum { SHOWN = 4, FIRST_DUE_MS = 1000000 };
+    char url[S3_URL_BYTES];
+    kl_idgen *ids = NULL;
+    kl_store *store = NULL, *other = NULL;
+    uint32_t partition;
+    kl_task_id made[LONG_LINE];
+    kl_stub stubs[SHOWN];
+    if (!s3_server_new_url(url))
+        return;
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    REQUIRE(store);
+    CHECK_OK(kl_store_partition(store, "p", 1, &partition));
+    for (int i = 0; i < LONG_LINE; i++) {
+        kl_entry entry = an_entry(partition, ids, "x");
+        entry.due_ms = FIRST_DUE_MS + LONG_LINE - i; /* the last is the first */
+        CHECK_OK(kl_store_append(store, &entry, 1, NULL));
+        made[i] = entry.id;
+    }
+    CHECK_OK(kl_store_open(url, NULL, &other));
+    CHECK_OK(kl_store_partition(other, "p", 1, &partition));
+    kl_scan scan = {.place = {partition, 0},
+                    .line = KL_LINE_DUE,
+                    .until_ms = FIRST_DUE_MS + LONG_LINE,
+                    .stubs = stubs,
+                    .max = SHOWN};
+    CHECK_OK(kl_store_scan(other, &scan, 1));
+    CHECK_INT(scan.count, SHOWN);
+    for (size_t i = 0; i < scan.count; i++)
+        CHECK(kl_id_compare(&stubs[i].id, &made[LONG_LINE - 1 - i]) == 0);
+    kl_store_close(other);
+    kl_store_close(store);
+    kl_idgen_close(ids);
+}
+
+/* A worker asks for all lines at once. */
+TEST(what_is_ready_does_not_wait_until_a_long_log_is_read_for_one_delayed_task)
+{
+    enum { SHOWN = 4, DUE_MS = 1000 };
+    char url[S3_URL_BYTES];
+    kl_idgen *ids = NULL;
+    kl_store *store = NULL, *other = NULL;
+    uint32_t partition;
+    kl_stub stubs[2][SHOWN];
+    if (!s3_server_new_url(url))
+        return;
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    REQUIRE(store);
+    CHECK_OK(kl_store_partition(store, "p", 1, &partition));
+    for (int i = 0; i < LONG_LINE; i++) {
+        kl_entry entry = an_entry(partition, ids, "x");
+        entry.due_ms = i == LONG_LINE - 1 ? DUE_MS : 0;
+        CHECK_OK(kl_store_append(store, &entry, 1, NULL));
+    }
+    CHECK_OK(kl_store_open(url, NULL, &other));
+    REQUIRE(other);
+    CHECK_OK(kl_store_partition(other, "p", 1, &partition));
+    kl_scan scans[2] = {
+        {.place = {partition, 0}, .stubs = stubs[0], .max = SHOWN},
+        {.place = {partition, 0}, .line = KL_LINE_DUE, .until_ms = DUE_MS, .stubs = stubs[1], .max = 1}};
+    kl__s3 *s3 = other->self;
+    uint64_t before = kl__s3_http_bill(s3->http).requests[KL_S3_GET];
+    CHECK_OK(kl_store_scan(other, scans, 2));
+    CHECK_INT(scans[0].count, SHOWN);
+    CHECK_INT(scans[1].count, 0);
+    CHECK(kl__s3_http_bill(s3->http).requests[KL_S3_GET] - before < LONG_LINE / 2);
+    kl__memory_enter(s3->memory);
+    kl__s3_shard_of(s3, scans[0].place)->due_ns -= INT64_C(1000000) * KL_S3_DUE_MS; /* as if it were that long ago */
+    kl__memory_leave(s3->memory);
+    CHECK_OK(kl_store_scan(other, scans, 2));
+    CHECK_INT(scans[1].count, 1);
+    kl_store_close(other);
     kl_store_close(store);
     kl_idgen_close(ids);
 }
@@ -345,8 +456,8 @@ TEST(one_server_with_a_wrong_clock_does_not_set_ours)
 
 enum { LEFT = 40 };
 
-/* Puts objects as such a system names them, signed and all. */
-static void leave_tasks(const char *url)
+/* Puts objects as such a system names them, signed and all; in one shard, or in any. */
+static void leave_tasks(const char *url, bool one_shard)
 {
     struct bucket bucket;
     if (!bucket_open(&bucket, url))
@@ -355,6 +466,7 @@ static void leave_tasks(const char *url)
         char name[200], body[32];
         uint64_t random = (uint64_t)i;
         unsigned first = (unsigned)kl__random_next(&random);
+        first = one_shard ? first >> 4 | 7u << 28 : first;
         snprintf(name, sizeof name, "tasks/%x/%08x-0000-4000-8000-%012d.json", first >> 28, first, i);
         snprintf(body, sizeof body, "{\"n\":%d}", i);
         CHECK_INT(ask(&bucket, KL_S3_PUT, name, body), 200);
@@ -377,6 +489,47 @@ static kl_outcome see(kl_work *work, void *ctx)
     return KL_DONE;
 }
 
+static uint64_t ready_of(kl_store *store, const char *name)
+{
+    kl_counts counts = {0};
+    uint32_t partition = 0;
+    CHECK_OK(kl_store_partition(store, name, 1, &partition));
+    CHECK_OK(kl_store_counts(store, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts));
+    return counts.ready;
+}
+
+/* The first one has taken them in but not deleted them when the second one finds them. */
+TEST(tasks_that_two_processes_take_in_are_there_once)
+{
+    char url[S3_URL_BYTES], endpoint[S3_URL_BYTES], urls[2][S3_URL_BYTES + 64];
+    kl_store *stores[2] = {NULL};
+    kl_queue *queues[2] = {NULL};
+    size_t count = 0;
+    if (!s3_server_new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+        return;
+    struct fault_proxy *proxy = fault_proxy_start(atoi(strrchr(endpoint, ':') + 1), test_seed(), 0);
+    REQUIRE(proxy);
+    leave_tasks(url, true);
+    fault_proxy_refuse_deletes(proxy);
+    snprintf(urls[0], sizeof urls[0], "%.*sendpoint=http://127.0.0.1:%d&import=old",
+             (int)(strstr(url, "endpoint=") - url), url, fault_proxy_port(proxy));
+    snprintf(urls[1], sizeof urls[1], "%s&import=old", url);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(kl_store_open(urls[i], NULL, &stores[i]));
+        CHECK_OK(kl_queue_open(stores[i], "old", NULL, &queues[i]));
+    }
+    CHECK(kl__queue_take_in(queues[0], 0, NULL, NULL, &count) != KL_OK);
+    CHECK_INT(ready_of(stores[1], "old"), LEFT);
+    CHECK_OK(kl__queue_take_in(queues[1], 0, NULL, NULL, &count));
+    CHECK_INT(count, LEFT);
+    CHECK_INT(ready_of(stores[1], "old"), LEFT);
+    for (int i = 0; i < 2; i++) {
+        kl_queue_close(queues[i]);
+        kl_store_close(stores[i]);
+    }
+    fault_proxy_stop(proxy);
+}
+
 TEST(tasks_that_an_object_per_task_system_left_are_run_once)
 {
     char url[S3_URL_BYTES];
@@ -386,7 +539,7 @@ TEST(tasks_that_an_object_per_task_system_left_are_run_once)
     static struct seen seen;
     if (!s3_server_new_url(url))
         return;
-    leave_tasks(url);
+    leave_tasks(url, false);
     strcat(url, "&import=old&poll_ms=100&settle_ms=0");
     CHECK_OK(kl_store_open(url, NULL, &store));
     CHECK_OK(kl_queue_open(store, "old", NULL, &queue));

@@ -1,8 +1,8 @@
 /* tasks.c - looking: scan, read, counts, wait, and what is finished.
  *
  * Each call brings the replica as far as it needs (refresh.c) and then asks the memory engine. A shard whose log is long
- * is read only as far as the answer reaches: lines other than the ordinary one are marked in the index, so that nobody
- * reads a million tasks to learn that none of them is urgent. A look under which a replica was cleared is made again (E5). */
+ * is read only as far as the answer reaches: lines other than the ordinary one are marked (special/), so that nobody reads a
+ * million tasks to learn that none of them is urgent. A look under which a replica was cleared is made again (E5). */
 #include <stdlib.h>
 
 #include "base/layout.h"
@@ -76,6 +76,7 @@ struct look {
     struct shards shards;
     kl__s3_more *more;
     int64_t since_ns;
+    bool mixed; /* it asks for other lines than the due ones, too */
 };
 
 static void look_free(struct look *look)
@@ -94,6 +95,7 @@ static bool look_open(kl__s3 *s3, struct look *look, kl_scan *scans, size_t coun
     kl__memory_enter(s3->memory);
     for (size_t i = 0; good && i < count; i++) {
         good = shards_add(s3, &look->shards, scans[i].place);
+        look->mixed |= scans[i].line != KL_LINE_DUE;
         if (scans[i].after) {
             look->after[i] = *scans[i].after;
             scans[i].after = &look->after[i];
@@ -105,15 +107,53 @@ static bool look_open(kl__s3 *s3, struct look *look, kl_scan *scans, size_t coun
     return good;
 }
 
-/* Whether more of the log could show more of the line. */
-static kl_rc line_goes_on(kl__s3 *s3, const kl_scan *scan, const kl__s3_shard *shard, bool *ret_on)
+/* Whether the due line is not shown this time. All of the log is to be read for it, which may take minutes: what is ready is
+ * not to wait for that. Where the ready lines show all there is, the log has been read. */
+static bool waits(const struct look *look, const kl_scan *scan, const kl__s3_shard *shard)
+{
+    return look->mixed && scan->line == KL_LINE_DUE && !shard->ended &&
+           look->since_ns - shard->due_ns < INT64_C(1000000) * KL_S3_DUE_MS;
+}
+
+static void begin_due(kl__s3 *s3, const struct look *look)
+{
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < look->count; i++) {
+        kl__s3_shard *shard = kl__s3_shard_of(s3, look->scans[i].place);
+        if (look->scans[i].line == KL_LINE_DUE && shard->due_ns == 0)
+            shard->due_ns = look->since_ns;
+    }
+    kl__memory_leave(s3->memory);
+}
+
+/* Half of the line would be out of its order: it is shown whole, or not. */
+static void end_due(kl__s3 *s3, const struct look *look)
+{
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < look->count; i++) {
+        kl_scan *scan = &look->scans[i];
+        kl__s3_shard *shard = kl__s3_shard_of(s3, scan->place);
+        if (scan->line != KL_LINE_DUE)
+            continue;
+        if (waits(look, scan, shard))
+            scan->count = 0;
+        else
+            shard->due_ns = look->since_ns;
+    }
+    kl__memory_leave(s3->memory);
+}
+
+/* Whether more of the log could show more of the line. The due line is ordered by time, not by number: the last object may
+ * have its first task. */
+static kl_rc line_goes_on(kl__s3 *s3, const struct look *look, const kl_scan *scan, const kl__s3_shard *shard,
+                          bool *ret_on)
 {
     uint64_t marks;
     *ret_on = false;
     kl__memory_enter(s3->memory);
-    bool ended = shard->ended, tried = shard->retry_to > shard->taken;
+    bool ended = shard->ended || waits(look, scan, shard), tried = shard->retry_to > shard->taken;
     kl__memory_leave(s3->memory);
-    if (ended || scan->count == scan->max)
+    if (ended || (scan->count == scan->max && scan->line != KL_LINE_DUE))
         return KL_OK;
     if (scan->line == 0 || scan->line == KL_LINE_RETRY) {
         *ret_on = scan->line == 0 || tried;
@@ -154,8 +194,9 @@ static kl_rc plan(kl__s3 *s3, struct look *look, size_t want_max, size_t *ret_co
         const kl_scan *scan = &look->scans[i];
         kl__s3_shard *shard = kl__s3_shard_of(s3, scan->place);
         bool on = false;
-        rc = line_goes_on(s3, scan, shard, &on);
-        size_t missing = on ? objects_for(s3, shard, scan->max - scan->count) : 0;
+        rc = line_goes_on(s3, look, scan, shard, &on);
+        bool all = scan->line == KL_LINE_DUE;
+        size_t missing = on && !all ? objects_for(s3, shard, scan->max - scan->count) : want_max;
         if (on)
             want(look, ret_count, shard, missing < want_max ? missing : want_max);
     }
@@ -170,6 +211,7 @@ static kl_rc scan_all(kl__s3 *s3, void *ctx)
     kl_rc rc = kl__s3_refresh(s3, look->shards.items, look->shards.count, false);
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, look->shards.items, look->shards.count);
+    begin_due(s3, look);
     do {
         if (rc == KL_OK)
             rc = kl__memory_scan(s3->memory, look->scans, look->count);
@@ -179,6 +221,7 @@ static kl_rc scan_all(kl__s3 *s3, void *ctx)
             rc = kl__s3_extend(s3, look->more, count);
         want_max = want_max * 4 < KL_BATCH_MAX ? want_max * 4 : KL_BATCH_MAX;
     } while (rc == KL_OK && count && clears == atomic_load(&s3->clears));
+    end_due(s3, look);
     return rc;
 }
 
