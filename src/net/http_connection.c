@@ -399,6 +399,7 @@ void kl__connection_refuse(kl__connection *connection, int status, const char *r
     }
     connection->turn = turn;
     kl__count(&connection->loop->refused, 1);
+    kl__http_log(connection->loop->http, KL_LOG_DEBUG, "answered %d to %s: %s", status, connection->peer, reason);
     turn->refused = true;
     turn->request.head.method = KL_METHOD_GET;
     turn->request.head.keep_alive = false;

@@ -2,6 +2,7 @@
 #include "net/server.h"
 
 #include <limits.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,16 @@
 
 /* END_MS: at a stop, for outcomes to be settled and shards to be given back, when nothing runs any more. */
 enum { POOL_THREADS = 8, KEEPER_MS = 5000, EXCHANGES_MS = 2, END_MS = 5000, SOCKET_PATH_MAX = 100 };
+
+void kl__api_log(const kl__api *api, kl_log_level level, const char *format, ...)
+{
+    char text[512];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    api->opts.log(api->opts.log_ctx, level, text);
+}
 
 /* ---- The keeper ---- */
 
@@ -208,6 +219,8 @@ kl_rc kl__api_reload(kl__api *api)
     if (codes[0] == KL_OK)
         snprintf(first, sizeof first, "%s", kl_error_text());
     codes[2] = kl__http_reload_tls(api->http);
+    if (codes[0] == KL_OK && codes[1] == KL_OK && codes[2] == KL_OK)
+        kl__api_log(api, KL_LOG_INFO, "tokens and certificate were read again, and the audit log opened anew");
     if (codes[0] == KL_OK && codes[1] == KL_OK)
         return codes[2];
     return kl__fail(codes[0] != KL_OK ? codes[0] : codes[1], "%s", first);
@@ -225,12 +238,15 @@ static void begin_stop(kl__api *api)
 
 void kl__api_stop(kl__api *api, int64_t wait_ms)
 {
+    kl__api_log(api, KL_LOG_INFO, "a stop begins: no more tasks are given out, and claimed ones have %lld ms",
+                (long long)wait_ms);
     begin_stop(api);
     kl__queues_drain(api, wait_ms,
                      END_MS); /* meanwhile the keeper keeps the server's record, by which others find it */
     api->stopped = true;
     end_keeper(api);
     kl__http_stop(api->http);
+    kl__api_log(api, KL_LOG_INFO, "stopped: outcomes are settled, and the shards are given back");
 }
 
 void kl__api_hurry(kl__api *api) { atomic_store(&api->hurried, true); }

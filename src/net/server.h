@@ -111,6 +111,9 @@ void kl__api_stop(kl__api *api, int64_t wait_ms);
 void kl__api_hurry(kl__api *api); /* a stop under way waits no longer */
 void kl__api_close(kl__api *api); /* NULL is fine */
 
+/* A line of the log. Any thread. Never payloads, keys or tokens. */
+void kl__api_log(const kl__api *api, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
+
 /* ---- queues.c ---- */
 
 /* The queue, if it is open already; NULL: not. For loops: never blocks on the store. */

@@ -177,7 +177,7 @@ static bool finish(kl__claims *claims, kl__claim *claim, const kl__verdict *verd
 void kl__claims_expire(kl__claims *claims, int64_t now_ns)
 {
     char error[128];
-    bool any = false;
+    uint64_t before = claims->expired;
     while (claims->running && claims->heap[0]->until_ns <= now_ns) {
         kl__claim *claim = claims->heap[0];
         bool timed_out = claim->deadline_ns <= now_ns;
@@ -193,9 +193,11 @@ void kl__claims_expire(kl__claims *claims, int64_t now_ns)
                                .keep_ms = claim->keep_ms};
         finish(claims, claim, &verdict, NULL);
         claims->expired++;
-        any = true;
     }
-    if (any && kl__worker_has_outcomes(claims->worker))
+    if (claims->expired > before)
+        kl__pump_log(claims->pump, KL_LOG_INFO, "queue %s: %llu leases ran out, and their tasks are tried again",
+                     claims->worker->served[0].queue->name, (unsigned long long)(claims->expired - before));
+    if (claims->expired > before && kl__worker_has_outcomes(claims->worker))
         pthread_cond_signal(&claims->worker->outcomes);
 }
 

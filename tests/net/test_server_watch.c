@@ -448,6 +448,56 @@ TEST(a_log_line_is_one_line_whatever_is_in_it)
     }
 }
 
+struct heard {
+    pthread_mutex_t mutex;
+    size_t len;
+    char text[8192];
+};
+
+static void hear(void *context, kl_log_level level, const char *text)
+{
+    struct heard *heard = context;
+    pthread_mutex_lock(&heard->mutex);
+    heard->len +=
+        (size_t)snprintf(heard->text + heard->len, sizeof heard->text - heard->len, "%d %s\n", (int)level, text);
+    if (heard->len >= sizeof heard->text)
+        heard->len = sizeof heard->text - 1;
+    pthread_mutex_unlock(&heard->mutex);
+}
+
+static long refused(struct server *server, const char *method, const char *path, const char *body)
+{
+    struct answer answer = server_ask(server, method, path, body, NULL);
+    long status = answer.status;
+    answer_free(&answer);
+    return status;
+}
+
+TEST(what_is_refused_and_what_happens_to_the_server_is_logged)
+{
+    struct heard heard = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+    struct server server;
+    if (!server_open(&server, &(kl__api_opts){.log = hear, .log_ctx = &heard}))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\"}", 201);
+    CHECK_INT(refused(&server, "GET", "/v1/queues/orders/keys/secret-key/nothing", NULL), 404);
+    CHECK_INT(refused(&server, "POST", "/v1/queues/orders/tasks", "{\"secret-payload\": 1}"), 400);
+    CHECK_INT(refused(&server, "POST", "/v1/queues/orders/finish", "{\"token\": \"secret-token\"}"), 409);
+    char *answer = server_say(&server, "GET / HTTP/1.1\nHost: a\r\n\r\n", false);
+    free(answer);
+    CHECK_INT(kl__api_reload(server.api), KL_OK);
+    kl__api_stop(server.api, 0);
+    server_close(&server);
+    CHECK_CONTAINS(heard.text, "3 answered 404 to GET (no route) by anyone at 127.0.0.1:");
+    CHECK_CONTAINS(heard.text, "3 answered 400 to POST put_tasks of the queue orders by anyone at 127.0.0.1:");
+    CHECK_CONTAINS(heard.text, "2 queue orders: 1 of 1 tokens of finish_tasks (anyone, 127.0.0.1:");
+    CHECK_CONTAINS(heard.text, "3 answered 400 to 127.0.0.1:");
+    CHECK_CONTAINS(heard.text, "2 tokens and certificate were read again");
+    CHECK_CONTAINS(heard.text, "2 a stop begins");
+    CHECK_CONTAINS(heard.text, "2 stopped");
+    CHECK(!strstr(heard.text, "secret"));
+}
+
 /* ---- systemd ---- */
 
 /* A socket as systemd has it; what was sent last is in `text`. */
