@@ -389,7 +389,7 @@ kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count);
 /* Lines that have tasks in shards of the partition, as a bit each: priorities from 0 on, then due. */
 kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines);
 
-/* GETs one object whole. *ret_there false: there is none. */
+/* GETs one object whole. KL_OK: request->status is 200, or 404: there is none; free it. */
 kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request);
 
 /* --- upkeep.c --- */
