@@ -356,7 +356,7 @@ TEST(keys_are_listed_shown_and_steered)
     CHECK_INT(items(&rig), 2);
     CHECK_STR(asking_field(&rig, "items.0.key"), "a/b");
     CHECK_STR(asking_field(&rig, "items.0.waiting"), "2");
-    CHECK_STR(asking_field(&rig, "items.0.state"), "waiting");
+    CHECK_STR(asking_field(&rig, "items.0.state"), "no worker");
     CHECK_STR(asking_field(&rig, "items.0.head"), first);
     CHECK_INT(asking_say(&rig, "GET", ORDERS "/keys/a%2Fb", NULL), 200);
     CHECK_STR(asking_field(&rig, "key"), "a/b");
