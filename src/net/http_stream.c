@@ -93,7 +93,8 @@ void kl__http_end(kl__request *request)
 
 /* ---- The loop ---- */
 
-/* Takes what is pending into `sending`. False: there is nothing. */
+/* Takes what is pending into `sending`. False: there is nothing. An end that is posted counts when it comes (S1): until then
+ * the turn is in the list. */
 static bool take_pending(kl__connection *connection, bool *ret_ended)
 {
     kl__turn *turn = connection->turn;
@@ -103,7 +104,7 @@ static bool take_pending(kl__connection *connection, bool *ret_ended)
     connection->outgoing = turn->pending;
     turn->pending = empty;
     turn->sending_bytes = connection->outgoing.len;
-    *ret_ended = turn->ended;
+    *ret_ended = turn->ended && !turn->is_posted;
     pthread_mutex_unlock(mutex);
     turn->sending.pieces[0] = (kl_bytes){connection->outgoing.bytes, connection->outgoing.len};
     return connection->outgoing.len > 0;
