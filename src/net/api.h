@@ -38,6 +38,7 @@ enum {
     KL_ROUTE_NOW = 1 << 0,     /* its handler does not block and runs on the loop's thread */
     KL_ROUTE_CHANGES = 1 << 1, /* what it does is written to the audit log */
     KL_ROUTE_OPENS = 1 << 2,   /* {queue} is made where it is not, by the handler, when it has read the body */
+    KL_ROUTE_AUDITED = 1 << 3, /* is written there, too, and is no change itself */
 };
 
 typedef struct kl__route {
@@ -98,6 +99,9 @@ void kl__reply_rc(kl__exchange *exchange, kl_rc rc);
 /* problem+json: {"type": "/problems/NAME", "title", "status", "detail"}: a stable name ("bad-request", "stale-token"; a row of
  * the table in reply.c, which docs/http.md lists), and a sentence that says what is wrong with this one and what to do. */
 void kl__reply_problem(kl__exchange *exchange, int status, const char *name, const char *format, ...) KL_PRINTF(4, 5);
+/* The same with a header that such an answer must have. */
+void kl__reply_problem_with(kl__exchange *exchange, int status, const char *name, const kl__field *field,
+                            const char *detail);
 
 /* ---- In: api_body.c ---- */
 

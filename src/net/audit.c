@@ -100,7 +100,9 @@ static json_t *queue_of_body(const kl__exchange *exchange)
 
 static json_t *queue_of(const kl__exchange *exchange)
 {
-    return kl__route_has_queue(exchange->route) ? bytes_or_null(exchange->parts[0]) : queue_of_body(exchange);
+    bool admitted = exchange->role >= exchange->route->role; /* of others nothing was looked at */
+    return kl__route_has_queue(exchange->route) || !admitted ? bytes_or_null(exchange->parts[0])
+                                                             : queue_of_body(exchange);
 }
 
 static json_t *make_line(const kl__exchange *exchange, int status)

@@ -136,6 +136,31 @@ static bool is_left_over(const struct sockaddr_un *address)
     return refused;
 }
 
+/* Who listens there, as the kernel knows it; 0: nobody, or it is not to be had. */
+static int holder_of(const struct sockaddr_un *address)
+{
+    struct ucred peer = {0};
+    socklen_t len = sizeof peer;
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool known = fd >= 0 && connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 &&
+                 getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &len) == 0;
+    if (fd >= 0)
+        close(fd);
+    return known ? peer.pid : 0;
+}
+
+static kl_rc fail_unix(const char *path, const struct sockaddr_un *address)
+{
+    int error = errno, pid = error == EADDRINUSE ? holder_of(address) : 0;
+    if (pid)
+        return kl__fail(KL_ESYSTEM,
+                        "the process %d serves this data directory already (%s); use that one (--store http://...), or "
+                        "stop it first",
+                        pid, path);
+    return kl__fail(KL_ESYSTEM, "no socket could be made at %s: %s; see that the directory can be written to", path,
+                    strerror(error));
+}
+
 /* The mode is set before the name is there, so that nobody can slip in between. */
 static bool bind_unix(int fd, const struct sockaddr_un *address)
 {
@@ -164,7 +189,7 @@ static kl_rc listen_unix(const char *path, kl__listener *ret_listener)
     if (!copy)
         rc = kl__fail_memory();
     else if (!bind_unix(fd, &address) || stat(address.sun_path, &made) != 0)
-        rc = kl__fail(KL_ESYSTEM, "no socket could be made at %s: %s", path, strerror(errno));
+        rc = fail_unix(path, &address);
     if (dir >= 0)
         close(dir);
     if (rc == KL_OK) {

@@ -153,6 +153,14 @@ void kl__reply_problem(kl__exchange *exchange, int status, const char *name, con
     answer_problem(exchange, status, name, detail, status == 503 || strcmp(name, "in-flight") == 0);
 }
 
+void kl__reply_problem_with(kl__exchange *exchange, int status, const char *name, const kl__field *field,
+                            const char *detail)
+{
+    char copy[KL_DETAIL_BYTES];
+    snprintf(copy, sizeof copy, "%s", detail);
+    answer_json(exchange, status, PROBLEM_TYPE, make_problem(status, name, copy), field, 1);
+}
+
 /* ---- Codes of the library ---- */
 
 static const struct {

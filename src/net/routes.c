@@ -146,13 +146,16 @@ static bool admit(kl__exchange *exchange)
     identify(exchange);
     if (exchange->role >= exchange->route->role)
         return true;
+    static const kl__field scheme = {{"WWW-Authenticate", 16}, {"Bearer", 6}};
     kl_bytes bearer = kl__guard_bearer(&exchange->request->head);
     if (exchange->role == KL_ROLE_ANYONE)
-        kl__reply_problem(exchange, 401, "unauthorized",
-                          "%s; send Authorization: Bearer TOKEN (`keyline token add` makes one)",
-                          bearer.len ? "the token is not known" : "a token is needed");
+        kl__reply_problem_with(
+            exchange, 401, "unauthorized", &scheme,
+            bearer.len ? "the token is not known; send Authorization: Bearer TOKEN (`keyline token add` makes one)"
+                       : "a token is needed; send Authorization: Bearer TOKEN (`keyline token add` makes one)");
     else
-        kl__reply_problem(exchange, 403, "forbidden", "the token '%s' has the role %s, and this needs %s",
+        kl__reply_problem(exchange, 403, "forbidden",
+                          "the token '%s' has the role %s, and this needs %s; use another token (`keyline token add`)",
                           exchange->who, kl__role_name(exchange->role), kl__role_name(exchange->route->role));
     return false;
 }
@@ -191,13 +194,29 @@ static void go(kl__exchange *exchange)
         kl__pool_push(api->pool, exchange, exchange->route->handler);
 }
 
-static void refuse_route(kl__exchange *exchange, bool other)
+/* In the order of kl__method. */
+static const char *const method_names[] = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "?"};
+
+static void refuse_method(kl__exchange *exchange, const kl_bytes *segments, size_t count)
+{
+    char allowed[64] = "", detail[160];
+    for (size_t i = 0; i < kl__route_count; i++)
+        if (matches(i, segments, count)) {
+            size_t len = strlen(allowed);
+            bool get = kl__routes[i].method == KL_METHOD_GET;
+            snprintf(allowed + len, sizeof allowed - len, "%s%s%s", len ? ", " : "", method_names[kl__routes[i].method],
+                     get ? ", HEAD" : "");
+        }
+    const kl__field field = {{"Allow", 5}, kl_str(allowed)};
+    snprintf(detail, sizeof detail, "this path has the methods %s; /openapi.json says what they do", allowed);
+    kl__reply_problem_with(exchange, 405, "method-not-allowed", &field, detail);
+}
+
+static void refuse_route(kl__exchange *exchange)
 {
     const kl__head *head = &exchange->request->head;
     if (head->method == KL_METHOD_OTHER)
         kl__reply_problem(exchange, 501, "not-implemented", "this method is not known; /openapi.json lists the routes");
-    else if (other)
-        kl__reply_problem(exchange, 405, "method-not-allowed", "this path has other methods; /openapi.json lists them");
     else
         kl__reply_problem(exchange, 404, "no-route", "there is nothing at this path; /openapi.json lists the routes");
 }
@@ -250,8 +269,10 @@ void kl__route_serve(void *context, kl__request *request)
     }
     size_t count = split(request->head.path.data, request->head.path.len, segments);
     exchange->route = find(&request->head, segments, count, &other);
-    if (!exchange->route)
-        refuse_route(exchange, other);
+    if (!exchange->route && other)
+        refuse_method(exchange, segments, count);
+    else if (!exchange->route)
+        refuse_route(exchange);
     else if (!admit(exchange))
         return;
     else if (!take_parts(exchange, segments, count) || !take_params(exchange))
@@ -266,17 +287,16 @@ void kl__route_serve(void *context, kl__request *request)
 /* Routes instead of paths: those may have keys in them. */
 static void log_refused(const kl__exchange *exchange, int status)
 {
-    static const char *const methods[] = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "?"};
     const kl__request *request = exchange->request;
     const kl__route *route = exchange->route;
     kl_bytes queue = route && kl__route_has_queue(route) ? exchange->parts[0] : (kl_bytes){"", 0};
     kl_log_level level = status >= 500 && status != 503   ? KL_LOG_WARN
                          : status == 401 || status == 403 ? KL_LOG_INFO
                                                           : KL_LOG_DEBUG;
-    kl__api_log(exchange->api, level, "answered %d to %s %s%s%.*s by %s at %s", status, methods[request->head.method],
-                route ? route->name : "(no route)", queue.len ? " of the queue " : "",
-                (int)(queue.len < KL_QUEUE_NAME_MAX ? queue.len : KL_QUEUE_NAME_MAX), (const char *)queue.data,
-                exchange->who, request->peer);
+    kl__api_log(exchange->api, level, "answered %d to %s %s%s%.*s by %s at %s", status,
+                method_names[request->head.method], route ? route->name : "(no route)",
+                queue.len ? " of the queue " : "", (int)(queue.len < KL_QUEUE_NAME_MAX ? queue.len : KL_QUEUE_NAME_MAX),
+                (const char *)queue.data, exchange->who, request->peer);
 }
 
 static void leave(kl__exchange *exchange, int status)
@@ -285,8 +305,7 @@ static void leave(kl__exchange *exchange, int status)
         log_refused(exchange, status);
     int64_t took_ns = kl__monotonic_ns() - exchange->request->began_ns;
     kl__metrics_request(exchange->api->metrics, exchange->route, status, took_ns);
-    bool admitted = exchange->route && exchange->role >= exchange->route->role;
-    if (admitted && exchange->route->flags & KL_ROUTE_CHANGES)
+    if (exchange->route && exchange->route->flags & (KL_ROUTE_CHANGES | KL_ROUTE_AUDITED))
         kl__audit_note(exchange->api->audit, exchange, status);
     if (exchange->route && exchange->route->flags & KL_ROUTE_CHANGES && status < 300)
         kl__events_note(exchange->api->events, exchange->route->name,

@@ -18,7 +18,8 @@
     R(GET, "/openapi.json", READ, 0, openapi, "This API, as OpenAPI 3.1")                                              \
     R(GET, "/v1", READ, 0, info, "The server: version, store, since when")                                             \
     R(GET, "/v1/events", READ, KL_ROUTE_NOW, events, "What happens, live, as server-sent events")                      \
-    R(GET, "/v1/store", ADMIN, 0, store, "The store itself, after Upgrade: keyline-store; for http:// in --store")     \
+    R(GET, "/v1/store", ADMIN, KL_ROUTE_AUDITED, store,                                                                \
+      "The store itself, after Upgrade: keyline-store; for http:// in --store")                                        \
     /* Queues: api_queues.c */                                                                                         \
     R(GET, "/v1/queues", READ, 0, list_queues, "Queues by name")                                                       \
     R(POST, "/v1/queues", ADMIN, KL_ROUTE_CHANGES, create_queue, "Create a queue")                                     \

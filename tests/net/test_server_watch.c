@@ -394,6 +394,51 @@ TEST(changes_are_written_to_the_audit_log_and_payloads_are_not)
     unlink(path);
 }
 
+TEST(who_opens_the_store_and_who_is_refused_is_in_the_audit_log)
+{
+    struct server server;
+    char path[] = "/tmp/keyline-audit-XXXXXX", tokens[] = "/tmp/keyline-tokens-XXXXXX", text[4096] = "";
+    char secret[KL_TOKEN_BYTES], request[256], kept[64];
+    int fd = mkstemp(path), tokens_fd = mkstemp(tokens);
+    REQUIRE(fd >= 0 && tokens_fd >= 0);
+    REQUIRE(kl__access_add(tokens, &(kl__token){"boss", KL_ROLE_ADMIN, "*"}, secret) == KL_OK);
+    if (!server_open(&server, &(kl__api_opts){.audit = path, .tokens = tokens}))
+        return;
+    struct answer answer = server_ask(&server, "DELETE", "/v1/queues/orders", NULL, NULL);
+    CHECK_INT(answer.status, 401);
+    CHECK_STR(answer_header(&answer, "WWW-Authenticate", kept, sizeof kept), "Bearer");
+    answer_free(&answer);
+    snprintf(request, sizeof request,
+             "GET /v1/store HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: keyline-store\r\n"
+             "Authorization: Bearer %s\r\n\r\n",
+             secret);
+    char *said = server_say(&server, request, true);
+    CHECK_CONTAINS(said ? said : "", "HTTP/1.1 101 ");
+    free(said);
+    server_close(&server);
+    CHECK(read(fd, text, sizeof text - 1) > 0);
+    CHECK_CONTAINS(text, "\"route\":\"remove_queue\",\"queue\":null,\"target\":null,\"status\":401}\n");
+    CHECK_CONTAINS(text, "\"route\":\"store\",\"queue\":null,\"target\":null,\"status\":101}\n");
+    CHECK_CONTAINS(text, "\"who\":\"boss\"");
+    close(fd);
+    close(tokens_fd);
+    unlink(path);
+    unlink(tokens);
+}
+
+TEST(a_method_that_a_path_does_not_have_is_answered_with_those_it_has)
+{
+    struct server server;
+    char kept[64];
+    if (!server_open(&server, NULL))
+        return;
+    struct answer answer = server_ask(&server, "PUT", "/v1/queues/orders", "{}", NULL);
+    CHECK_INT(answer.status, 405);
+    CHECK_STR(answer_header(&answer, "Allow", kept, sizeof kept), "GET, HEAD, PATCH, DELETE");
+    answer_free(&answer);
+    server_close(&server);
+}
+
 TEST(an_audit_log_that_was_moved_away_is_made_anew)
 {
     char dir[] = "/tmp/keyline-audit-XXXXXX", path[64], moved[64];

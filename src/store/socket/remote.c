@@ -164,8 +164,11 @@ static kl_rc refuse(const struct remote *remote, int status)
                         remote->url);
     case 404:
         return kl__fail(KL_EINVAL, "%s is no Keyline server, or an older one", remote->url);
+    case -1: /* closed without an answer, as a port with TLS does */
+        return kl__fail(KL_EBUSY, "%s closed the connection: the server is stopping (try again in a moment)%s",
+                        remote->url,
+                        strncmp(remote->url, "http://", 7) == 0 ? ", or speaks TLS there (write https://)" : "");
     case 503:
-    case -1:
         return kl__fail(KL_EBUSY, "the server at %s is stopping; try again in a moment", remote->url);
     default:
         return kl__fail(KL_EBUSY, "%s answered %d when it was asked for its store", remote->url, status);
