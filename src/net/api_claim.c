@@ -361,10 +361,15 @@ static void answer_refused(kl__exchange *exchange, const kl__claim_say *one)
 {
     if (is_stale(one->rc))
         answer_stale(exchange);
+    else if (one->rc == KL_EINVAL && one->word == KL_CLAIM_DONE)
+        kl__reply_problem(
+            exchange, 400, "bad-request",
+            "the result has %zu bytes, and %u is the most; store it elsewhere and finish with its address. "
+            "Nothing was changed",
+            one->result.len, KL_RESULT_BYTES_MAX);
     else if (one->rc == KL_EINVAL)
         kl__reply_problem(exchange, 400, "bad-request",
-                          "the result is larger than %u bytes, or the time longer than is allowed; nothing was changed",
-                          KL_RESULT_BYTES_MAX);
+                          "retry_after_ms or lease_ms is longer than is allowed; nothing was changed");
     else
         kl__reply_problem(
             exchange, 503, "unsettled",

@@ -84,6 +84,8 @@ static bool read_object(putting *put, json_t *body)
 {
     json_t *tasks = json_object_get(body, "tasks");
     size_t count = tasks ? json_array_size(tasks) : 1;
+    if (tasks && !json_is_array(tasks))
+        return refuse(put, 0, "\"tasks\" is no list; write {\"tasks\": [{...}, ...]}, or one task by itself");
     put->many = tasks != NULL;
     if (count == 0 || count > KL_PUT_MAX)
         return refuse_count(put, count);
@@ -207,6 +209,9 @@ static bool read_body(putting *put)
         return read_raw(put);
     if (kl__params_refused(exchange))
         return false;
+    if (exchange->request->body.len == 0)
+        return refuse(put, 0,
+                      "the body is empty; send a task, such as {\"payload\": \"...\"}, or {} for one of nothing");
     if (kl__body_is(exchange, "application/x-ndjson"))
         return read_lines(put);
     if (kl__body_is(exchange, "application/json") && read_plain(put))
@@ -232,6 +237,11 @@ static void answer(putting *put, kl_rc rc)
     kl__exchange *exchange = put->exchange;
     if (rc == KL_ENOTFOUND)
         kl__queues_forget(exchange->open);
+    if (rc == KL_EMISMATCH && put->token.len) {
+        kl__reply_problem(exchange, 422, "mismatch",
+                          "the Idempotency-Key was used for another put within the last hour; give each put its own");
+        return;
+    }
     if (rc != KL_OK) {
         kl__reply_rc(exchange, rc);
         return;

@@ -149,8 +149,8 @@ static bool is_visit(const kl__head *head)
 static const char *check_site(const kl__head *head, kl_bytes host)
 {
     static const char sentence[] =
-        "this request was made by a page of another site; open the dashboard itself, or send it "
-        "from a program";
+        "this request was made by a page of another site; send it from a program, or from a page of "
+        "this server";
     kl_bytes site = kl__head_field(head, "sec-fetch-site"), origin = kl__head_field(head, "origin");
     if (is_visit(head))
         return NULL;

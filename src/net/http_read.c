@@ -13,6 +13,8 @@
  *     once.)
  * D2  One connection reads at most KL_HTTP_READS_MAX times in a round: others are waiting.
  * D3  Buffers of bodies have bodies_bytes_max together; a body whose buffer cannot grow is refused with 503. */
+#include <stdio.h>
+
 #include "net/http_inside.h"
 
 /* ---- Heads ---- */
@@ -115,13 +117,24 @@ static void end_body(kl__connection *connection, size_t body_len, size_t used)
     kl__connection_serve(connection);
 }
 
+static void refuse_large(kl__connection *connection)
+{
+    char reason[128];
+    snprintf(reason, sizeof reason,
+             "The body is larger than %zu bytes, the server's --body-max; send it in parts, or have that raised.",
+             connection->loop->http->opts.body_bytes_max);
+    kl__connection_refuse(connection, 413, reason);
+}
+
 static bool parse_chunks(kl__connection *connection)
 {
     kl__turn *turn = connection->turn;
     kl__refused refused;
     kl__parsed parsed = kl__parse_chunks(turn->body, turn->body_len, connection->loop->http->opts.body_bytes_max,
                                          &turn->chunk_from, &turn->chunk_to, &refused);
-    if (parsed == KL_PARSED_REFUSED)
+    if (parsed == KL_PARSED_REFUSED && refused.status == 413)
+        refuse_large(connection);
+    else if (parsed == KL_PARSED_REFUSED)
         kl__connection_refuse(connection, refused.status, refused.reason);
     else if (parsed == KL_PARSED_DONE)
         end_body(connection, turn->chunk_to, turn->chunk_from);
@@ -251,7 +264,7 @@ static void begin_body(kl__connection *connection, size_t head_len)
     kl__turn *turn = connection->turn;
     const kl__head *head = &turn->request.head;
     if (head->content_length > 0 && (size_t)head->content_length > connection->loop->http->opts.body_bytes_max) {
-        kl__connection_refuse(connection, 413, "The body is larger than allowed.");
+        refuse_large(connection);
         return;
     }
     turn->body = connection->in + head_len;

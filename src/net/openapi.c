@@ -67,7 +67,8 @@ static json_t *make_answer(const char *word)
     return made_or_freed(answer, kl__json_set(answer, "content", contents) && made);
 }
 
-/* Problems that this route can meet before its handler is asked. */
+/* Problems that this route can meet, the common ones by their status. What changes something may find that somebody else
+ * does, and what makes something that it is there already and is something else. */
 static bool add_problems(json_t *answers, const kl__route *route)
 {
     const struct {
@@ -77,6 +78,8 @@ static bool add_problems(json_t *answers, const kl__route *route)
                 {"401", route->role > KL_ROLE_ANYONE},
                 {"403", route->role > KL_ROLE_ANYONE},
                 {"404", kl__route_has_queue(route)},
+                {"409", route->method != KL_METHOD_GET && route->role > KL_ROLE_ANYONE},
+                {"422", route->flags & KL_ROUTE_OPENS || route->handler == kl__api_create_queue},
                 {"default", true}};
     bool made = true;
     for (size_t i = 0; made && i < sizeof rows / sizeof *rows; i++)

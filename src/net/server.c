@@ -70,6 +70,9 @@ static kl_rc check_listen(const kl__api_opts *opts)
 {
     if (opts->listen_count == 0)
         return kl__fail(KL_EINVAL, "there is no address to listen on; say --listen 127.0.0.1:7420");
+    for (size_t i = 0; i < opts->listen_count; i++)
+        if (!strchr(opts->listen[i], ':'))
+            return kl__fail(KL_EINVAL, "'%s' is no address to listen on; say --listen 127.0.0.1:7420", opts->listen[i]);
     for (size_t i = 0; i < opts->listen_count && !opts->tokens; i++)
         if (!kl__guard_loopback(opts->listen[i]))
             return kl__fail(KL_EINVAL,
@@ -170,6 +173,8 @@ static kl_rc open_parts(kl__api *api)
         rc = kl__puts_open(&api->puts);
     if (rc == KL_OK)
         rc = kl__server_open(api->store, &api->stores);
+    if (rc == KL_OK)
+        kl__server_on_left(api->stores, kl__api_store_left, api);
     if (rc == KL_OK)
         rc = open_http(api);
     if (rc != KL_OK)

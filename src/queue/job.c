@@ -83,7 +83,7 @@ kl_rc kl__job_read(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl__j
     if (record.version != 0)
         return parse_record(&record, arena, ret_job);
     kl_id_print(id, text);
-    return kl__fail(KL_ENOTFOUND, "the queue %s has no job %s, or not any more; kl_job_list lists those that it has",
+    return kl__fail(KL_ENOTFOUND, "the queue %s has no job %s, or not any more; list its jobs to see those that it has",
                     queue->name, text);
 }
 

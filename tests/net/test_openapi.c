@@ -59,6 +59,11 @@ static void check_operation(const kl__route *route, const json_t *operation)
     CHECK(json_object_get(answers, "default"));
     CHECK((json_object_get(answers, "401") != NULL) == (route->role != KL_ROLE_ANYONE));
     CHECK((json_object_get(answers, "403") != NULL) == (route->role != KL_ROLE_ANYONE));
+    CHECK((json_object_get(answers, "409") != NULL) == (route->method != KL_METHOD_GET));
+    if (strcmp(route->name, "claim_tasks") == 0)
+        CHECK(json_object_get(answers, "204"));
+    if (strcmp(route->name, "submit_job") == 0 || strcmp(route->name, "put_tasks") == 0)
+        CHECK(json_object_get(answers, "422"));
 }
 
 TEST(openapi_has_the_table_and_nothing_else)

@@ -92,6 +92,8 @@ TEST(every_form_of_a_put_stores_the_same_task)
 TEST(a_put_that_is_not_valid_stores_nothing_and_harms_no_other)
 {
     static const char *const bad[] = {
+        "",
+        "{\"tasks\": {}}",
         "{\"tasks\": []}",
         "{\"tasks\": [{\"payload\": \"a\"}], \"more\": 1}",
         "{\"tasks\": [{\"payload\": \"a\"}, {\"priority\": 99}]}",
