@@ -20,6 +20,12 @@ static bool may_stay(void *context, const void *who)
 
 void kl__api_store_recheck(kl__api *api) { kl__server_cut(api->stores, may_stay, api); }
 
+void kl__api_store_left(void *context, const void *who)
+{
+    const kl__api *api = context;
+    kl__audit_note_left(api->audit, who);
+}
+
 /* The exchange is over, and its memory still there. A token that was taken away meanwhile may have been looked for among
  * the connections just before this was one. */
 static void taken(void *context, int fd)

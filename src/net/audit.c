@@ -130,13 +130,11 @@ static bool write_line(kl__audit *audit, kl_bytes text)
     return put == (ssize_t)(text.len + 1);
 }
 
-void kl__audit_note(kl__audit *audit, const kl__exchange *exchange, int status)
+/* Takes the line over. */
+static void note(kl__audit *audit, json_t *line)
 {
     kl_arena arena = {0};
     kl_bytes text;
-    if (!audit)
-        return;
-    json_t *line = make_line(exchange, status);
     bool written = kl__json_print(line, &arena, &text) == KL_OK && write_line(audit, text);
     json_decref(line);
     kl_arena_free(&arena);
@@ -144,4 +142,21 @@ void kl__audit_note(kl__audit *audit, const kl__exchange *exchange, int status)
         fprintf(stderr, "keyline: error: the audit log %s cannot be written: %s\n", audit->path, strerror(errno));
     else if (written)
         atomic_store(&audit->failing, false);
+}
+
+void kl__audit_note(kl__audit *audit, const kl__exchange *exchange, int status)
+{
+    if (audit)
+        note(audit, make_line(exchange, status));
+}
+
+void kl__audit_note_left(kl__audit *audit, const char *who)
+{
+    json_t *line = audit ? kl__json_object() : NULL;
+    bool made = kl__json_set(line, "time", kl__shape_time(kl__wall_ms())) && kl__json_set_text(line, "who", who) &&
+                kl__json_set_text(line, "route", "store_closed");
+    if (audit && made)
+        note(audit, line);
+    else
+        json_decref(line);
 }

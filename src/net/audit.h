@@ -20,4 +20,7 @@ KL_MUST_USE kl_rc kl__audit_reopen(kl__audit *audit);
  * standard error, once until one can be written again. */
 void kl__audit_note(kl__audit *audit, const kl__exchange *exchange, int status);
 
+/* A connection to the store that a line tells of (route "store") has ended: a line with the route "store_closed". */
+void kl__audit_note_left(kl__audit *audit, const char *who);
+
 #endif

@@ -419,7 +419,7 @@ TEST(who_opens_the_store_and_who_is_refused_is_in_the_audit_log)
     CHECK(read(fd, text, sizeof text - 1) > 0);
     CHECK_CONTAINS(text, "\"route\":\"remove_queue\",\"queue\":null,\"target\":null,\"status\":401}\n");
     CHECK_CONTAINS(text, "\"route\":\"store\",\"queue\":null,\"target\":null,\"status\":101}\n");
-    CHECK_CONTAINS(text, "\"who\":\"boss\"");
+    CHECK_CONTAINS(text, "\"who\":\"boss\",\"route\":\"store_closed\"}\n");
     close(fd);
     close(tokens_fd);
     unlink(path);

@@ -62,6 +62,8 @@ struct kl__server {
     struct connection *connections;
     uint32_t count, closing;
     bool ended; /* whoever stops it owns this */
+    kl__left_fn *left;
+    void *left_ctx;
 };
 
 /* ---- Connections ---- */
@@ -86,6 +88,8 @@ static void *run_connection(void *arg)
     kl__frame_free(&request);
     kl__out_free(&serving.out);
     shutdown(connection->fd, SHUT_RDWR);
+    if (server->left && connection->whose)
+        server->left(server->left_ctx, connection->whose);
     pthread_mutex_lock(&server->mutex);
     connection->ended = true;
     pthread_cond_broadcast(&server->changed);
@@ -287,6 +291,12 @@ void kl__server_adopt(kl__server *server, int fd, const void *whose)
         add_connection(server, fd, whose);
     else
         close(fd);
+}
+
+void kl__server_on_left(kl__server *server, kl__left_fn *left, void *ctx)
+{
+    server->left = left;
+    server->left_ctx = ctx;
 }
 
 void kl__server_cut(kl__server *server, kl__may_stay_fn *may_stay, void *ctx)

@@ -40,6 +40,11 @@ kl_rc kl__server_open(kl_store *store, kl__server **ret_server);
  * `whose` is for kl__server_cut. Any thread. */
 void kl__server_adopt(kl__server *server, int fd, const void *whose);
 
+/* Is told, on the connection's own thread, when an adopted connection has ended, and whose it was. To be said before any is
+ * adopted. */
+typedef void kl__left_fn(void *ctx, const void *whose);
+void kl__server_on_left(kl__server *server, kl__left_fn *left, void *ctx);
+
 /* Cuts adopted connections of those of whom may_stay says no, in the middle of a call, too. Any thread. */
 typedef bool kl__may_stay_fn(void *ctx, const void *whose);
 void kl__server_cut(kl__server *server, kl__may_stay_fn *may_stay, void *ctx);
