@@ -14,6 +14,8 @@
 #include "queue/inside.h"
 #include "work/owners.h"
 
+enum { WORKERS_MAX = 1000, RANGES_MAX = 10000 };
+
 /* ---- Settings ---- */
 
 struct setting {
@@ -154,12 +156,13 @@ static json_t *shape_rates(kl__exchange *exchange, const char *name)
     return NULL;
 }
 
-static json_t *shape_queue(kl__exchange *exchange, const kl_queue_info *info, int64_t now_ms)
+static json_t *shape_queue(kl__exchange *exchange, const kl_queue_info *info, uint64_t running, int64_t now_ms)
 {
     json_t *object = kl__json_object();
     if (kl__json_set_text(object, "queue", info->name) &&
         kl__json_set_text(object, "state", info->paused ? "paused" : "active") &&
-        set_counts(object, &info->counts, now_ms) && kl__json_set(object, "rates", shape_rates(exchange, info->name)) &&
+        set_counts(object, &info->counts, now_ms) && kl__json_set_int(object, "running", (int64_t)running) &&
+        kl__json_set(object, "rates", shape_rates(exchange, info->name)) &&
         kl__json_set(object, "created", kl__shape_time(info->created_ms)) &&
         kl__json_set_int(object, "layout_number", (int64_t)info->layout_number) &&
         kl__json_set_int(object, "layouts_draining", (int64_t)info->layouts_draining) &&
@@ -169,15 +172,30 @@ static json_t *shape_queue(kl__exchange *exchange, const kl_queue_info *info, in
     return NULL;
 }
 
+/* What workers and servers told with their last heartbeat. */
+static kl_rc count_running(kl__exchange *exchange, kl_queue *queue, uint64_t *ret_running)
+{
+    size_t count = 0;
+    kl_worker_status *workers = kl_arena_alloc(exchange->arena, WORKERS_MAX * sizeof *workers);
+    kl_rc rc = workers ? kl_queue_workers(queue, WORKERS_MAX, exchange->arena, workers, &count) : kl__fail_memory();
+    *ret_running = 0;
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        *ret_running += workers[i].running;
+    return rc;
+}
+
 static kl_rc look_at(kl__exchange *exchange, kl_queue *queue, json_t **ret_shape)
 {
     kl_queue_info info;
     int64_t now_ms;
+    uint64_t running = 0;
     kl_rc rc = kl_queue_show(queue, exchange->arena, &info);
     if (rc == KL_OK)
         rc = kl_store_now(exchange->store, &now_ms);
     if (rc == KL_OK)
-        *ret_shape = shape_queue(exchange, &info, now_ms);
+        rc = count_running(exchange, queue, &running);
+    if (rc == KL_OK)
+        *ret_shape = shape_queue(exchange, &info, running, now_ms);
     return rc;
 }
 
@@ -404,8 +422,6 @@ void kl__api_remove_queue(kl__exchange *exchange)
 }
 
 /* ---- Workers ---- */
-
-enum { WORKERS_MAX = 1000, RANGES_MAX = 10000 };
 
 static json_t *shape_worker(const char *queue, const kl_worker_status *worker)
 {

@@ -70,7 +70,7 @@ TEST(settings_that_are_shown_may_be_sent_back)
     static const char *const told[] = {
         "queue",     "state",    "ready",  "due",           "retry",   "done",          "dead",
         "cancelled", "at_least", "oldest", "oldest_age_ms", "created", "layout_number", "layouts_draining",
-        "rates"};
+        "rates",     "running"};
     struct asking rig;
     if (!open_orders(&rig))
         return;
