@@ -76,7 +76,7 @@ typedef struct kl_exec_opts {
     size_t size;
     int64_t shards;            /* KEYLINE_EXEC_SHARDS: 4 */
     int64_t threads;           /* KEYLINE_EXEC_THREADS: the cores this process may use */
-    int64_t shard_capacity;    /* KEYLINE_EXEC_SHARD_CAPACITY: 128 tasks per shard; tasks that wait for a retry count
+    int64_t shard_capacity;    /* KEYLINE_EXEC_SHARD_CAPACITY: 128 tasks per shard; keys that wait for a retry count
                                 * only beyond a quarter of that */
     int64_t submit_timeout_ms; /* KEYLINE_EXEC_SUBMIT_TIMEOUT: 100 ms; KL_NO_WAIT and KL_FOREVER are allowed */
     int64_t attempts_max;      /* KEYLINE_EXEC_ATTEMPTS_MAX: 8 */

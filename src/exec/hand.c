@@ -19,6 +19,8 @@ static bool pass_barrier_everywhere(void)
 static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_ns)
 {
     for (uint32_t i = from; i < hand->count; i++) {
+        if (!hand->tasks[i])
+            continue; /* it was recalled */
         bool started_before = --hand->tasks[i]->mark.attempts > 0;
         kl__lanes_untake(shard->lanes, hand->tasks[i], started_before, kl__ns_to_ms(now_ns));
         hand->tasks[i] = NULL;
@@ -55,7 +57,7 @@ uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t 
 
 void kl__hand_settle(kl__hand *hand, kl__shard *shard, int64_t now_ns)
 {
-    if (hand->count > 1 && !atomic_load_explicit(&hand->recalled, memory_order_relaxed))
+    if (hand->count > 1)
         untake(hand, shard, atomic_load_explicit(&hand->next, memory_order_relaxed), now_ns);
     atomic_store_explicit(&hand->shard, NULL, memory_order_relaxed);
     kl__shard_end(shard, hand->tasks, hand->count, now_ns);

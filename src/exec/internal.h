@@ -202,7 +202,7 @@ static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t
 }
 
 /* An id is a task's number in its shard, the shard, and which of the shard's tasks it is. The number's upper bits are
- * lost in it: with the default capacity after 2^55 tasks, with the largest shards there can be after 2^32. */
+ * lost in it: with the default capacity after 2^54 tasks, with the largest shards there can be after 2^32. */
 static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task *task, uint64_t number)
 {
     const struct kl_exec *exec = shard->exec;

@@ -11,10 +11,10 @@
  * priorities can tell the difference, so while any task with a priority is about, everything is drained before each
  * take.
  *
- * A task that waits for its retry keeps its memory, but as long as there are spare tasks, a quarter as many as places, it
- * takes nobody's place: one of them is lent to the producers in its stead. When fewer tasks wait for their retry than are
- * lent, those that end are kept as spare ones until it is even again. So a shard never holds more than its capacity and a
- * quarter, and more than its capacity only while some wait, or have just waited, for their retry. */
+ * A task whose key waits for its retry keeps its memory, but as long as there are spare tasks, a quarter as many as
+ * places, it takes nobody's place: one of them is lent to the producers in its stead. When fewer keys wait for a retry
+ * than are lent, tasks that end are kept as spare ones until it is even again. So a shard never holds more than its
+ * capacity and a quarter, and more than its capacity only while some wait, or have just waited, for their retry. */
 #include "exec/internal.h"
 
 #include "base/wait.h"

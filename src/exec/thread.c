@@ -374,6 +374,7 @@ static void run_hand(kl__exec_thread *thread)
         uint32_t index = thread->ran++;
         if (!run_task(run, task))
             hand->tasks[index] = NULL;
+        pthread_testcancel(); /* a thread whose task has had it cancelled ends here and not in somebody else's task */
         if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != thread->urgent))
             break;
     }
@@ -414,7 +415,6 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
         pthread_mutex_unlock(&shard->mutex);
         thread->began_ns = now_ns;
         run_hand(thread);
-        pthread_testcancel(); /* a thread whose task has had it cancelled ends here and not in somebody else's task */
         now_ns = kl__exec_now_ns(exec);
         pthread_mutex_lock(&shard->mutex);
         settle_hand(thread, shard, now_ns);

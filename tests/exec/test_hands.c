@@ -186,6 +186,34 @@ TEST(tasks_of_a_hand_that_fail_or_end_their_thread_do_not_touch_the_others)
     }
 }
 
+static kl_outcome cancel_and_return(kl_run *run, void *name)
+{
+    (void)run;
+    pthread_cancel(pthread_self());
+    journal_add("%s", (const char *)name);
+    return KL_DONE;
+}
+
+static kl_outcome heed_cancel(kl_run *run, void *name)
+{
+    pthread_testcancel();
+    journal_add("%s%u", (const char *)name, (unsigned)kl_run_attempt(run));
+    return KL_DONE;
+}
+
+TEST(a_task_that_has_its_thread_cancelled_and_returns_costs_no_other_an_attempt)
+{
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .attempts_max = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    deal(exec,
+         (struct hand_task[]){{note, "0"}, {cancel_and_return, "cancels"}, {heed_cancel, "a"}, {heed_cancel, "b"}}, 4,
+         NULL);
+    journal_await(4);
+    CHECK_STR(journal_text(), "0 cancels a1 b1");
+    kl_exec_close(exec);
+}
+
 /* --- A task that blocks, blocks nobody else --- */
 
 enum { ROUND_KEYS = 40 };
