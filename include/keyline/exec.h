@@ -15,7 +15,8 @@
  *     one thread keep their order, calls of several threads are ordered as they happen to arrive.
  *   - Memory is bounded: each shard holds at most shard_capacity tasks, running ones included, and beside them up to a
  *     quarter as many while that many keys wait for a retry. Its 88 bytes for each place are taken when the executor is
- *     opened.
+ *     opened. Tasks behind one that is retried or paused take places like all others: who submits them faster than they
+ *     end fills the shard, and then its other keys wait too. KL_NO_WAIT and kl_exec_key_show tell in time.
  *
  * Every function is safe from any thread, also from inside a task, unless it says otherwise. Times are milliseconds. */
 #ifndef KEYLINE_EXEC_H
