@@ -33,6 +33,7 @@ struct client {
     kl__request *request;
     const char *queue; /* NULL: all */
     const char *scope, *who;
+    bool greeted;
 };
 
 struct note {
@@ -243,6 +244,21 @@ static void take_clients(kl__events *events)
     }
 }
 
+/* Only now: whoever has read the greeting hears of all that is noted from then on. */
+static void greet(kl__events *events)
+{
+    static const char hello[] = ": keyline\nretry: 3000\n\n";
+    for (struct client **at = &events->clients; *at;) {
+        struct client *client = *at;
+        bool was_greeted = client->greeted;
+        client->greeted = true;
+        if (was_greeted || kl__http_send(client->request, (kl_bytes){hello, sizeof hello - 1}, KL_EVENTS_UNSENT_MAX))
+            at = &client->next;
+        else
+            part(events, at);
+    }
+}
+
 /* Takes over what was noted. *ret_dropped: notes for which there was no room. */
 static size_t take_notes(kl__events *events, struct note notes[KL_EVENTS_NOTES_MAX], uint64_t *ret_dropped)
 {
@@ -331,6 +347,7 @@ static void *run(void *context)
             part_from_revoked(events);
         if (anew)
             begin_anew(events, &times);
+        greet(events);
         send_notes(events, notes, count, dropped);
         if (events->clients)
             send_due(events, &times);
@@ -431,7 +448,6 @@ static bool enter(kl__events *events, struct client *client)
 
 void kl__events_follow(kl__events *events, kl__exchange *exchange, const char *queue)
 {
-    static const char hello[] = ": keyline\nretry: 3000\n\n";
     const kl__access *tokens = exchange->api->tokens;
     kl__request *request = exchange->request;
     const char *who = exchange->who;
@@ -446,8 +462,7 @@ void kl__events_follow(kl__events *events, kl__exchange *exchange, const char *q
     atomic_store(&events->store, exchange->store);
     atomic_store(&events->tokens, tokens);
     kl__exchange_over(exchange, 200);
-    if (!kl__http_stream(request, "text/event-stream") ||
-        !kl__http_send(request, (kl_bytes){hello, sizeof hello - 1}, KL_EVENTS_UNSENT_MAX) || !enter(events, client)) {
+    if (!kl__http_stream(request, "text/event-stream") || !enter(events, client)) {
         give_place(events);
         kl__http_end(request);
     }
