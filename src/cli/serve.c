@@ -128,8 +128,8 @@ static void tell_address(const kl__api *api, const kl__api_opts *opts, bool demo
            "Try, in another terminal:\n"
            "  curl --json '{\"key\": \"customer-7\", \"payload\": \"charge 12.00\"}' %s/v1/queues/orders/tasks\n"
            "  curl --json '{\"max\": 1, \"wait_ms\": 1000}' %s/v1/queues/orders/claim\n"
-           "  keyline top --store %s%s\n",
-           shown_store(opts->store_url, store, sizeof store), url, url, url, url,
+           "  %s top --store %s%s\n",
+           shown_store(opts->store_url, store, sizeof store), url, url, url, program_invocation_name, url,
            demo ? "            the queue demo has a small load; --no-demo leaves it out" : "");
     fflush(stdout);
 }
