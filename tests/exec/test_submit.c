@@ -150,7 +150,7 @@ TEST(a_full_shard_refuses_with_its_number_length_and_capacity)
     kl_exec_close(exec);
 }
 
-TEST(the_capacity_counts_running_and_retrying_and_delayed_tasks)
+TEST(a_capacity_of_three_counts_running_and_retrying_and_delayed_tasks)
 {
     struct gate gate = GATE;
     struct script again = {.name = "again", .plan = "rd", .after_ms = 50};

@@ -305,83 +305,85 @@ TEST(what_was_read_of_a_shard_to_find_one_task_does_not_stay_in_memory)
     kl_idgen_close(ids);
 }
 
+/* A log that one process has written, and another that has read none of it. */
+struct long_line {
+    kl_idgen *ids;
+    kl_store *writer, *reader;
+    kl_place place; /* as the reader knows it */
+    kl_task_id made[LONG_LINE];
+};
+
+static bool long_line_open(struct long_line *line, const int64_t due_ms[LONG_LINE])
+{
+    char url[S3_URL_BYTES];
+    uint32_t partition = 0;
+    if (!s3_server_new_url(url))
+        return false;
+    CHECK_OK(kl_idgen_open(&layout, NULL, &line->ids));
+    CHECK_OK(kl_store_open(url, NULL, &line->writer));
+    CHECK_OK(kl_store_open(url, NULL, &line->reader));
+    if (!line->writer || !line->reader)
+        return false;
+    CHECK_OK(kl_store_partition(line->writer, "p", 1, &partition));
+    for (int i = 0; i < LONG_LINE; i++) {
+        kl_entry entry = an_entry(partition, line->ids, "x");
+        entry.due_ms = due_ms[i];
+        CHECK_OK(kl_store_append(line->writer, &entry, 1, NULL));
+        line->made[i] = entry.id;
+    }
+    CHECK_OK(kl_store_partition(line->reader, "p", 1, &line->place.partition));
+    return true;
+}
+
+static void long_line_close(struct long_line *line)
+{
+    kl_store_close(line->reader);
+    kl_store_close(line->writer);
+    kl_idgen_close(line->ids);
+}
+
 TEST(the_due_line_of_a_long_log_is_shown_in_its_order)
 {
     enum { SHOWN = 4, FIRST_DUE_MS = 1000000 };
-    char url[S3_URL_BYTES];
-    kl_idgen *ids = NULL;
-    kl_store *store = NULL, *other = NULL;
-    uint32_t partition;
-    kl_task_id made[LONG_LINE];
+    struct long_line line = {0};
     kl_stub stubs[SHOWN];
-    if (!s3_server_new_url(url))
+    int64_t due_ms[LONG_LINE];
+    for (int i = 0; i < LONG_LINE; i++)
+        due_ms[i] = FIRST_DUE_MS + LONG_LINE - i; /* the last is the first */
+    if (!long_line_open(&line, due_ms))
         return;
-    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
-    CHECK_OK(kl_store_open(url, NULL, &store));
-    REQUIRE(store);
-    CHECK_OK(kl_store_partition(store, "p", 1, &partition));
-    for (int i = 0; i < LONG_LINE; i++) {
-        kl_entry entry = an_entry(partition, ids, "x");
-        entry.due_ms = FIRST_DUE_MS + LONG_LINE - i; /* the last is the first */
-        CHECK_OK(kl_store_append(store, &entry, 1, NULL));
-        made[i] = entry.id;
-    }
-    CHECK_OK(kl_store_open(url, NULL, &other));
-    CHECK_OK(kl_store_partition(other, "p", 1, &partition));
-    kl_scan scan = {.place = {partition, 0},
-                    .line = KL_LINE_DUE,
-                    .until_ms = FIRST_DUE_MS + LONG_LINE,
-                    .stubs = stubs,
-                    .max = SHOWN};
-    CHECK_OK(kl_store_scan(other, &scan, 1));
+    kl_scan scan = {
+        .place = line.place, .line = KL_LINE_DUE, .until_ms = FIRST_DUE_MS + LONG_LINE, .stubs = stubs, .max = SHOWN};
+    CHECK_OK(kl_store_scan(line.reader, &scan, 1));
     CHECK_INT(scan.count, SHOWN);
     for (size_t i = 0; i < scan.count; i++)
-        CHECK(kl_id_compare(&stubs[i].id, &made[LONG_LINE - 1 - i]) == 0);
-    kl_store_close(other);
-    kl_store_close(store);
-    kl_idgen_close(ids);
+        CHECK(kl_id_compare(&stubs[i].id, &line.made[LONG_LINE - 1 - i]) == 0);
+    long_line_close(&line);
 }
 
 /* A worker asks for all lines at once. */
 TEST(what_is_ready_does_not_wait_until_a_long_log_is_read_for_one_delayed_task)
 {
     enum { SHOWN = 4, DUE_MS = 1000 };
-    char url[S3_URL_BYTES];
-    kl_idgen *ids = NULL;
-    kl_store *store = NULL, *other = NULL;
-    uint32_t partition;
+    struct long_line line = {0};
     kl_stub stubs[2][SHOWN];
-    if (!s3_server_new_url(url))
+    int64_t due_ms[LONG_LINE] = {[LONG_LINE - 1] = DUE_MS};
+    if (!long_line_open(&line, due_ms))
         return;
-    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
-    CHECK_OK(kl_store_open(url, NULL, &store));
-    REQUIRE(store);
-    CHECK_OK(kl_store_partition(store, "p", 1, &partition));
-    for (int i = 0; i < LONG_LINE; i++) {
-        kl_entry entry = an_entry(partition, ids, "x");
-        entry.due_ms = i == LONG_LINE - 1 ? DUE_MS : 0;
-        CHECK_OK(kl_store_append(store, &entry, 1, NULL));
-    }
-    CHECK_OK(kl_store_open(url, NULL, &other));
-    REQUIRE(other);
-    CHECK_OK(kl_store_partition(other, "p", 1, &partition));
-    kl_scan scans[2] = {
-        {.place = {partition, 0}, .stubs = stubs[0], .max = SHOWN},
-        {.place = {partition, 0}, .line = KL_LINE_DUE, .until_ms = DUE_MS, .stubs = stubs[1], .max = 1}};
-    kl__s3 *s3 = other->self;
+    kl_scan scans[2] = {{.place = line.place, .stubs = stubs[0], .max = SHOWN},
+                        {.place = line.place, .line = KL_LINE_DUE, .until_ms = DUE_MS, .stubs = stubs[1], .max = 1}};
+    kl__s3 *s3 = line.reader->self;
     uint64_t before = kl__s3_http_bill(s3->http).requests[KL_S3_GET];
-    CHECK_OK(kl_store_scan(other, scans, 2));
+    CHECK_OK(kl_store_scan(line.reader, scans, 2));
     CHECK_INT(scans[0].count, SHOWN);
     CHECK_INT(scans[1].count, 0);
     CHECK(kl__s3_http_bill(s3->http).requests[KL_S3_GET] - before < LONG_LINE / 2);
     kl__memory_enter(s3->memory);
     kl__s3_shard_of(s3, scans[0].place)->due_ns -= INT64_C(1000000) * KL_S3_DUE_MS; /* as if it were that long ago */
     kl__memory_leave(s3->memory);
-    CHECK_OK(kl_store_scan(other, scans, 2));
+    CHECK_OK(kl_store_scan(line.reader, scans, 2));
     CHECK_INT(scans[1].count, 1);
-    kl_store_close(other);
-    kl_store_close(store);
-    kl_idgen_close(ids);
+    long_line_close(&line);
 }
 
 TEST(an_archive_does_not_hide_what_came_later)
