@@ -96,3 +96,19 @@ void *kl__alloc_aligned(size_t alignment, size_t count, size_t size)
 }
 
 void kl__free(void *memory) { free(memory); }
+
+void *kl__grow(void *items, size_t count, size_t *room, size_t item_bytes)
+{
+    enum { ROOM_MIN = 16 };
+    if (count < *room)
+        return items;
+    size_t larger = *room ? *room * 2 : ROOM_MIN;
+    void *grown = kl__alloc_zeroed(larger, item_bytes);
+    if (!grown)
+        return NULL;
+    if (count)
+        memcpy(grown, items, count * item_bytes);
+    kl__free(items);
+    *room = larger;
+    return grown;
+}

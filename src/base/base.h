@@ -36,6 +36,11 @@ void *kl__alloc(size_t size);
 void *kl__alloc_zeroed(size_t count, size_t size);
 void *kl__alloc_aligned(size_t alignment, size_t count, size_t size);
 void kl__free(void *memory);
+
+/* Room for one more behind `count` items: `items` as they are, or a larger array with them in it, and the old one freed.
+ * *room is how many fit. NULL: no memory, and nothing has changed. */
+void *kl__grow(void *items, size_t count, size_t *room, size_t item_bytes);
+
 kl_rc kl__fail_memory(void);
 
 /* For tests: the n-th allocation from now on, in any thread, fails (1 = the next); 0 lets all succeed again. The number

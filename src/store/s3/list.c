@@ -92,18 +92,9 @@ void kl__s3_names_free(kl__s3_names *names)
 
 static bool make_room(kl__s3_names *names)
 {
-    if (names->count < names->room)
-        return true;
-    size_t room = names->room ? names->room * 2 : 64;
-    kl__s3_listed *grown = kl__alloc_zeroed(room, sizeof *grown);
-    if (!grown)
-        return false;
-    if (names->count)
-        memcpy(grown, names->items, names->count * sizeof *grown);
-    kl__free(names->items);
-    names->items = grown;
-    names->room = room;
-    return true;
+    kl__s3_listed *items = kl__grow(names->items, names->count, &names->room, sizeof *items);
+    names->items = items ? items : names->items;
+    return items;
 }
 
 static bool add_name(const kl__s3 *s3, kl_bytes contents, kl__s3_names *names)

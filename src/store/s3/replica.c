@@ -193,17 +193,10 @@ kl__s3_retry **kl__s3_find_retry(kl__s3_object *object, uint64_t position)
 
 static bool note_repeat(kl__s3_shard *shard, uint64_t position)
 {
-    if (shard->repeat_count == shard->repeat_room) {
-        size_t room = shard->repeat_room ? shard->repeat_room * 2 : 16;
-        uint64_t *grown = kl__alloc_zeroed(room, sizeof *grown);
-        if (!grown)
-            return false;
-        if (shard->repeat_count)
-            memcpy(grown, shard->repeats, shard->repeat_count * sizeof *grown);
-        kl__free(shard->repeats);
-        shard->repeats = grown;
-        shard->repeat_room = room;
-    }
+    uint64_t *repeats = kl__grow(shard->repeats, shard->repeat_count, &shard->repeat_room, sizeof *repeats);
+    if (!repeats)
+        return false;
+    shard->repeats = repeats;
     shard->repeats[shard->repeat_count++] = position;
     return true;
 }

@@ -19,17 +19,10 @@ enum { WIDE = 32, FIRST_WIDE = 4 }; /* objects at once */
 
 static bool add_bearer(kl__s3_recent *recent, const kl_token *token, uint64_t number)
 {
-    if (recent->count == recent->room) {
-        size_t room = recent->room ? recent->room * 2 : 64;
-        kl__s3_bearer *grown = kl__alloc_zeroed(room, sizeof *grown);
-        if (!grown)
-            return false;
-        if (recent->count)
-            memcpy(grown, recent->bearers, recent->count * sizeof *grown);
-        kl__free(recent->bearers);
-        recent->bearers = grown;
-        recent->room = room;
-    }
+    kl__s3_bearer *bearers = kl__grow(recent->bearers, recent->count, &recent->room, sizeof *bearers);
+    if (!bearers)
+        return false;
+    recent->bearers = bearers;
     recent->bearers[recent->count++] = (kl__s3_bearer){*token, number};
     return true;
 }
@@ -259,18 +252,9 @@ static bool divide(kl__s3 *s3, const kl_append *append, struct division *ret_div
 
 static bool make_room(kl__s3_tried *tried)
 {
-    size_t room = tried->room ? tried->room * 2 : 16;
-    if (tried->count < tried->room)
-        return true;
-    kl__s3_recent *grown = kl__alloc_zeroed(room, sizeof *grown);
-    if (!grown)
-        return false;
-    if (tried->count)
-        memcpy(grown, tried->items, tried->count * sizeof *grown);
-    kl__free(tried->items);
-    tried->items = grown;
-    tried->room = room;
-    return true;
+    kl__s3_recent *items = kl__grow(tried->items, tried->count, &tried->room, sizeof *items);
+    tried->items = items ? items : tried->items;
+    return items;
 }
 
 void kl__s3_tried_renew(kl__s3_tried *tried)
