@@ -14,6 +14,7 @@ struct faultvfs {
     kl__vfs vfs;
     kl__vfs *under;
     pthread_mutex_t mutex;
+    struct fault_file *open; /* all of them: a file is known by the name that it has now */
     vfs_fault fault;
     uint64_t calls, hits;
     char path[512]; /* of the first hit */
@@ -22,6 +23,7 @@ struct faultvfs {
 struct fault_file {
     kl__file *under;
     char *path;
+    struct fault_file *next;
 };
 
 static faultvfs *self_of(kl__vfs *vfs) { return KL_CONTAINER(vfs, faultvfs, vfs); }
@@ -34,10 +36,9 @@ static bool counts(const vfs_fault *fault, unsigned kind, const char *path)
 }
 
 /* Whether this call fails. Short writes only count writes, and interruptions only what may be interrupted. */
-static bool fails(faultvfs *self, unsigned kind, const char *path, vfs_fault *ret_fault)
+static bool fails_locked(faultvfs *self, unsigned kind, const char *path, vfs_fault *ret_fault)
 {
     const vfs_fault *fault = &self->fault;
-    pthread_mutex_lock(&self->mutex);
     bool hit = false;
     if (counts(fault, kind, path)) {
         uint64_t call = ++self->calls;
@@ -48,6 +49,21 @@ static bool fails(faultvfs *self, unsigned kind, const char *path, vfs_fault *re
             snprintf(self->path, sizeof self->path, "%s", path);
     }
     *ret_fault = *fault;
+    return hit;
+}
+
+static bool fails(faultvfs *self, unsigned kind, const char *path, vfs_fault *ret_fault)
+{
+    pthread_mutex_lock(&self->mutex);
+    bool hit = fails_locked(self, kind, path, ret_fault);
+    pthread_mutex_unlock(&self->mutex);
+    return hit;
+}
+
+static bool file_fails(faultvfs *self, unsigned kind, kl__file *file, vfs_fault *ret_fault)
+{
+    pthread_mutex_lock(&self->mutex);
+    bool hit = fails_locked(self, kind, file_of(file)->path, ret_fault);
     pthread_mutex_unlock(&self->mutex);
     return hit;
 }
@@ -63,7 +79,10 @@ static int fault_open(kl__vfs *vfs, const char *path, kl__open_mode mode, kl__fi
     if (rc < 0)
         return rc;
     struct fault_file *file = sim_alloc(sizeof *file);
-    *file = (struct fault_file){under, strdup(path)};
+    pthread_mutex_lock(&self->mutex);
+    *file = (struct fault_file){under, strdup(path), self->open};
+    self->open = file;
+    pthread_mutex_unlock(&self->mutex);
     *ret_file = (kl__file *)(void *)file;
     return 0;
 }
@@ -74,6 +93,12 @@ static void fault_close(kl__vfs *vfs, kl__file *file)
     if (!file)
         return;
     self->under->close(self->under, file_of(file)->under);
+    pthread_mutex_lock(&self->mutex);
+    struct fault_file **link = &self->open;
+    while (*link != file_of(file))
+        link = &(*link)->next;
+    *link = file_of(file)->next;
+    pthread_mutex_unlock(&self->mutex);
     free(file_of(file)->path);
     free(file);
 }
@@ -82,7 +107,7 @@ static ssize_t fault_read(kl__vfs *vfs, kl__file *file, void *bytes, size_t coun
 {
     faultvfs *self = self_of(vfs);
     vfs_fault fault;
-    if (fails(self, FAULT_READ, file_of(file)->path, &fault))
+    if (file_fails(self, FAULT_READ, file, &fault))
         return -fault.error;
     return self->under->read(self->under, file_of(file)->under, bytes, count, offset);
 }
@@ -91,7 +116,7 @@ static ssize_t fault_write(kl__vfs *vfs, kl__file *file, const void *bytes, size
 {
     faultvfs *self = self_of(vfs);
     vfs_fault fault;
-    if (fails(self, FAULT_WRITE, file_of(file)->path, &fault)) {
+    if (file_fails(self, FAULT_WRITE, file, &fault)) {
         if (fault.error)
             return -fault.error;
         count = count > 1 ? count / 2 : count;
@@ -103,7 +128,7 @@ static int fault_sync(kl__vfs *vfs, kl__file *file)
 {
     faultvfs *self = self_of(vfs);
     vfs_fault fault;
-    if (!fails(self, FAULT_SYNC, file_of(file)->path, &fault))
+    if (!file_fails(self, FAULT_SYNC, file, &fault))
         return self->under->sync(self->under, file_of(file)->under);
     if (fault.sync_failed)
         fault.sync_failed(fault.ctx, file_of(file)->under);
@@ -114,7 +139,7 @@ static int fault_refresh(kl__vfs *vfs, kl__file *file)
 {
     faultvfs *self = self_of(vfs);
     vfs_fault fault;
-    if (fails(self, FAULT_SYNC, file_of(file)->path, &fault))
+    if (file_fails(self, FAULT_SYNC, file, &fault))
         return -fault.error;
     return self->under->refresh(self->under, file_of(file)->under);
 }
@@ -123,7 +148,7 @@ static int fault_truncate(kl__vfs *vfs, kl__file *file, uint64_t size)
 {
     faultvfs *self = self_of(vfs);
     vfs_fault fault;
-    if (fails(self, FAULT_TRUNCATE, file_of(file)->path, &fault))
+    if (file_fails(self, FAULT_TRUNCATE, file, &fault))
         return -fault.error;
     return self->under->truncate(self->under, file_of(file)->under, size);
 }
@@ -132,16 +157,30 @@ static int fault_size(kl__vfs *vfs, kl__file *file, uint64_t *ret_size)
 {
     faultvfs *self = self_of(vfs);
     vfs_fault fault;
-    if (fails(self, FAULT_SIZE, file_of(file)->path, &fault))
+    if (file_fails(self, FAULT_SIZE, file, &fault))
         return -fault.error;
     return self->under->size(self->under, file_of(file)->under, ret_size);
+}
+
+static void rename_open(faultvfs *self, const char *from, const char *to)
+{
+    pthread_mutex_lock(&self->mutex);
+    for (struct fault_file *file = self->open; file; file = file->next)
+        if (strcmp(file->path, from) == 0) {
+            free(file->path);
+            file->path = strdup(to);
+        }
+    pthread_mutex_unlock(&self->mutex);
 }
 
 static int fault_rename(kl__vfs *vfs, const char *from, const char *to)
 {
     faultvfs *self = self_of(vfs);
     vfs_fault fault;
-    return fails(self, FAULT_RENAME, from, &fault) ? -fault.error : self->under->rename(self->under, from, to);
+    int rc = fails(self, FAULT_RENAME, from, &fault) ? -fault.error : self->under->rename(self->under, from, to);
+    if (rc == 0)
+        rename_open(self, from, to);
+    return rc;
 }
 
 static int fault_unlink(kl__vfs *vfs, const char *path)

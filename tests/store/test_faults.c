@@ -21,6 +21,7 @@
 #include "recording.h"
 #include "store/calls.h"
 #include "store/disk/disk.h"
+#include "store/dispatch.h"
 #include "workers.h"
 
 enum { CALLS = 90, RUNS = 1000, TRIES = 4, CANDIDATES = SCRIPT_STEPS_MAX + 1, PATIENCE_MS = 60000 };
@@ -416,14 +417,16 @@ static void await_room(struct full_disk *full)
     CHECK_STR(kl_rc_name(rc), "KL_OK");
 }
 
-static struct full_disk *begin_full(void)
+static struct full_disk *begin_on(simdisk *disk)
 {
     struct full_disk *full = calloc(1, sizeof *full);
     KL_ASSERT(full);
-    full->disk = simdisk_new();
-    full->store = sim_store_on(simdisk_vfs(full->disk));
+    full->disk = disk;
+    full->store = sim_store_on(simdisk_vfs(disk));
     return full;
 }
+
+static struct full_disk *begin_full(void) { return begin_on(simdisk_new()); }
 
 static void end_full(struct full_disk *full)
 {
@@ -431,6 +434,14 @@ static void end_full(struct full_disk *full)
     sim_store_end(&full->store);
     simdisk_free(full->disk);
     free(full);
+}
+
+/* Power is lost, and nothing that was not synced is found. */
+static struct full_disk *lose_unsynced(struct full_disk *full)
+{
+    simdisk *found = simdisk_image(full->disk, SIM_NOTHING, 1);
+    end_full(full);
+    return begin_on(found);
 }
 
 TEST(a_full_disk_refuses_tasks_and_accepts_what_came_of_them_until_there_is_room_again)
@@ -478,13 +489,7 @@ TEST(a_full_disk_accepts_tasks_again_when_it_grows_and_has_lost_none)
         await_room(full);
         uint32_t there = full->count - full->settled;
         CHECK_INT(waiting(full), there);
-        simdisk *found = simdisk_image(full->disk, SIM_NOTHING, 1);
-        end_full(full);
-        full = begin_full();
-        sim_store_end(&full->store);
-        simdisk_free(full->disk);
-        full->disk = found;
-        full->store = sim_store_on(simdisk_vfs(found));
+        full = lose_unsynced(full);
         if (open_full(full)) {
             kl_counts counts = {0};
             CHECK_INT(waiting(full), there);
@@ -551,4 +556,55 @@ TEST(a_full_disk_can_be_opened_and_worked_off)
         }
     }
     end_full(full);
+}
+
+/* ---- Going to the next segment ---- */
+
+/* One task, settled, so that the first segment is there for nothing but its partition; then a task that is larger than
+ * what is left of it, while sync `at` of the journal fails. Upkeep comes at once. False: no sync failed. */
+static bool fail_the_roll(struct full_disk *full, uint64_t at)
+{
+    static const kl_layout layout = {1, 1};
+    static const char payload[100 << 10];
+    kl_id_parts parts = {.sequence = 1, .ms = SCRIPT_START_MS};
+    kl_entry entry = {.payload = {payload, sizeof payload}};
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    sim_store_end(&full->store);
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    bool failed = false;
+    if (open_full(full)) {
+        CHECK_INT(append_one(full), KL_OK);
+        CHECK_INT(settle_one(full, 0), KL_OK);
+        CHECK_INT(kl_id_pack(&layout, &parts, &entry.id), KL_OK);
+        entry.place = full->place;
+        faultvfs_set(faults, &(vfs_fault){.kinds = FAULT_SYNC, .at = at, .error = EIO, .only = "/journal/"});
+        failed = kl_store_append(full->handle, &entry, 1, NULL) != KL_OK;
+        kl__segments_drop(&((kl__disk *)full->handle->self)->segments);
+    }
+    simdisk *found = simdisk_image(full->disk, SIM_NOTHING, 1);
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    sim_store_end(&full->store);
+    faultvfs_free(faults);
+    simdisk_free(full->disk);
+    full->disk = found;
+    full->store = sim_store_on(simdisk_vfs(found));
+    return failed;
+}
+
+TEST(a_segment_goes_only_when_the_next_durably_names_the_partitions)
+{
+    bool failed = true;
+    uint64_t at = 1;
+    for (; failed && !test_failed(); at++) {
+        struct full_disk *full = begin_full();
+        failed = fail_the_roll(full, at);
+        kl_rc rc = kl__disk_open_on(full->store.vfs, RECORDING_PATH, NULL, &full->handle);
+        CHECK_INT(rc, KL_OK);
+        uint32_t partition;
+        if (rc == KL_OK)
+            CHECK_INT(kl_store_partition(full->handle, "orders", 2, &partition), KL_EINVAL);
+        end_full(full);
+    }
+    CHECK(at > 4); /* the next segment's header, its first frame, the task: each has failed once */
 }

@@ -105,7 +105,7 @@ kl__segment *kl__state_drop_segment(kl__state *state)
 bool kl__state_can_drop(const kl__state *state)
 {
     const kl__segment *first = state->segment_count > 1 ? state->segments[0] : NULL;
-    return first && first->live == 0 && first->pins == 0 && first->readers == 0;
+    return first && first->number < state->described && first->live == 0 && first->pins == 0 && first->readers == 0;
 }
 
 bool kl__state_may_drop(const kl__state *state)
@@ -594,6 +594,7 @@ kl_rc kl__state_check(const kl__state *state, const kl__record_header *record)
 
 kl_rc kl__state_apply(kl__state *state, const kl__record_header *record, kl__where where, int64_t now_ms)
 {
+    state->described = where.segment;
     switch ((kl__record_type)record->type) {
     case KL_RECORD_ENTRY:
         return apply_entry(state, (const void *)record, where);

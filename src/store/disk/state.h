@@ -88,6 +88,7 @@ typedef struct kl__state {
     kl__segment **segments; /* by number, without gaps: segments[i] is number first_segment + i */
     size_t segment_count, segment_capacity;
     uint64_t first_segment;
+    uint64_t described; /* the last with records that were applied: behind its first frame, which names partitions */
 
     kl__kept *kept; /* a ring, in order of sequence */
     size_t kept_first, kept_count, kept_capacity;
@@ -146,7 +147,9 @@ kl__segment *kl__state_segment(const kl__state *state, uint64_t number); /* NULL
 bool kl__state_add_segment(kl__state *state, kl__segment *segment);      /* the next number; false: out of memory */
 kl__segment *kl__state_drop_segment(kl__state *state);                   /* the first */
 
-/* Is there a segment to drop? May it be, now that the journal knows what history has taken over? Is more of the journal not needed than may be, `slack` bytes more (G2 of segments.h)? */
+/* Is there a segment to drop, and a durable frame behind it that names partitions and fences? May it be, now that the
+ * journal knows what history has taken over? Is more of the journal not needed than may be, `slack` bytes more (G2 of
+ * segments.h)? */
 bool kl__state_can_drop(const kl__state *state);
 bool kl__state_may_drop(const kl__state *state);
 bool kl__state_must_compact(const kl__state *state, uint64_t slack);
