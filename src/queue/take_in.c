@@ -8,9 +8,14 @@
  * whose partition lies in another store. They end the run before them, and then go one by one through kl_queue_put, with
  * their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice.
  *
+ * A task without a key goes to the partition that its number says. A store that cannot append and take out in one step
+ * (S3) may show a task twice, to two workers at once or after a crash: then both put it into the same partition, which
+ * knows it.
+ *
  * What put() in SQL lets through is a valid task; should one be refused all the same, it is set aside with the sentence. */
 #include <stdio.h>
 
+#include "base/hash.h"
 #include "queue/json.h"
 #include "queue/put.h"
 
@@ -135,12 +140,36 @@ static size_t together(const struct taking *taking, const kl_put *tasks, size_t 
     return count;
 }
 
+/* Names the partitions of those that have no key. */
+static kl_rc choose_partitions(struct taking *taking, const kl_handed *handed, kl_put *tasks, size_t count)
+{
+    const kl_layout *layout = &kl__put_layout(taking->call.routes[0].descriptor)->layout;
+    char **names = kl_arena_alloc(&taking->arena, layout->partitions * sizeof *names);
+    if (!names)
+        return kl__fail_memory();
+    memset(names, 0, layout->partitions * sizeof *names);
+    for (size_t i = 0; layout->partitions > 1 && i < count; i++) {
+        kl_bytes number = {&handed[i].number, sizeof handed[i].number};
+        uint32_t partition = kl__hash_scale(kl__hash(number, KL_SEED_PARTITION), layout->partitions);
+        if (tasks[i].key.len > 0)
+            continue;
+        if (!names[partition] && !(names[partition] = kl_arena_alloc(&taking->arena, KL_PARTITION_NAME_BYTES)))
+            return kl__fail_memory();
+        kl_rc rc = kl_partition_name(layout, taking->queue->name, partition, KL_PARTITION_NAME_BYTES, names[partition]);
+        if (rc != KL_OK)
+            return rc;
+        tasks[i].partition = names[partition];
+    }
+    return KL_OK;
+}
+
 /* A fault of one among several is found out by taking the first alone. */
-static kl_rc place(struct taking *taking, const kl_handed *handed, const kl_put *tasks, size_t count,
-                   kl_taken *ret_taken)
+static kl_rc place(struct taking *taking, const kl_handed *handed, kl_put *tasks, size_t count, kl_taken *ret_taken)
 {
     taking->begun = true;
     kl_rc rc = kl__put_begin(&taking->call, taking->queue, tasks, count);
+    if (rc == KL_OK)
+        rc = choose_partitions(taking, handed, tasks, count);
     if (rc == KL_OK)
         rc = kl__put_route_tasks(&taking->call, (kl__put_range){0, count}, false);
     if (is_bad(rc) && count > 1) {

@@ -253,6 +253,97 @@ TEST(a_journal_object_with_an_item_that_is_not_understood_stops_its_shard)
     }
 }
 
+static kl_rc settle_both(kl_store *store, uint32_t partition, const kl_stub *stubs, kl_rc ret_rcs[2])
+{
+    kl_settled tasks[2];
+    kl_settle batches[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        tasks[i] = (kl_settled){.id = stubs[i].id, .position = stubs[i].position, .attempts = 1, .outcome = KL_DONE};
+        batches[i] = (kl_settle){.place = {partition, i}, .epoch = 1, .tasks = &tasks[i], .count = 1};
+    }
+    kl_rc rc = kl_store_settle(store, batches, 2);
+    for (int i = 0; i < 2; i++)
+        ret_rcs[i] = batches[i].rc;
+    return rc;
+}
+
+/* The first shard's journal gets an object that nobody understands; all is asked of it and of the second together. */
+static void check_beside_damaged(kl_store *store, uint32_t partition, bool journal)
+{
+    kl_stub stubs[2];
+    kl_scan scans[2] = {{.place = {partition, 0}, .stubs = &stubs[0], .max = 1},
+                        {.place = {partition, 1}, .stubs = &stubs[1], .max = 1}};
+    kl_fence fences[2] = {{.place = {partition, 0}, .epoch = 3}, {.place = {partition, 1}, .epoch = 3}};
+    kl_arena arena = {0};
+    kl_task tasks[2];
+    kl_counts counts;
+    size_t count = 0;
+    CHECK_OK(kl_store_scan(store, scans, 2));
+    CHECK_INT(scans[0].count, 0);
+    CHECK_INT(scans[1].count, 1);
+    CHECK_RC(kl_store_scan(store, scans, 1), KL_EDAMAGED);
+    CHECK_CONTAINS(kl_error_text(), journal ? "journal/p/0" : "index/p/0.json");
+    CHECK_RC(kl_store_fence(store, fences, 2), KL_EDAMAGED);
+    CHECK_INT(fences[0].rc, KL_EDAMAGED);
+    CHECK_INT(fences[1].rc, KL_OK);
+    kl_ref refs[2] = {{.place = {partition, 1}, .id = stubs[1].id}, {.place = {partition, 0}, .id = stubs[1].id}};
+    CHECK_OK(kl_store_read(store, refs, 2, &arena, tasks, &count)); /* it stops before the second */
+    CHECK_INT(count, 1);
+    CHECK_RC(kl_store_read(store, &refs[1], 1, &arena, tasks, &count), KL_EDAMAGED);
+    CHECK_INT(count, 0);
+    CHECK_OK(kl_store_counts(store, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK_INT(counts.ready, 1);
+    CHECK(counts.at_least);
+    kl_arena_free(&arena);
+}
+
+static void damage(const char *name, const char *body)
+{
+    struct bucket bucket;
+    char url[S3_URL_BYTES];
+    kl_idgen *ids = NULL;
+    kl_store *other = NULL;
+    kl_stub stubs[2];
+    kl_rc rcs[2];
+    uint32_t partition;
+    if (!s3_server_new_url(url) || !bucket_open(&bucket, url))
+        return;
+    strcat(url, "&settle_ms=0");
+    kl_store *store = open_owned(url, &partition);
+    REQUIRE(store);
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    for (uint32_t i = 0; i < 2; i++) {
+        kl_entry entry = {.place = {partition, i}, .payload = kl_str("x")};
+        kl_fence fence = {.place = {partition, i}, .epoch = 1};
+        kl_scan scan = {.place = {partition, i}, .stubs = &stubs[i], .max = 1};
+        CHECK_OK(kl_idgen_next(ids, i, 0, &entry.id));
+        CHECK_OK(kl_store_append(store, &entry, 1, NULL));
+        CHECK_OK(kl_store_append(store, &entry, 1, NULL)); /* a repeat, which is passed over */
+        CHECK_OK(kl_store_fence(store, &fence, 1));
+        CHECK_OK(kl_store_scan(store, &scan, 1));
+    }
+    CHECK_INT(ask(&bucket, KL_S3_PUT, name, body), 200);
+    CHECK_OK(kl_store_open(url, NULL, &other));
+    CHECK_OK(kl_store_partition(other, "p", 1, &partition));
+    check_beside_damaged(other, partition, strstr(name, "journal"));
+    if (strstr(name, "journal")) { /* its owner finds out when it writes there */
+        CHECK_RC(settle_both(store, partition, stubs, rcs), KL_EDAMAGED);
+        CHECK_INT(rcs[0], KL_EDAMAGED);
+        CHECK_INT(rcs[1], KL_ESTALE); /* the other one has fenced it */
+    }
+    kl_store_close(other);
+    kl_store_close(store);
+    kl_idgen_close(ids);
+    kl__s3_http_close(bucket.http);
+}
+
+TEST(a_damaged_journal_object_stops_its_shard_and_no_other)
+{
+    damage("journal/p/0/0000000000000002.json", "{\"keyline\":2}");
+}
+
+TEST(a_damaged_checkpoint_stops_its_shard_and_no_other) { damage("index/p/0.json", "{\"keyline\":1}"); }
+
 enum { LONG_LINE = 70 }; /* objects: more than may stay in memory without use */
 
 static bool is_loaded(kl__s3 *s3, uint32_t partition)
@@ -425,6 +516,64 @@ TEST(an_archive_does_not_hide_what_came_later)
     kl__s3_http_close(bucket.http);
 }
 
+TEST(archives_that_have_expired_are_not_read)
+{
+    struct bucket bucket;
+    char url[S3_URL_BYTES];
+    uint32_t partition;
+    kl_task found[2];
+    kl_arena arena = {0};
+    size_t count = 0;
+    if (!s3_server_new_url(url) || !bucket_open(&bucket, url))
+        return;
+    CHECK_INT(ask(&bucket, KL_S3_PUT, "index/p/0.json",
+                  "{\"keyline\":1,\"at\":1,\"nonce\":\"1\",\"journal\":\"1\",\"epoch\":\"0\",\"first\":\"0\",\"tail\":"
+                  "\"0\",\"sealed\":false,\"tokens_to\":\"0\",\"swept\":\"0\",\"tasks_swept\":\"0\",\"items\":[],"
+                  "\"tokens\":[],\"forgotten\":[]}"),
+              200);
+    CHECK_INT(ask(&bucket, KL_S3_PUT, "done/p/0/0000000000000001-1794777012345.json", "not to be read"), 200);
+    kl_store *store = open_owned(url, &partition);
+    REQUIRE(store);
+    kl_find find = {.partition = partition, .max = COUNT(found)};
+    CHECK_OK(kl_store_find(store, &find, &arena, found, &count));
+    CHECK_INT(count, 0);
+    CHECK_INT(ask(&bucket, KL_S3_PUT, "done/p/0/0000000000000001-9794777012345.json", "to be read"), 200);
+    kl_store_close(store);
+    store = open_owned(url, &partition);
+    CHECK_RC(kl_store_find(store, &find, &arena, found, &count), KL_EDAMAGED);
+    kl_store_close(store);
+    kl_arena_free(&arena);
+    kl__s3_http_close(bucket.http);
+}
+
+/* Whoever is told to call again calls with the same scan. */
+TEST(a_scan_stays_as_it_was_asked)
+{
+    char url[S3_URL_BYTES];
+    kl_idgen *ids = NULL;
+    uint32_t partition;
+    kl_stub stubs[2], after;
+    if (!s3_server_new_url(url))
+        return;
+    kl_store *store = open_owned(url, &partition);
+    REQUIRE(store);
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    for (int i = 0; i < 2; i++) {
+        kl_entry entry = an_entry(partition, ids, "x");
+        CHECK_OK(kl_store_append(store, &entry, 1, NULL));
+    }
+    CHECK_INT(waiting_in(store, partition, stubs, COUNT(stubs)), 2);
+    after = stubs[0];
+    kl_scan scan = {.place = {partition, 0}, .after = &after, .stubs = stubs, .max = COUNT(stubs)};
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(kl_store_scan(store, &scan, 1));
+        CHECK(scan.after == &after);
+        CHECK_INT(scan.count, 1);
+    }
+    kl_store_close(store);
+    kl_idgen_close(ids);
+}
+
 /* ---- Clocks ---- */
 
 TEST(one_server_with_a_wrong_clock_does_not_set_ours)
@@ -500,9 +649,21 @@ static uint64_t ready_of(kl_store *store, const char *name)
     return counts.ready;
 }
 
-/* The first one has taken them in but not deleted them when the second one finds them. */
-TEST(tasks_that_two_processes_take_in_are_there_once)
+static uint64_t ready_of_all(kl_store *store, uint32_t partitions)
 {
+    uint64_t ready = ready_of(store, "old");
+    for (uint32_t i = 1; i < partitions; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "old__p%u", i);
+        ready += ready_of(store, name);
+    }
+    return ready;
+}
+
+/* The first one has taken them in but not deleted them when the second one finds them. */
+static void take_in_twice(uint32_t partitions)
+{
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = partitions};
     char url[S3_URL_BYTES], endpoint[S3_URL_BYTES], urls[2][S3_URL_BYTES + 64];
     kl_store *stores[2] = {NULL};
     kl_queue *queues[2] = {NULL};
@@ -518,19 +679,24 @@ TEST(tasks_that_two_processes_take_in_are_there_once)
     snprintf(urls[1], sizeof urls[1], "%s&import=old", url);
     for (int i = 0; i < 2; i++) {
         CHECK_OK(kl_store_open(urls[i], NULL, &stores[i]));
-        CHECK_OK(kl_queue_open(stores[i], "old", NULL, &queues[i]));
+        CHECK_OK(kl_queue_open(stores[i], "old", &opts, &queues[i]));
     }
     CHECK(kl__queue_take_in(queues[0], 0, NULL, NULL, &count) != KL_OK);
-    CHECK_INT(ready_of(stores[1], "old"), LEFT);
+    CHECK_INT(ready_of_all(stores[1], partitions), LEFT);
+    CHECK(partitions == 1 || ready_of(stores[1], "old") < LEFT); /* they are spread */
     CHECK_OK(kl__queue_take_in(queues[1], 0, NULL, NULL, &count));
     CHECK_INT(count, LEFT);
-    CHECK_INT(ready_of(stores[1], "old"), LEFT);
+    CHECK_INT(ready_of_all(stores[1], partitions), LEFT);
     for (int i = 0; i < 2; i++) {
         kl_queue_close(queues[i]);
         kl_store_close(stores[i]);
     }
     fault_proxy_stop(proxy);
 }
+
+TEST(tasks_that_two_processes_take_in_are_there_once) { take_in_twice(1); }
+
+TEST(tasks_that_two_processes_take_into_several_partitions_are_there_once) { take_in_twice(3); }
 
 TEST(tasks_that_an_object_per_task_system_left_are_run_once)
 {

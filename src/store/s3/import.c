@@ -6,9 +6,10 @@
  * at a time, the oldest of a page (by when it was written) first. The payload is the object as it is; it has no key. What the
  * queue refuses is moved to index/refused/<uuid>.json.
  *
- * I1  Where a task goes, and its id, follow from its UUID and from when its object was written; its token is the UUID. So
- *     whoever takes it in again, because another process does at the same time or because its object could not be deleted,
- *     appends it to the same shard of the partition, where it is known: while it waits, and for ten minutes. */
+ * I1  Where a task goes, and its id, follow from its UUID and from when its object was written (its partition the queue
+ *     chooses, by the number that stands for the UUID); its token is the UUID. So whoever takes it in again, because another
+ *     process does at the same time or because its object could not be deleted, appends it to the same shard, where it is
+ *     known: while it waits, and for ten minutes. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -83,6 +84,19 @@ static kl_rc find(struct import *import, kl__s3_names *ret_names)
     return rc;
 }
 
+static uint64_t read_64(const uint8_t bytes[8])
+{
+    uint64_t value = 0;
+    for (int i = 0; i < 8; i++)
+        value = value << 8 | bytes[i];
+    return value;
+}
+
+static kl_bytes payload_of(const kl__s3_request *request)
+{
+    return (kl_bytes){request->reply.data, request->reply.len};
+}
+
 static kl_rc read_all(struct import *import, size_t max)
 {
     kl_rc rc = KL_OK;
@@ -97,14 +111,10 @@ static kl_rc read_all(struct import *import, size_t max)
         rc = kl__s3_send(import->s3->http, import->requests, import->count);
     for (size_t i = 0; rc == KL_OK && i < import->count; i++) {
         kl_token uuid;
-        uint64_t number;
         if (import->requests[i].status != 200 || !uuid_of(import->items[i]->name, &uuid))
             break; /* somebody else has taken it in: those before it, then */
-        memcpy(&number, uuid.bytes, sizeof number);
-        import->handed[there++] = (kl_handed){.number = number, .payload = {
-                                                  import->requests[i].reply.data,
-                                                  import->requests[i].reply.len
-                                              }};
+        import->handed[there++] =
+            (kl_handed){.number = read_64(uuid.bytes), .payload = payload_of(&import->requests[i])};
     }
     import->count = rc == KL_OK ? there : 0;
     return rc;
@@ -133,14 +143,6 @@ static void tell(void *ctx, kl_rc rc, const char *error)
 static size_t bytes_of(const kl_entry *entry)
 {
     return entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
-}
-
-static uint64_t read_64(const uint8_t bytes[8])
-{
-    uint64_t value = 0;
-    for (int i = 0; i < 8; i++)
-        value = value << 8 | bytes[i];
-    return value;
 }
 
 /* I1. Its first digits are the shard, as they were. */

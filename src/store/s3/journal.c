@@ -10,7 +10,7 @@
 
 #include "store/s3/s3.h"
 
-static kl_rc fail_damaged(const kl__s3_shard *shard, const char *log, uint64_t number)
+kl_rc kl__s3_fail_damaged(const kl__s3_shard *shard, const char *log, uint64_t number)
 {
     return kl__fail(KL_EDAMAGED,
                     "object %016llx of %s/%s/%s cannot be understood; is it of a newer release? Update keyline",
@@ -366,25 +366,22 @@ kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, con
     uint64_t fence;
     int64_t at_ms;
     KL_ASSERT(number == shard->journal + 1);
-    if (shard->damaged == number)
-        return fail_damaged(shard, "journal", number); /* what of it was understood is not applied again and again */
     json_t *root = NULL;
     kl_rc rc = kl__s3_parse_json(body, &root);
     if (rc == KL_OK && (!kl__s3_get_hex(root, "fence", &fence) || !kl__s3_get_int(root, "at", &at_ms)))
         rc = KL_EDAMAGED;
     if (rc != KL_OK) {
         json_decref(root);
-        return rc == KL_ENOMEM ? kl__fail_memory()
-                               : fail_damaged(shard, "journal", number); /* nothing behind it may be taken for true */
+        return rc == KL_ENOMEM
+                   ? kl__fail_memory()
+                   : kl__s3_fail_damaged(shard, "journal", number); /* nothing behind it may be taken for true */
     }
     rc = apply_items(s3, shard, json_object_get(root, "items"), at_ms, body->len);
     json_decref(root);
     if (rc == KL_ENOMEM)
         return kl__fail_memory();
-    if (rc != KL_OK) {
-        shard->damaged = number;
-        return fail_damaged(shard, "journal", number);
-    }
+    if (rc != KL_OK)
+        return kl__s3_fail_damaged(shard, "journal", number);
     if (fence > shard->epoch)
         shard->epoch = fence;
     if (s3->caller_time && at_ms > s3->floor_ms) /* else one wrong clock would stop those of all others */
@@ -408,7 +405,9 @@ kl_rc kl__s3_apply_kept(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *body
     }
     kl_arena_free(&arena);
     json_decref(root);
-    return first == KL_ENOMEM ? kl__fail_memory() : first == KL_EDAMAGED ? fail_damaged(shard, "an archive", 0) : KL_OK;
+    return first == KL_ENOMEM     ? kl__fail_memory()
+           : first == KL_EDAMAGED ? kl__s3_fail_damaged(shard, "an archive", 0)
+                                  : KL_OK;
 }
 
 /* --- The checkpoint --- */
@@ -464,7 +463,7 @@ kl_rc kl__s3_apply_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *bod
         rc = read_forgotten(s3, shard, json_object_get(root, "forgotten"));
     json_decref(root);
     if (rc == KL_EDAMAGED)
-        return kl__fail(KL_EDAMAGED, "index/%s/%s.json cannot be understood; is it of a newer release?",
+        return kl__fail(KL_EDAMAGED, "index/%s/%s.json cannot be understood; is it of a newer release? Update keyline",
                         shard->partition->name, shard->digits);
     return rc == KL_OK ? KL_OK : kl__fail_memory();
 }
@@ -510,10 +509,10 @@ static void put_error(kl__s3_text *text, bool first, uint32_t attempts, int64_t 
     kl__s3_text_add(text, "}", 1);
 }
 
-static bool put_left(kl__s3_text *text, bool first, const kl__memory_left *left)
+static bool put_left(kl__s3_text *text, bool first, const kl__memory_left *left, int64_t at_ms)
 {
     for (; left; left = left->next) {
-        if (left->error.len == 0)
+        if (left->error.len == 0 || left->expires_ms <= at_ms)
             continue;
         put_error(text, first, left->attempts, left->expires_ms, left->error);
         first = false;
@@ -525,7 +524,7 @@ void kl__s3_put_retry(kl__s3_text *text, const kl__s3_retry *retry)
 {
     kl__s3_text_put(text, "{\"retry\":\"%llx\",\"attempts\":%u,\"due_ms\":%lld,\"errors\":[",
                     (unsigned long long)retry->position, (unsigned)retry->attempts, (long long)retry->due_ms);
-    put_left(text, true, retry->left);
+    put_left(text, true, retry->left, 0);
     kl__s3_text_put(text, "]}");
 }
 
@@ -543,7 +542,7 @@ void kl__s3_put_end(kl__s3_text *text, const kl__s3_end *end)
     kl__s3_text_put(text, "},\"errors\":[");
     if (end->error.len)
         put_error(text, true, end->attempts, end->expires_ms, end->error);
-    put_left(text, end->error.len == 0, end->left);
+    put_left(text, end->error.len == 0, end->left, end->left_at_ms);
     kl__s3_text_put(text, "]");
     kl__s3_put_bytes(text, "result", end->result);
     kl__s3_text_add(text, "}", 1);

@@ -90,6 +90,50 @@ static kl_rc fetch_send(kl__s3 *s3, struct fetch *fetch)
     return rc;
 }
 
+/* --- Shards that are not understood --- */
+
+bool kl__s3_is_broken(kl__s3 *s3, const kl__s3_shard *shard)
+{
+    kl__memory_enter(s3->memory);
+    bool broken = shard->broken;
+    kl__memory_leave(s3->memory);
+    return broken;
+}
+
+/* Other shards go on without it. What was read of it goes, because nobody knows what has become of that. */
+static void break_shard(kl__s3 *s3, kl__s3_shard *shard, uint64_t journal)
+{
+    kl__s3_log(s3, KL_LOG_ERROR, "shard %u of %s is left alone: %s", shard->place.shard, shard->partition->name,
+               kl_error_text());
+    kl__s3_shard_clear(s3, shard);
+    shard->broken = true;
+    shard->broken_ns = kl__monotonic_ns();
+    shard->damaged = journal;
+}
+
+static kl_rc fail_broken(const kl__s3_shard *shard)
+{
+    if (shard->damaged)
+        return kl__s3_fail_damaged(shard, "journal", shard->damaged);
+    return kl__fail(KL_EDAMAGED, "index/%s/%s.json cannot be understood; is it of a newer release? Update keyline",
+                    shard->partition->name, shard->digits);
+}
+
+/* Shards that are not broken, or have been for so long that they are looked at anew. */
+static size_t leave_broken_out(kl__s3 *s3, kl__s3_shard *const *shards, size_t count, kl__s3_shard **whole)
+{
+    size_t used = 0;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < count; i++) {
+        if (shards[i]->broken && is_fresh(s3, shards[i]->broken_ns, KL_S3_BROKEN_MS))
+            continue;
+        shards[i]->broken = false;
+        whole[used++] = shards[i];
+    }
+    kl__memory_leave(s3->memory);
+    return used;
+}
+
 /* --- The checkpoint --- */
 
 static kl_rc take_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_request *reply, int64_t asked_ns)
@@ -102,6 +146,10 @@ static kl_rc take_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_request *r
         return KL_OK;
     }
     kl_rc rc = there ? kl__s3_apply_index(s3, shard, &reply->reply) : KL_OK;
+    if (rc == KL_EDAMAGED) {
+        break_shard(s3, shard, 0);
+        return KL_OK;
+    }
     if (rc != KL_OK) {
         kl__s3_shard_clear(s3, shard);
         return rc;
@@ -159,6 +207,14 @@ static void end_journal(kl__s3_shard *shard, int64_t asked_ns)
     shard->owned |= shard->fenced && shard->fenced == shard->epoch;
 }
 
+static kl_rc take_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body)
+{
+    kl_rc rc = kl__s3_apply_journal(s3, shard, number, body);
+    if (rc == KL_EDAMAGED)
+        break_shard(s3, shard, number);
+    return rc == KL_EDAMAGED ? KL_OK : rc;
+}
+
 /* Applies what came. *left: the shards that may have more, in front. *ret_unsure: a shard was cleared meanwhile; or where
  * it seems to end it was not known to end for so long that what follows may have been deleted. Its checkpoint tells. */
 static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide, int64_t asked_ns,
@@ -171,14 +227,14 @@ static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide,
         kl__s3_shard *shard = fetch->wanted[i].shard;
         bool there = fetch->requests[i].status == 200, next = fetch->wanted[i].number == shard->journal + 1;
         bool unsure = !shard->loaded || (!there && next && kl__s3_is_late(s3, shard->journal_ns));
-        *ret_unsure |= unsure;
+        *ret_unsure |= unsure && !shard->broken;
         if (unsure)
             continue;
         if (there && next)
-            rc = kl__s3_apply_journal(s3, shard, fetch->wanted[i].number, &fetch->requests[i].reply);
+            rc = take_journal(s3, shard, fetch->wanted[i].number, &fetch->requests[i].reply);
         else if (next)
             end_journal(shard, asked_ns);
-        if ((i + 1) % wide == 0 && there)
+        if ((i + 1) % wide == 0 && there && !shard->broken)
             shards[more++] = shard;
     }
     kl__memory_leave(s3->memory);
@@ -200,23 +256,41 @@ static kl_rc follow_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, bo
     return rc;
 }
 
-static kl_rc refresh_once(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too, bool *ret_unsure)
+/* Of `whole`, those whose journals are to be followed; used up. */
+static size_t choose_followed(kl__s3 *s3, kl__s3_shard **whole, size_t count, bool owned_too)
 {
-    kl_rc rc = load_indexes(s3, shards, count, owned_too);
-    kl__s3_shard **others = kl__alloc_zeroed(count ? count : 1, sizeof *others);
-    size_t other_count = 0;
-    if (!others)
-        return kl__fail_memory();
+    size_t used = 0;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++) {
-        shards[i]->used_ns = kl__monotonic_ns();
-        if (owned_too || (!shards[i]->owned && !is_fresh(s3, shards[i]->followed_ns, KL_S3_FRESH_MS)))
-            others[other_count++] = shards[i];
+        kl__s3_shard *shard = whole[i];
+        shard->used_ns = kl__monotonic_ns();
+        if (!shard->broken && (owned_too || (!shard->owned && !is_fresh(s3, shard->followed_ns, KL_S3_FRESH_MS))))
+            whole[used++] = shard;
     }
     kl__memory_leave(s3->memory);
+    return used;
+}
+
+static kl_rc refresh_once(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too, bool *ret_unsure)
+{
+    kl__s3_shard **whole = kl__alloc_zeroed(count ? count : 1, sizeof *whole);
+    if (!whole)
+        return kl__fail_memory();
+    size_t used = leave_broken_out(s3, shards, count, whole);
+    kl_rc rc = load_indexes(s3, whole, used, owned_too);
     if (rc == KL_OK)
-        rc = follow_journals(s3, others, other_count, ret_unsure);
-    kl__free(others);
+        rc = follow_journals(s3, whole, choose_followed(s3, whole, used, owned_too), ret_unsure);
+    kl__free(whole);
+    return rc;
+}
+
+static kl_rc find_broken(kl__s3 *s3, kl__s3_shard *const *shards, size_t count)
+{
+    kl_rc rc = KL_OK;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        rc = shards[i]->broken ? fail_broken(shards[i]) : KL_OK;
+    kl__memory_leave(s3->memory);
     return rc;
 }
 
@@ -230,7 +304,7 @@ kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned
         if (rc == KL_OK && unsure && i == READ_AGAIN)
             rc = kl__fail(KL_EBUSY, "shards have changed again and again while they were read; call again");
     }
-    return rc;
+    return rc == KL_OK ? find_broken(s3, shards, count) : rc;
 }
 
 /* --- Where a log of tasks ends --- */
@@ -650,7 +724,7 @@ kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t ma
     kl_rc rc = more ? KL_OK : kl__fail_memory();
     kl__memory_enter(s3->memory);
     for (size_t i = 0; rc == KL_OK && i < count; i++)
-        if (!shards[i]->ended)
+        if (!shards[i]->ended && !shards[i]->broken)
             more[used++] = (kl__s3_more){shards[i], max, since_ns};
     kl__memory_leave(s3->memory);
     if (rc == KL_OK)
@@ -704,33 +778,52 @@ kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines)
 
 /* --- What is kept --- */
 
-/* done/<partition>/<shard>/<journal>-<expires>.json */
+/* <sort>/<partition>/<shard>/<journal>-<expires>.json: whether all that it has has expired. */
+static bool is_expired(const char *name, int64_t now_ms)
+{
+    const char *expires = strrchr(name, '-');
+    return expires && strtoll(expires + 1, NULL, 10) <= now_ms;
+}
+
+/* Some of a page of archives at once, from the given one on; *ret_next: the first that is left. */
+static kl_rc load_some(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_names *names, size_t from, size_t *ret_next)
+{
+    struct fetch fetch;
+    size_t i = from;
+    int64_t now_ms = kl__s3_now(s3);
+    bool good = fetch_open(&fetch, KL_S3_WIDE);
+    for (; good && i < names->count && fetch.count < KL_S3_WIDE; i++)
+        if (!is_expired(names->items[i].name, now_ms))
+            good = fetch_add(&fetch, shard, 0, kl__s3_name(s3, "%s", names->items[i].name));
+    kl_rc rc = good ? fetch_send(s3, &fetch) : kl__fail_memory();
+    kl__memory_enter(s3->memory);
+    for (size_t j = 0; rc == KL_OK && j < fetch.count; j++)
+        if (fetch.requests[j].status == 200)
+            rc = kl__s3_apply_kept(s3, shard, &fetch.requests[j].reply);
+    kl__memory_leave(s3->memory);
+    fetch_free(&fetch);
+    *ret_next = i;
+    return rc;
+}
+
 static kl_rc load_archives(kl__s3 *s3, kl__s3_shard *shard, const char *sort)
 {
     char prefix[KL_S3_NAME_MAX], after[KL_S3_NAME_MAX] = "";
-    kl__s3_names names = {.more = true};
     kl_rc rc = KL_OK;
+    bool more = true;
     snprintf(prefix, sizeof prefix, "%s/%s/%s/", sort, shard->partition->name, shard->digits);
-    for (int page = 0; rc == KL_OK && names.more && page < KEPT_PAGES; page++) {
-        struct fetch fetch;
+    for (int page = 0; rc == KL_OK && more; page++) {
+        kl__s3_names names = {0};
+        if (page == KEPT_PAGES)
+            return kl__fail(KL_EFULL, "%s has more than %d archives of finished tasks; keep them for a shorter time",
+                            prefix, KEPT_PAGES * 1000);
         rc = kl__s3_list_page(s3, prefix, *after ? after : NULL, 0, &names);
-        if (rc != KL_OK)
-            return rc;
-        bool good = fetch_open(&fetch, names.count);
-        for (size_t i = 0; good && i < names.count; i++) {
-            good = fetch_add(&fetch, shard, 0, kl__s3_name(s3, "%s", names.items[i].name));
-            snprintf(after, sizeof after, "%s", names.items[i].name);
-        }
-        rc = good ? fetch_send(s3, &fetch) : kl__fail_memory();
-        kl__memory_enter(s3->memory);
-        for (size_t i = 0; rc == KL_OK && i < fetch.count; i++)
-            if (fetch.requests[i].status == 200)
-                rc = kl__s3_apply_kept(s3, shard, &fetch.requests[i].reply);
-        kl__memory_leave(s3->memory);
-        fetch_free(&fetch);
-        bool more = names.more;
+        for (size_t i = 0; rc == KL_OK && i < names.count;)
+            rc = load_some(s3, shard, &names, i, &i);
+        if (names.count)
+            snprintf(after, sizeof after, "%s", names.items[names.count - 1].name);
+        more = names.more && names.count;
         kl__s3_names_free(&names);
-        names.more = more;
     }
     return rc;
 }
@@ -743,8 +836,8 @@ kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count)
         kl__s3_shard *shard = shards[i];
         kl__memory_enter(s3->memory);
         shard->kept_ns = kl__monotonic_ns();
-        shard->kept_loaded |= shard->checkpoint == 0; /* all of it is in memory, and stays there */
-        bool needless = shard->kept_loaded;
+        shard->kept_loaded |= shard->checkpoint == 0 && !shard->broken; /* all of it is in memory, and stays there */
+        bool needless = shard->kept_loaded || shard->broken;
         kl__memory_leave(s3->memory);
         if (needless)
             continue;

@@ -63,6 +63,7 @@ enum {
     KL_S3_PROBES = 3,            /* shards that are asked one by one rather than by a listing */
     KL_S3_DUE_MS = 5000,         /* so long the due line may wait while there is more than enough that is ready */
     KL_S3_WIDE = 64,             /* objects that are read at once */
+    KL_S3_BROKEN_MS = 60000,     /* so long a shard that is not understood is left alone */
     KL_S3_BILLED_MS = 60000,     /* processes that live longer leave an account of their requests */
     KL_S3_BILL_EVERY_MS = 600000,
     KL_S3_PARTITIONS = 4096,  /* of one store, at most */
@@ -128,7 +129,9 @@ typedef struct kl__s3_shard {
     uint64_t journal;    /* read up to this number */
     int64_t journal_ns;  /* when it was known to end there */
     int64_t followed_ns; /* when it was last read to its end, or written there */
-    uint64_t damaged;    /* the number of one that is not understood; 0: of none */
+    bool broken; /* something of it is not understood: nothing of it is in memory, and it is left alone for a while */
+    int64_t broken_ns; /* since then */
+    uint64_t damaged;  /* broken: the number of the journal object; 0: it is the checkpoint */
     uint64_t epoch;
     uint64_t checkpoint;                /* the journal's number in the checkpoint */
     uint64_t swept;                     /* journal objects up to this one are deleted */
@@ -215,7 +218,7 @@ typedef struct kl__s3 {
     int64_t floor_ms;                /* no clock below what was written */
 
     pthread_mutex_t journal_mutex; /* one settle, fence or forget at a time */
-    int64_t settled_ns;
+    _Atomic(int64_t) settled_ns;   /* when the last settle ended */
 
     /* refresh.c: one look at the whole bucket for all who ask */
     pthread_mutex_t pulse_mutex;   /* held while it is made */
@@ -328,7 +331,10 @@ bool kl__s3_reserve(kl_arena *arena, size_t bytes);
 
 /* --- journal.c: what the journal says. The mutex is held. --- */
 
-/* The next journal object. */
+kl_rc kl__s3_fail_damaged(const kl__s3_shard *shard, const char *log,
+                          uint64_t number); /* KL_EDAMAGED, with its sentence */
+
+/* The next journal object. KL_EDAMAGED: what of it was understood has been applied; the shard is to be cleared. */
 kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body);
 
 /* The checkpoint, of a shard of which nothing has been read; an archive of kept tasks. */
@@ -346,6 +352,7 @@ typedef struct kl__s3_end {
     int64_t finished_ms, expires_ms;
     kl_bytes error, result;      /* of the last attempt */
     const kl__memory_left *left; /* of those before */
+    int64_t left_at_ms;          /* without what has expired by then */
 } kl__s3_end;
 void kl__s3_put_end(kl__s3_text *text, const kl__s3_end *end);
 
@@ -359,8 +366,11 @@ void kl__s3_put_run(kl__s3_text *text, uint64_t number, uint32_t from, uint32_t 
 /* --- refresh.c --- */
 
 /* Brings the journals of these shards up to date; shards that this process owns are taken as they are. KL_EBUSY: they were
- * cleared or the clock jumped again and again meanwhile. */
+ * cleared or the clock jumped again and again meanwhile. KL_EDAMAGED: some are broken (the sentence is of one of them), and all
+ * others are up to date. */
 kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too);
+
+bool kl__s3_is_broken(kl__s3 *s3, const kl__s3_shard *shard);
 
 /* Finds out where the task logs of these shards end (many: by a look at the whole bucket that may be a little old). */
 kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count);

@@ -10,6 +10,8 @@
  * is taken back (append.c): within one process that does not happen, because seals wait for the round to end. */
 #include "store/s3/s3.h"
 
+enum { TRIES_MAX = 64 };
+
 bool kl__s3_is_sealed(kl__s3 *s3, const kl__s3_shard *shard)
 {
     kl__memory_enter(s3->memory);
@@ -60,8 +62,10 @@ kl_rc kl__s3_seal(kl__s3 *s3, kl__s3_shard *shard)
     bool known = shard->tail_ns && kl__monotonic_ns() - shard->tail_ns < INT64_C(1000000) * KL_S3_POLL_MIN_MS;
     kl__memory_leave(s3->memory);
     kl_rc rc = known ? KL_OK : kl__s3_find_tail(s3, shard);
-    while (rc == KL_OK && !kl__s3_is_sealed(s3, shard))
-        rc = try_seal(s3, shard);
+    for (int tries = 0; rc == KL_OK && !kl__s3_is_sealed(s3, shard); tries++)
+        rc = tries < TRIES_MAX
+                 ? try_seal(s3, shard)
+                 : kl__fail(KL_EBUSY, "others append to shard %u all the time; call again", shard->place.shard);
     pthread_mutex_unlock(&s3->round_mutex);
     return rc;
 }

@@ -13,7 +13,7 @@
 
 #include "store/s3/s3.h"
 
-enum { READ_AGAIN = 16 };
+enum { READ_AGAIN = 16, LOSSES_MAX = 64 };
 
 /* What is to be written to one shard. */
 struct commit {
@@ -31,6 +31,7 @@ struct commit {
     size_t repeats;             /* of the shard's, how many are in the body */
     char *name;
     bool done, doubted;
+    unsigned losses; /* numbers that others had first */
     kl_rc rc;
 };
 
@@ -94,19 +95,10 @@ static void put_kept(const kl__s3 *s3, kl__s3_text *body, const kl__memory_task 
                       .finished_ms = s3->memory->now_ms,
                       .expires_ms = expires_ms,
                       .error = settled->error,
-                      .result = settled->result};
-    kl__memory_left *left = task->left, **link = &left; /* without what has expired: the list is the task's */
-    while (*link && (*link)->expires_ms > s3->memory->now_ms)
-        link = &(*link)->next;
-    kl__memory_left *rest = *link;
-    if (link == &left)
-        left = NULL;
-    else
-        *link = NULL;
-    end.left = left;
+                      .result = settled->result,
+                      .left = task->left,
+                      .left_at_ms = s3->memory->now_ms};
     kl__s3_put_end(body, &end);
-    if (link != &left)
-        *link = rest;
 }
 
 /* One task's part. Positions of those that end without a trace are collected. */
@@ -321,7 +313,12 @@ static kl_rc lose(kl__s3 *s3, struct commit *commit)
         return rc;
     bool own = request.status == 200 && kl__s3_has_nonce(&request.reply, commit->nonce);
     kl__s3_request_free(&request);
-    return own ? win(s3, commit) : kl__s3_refresh(s3, &commit->shard, 1, true);
+    if (own)
+        return win(s3, commit);
+    if (++commit->losses > LOSSES_MAX)
+        return kl__fail(KL_EBUSY, "others write to the journal of shard %u all the time; call again",
+                        commit->shard->place.shard);
+    return kl__s3_refresh(s3, &commit->shard, 1, true);
 }
 
 static kl_rc write_body(kl__s3 *s3, struct commit *commit)
@@ -431,7 +428,7 @@ static kl_rc read_tasks(kl__s3 *s3, const struct commit *commits, size_t count)
     for (size_t i = 0; i < count; i++) {
         kl__s3_shard *shard = commits[i].shard;
         uint64_t last = last_number(&commits[i]);
-        if (last > shard->taken) {
+        if (!commits[i].done && last > shard->taken) {
             shard->ended = false;
             shard->tail_ns = last > shard->tail ? 0 : shard->tail_ns; /* whoever saw the task knows more than we do */
             more[used++] = (kl__s3_more){.shard = shard, .want = (size_t)(last - shard->taken)};
@@ -443,6 +440,17 @@ static kl_rc read_tasks(kl__s3 *s3, const struct commit *commits, size_t count)
     return rc;
 }
 
+/* Others go on without those whose shard is broken. */
+static void leave_broken_out(kl__s3 *s3, struct commit *commits, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (commits[i].done || !kl__s3_is_broken(s3, commits[i].shard))
+            continue;
+        commits[i].rc = KL_EDAMAGED; /* the sentence stands already */
+        commits[i].done = true;
+    }
+}
+
 /* Reads what bodies are made from. */
 static kl_rc read_all(kl__s3 *s3, struct commit *commits, size_t count, bool owned_too)
 {
@@ -451,6 +459,10 @@ static kl_rc read_all(kl__s3 *s3, struct commit *commits, size_t count, bool own
         commits[i].generation = commits[i].shard->generation;
     kl__memory_leave(s3->memory);
     kl_rc rc = read_journals(s3, commits, count, owned_too);
+    if (rc == KL_EDAMAGED) {
+        leave_broken_out(s3, commits, count);
+        rc = KL_OK;
+    }
     return rc == KL_OK ? read_tasks(s3, commits, count) : rc;
 }
 
@@ -507,11 +519,12 @@ static kl__s3_shard *shard_at(kl__s3 *s3, kl_place place)
 
 /* --- The calls --- */
 
-/* A busy process settles in batches: the longer the call takes, the more is there for the next one. */
+/* A busy process settles in batches: the longer the call takes, the more is there for the next one. Nothing is held
+ * meanwhile, so takeovers do not wait for it. */
 static void pace(kl__s3 *s3)
 {
-    int64_t wait_ns = s3->settled_ns + s3->settle_ms * 1000000 - kl__monotonic_ns();
-    if (s3->settled_ns && wait_ns > 0) {
+    int64_t settled_ns = s3->settled_ns, wait_ns = settled_ns + s3->settle_ms * 1000000 - kl__monotonic_ns();
+    if (settled_ns && wait_ns > 0) {
         struct timespec wait = {.tv_sec = wait_ns / 1000000000, .tv_nsec = wait_ns % 1000000000};
         nanosleep(&wait, NULL);
     }
@@ -552,8 +565,8 @@ kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
     kl_rc first = KL_OK;
     struct commit *commits = open_commits(count);
     kl_rc rc = commits ? KL_OK : kl__fail_memory();
-    pthread_mutex_lock(&s3->journal_mutex);
     pace(s3);
+    pthread_mutex_lock(&s3->journal_mutex);
     for (size_t i = 0; rc == KL_OK && i < count; i++) {
         commits[i] = (struct commit){.shard = shard_at(s3, batches[i].place), .settle = &batches[i]};
         rc = commits[i].shard ? KL_OK : kl__fail_memory();

@@ -67,12 +67,23 @@ static bool shards_add(kl__s3 *s3, struct shards *shards, kl_place place)
     return shard != NULL;
 }
 
+/* Up to date, but for those that are broken, if they are not all that is asked for. */
+static kl_rc refresh_whole(kl__s3 *s3, const struct shards *shards, bool *ret_broken)
+{
+    size_t broken = 0;
+    kl_rc rc = kl__s3_refresh(s3, shards->items, shards->count, false);
+    for (size_t i = 0; rc == KL_EDAMAGED && i < shards->count; i++)
+        broken += kl__s3_is_broken(s3, shards->items[i]);
+    *ret_broken = broken > 0;
+    return rc == KL_EDAMAGED && broken < shards->count ? KL_OK : rc;
+}
+
 /* --- Scan --- */
 
 struct look {
-    kl_scan *scans;
+    kl_scan *scans; /* copies, because looks are made again, and a scan's `after` may lie where its answer goes */
     size_t count;
-    kl_stub *after; /* copies: a scan's own may lie where the answer goes */
+    kl_stub *after; /* of theirs */
     struct shards shards;
     kl__s3_more *more;
     int64_t since_ns;
@@ -81,24 +92,27 @@ struct look {
 
 static void look_free(struct look *look)
 {
+    kl__free(look->scans);
     kl__free(look->after);
     kl__free(look->shards.items);
     kl__free(look->more);
 }
 
-static bool look_open(kl__s3 *s3, struct look *look, kl_scan *scans, size_t count)
+static bool look_open(kl__s3 *s3, struct look *look, const kl_scan *scans, size_t count)
 {
-    *look = (struct look){.scans = scans, .count = count, .since_ns = kl__monotonic_ns()};
+    *look = (struct look){.count = count, .since_ns = kl__monotonic_ns()};
+    look->scans = kl__alloc_zeroed(count, sizeof *look->scans);
     look->after = kl__alloc_zeroed(count, sizeof *look->after);
     look->more = kl__alloc_zeroed(count, sizeof *look->more);
-    bool good = look->after && look->more && shards_open(&look->shards, count);
+    bool good = look->scans && look->after && look->more && shards_open(&look->shards, count);
     kl__memory_enter(s3->memory);
     for (size_t i = 0; good && i < count; i++) {
         good = shards_add(s3, &look->shards, scans[i].place);
+        look->scans[i] = scans[i];
         look->mixed |= scans[i].line != KL_LINE_DUE;
         if (scans[i].after) {
             look->after[i] = *scans[i].after;
-            scans[i].after = &look->after[i];
+            look->scans[i].after = &look->after[i];
         }
     }
     kl__memory_leave(s3->memory);
@@ -151,7 +165,7 @@ static kl_rc line_goes_on(kl__s3 *s3, const struct look *look, const kl_scan *sc
     uint64_t marks;
     *ret_on = false;
     kl__memory_enter(s3->memory);
-    bool ended = shard->ended || waits(look, scan, shard), tried = shard->retry_to > shard->taken;
+    bool ended = shard->ended || shard->broken || waits(look, scan, shard), tried = shard->retry_to > shard->taken;
     kl__memory_leave(s3->memory);
     if (ended || (scan->count == scan->max && scan->line != KL_LINE_DUE))
         return KL_OK;
@@ -208,7 +222,8 @@ static kl_rc scan_all(kl__s3 *s3, void *ctx)
     struct look *look = ctx;
     size_t count = 0, want_max = FIRST_WANT;
     uint64_t clears = atomic_load(&s3->clears);
-    kl_rc rc = kl__s3_refresh(s3, look->shards.items, look->shards.count, false);
+    bool broken;
+    kl_rc rc = refresh_whole(s3, &look->shards, &broken);
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, look->shards.items, look->shards.count);
     begin_due(s3, look);
@@ -229,6 +244,8 @@ kl_rc kl__s3_scan(void *self, kl_scan *scans, size_t count)
 {
     struct look look;
     kl_rc rc = look_open(self, &look, scans, count) ? look_whole(self, scan_all, &look) : kl__fail_memory();
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        scans[i].count = look.scans[i].count;
     look_free(&look);
     return rc;
 }
@@ -313,9 +330,9 @@ static kl_rc count_shards(kl__s3 *s3, void *ctx)
     const struct counting *counting = ctx;
     const struct shards *shards = &counting->shards;
     kl_place place = counting->place;
-    bool worker = counting->worker;
+    bool worker = counting->worker, broken;
     int64_t since_ns = kl__monotonic_ns();
-    kl_rc rc = kl__s3_refresh(s3, shards->items, shards->count, false);
+    kl_rc rc = refresh_whole(s3, shards, &broken);
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, shards->items, shards->count);
     if (rc == KL_OK && !worker)
@@ -331,7 +348,7 @@ static kl_rc count_shards(kl__s3 *s3, void *ctx)
     kl__memory_leave(s3->memory);
     if (rc == KL_OK && !all)
         rc = count_marks(s3, counting->partition, counting->ret_counts);
-    if (worker && rc == KL_OK)
+    if (rc == KL_OK && (worker || broken))
         counting->ret_counts->at_least = true;
     return rc;
 }
@@ -339,10 +356,15 @@ static kl_rc count_shards(kl__s3 *s3, void *ctx)
 static kl_rc count_job(kl__s3 *s3, void *ctx)
 {
     const struct counting *counting = ctx;
-    kl_rc rc = kl__s3_refresh(s3, counting->shards.items, counting->shards.count, false);
+    bool broken;
+    kl_rc rc = refresh_whole(s3, &counting->shards, &broken);
     if (rc == KL_OK)
         rc = kl__s3_load_kept(s3, counting->shards.items, counting->shards.count);
-    return rc == KL_OK ? kl__memory_counts(s3->memory, counting->place, counting->job, counting->ret_counts) : rc;
+    if (rc == KL_OK)
+        rc = kl__memory_counts(s3->memory, counting->place, counting->job, counting->ret_counts);
+    if (rc == KL_OK && broken)
+        counting->ret_counts->at_least = true;
+    return rc;
 }
 
 kl_rc kl__s3_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
@@ -424,7 +446,7 @@ static kl_rc shards_of(kl__s3 *s3, const kl_ref *refs, size_t count, const kl_ta
 
 struct reading {
     const kl_ref *refs;
-    size_t count;
+    size_t count; /* of those before the first whose shard is broken */
     kl_arena *arena;
     kl_task *ret_tasks;
     size_t read;
@@ -472,6 +494,17 @@ static kl_rc read_further(kl__s3 *s3, struct reading *reading)
     return rc;
 }
 
+/* How many come before the first whose shard is broken. */
+static size_t before_broken(kl__s3 *s3, const struct reading *reading)
+{
+    size_t count = 0;
+    kl__memory_enter(s3->memory);
+    while (count < reading->count && !kl__s3_shard_of(s3, reading->refs[count].place)->broken)
+        count++;
+    kl__memory_leave(s3->memory);
+    return count;
+}
+
 static kl_rc read_refs(kl__s3 *s3, void *ctx)
 {
     struct reading *reading = ctx;
@@ -480,7 +513,13 @@ static kl_rc read_refs(kl__s3 *s3, void *ctx)
     if (rc == KL_OK)
         rc = kl__s3_refresh(s3, shards.items, shards.count, false);
     kl__free(shards.items);
-    if (rc == KL_OK)
+    bool broken = rc == KL_EDAMAGED;
+    if (broken)
+        reading->count = before_broken(s3, reading);
+    reading->read = 0;
+    if (broken && reading->count == 0)
+        return rc;
+    if (rc == KL_OK || broken)
         rc = read_known(s3, reading);
     if (rc == KL_OK && any_unknown(reading->ret_tasks, reading->read))
         rc = read_further(s3, reading);
@@ -491,7 +530,7 @@ kl_rc kl__s3_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena,
 {
     struct reading reading = {.refs = refs, .count = count, .arena = arena, .ret_tasks = ret_tasks};
     kl_rc rc = look_whole(self, read_refs, &reading);
-    if (rc == KL_OK)
+    if (rc == KL_OK || rc == KL_EDAMAGED)
         *ret_count = reading.read;
     return rc;
 }
@@ -538,9 +577,10 @@ kl_rc kl__s3_results(void *self, kl_place place, const kl_task_id *job, const kl
 static kl_rc load_partition(kl__s3 *s3, kl__s3_partition *partition)
 {
     struct shards shards;
+    bool broken;
     kl_rc rc = shards_open(&shards, partition->shard_count) ? used_shards(s3, partition, &shards) : kl__fail_memory();
     if (rc == KL_OK)
-        rc = kl__s3_refresh(s3, shards.items, shards.count, false);
+        rc = refresh_whole(s3, &shards, &broken);
     if (rc == KL_OK)
         rc = kl__s3_load_kept(s3, shards.items, shards.count);
     kl__free(shards.items);
