@@ -37,6 +37,16 @@ static void write_field(kl__writer *writer, const char *name, kl_bytes bytes)
     kl__write_bytes(writer, bytes);
 }
 
+/* As kl__shape_bytes. */
+static void write_or_null(kl__writer *writer, const char *name, kl_bytes bytes)
+{
+    kl__write(writer, name);
+    if (bytes.len)
+        kl__write_bytes(writer, bytes);
+    else
+        kl__write(writer, "null");
+}
+
 static void write_lists(kl__writer *writer, const kl_task_extra *extra)
 {
     for (size_t i = 0; i < extra->header_count; i++) {
@@ -60,8 +70,8 @@ static void write_claimed(kl__writer *writer, const kl__exchange *exchange, cons
     kl__write_id(writer, &entry->id);
     write_field(writer, ",\"queue\":", kl_str(exchange->open->name));
     write_field(writer, ",\"partition\":", kl_str(claimed->partition));
-    write_field(writer, ",\"key\":", entry->key);
-    write_field(writer, ",\"kind\":", entry->kind);
+    write_or_null(writer, ",\"key\":", entry->key);
+    write_or_null(writer, ",\"kind\":", entry->kind);
     kl__write(writer, ",\"priority\":");
     kl__write_int(writer, entry->priority);
     kl__write(writer, ",\"attempt\":");
@@ -149,12 +159,12 @@ static void answer_tasks(struct claim *claim, const kl__claimed *tasks, size_t c
 {
     kl__exchange *exchange = claim->exchange;
     kl__writer writer = {.arena = exchange->arena};
-    kl__write(&writer, "{\"tasks\":[");
+    kl__write(&writer, "{\"items\":[");
     for (size_t i = 0; i < count; i++) {
         kl__write(&writer, i ? "," : "");
         write_claimed(&writer, exchange, &tasks[i]);
     }
-    kl__write(&writer, "]}");
+    kl__write(&writer, "],\"cursor\":null}");
     if (writer.failed && count)
         give_back(claim, tasks, count);
     kl__queues_claims_leave(exchange->open);
@@ -323,17 +333,29 @@ struct say {
 
 static bool is_stale(kl_rc rc) { return rc == KL_ENOTFOUND || rc == KL_ESTALE; }
 
+/* What became of the task; "halted" is a retry that waits for an operator. */
+static const char *end_of(const kl__claim_say *one)
+{
+    static const char *const ends[] = {
+        [KL_DONE] = "done", [KL_RETRY] = "retry", [KL_DEAD] = "dead", [KL_CANCELLED] = "cancelled"};
+    return one->outcome == KL_RETRY && one->halted ? "halted" : ends[one->outcome];
+}
+
 /* unknown: the store failed, and whether the outcome is there is not known; to be said again. */
 static const char *outcome_of(const kl__claim_say *one)
 {
-    static const char *const words[] = {
-        [KL_CLAIM_DONE] = "done",        [KL_CLAIM_RETRY] = "retry",     [KL_CLAIM_DEAD] = "dead",
-        [KL_CLAIM_RELEASE] = "released", [KL_CLAIM_EXTEND] = "extended", [KL_CLAIM_PROGRESS] = "told",
-    };
-    return one->rc == KL_OK       ? words[one->word]
-           : is_stale(one->rc)    ? "stale"
-           : one->rc == KL_EINVAL ? "refused"
-                                  : "unknown";
+    if (one->rc != KL_OK)
+        return is_stale(one->rc) ? "stale" : one->rc == KL_EINVAL ? "refused" : "unknown";
+    switch (one->word) {
+    case KL_CLAIM_RELEASE:
+        return "released";
+    case KL_CLAIM_EXTEND:
+        return "extended";
+    case KL_CLAIM_PROGRESS:
+        return "told";
+    default:
+        return end_of(one);
+    }
 }
 
 static void write_said(kl__writer *writer, const kl__claim_say *one)
@@ -383,11 +405,12 @@ static void count_said(kl__exchange *exchange, const kl__claim_say *says, size_t
     *ret_stale = *ret_refused = 0;
     for (size_t i = 0; i < count; i++) {
         *ret_stale += is_stale(says[i].rc);
+        if (is_stale(says[i].rc))
+            kl__metrics_stale(exchange->open->metrics, exchange->queue, kl__claim_token_partition(says[i].token));
         *ret_refused += says[i].rc != KL_OK;
         if (says[i].rc == KL_OK && says[i].word <= KL_CLAIM_RELEASE && says[i].ran_ns > 0) /* given out here */
             kl__metrics_ran(exchange->open->metrics, says[i].partition, says[i].ran_ns);
     }
-    kl__metrics_stale(exchange->open->metrics, *ret_stale);
     if (*ret_stale)
         kl__api_log(exchange->api, KL_LOG_INFO, "queue %s: %zu of %zu tokens of %s (%s, %s) are stale",
                     exchange->open->name, *ret_stale, count, exchange->route->name, exchange->who,
@@ -516,6 +539,8 @@ static bool read_items(struct say *say, kl__json *body)
     json_t *items = kl__json_has(body, "items") ? kl__json_array_of(body, "items", KL_PUT_MAX) : NULL;
     size_t count = items ? json_array_size(items) : 1;
     say->many = kl__json_has(body, "items");
+    if (body->rc == KL_OK && count == 0)
+        kl__json_damaged(body, "items", "is empty; send 1 to 10000 of them, or one by itself");
     say->says.says = kl_arena_alloc(say->exchange->arena, (count + 1) * sizeof *say->says.says);
     if (say->says.says)
         memset(say->says.says, 0, (count + 1) * sizeof *say->says.says);
@@ -677,7 +702,8 @@ static bool read_plain(struct say *say)
     if (count == 0 || count > KL_PUT_MAX + 1)
         return false;
     say->says.says = kl_arena_alloc(say->exchange->arena, count * sizeof *say->says.says);
-    if (say->says.says && kl__plain_read(body, "items", take_plain, say, &say->many) && say->says.count <= KL_PUT_MAX)
+    if (say->says.says && kl__plain_read(body, "items", take_plain, say, &say->many) && say->says.count > 0 &&
+        say->says.count <= KL_PUT_MAX)
         return true;
     say->says.count = 0;
     say->many = false;

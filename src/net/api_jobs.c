@@ -14,6 +14,8 @@
 #include "net/routes.h"
 #include "queue/put.h"
 
+#define DURATION_MS_MAX (INT64_C(86400000) * 100000) /* 100000d, as of a task */
+
 /* ---- Shapes ---- */
 
 static const char *state_name(kl_job_state state)
@@ -84,6 +86,8 @@ static int64_t read_duration(kl__json *body, const char *field, kl_arena *arena)
         return 0;
     if (!kl__duration_parse(kl__json_text(body, field, arena), &ms) || ms <= 0)
         kl__json_damaged(body, field, "is no duration such as \"5s\", \"2m\", \"1h\" or \"7d\"");
+    else if (ms > DURATION_MS_MAX)
+        kl__json_damaged(body, field, "is longer than 100000d");
     return ms;
 }
 
@@ -126,11 +130,13 @@ static bool read_spec(kl__exchange *exchange, kl__json *body, kl_job_spec *spec)
     int64_t in_ms = read_duration(body, "in", exchange->arena), at_ms = kl__body_time(body, "at");
     spec->name = name;
     spec->keep_ms = read_duration(body, "keep", exchange->arena);
-    spec->due_ms = in_ms ? kl__wall_ms() + in_ms : at_ms;
+    if (at_ms > KL_ID_MS_MAX)
+        kl__json_damaged(body, "at", "is after the year 2527");
     if (in_ms && at_ms)
         kl__json_damaged(body, "in", "and \"at\" both say when; keep one of the two");
     if (body->rc != KL_OK)
         return !kl__body_refused(exchange, body);
+    spec->due_ms = in_ms ? kl__wall_ms() + in_ms : at_ms;
     if (!read_tasks(exchange, body, KL_JOB_TASKS_MAX, &tasks, &spec->count))
         return false;
     spec->tasks = tasks;
@@ -279,7 +285,8 @@ static void add(kl__exchange *exchange, const kl_task_id *id, const kl_put *task
         kl__reply_problem(exchange, 409, "conflict", "%s", kl_error_text());
     else if (rc != KL_OK)
         kl__reply_rc(exchange, rc);
-    else if (kl__json_set_id(body, "job", id) && kl__json_set(body, "tasks", shape_results(results, count)))
+    else if (kl__json_set_id(body, "job", id) && kl__json_set(body, "items", shape_results(results, count)) &&
+             kl__json_set(body, "cursor", json_null()))
         kl__reply(exchange, 201, body);
     else {
         json_decref(body);

@@ -111,6 +111,18 @@ void kl__api_list_schedules(kl__exchange *exchange)
         kl__reply_rc(exchange, rc);
 }
 
+void kl__api_show_schedule(kl__exchange *exchange)
+{
+    kl_cron cron;
+    if (kl__params_refused(exchange))
+        return;
+    kl_rc rc = kl__cron_read(exchange->queue, kl__part_text(exchange, 1), exchange->arena, &cron);
+    if (rc == KL_OK)
+        kl__reply(exchange, 200, shape_schedule(&cron));
+    else
+        kl__reply_rc(exchange, rc);
+}
+
 /* ---- Changing ---- */
 
 static const char *const own_fields[] = {"when", "zone", "catch_up", "paused", NULL};

@@ -26,6 +26,12 @@ void kl__api_store_left(void *context, const void *who)
     kl__audit_note_left(api->audit, who);
 }
 
+void kl__api_store_made(void *context, const void *who, const kl__made *made)
+{
+    const kl__api *api = context;
+    kl__audit_note_made(api->audit, who, made);
+}
+
 /* The exchange is over, and its memory still there. A token that was taken away meanwhile may have been looked for among
  * the connections just before this was one. */
 static void taken(void *context, int fd)

@@ -193,6 +193,15 @@ static kl_rc code_of(const char *outcome)
     return KL_OK;
 }
 
+static void read_end(const char *outcome, kl__claim_say *say)
+{
+    say->halted = strcmp(outcome, "halted") == 0;
+    say->outcome = strcmp(outcome, "done") == 0        ? KL_DONE
+                   : strcmp(outcome, "dead") == 0      ? KL_DEAD
+                   : strcmp(outcome, "cancelled") == 0 ? KL_CANCELLED
+                                                       : KL_RETRY;
+}
+
 /* What the other server answered, item by item. */
 static kl_rc read_reply(kl_bytes text, kl__claim_say *says, size_t count)
 {
@@ -206,6 +215,7 @@ static kl_rc read_reply(kl_bytes text, kl__claim_say *says, size_t count)
         const char *outcome = json_string_value(json_object_get(item, "outcome"));
         const char *until = json_string_value(json_object_get(item, "lease_until"));
         says[i].rc = code_of(outcome ? outcome : "");
+        read_end(outcome ? outcome : "", &says[i]);
         says[i].cancelled = json_is_true(json_object_get(item, "cancelled"));
         if (!until || !kl__time_parse(until, 0, &says[i].lease_until_ms))
             says[i].lease_until_ms = 0;

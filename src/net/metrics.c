@@ -218,10 +218,23 @@ void kl__metrics_ended(void *context, uint32_t partition, kl_outcome outcome)
         add(&part_of(context, partition)->outcomes[outcome], 1);
 }
 
-void kl__metrics_stale(kl__queue_metrics *queue, size_t count)
+void kl__metrics_lapsed(void *context, uint32_t partition)
 {
-    if (queue && count > 0)
-        add(&queue->stale, count);
+    if (context)
+        add(&part_of(context, partition)->lapsed, 1);
+}
+
+/* Tokens say their partition, and anybody can write one. */
+void kl__metrics_stale(kl__queue_metrics *queue, kl_queue *of, uint32_t partition)
+{
+    if (!queue)
+        return;
+    kl__descriptor *descriptor = kl__queue_descriptor(of);
+    bool known = false;
+    for (size_t i = 0; i < descriptor->layout_count; i++)
+        known |= partition < descriptor->layouts[i].layout.partitions;
+    kl__descriptor_release(descriptor);
+    add(&part_of(queue, known ? partition : KL_METRIC_ANY)->stale, 1);
 }
 
 void kl__metrics_request(kl__metrics *metrics, const kl__route *route, int status, int64_t ns)
@@ -278,6 +291,23 @@ void kl__metrics_leave(kl__queue_metrics *queue, const kl__claims_counts *counts
     queue->left = sum(&queue->left, counts);
     queue->now = (kl__claims_counts){0};
     pthread_mutex_unlock(&queue->metrics->mutex);
+    kl__metrics_unblock(queue);
+}
+
+void kl__metrics_unblock(kl__queue_metrics *queue)
+{
+    for (uint32_t i = 0; queue && i < KL_METRIC_ANY; i++) {
+        kl__part_slot *parts = atomic_load_explicit(&queue->parts, memory_order_acquire);
+        kl__part_metrics *part = i == 0 ? &queue->first : parts ? atomic_load(&parts[i]) : NULL;
+        if (part)
+            atomic_store_explicit(&part->blocked, 0, memory_order_relaxed);
+    }
+}
+
+void kl__metrics_blocked(void *context, uint32_t partition, uint64_t keys)
+{
+    if (context && keys > 0)
+        add(&part_of(context, partition)->blocked, keys);
 }
 
 kl__claims_counts kl__queue_metrics_claims(kl__queue_metrics *queue)
@@ -300,10 +330,11 @@ static kl__queue_totals totals_of(kl__queue_metrics *queue)
 {
     kl__claims_counts claims = sum(&queue->left, &queue->now);
     bool several = atomic_load_explicit(&queue->parts, memory_order_acquire) != NULL;
-    uint64_t put = 0;
+    uint64_t put = 0, stale = 0;
     for (uint32_t i = 0; i == 0 || (several && i <= KL_METRIC_ANY); i++) {
         const kl__part_metrics *part = kl__queue_metrics_part(queue, i);
         put += part ? kl__metric_load(&part->put) : 0;
+        stale += part ? kl__metric_load(&part->stale) : 0;
     }
     return (kl__queue_totals){.put = put,
                               .claimed = claims.given,
@@ -312,7 +343,7 @@ static kl__queue_totals totals_of(kl__queue_metrics *queue)
                               .dead = claims.pump.dead,
                               .cancelled = claims.pump.cancelled,
                               .expired = claims.expired,
-                              .stale = kl__metric_load(&queue->stale)};
+                              .stale = stale};
 }
 
 static kl__queue_totals minus(const kl__queue_totals *now, const kl__queue_totals *before)

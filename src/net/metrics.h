@@ -51,12 +51,21 @@ void kl__metrics_settled(kl__queue_metrics *queue, const kl__claim_say *says, si
 /* One task that was settled, and how. As kl__claims_opts.ended; ctx is the kl__queue_metrics. */
 void kl__metrics_ended(void *queue, uint32_t partition, kl_outcome outcome);
 
-/* Finishes and the like that were refused because their token was stale. */
-void kl__metrics_stale(kl__queue_metrics *queue, size_t count);
+/* One lease that ran out. As kl__claims_opts.lapsed; ctx is the kl__queue_metrics. */
+void kl__metrics_lapsed(void *queue, uint32_t partition);
+
+/* One finish or the like that was refused because its token was stale. `of` says which partitions there are; of what the
+ * token says is none of them it counts for "any". */
+void kl__metrics_stale(kl__queue_metrics *queue, kl_queue *of, uint32_t partition);
 
 /* The counts of a queue's claims, as they stand: replaces what was said before. leave: they end with these (M3). */
 void kl__metrics_claims(kl__queue_metrics *queue, const kl__claims_counts *counts);
 void kl__metrics_leave(kl__queue_metrics *queue, const kl__claims_counts *counts);
+
+/* Keys that are blocked, as they stand: none, and then those that kl__claims_blocked_keys tells of; ctx is the
+ * kl__queue_metrics. Under one mutex of the caller's. leave: none. */
+void kl__metrics_unblock(kl__queue_metrics *queue);
+void kl__metrics_blocked(void *queue, uint32_t partition, uint64_t keys);
 
 /* A request that was answered; route NULL: none was found. `ns` from its complete head to the answer. */
 struct kl__route;

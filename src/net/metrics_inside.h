@@ -12,7 +12,7 @@ enum {
     KL_METRIC_BUCKETS = 13, /* and one for all above */
     KL_METRIC_CLASSES = 5,  /* of statuses: 1xx..5xx */
     KL_METRIC_QUEUE_ROOMS = 256,
-    KL_METRIC_ANY = KL_PARTITIONS_MAX, /* the partition of tasks without a key */
+    KL_METRIC_ANY = KL_PARTITIONS_MAX, /* the partition of tasks without a key, and of tokens that are none */
     KL_METRIC_OUTCOMES = 4,
     KL_METRIC_SAMPLES = 16, /* of totals, for rates: more than a minute of the keeper's rounds */
 };
@@ -30,7 +30,8 @@ enum { KL_METRIC_COMMIT, KL_METRIC_CLAIM, KL_METRIC_SETTLE, KL_METRIC_RUN, KL_ME
 
 /* Of one partition. */
 typedef struct kl__part_metrics {
-    _Atomic(uint64_t) put;
+    _Atomic(uint64_t) put, lapsed, stale;
+    _Atomic(uint64_t) blocked;                      /* keys, now */
     _Atomic(uint64_t) outcomes[KL_METRIC_OUTCOMES]; /* by kl_outcome */
     kl__histogram histograms[KL_METRIC_HISTOGRAMS];
 } kl__part_metrics;
@@ -49,7 +50,6 @@ typedef struct kl__looked {
 struct kl__queue_metrics {
     struct kl__queue_metrics *next; /* in its room */
     kl__metrics *metrics;
-    _Atomic(uint64_t) stale;
     kl__part_metrics first;         /* partition 0 */
     _Atomic(kl__part_slot *) parts; /* the others, by partition, the last being "any"; NULL: there were none yet */
     kl__claims_counts now, left; /* of the claims there are, and of those that have ended; under the metrics' mutex */

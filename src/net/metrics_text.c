@@ -316,8 +316,8 @@ static void put_parts(struct out *out, const struct scrape *scrape)
 
 typedef void put_counted_fn(struct out *out, const char *labels, const kl__part_metrics *part, size_t which);
 
-/* All partitions, from the first moment on; and "any" once something was counted of it. */
-static void put_counted(struct out *out, const struct scrape *scrape, put_counted_fn *put_one, size_t which)
+/* All partitions, from the first moment on; and `any`, where that can be, once something was counted of it. */
+static void put_counted(struct out *out, const struct scrape *scrape, put_counted_fn *put_one, size_t which, bool any)
 {
     static const kl__part_metrics nothing;
     char labels[256];
@@ -327,35 +327,53 @@ static void put_counted(struct out *out, const struct scrape *scrape, put_counte
             const kl__part_metrics *part = kl__queue_metrics_part(sample->metrics, p);
             put_one(out, labels_of(sample, p, labels, sizeof labels), part ? part : &nothing, which);
         }
-        const kl__part_metrics *any = kl__queue_metrics_part(sample->metrics, KL_METRIC_ANY);
-        if (any && (which == KL_METRIC_COMMIT || which == KL_METRIC_HISTOGRAMS))
-            put_one(out, labels_of(sample, KL_METRIC_ANY, labels, sizeof labels), any, which);
+        const kl__part_metrics *part = any ? kl__queue_metrics_part(sample->metrics, KL_METRIC_ANY) : NULL;
+        if (part)
+            put_one(out, labels_of(sample, KL_METRIC_ANY, labels, sizeof labels), part, which);
     }
 }
 
-static void put_appended_of(struct out *out, const char *labels, const kl__part_metrics *part, size_t which)
+static uint64_t appended(const kl__part_metrics *part) { return kl__metric_load(&part->put); }
+static uint64_t lapsed(const kl__part_metrics *part) { return kl__metric_load(&part->lapsed); }
+static uint64_t stale(const kl__part_metrics *part) { return kl__metric_load(&part->stale); }
+static uint64_t blocked(const kl__part_metrics *part) { return kl__metric_load(&part->blocked); }
+
+static const struct {
+    const char *name, *type, *help;
+    uint64_t (*value)(const kl__part_metrics *part);
+    bool any;
+} numbers[] = {
+    {"keyline_queue_blocked_keys", "gauge",
+     "Keys of owned shards that are retrying, paused or halted, of those in memory.", blocked, false},
+    {"keyline_tasks_appended", "counter", "Tasks put through this server.", appended, true},
+    {"keyline_leases_expired", "counter", "Claimed tasks whose lease was over before they were finished.", lapsed,
+     false},
+    {"keyline_stale_finishes", "counter", "Finishes and the like that were refused: the token was stale.", stale, true},
+};
+
+static void put_number_of(struct out *out, const char *labels, const kl__part_metrics *part, size_t which)
 {
-    (void)which;
-    put(out, "keyline_tasks_appended_total{%s} %llu\n", labels, (unsigned long long)kl__metric_load(&part->put));
+    bool counter = strcmp(numbers[which].type, "counter") == 0;
+    put(out, "%s%s{%s} %llu\n", numbers[which].name, counter ? "_total" : "", labels,
+        (unsigned long long)numbers[which].value(part));
 }
 
-static void put_appended(struct out *out, const struct scrape *scrape)
+static void put_numbers(struct out *out, const struct scrape *scrape)
 {
-    put_family(out, "keyline_tasks_appended", "counter", "Tasks put through this server.");
-    put_counted(out, scrape, put_appended_of, KL_METRIC_HISTOGRAMS);
+    for (size_t f = 0; f < sizeof numbers / sizeof *numbers; f++) {
+        put_family(out, numbers[f].name, numbers[f].type, numbers[f].help);
+        put_counted(out, scrape, put_number_of, f, numbers[f].any);
+    }
 }
 
 static uint64_t is_paused(const struct sample *sample) { return sample->paused; }
 static uint64_t draining(const struct sample *sample) { return sample->draining; }
 static uint64_t running(const struct sample *sample) { return sample->claims.running; }
-static uint64_t blocked(const struct sample *sample) { return sample->claims.blocked_keys; }
 static uint64_t shards(const struct sample *sample) { return sample->claims.shards; }
 static uint64_t asks(const struct sample *sample) { return sample->claims.asks; }
 static uint64_t claimed(const struct sample *sample) { return sample->claims.given; }
-static uint64_t expired(const struct sample *sample) { return sample->claims.expired; }
 static uint64_t refused(const struct sample *sample) { return sample->claims.pump.refused; }
 static uint64_t halted(const struct sample *sample) { return sample->claims.pump.halted; }
-static uint64_t stale(const struct sample *sample) { return kl__metric_load(&sample->metrics->stale); }
 
 static const struct {
     const char *name, *type, *help;
@@ -364,14 +382,10 @@ static const struct {
     {"keyline_queue_paused", "gauge", "1 while the queue is paused.", is_paused},
     {"keyline_queue_draining_layouts", "gauge", "Older layouts that still hold tasks.", draining},
     {"keyline_queue_running_tasks", "gauge", "Tasks that clients of this server have claimed.", running},
-    {"keyline_queue_blocked_keys", "gauge",
-     "Keys of owned shards that are retrying, paused or halted, of those in memory.", blocked},
     {"keyline_queue_owned_shards", "gauge", "Shards that this server owns.", shards},
     {"keyline_queue_waiting_claims", "gauge", "Claims that wait for tasks.", asks},
     {"keyline_tasks_claimed", "counter", "Tasks given to clients.", claimed},
     {"keyline_tasks_halted", "counter", "Tasks that failed for good and hold their keys until somebody acts.", halted},
-    {"keyline_leases_expired", "counter", "Claimed tasks whose lease was over before they were finished.", expired},
-    {"keyline_stale_finishes", "counter", "Finishes and the like that were refused: the token was stale.", stale},
     {"keyline_settles_refused", "counter", "Outcomes that came too late: another worker owns the shard.", refused},
 };
 
@@ -401,7 +415,7 @@ static void put_settled_of(struct out *out, const char *labels, const kl__part_m
 static void put_settled(struct out *out, const struct scrape *scrape)
 {
     put_family(out, "keyline_tasks_settled", "counter", "Tasks settled by this server, by outcome.");
-    put_counted(out, scrape, put_settled_of, KL_METRIC_SETTLE);
+    put_counted(out, scrape, put_settled_of, 0, false);
 }
 
 /* ---- Histograms ---- */
@@ -458,7 +472,7 @@ static void put_histograms(struct out *out, const struct scrape *scrape)
 {
     for (size_t f = 0; f < KL_METRIC_HISTOGRAMS; f++) {
         put_family(out, histograms[f].name, "histogram", histograms[f].help);
-        put_counted(out, scrape, put_histogram_of, f);
+        put_counted(out, scrape, put_histogram_of, f, f == KL_METRIC_COMMIT);
     }
 }
 
@@ -549,7 +563,7 @@ static void put_all(struct out *out, const struct scrape *scrape, const kl__http
     put_process(out, scrape);
     put_parts(out, scrape);
     put_queues(out, scrape);
-    put_appended(out, scrape);
+    put_numbers(out, scrape);
     put_settled(out, scrape);
     put_histograms(out, scrape);
     put_requests(out, scrape->metrics);

@@ -149,7 +149,8 @@ static kl_rc start(kl__open_queue *open, kl__claims **ret_claims)
     kl__api *api = open->api;
     kl__claims_opts opts = {.queue = open->queue, .name = api->worker_name, .server = api->name};
     opts.ended = kl__metrics_ended;
-    opts.ended_ctx = open->metrics;
+    opts.lapsed = kl__metrics_lapsed;
+    opts.told_ctx = open->metrics;
     opts.log = api->opts.log;
     opts.log_ctx = api->opts.log_ctx;
     return kl__claims_open(&opts, ret_claims);
@@ -264,8 +265,13 @@ void kl__queues_release(kl__open_queue *open)
 {
     kl__api *api = open->api;
     pthread_mutex_lock(&api->queues_mutex);
-    bool idle = open->claims && open->claims_users == 0 && kl__claims_counted(open->claims).running == 0;
+    kl__claims_counts counts = {0};
+    if (open->claims && open->claims_users == 0)
+        counts = kl__claims_counted(open->claims);
+    bool idle = open->claims && open->claims_users == 0 && counts.running == 0;
     kl__claims *claims = idle ? open->claims : NULL;
+    if (idle)
+        kl__metrics_leave(open->metrics, &counts);
     if (idle)
         open->claims = NULL;
     pthread_mutex_unlock(&api->queues_mutex);

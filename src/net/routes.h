@@ -76,6 +76,7 @@
     R(POST, KL__QUEUE "/jobs/{id}/cancel", OPERATE, KL_ROUTE_CHANGES, cancel_job, "Start none of its waiting tasks")   \
     /* Schedules: api_schedules.c */                                                                                   \
     R(GET, KL__QUEUE "/schedules", READ, 0, list_schedules, "Schedules by name")                                       \
+    R(GET, KL__QUEUE "/schedules/{name}", READ, 0, show_schedule, "One schedule, and when it fires next")              \
     R(PUT, KL__QUEUE "/schedules/{name}", OPERATE, KL_ROUTE_CHANGES | KL_ROUTE_OPENS, put_schedule,                    \
       "Add or change one")                                                                                             \
     R(DELETE, KL__QUEUE "/schedules/{name}", OPERATE, KL_ROUTE_CHANGES, remove_schedule, "Remove one")                 \

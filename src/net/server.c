@@ -39,6 +39,7 @@ static void *keep(void *context)
         if (kl__forward_renew(api) != KL_OK)
             api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
         kl__queues_rest(api);
+        kl__audit_tick(api->audit);
         kl__metrics_refresh(api->metrics);
         kl__metrics_sample(api->metrics);
         pthread_mutex_lock(&api->keeper_mutex);
@@ -93,6 +94,8 @@ static void refresh(void *context)
             if (open->claims) {
                 kl__claims_counts counts = kl__claims_counted(open->claims);
                 kl__metrics_claims(open->metrics, &counts);
+                kl__metrics_unblock(open->metrics);
+                kl__claims_blocked_keys(open->claims, kl__metrics_blocked, open->metrics);
             }
     pthread_mutex_unlock(&api->queues_mutex);
 }
@@ -175,6 +178,8 @@ static kl_rc open_parts(kl__api *api)
         rc = kl__server_open(api->store, &api->stores);
     if (rc == KL_OK)
         kl__server_on_left(api->stores, kl__api_store_left, api);
+    if (rc == KL_OK && api->audit)
+        kl__server_on_made(api->stores, kl__api_store_made, api);
     if (rc == KL_OK)
         rc = open_http(api);
     if (rc != KL_OK)

@@ -152,7 +152,8 @@ void kl__puts_close(struct kl__puts *puts); /* what waits is put first; NULL is 
 
 /* ---- api_store.c ---- */
 
-void kl__api_store_left(void *api, const void *who); /* a kl__left_fn */
+void kl__api_store_left(void *api, const void *who);                       /* a kl__left_fn */
+void kl__api_store_made(void *api, const void *who, const kl__made *made); /* a kl__made_fn */
 void kl__api_store_recheck(kl__api *api); /* connections to the store whose token is no longer in force are cut */
 
 /* ---- routes.c ---- */

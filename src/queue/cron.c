@@ -69,7 +69,7 @@ static kl_rc read_schedule(kl_queue *queue, const char *name, kl_arena *arena, k
     if (rc != KL_OK)
         return rc;
     if (record.version == 0)
-        return kl__fail(KL_ENOTFOUND, "the queue %s has no schedule %s", queue->name, name);
+        return kl__fail(KL_ENOTFOUND, "the queue %s has no schedule %s; list its schedules to see those that it has", queue->name, name);
     rc = kl__schedule_decode(&record, prefix_len(queue), arena, ret_schedule);
     if (rc == KL_OK)
         ret_schedule->seen_ns = seen_ns;
@@ -680,6 +680,15 @@ kl_rc kl_cron_list(kl_queue *queue, const char *after, size_t max, kl_arena *are
     }
     if (rc == KL_OK)
         *ret_count = count;
+    return rc;
+}
+
+kl_rc kl__cron_read(kl_queue *queue, const char *name, kl_arena *arena, kl_cron *ret_cron)
+{
+    kl__schedule schedule;
+    kl_rc rc = read_schedule(queue, name, arena, &schedule);
+    if (rc == KL_OK)
+        *ret_cron = schedule.cron;
     return rc;
 }
 

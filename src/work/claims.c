@@ -118,7 +118,7 @@ static bool is_far(kl_store *store)
 static void ended(void *context, uint32_t partition, kl_outcome outcome)
 {
     const kl__claims *claims = context;
-    claims->ended(claims->ended_ctx, partition, outcome);
+    claims->ended(claims->told_ctx, partition, outcome);
 }
 
 static kl_rc start(kl__claims *claims, const kl__claims_opts *opts)
@@ -154,7 +154,8 @@ kl_rc kl__claims_open(const kl__claims_opts *opts, kl__claims **ret_claims)
         return kl__fail_memory();
     snprintf(claims->server, sizeof claims->server, "%s", opts->server ? opts->server : "");
     claims->ended = opts->ended;
-    claims->ended_ctx = opts->ended_ctx;
+    claims->lapsed = opts->lapsed;
+    claims->told_ctx = opts->told_ctx;
     claims->running_max = opts->running_max ? (uint64_t)opts->running_max : RUNNING_MAX;
     claims->kind_ms = opts->kind_ms > 0 ? opts->kind_ms : KIND_MS;
     claims->far = is_far(opts->queue->store);
@@ -269,9 +270,15 @@ kl__claims_counts kl__claims_counted(kl__claims *claims)
                                 .expired = claims->expired,
                                 .stale = claims->stale,
                                 .shards = kl__pump_shards(claims->pump),
-                                .blocked_keys = kl__pump_blocked_keys(claims->pump),
                                 .idle_ms = busy ? 0 : (kl__monotonic_ns() - claims->busy_ns) / 1000000,
                                 .pump = kl__pump_counted(claims->pump)};
     pthread_mutex_unlock(&worker->mutex);
     return counts;
+}
+
+void kl__claims_blocked_keys(kl__claims *claims, void (*visit)(void *ctx, uint32_t partition, uint64_t keys), void *ctx)
+{
+    pthread_mutex_lock(&claims->worker->mutex);
+    kl__pump_blocked_keys(claims->pump, visit, ctx);
+    pthread_mutex_unlock(&claims->worker->mutex);
 }

@@ -47,7 +47,8 @@ typedef struct kl__claims_opts {
     int64_t kind_ms;     /* 10 s: tasks of a kind that nobody asks for so long are left to others (C5) */
     /* Told of every outcome that is durable, and of which partition, by its place in the layout; must not block. NULL: nobody. */
     void (*ended)(void *ctx, uint32_t partition, kl_outcome outcome);
-    void *ended_ctx;
+    void (*lapsed)(void *ctx, uint32_t partition); /* likewise, of every lease that ran out */
+    void *told_ctx;
     kl_log_fn *log;
     void *log_ctx;
 } kl__claims_opts;
@@ -136,6 +137,8 @@ typedef struct kl__claim_say {
                      * store's error, after which it is not known whether it counts */
     int64_t ran_ns; /* the answer: for how long it had been given out; 0: it was not given out here */
     uint32_t partition;          /* the answer: of which it was, by its place in the layout */
+    kl_outcome outcome;          /* the answer to done, retry and dead: what became of the task, */
+    bool halted;                 /* and of KL_RETRY: it has failed for good, and its key waits for an operator */
     bool cancelled;              /* the answer to extend and progress: the task is unwanted, better stop */
     int64_t lease_until_ms;      /* the answer to extend and progress: the wall clock's */
     struct kl__claim_says *says; /* the claims' own */
@@ -159,16 +162,24 @@ void kl__claims_say(kl__claims *claims, kl__claim_says *says);
 /* The giver's name in a token ("" when there is none); false: it cannot be a token at all. */
 bool kl__claim_token_server(kl_bytes token, char ret_server[24]);
 
+/* The partition of the task that it was given for, by its place in the layout, as the token says (nobody has checked it);
+ * UINT32_MAX: it cannot be a token at all. */
+uint32_t kl__claim_token_partition(kl_bytes token);
+
 typedef struct kl__claims_counts {
     uint64_t running;               /* given out now */
     uint64_t asks;                  /* waiting now */
     uint64_t given, expired, stale; /* ever */
     uint64_t shards;                /* owned now */
-    uint64_t blocked_keys;          /* now, of those: retrying, paused or halted */
     int64_t idle_ms;                /* since somebody last asked, waited, or held a task */
     kl__pump_counts pump;
 } kl__claims_counts;
 
 kl__claims_counts kl__claims_counted(kl__claims *claims);
+
+/* Keys of owned shards that are in memory and retrying, paused or halted: how many of each partition that has shards here.
+ * `visit` must not block, nor call anything here; it may be told of a partition twice (of two layouts), and adds then. */
+void kl__claims_blocked_keys(kl__claims *claims, void (*visit)(void *ctx, uint32_t partition, uint64_t keys),
+                             void *ctx);
 
 #endif

@@ -228,7 +228,7 @@ static kl_rc claim_one(kl__claims *claims, kl__giving *giving, const kl_task_ext
     claim->attempts_max = extra->attempts_max;
     claim->keep_ms = extra->keep_ms;
     set_times(claims, claim, extra, giving->ask->lease_ms, now_ns);
-    giving->token = (kl__token){.index = claim->index, .serial = claim->serial};
+    giving->token = (kl__token){claim->index, claim->serial, (uint16_t)giving->partition_index, {0}};
     memcpy(giving->token.random, claim->random, sizeof claim->random);
     giving->attempt = held->lane.mark.attempts + (held->marked ? 0u : 1u);
     giving->lease_ms = (claim->until_ns - now_ns) / 1000000;

@@ -35,7 +35,8 @@ typedef struct kl__claim {
 /* What a token says. */
 typedef struct kl__token {
     uint32_t index;
-    uint64_t serial;
+    uint64_t serial; /* 48 bits */
+    uint16_t partition;
     uint8_t random[KL_TOKEN_RANDOM];
 } kl__token;
 
@@ -102,7 +103,8 @@ struct kl__claims {
 
     struct kl__claims_name *names; /* of partitions */
     void (*ended)(void *ctx, uint32_t partition, kl_outcome outcome);
-    void *ended_ctx;
+    void (*lapsed)(void *ctx, uint32_t partition);
+    void *told_ctx;
     uint64_t given, expired, stale;
     int64_t began_ns, busy_ns, swept_ns;
 };

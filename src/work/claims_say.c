@@ -141,7 +141,9 @@ kl__claim *kl__claim_find(const kl__claims *claims, const kl__token *token)
     if (token->index / KL_CLAIM_BLOCK >= claims->block_count || token->serial == 0)
         return NULL;
     kl__claim *claim = &claims->blocks[token->index / KL_CLAIM_BLOCK][token->index % KL_CLAIM_BLOCK];
-    return claim->held && claim->serial == token->serial && same_random(claim->random, token->random) ? claim : NULL;
+    if (!claim->held || claim->serial != token->serial || claim->held->window->partition->index != token->partition)
+        return NULL;
+    return same_random(claim->random, token->random) ? claim : NULL;
 }
 
 /* --- Ends --- */
@@ -161,15 +163,19 @@ void kl__claims_release_all(kl__claims *claims)
         pthread_cond_signal(&claims->worker->outcomes);
 }
 
-/* `waiter` is told of the outcome; NULL: nobody is. False: the shard is lost, and it counts for nothing. */
-static bool finish(kl__claims *claims, kl__claim *claim, const kl__verdict *verdict, void *waiter)
+/* The say is told of the outcome; NULL: nobody is. False: the shard is lost, and it counts for nothing. */
+static bool finish(kl__claims *claims, kl__claim *claim, const kl__verdict *verdict, kl__claim_say *say)
 {
     kl__held *held = claim->held;
     bool lost = atomic_load(&held->window->lost);
     kl__pump_tell(claims->pump, held, NULL);
     kl__pump_finish(claims->pump, held, verdict);
-    if (!lost)
-        held->waiter = waiter;
+    if (!lost && say) {
+        held->waiter = say;
+        bool drains = held->halted && held->draining; /* it is dead together with the rest of its line */
+        say->outcome = drains ? KL_DEAD : (kl_outcome)held->outcome;
+        say->halted = held->halted && !drains;
+    }
     kl__claim_free(claims, claim);
     return !lost;
 }
@@ -191,8 +197,11 @@ void kl__claims_expire(kl__claims *claims, int64_t now_ns)
                                .error = kl_str(error),
                                .attempts_max = claim->attempts_max,
                                .keep_ms = claim->keep_ms};
+        uint32_t partition = claim->held->window->partition->index;
         finish(claims, claim, &verdict, NULL);
         claims->expired++;
+        if (claims->lapsed)
+            claims->lapsed(claims->told_ctx, partition);
     }
     if (claims->expired > before)
         kl__pump_log(claims->pump, KL_LOG_INFO, "queue %s: %llu leases ran out, and their tasks are tried again",

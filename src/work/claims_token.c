@@ -1,9 +1,10 @@
 /* claims_token.c - tokens: who gave a task out, and which.
  *
- *      SERVER - 32 letters of the alphabet of RFC 4648, 5:  index (4 bytes) | serial (8) | random (12), little-endian
+ *      SERVER - 32 letters of the alphabet of RFC 4648, 5:
+ *      index (4 bytes) | serial (6) | partition (2) | random (12), little-endian
  *
  * The index finds the claim at once, the serial says that it is still the same, and the random bytes come from the kernel,
- * so a token cannot be guessed; they are compared in constant time. */
+ * so a token cannot be guessed; they are compared in constant time. The partition is for counting what is stale. */
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>
@@ -12,7 +13,8 @@
 
 enum { BODY_BYTES = 24, BODY_LETTERS = 32, SERVER_MAX = 22 };
 
-_Static_assert(BODY_BYTES == 4 + 8 + KL_TOKEN_RANDOM && BODY_LETTERS * 6 == BODY_BYTES * 8, "no letter is half used");
+_Static_assert(BODY_BYTES == 4 + 6 + 2 + KL_TOKEN_RANDOM && BODY_LETTERS * 6 == BODY_BYTES * 8,
+               "no letter is half used");
 _Static_assert(SERVER_MAX + 1 + BODY_LETTERS + 1 <= KL_CLAIM_TOKEN_BYTES, "the longest token fits");
 
 static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -66,7 +68,8 @@ void kl__token_write(const char *server, const kl__token *token, char ret_text[K
     memcpy(ret_text, server, length);
     ret_text[length++] = '-';
     put_number(body, token->index, 4);
-    put_number(body + 4, token->serial, 8);
+    put_number(body + 4, token->serial, 6);
+    put_number(body + 10, token->partition, 2);
     memcpy(body + 12, token->random, KL_TOKEN_RANDOM);
     for (int i = 0; i < BODY_BYTES; i += 3) {
         uint32_t three = (uint32_t)body[i] << 16 | (uint32_t)body[i + 1] << 8 | body[i + 2];
@@ -117,7 +120,8 @@ bool kl__token_read(kl_bytes text, kl__token *ret_token)
         put_number(body + i, (uint64_t)(three >> 16 | (three & 0xff00) | (three & 0xff) << 16), 3);
     }
     ret_token->index = (uint32_t)take_number(body, 4);
-    ret_token->serial = take_number(body + 4, 8);
+    ret_token->serial = take_number(body + 4, 6);
+    ret_token->partition = (uint16_t)take_number(body + 10, 2);
     memcpy(ret_token->random, body + 12, KL_TOKEN_RANDOM);
     return true;
 }
@@ -131,4 +135,10 @@ bool kl__claim_token_server(kl_bytes token, char ret_server[24])
     memcpy(ret_server, token.data, (size_t)length);
     ret_server[length] = '\0';
     return true;
+}
+
+uint32_t kl__claim_token_partition(kl_bytes token)
+{
+    kl__token read;
+    return kl__token_read(token, &read) ? read.partition : UINT32_MAX;
 }

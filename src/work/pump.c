@@ -750,13 +750,14 @@ uint64_t kl__pump_running(const kl__pump *pump) { return pump->running; }
 uint64_t kl__pump_unserved(const kl__pump *pump) { return pump->unserved; }
 uint64_t kl__pump_shards(const kl__pump *pump) { return pump->shard_count; }
 
-uint64_t kl__pump_blocked_keys(const kl__pump *pump)
+void kl__pump_blocked_keys(const kl__pump *pump, void (*visit)(void *ctx, uint32_t partition, uint64_t keys), void *ctx)
 {
-    uint64_t count = 0;
-    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        uint64_t keys = 0;
         for (const kl__window *window = partition->windows; window; window = window->next) {
             kl__lane_counts counts = window->lanes ? kl__lanes_counts(window->lanes) : (kl__lane_counts){0};
-            count += counts.keys[KL_LANE_RETRYING] + counts.keys[KL_LANE_PAUSED] + counts.keys[KL_LANE_HALTED];
+            keys += counts.keys[KL_LANE_RETRYING] + counts.keys[KL_LANE_PAUSED] + counts.keys[KL_LANE_HALTED];
         }
-    return count;
+        visit(ctx, partition->index, keys);
+    }
 }

@@ -171,7 +171,7 @@ TEST(workers_are_listed_with_the_shards_that_they_own)
     CHECK_STR(asking_field(&rig, "owners.0.worker"), "null");
     put(&rig, "{\"payload\": \"1\"}", id);
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/claim", "{\"wait_ms\": 60000}"), 200); /* now the server is a worker */
-    CHECK_STR(asking_field(&rig, "tasks.0.id"), id);
+    CHECK_STR(asking_field(&rig, "items.0.id"), id);
     CHECK_INT(asking_say(&rig, "GET", ORDERS "/workers", NULL), 200);
     CHECK_INT(items(&rig), 1);
     CHECK_STR(asking_field(&rig, "items.0.shards"), "16");
@@ -233,7 +233,7 @@ TEST(payloads_and_results_are_read_as_bytes)
     CHECK_PROBLEM(&rig, "not-found", "not finished");
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/claim", "{\"wait_ms\": 60000}"), 200);
     snprintf(body, sizeof body, "{\"items\": [{\"token\": \"%s\", \"result\": {\"base64\": \"AAE=\"}}]}",
-             asking_field(&rig, "tasks.0.token"));
+             asking_field(&rig, "items.0.token"));
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/finish", body), 200);
     CHECK_INT(ask_task(&rig, "GET", id, "/result", NULL), 200);
     CHECK(rig.answer.len == 2 && memcmp(rig.answer.body, "\0\1", 2) == 0);

@@ -157,7 +157,7 @@ static void finish_one(struct server *server)
 {
     char text[256];
     struct answer claim = server_ask(server, "POST", "/v1/queues/invoices/claim", "{\"wait_ms\": 30000}", NULL);
-    const json_t *task = json_array_get(json_object_get(claim.json, "tasks"), 0);
+    const json_t *task = json_array_get(json_object_get(claim.json, "items"), 0);
     const char *token = json_string_value(json_object_get(task, "token"));
     snprintf(text, sizeof text, "{\"token\": \"%s\", \"result\": \"fine\"}", token ? token : "");
     server_do(server, "POST", "/v1/queues/invoices/finish", text, 200);
@@ -266,6 +266,10 @@ TEST(a_schedule_is_put_listed_paused_run_and_removed)
     CHECK_INT(json_integer_value(json_object_get(one, "priority")), -2);
     CHECK_INT(json_array_size(json_object_get(one, "tags")), 1);
     CHECK(json_is_null(json_object_get(one, "last")));
+    struct answer shown = server_ask(&server, "GET", nightly, NULL, NULL);
+    CHECK_INT(shown.status, 200);
+    CHECK(json_equal(shown.json, one));
+    answer_free(&shown);
     answer_free(&list);
     server_do(&server, "POST", "/v1/queues/reports/schedules/nightly/resume", NULL, 200);
     struct answer run = server_ask(&server, "POST", "/v1/queues/reports/schedules/nightly/run", NULL, NULL);
@@ -275,6 +279,7 @@ TEST(a_schedule_is_put_listed_paused_run_and_removed)
     answer_free(&run);
     server_do(&server, "DELETE", nightly, NULL, 200);
     server_do(&server, "DELETE", nightly, NULL, 404);
+    server_do(&server, "GET", nightly, NULL, 404);
     server_close(&server);
 }
 

@@ -36,12 +36,12 @@ static struct answer claim(struct server *server, const char *body)
     return answer;
 }
 
-static size_t claimed(const struct answer *answer) { return json_array_size(json_object_get(answer->json, "tasks")); }
+static size_t claimed(const struct answer *answer) { return json_array_size(json_object_get(answer->json, "items")); }
 
 static const char *task_text(const struct answer *answer, size_t index, const char *field)
 {
     const char *text =
-        json_string_value(json_object_get(json_array_get(json_object_get(answer->json, "tasks"), index), field));
+        json_string_value(json_object_get(json_array_get(json_object_get(answer->json, "items"), index), field));
     return text ? text : "";
 }
 
@@ -164,7 +164,7 @@ TEST(a_stale_token_is_refused_and_changes_nothing)
     }
     answer = claim(&server, "{\"wait_ms\": 10000}"); /* it is still there, and its attempt was not counted */
     CHECK_STR(task_text(&answer, 0, "payload"), "x");
-    json_t *first = json_array_get(json_object_get(answer.json, "tasks"), 0);
+    json_t *first = json_array_get(json_object_get(answer.json, "items"), 0);
     CHECK_INT(json_integer_value(json_object_get(first, "attempt")), 1);
     answer_free(&answer);
     server_close(&server);
@@ -185,6 +185,33 @@ TEST(a_task_that_fails_is_tried_again_and_then_dead)
     CHECK(strstr(answer.body, "second") && strstr(answer.body, "never"));
     answer_free(&answer);
     server_close(&server);
+}
+
+/* What a fail is answered with is what became of the task, which the queue's policy decides as well. */
+TEST(a_fail_says_what_became_of_the_task)
+{
+    static const struct {
+        const char *policy, *attempts, *outcome;
+    } rows[] = {{"continue", "2", "retry"}, {"continue", "1", "dead"}, {"halt", "1", "halted"}, {"drain", "1", "dead"}};
+    struct asking rig;
+    if (!asking_open(&rig, NULL))
+        return;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char body[256], queue[32], path[64];
+        snprintf(queue, sizeof queue, "/v1/queues/q%zu", i);
+        snprintf(body, sizeof body, "{\"queue\": \"q%zu\", \"head_policy\": \"%s\", \"attempts\": %s}", i,
+                 rows[i].policy, rows[i].attempts);
+        CHECK_INT(asking_say(&rig, "POST", "/v1/queues", body), 201);
+        snprintf(path, sizeof path, "%s/tasks", queue);
+        CHECK_INT(asking_say(&rig, "POST", path, "{\"key\": \"k\"}"), 201);
+        snprintf(path, sizeof path, "%s/claim", queue);
+        CHECK_INT(asking_say(&rig, "POST", path, "{\"wait_ms\": 30000}"), 200);
+        snprintf(body, sizeof body, "{\"token\": \"%s\"}", asking_field(&rig, "items.0.token"));
+        snprintf(path, sizeof path, "%s/fail", queue);
+        CHECK_INT(asking_say(&rig, "POST", path, body), 200);
+        CHECK_STR(asking_field(&rig, "outcome"), rows[i].outcome);
+    }
+    asking_close(&rig);
 }
 
 TEST(a_claim_and_a_finish_may_be_raw)
@@ -330,7 +357,7 @@ TEST(a_client_that_has_gone_gets_no_task_of_the_first_claim)
                              "Content-Length: 18\r\n\r\n{\"wait_ms\": 60000}",
                              true);
     REQUIRE(heard != NULL);
-    CHECK_CONTAINS(heard, "{\"tasks\":[]}");
+    CHECK_CONTAINS(heard, "{\"items\":[],\"cursor\":null}");
     free(heard);
     struct answer given = claim(&server, "{\"wait_ms\": 60000}");
     CHECK_INT(claimed(&given), 1);
@@ -456,7 +483,7 @@ TEST(a_stop_releases_what_is_claimed_and_it_costs_no_attempt)
     snprintf(server.url, sizeof server.url, "http://127.0.0.1:%d", kl__api_port(server.api, 0));
     struct answer again = claim(&server, "{\"wait_ms\": 10000}");
     CHECK_STR(task_text(&again, 0, "id"), task_text(&answer, 0, "id"));
-    json_t *first = json_array_get(json_object_get(again.json, "tasks"), 0);
+    json_t *first = json_array_get(json_object_get(again.json, "items"), 0);
     CHECK_INT(json_integer_value(json_object_get(first, "attempt")), 1);
     CHECK_INT(say_token(&server, "finish", task_text(&answer, 0, "token"), ""), 409);
     CHECK_INT(say_token(&server, "finish", task_text(&again, 0, "token"), ""), 200);

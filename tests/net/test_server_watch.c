@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "harness.h"
+#include "keyline/control.h"
 #include "net/log.h"
 #include "net/notify.h"
 #include "server_rig.h"
@@ -62,13 +63,21 @@ TEST(a_queue_has_its_series_from_the_start)
     CHECK_LINE(&metrics, "keyline_queue_kept_tasks{queue=\"orders\",partition=\"orders\",state=\"dead\"} 0");
     CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"orders__p1\"} 0");
     CHECK_LINE(&metrics, "keyline_tasks_settled_total{queue=\"orders\",partition=\"orders__p1\",outcome=\"dead\"} 0");
-    CHECK_LINE(&metrics, "keyline_leases_expired_total{queue=\"orders\"} 0");
-    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\"} 0");
+    CHECK_LINE(&metrics, "keyline_queue_blocked_keys{queue=\"orders\",partition=\"orders__p1\"} 0");
+    CHECK_LINE(&metrics, "keyline_leases_expired_total{queue=\"orders\",partition=\"orders\"} 0");
+    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\",partition=\"orders__p1\"} 0");
     CHECK_LINE(&metrics, "keyline_commit_duration_seconds_count{queue=\"orders\",partition=\"orders\"} 0");
     CHECK_LINE(&metrics,
                "keyline_run_duration_seconds_bucket{queue=\"orders\",partition=\"orders__p1\",le=\"+Inf\"} 0");
     answer_free(&metrics);
     server_close(&server);
+}
+
+static const char *claimed_token(const struct answer *claim)
+{
+    const json_t *task = json_array_get(json_object_get(claim->json, "items"), 0);
+    const char *token = json_string_value(json_object_get(task, "token"));
+    return token ? token : "";
 }
 
 /* Puts, claims and finishes one; another one is put and stays; one finish comes too late. */
@@ -78,9 +87,7 @@ static void work(struct server *server)
     server_do(server, "POST", "/v1/queues/orders/tasks", "{\"key\": \"a\", \"payload\": \"x\"}", 201);
     server_do(server, "POST", "/v1/queues/orders/tasks", "{\"key\": \"a\", \"payload\": \"y\"}", 201);
     struct answer claim = server_ask(server, "POST", "/v1/queues/orders/claim", "{\"wait_ms\": 30000}", NULL);
-    const json_t *task = json_array_get(json_object_get(claim.json, "tasks"), 0);
-    const char *token = json_string_value(json_object_get(task, "token"));
-    snprintf(text, sizeof text, "{\"token\": \"%s\"}", token ? token : "");
+    snprintf(text, sizeof text, "{\"token\": \"%s\"}", claimed_token(&claim));
     server_do(server, "POST", "/v1/queues/orders/finish", text, 200);
     server_do(server, "POST", "/v1/queues/orders/finish", text, 409);
     answer_free(&claim);
@@ -97,7 +104,7 @@ TEST(what_happens_is_counted)
     CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"orders\"} 2");
     CHECK_LINE(&metrics, "keyline_tasks_claimed_total{queue=\"orders\"} 1");
     CHECK_LINE(&metrics, "keyline_tasks_settled_total{queue=\"orders\",partition=\"orders\",outcome=\"done\"} 1");
-    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\"} 1");
+    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\",partition=\"orders\"} 1");
     CHECK_LINE(&metrics, "keyline_commit_duration_seconds_count{queue=\"orders\",partition=\"orders\"} 2");
     CHECK_LINE(&metrics, "keyline_claim_duration_seconds_count{queue=\"orders\",partition=\"orders\"} 1");
     CHECK_LINE(&metrics, "keyline_run_duration_seconds_count{queue=\"orders\",partition=\"orders\"} 1");
@@ -131,9 +138,7 @@ TEST(what_happens_is_counted_by_partition)
     }
     for (size_t count = 0; count < TASKS && !test_failed();) {
         struct answer claim = server_ask(&server, "POST", "/v1/queues/orders/claim", "{\"wait_ms\": 30000}", NULL);
-        const json_t *task = json_array_get(json_object_get(claim.json, "tasks"), 0);
-        const char *token = json_string_value(json_object_get(task, "token"));
-        snprintf(text, sizeof text, "%s{\"token\": \"%s\"}", count++ ? ", " : "", token ? token : "");
+        snprintf(text, sizeof text, "%s{\"token\": \"%s\"}", count++ ? ", " : "", claimed_token(&claim));
         strcat(body, text);
         answer_free(&claim);
     }
@@ -154,6 +159,38 @@ TEST(what_happens_is_counted_by_partition)
     CHECK(ran[0] == done[0] && ran[1] == done[1]);
     CHECK_INT(number_of(&metrics, OF("keyline_settle_duration_seconds_count") "\"} "), 1); /* one batch */
     answer_free(&metrics);
+    server_close(&server);
+}
+
+/* One lease of the second partition runs out (its next claim waits for that), its token comes too late, and the key of
+ * the task, which failed, is blocked. What is no token has no partition. */
+TEST(leases_stale_tokens_and_blocked_keys_are_counted_by_partition)
+{
+    static const char waits[] = "{\"wait_ms\": 30000, \"lease_ms\": 1000}";
+    struct server server;
+    char late[256], text[256];
+    if (!server_open(&server, NULL))
+        return;
+    server_do(&server, "POST", "/v1/queues", "{\"queue\": \"orders\", \"partitions\": 2, \"backoff_ms\": 1}", 201);
+    server_do(&server, "POST", "/v1/queues/orders/tasks", "{\"key\": \"a\", \"partition\": \"orders__p1\"}", 201);
+    struct answer first = server_ask(&server, "POST", "/v1/queues/orders/claim", waits, NULL);
+    struct answer second = server_ask(&server, "POST", "/v1/queues/orders/claim", "{\"wait_ms\": 30000}", NULL);
+    snprintf(late, sizeof late, "{\"token\": \"%s\"}", claimed_token(&first));
+    snprintf(text, sizeof text, "{\"token\": \"%s\", \"retry_after_ms\": 3600000}", claimed_token(&second));
+    server_do(&server, "POST", "/v1/queues/orders/finish", late, 409);
+    server_do(&server, "POST", "/v1/queues/orders/finish", "{\"token\": \"none\"}", 409);
+    server_do(&server, "POST", "/v1/queues/orders/fail", text, 200);
+    struct answer metrics = server_ask(&server, "GET", "/metrics", NULL, NULL);
+    CHECK_LINE(&metrics, "keyline_leases_expired_total{queue=\"orders\",partition=\"orders\"} 0");
+    CHECK_LINE(&metrics, "keyline_leases_expired_total{queue=\"orders\",partition=\"orders__p1\"} 1");
+    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\",partition=\"orders\"} 0");
+    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\",partition=\"orders__p1\"} 1");
+    CHECK_LINE(&metrics, "keyline_stale_finishes_total{queue=\"orders\",partition=\"any\"} 1");
+    CHECK_LINE(&metrics, "keyline_queue_blocked_keys{queue=\"orders\",partition=\"orders\"} 0");
+    CHECK_LINE(&metrics, "keyline_queue_blocked_keys{queue=\"orders\",partition=\"orders__p1\"} 1");
+    answer_free(&metrics);
+    answer_free(&second);
+    answer_free(&first);
     server_close(&server);
 }
 
@@ -420,6 +457,96 @@ TEST(who_opens_the_store_and_who_is_refused_is_in_the_audit_log)
     CHECK_CONTAINS(text, "\"route\":\"remove_queue\",\"queue\":null,\"target\":null,\"status\":401}\n");
     CHECK_CONTAINS(text, "\"route\":\"store\",\"queue\":null,\"target\":null,\"status\":101}\n");
     CHECK_CONTAINS(text, "\"who\":\"boss\",\"route\":\"store_closed\"}\n");
+    close(fd);
+    close(tokens_fd);
+    unlink(path);
+    unlink(tokens);
+}
+
+/* As `keyline --store http://...` does it: a queue is made and paused, a task put; then all is taken back. */
+static void change_through_the_store(const char *url)
+{
+    kl_store *store;
+    kl_queue *queue;
+    kl_put_result result;
+    bool running;
+    REQUIRE(kl_store_open(url, NULL, &store) == KL_OK);
+    CHECK_INT(kl_queue_open(store, "orders", NULL, &queue), KL_OK);
+    kl_put task = {.key = kl_str("the-key"), .payload = kl_str("secret")};
+    CHECK_INT(kl_queue_put(queue, &task, 1, kl_str("token"), &result), KL_OK);
+    CHECK_INT(kl_queue_pause(queue), KL_OK);
+    CHECK_INT(kl_task_cancel(queue, &result.id, &running), KL_OK);
+    CHECK_INT(kl_queue_remove(queue), KL_OK);
+    kl_queue_close(queue);
+    kl_store_close(store);
+}
+
+TEST(every_change_through_the_store_is_in_the_audit_log)
+{
+    struct server server;
+    char path[] = "/tmp/keyline-audit-XXXXXX", text[16384] = "";
+    int fd = mkstemp(path);
+    REQUIRE(fd >= 0);
+    if (!server_open(&server, &(kl__api_opts){.audit = path}))
+        return;
+    change_through_the_store(server.url);
+    server_close(&server);
+    CHECK(read(fd, text, sizeof text - 1) > 0);
+    static const char *const lines[] = {
+        "{\"target\":\"orders\",\"route\":\"store_append\",\"count\":1}",
+        "{\"target\":\"orders\",\"route\":\"store_settle\",\"count\":1}",
+        "{\"target\":\"queue/orders\",\"route\":\"store_record\"}",
+        "{\"target\":\"queue/orders\",\"route\":\"store_record_removed\"}",
+    };
+    bool seen[sizeof lines / sizeof *lines] = {false};
+    for (char *rest = text, *line; (line = strtok_r(rest, "\n", &rest)) != NULL;) {
+        json_t *json = json_loads(line, 0, NULL);
+        REQUIRE(json);
+        CHECK_STR(json_string_value(json_object_get(json, "who")), "anyone");
+        if (strstr(line, "owners/") || strstr(line, "secret") || strstr(line, "the-key"))
+            test_fail(__FILE__, __LINE__, "this does not belong there: %s", line);
+        for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+            json_t *part = json_loads(lines[i], 0, NULL), *whole = json_deep_copy(json);
+            json_object_update(whole, part);
+            seen[i] |= json_equal(whole, json) && json_integer_value(json_object_get(json, "status")) == 200;
+            json_decref(whole);
+            json_decref(part);
+        }
+        json_decref(json);
+    }
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+        if (!seen[i])
+            test_fail(__FILE__, __LINE__, "there is no line with %s", lines[i]);
+    close(fd);
+    unlink(path);
+}
+
+TEST(strangers_make_the_audit_log_grow_by_some_lines_only)
+{
+    enum { TRIES = KL_AUDIT_STRANGERS_MAX + 7 };
+    struct server server;
+    char path[] = "/tmp/keyline-audit-XXXXXX", tokens[] = "/tmp/keyline-tokens-XXXXXX", text[32768] = "";
+    char secret[KL_TOKEN_BYTES];
+    int fd = mkstemp(path), tokens_fd = mkstemp(tokens);
+    REQUIRE(fd >= 0 && tokens_fd >= 0);
+    REQUIRE(kl__access_add(tokens, &(kl__token){"boss", KL_ROLE_ADMIN, "*"}, secret) == KL_OK);
+    if (!server_open(&server, &(kl__api_opts){.audit = path, .tokens = tokens}))
+        return;
+    for (int i = 0; i < TRIES; i++)
+        server_do(&server, "DELETE", "/v1/queues/orders", NULL, 401);
+    server_close(&server);
+    CHECK(read(fd, text, sizeof text - 1) > 0);
+    size_t count = 0;
+    json_int_t left_out = 0;
+    for (char *rest = text, *line; (line = strtok_r(rest, "\n", &rest)) != NULL;) {
+        json_t *json = json_loads(line, 0, NULL);
+        const char *route = json_string_value(json_object_get(json, "route"));
+        count += route && strcmp(route, "remove_queue") == 0;
+        left_out += json_integer_value(json_object_get(json, "count"));
+        json_decref(json);
+    }
+    CHECK(count >= KL_AUDIT_STRANGERS_MAX); /* more, should a minute have ended meanwhile */
+    CHECK_INT((json_int_t)count + left_out, TRIES);
     close(fd);
     close(tokens_fd);
     unlink(path);

@@ -15,7 +15,7 @@
 #include "base/clock.h"
 
 /* A wait is cut into pieces of this length, between which the server may stop or find that the client has gone. */
-enum { WAIT_PIECE_MS = 100 };
+enum { WAIT_PIECE_MS = 100, TALLIES_MAX = 16 };
 
 static kl_rc refuse(void)
 {
@@ -30,6 +30,77 @@ static void *take(kl__serving *serving, size_t count, size_t size)
     if (memory)
         memset(memory, 0, count * size);
     return memory;
+}
+
+/* ---- Telling what was done ---- */
+
+/* What one call did, by partition and code. */
+struct tally {
+    size_t count;
+    kl__made made[TALLIES_MAX];
+};
+
+static void tell(const kl__serving *serving, const kl__made *made)
+{
+    if (serving->made)
+        serving->made(serving->made_ctx, serving->whose, made);
+}
+
+static void tell_all(const kl__serving *serving, struct tally *tally)
+{
+    for (size_t i = 0; i < tally->count; i++)
+        tell(serving, &tally->made[i]);
+    tally->count = 0;
+}
+
+/* More partitions than there is room for are told in several pieces. */
+static void add_up(const kl__serving *serving, struct tally *tally, const kl__made *more)
+{
+    for (size_t i = 0; i < tally->count; i++)
+        if (tally->made[i].partition == more->partition && tally->made[i].rc == more->rc) {
+            tally->made[i].count += more->count;
+            return;
+        }
+    if (tally->count == TALLIES_MAX)
+        tell_all(serving, tally);
+    tally->made[tally->count++] = *more;
+}
+
+static void tell_append(const kl__serving *serving, const kl_entry *entries, size_t count, kl_rc rc)
+{
+    struct tally tally = {0};
+    for (size_t i = 0; serving->made && i < count; i++)
+        add_up(serving, &tally, &(kl__made){KL_MADE_APPEND, entries[i].place.partition, .count = 1, .rc = rc});
+    tell_all(serving, &tally);
+}
+
+/* Of an item: its own code, or where the call failed before it came to any, the call's. */
+static kl_rc code_of(kl_rc own, kl_rc rc) { return own == KL_OK && rc != KL_ESTALE && rc != KL_ECONFLICT ? rc : own; }
+
+static void tell_settle(const kl__serving *serving, const kl_settle *batches, size_t count, kl_rc rc)
+{
+    struct tally tally = {0};
+    for (size_t i = 0; serving->made && i < count; i++)
+        add_up(serving, &tally,
+               &(kl__made){KL_MADE_SETTLE, batches[i].place.partition, .count = batches[i].count,
+                           .rc = code_of(batches[i].rc, rc)});
+    tell_all(serving, &tally);
+}
+
+static void tell_fence(const kl__serving *serving, const kl_fence *fences, size_t count, kl_rc rc)
+{
+    struct tally tally = {0};
+    for (size_t i = 0; serving->made && i < count; i++)
+        add_up(serving, &tally,
+               &(kl__made){KL_MADE_FENCE, fences[i].place.partition, .count = 1, .rc = code_of(fences[i].rc, rc)});
+    tell_all(serving, &tally);
+}
+
+static void tell_records(const kl__serving *serving, const kl_write *writes, size_t count, kl_rc rc)
+{
+    for (size_t i = 0; serving->made && i < count; i++)
+        tell(serving, &(kl__made){KL_MADE_RECORD, .name = writes[i].name, .count = !writes[i].remove,
+                                  .rc = code_of(writes[i].rc, rc)});
 }
 
 /* ---- Small ones ---- */
@@ -66,6 +137,7 @@ static kl_rc serve_partition(kl__serving *serving, kl__in *in)
     kl__put_raw((uint8_t *)name, bytes.data, bytes.len);
     kl_rc rc = kl_store_partition(serving->store, name, shard_prefix_len, &partition);
     kl__out_u32(&serving->out, partition);
+    tell(serving, &(kl__made){KL_MADE_PARTITION, partition, kl_str(name), .rc = rc});
     return rc;
 }
 
@@ -134,7 +206,9 @@ static kl_rc serve_append(kl__serving *serving, kl__in *in)
     if (!kl__in_done(in))
         return refuse();
     memcpy(token.bytes, bytes, sizeof token.bytes);
-    return kl_store_append(serving->store, entries, count, has_token ? &token : NULL);
+    kl_rc rc = kl_store_append(serving->store, entries, count, has_token ? &token : NULL);
+    tell_append(serving, entries, count, rc);
+    return rc;
 }
 
 static bool read_scans(kl__in *in, kl_scan *scans, kl_stub *afters, size_t count, size_t *ret_stubs)
@@ -221,6 +295,7 @@ static kl_rc serve_settle(kl__serving *serving, kl__in *in)
     kl_rc rc = kl_store_settle(serving->store, batches, count);
     for (size_t i = 0; i < count; i++)
         kl__out_u32(&serving->out, (uint32_t)batches[i].rc);
+    tell_settle(serving, batches, count, rc);
     return rc;
 }
 
@@ -240,6 +315,7 @@ static kl_rc serve_fence(kl__serving *serving, kl__in *in)
     kl_rc rc = kl_store_fence(serving->store, fences, count);
     for (size_t i = 0; i < count; i++)
         kl__out_u32(&serving->out, (uint32_t)fences[i].rc);
+    tell_fence(serving, fences, count, rc);
     return rc;
 }
 
@@ -378,7 +454,11 @@ static kl_rc serve_forget(kl__serving *serving, kl__in *in)
         return kl__fail_memory();
     for (size_t i = 0; i < count; i++)
         ids[i] = kl__in_id(in);
-    return kl__in_done(in) ? kl_store_forget(serving->store, place, ids, count) : refuse();
+    if (!kl__in_done(in))
+        return refuse();
+    kl_rc rc = kl_store_forget(serving->store, place, ids, count);
+    tell(serving, &(kl__made){KL_MADE_FORGET, place.partition, .count = count, .rc = rc});
+    return rc;
 }
 
 /* ---- Records ---- */
@@ -437,6 +517,7 @@ static kl_rc serve_put(kl__serving *serving, kl__in *in)
         kl__out_u32(&serving->out, (uint32_t)writes[i].rc);
         kl__out_u64(&serving->out, writes[i].new_version);
     }
+    tell_records(serving, writes, count, rc);
     return rc;
 }
 

@@ -4,6 +4,7 @@
 
 #include <stdatomic.h>
 
+#include "store/socket/socket.h"
 #include "store/socket/wire.h"
 
 /* One call at a time: what it is made on, and where its memory comes from. */
@@ -12,6 +13,9 @@ typedef struct kl__serving {
     uint64_t salt;               /* of this server: see wait in serve.c */
     const atomic_bool *stopping; /* set: waits end early */
     int fd;                      /* of the client, to notice that it has gone */
+    kl__made_fn *made;           /* who is told of changes; NULL: nobody */
+    void *made_ctx;
+    const void *whose;
     kl_arena arena;
     kl__out out;
 } kl__serving;

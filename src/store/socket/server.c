@@ -64,6 +64,8 @@ struct kl__server {
     bool ended; /* whoever stops it owns this */
     kl__left_fn *left;
     void *left_ctx;
+    kl__made_fn *made;
+    void *made_ctx;
 };
 
 /* ---- Connections ---- */
@@ -73,8 +75,13 @@ static void *run_connection(void *arg)
     struct connection *connection = arg;
     kl__server *server = connection->server;
     kl__frame request = {0};
-    kl__serving serving = {
-        .store = server->store, .salt = server->salt, .stopping = &server->stopping, .fd = connection->fd};
+    kl__serving serving = {.store = server->store,
+                           .salt = server->salt,
+                           .stopping = &server->stopping,
+                           .fd = connection->fd,
+                           .made = connection->whose ? server->made : NULL,
+                           .made_ctx = server->made_ctx,
+                           .whose = connection->whose};
     while (kl__frame_receive(connection->fd, &request) == 0) {
         atomic_store_explicit(&connection->since_ns, KL_NEVER, memory_order_relaxed);
         if (atomic_load(&server->stopping))
@@ -297,6 +304,12 @@ void kl__server_on_left(kl__server *server, kl__left_fn *left, void *ctx)
 {
     server->left = left;
     server->left_ctx = ctx;
+}
+
+void kl__server_on_made(kl__server *server, kl__made_fn *made, void *ctx)
+{
+    server->made = made;
+    server->made_ctx = ctx;
 }
 
 void kl__server_cut(kl__server *server, kl__may_stay_fn *may_stay, void *ctx)

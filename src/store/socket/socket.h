@@ -45,6 +45,19 @@ void kl__server_adopt(kl__server *server, int fd, const void *whose);
 typedef void kl__left_fn(void *ctx, const void *whose);
 void kl__server_on_left(kl__server *server, kl__left_fn *left, void *ctx);
 
+/* What a call that came over an adopted connection did, or was to do: one for each partition or record, and code. */
+typedef struct kl__made {
+    enum { KL_MADE_PARTITION, KL_MADE_APPEND, KL_MADE_SETTLE, KL_MADE_FENCE, KL_MADE_FORGET, KL_MADE_RECORD } call;
+    uint32_t partition; /* of all but RECORD */
+    kl_bytes name;      /* of RECORD, and of PARTITION: who asks for its number will use it in other calls */
+    size_t count;       /* tasks, or shards; of RECORD 0: it is removed, 1: written */
+    kl_rc rc;
+} kl__made;
+
+/* Is told of it, on the connection's own thread, when the call has returned. To be said before any is adopted. */
+typedef void kl__made_fn(void *ctx, const void *whose, const kl__made *made);
+void kl__server_on_made(kl__server *server, kl__made_fn *made, void *ctx);
+
 /* Cuts adopted connections of those of whom may_stay says no, in the middle of a call, too. Any thread. */
 typedef bool kl__may_stay_fn(void *ctx, const void *whose);
 void kl__server_cut(kl__server *server, kl__may_stay_fn *may_stay, void *ctx);
