@@ -1,4 +1,4 @@
-/* parse.c - requests, read byte by byte under rules that leave one reading of them (R1 to R4).
+/* parse.c - requests, read byte by byte under rules that leave one reading of them (R1 to R5).
  *
  * From: http_connection.c, and tests/fuzz.  To: nobody; it is pure.
  *
@@ -9,6 +9,8 @@
  * What is said here of a request depends on its bytes alone and never on how they were split on the way: a test cuts
  * each request at every place. */
 #include "net/parse.h"
+
+#include <strings.h>
 
 #include "base/base.h"
 
@@ -132,18 +134,37 @@ static kl__parsed read_version(const char *text, size_t len, kl__head *head, kl_
     return KL_PARSED_DONE;
 }
 
+/* How long "http://NAME:PORT" in front of a path is; 0: the target does not begin so. */
+static size_t authority_end(const char *text, size_t len, kl_bytes *ret_authority)
+{
+    static const char *const schemes[] = {"http://", "https://"};
+    for (size_t i = 0; i < 2; i++) {
+        size_t from = strlen(schemes[i]), at = from;
+        if (len <= from || strncasecmp(text, schemes[i], from) != 0)
+            continue;
+        while (at < len && text[at] != '/' && text[at] != '?')
+            at++;
+        *ret_authority = (kl_bytes){text + from, at - from};
+        return at;
+    }
+    return 0;
+}
+
 static kl__parsed read_target(const char *text, size_t len, kl__head *head, kl__refused *ret_refused)
 {
-    if (len == 0 || text[0] != '/')
-        return refuse(ret_refused, 400, "The target of a request begins with a slash.");
+    size_t from = authority_end(text, len, &head->authority);
+    if (from == 0 && (len == 0 || text[0] != '/'))
+        return refuse(ret_refused, 400,
+                      "The target of a request begins with a slash, or is a whole address: /v1, http://HOST/v1.");
     for (size_t i = 0; i < len; i++)
         if (text[i] <= ' ' || (unsigned char)text[i] >= 0x7f || text[i] == '#')
             return refuse(ret_refused, 400, "The target holds a byte that must be escaped with %.");
-    const char *mark = memchr(text, '?', len);
-    size_t path_len = mark ? (size_t)(mark - text) : len;
+    const char *mark = memchr(text, '?', len), *end = mark ? mark : text + len, *path = text + from;
     head->target = (kl_bytes){text, len};
-    head->path = (kl_bytes){text, path_len};
-    head->query = mark ? (kl_bytes){mark + 1, len - path_len - 1} : (kl_bytes){0};
+    head->path = (kl_bytes){path, (size_t)(end - path)};
+    if (path == end) /* an address alone: its path is a slash, and one stands before the name */
+        head->path = (kl_bytes){(const char *)head->authority.data - 1, 1};
+    head->query = mark ? (kl_bytes){mark + 1, (size_t)(text + len - mark - 1)} : (kl_bytes){0};
     return KL_PARSED_DONE;
 }
 
@@ -159,7 +180,7 @@ static kl__parsed read_request_line(const char *line, size_t len, kl__head *head
     if (parsed != KL_PARSED_DONE)
         return parsed;
     if (!find_method((kl_bytes){line, (size_t)(space - line)}, &head->method))
-        return refuse(ret_refused, 501, "This method is not known here.");
+        return refuse(ret_refused, 501, "This method is not known here; /openapi.json lists the routes.");
     return KL_PARSED_DONE;
 }
 
@@ -272,13 +293,24 @@ static kl__parsed read_field(char *line, size_t len, kl__field *ret_field, kl__r
     return KL_PARSED_DONE;
 }
 
+/* What Host is compared with elsewhere holds for the address as well (R5). */
+static kl__parsed check_authority(const kl__head *head, kl__refused *ret_refused)
+{
+    kl_bytes host = kl__head_field(head, "host");
+    if (!head->authority.data)
+        return KL_PARSED_DONE;
+    if (host.len > 0 && head->authority.len == host.len && strncasecmp(head->authority.data, host.data, host.len) == 0)
+        return KL_PARSED_DONE;
+    return refuse(ret_refused, 400, "The address in the request line is not the one in Host; send the same in both.");
+}
+
 static kl__parsed read_fields(char *line, char *end, kl__head *head, kl__refused *ret_refused)
 {
     bool host = false;
     for (char *stop; line < end; line = stop + 2) {
         stop = memchr(line, '\r', (size_t)(end - line));
         if (head->field_count == KL_FIELDS_MAX)
-            return refuse(ret_refused, 431, "There are more than 64 fields in the head of the request.");
+            return refuse(ret_refused, 431, "There are more than 64 fields in the head of the request; send fewer.");
         kl__field *field = &head->fields[head->field_count];
         kl__parsed parsed = read_field(line, (size_t)(stop - line), field, ret_refused);
         if (parsed == KL_PARSED_DONE)
@@ -288,8 +320,8 @@ static kl__parsed read_fields(char *line, char *end, kl__head *head, kl__refused
         head->field_count++;
     }
     if (!host && head->minor == 1)
-        return refuse(ret_refused, 400, "There is no Host field.");
-    return KL_PARSED_DONE;
+        return refuse(ret_refused, 400, "There is no Host field; send the name or address of the server.");
+    return check_authority(head, ret_refused);
 }
 
 /* What may each be right by itself, and not together (R2). */
@@ -312,6 +344,7 @@ kl__parsed kl__parse_head(char *bytes, size_t len, size_t from, kl__head *ret_he
     ret_head->field_count = 0;
     ret_head->chunked = ret_head->expects_continue = false;
     ret_head->content_length = -1;
+    ret_head->authority = (kl_bytes){0};
     char *line_end = memchr(bytes, '\r', end);
     parsed = read_request_line(bytes, (size_t)(line_end - bytes), ret_head, ret_refused);
     if (parsed == KL_PARSED_DONE)
@@ -431,8 +464,10 @@ bool kl__query_next(kl_bytes *io_query, kl_bytes *ret_name, kl_bytes *ret_value,
     const char *text = io_query->data, *end = text ? text + io_query->len : NULL;
     while (text < end && *text == '&')
         text++;
-    if (text == end)
+    if (text == end) {
+        *io_query = (kl_bytes){0};
         return false;
+    }
     const char *amp = memchr(text, '&', (size_t)(end - text)), *stop = amp ? amp : end;
     const char *sign = memchr(text, '=', (size_t)(stop - text)), *name_end = sign ? sign : stop;
     kl_bytes name = {text, (size_t)(name_end - text)};

@@ -4,9 +4,11 @@
  * R2  At most one Content-Length, of digits alone; Transfer-Encoding is exactly "chunked", once; never both. Chunk
  *     sizes are 1 to 8 hex digits without extensions; trailers are refused.
  * R3  The request line is METHOD SP target SP HTTP/1.1 (or 1.0, which closes and has no chunks), one space each; the
- *     target begins with "/", has no fragment, and bytes beyond visible ASCII are refused.
+ *     target begins with "/", or with "http://" or "https://" and a name; it has no fragment, and bytes beyond visible
+ *     ASCII are refused.
  * R4  Names of fields are tokens directly before the colon. Exactly one Host (1.1). Expect is 100-continue or refused;
- *     Host has no byte that a name, an address and a port do not have. */
+ *     Host has no byte that a name, an address and a port do not have.
+ * R5  Where the target is a whole address, its name and port are Host's, letter by letter. */
 #ifndef KL_NET_PARSE_H
 #define KL_NET_PARSE_H
 
@@ -36,6 +38,7 @@ enum { KL_FIELDS_MAX = 64 };
 typedef struct kl__head {
     kl__method method;
     kl_bytes target, path, query; /* as sent, still escaped; query without its "?" */
+    kl_bytes authority;           /* of a target that is a whole address, and then the same as Host */
     kl__field fields[KL_FIELDS_MAX];
     size_t field_count;
     int minor;       /* HTTP/1.minor */

@@ -43,6 +43,8 @@ static void check_request(const struct framing_result *result, const char *bytes
     HOLDS(result->used <= size && result->body.len <= FRAMING_BODY_MAX);
     HOLDS(head->path.len > 0 && ((const char *)head->path.data)[0] == '/');
     check_inside(head->target, bytes, size);
+    check_inside(head->path, bytes, size);
+    check_inside(head->authority, bytes, size);
     check_inside(result->body, bytes, size);
     for (size_t i = 0; i < head->field_count; i++) {
         check_inside(head->fields[i].name, bytes, size);

@@ -79,6 +79,26 @@ TEST(a_head_is_taken_apart)
     CHECK_INT(head->minor, 1);
 }
 
+TEST(a_whole_address_has_the_path_behind_its_name)
+{
+    static const struct {
+        const char *target, *path, *query;
+    } rows[] = {{"http://x/a/b?c=d", "/a/b", "c=d"},
+                {"http://x/a?u=http://y/", "/a", "u=http://y/"},
+                {"https://x/", "/", ""},
+                {"http://x", "/", ""},
+                {"Http://x?c", "/", "c"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[128];
+        snprintf(text, sizeof text, "GET %s HTTP/1.1\r\nHost: x\r\n\r\n", rows[i].target);
+        struct framing_result result = read_text(text);
+        CHECK_INT(result.status, 0);
+        CHECK(is(result.head.path, rows[i].path));
+        CHECK(result.head.query.len == strlen(rows[i].query));
+        CHECK(result.head.query.len == 0 || is(result.head.query, rows[i].query));
+    }
+}
+
 TEST(a_connection_is_kept_unless_the_version_or_a_word_says_otherwise)
 {
     static const struct {
