@@ -158,8 +158,10 @@ typedef void kl_appended_fn(void *ctx, kl_rc rc, const char *error);
  * once the task is finished; while a task of the same partition and id waits, it is passed over, whatever it says.
  * KL_EINVAL: a limit, an unknown partition or shard, an id that does not begin with its shard: nothing was stored, and
  * the sentence names the entry. KL_ESEALED: an entry's shard is sealed (kl_fence), and nothing was stored; read the
- * queue's layout again and append where it says. A repeat whose token is known is KL_OK all the same. KL_EFULL: there
- * is no room; what waits must be settled first, or space made. KL_ESYSTEM: the disk failed. */
+ * queue's layout again and append where it says. (Without KL_STORE_ATOMIC_APPEND and with a token, other shards may have
+ * their entries, from this try or an earlier one: append each shard's by themselves, with the same token, to know.) A
+ * repeat whose token is known is KL_OK all the same. KL_EFULL: there is no room; what waits must be settled first, or
+ * space made. KL_ESYSTEM: the disk failed. */
 KL_API KL_MUST_USE kl_rc kl_store_append(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token);
 
 /* The same without waiting. KL_OK: `done` has been or will be called, exactly once; the entries were copied. Anything

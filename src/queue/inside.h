@@ -190,6 +190,11 @@ kl_task_id kl__id_moved(const kl_layout *from, const kl_layout *to, uint32_t sha
  * token is a hash of their places and ids: a task that was moved may have its old id, and its move must not be taken for
  * a repeat of its put. Used by whoever moves tasks. */
 kl_rc kl__queue_append(kl_store *store, const kl_entry *entries, size_t count);
+kl_token kl__queue_token(const kl_entry *entries, size_t count); /* that token */
+
+/* parts.c. What was appended under the token and told KL_ESEALED: stored[i] is set for each entry that is there all the same,
+ * or now. KL_OK: all are. KL_ESEALED: the others are not, and are to be put elsewhere. Any other error: it is not known. */
+kl_rc kl__append_parts(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token, bool *stored);
 
 /* The shard of a task that moves from one layout to another: its key's, or one with the first digits of its old one. */
 uint32_t kl__move_shard(const kl_layout *from, const kl_layout *to, const kl_entry *entry);

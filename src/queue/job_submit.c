@@ -164,6 +164,24 @@ static size_t gather(kl_store *store, const kl__job_task *tasks, size_t count, k
     return found;
 }
 
+/* Of the store's tasks that were gathered and have met a seal, those that are there all the same. */
+static kl_rc append_parts(kl_store *store, kl__job_task *tasks, kl__put_range range, const kl_entry *gathered,
+                          size_t found, uint64_t *put)
+{
+    kl_token token = kl__queue_token(gathered, found);
+    bool *stored = kl__alloc_zeroed(found, sizeof *stored);
+    size_t next = 0;
+    kl_rc rc = stored ? kl__append_parts(store, gathered, found, &token, stored) : kl__fail_memory();
+    for (size_t i = range.from; stored && i < range.to; i++) {
+        if (tasks[i].stored || tasks[i].store != store)
+            continue;
+        tasks[i].stored = stored[next++];
+        *put += tasks[i].stored;
+    }
+    kl__free(stored);
+    return rc;
+}
+
 /* One append, or several where they are large. */
 static kl_rc append_to(kl_store *store, kl__job_task *tasks, size_t count, kl_entry *gathered, uint64_t *put)
 {
@@ -171,6 +189,10 @@ static kl_rc append_to(kl_store *store, kl__job_task *tasks, size_t count, kl_en
     for (size_t from = 0, next = 0; rc == KL_OK && next < count; from = next) {
         size_t found = gather(store, tasks, count, gathered, &next);
         rc = found > 0 ? kl__queue_append(store, gathered, found) : KL_OK;
+        if (rc == KL_ESEALED) {
+            rc = append_parts(store, tasks, (kl__put_range){from, next}, gathered, found, put);
+            continue;
+        }
         for (size_t i = from; rc == KL_OK && i < next; i++)
             tasks[i].stored |= tasks[i].store == store;
         if (rc == KL_OK)

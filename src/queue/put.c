@@ -74,7 +74,7 @@ static kl_rc append_entries(kl_store *store, const kl_entry *entries, size_t cou
 
 /* The token names the tasks and their partitions: a task that moves may keep its id, and a batch that is not quite the
  * same is none that the store knows. */
-kl_rc kl__queue_append(kl_store *store, const kl_entry *entries, size_t count)
+kl_token kl__queue_token(const kl_entry *entries, size_t count)
 {
     uint64_t hashes[2] = {SEED_APPEND, SEED_APPEND + 1};
     kl_token token;
@@ -84,6 +84,12 @@ kl_rc kl__queue_append(kl_store *store, const kl_entry *entries, size_t count)
             hashes[half] = kl__hash((kl_bytes){entries[i].id.bytes, sizeof entries[i].id.bytes}, hashes[half]);
         }
     memcpy(token.bytes, hashes, sizeof token.bytes);
+    return token;
+}
+
+kl_rc kl__queue_append(kl_store *store, const kl_entry *entries, size_t count)
+{
+    kl_token token = kl__queue_token(entries, count);
     return append_entries(store, entries, count, &token);
 }
 
@@ -634,6 +640,22 @@ static kl_rc gather(kl__put_call *call, kl__put_range range, uint32_t store, con
     return KL_OK;
 }
 
+/* Which of them are there, although one of their shards is sealed. */
+static kl_rc append_parts(kl__put_call *call, kl__put_range range, uint32_t store, const kl_entry *entries,
+                          size_t count, const kl_token *token)
+{
+    bool *stored = kl_arena_alloc(&call->arena, count * sizeof *stored);
+    size_t next = 0;
+    if (!stored)
+        return kl__fail_memory();
+    memset(stored, 0, count * sizeof *stored);
+    kl_rc rc = kl__append_parts(call->stores[store].store, entries, count, token, stored);
+    for (size_t i = range.from; i < range.to; i++)
+        if (belongs(call, i, store))
+            call->ways[i].stored = stored[next++];
+    return rc;
+}
+
 static kl_rc append_store(kl__put_call *call, kl__put_range range, uint32_t store, bool claimed)
 {
     const kl_entry *entries;
@@ -642,9 +664,13 @@ static kl_rc append_store(kl__put_call *call, kl__put_range range, uint32_t stor
     kl_rc rc = gather(call, range, store, &entries, &count);
     if (rc != KL_OK || count == 0)
         return rc;
-    memcpy(token.bytes, entries[0].id.bytes, sizeof token.bytes); /* a fresh id: no other call has it */
-    rc = claimed ? kl__queue_append(call->stores[store].store, entries, count)
-                 : append_entries(call->stores[store].store, entries, count, &token);
+    if (claimed)
+        token = kl__queue_token(entries, count);
+    else
+        memcpy(token.bytes, entries[0].id.bytes, sizeof token.bytes); /* a fresh id: no other call has it */
+    rc = append_entries(call->stores[store].store, entries, count, &token);
+    if (rc == KL_ESEALED)
+        return append_parts(call, range, store, entries, count, &token);
     for (size_t i = range.from; rc == KL_OK && i < range.to; i++)
         call->ways[i].stored |= belongs(call, i, store);
     return rc;

@@ -458,13 +458,18 @@ static uint32_t fence_some(kl__owners *owners, uint32_t first)
     kl_rc rc = count && !KL_MUTANT(no_fence) ? KL_EBUSY : KL_OK;
     for (int i = 0; rc == KL_EBUSY && i < REPEATS_MAX; i++)
         rc = kl_store_fence(owners->store, owners->fences, count);
-    if (rc != KL_OK && rc != KL_ESTALE)
+    if (rc != KL_OK && rc != KL_ESTALE && rc != KL_EDAMAGED)
         return end; /* stays unfenced: again in the next beat */
     for (uint32_t i = 0; i < count; i++) {
         kl__own_group *own = &owners->groups[owners->fences[i].place.shard / owners->group_shards];
-        bool stale = owners->fences[i].rc != KL_OK || own->state == KL_GROUP_STALE;
+        bool stale = owners->fences[i].rc == KL_ESTALE || own->state == KL_GROUP_STALE;
         own->state = stale ? KL_GROUP_STALE : KL_GROUP_HELD;
         owners->fence_refused = owners->fence_refused || stale;
+    }
+    for (uint32_t i = 0; i < count; i++) { /* one that is damaged keeps its group waiting, and no other */
+        kl__own_group *own = &owners->groups[owners->fences[i].place.shard / owners->group_shards];
+        if (own->state == KL_GROUP_HELD && owners->fences[i].rc != KL_OK)
+            own->state = KL_GROUP_UNFENCED;
     }
     return end;
 }

@@ -275,8 +275,10 @@ static void refused(kl__window *window, kl__held **held, size_t count)
     kl__window_free_if_done(window);
 }
 
+/* A shard that was taken over, or is damaged, is that batch's alone. */
 static void apply(kl__settles *settles, kl_rc rc)
 {
+    bool each = rc == KL_ESTALE || rc == KL_EDAMAGED;
     size_t first = 0;
     for (size_t b = 0; b < settles->count; b++) {
         kl_settle *batch = &settles->batches[b];
@@ -288,8 +290,8 @@ static void apply(kl__settles *settles, kl_rc rc)
             refused(window, held, batch->count);
             continue;
         }
-        if (rc != KL_OK && (rc != KL_ESTALE || batch->rc != KL_OK) && !KL_MUTANT(outcomes_dropped)) {
-            put_back(window, held, batch->count, rc == KL_ESTALE ? batch->rc : rc);
+        if (rc != KL_OK && (!each || batch->rc != KL_OK) && !KL_MUTANT(outcomes_dropped)) {
+            put_back(window, held, batch->count, each ? batch->rc : rc);
         } else {
             for (size_t i = 0; i < batch->count; i++)
                 applied(window, held[i]);

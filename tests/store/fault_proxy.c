@@ -227,6 +227,9 @@ static bool pretend(const struct connection *connection, const struct message *r
     bool conditional = header(request, "If-None-Match") || header(request, "If-Match");
     if (connection->proxy->fake == FAKE_DATES)
         return send_date(connection);
+    const char *token = header(request, "x-amz-security-token");
+    if (connection->proxy->fake == FAKE_EXPIRES && token && strncmp(token + strspn(token, " "), "old\r", 4) == 0)
+        return send_status(connection->client, 403, "ExpiredToken");
     if (strncmp(request->head, "PUT", 3) != 0)
         return send_status(connection->client, 404, "NoSuchKey");
     if (conditional && connection->proxy->fake == FAKE_REFUSES)

@@ -29,9 +29,9 @@ struct fault_proxy;
  * cannot be started. */
 struct fault_proxy *fault_proxy_start(int port, uint64_t seed, unsigned percent);
 /* No proxy but a server that cannot hold a store: one ignores conditions and takes every PUT, as the npm package s3rver
- * does; the other refuses conditions with 501, as OpenStack Swift's s3api does. The last one takes everything, and every
- * fourth of its answers bears a Date that is an hour ahead. */
-enum fake { FAKE_NONE, FAKE_IGNORES, FAKE_REFUSES, FAKE_DATES };
+ * does; the other refuses conditions with 501, as OpenStack Swift's s3api does. One takes everything, and every fourth of its
+ * answers bears a Date that is an hour ahead. The last one takes everything but what bears the session token "old". */
+enum fake { FAKE_NONE, FAKE_IGNORES, FAKE_REFUSES, FAKE_DATES, FAKE_EXPIRES };
 struct fault_proxy *fault_proxy_fake(enum fake fake);
 
 /* From now on a delete of several objects is answered 200, as ever, and has no effect: the answer says of one name that it

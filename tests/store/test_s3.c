@@ -73,6 +73,64 @@ TEST(whoever_signs_with_a_wrong_key_is_refused)
     kl_store_close(store);
 }
 
+/* Keys of a session, in a file as AWS's tools write it. */
+static void write_keys(const char *path, const char *token)
+{
+    FILE *file = fopen(path, "w");
+    REQUIRE(file);
+    fprintf(file,
+            "[other]\naws_access_key_id = wrong\n[default]\naws_access_key_id = key\n"
+            "aws_secret_access_key=secret\naws_session_token = %s\n",
+            token);
+    fclose(file);
+}
+
+static kl_rc put_one(kl__s3_http *http, int *ret_status)
+{
+    kl__s3_request request = {.kind = KL_S3_PUT, .name = "x", .body = kl_str("x")};
+    kl_rc rc = kl__s3_send(http, &request, 1);
+    *ret_status = request.status;
+    kl__s3_request_free(&request);
+    return rc;
+}
+
+TEST(keys_that_have_expired_are_read_again_from_their_file)
+{
+    char path[] = "/tmp/keyline-keys-XXXXXX", host[64], url[S3_URL_BYTES];
+    kl__s3_http *http = NULL;
+    int status = 0, fd = mkstemp(path);
+    struct fault_proxy *server = fault_proxy_fake(FAKE_EXPIRES);
+    REQUIRE(fd >= 0 && server);
+    close(fd);
+    (void)s3_server_new_url(url); /* it sets other keys, which are put back in the end */
+    unsetenv("AWS_ACCESS_KEY_ID");
+    setenv("AWS_SHARED_CREDENTIALS_FILE", path, 1);
+    write_keys(path, "young");
+    snprintf(host, sizeof host, "127.0.0.1:%d", fault_proxy_port(server));
+    kl__s3_site site = {.scheme = (char *)"http", .host = host, .bucket = (char *)"bucket", .path_style = true};
+    CHECK_OK(kl__s3_credentials(&site));
+    CHECK_OK(kl__s3_http_open(&site, &http));
+    CHECK_OK(put_one(http, &status));
+    kl__s3_http_close(http);
+    kl__s3_keys_free(&site);
+    write_keys(path, "old");
+    CHECK_OK(kl__s3_read_keys(&site));
+    CHECK_OK(kl__s3_http_open(&site, &http));
+    CHECK_RC(put_one(http, &status), KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), "expired");
+    write_keys(path, "new");
+    CHECK_OK(put_one(http, &status));
+    CHECK_INT(status, 200);
+    CHECK_INT(kl__s3_http_bill(http).requests[KL_S3_PUT], 3);
+    kl__s3_http_close(http);
+    kl__s3_keys_free(&site);
+    kl__free(site.region);
+    setenv("AWS_ACCESS_KEY_ID", "keyline", 1);
+    unsetenv("AWS_SHARED_CREDENTIALS_FILE");
+    unlink(path);
+    fault_proxy_stop(server);
+}
+
 TEST(what_cannot_be_opened_is_named)
 {
     char url[S3_URL_BYTES];

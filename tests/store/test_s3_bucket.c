@@ -286,7 +286,7 @@ static void check_beside_damaged(kl_store *store, uint32_t partition, bool journ
     CHECK_RC(kl_store_fence(store, fences, 2), KL_EDAMAGED);
     CHECK_INT(fences[0].rc, KL_EDAMAGED);
     CHECK_INT(fences[1].rc, KL_OK);
-    kl_ref refs[2] = {{.place = {partition, 1}, .id = stubs[1].id}, {.place = {partition, 0}, .id = stubs[1].id}};
+    kl_ref refs[2] = {{.place = {partition, 1}, .id = stubs[1].id}, {.place = {partition, 0}}};
     CHECK_OK(kl_store_read(store, refs, 2, &arena, tasks, &count)); /* it stops before the second */
     CHECK_INT(count, 1);
     CHECK_RC(kl_store_read(store, &refs[1], 1, &arena, tasks, &count), KL_EDAMAGED);

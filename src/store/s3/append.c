@@ -11,10 +11,10 @@
  * which the reply was lost; if it is a seal (seal.c), the part is refused; else the next number is tried, and after that
  * one the log is listed.
  *
- * An append to several shards of which one is sealed is refused before anything of it is written, or (where that is found out
- * too late, because another process seals it just now) what was stored of it is taken back, by this try or an earlier one
- * with the same token. If an owner has begun some of it in that moment, it is run, and will be run again by whoever is told
- * to append it elsewhere.
+ * An append to several shards of which one is sealed is refused before anything of it is written. Where that is found out too
+ * late, because another process seals it just now, what was stored of it stays if it has a token: whoever asks shard by shard
+ * with that token (queue/parts.c) learns what that is, and puts the rest elsewhere. Without a token nobody could ask; then
+ * it is taken back, and what an owner has begun in that moment will be run again.
  *
  * A1  A round has no more entries than an object may, so an append never stands in two objects of a shard: the second
  *     would be taken for a repeat of the first.
@@ -610,7 +610,6 @@ static void end_round(struct kl__s3_appender *appender, struct round *round, kl_
 {
     char error[256];
     snprintf(error, sizeof error, "%s", rc == KL_OK ? "" : kl_error_text());
-    kl__s3_tried_renew(&appender->tried);
     for (struct pending *pending = round->first; pending; pending = pending->next) {
         pending->rc = rc == KL_OK ? rc_of(appender, round, pending, pending->error) : rc;
         if (rc != KL_OK)

@@ -71,6 +71,8 @@ struct kl__s3_http {
     void *idle[KL_S3_PARALLEL];
     size_t idle_count;
     uint64_t random;
+    kl__s3_site signer; /* the site, with its keys or with newer ones */
+    unsigned keys;      /* how often they were renewed */
 };
 
 /* --- Text --- */
@@ -314,7 +316,8 @@ static bool add_headers(kl__s3_http *http, kl__s3_request *request, const char *
         snprintf(condition, sizeof condition, "if-none-match: *");
     if (request->if_match || request->absent)
         what.extra[extra++] = condition;
-    bool good = kl__s3_sign(http->site, &what, signed_) == KL_OK;
+    bool good = kl__s3_sign(&http->signer, &what, signed_) == KL_OK;
+    request->keys = http->keys;
     static const char *const plain[] = {"Expect:", "Content-Type:"};
     for (size_t i = 0; good && i < signed_->count + 2; i++) {
         struct curl_slist *longer = curl_slist_append(list, i < 2 ? plain[i] : signed_->headers[i - 2]);
@@ -460,6 +463,47 @@ static bool is_skewed(const kl__s3_request *request)
            strstr(request->reply.data, "RequestTimeTooSkewed");
 }
 
+static bool is_other(const char *a, const char *b) { return a && b ? strcmp(a, b) != 0 : a != b; }
+
+static void free_renewed(kl__s3_http *http)
+{
+    if (http->keys > 0)
+        kl__s3_keys_free(&http->signer);
+}
+
+/* Whether there are other keys than the request was signed with. */
+static bool renew_keys(kl__s3_http *http, const kl__s3_request *request)
+{
+    kl__s3_site fresh = {0};
+    if (request->keys != http->keys)
+        return true;
+    kl_rc rc = kl__s3_read_keys(&fresh);
+    bool renewed = rc == KL_OK && (is_other(fresh.access_key, http->signer.access_key) ||
+                                   is_other(fresh.secret_key, http->signer.secret_key) ||
+                                   is_other(fresh.session_token, http->signer.session_token));
+    if (!renewed) {
+        kl__s3_keys_free(&fresh);
+        return false;
+    }
+    free_renewed(http);
+    http->signer.access_key = fresh.access_key;
+    http->signer.secret_key = fresh.secret_key;
+    http->signer.session_token = fresh.session_token;
+    http->keys++;
+    return true;
+}
+
+/* Keys that were good and are no more: those of a session end after some hours, others are replaced. */
+static bool wants_keys(const kl__s3_request *request)
+{
+    static const char *const codes[] = {"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId",
+                                        "SignatureDoesNotMatch"};
+    bool wants = false;
+    for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
+        wants |= request->reply.len > 0 && strstr(request->reply.data, codes[i]);
+    return wants && (request->status == 403 || request->status == 400);
+}
+
 static void take_answer(kl__s3_http *http, CURLMsg *message)
 {
     kl__s3_request *request = NULL;
@@ -486,7 +530,7 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
         learn_date(http, request->date_ms);
     }
     pthread_mutex_unlock(&http->mutex);
-    if (goes_again(request->status) || is_skewed(request))
+    if (goes_again(request->status) || is_skewed(request) || (wants_keys(request) && renew_keys(http, request)))
         send_later(http, request);
     else
         finish(http, request);
@@ -603,6 +647,7 @@ kl_rc kl__s3_http_open(const kl__s3_site *site, kl__s3_http **ret_http)
     pthread_mutex_init(&http->mutex, NULL);
     kl__cond_init(&http->answered);
     http->site = site;
+    http->signer = *site;
     http->fresh_end = &http->fresh;
     http->random = kl__random_seed();
     http->multi = curl_multi_init();
@@ -633,6 +678,7 @@ void kl__s3_http_close(kl__s3_http *http)
     while (http->idle_count)
         curl_easy_cleanup(http->idle[--http->idle_count]);
     curl_multi_cleanup(http->multi);
+    free_renewed(http);
     pthread_cond_destroy(&http->answered);
     pthread_mutex_destroy(&http->mutex);
     kl__free(http);

@@ -59,6 +59,7 @@ typedef struct kl__s3_request {
     char etag[KL_S3_ETAG_BYTES]; /* as the server wrote it */
     int64_t date_ms;             /* of the answer; 0: it had none */
     unsigned sends;              /* more than one: an earlier one may have taken effect */
+    unsigned keys;               /* which of them it was signed with, counted from 0 */
     char problem[128];           /* when status is 0 */
     bool unreached;              /* and the server's address has nobody who answers, or does not exist */
 
@@ -75,7 +76,8 @@ void kl__s3_request_free(kl__s3_request *request);
 
 typedef struct kl__s3_http kl__s3_http;
 
-/* The site must outlive it. KL_ENOMEM, KL_ESYSTEM. */
+/* The site must outlive it. Its keys are used until the server takes them no more and others are to be had
+ * (kl__s3_read_keys). KL_ENOMEM, KL_ESYSTEM. */
 KL_MUST_USE kl_rc kl__s3_http_open(const kl__s3_site *site, kl__s3_http **ret_http);
 void kl__s3_http_close(kl__s3_http *http);
 
@@ -108,7 +110,14 @@ kl__s3_bill kl__s3_http_bill(kl__s3_http *http);
 
 /* --- sign.c --- */
 
-enum { KL_S3_SIGNED_HEADERS = 10, KL_S3_HEADER_BYTES = 4096, KL_S3_SESSION_MAX = 4000 };
+enum {
+    KL_S3_SIGNED_HEADERS = 10,
+    KL_S3_HEADER_BYTES = 4096,
+    KL_S3_SESSION_MAX = 4000, /* bytes of a token, */
+    KL_S3_SECRET_MAX = 200,   /* of a key, */
+    KL_S3_REGION_MAX = 64,    /* of a region's name, */
+    KL_S3_HOST_MAX = 200,     /* and of the endpoint's host */
+};
 
 /* Headers of a signed request, each "name: value". */
 typedef struct kl__s3_signed {
@@ -137,6 +146,8 @@ void kl__s3_encode(kl__s3_text *text, kl_bytes bytes, bool keep_slash);
 /* Fills in keys, token and (if NULL) region from the environment and the files that AWS tools use. KL_EINVAL: there are
  * none, and the sentence says where they are looked for. */
 KL_MUST_USE kl_rc kl__s3_credentials(kl__s3_site *site);
+KL_MUST_USE kl_rc kl__s3_read_keys(kl__s3_site *site); /* keys and token alone, of a site that has none */
+void kl__s3_keys_free(kl__s3_site *site);
 void kl__s3_site_free(kl__s3_site *site);
 
 #endif

@@ -368,20 +368,14 @@ kl_rc kl__s3_apply_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, con
     KL_ASSERT(number == shard->journal + 1);
     json_t *root = NULL;
     kl_rc rc = kl__s3_parse_json(body, &root);
-    if (rc == KL_OK && (!kl__s3_get_hex(root, "fence", &fence) || !kl__s3_get_int(root, "at", &at_ms)))
+    if (rc == KL_OK && (!kl__s3_get_hex(root, "fence", &fence) || !kl__s3_get_int(root, "at", &at_ms) ||
+                        !json_is_array(json_object_get(root, "items"))))
         rc = KL_EDAMAGED;
-    if (rc != KL_OK) {
-        json_decref(root);
-        return rc == KL_ENOMEM
-                   ? kl__fail_memory()
-                   : kl__s3_fail_damaged(shard, "journal", number); /* nothing behind it may be taken for true */
-    }
-    rc = apply_items(s3, shard, json_object_get(root, "items"), at_ms, body->len);
+    if (rc == KL_OK)
+        rc = apply_items(s3, shard, json_object_get(root, "items"), at_ms, body->len);
     json_decref(root);
-    if (rc == KL_ENOMEM)
-        return kl__fail_memory();
-    if (rc != KL_OK)
-        return kl__s3_fail_damaged(shard, "journal", number);
+    if (rc != KL_OK) /* nothing behind it may be taken for true */
+        return rc == KL_ENOMEM ? kl__fail_memory() : kl__s3_fail_damaged(shard, "journal", number);
     if (fence > shard->epoch)
         shard->epoch = fence;
     if (s3->caller_time && at_ms > s3->floor_ms) /* else one wrong clock would stop those of all others */
@@ -442,7 +436,7 @@ kl_rc kl__s3_apply_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_text *bod
     json_t *root = NULL;
     uint64_t tail = 0;
     kl_rc rc = kl__s3_parse_json(body, &root);
-    bool good = root && kl__s3_get_hex(root, "journal", &shard->checkpoint) &&
+    bool good = json_object_get(root, "journal") && kl__s3_get_hex(root, "journal", &shard->checkpoint) &&
                 kl__s3_get_hex(root, "epoch", &shard->epoch) && kl__s3_get_hex(root, "swept", &shard->swept) &&
                 kl__s3_get_hex(root, "tasks_swept", &shard->tasks_swept) &&
                 kl__s3_get_hex(root, "first", &shard->first) && kl__s3_get_hex(root, "tokens_to", &shard->tokens_to) &&

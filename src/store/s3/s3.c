@@ -118,9 +118,9 @@ static kl_rc set_endpoint(kl__s3 *s3, kl_bytes value)
     size_t len = value.len;
     while (len > scheme && text[len - 1] == '/')
         len--;
-    if (scheme == 0 || len == scheme || memchr(text + scheme, '/', len - scheme))
-        return kl__fail(KL_EINVAL, "endpoint is %s; it must be http://HOST:PORT or https://HOST",
-                        kl__quote(value, quoted));
+    if (scheme == 0 || len == scheme || len - scheme > KL_S3_HOST_MAX || memchr(text + scheme, '/', len - scheme))
+        return kl__fail(KL_EINVAL, "endpoint is %s; it must be http://HOST:PORT or https://HOST, of up to %d bytes",
+                        kl__quote(value, quoted), KL_S3_HOST_MAX);
     kl__free(s3->site.scheme);
     kl__free(s3->site.host);
     s3->site.scheme = copy_bytes((kl_bytes){text, scheme - 3});
@@ -275,6 +275,7 @@ static void drop_finished(kl__s3 *s3, kl__s3_shard *shard)
 
 void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard)
 {
+    bool told = shard->loaded; /* something: of others nobody has seen anything */
     while (shard->objects)
         kl__s3_object_free(shard, KL_CONTAINER(shard->objects, kl__s3_object, by_number));
     kl__s3_tokens_free(shard);
@@ -293,7 +294,7 @@ void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard)
                           .written_ns = shard->written_ns};
     memcpy(fresh.digits, shard->digits, sizeof fresh.digits);
     *shard = fresh;
-    atomic_fetch_add(&s3->clears, 1);
+    atomic_fetch_add(&s3->clears, told);
 }
 
 /* --- Partitions --- */

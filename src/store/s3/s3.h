@@ -417,18 +417,11 @@ bool kl__s3_is_sealed(kl__s3 *s3, const kl__s3_shard *shard);
 
 /* --- tried.c --- */
 
-/* Tokens of the task objects that were put to a shard in the last ten minutes. */
-typedef struct kl__s3_bearer {
-    kl_token token;
-    uint64_t number; /* of the object */
-} kl__s3_bearer;
-
+/* Tokens of the task objects that were put to a sealed shard in its last ten minutes. */
 typedef struct kl__s3_recent {
     kl__s3_shard *shard;
-    bool sealed;     /* nothing has come since it was read */
-    uint64_t to;     /* objects up to this one have been read */
-    int64_t read_ns; /* and when; 0: never */
-    kl__s3_bearer *bearers;
+    bool read;
+    kl_token *tokens;
     size_t count, room;
 } kl__s3_recent;
 
@@ -436,17 +429,14 @@ typedef struct kl__s3_recent {
 typedef struct kl__s3_tried {
     kl__s3_recent *items;
     size_t count, room;
-    int64_t since_ns;  /* when it was last used, but for this round */
-    int64_t looked_ns; /* what was known then or later is good enough */
-    bool used;
+    int64_t used_ns;
 } kl__s3_tried;
-void kl__s3_tried_renew(
-    kl__s3_tried *tried); /* something may have been put: shards that are not sealed are looked at again */
+void kl__s3_tried_renew(kl__s3_tried *tried); /* what nobody has asked for for a while goes */
 void kl__s3_tried_free(kl__s3_tried *tried);
 
 /* What is to be said to an append whose shards are all made. KL_OK: none of them is sealed, or those that are have their part
- * from an earlier try, and there[i] is set for their entries. KL_ESEALED: nothing of it is there, or not any more. KL_EBUSY
- * and other errors: it is not known. */
+ * from an earlier try, and there[i] is set for their entries. KL_ESEALED: one of them has not, and never will. KL_EBUSY and
+ * other errors: it is not known. */
 kl_rc kl__s3_judge_sealed(kl__s3 *s3, kl__s3_tried *tried, const kl_append *append, bool *there);
 kl_rc kl__s3_fail_sealed(size_t entry, kl_place place); /* KL_ESEALED, with its sentence */
 

@@ -6,8 +6,8 @@
  * finds it taken, and learns from a listing or from the object itself that it is a seal (E6). So an append was put before
  * the seal, or is refused; there is nothing in between.
  *
- * An append to several shards is refused whole. If one of them turns out to be sealed when others have their part, that part
- * is taken back (append.c): within one process that does not happen, because seals wait for the round to end. */
+ * An append to several shards is refused whole, unless one of them turns out to be sealed when others have their part
+ * (append.c): within one process that does not happen, because seals wait for the round to end. */
 #include "store/s3/s3.h"
 
 enum { TRIES_MAX = 64 };
