@@ -146,7 +146,9 @@ kl_task_id kl__param_id(kl__exchange *exchange, const char *name)
     kl_task_id id = {{0}};
     const char *text = take_param(exchange, name, &value);
     if (text && kl_id_parse(value, &id) != KL_OK)
-        complain(exchange, "the parameter %s is '%.40s', which is no id: %s", name, text, kl_error_text());
+        complain(exchange,
+                 "the parameter %s is '%.40s', which is no id; write its 36 characters, as they were answered", name,
+                 text);
     return id;
 }
 
@@ -304,7 +306,7 @@ bool kl__part_id(kl__exchange *exchange, size_t part, kl_task_id *ret_id)
 {
     if (kl_id_parse(exchange->parts[part], ret_id) == KL_OK)
         return true;
-    kl__reply_problem(exchange, 400, "bad-request", "'%.40s' is no id: %s", kl__part_text(exchange, part),
-                      kl_error_text());
+    kl__reply_problem(exchange, 400, "bad-request", "'%.40s' is no id; write its 36 characters, as they were answered",
+                      kl__part_text(exchange, part));
     return false;
 }

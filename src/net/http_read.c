@@ -21,13 +21,24 @@
 
 static void begin_body(kl__connection *connection, size_t head_len);
 
+static void refuse_target(kl__connection *connection)
+{
+    char reason[128];
+    snprintf(reason, sizeof reason, "The target of the request is longer than %zu bytes; send what it says in a body.",
+             connection->loop->http->opts.head_bytes_max / 2);
+    kl__connection_refuse(connection, 414, reason);
+}
+
 /* A head that has no end within the limit: its first line is too long, or all of it. */
 static void refuse_long(kl__connection *connection, size_t len)
 {
+    char reason[128];
+    snprintf(reason, sizeof reason, "The head of the request is longer than %zu bytes; send fewer or shorter fields.",
+             connection->loop->http->opts.head_bytes_max);
     if (memchr(connection->in, '\n', len))
-        kl__connection_refuse(connection, 431, "The head of the request is longer than allowed.");
+        kl__connection_refuse(connection, 431, reason);
     else
-        kl__connection_refuse(connection, 414, "The target of the request is longer than allowed.");
+        refuse_target(connection);
 }
 
 /* False: the head is not complete. */
@@ -53,7 +64,7 @@ static bool parse_head(kl__connection *connection)
     else if (parsed == KL_PARSED_REFUSED)
         kl__connection_refuse(connection, refused.status, refused.reason);
     else if (turn->request.head.target.len > max / 2)
-        kl__connection_refuse(connection, 414, "The target of the request is longer than allowed.");
+        refuse_target(connection);
     else
         begin_body(connection, used);
     return true;

@@ -275,9 +275,12 @@ void kl__route_serve(void *context, kl__request *request)
         refuse_route(exchange);
     else if (!admit(exchange))
         return;
-    else if (!take_parts(exchange, segments, count) || !take_params(exchange))
+    else if (!take_parts(exchange, segments, count))
+        kl__reply_problem(exchange, 400, "bad-request", "the path has a wrong escape; write bytes as %%2F");
+    else if (!take_params(exchange))
         kl__reply_problem(exchange, 400, "bad-request",
-                          "the path or query has a wrong escape, or more than %d parameters", KL_PARAMS_MAX);
+                          "the query has a wrong escape (bytes are written as %%2F), or more than %d parameters",
+                          KL_PARAMS_MAX);
     else
         go(exchange);
 }

@@ -69,7 +69,8 @@ static kl_rc read_schedule(kl_queue *queue, const char *name, kl_arena *arena, k
     if (rc != KL_OK)
         return rc;
     if (record.version == 0)
-        return kl__fail(KL_ENOTFOUND, "the queue %s has no schedule %s; list its schedules to see those that it has", queue->name, name);
+        return kl__fail(KL_ENOTFOUND, "the queue %s has no schedule %s; list its schedules to see those that it has",
+                        queue->name, name);
     rc = kl__schedule_decode(&record, prefix_len(queue), arena, ret_schedule);
     if (rc == KL_OK)
         ret_schedule->seen_ns = seen_ns;

@@ -279,7 +279,7 @@ kl_task_id kl__json_id(kl__json *from, const char *field)
     const json_t *value = required(from, field);
     kl_bytes text = {json_string_value(value), json_string_length(value)};
     if (value && from->rc == KL_OK && (!text.data || kl_id_parse(text, &id) != KL_OK))
-        kl__json_damaged(from, field, "is no task id");
+        kl__json_damaged(from, field, "is no id");
     return id;
 }
 

@@ -11,6 +11,10 @@
 #include "base/times.h"
 #include "queue/json.h"
 
+/* Longer ones are a mistake: this is some 270 years. */
+enum { DAYS_MAX = 100000 };
+#define DURATION_MS_MAX (INT64_C(86400000) * DAYS_MAX)
+
 /* The object while it is read. */
 struct reading {
     kl_arena *arena;
@@ -96,15 +100,21 @@ static bool read_duration(const struct reading *reading, const json_t *value, in
     int64_t ms;
     if (!json_is_string(value) || !kl__duration_parse(json_string_value(value), &ms) || ms == 0)
         return refuse(reading, "must be a duration such as \"250ms\", \"5s\", \"2m\", \"1h\" or \"7d\"");
+    if (ms > DURATION_MS_MAX)
+        return refuse(reading, "is longer than %dd; make it shorter", DAYS_MAX);
     *ret_ms = ms;
     return true;
 }
 
 static bool read_time(const struct reading *reading, const json_t *value, int64_t *ret_ms)
 {
-    int64_t ms;
-    if (!json_is_string(value) || !kl__time_parse(json_string_value(value), reading->now_ms, &ms) || ms <= 0)
-        return refuse(reading, "must be a time such as \"2026-11-15T18:00:00Z\" or \"+5m\"");
+    int64_t ms = json_integer_value(value); /* 0 of anything else */
+    bool text = json_is_string(value) && kl__time_parse(json_string_value(value), reading->now_ms, &ms);
+    if ((!text && !json_is_integer(value)) || ms <= 0)
+        return refuse(reading,
+                      "must be a time such as \"2026-11-15T18:00:00Z\" or \"+5m\", or milliseconds since 1970");
+    if (ms > KL_ID_MS_MAX)
+        return refuse(reading, "is after the year 2527; make it earlier");
     *ret_ms = ms;
     return true;
 }
@@ -123,6 +133,8 @@ static bool read_headers(const struct reading *reading, json_t *value)
     {
         if (!kl_arena_copy(reading->arena, kl_str(name), &headers[count].name))
             return refuse(reading, "is too much for the memory there is");
+        if (!json_is_string(text) && !is_base64(text))
+            return refuse(reading, "has values that are no texts; write {\"name\": \"value\"}");
         if (!read_bytes(reading, text, &headers[count].value))
             return false;
         count++;
@@ -245,20 +257,32 @@ static bool read_field(const struct reading *reading, enum field field, json_t *
     }
 }
 
+static bool is_given(const json_t *object, const char *name)
+{
+    const json_t *value = json_object_get(object, name);
+    return value && !json_is_null(value);
+}
+
 static bool read_fields(struct reading *reading, json_t *object)
 {
     const char *name;
     json_t *value;
-    if (json_object_get(object, "in") && json_object_get(object, "at")) {
+    if (is_given(object, "in") && is_given(object, "at")) {
         reading->field = "in";
         return refuse(reading, "and \"at\" both say when; keep one of the two");
     }
     json_object_foreach(object, name, value)
     {
+        enum field field = find_field(name);
         reading->field = name;
-        if (!read_field(reading, find_field(name), value))
+        if (json_is_null(value) && field != PAYLOAD && field != FIELDS)
+            continue; /* as it is shown where there is none */
+        if (!read_field(reading, field, value))
             return false;
     }
+    reading->field = "unique_for";
+    if (reading->task->unique_ms > 0 && reading->task->unique.len == 0)
+        return refuse(reading, "says for how long, but there is no \"unique\"; add that, or leave both out");
     return true;
 }
 

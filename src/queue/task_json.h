@@ -4,10 +4,12 @@
  *     payload        text, or {"base64": "..."}, or any other JSON, which is stored as its text
  *     priority, attempts                       whole numbers
  *     in, timeout, unique_for                  durations: "5s"
- *     at                                       a time: "2026-11-15T18:00:00Z", "+5m"
+ *     at                                       a time: "2026-11-15T18:00:00Z", "+5m", or milliseconds since 1970
  *     headers                                  an object of texts
  *     tags                                     an array of texts
- *     partition                                text */
+ *     partition                                text
+ *
+ * null is as if the field were not there, but of the payload. */
 #ifndef KL_QUEUE_TASK_JSON_H
 #define KL_QUEUE_TASK_JSON_H
 

@@ -505,8 +505,20 @@ static const struct refusal refusals[] = {
     {"PATCH", ORDERS, "{\"rate\": 1.5}", 400, "bad-request", "or null for none"},
     {"PATCH", ORDERS, "{\"head_policy\": \"stop\"}", 400, "bad-request", "continue, halt or drain"},
     {"PATCH", ORDERS, "{\"partition_stores\": [7]}", 400, "bad-request", "\"partition_stores\" is no text"},
+    {"POST", ORDERS "/tasks", "{\"in\": \"9999999d\"}", 400, "bad-request", "\"in\" is longer than 100000d"},
+    {"POST", ORDERS "/tasks", "{\"at\": \"9999-01-01T00:00:00Z\"}", 400, "bad-request",
+     "\"at\" is after the year 2527"},
+    {"POST", ORDERS "/tasks", "{\"in\": \"1s\", \"at\": 1}", 400, "bad-request", "both say when"},
+    {"POST", ORDERS "/tasks", "{\"unique_for\": \"1s\"}", 400, "bad-request", "there is no \"unique\""},
+    {"POST", ORDERS "/tasks", "{\"headers\": {\"a\": 1}}", 400, "bad-request",
+     "\"headers\" has values that are no texts"},
+    {"POST", ORDERS "/tasks", "{\"tasks\": []}", 400, "bad-request", "send 1 to 10000"},
+    {"POST", ORDERS "/finish", "{\"items\": []}", 400, "bad-request", "\"items\" is empty; send 1 to 10000"},
+    {"POST", ORDERS "/jobs", "{\"in\": \"9999999d\"}", 400, "bad-request", "\"in\" is longer than 100000d"},
+    {"GET", ORDERS "/jobs/7", NULL, 400, "bad-request", "'7' is no id; write its 36 characters"},
+    {"GET", ORDERS "/schedules/none", NULL, 404, "not-found", "list its schedules"},
     {"POST", ORDERS "/pause", "{\"why\": 1}", 400, "bad-request", "\"why\" is no field here; send no body"},
-    {"POST", ORDERS "/dead/retry", "{\"job\": \"x\"}", 400, "bad-request", "\"job\" is no task id"},
+    {"POST", ORDERS "/dead/retry", "{\"job\": \"x\"}", 400, "bad-request", "\"job\" is no id"},
     {"POST", ORDERS "/dead/retry", "{\"max\": 0}", 400, "bad-request", "\"max\" is 0"},
     {"POST", ORDERS "/dead/retry", "{\"from\": \"soon\"}", 400, "bad-request", "\"from\" is no time"},
     {"POST", ORDERS "/dead/retry", "{\"to\": \"x\"}", 400, "bad-request", "\"to\" is no field"},
@@ -536,6 +548,25 @@ TEST(what_is_wrong_is_refused_by_name_and_nothing_is_done)
     CHECK_STR(asking_field(&rig, "dead"), "1");
     CHECK_INT(asking_say(&rig, "GET", "/v1/queues", NULL), 200);
     CHECK_INT(items(&rig), 1);
+    asking_close(&rig);
+}
+
+/* What is shown as null may be put as null, and a query of nothing is none. */
+TEST(null_is_as_if_the_field_were_not_there)
+{
+    struct asking rig;
+    if (!open_orders(&rig))
+        return;
+    CHECK_INT(
+        asking_say(&rig, "POST", ORDERS "/tasks",
+                   "{\"key\": null, \"kind\": null, \"at\": null, \"in\": null, \"timeout\": null, \"tags\": null, "
+                   "\"headers\": null, \"priority\": null, \"unique_for\": null, \"payload\": \"x\"}"),
+        201);
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/claim", "{\"wait_ms\": 30000}"), 200);
+    CHECK_STR(asking_field(&rig, "items.0.key"), "null");
+    CHECK_STR(asking_field(&rig, "items.0.kind"), "null");
+    CHECK_STR(asking_field(&rig, "items.0.payload"), "x");
+    CHECK_INT(asking_say(&rig, "GET", "/v1/queues?&&", NULL), 200);
     asking_close(&rig);
 }
 

@@ -135,8 +135,8 @@ TEST(a_field_of_another_type_or_out_of_range_is_named)
     DAMAGED("{\"f\":{\"base64\":\"abc\"}}", kl__json_bytes(&from, "f", &arena), "is no base64");
     DAMAGED("{\"f\":{\"base64\":\"ab?=\"}}", kl__json_bytes(&from, "f", &arena), "is no base64");
     DAMAGED("{\"f\":{\"base64\":\"YQBi\"}}", kl__json_text(&from, "f", &arena), "has a zero byte in it");
-    DAMAGED("{\"f\":\"x\"}", kl__json_id(&from, "f"), "is no task id");
-    DAMAGED("{\"f\":7}", kl__json_id(&from, "f"), "is no task id");
+    DAMAGED("{\"f\":\"x\"}", kl__json_id(&from, "f"), "is no id");
+    DAMAGED("{\"f\":7}", kl__json_id(&from, "f"), "is no id");
     DAMAGED("{\"f\":7}", kl__json_array_of(&from, "f", 3), "is no list");
     DAMAGED("{\"f\":[1,2]}", kl__json_array_of(&from, "f", 1), "has too many items");
     DAMAGED("{\"f\":7}", kl__json_inner(&from, "f").rc, "is no object");
