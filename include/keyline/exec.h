@@ -14,11 +14,16 @@
  *     holds its key until it ends; it holds no thread and no other key. Position is the order of submission: calls of
  *     one thread keep their order, calls of several threads are ordered as they happen to arrive.
  *   - Memory is bounded: each shard holds at most shard_capacity tasks, running ones included, and beside them up to a
- *     quarter as many while that many keys wait for a retry. Its 88 bytes for each place are taken when the executor is
- *     opened. Tasks behind one that is retried or paused take places like all others: who submits them faster than they
- *     end fills the shard, and then its other keys wait too. KL_NO_WAIT and kl_exec_key_show tell in time.
+ *     quarter as many while that many cannot run. Its 88 bytes for each place are taken when the executor is opened.
+ *   - A blocked key blocks nobody. A key is blocked from when a task of it has to wait for a retry, or it is paused, until
+ *     one of its tasks is done or it has none left. Tasks of blocked keys, and tasks that are not due, may take up half of
+ *     a shard's places together, and a key what the others leave of that: a quarter of the places if it is the only one.
+ *     A submit beyond that gets KL_EFULL at once, and the shard's other keys go on. What a key had in line before it was
+ *     blocked stays, so only keys that are many, or fill the shard first and then fail, can still take all of it.
  *
- * Every function is safe from any thread, also from inside a task, unless it says otherwise. Times are milliseconds. */
+ * Every function is safe from any thread, also from inside a task, unless it says otherwise. Times are milliseconds.
+ * KL_EINVAL: the executor, or a pointer to what is to be read or set, is NULL where nothing says that it may be. A kl_run
+ * is never NULL. */
 #ifndef KEYLINE_EXEC_H
 #define KEYLINE_EXEC_H
 
@@ -37,13 +42,14 @@ extern "C" {
 #define KL_EXEC_SHARDS_MAX         256
 #define KL_EXEC_THREADS_MAX        1024
 #define KL_EXEC_SHARD_CAPACITY_MAX (1 << 24)
+#define KL_EXEC_PLACES_MAX         (1 << 26) /* shards times capacity: about 6 GB */
 #define KL_EXEC_ATTEMPTS_MAX       10000
 #define KL_EXEC_WAIT_MS_MAX        (INT64_C(100) * 365 * 24 * 3600 * 1000) /* a century: sums with a clock never overflow */
 #define KL_EXEC_ERROR_BYTES        256 /* what is kept of an attempt's error text, terminator included */
 
 typedef struct kl_exec kl_exec;
 typedef struct kl_run kl_run; /* one attempt of one task, valid while its function runs */
-typedef uint64_t kl_exec_id;  /* a submitted task; never 0, and not used again for at least 2^32 tasks of its shard */
+typedef uint64_t kl_exec_id;  /* a submitted task; never 0, and not used again for at least 2^36 tasks of its shard */
 
 /* A task's function. It runs on one of the executor's threads and may block, submit (also to its own key), or end its
  * thread: an attempt that ends in pthread_exit or cancellation counts as KL_RETRY, and the thread is replaced. */
@@ -77,8 +83,8 @@ typedef struct kl_exec_opts {
     size_t size;
     int64_t shards;            /* KEYLINE_EXEC_SHARDS: 4 */
     int64_t threads;           /* KEYLINE_EXEC_THREADS: the cores this process may use */
-    int64_t shard_capacity;    /* KEYLINE_EXEC_SHARD_CAPACITY: 128 tasks per shard; keys that wait for a retry count
-                                * only beyond a quarter of that */
+    int64_t shard_capacity;    /* KEYLINE_EXEC_SHARD_CAPACITY: 128 tasks per shard; those that cannot run count only
+                                * beyond a quarter of that */
     int64_t submit_timeout_ms; /* KEYLINE_EXEC_SUBMIT_TIMEOUT: 100 ms; KL_NO_WAIT and KL_FOREVER are allowed */
     int64_t attempts_max;      /* KEYLINE_EXEC_ATTEMPTS_MAX: 8 */
     int64_t backoff_base_ms;   /* KEYLINE_EXEC_BACKOFF_BASE: 100 ms, doubled after each failure, with jitter */
@@ -98,7 +104,7 @@ typedef struct kl_exec_opts {
 KL_API KL_MUST_USE kl_rc kl_exec_opts_from_env(kl_exec_opts *opts);
 
 /* Opens an executor and starts its threads. NULL options: all defaults; the environment is not read.
- * KL_EINVAL: a setting is out of range. KL_ENOMEM. KL_ESYSTEM: a thread could not be started. */
+ * KL_EINVAL: a setting is out of range, or shards times capacity is. KL_ENOMEM. KL_ESYSTEM: a thread could not be started. */
 KL_API KL_MUST_USE kl_rc kl_exec_open(const kl_exec_opts *opts, kl_exec **ret_exec);
 
 /* Settings of one task. NULL or zero: defaults. */
@@ -107,9 +113,9 @@ typedef struct kl_exec_task_opts {
     int64_t priority;     /* KL_PRIORITY_MIN..KL_PRIORITY_MAX, 0 */
     int64_t attempts_max; /* the executor's */
     int64_t delay_ms;     /* not before this long from now: it joins its key's line when it is due */
-    int64_t deadline_ms;  /* this long from now it is over: a waiting task ends as timed out, a running one is asked
-                                * to stop (kl_run_cancelled) and not retried. Either way it ends as KL_DEAD with
-                                * KL_ETIMEDOUT, at once if its next attempt would be due later */
+    int64_t deadline_ms;  /* this long from now it is over: a waiting task ends as KL_DEAD with KL_ETIMEDOUT, at once if
+                                * its next attempt would be due later. A running one is asked to stop (kl_run_cancelled):
+                                * returning KL_DONE it is done, late as it is, and else it ends like the waiting one */
     int64_t submit_timeout_ms; /* the executor's */
     kl_end_fn *end;            /* this task's own report, whatever the outcome; called before on_failure */
     void *end_ctx;
@@ -117,8 +123,10 @@ typedef struct kl_exec_task_opts {
 
 /* Hands over one task. No key (length 0): no order asked. The key is copied. Waits while the shard is full; inside a task
  * or a report of the same executor it never waits, because the waiter might be what everybody waits for.
- * KL_EINVAL: fn is NULL, the key is too long, an option is out of range. KL_EFULL: no room in time; kl_exec_last_full()
- * has the figures. KL_ECLOSED: the executor has been stopped. KL_ENOMEM. In each case nothing was taken. */
+ * KL_EINVAL: fn is NULL, the key is too long, an option is out of range. KL_EFULL: no room in time, or its key is blocked,
+ * or the task delayed, and there are enough of those (see above): that is said at once, since waiting would hold up the
+ * caller's other keys, unless the timeout is KL_FOREVER. kl_exec_last_full() has the figures. KL_ECLOSED: the executor has
+ * been stopped. KL_ENOMEM. In each case nothing was taken. */
 KL_API KL_MUST_USE kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx,
                                         const kl_exec_task_opts *opts, kl_exec_id *ret_id);
 
@@ -131,16 +139,18 @@ typedef struct kl_exec_task {
 
 /* Hands over many tasks at once, several times cheaper than one by one. ret_ids (or NULL) gets one id per task, 0 for a
  * task that was not taken; ret_taken (or NULL) gets how many were. Unlike elsewhere, both are also set on failure: what
- * was not taken is the end of its shards' share, so for each key the tasks taken are its first ones, in order.
- * KL_EINVAL: some task is not valid; none was taken. KL_EFULL, KL_ECLOSED, KL_ENOMEM: as for submit, for those not taken. */
+ * was not taken is the end of its shards' or keys' share, so for each key the tasks taken are its first ones, in order.
+ * KL_EINVAL: some task is not valid; none was taken. KL_EFULL, KL_ECLOSED, KL_ENOMEM: as for submit, for those not taken.
+ * When only blocked keys are refused, the tasks of all others are taken, unless more than 64 keys are. */
 KL_API KL_MUST_USE kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t count,
                                               kl_exec_id *ret_ids, size_t *ret_taken);
 
-/* Which shard was full at this thread's last KL_EFULL, and how full. */
+/* Which shard was full at this thread's last KL_EFULL, and how full; zeros before the first. */
 typedef struct kl_exec_full {
     uint32_t shard;
     uint32_t length;
     uint32_t capacity;
+    bool blocked; /* there was room, but not for more that cannot run: the key is blocked or the task delayed */
 } kl_exec_full;
 
 KL_API kl_exec_full kl_exec_last_full(void);
@@ -211,7 +221,8 @@ KL_API void kl_run_retry_after(kl_run *run, int64_t delay_ms); /* instead of the
 
 /* Stops taking tasks and waits until all that were taken have ended, with their retries, in order. When wait_ms passes
  * first, the rest is given up as by kl_exec_abort and KL_ETIMEDOUT is returned once running tasks have returned. Called
- * inside a task it starts the drain and returns KL_EBUSY at once. Any number of calls, from any threads, is fine. */
+ * inside a task it starts the drain and returns KL_EBUSY at once. KL_ECLOSED: all have ended, but some were given up by an
+ * abort, or by another drain whose time had passed. Any number of calls, from any threads, is fine. */
 KL_API KL_MUST_USE kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms);
 
 /* Stops taking tasks, ends those not running as KL_CANCELLED with rc KL_ECLOSED, asks the running ones to stop, and waits

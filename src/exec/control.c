@@ -45,7 +45,7 @@ static bool is_alive(const kl__shard *shard, const kl__exec_task *task, kl_exec_
  * one, before it in the inbox, is under way. */
 static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__exec_task **ret_task)
 {
-    uint64_t index = id & ((UINT64_C(1) << exec->index_bits) - 1);
+    uint64_t index = (id & ((UINT64_C(1) << exec->index_bits) - 1)) - 1; /* of no id: far too large */
     uint64_t shard_index = (id >> exec->index_bits) & ((UINT64_C(1) << exec->shard_bits) - 1);
     if (shard_index >= exec->shard_count || index >= exec->shards[shard_index].task_count)
         return fail_gone();
@@ -71,6 +71,8 @@ static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__
 
 kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
 {
+    if (!exec)
+        return kl__exec_fail_null("kl_exec_cancel", "exec");
     kl__shard *shard = NULL;
     kl__exec_task *task = NULL;
     kl_rc rc = find_task(exec, id, &shard, &task);
@@ -113,6 +115,8 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
 {
     kl__shard *shard = NULL;
     kl__exec_task *task = NULL;
+    if (!exec || !ret_status)
+        return kl__exec_fail_null("kl_exec_status_of", exec ? "ret_status" : "exec");
     kl_rc rc = find_task(exec, id, &shard, &task);
     if (rc != KL_OK)
         return rc;
@@ -136,6 +140,8 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
 /* Returns with the mutex of the key's shard held and its inbox empty. */
 static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
 {
+    if (!exec)
+        return kl__exec_fail_null("a call about a key", "exec");
     kl_rc rc = kl__exec_check_key(key);
     if (rc != KL_OK)
         return rc;
@@ -161,6 +167,8 @@ kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
     };
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
+    if (!ret_info)
+        return kl__exec_fail_null("kl_exec_key_show", "ret_info");
     kl_rc rc = enter(exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
@@ -178,7 +186,8 @@ kl_rc kl_exec_key_pause(kl_exec *exec, kl_bytes key)
     if (rc != KL_OK)
         return rc;
     if (atomic_load(&exec->phase) != KL_EXEC_OPEN)
-        rc = kl__fail(KL_ECLOSED, "the executor is stopping; a paused key would keep it from ending");
+        rc = kl__fail(KL_ECLOSED,
+                      "the executor is stopping, and a paused key would keep it from ending; drain the key instead");
     else if (kl__lanes_pause(shard->lanes, &lane_key, kl__exec_now_ms(exec)) != KL_OK)
         rc = kl__fail_memory();
     leave(shard);
@@ -211,7 +220,7 @@ kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key)
     else if (running)
         rc = kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or skip it once it has failed");
     else
-        rc = kl__fail(KL_ENOTFOUND, "the key has no task to skip");
+        rc = kl__fail(KL_ENOTFOUND, "the key has no task to skip; kl_exec_key_show tells what it has");
     leave(shard);
     return rc;
 }
@@ -269,7 +278,7 @@ static kl_rc enter_all(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__l
 
 kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
 {
-    if (kl__inside == exec)
+    if (exec && kl__inside == exec)
         return kl__fail(KL_EBUSY,
                         "a barrier inside a task would wait for the task itself; submit what comes after it instead");
     int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
@@ -286,7 +295,10 @@ kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
             ;
         if (!barrier.reached) {
             kl__lanes_forget(shard->lanes, &lane_key, &barrier.lane);
-            rc = kl__fail(KL_ETIMEDOUT, "not everything before the barrier ended within %lld ms",
+            rc = kl__fail(KL_ETIMEDOUT,
+                          "not everything before the barrier ended within %lld ms; wait again, or ask kl_exec_key_show "
+                          "what the key "
+                          "is doing",
                           (long long)(wait_ms < 0 ? 0 : wait_ms));
         }
     }

@@ -14,10 +14,13 @@
 #include <string.h>
 
 #include "base/random.h"
+#include "base/text.h"
 #include "base/wait.h"
 #include "exec/hand.h"
 
 enum { BATCH_CHUNK = 64, YIELDS = 16, LOOK_NS = 2000000, LOG_LINE_BYTES = 512 };
+enum { QUOTED_KEY_BYTES = 100 };
+enum { REFUSED_MAX = 64 }; /* keys of a batch that may be refused before it is cut short */
 
 _Thread_local const kl_exec *kl__inside;
 static _Thread_local kl_exec_full last_full;
@@ -27,6 +30,8 @@ struct order {
     const kl_exec_task *task;
     kl__shard *shard;
     uint32_t hash;
+    bool careful; /* its key may be blocked, or it is delayed: it must be admitted before it may claim a place */
+    bool refused; /* it was not */
     kl__lane_mark mark;
     int64_t timeout_ms;
     kl__task_extra *extra; /* ours until the place is claimed */
@@ -97,7 +102,7 @@ static kl_rc build(kl_exec *exec, const kl__clock *clock)
         if (rc != KL_OK)
             return rc;
     }
-    exec->index_bits = bits_for(exec->shards[0].task_count);
+    exec->index_bits = bits_for(exec->shards[0].task_count + 1);
     exec->thread_count = (uint32_t)exec->opts.threads;
     return start_threads(exec);
 }
@@ -124,7 +129,7 @@ kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl__clock *clock, kl_ex
 kl_rc kl_exec_open(const kl_exec_opts *opts, kl_exec **ret_exec)
 {
     if (!ret_exec)
-        return kl__fail(KL_EINVAL, "kl_exec_open: ret_exec is NULL; pass where the executor is to be stored");
+        return kl__exec_fail_null("kl_exec_open", "ret_exec");
     return kl__exec_open_with(opts, NULL, ret_exec);
 }
 
@@ -154,6 +159,13 @@ void kl_exec_close(kl_exec *exec)
 }
 
 /* --- Checking and routing --- */
+
+kl_rc kl__exec_fail_null(const char *call, const char *argument)
+{
+    return kl__fail(KL_EINVAL, "%s: %s is NULL; pass %s", call, argument,
+                    strcmp(argument, "exec") == 0 ? "an executor that kl_exec_open has opened"
+                                                  : "the address of what is to be read or set");
+}
 
 kl_rc kl__exec_check_key(kl_bytes key)
 {
@@ -196,9 +208,11 @@ static kl_rc add_extra(kl_exec *exec, struct order *order, const kl_exec_task_op
     return KL_OK;
 }
 
+static bool is_delayed(const struct order *order) { return order->extra && order->extra->delayed; }
+
 static void drop_order(struct order *order)
 {
-    if (order->extra && order->extra->delayed)
+    if (is_delayed(order))
         atomic_fetch_sub(&order->shard->delayed, 1);
     kl__free(order->extra);
     kl__free(order->far_key);
@@ -243,8 +257,12 @@ static inline kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct orde
             return rc;
     }
     route(exec, ret_order);
-    if (KL_UNLIKELY(ret_order->extra && ret_order->extra->delayed))
+    if (KL_UNLIKELY(kl__lane_signs_say(ret_order->shard->signs, ret_order->hash)))
+        ret_order->careful = true;
+    if (KL_UNLIKELY(is_delayed(ret_order))) {
+        ret_order->careful = true;
         atomic_fetch_add(&ret_order->shard->delayed, 1); /* before it is handed over: those after it are stamped */
+    }
     return KL_OK;
 }
 
@@ -311,13 +329,51 @@ static inline void announce(kl__shard *shard, uint64_t number, bool urgent)
         kl__exec_announce(shard->exec, number + 1 - atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed));
 }
 
-static kl_rc fail_full(kl__shard *shard)
+static void note_full(kl__shard *shard)
 {
     uint64_t length = kl__inbox_length(&shard->inbox), capacity = shard->inbox.capacity;
-    last_full = (kl_exec_full){shard->index, (uint32_t)(length < capacity ? length : capacity), (uint32_t)capacity};
+    last_full =
+        (kl_exec_full){shard->index, (uint32_t)(length < capacity ? length : capacity), (uint32_t)capacity, false};
     atomic_fetch_add_explicit(&shard->full, 1, memory_order_relaxed);
+}
+
+static kl_rc fail_full(kl__shard *shard)
+{
+    note_full(shard);
     return kl__fail(KL_EFULL, "shard %u is full (%u of %u tasks); submit again later, or raise shard_capacity",
                     last_full.shard, last_full.length, last_full.capacity);
+}
+
+/* Why a key's tasks cannot run. */
+static const char *reason_of(kl__lane_state state)
+{
+    switch (state) {
+    case KL_LANE_RETRYING:
+        return "waits for a retry";
+    case KL_LANE_PAUSED:
+        return "is paused";
+    default:
+        return "has failed and not yet been done";
+    }
+}
+
+/* The shard has room, but not for more of what cannot run. */
+static kl_rc fail_refused(const struct order *order, const kl__refusal *refusal)
+{
+    char key[QUOTED_KEY_BYTES];
+    kl__shard *shard = order->shard;
+    note_full(shard);
+    last_full.blocked = true;
+    if (refusal->state == KL_LANE_DELAYED)
+        return kl__fail(KL_EFULL,
+                        "%u tasks of shard %u cannot run yet, and those together may take up half of its %u places; "
+                        "submit this one when it is due, or raise shard_capacity",
+                        refusal->stuck, shard->index, last_full.capacity);
+    return kl__fail(KL_EFULL,
+                    "key '%s' %s with %u tasks; tasks that cannot run, %u in shard %u, may take up half of its %u "
+                    "places; submit again when the key runs, or resume, skip or drain it",
+                    kl__text_quote(order->task->key, key, sizeof key), reason_of(refusal->state), refusal->key_tasks,
+                    refusal->stuck, shard->index, last_full.capacity);
 }
 
 static kl_rc fail_closed(void)
@@ -361,19 +417,25 @@ static int64_t wait_until(const kl_exec *exec, int64_t timeout_ms)
     return kl__deadline_ns(timeout_ms);
 }
 
+/* The next shard, for a task without a key. */
+static void go_elsewhere(kl_exec *exec, struct order *order)
+{
+    kl__shard *from = order->shard;
+    order->shard = &exec->shards[(from->index + 1) % exec->shard_count];
+    if (is_delayed(order)) {
+        atomic_fetch_add(&order->shard->delayed, 1);
+        atomic_fetch_sub(&from->delayed, 1);
+    }
+}
+
 /* A task without a key may go to any shard that has room. */
 static kl_rc claim_anywhere(kl_exec *exec, struct order *order, uint64_t *ret_number)
 {
     uint64_t count;
     kl_rc rc = KL_EFULL;
-    kl__shard *first = order->shard;
     for (uint32_t i = 1; i < exec->shard_count && rc == KL_EFULL; i++) {
-        order->shard = &exec->shards[(first->index + i) % exec->shard_count];
+        go_elsewhere(exec, order);
         rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
-    }
-    if (order->extra && order->extra->delayed) {
-        atomic_fetch_add(&order->shard->delayed, 1);
-        atomic_fetch_sub(&first->delayed, 1);
     }
     return rc;
 }
@@ -395,10 +457,33 @@ static kl_rc claim_patiently(kl_exec *exec, struct order *order, uint64_t *ret_n
     return rc;
 }
 
+/* Asks whether an order that needs care may come in; one without a key may at any shard. Waiting would hold up the
+ * caller's other keys, so only who has said to wait for ever does. Records the sentence if it may not. */
+static kl_rc admit(kl_exec *exec, struct order *order)
+{
+    kl__lane_key key = {order->task->key, order->hash};
+    bool patient = order->timeout_ms == KL_FOREVER && kl__inside != exec;
+    uint32_t shards = key.bytes.len > 0 ? 1 : exec->shard_count;
+    kl__refusal refusal;
+    kl_rc rc = KL_EFULL;
+    for (uint32_t i = 1; rc == KL_EFULL && i <= shards; i++) {
+        rc = kl__shard_admit(order->shard, &key, is_delayed(order), patient && i == shards, &refusal);
+        if (rc == KL_EFULL && i < shards)
+            go_elsewhere(exec, order);
+    }
+    order->refused = rc == KL_EFULL;
+    return rc == KL_OK ? KL_OK : rc == KL_EFULL ? fail_refused(order, &refusal) : fail_closed();
+}
+
 static kl_rc submit_order(kl_exec *exec, struct order *order, kl_exec_id *ret_id)
 {
     uint64_t number, count;
-    kl_rc rc = kl__inbox_claim(&order->shard->inbox, 1, &number, &count);
+    kl_rc rc = KL_UNLIKELY(order->careful) ? admit(exec, order) : KL_OK;
+    if (KL_UNLIKELY(rc != KL_OK)) {
+        drop_order(order);
+        return rc;
+    }
+    rc = kl__inbox_claim(&order->shard->inbox, 1, &number, &count);
     if (KL_UNLIKELY(rc == KL_EFULL))
         rc = claim_patiently(exec, order, &number);
     if (KL_UNLIKELY(rc != KL_OK)) {
@@ -417,6 +502,8 @@ kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, con
                      kl_exec_id *ret_id)
 {
     struct order order;
+    if (KL_UNLIKELY(!exec))
+        return kl__exec_fail_null("kl_exec_submit", "exec");
     kl_exec_task task = {key, fn, ctx, opts};
     kl_rc rc = prepare(exec, &task, &order);
     if (KL_UNLIKELY(rc != KL_OK))
@@ -433,37 +520,89 @@ struct share {
     uint64_t next; /* number of the next one */
 };
 
-/* Submits what found no place at once, one by one and so in order; once one fails, its shard takes no more of the chunk.
- * Returns how many were taken, and why not all. */
-static size_t submit_rest(kl_exec *exec, struct order *orders, size_t count, kl_exec_id *ids, kl_rc *ret_rc)
+/* A batch on its way. Keys that were refused get no more of it, for then they would not have its first tasks. */
+struct batch {
+    kl_exec *exec;
+    kl_rc rc;     /* why not all was taken */
+    bool is_over; /* no chunk follows */
+    bool careful; /* some order needs care */
+    uint32_t refused_count;
+    struct order_key {
+        const kl__shard *shard;
+        uint32_t hash;
+    } refused[REFUSED_MAX];
+};
+
+static bool has_key(const struct order *order, struct order_key key)
+{
+    return order->hash == key.hash && order->shard == key.shard && order->task->key.len > 0;
+}
+
+static bool was_refused(const struct batch *batch, const struct order *order)
+{
+    for (uint32_t i = 0; i < batch->refused_count; i++)
+        if (has_key(order, batch->refused[i]))
+            return true;
+    return false;
+}
+
+/* An order that another of the same key before it in the chunk must not be overtaken by. */
+static bool needs_care(const struct batch *batch, const struct order *orders, size_t at)
+{
+    for (size_t i = 0; i < at; i++)
+        if (orders[i].careful && has_key(&orders[at], (struct order_key){orders[i].shard, orders[i].hash}))
+            return true;
+    return orders[at].careful || was_refused(batch, &orders[at]);
+}
+
+/* After an order was not taken: true if nothing more may go to its shard. */
+static bool note_failure(struct batch *batch, const struct order *order, kl_rc rc)
+{
+    batch->rc = rc;
+    if (order->refused && order->task->key.len == 0)
+        return false;
+    if (order->refused && batch->refused_count < REFUSED_MAX) {
+        batch->refused[batch->refused_count++] = (struct order_key){order->shard, order->hash};
+        return false;
+    }
+    batch->is_over = true;
+    return true;
+}
+
+/* Submits what found no place at once, one by one and so in order; once one finds none, its shard takes no more of the
+ * chunk. Returns how many were taken. */
+static size_t submit_rest(struct batch *batch, struct order *orders, size_t count, kl_exec_id *ids)
 {
     size_t taken = 0;
-    bool stuck[KL_EXEC_SHARDS_MAX] = {false};
+    bool over[KL_EXEC_SHARDS_MAX] = {false};
     for (size_t i = 0; i < count; i++) {
         uint32_t shard = orders[i].shard->index;
         if (ids[i] != 0)
             continue;
-        if (stuck[shard]) {
+        if (over[shard] || was_refused(batch, &orders[i])) {
             drop_order(&orders[i]);
             continue;
         }
-        kl_rc rc = submit_order(exec, &orders[i], &ids[i]);
-        stuck[shard] = rc != KL_OK;
+        kl_rc rc = submit_order(batch->exec, &orders[i], &ids[i]);
         taken += rc == KL_OK;
-        *ret_rc = rc == KL_OK ? *ret_rc : rc;
+        if (rc != KL_OK)
+            over[shard] = note_failure(batch, &orders[i], rc);
     }
     return taken;
 }
 
 /* Submits up to BATCH_CHUNK prepared orders. What is not taken gets id 0. Returns how many were taken. */
-static size_t submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl_exec_id *ids, kl_rc *ret_rc)
+static size_t submit_chunk(struct batch *batch, struct order *orders, size_t count, kl_exec_id *ids)
 {
+    kl_exec *exec = batch->exec;
     struct share shares[KL_EXEC_SHARDS_MAX];
     size_t taken = 0;
     for (uint32_t i = 0; i < exec->shard_count; i++)
         shares[i] = (struct share){0};
+    for (size_t i = 0; KL_UNLIKELY(batch->careful) && i < count; i++)
+        orders[i].careful = needs_care(batch, orders, i);
     for (size_t i = 0; i < count; i++)
-        shares[orders[i].shard->index].wanted++;
+        shares[orders[i].shard->index].wanted += !orders[i].careful;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         uint64_t places = 0;
         if (shares[i].wanted &&
@@ -474,7 +613,7 @@ static size_t submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl
     for (size_t i = 0; i < count; i++) {
         struct share *share = &shares[orders[i].shard->index];
         ids[i] = 0;
-        if (KL_UNLIKELY(share->taken == 0))
+        if (KL_UNLIKELY(share->taken == 0 || orders[i].careful))
             continue;
         share->taken--;
         share->urgent |= is_urgent(&orders[i]);
@@ -483,7 +622,7 @@ static size_t submit_chunk(kl_exec *exec, struct order *orders, size_t count, kl
     for (uint32_t i = 0; i < exec->shard_count; i++)
         if (shares[i].next)
             announce(&exec->shards[i], shares[i].next - 1, shares[i].urgent);
-    return KL_LIKELY(taken == count) ? taken : taken + submit_rest(exec, orders, count, ids, ret_rc);
+    return KL_LIKELY(taken == count) ? taken : taken + submit_rest(batch, orders, count, ids);
 }
 
 static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
@@ -492,8 +631,10 @@ static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
         if (KL_LIKELY(tasks[i].fn && !tasks[i].opts && tasks[i].key.data && tasks[i].key.len <= KL_KEY_BYTES_MAX))
             continue;
         kl_exec_task_opts opts;
-        kl_rc rc = tasks[i].fn ? kl__exec_check_key(tasks[i].key)
-                               : kl__fail(KL_EINVAL, "task %zu of the batch has no function", i);
+        kl_rc rc =
+            tasks[i].fn
+                ? kl__exec_check_key(tasks[i].key)
+                : kl__fail(KL_EINVAL, "task %zu of the batch has no function; pass the function that does its work", i);
         if (rc == KL_OK && tasks[i].opts)
             rc = kl__exec_task_opts_check(tasks[i].opts, &opts);
         if (rc != KL_OK)
@@ -502,21 +643,39 @@ static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
     return KL_OK;
 }
 
+/* As many orders as fit into a chunk. One that cannot be prepared ends the batch before it. */
+static size_t prepare_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, struct order *orders)
+{
+    size_t size = 0;
+    for (; size < BATCH_CHUNK && size < count; size++) {
+        kl_rc rc = prepare(batch->exec, &tasks[size], &orders[size]);
+        if (KL_UNLIKELY(rc != KL_OK)) {
+            batch->rc = rc;
+            batch->is_over = true;
+            break;
+        }
+        batch->careful |= orders[size].careful;
+    }
+    return size;
+}
+
 kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t count, kl_exec_id *ret_ids,
                            size_t *ret_taken)
 {
     size_t taken = 0, at = 0;
-    kl_rc rc = check_batch(tasks, count);
-    while (at < count && rc == KL_OK) {
+    if (!exec || (!tasks && count > 0))
+        return kl__exec_fail_null("kl_exec_submit_batch", exec ? "tasks" : "exec");
+    struct batch batch;
+    batch.exec = exec;
+    batch.rc = check_batch(tasks, count);
+    batch.is_over = batch.rc != KL_OK;
+    batch.careful = false;
+    batch.refused_count = 0; /* `refused` needs no value, and is large */
+    while (at < count && !batch.is_over) {
         struct order orders[BATCH_CHUNK];
         kl_exec_id ids[BATCH_CHUNK];
-        size_t size = 0;
-        while (size < BATCH_CHUNK && at + size < count) {
-            if ((rc = prepare(exec, &tasks[at + size], &orders[size])) != KL_OK)
-                break;
-            size++;
-        }
-        taken += submit_chunk(exec, orders, size, ids, &rc);
+        size_t size = prepare_chunk(&batch, tasks + at, count - at, orders);
+        taken += submit_chunk(&batch, orders, size, ids);
         if (ret_ids)
             memcpy(ret_ids + at, ids, size * sizeof ids[0]);
         at += size;
@@ -525,5 +684,5 @@ kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t coun
         memset(ret_ids + at, 0, (count - at) * sizeof ret_ids[0]);
     if (ret_taken)
         *ret_taken = taken;
-    return rc;
+    return batch.rc;
 }

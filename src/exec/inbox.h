@@ -72,6 +72,8 @@ static inline uint64_t kl__inbox_length(kl__inbox *inbox)
 /* No claim succeeds from now on. */
 static inline void kl__inbox_shut(kl__inbox *inbox) { atomic_fetch_or(&inbox->tail, KL_INBOX_CLOSED); }
 
+static inline bool kl__inbox_is_shut(kl__inbox *inbox) { return atomic_load(&inbox->tail) & KL_INBOX_CLOSED; }
+
 /* Claims up to `wanted` numbers, the first of which is *ret_first; *ret_count says how many. KL_EFULL: none is free.
  * KL_ECLOSED. Neither records a sentence: the caller may want to wait. */
 static inline kl_rc kl__inbox_claim(kl__inbox *inbox, uint64_t wanted, uint64_t *ret_first, uint64_t *ret_count)

@@ -99,6 +99,7 @@ typedef struct kl__shard {
     kl__exec_task *tasks; /* `task_count` of them: one for each place, and the spare ones */
     uint32_t task_count;
     uint32_t index;
+    const kl__lane_signs *signs; /* of the lanes: which keys may be blocked */
     kl__inbox inbox;
     alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards what follows and the lanes; its holder owns the inbox */
     kl__tree_node *deadlines;
@@ -168,6 +169,7 @@ struct kl_exec {
     kl__clock clock;
     int64_t opened_ms;
     _Atomic(int) phase;
+    _Atomic(uint64_t) given_up; /* tasks that a stop has ended */
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) random;
     _Atomic(uint32_t) next_shard;                        /* for tasks without a key */
     alignas(KL_CACHE_LINE) _Atomic(uint32_t) idle_count; /* threads asleep; written under park_mutex */
@@ -192,6 +194,7 @@ static inline int64_t kl__exec_now_ms(const kl_exec *exec) { return kl__ns_to_ms
 /* executor.c. With a test's clock, time passes when the test says so and then calls kl__exec_wake_all. */
 KL_MUST_USE kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl__clock *clock, kl_exec **ret_exec);
 KL_MUST_USE kl_rc kl__exec_check_key(kl_bytes key);
+kl_rc kl__exec_fail_null(const char *call, const char *argument); /* KL_EINVAL */
 
 /* A key's shard. Its order is nobody else's business, so this hash needs to be fast, not portable. */
 static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash)
@@ -201,13 +204,14 @@ static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t
     return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
 }
 
-/* An id is a task's number in its shard, the shard, and which of the shard's tasks it is. The number's upper bits are
- * lost in it: with the default capacity after 2^54 tasks, with the largest shards there can be after 2^32. */
+/* An id is a task's number in its shard, the shard, and which of the shard's tasks it is, counted from 1, so that no id is
+ * 0. The number's upper bits are lost in it: with the default settings after 2^54 tasks, whatever they are not before
+ * 2^36. */
 static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task *task, uint64_t number)
 {
     const struct kl_exec *exec = shard->exec;
-    uint64_t index = (uint64_t)(task - shard->tasks);
-    return (((number + 1) << exec->shard_bits | shard->index) << exec->index_bits) | index;
+    uint64_t index = (uint64_t)(task - shard->tasks) + 1;
+    return ((number << exec->shard_bits | shard->index) << exec->index_bits) | index;
 }
 
 /* options.c */
@@ -223,13 +227,21 @@ uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t m
 void kl__shard_publish_hints(kl__shard *shard);
 void kl__shard_offer(kl__shard *shard);
 void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns); /* NULLs are passed over */
-void kl__shard_lend(kl__shard *shard); /* after a task was parked */
 void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome,
                          kl_rc rc); /* leaves the mutex meanwhile */
 void kl__shard_give_up(kl__shard *shard);
 void kl__shard_expire(kl__shard *shard, int64_t now_ns);
 void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
 bool kl__shard_has_work(kl__shard *shard, int64_t now_ms);
+
+/* admit.c. May a task of this key have a place, if it is blocked or the task is to be delayed? KL_EFULL: not now; it
+ * records no sentence but the reasons. Patient: waits until it may, or KL_ECLOSED. */
+typedef struct kl__refusal {
+    kl__lane_state state;      /* of the key; DELAYED: the task is */
+    uint32_t key_tasks, stuck; /* tasks that cannot run: of the key, of the shard */
+} kl__refusal;
+
+kl_rc kl__shard_admit(kl__shard *shard, const kl__lane_key *key, bool delayed, bool patient, kl__refusal *ret_refusal);
 
 /* thread.c */
 void *kl__thread_main(void *thread);

@@ -65,7 +65,7 @@ struct family {
 
 static const struct family families[] = {
     {"keyline_exec_submitted_total", "counter", "Tasks taken.", offsetof(struct sample, submitted)},
-    {"keyline_exec_full_total", "counter", "Submits refused because the shard was full.",
+    {"keyline_exec_full_total", "counter", "Submits refused because the shard was full, or the key blocked.",
      offsetof(struct sample, full)},
     {"keyline_exec_depth", "gauge", "Tasks taken and not ended.", offsetof(struct sample, depth)},
     {"keyline_exec_retries_total", "counter", "Attempts that failed and were followed by another.",
@@ -86,8 +86,8 @@ static void put_keys(kl__text *text, uint32_t shard, const uint64_t *keys)
 
 kl_rc kl_exec_metrics(kl_exec *exec, char *buffer, size_t size, size_t *ret_length)
 {
-    if ((!buffer && size > 0) || !ret_length)
-        return kl__fail(KL_EINVAL, "kl_exec_metrics needs a buffer (or size 0) and somewhere to put the length");
+    if (!exec || !ret_length || (!buffer && size > 0))
+        return kl__exec_fail_null("kl_exec_metrics", !exec ? "exec" : !ret_length ? "ret_length" : "buffer");
     kl__text text = {buffer, size, 0};
     struct sample *samples = kl__alloc_zeroed(exec->shard_count, sizeof *samples);
     if (!samples)

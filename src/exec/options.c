@@ -2,6 +2,7 @@
  *
  * A struct that a caller passes starts with its size: fields that an older caller does not know count as zero, and zero
  * means the default. */
+#include "base/text.h"
 #include "exec/internal.h"
 
 #include <ctype.h>
@@ -11,6 +12,8 @@
 #include <string.h>
 
 extern char **environ;
+
+enum { QUOTED_BYTES = 120 };
 
 enum unit { COUNT, DURATION, WAIT }; /* WAIT: a duration, or none, or forever */
 
@@ -62,8 +65,10 @@ static kl_rc copy_sized(const char *what, void *to, size_t to_size, const void *
     if (from_size < sizeof(size_t))
         return kl__fail(KL_EINVAL, "%s.size is %zu; start from {.size = sizeof(%s)}", what, from_size, what);
     if (from_size > to_size)
-        return kl__fail(KL_EINVAL, "%s.size is %zu and this library knows %zu bytes; it is older than its header", what,
-                        from_size, to_size);
+        return kl__fail(KL_EINVAL,
+                        "%s.size is %zu and this library knows %zu bytes; it is older than its header: link the one "
+                        "that belongs to it",
+                        what, from_size, to_size);
     memset(to, 0, to_size);
     memcpy(to, from, from_size);
     return KL_OK;
@@ -89,6 +94,9 @@ kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts)
     if (opts.backoff_base_ms > opts.backoff_max_ms)
         return kl__fail(KL_EINVAL, "backoff_base_ms (%lld) is above backoff_max_ms (%lld); lower it or raise the other",
                         (long long)opts.backoff_base_ms, (long long)opts.backoff_max_ms);
+    if (opts.shards * opts.shard_capacity > KL_EXEC_PLACES_MAX)
+        return kl__fail(KL_EINVAL, "shards (%lld) times shard_capacity (%lld) may be %d at most; lower one of them",
+                        (long long)opts.shards, (long long)opts.shard_capacity, KL_EXEC_PLACES_MAX);
     *ret_opts = opts;
     return KL_OK;
 }
@@ -183,10 +191,11 @@ static const struct setting *find_setting(const char *variable, size_t length)
 
 static kl_rc fail_unknown(const char *variable, size_t length)
 {
+    char name[QUOTED_BYTES];
     return kl__fail(KL_EINVAL,
-                    "%.*s is not a setting of the executor; there are KEYLINE_EXEC_ SHARDS, THREADS, SHARD_CAPACITY, "
+                    "%s is not a setting of the executor; there are KEYLINE_EXEC_ SHARDS, THREADS, SHARD_CAPACITY, "
                     "SUBMIT_TIMEOUT, ATTEMPTS_MAX, BACKOFF_BASE and BACKOFF_MAX",
-                    (int)length, variable);
+                    kl__text_quote((kl_bytes){variable, length}, name, sizeof name));
 }
 
 kl_rc kl_exec_opts_from_env(kl_exec_opts *opts)
@@ -194,7 +203,7 @@ kl_rc kl_exec_opts_from_env(kl_exec_opts *opts)
     static const char prefix[] = "KEYLINE_EXEC_";
     kl_exec_opts filled;
     if (!opts)
-        return kl__fail(KL_EINVAL, "kl_exec_opts_from_env needs a kl_exec_opts to fill in");
+        return kl__exec_fail_null("kl_exec_opts_from_env", "opts");
     kl_rc rc = copy_sized("kl_exec_opts", &filled, sizeof filled, opts, opts->size);
     if (rc != KL_OK)
         return rc;
@@ -207,12 +216,14 @@ kl_rc kl_exec_opts_from_env(kl_exec_opts *opts)
         int64_t value;
         if (!setting)
             return fail_unknown(*entry, (size_t)(equals - *entry));
+        char shown[QUOTED_BYTES];
+        kl__text_quote(kl_str(text), shown, sizeof shown);
         if (!parse_value(text, setting->unit, &value))
-            return kl__fail(KL_EINVAL, "%s%s is '%.80s'; it must be %s", prefix, setting->variable, text,
+            return kl__fail(KL_EINVAL, "%s%s is '%s'; it must be %s", prefix, setting->variable, shown,
                             form_of(setting->unit));
         if (!in_range(setting, value))
-            return kl__fail(KL_EINVAL, "%s%s is '%.80s'; it must be from %lld to %lld%s", prefix, setting->variable,
-                            text, (long long)setting->min, (long long)setting->max,
+            return kl__fail(KL_EINVAL, "%s%s is '%s'; it must be from %lld to %lld%s", prefix, setting->variable, shown,
+                            (long long)setting->min, (long long)setting->max,
                             setting->unit == COUNT  ? ""
                             : setting->unit == WAIT ? " ms, none or forever"
                                                     : " ms");

@@ -11,16 +11,17 @@
  * priorities can tell the difference, so while any task with a priority is about, everything is drained before each
  * take.
  *
- * A task whose key waits for its retry keeps its memory, but as long as there are spare tasks, a quarter as many as
- * places, it takes nobody's place: one of them is lent to the producers in its stead. When fewer keys wait for a retry
- * than are lent, tasks that end are kept as spare ones until it is even again. So a shard never holds more than its
- * capacity and a quarter, and more than its capacity only while some wait, or have just waited, for their retry. */
+ * A task that cannot run, because its key is blocked or it is not due, keeps its memory, but as long as there are spare
+ * tasks, a quarter as many as places, it takes nobody's place: one of them is lent to the producers in its stead. When
+ * there are fewer such tasks than are lent, those that end are kept as spare ones until it is even again. So a shard never
+ * holds more than its capacity and a quarter, and more than its capacity only while some cannot run, or just could not. */
 #include "exec/internal.h"
 
+#include "base/text.h"
 #include "base/wait.h"
 #include "exec/hand.h"
 
-enum { HELPING = 256, LOOK_EVERY_NS = 1000000, SPARE_SHARE = 4 };
+enum { HELPING = 256, LOOK_EVERY_NS = 1000000, SPARE_SHARE = 4, QUOTED_BYTES = 160 };
 
 static uint32_t count_tasks(uint32_t capacity)
 {
@@ -58,6 +59,7 @@ kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
         kl__lanes_close(shard->lanes);
         return kl__fail_memory();
     }
+    shard->signs = kl__lanes_signs(shard->lanes);
     for (uint32_t i = capacity; i < shard->task_count; i++)
         keep_spare(shard, &shard->tasks[i]);
     pthread_mutex_init(&shard->mutex, NULL);
@@ -246,12 +248,39 @@ uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t m
     return count;
 }
 
-/* Tells threads that look for work what they would find. A full barrier follows what has changed: whoever publishes then
+/* Waiting producers are let in when half of the shard is free, so that they come in bulk; but when nothing is left to
+ * run, there is no reason to let them wait. */
+static void let_in(kl__shard *shard)
+{
+    bool more = kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox);
+    if (!more || kl__inbox_length(&shard->inbox) <= shard->inbox.capacity / 2)
+        pthread_cond_broadcast(&shard->room);
+}
+
+/* Lends as many places as there are tasks that cannot run, or as it has. */
+static void lend(kl__shard *shard)
+{
+    uint64_t freed = atomic_load_explicit(&shard->inbox.freed, memory_order_relaxed);
+    uint64_t ended = atomic_load_explicit(&shard->inbox.ended, memory_order_relaxed);
+    uint64_t stuck = kl__lanes_stuck(shard->lanes);
+    if (KL_LIKELY(freed - ended >= stuck || !shard->spare))
+        return;
+    for (kl__lane_task *spare; (spare = shard->spare) && freed - ended < stuck; freed++) {
+        shard->spare = spare->next;
+        kl__inbox_give_back(&shard->inbox, freed, (uint32_t)(kl__exec_task_of(spare) - shard->tasks));
+    }
+    atomic_store_explicit(&shard->inbox.freed, freed, memory_order_release);
+    if (shard->waiting > 0)
+        let_in(shard);
+}
+
+/* Tells threads that look for work what they would find, and producers what has become free. A full barrier follows what has changed: whoever publishes then
  * looks at who is idle, and whoever falls idle then looks at what is published. */
 void kl__shard_publish_hints(kl__shard *shard)
 {
     kl__task_extra *deadline = first_deadline(shard);
     int64_t next_due = kl__lanes_next_due(shard->lanes);
+    lend(shard);
     bool ready = kl__lanes_ready(shard->lanes);
     if (deadline && deadline->deadline_ms < next_due)
         next_due = deadline->deadline_ms;
@@ -284,35 +313,12 @@ static void drop_extra(kl__shard *shard, kl__task_extra *extra)
     kl__free(extra);
 }
 
-/* Waiting producers are let in when half of the shard is free, so that they come in bulk; but when nothing is left to
- * run, there is no reason to let them wait. */
-static void let_in(kl__shard *shard)
-{
-    bool more = kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox);
-    if (!more || kl__inbox_length(&shard->inbox) <= shard->inbox.capacity / 2)
-        pthread_cond_broadcast(&shard->room);
-}
-
-void kl__shard_lend(kl__shard *shard)
-{
-    kl__lane_task *spare = shard->spare;
-    if (!spare || lent(&shard->inbox) >= kl__lanes_retrying(shard->lanes))
-        return;
-    uint64_t freed = atomic_load_explicit(&shard->inbox.freed, memory_order_relaxed);
-    shard->spare = spare->next;
-    kl__inbox_give_back(&shard->inbox, freed, (uint32_t)(kl__exec_task_of(spare) - shard->tasks));
-    atomic_store_explicit(&shard->inbox.freed, freed + 1, memory_order_release);
-    if (shard->waiting > 0)
-        let_in(shard);
-}
-
 /* The tasks are over: they leave the lanes and their memory goes back to the inbox, or to the spare ones. */
 void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns)
 {
     int64_t now_ms = kl__ns_to_ms(now_ns);
     uint64_t ended = atomic_load_explicit(&shard->inbox.ended, memory_order_relaxed);
     uint64_t freed = atomic_load_explicit(&shard->inbox.freed, memory_order_relaxed);
-    uint64_t parked = kl__lanes_retrying(shard->lanes); /* which ends do not change */
     for (uint32_t i = 0; i < count; i++) {
         if (KL_UNLIKELY(!tasks[i]))
             continue;
@@ -321,7 +327,7 @@ void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int6
         if (KL_UNLIKELY(task->lane.mark.kind & KL_KIND_EXTRA))
             drop_extra(shard, task->extra);
         task->lane.mark.place = KL_PLACE_NONE;
-        if (KL_UNLIKELY(freed - ended > parked))
+        if (KL_UNLIKELY(freed != ended && freed - ended > kl__lanes_stuck(shard->lanes)))
             keep_spare(shard, task);
         else
             kl__inbox_give_back(&shard->inbox, freed++, (uint32_t)(task - shard->tasks));
@@ -342,6 +348,18 @@ void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int6
 }
 
 /* --- Reports --- */
+
+static void log_failure(const kl_exec *exec, const kl_exec_end *end)
+{
+    char key[QUOTED_BYTES], error[2 * QUOTED_BYTES];
+    if (!exec->opts.log)
+        return;
+    kl__text_quote(end->key, key, sizeof key);
+    kl__text_quote(kl_str(end->error), error, sizeof error);
+    kl__exec_log(exec, KL_LOG_WARN, "a task of %s%s%s ended (%s) after %u %s: %s", end->key.len ? "key '" : "no key",
+                 key, end->key.len ? "'" : "", kl_rc_name(end->rc), end->attempts,
+                 end->attempts == 1 ? "attempt" : "attempts", *error ? error : "no error text");
+}
 
 /* Tells the task's owner how it ended. Not under the mutex: the owner may call anything. A thread that is cancelled ends
  * in its next task, not here, where it would leave the task neither reported nor ended. */
@@ -371,9 +389,7 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
     if (outcome != KL_DONE) {
         if (opts->on_failure)
             opts->on_failure(opts->on_failure_ctx, &end);
-        kl__exec_log(shard->exec, KL_LOG_WARN, "a task of key '%.*s' ended (%s) after %u %s: %s", (int)end.key.len,
-                     (const char *)end.key.data, kl_rc_name(rc), end.attempts,
-                     end.attempts == 1 ? "attempt" : "attempts", *end.error ? end.error : "no error text");
+        log_failure(shard->exec, &end);
     }
     kl__inside = outside;
     pthread_setcancelstate(state, NULL);
@@ -393,6 +409,8 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
         pthread_mutex_lock(&shard->mutex);
         shard->dead += outcome == KL_DEAD;
         shard->cancelled += outcome == KL_CANCELLED;
+        if (rc == KL_ECLOSED)
+            atomic_fetch_add(&shard->exec->given_up, 1);
         kl__shard_end(shard, &chain, 1, kl__exec_now_ns(shard->exec));
         chain = next;
     }

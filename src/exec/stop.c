@@ -72,15 +72,29 @@ static kl_rc fail_inside(const char *call)
                     call);
 }
 
+/* All tasks have ended: by themselves? */
+static kl_rc judge_drain(kl_exec *exec)
+{
+    uint64_t given_up = atomic_load(&exec->given_up);
+    if (given_up == 0)
+        return KL_OK;
+    return kl__fail(KL_ECLOSED,
+                    "the executor was aborted meanwhile: %llu tasks were given up and reported; submit them to a "
+                    "new one if they are still wanted",
+                    (unsigned long long)given_up);
+}
+
 kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
 {
+    if (!exec)
+        return kl__exec_fail_null("kl_exec_drain", "exec");
     int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
     kl__exec_log(exec, KL_LOG_INFO, "draining %u shards", exec->shard_count);
     begin_stop(exec, KL_EXEC_DRAINING);
     if (kl__inside == exec)
         return fail_inside("kl_exec_drain");
     if (wait_for_end(exec, until_ns))
-        return KL_OK;
+        return judge_drain(exec);
     kl__exec_log(exec, KL_LOG_WARN, "the drain took too long; giving up what is left");
     (void)kl_exec_abort(exec);
     return kl__fail(KL_ETIMEDOUT, "not everything ended within %lld ms; the rest was given up and reported",
@@ -89,6 +103,8 @@ kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
 
 kl_rc kl_exec_abort(kl_exec *exec)
 {
+    if (!exec)
+        return kl__exec_fail_null("kl_exec_abort", "exec");
     begin_stop(exec, KL_EXEC_ABORTING);
     if (kl__inside == exec)
         return fail_inside("kl_exec_abort");

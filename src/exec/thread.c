@@ -315,7 +315,6 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
         keep_error(run);
         shard->retries++;
         kl__lanes_retry(shard->lanes, &task->lane, due_ms, kl__ns_to_ms(now_ns));
-        kl__shard_lend(shard);
         kl__shard_publish_hints(shard);
         kl__exec_wake_one(run->exec); /* whoever sleeps may have to get up earlier now */
         return;
@@ -326,7 +325,10 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
     pthread_mutex_lock(&shard->mutex);
     shard->dead += !cancelled;
     shard->cancelled += cancelled;
+    if (rc == KL_ECLOSED)
+        atomic_fetch_add(&run->exec->given_up, 1);
     kl__lane_task *over = &task->lane;
+    kl__lanes_fail(over);
     kl__shard_end(shard, &over, 1, now_ns);
 }
 

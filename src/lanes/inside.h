@@ -5,7 +5,7 @@
 #include "lanes/keytable.h"
 #include "lanes/lanes.h"
 
-enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024, SPARE_MAX = 256 };
+enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024, SPARE_MAX = 256, SIGNS = 512 };
 
 /* The first cache line is all that a key with at most 24 bytes needs while its tasks come and go one by one. */
 struct kl__lane {
@@ -29,7 +29,9 @@ struct kl__lane {
     kl__lane_barrier *barriers;
     kl__tree_node timer;
     int64_t wake_ms;
-    uint64_t out; /* withdrawn tasks that are not ended yet */
+    uint32_t out;         /* withdrawn tasks that are not ended yet */
+    uint32_t later_count; /* tasks in `later` */
+    uint32_t stuck;       /* tasks that cannot run, as counted in the lanes' `stuck` */
 };
 
 _Static_assert(offsetof(struct kl__lane, key) <= 40 && sizeof(struct kl__lane) <= (size_t)3 * KL_CACHE_LINE,
@@ -43,6 +45,7 @@ enum {
     ODD_LATER = 16,
     ODD_BARRIER = 32,
     ODD_OUT = 64, /* a task is withdrawn and not ended yet */
+    ODD_BLOCKED = 128,
 };
 
 struct lane_list {
@@ -57,12 +60,15 @@ struct kl__lanes {
     kl__tree_node *timers;
     uint64_t tasks, running, prioritized; /* as in kl__lane_counts */
     uint64_t ready_keys, crowd_running;
+    uint64_t stuck;                         /* tasks that cannot run: L8 */
     uint64_t waiting_keys[KL_LANE_STATES];  /* RETRYING to HALTED; the others are not kept here */
     kl__lane *first_resting, *last_resting; /* in the order in which they fell idle; some may be busy again */
     bool visiting;                          /* all lanes are being visited: free none */
     kl__lane *spare;                        /* to be used again, chained by next_resting */
     uint32_t spare_count;
     struct lane_list ready[KL_LANE_PRIORITIES];
+    uint32_t blocked_by_sign[SIGNS];             /* blocked keys by their hash */
+    alignas(KL_CACHE_LINE) kl__lane_signs signs; /* which of them are not 0 */
     kl__lane crowd;
     kl__keytable table;
 };
@@ -139,6 +145,17 @@ static inline kl__lane_state judge(const kl__lane *lane, int64_t now_ms, kl__lan
     if ((*ret_first = first_in_line(lane)) != NULL)
         return KL_LANE_READY;
     return lane->later ? KL_LANE_DELAYED : KL_LANE_IDLE;
+}
+
+static inline bool is_blocking(kl__lane_state state)
+{
+    return state == KL_LANE_RETRYING || state == KL_LANE_PAUSED || state == KL_LANE_HALTED;
+}
+
+/* How many of the lane's tasks cannot run. */
+static inline uint32_t count_stuck(const kl__lane *lane)
+{
+    return lane->odd & ODD_BLOCKED ? lane->entry.tasks : lane->later_count;
 }
 
 static inline int64_t wake_time(const kl__lane *lane, kl__lane_state state)

@@ -27,7 +27,10 @@
  *     rest. They do because a key that was busy a moment ago often is again. The memory of up to SPARE_MAX lanes that were
  *     freed is kept for the next ones.
  * L6  A lane is in the timer tree exactly while its wake time is not KL_NEVER, and next_due is the least of them.
- * L7  Time does not run backwards: a call with an earlier now sees the latest one. */
+ * L7  Time does not run backwards: a call with an earlier now sees the latest one.
+ * L8  A lane is blocked while it is retrying, paused or halted, and from then on until a task of it ends well or it has
+ *     none; `stuck` counts the tasks of blocked lanes and of the others those that are not due. A sign is set exactly
+ *     while a blocked key has it. */
 #include "lanes/lanes.h"
 
 #include <string.h>
@@ -68,8 +71,15 @@ static void insert(kl__lane *lane, kl__lane_task *task, int64_t now_ms)
     } else {
         task->mark.place = KL_PLACE_LATER;
         lane->odd |= ODD_LATER;
+        lane->later_count++;
         kl__tree_insert(&lane->later, &task->node, later_less);
     }
+}
+
+static void leave_later(kl__lane *lane, kl__lane_task *task)
+{
+    lane->later_count--;
+    kl__tree_remove(&lane->later, &task->node, later_less);
 }
 
 /* Tasks that have become due join the line. */
@@ -77,7 +87,7 @@ static void promote(kl__lane *lane, int64_t now_ms)
 {
     kl__tree_node *node;
     while (KL_UNLIKELY((node = kl__tree_first(lane->later)) && task_of(node)->due_ms <= now_ms)) {
-        kl__tree_remove(&lane->later, node, later_less);
+        leave_later(lane, task_of(node));
         join_line(lane, task_of(node));
     }
 }
@@ -193,6 +203,28 @@ static void clear_marks(kl__lane *lane)
         lane->odd &= (uint8_t)~ODD_OUT;
 }
 
+/* A key has become blocked, or is not any more. */
+static void set_blocked(kl__lanes *lanes, kl__lane *lane, bool blocked)
+{
+    uint32_t sign = lane->entry.hash % SIGNS, *count = &lanes->blocked_by_sign[sign];
+    _Atomic(uint64_t) *bits = &lanes->signs.bits[sign / 64];
+    uint64_t bit = UINT64_C(1) << sign % 64, others = atomic_load_explicit(bits, memory_order_relaxed) & ~bit;
+    lane->odd ^= ODD_BLOCKED;
+    *count += blocked ? 1 : -1u;
+    atomic_store_explicit(bits, *count ? others | bit : others, memory_order_relaxed);
+}
+
+/* Sees to L8 for a lane that is about to be in this state. */
+static void count_blocked(kl__lanes *lanes, kl__lane *lane, kl__lane_state state)
+{
+    bool was = lane->odd & ODD_BLOCKED, is = is_blocking(state) || (was && lane->entry.tasks > 0);
+    if (KL_UNLIKELY(was != is))
+        set_blocked(lanes, lane, is);
+    uint32_t stuck = count_stuck(lane);
+    lanes->stuck += (uint64_t)stuck - lane->stuck;
+    lane->stuck = stuck;
+}
+
 /* Puts a lane where it now belongs. Every change of a lane ends here, except on the short ways of add, take and end. */
 static void settle_lane(kl__lanes *lanes, kl__lane *lane)
 {
@@ -207,6 +239,7 @@ static void settle_lane(kl__lanes *lanes, kl__lane *lane)
     if (state == KL_LANE_READY && lane->state != KL_LANE_READY)
         join_ready(lanes, lane, first->mark.priority);
     set_state(lanes, lane, state);
+    count_blocked(lanes, lane, state);
     set_wake(lanes, lane, wake_time(lane, state));
     if (state == KL_LANE_IDLE && lane->entry.tasks == 0 && !(lane->odd & ODD_CROWD))
         rest(lanes, lane);
@@ -279,7 +312,7 @@ static inline void advance(kl__lanes *lanes, int64_t now_ms)
 
 kl__lanes *kl__lanes_open(void)
 {
-    kl__lanes *lanes = kl__alloc_zeroed(1, sizeof *lanes);
+    kl__lanes *lanes = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lanes);
     if (!lanes)
         return NULL;
     lanes->now_ms = INT64_MIN;
@@ -370,7 +403,7 @@ kl__lane_task *kl__lanes_evict(kl__lanes *lanes, kl__lane *lane)
     kl__lane_task *chain = NULL, **end = &chain, *task;
     while ((task = first_in_line(lane)) || (lane->later && (task = task_of(kl__tree_first(lane->later))))) {
         if (task->mark.place == KL_PLACE_LATER)
-            kl__tree_remove(&lane->later, &task->node, later_less);
+            leave_later(lane, task);
         else
             leave_line(lane, task);
         task->mark.place = KL_PLACE_NONE;
@@ -460,9 +493,11 @@ static void count_down_barriers(kl__lane *lane, uint64_t position)
 
 static void end_long(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task)
 {
-    if (task->mark.place == KL_PLACE_RUNNING) {
+    if (task->mark.place == KL_PLACE_RUNNING || task->mark.place == KL_PLACE_FAILED) {
         lanes->running--;
         lanes->crowd_running -= lane->odd & ODD_CROWD ? 1 : 0;
+        if (task->mark.place == KL_PLACE_RUNNING && (lane->odd & ODD_BLOCKED))
+            set_blocked(lanes, lane, false); /* unless it is paused */
     } else {
         KL_ASSERT(task->mark.place == KL_PLACE_OUT);
         lane->out--;
@@ -493,6 +528,12 @@ void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
     } else if (lane->entry.tasks == 0) {
         rest(lanes, lane);
     }
+}
+
+void kl__lanes_fail(kl__lane_task *task)
+{
+    KL_ASSERT(task->mark.place == KL_PLACE_RUNNING);
+    task->mark.place = KL_PLACE_FAILED;
 }
 
 void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64_t now_ms)
@@ -547,7 +588,7 @@ static void take_out(kl__lane *lane, kl__lane_task *task)
         leave_line(lane, task);
         break;
     case KL_PLACE_LATER:
-        kl__tree_remove(&lane->later, &task->node, later_less);
+        leave_later(lane, task);
         break;
     case KL_PLACE_HELD: /* and stays the head, so that nothing of its key starts before it has been reported */
         lane->odd &= (uint8_t)~ODD_HALTED;
@@ -623,18 +664,14 @@ void kl__lanes_resume(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 kl__lane_task *kl__lanes_skip(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms, bool *ret_running)
 {
     kl__lane *lane = find_lane(lanes, key);
-    *ret_running = false;
-    if (!lane)
-        return NULL;
     advance(lanes, now_ms);
+    *ret_running = lane && lane->head && lane->head->mark.place != KL_PLACE_HELD;
+    if (!lane || *ret_running)
+        return NULL;
     promote(lane, lanes->now_ms);
     kl__lane_task *task = lane->head ? lane->head : first_in_line(lane);
     if (!task && lane->later)
         task = task_of(kl__tree_first(lane->later));
-    if (task && task == lane->head && task->mark.place != KL_PLACE_HELD) {
-        *ret_running = true;
-        return NULL;
-    }
     if (task)
         take_out(lane, task);
     settle_lane(lanes, lane);
@@ -744,7 +781,10 @@ int64_t kl__lanes_next_due(const kl__lanes *lanes) { return lanes->next_due; }
 bool kl__lanes_ready(const kl__lanes *lanes) { return lanes->ready_bits != 0; }
 kl_bytes kl__lane_task_key(const kl__lane_task *task) { return key_of(task->lane); }
 bool kl__lanes_prioritized(const kl__lanes *lanes) { return lanes->prioritized > 0; }
-uint64_t kl__lanes_retrying(const kl__lanes *lanes) { return lanes->waiting_keys[KL_LANE_RETRYING]; }
+uint64_t kl__lanes_stuck(const kl__lanes *lanes) { return lanes->stuck; }
+uint64_t kl__lane_stuck(const kl__lane *lane) { return lane->stuck; }
+bool kl__lane_blocked(const kl__lane *lane) { return lane->odd & ODD_BLOCKED; }
+const kl__lane_signs *kl__lanes_signs(const kl__lanes *lanes) { return &lanes->signs; }
 
 kl__lane_counts kl__lanes_counts(const kl__lanes *lanes)
 {

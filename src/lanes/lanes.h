@@ -4,6 +4,7 @@
 #ifndef KL_LANES_H
 #define KL_LANES_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -25,6 +26,7 @@ typedef enum kl__lane_place {
     KL_PLACE_RUNNING, /* taken */
     KL_PLACE_HELD,    /* ran and is to run again: its key waits for it */
     KL_PLACE_OUT,     /* withdrawn, still counted until it is ended */
+    KL_PLACE_FAILED,  /* ran and failed for good, still counted until it is ended */
 } kl__lane_place;
 
 /* The small fields of a task, in one word, so that they can be set in one go. */
@@ -132,7 +134,8 @@ void kl__lanes_advance(kl__lanes *lanes, int64_t now_ms);
  * exactly one of end, retry, halt and untake. */
 uint32_t kl__lanes_take(kl__lanes *lanes, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ms);
 
-void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* also after withdraw */
+void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* also after withdraw and fail */
+void kl__lanes_fail(kl__lane_task *task); /* it will not end well: its key stays as blocked as it is */
 void kl__lanes_retry(kl__lanes *lanes, kl__lane_task *task, int64_t due_ms,
                      int64_t now_ms);                                       /* holds the key until due */
 void kl__lanes_halt(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* holds the key until somebody acts */
@@ -160,12 +163,31 @@ kl__lane_task *kl__lanes_drain_all(kl__lanes *lanes, int64_t now_ms);
 kl__lane_info kl__lanes_show(const kl__lanes *lanes, const kl__lane_key *key);
 void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__lane_info *info), void *ctx);
 
+/* What cannot run. A key is blocked from when it has to wait for a retry, a resume or somebody who acts until one of its
+ * tasks ends well, or none is left: a task that fails again and again is blocked while it runs, too. Of a blocked key all
+ * tasks count, of others those that were not due when the key was last looked at. */
+uint64_t kl__lanes_stuck(const kl__lanes *lanes);
+uint64_t kl__lane_stuck(const kl__lane *lane);
+bool kl__lane_blocked(const kl__lane *lane);
+
+/* For other threads, at any time, without any mutex: whether a key with this hash may be blocked. Nearly always right, and
+ * if not, for the answer that costs more: false means that none is, or that one has just become it. */
+typedef struct kl__lane_signs {
+    _Atomic(uint64_t) bits[8];
+} kl__lane_signs;
+
+const kl__lane_signs *kl__lanes_signs(const kl__lanes *lanes);
+
+static inline bool kl__lane_signs_say(const kl__lane_signs *signs, uint32_t hash)
+{
+    return atomic_load_explicit(&signs->bits[hash / 64 % 8], memory_order_relaxed) >> hash % 64 & 1;
+}
+
 /* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether any live task
- * has a priority, how many keys wait for a retry, and how many there are of each. */
+ * has a priority, and how many there are of each. */
 int64_t kl__lanes_next_due(const kl__lanes *lanes);
 bool kl__lanes_ready(const kl__lanes *lanes);
 bool kl__lanes_prioritized(const kl__lanes *lanes);
-uint64_t kl__lanes_retrying(const kl__lanes *lanes);
 kl__lane_counts kl__lanes_counts(const kl__lanes *lanes);
 
 /* The key of a live task; lasts until the task is ended. */

@@ -35,14 +35,34 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
     ok &= accounted == lane->entry.tasks;
     ok &= state == lane->state || /* else only time has passed since */
           (lane->wake_ms <= lanes->now_ms && lane->state == KL_LANE_RETRYING);
-    ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                       /* L3, L4 */
-    ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->mark.priority; /* L4 */
-    ok &= lane->resting || lane->entry.tasks > 0 || lane->odd & ODD_PAUSED || crowd;    /* L5 */
-    ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);                /* L6 */
-    ok &= !lane->head || (lane->head->lane == lane && !crowd);                          /* L1 */
+    ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                                           /* L3, L4 */
+    ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->mark.priority;                     /* L4 */
+    ok &= lane->resting || lane->entry.tasks > 0 || lane->odd & ODD_PAUSED || crowd;                        /* L5 */
+    ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);                                    /* L6 */
+    ok &= !lane->head || (lane->head->lane == lane && !crowd);                                              /* L1 */
+    ok &= lane->later_count == tree_size(lane->later, later_less, &ok) && lane->stuck == count_stuck(lane); /* L8 */
+    ok &= (lane->odd & ODD_BLOCKED) ? lane->entry.tasks > 0 || is_blocking(state) : !is_blocking(state);    /* L8 */
     ok &= (!lane->early || lane->odd & ODD_EARLY) && (!lane->later || lane->odd & ODD_LATER);
     ok &= (!lane->barriers || lane->odd & ODD_BARRIER) && (!lane->out || lane->odd & ODD_OUT);
     return ok && (lane->wake_ms == KL_NEVER || lane->wake_ms >= lanes->next_due);
+}
+
+/* L8 for all lanes together. */
+static bool signs_valid(const kl__lanes *lanes)
+{
+    uint64_t stuck = lanes->crowd.stuck;
+    uint32_t blocked[SIGNS] = {kl__lane_blocked(&lanes->crowd)};
+    bool ok = true;
+    for (uint32_t i = 0; i < lanes->table.buckets; i++) {
+        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
+            const kl__lane *lane = (const kl__lane *)entry;
+            stuck += lane->stuck;
+            blocked[entry->hash % SIGNS] += kl__lane_blocked(lane);
+        }
+    }
+    for (uint32_t i = 0; i < SIGNS; i++)
+        ok &= blocked[i] == lanes->blocked_by_sign[i] && kl__lane_signs_say(&lanes->signs, i) == (blocked[i] > 0);
+    return ok && stuck == lanes->stuck;
 }
 
 bool kl__lanes_valid(const kl__lanes *lanes)
@@ -67,5 +87,5 @@ bool kl__lanes_valid(const kl__lanes *lanes)
     ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
     for (int i = 0; i < KL_LANE_PRIORITIES; i++)
         ok &= ((lanes->ready_bits >> i) & 1) == (lanes->ready[i].first != NULL);
-    return ok && memcmp(keys, counts.keys, sizeof keys) == 0;
+    return ok && signs_valid(lanes) && memcmp(keys, counts.keys, sizeof keys) == 0;
 }

@@ -2,6 +2,7 @@
 #include <pthread.h>
 
 #include "base/base.h"
+#include "base/text.h"
 #include "harness.h"
 
 TEST(every_code_has_a_name_a_text_and_a_class)
@@ -37,4 +38,24 @@ TEST(a_sentence_belongs_to_its_thread)
     REQUIRE(pthread_create(&thread, NULL, fail_elsewhere, &number) == 0);
     REQUIRE(pthread_join(thread, NULL) == 0);
     CHECK_STR(kl_error_text(), "here");
+}
+
+TEST(bytes_in_a_sentence_are_escaped_and_cut_visibly)
+{
+    static const struct {
+        kl_bytes bytes;
+        const char *text;
+    } cases[] = {
+        {{"", 0}, ""},
+        {{"customer-7", 10}, "customer-7"},
+        {{"a\0b\n\x1b", 5}, "a\\x00b\\x0a\\x1b"},
+        {{"back\\slash", 10}, "back\\x5cslash"},
+        {{"sch\xc3\xb6n \xc2\x9b \xff", 11}, "sch\xc3\xb6n \\xc2\\x9b \\xff"},
+        {{"exactly thirty-nine characters fit here", 39}, "exactly thirty-nine characters fit here"},
+        {{"but with one more of them it is too long", 40}, "but wit... (40 bytes)"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char buffer[KL_QUOTE_MIN];
+        CHECK_STR(kl__text_quote(cases[i].bytes, buffer, sizeof buffer), cases[i].text);
+    }
 }

@@ -1,6 +1,9 @@
 /* seams.c - functions that the linker puts between the library's files and what they call (see tests/meson.build), so
  * that a test can count memory, refuse a thread, and stop a thread at the one instruction where a race is lost. */
+#include <errno.h>
+#include <stdarg.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
 
 #include "exec/support.h"
 
@@ -11,6 +14,7 @@ void __real_kl__free(void *memory);
 int __real_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
 int __real_pthread_detach(pthread_t id);
 int __real_pthread_join(pthread_t id, void **ret_value);
+long __real_syscall(long number, ...);
 uint32_t __real_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t __real_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 
@@ -23,6 +27,7 @@ void __wrap_kl__free(void *memory);
 int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
 int __wrap_pthread_detach(pthread_t id);
 int __wrap_pthread_join(pthread_t id, void **ret_value);
+long __wrap_syscall(long number, ...);
 uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 
@@ -32,6 +37,7 @@ static _Atomic(int64_t) pieces;
 static atomic_int threads_to_spare, threads_to_fail, thread_error;
 
 atomic_int barriers_waiting;
+atomic_bool membarrier_fails;
 _Atomic(void (*)(kl__lane_task **, uint32_t)) on_take;
 _Atomic(void (*)(pthread_t)) on_detach, on_join;
 
@@ -90,6 +96,21 @@ int __wrap_pthread_join(pthread_t id, void **ret_value)
     if (call)
         call(id);
     return __real_pthread_join(id, ret_value);
+}
+
+long __wrap_syscall(long number, ...)
+{
+    long arguments[6];
+    va_list list;
+    if (number == SYS_membarrier && atomic_load(&membarrier_fails)) {
+        errno = EPERM;
+        return -1;
+    }
+    va_start(list, number);
+    for (int i = 0; i < 6; i++)
+        arguments[i] = va_arg(list, long);
+    va_end(list);
+    return __real_syscall(number, arguments[0], arguments[1], arguments[2], arguments[3], arguments[4], arguments[5]);
 }
 
 static uint32_t tell(kl__lane_task **tasks, uint32_t count)

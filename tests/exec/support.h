@@ -130,6 +130,9 @@ extern _Atomic(void (*)(kl__lane_task **tasks, uint32_t count)) on_take;
 /* How many barriers have found something to wait for; set to 0 by tests that look at it. */
 extern atomic_int barriers_waiting;
 
+/* While set, membarrier(2) is refused, as by a sandbox. */
+extern atomic_bool membarrier_fails;
+
 /* Called with a thread's own id before it detaches itself, and before a thread is joined; NULL: nobody. */
 extern _Atomic(void (*)(pthread_t)) on_detach, on_join;
 

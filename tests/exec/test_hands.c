@@ -90,6 +90,43 @@ TEST(what_waits_behind_a_blocked_task_in_a_hand_can_be_seen_and_steered_as_if_th
     kl_exec_close(exec);
 }
 
+TEST(a_hand_that_cannot_be_recalled_is_run_by_its_thread_and_is_the_last)
+{
+    struct gate block = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    CHECK(atomic_load(&exec->hand_most) > 1);
+    deal(exec, (struct hand_task[]){{hold, &block}, {note, "1"}, {note, "2"}, {note, "3"}}, 4, NULL);
+    gate_await(&block, 1);
+    atomic_store(&membarrier_fails, true);               /* a sandbox has closed around the process */
+    CHECK_INT(info_of(exec, "2").state, KL_KEY_RUNNING); /* in hand, and it stays there */
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("2")), KL_OK);
+    gate_open(&block);
+    AWAIT(tasks_live(exec) == 0);
+    CHECK_STR(journal_text(), "1 2 3");
+    CHECK_INT(atomic_load(&exec->hand_most), 1);
+    deal(exec, (struct hand_task[]){{note, "4"}, {note, "5"}, {note, "6"}, {note, "7"}}, 4, NULL);
+    journal_await(6); /* that of the paused key is still to come */
+    CHECK_STR(journal_text(), "1 2 3 4 5 7");
+    atomic_store(&membarrier_fails, false);
+    kl_exec_close(exec);
+}
+
+TEST(without_membarrier_hands_are_of_one_task)
+{
+    atomic_store(&membarrier_fails, true);
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    CHECK_INT(atomic_load(&exec->hand_most), 1);
+    grow_hands(exec);
+    pthread_mutex_lock(&exec->shards[0].mutex);
+    CHECK_INT(exec->threads[0].hand_size, 1);
+    pthread_mutex_unlock(&exec->shards[0].mutex);
+    atomic_store(&membarrier_fails, false);
+    kl_exec_close(exec);
+}
+
 TEST(a_hand_that_nobody_looks_at_is_cut_short_by_a_pause_of_each_of_its_keys)
 {
     for (int paused = 1; paused < 6; paused++) {

@@ -344,11 +344,15 @@ TEST(a_key_or_an_error_with_a_line_break_does_not_break_the_logs_lines)
     kl_exec *exec = open_exec(OPTS(.threads = 1, .log = keep_log, .log_ctx = ""));
     REQUIRE(exec != NULL);
     submit_script(exec, "a\nforged line", &dead, NULL);
+    CHECK_INT(kl_exec_barrier(exec, kl_str("a\nforged line"), PATIENCE_MS), KL_OK);
+    CHECK_CONTAINS(journal_text(), "key 'a\\x0aforged line' ended (KL_EDEAD) after 1 attempt: first\\x0asecond");
+    CHECK_INT(kl_exec_submit(exec, (kl_bytes){"nul\0inside", 10}, play, &dead, NULL, NULL), KL_OK);
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_CONTAINS(journal_text(), "key 'nul\\x00inside' ended");
     kl_exec_close(exec);
 }
 
-TEST(a_key_that_is_longer_than_a_line_of_the_log_is_no_danger)
+TEST(a_key_that_is_longer_than_a_line_of_the_log_is_cut_visibly_and_hides_nothing)
 {
     char key[KL_KEY_BYTES_MAX + 1];
     struct script dead = {.name = "t", .plan = "x", .error = "why"};
@@ -358,6 +362,6 @@ TEST(a_key_that_is_longer_than_a_line_of_the_log_is_no_danger)
     REQUIRE(exec != NULL);
     submit_script(exec, key, &dead, NULL);
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
-    CHECK_CONTAINS(journal_text(), "kkkkkkkk");
+    CHECK_CONTAINS(journal_text(), "kkkkkkkk... (512 bytes)' ended (KL_EDEAD) after 1 attempt: why");
     kl_exec_close(exec);
 }

@@ -103,11 +103,57 @@ TEST(a_setting_out_of_range_is_refused_by_name)
 TEST(the_limits_themselves_are_allowed)
 {
     completed(OPTS(.shards = KL_EXEC_SHARDS_MAX, .threads = KL_EXEC_THREADS_MAX,
-                   .shard_capacity = KL_EXEC_SHARD_CAPACITY_MAX, .attempts_max = KL_EXEC_ATTEMPTS_MAX,
+                   .shard_capacity = KL_EXEC_PLACES_MAX / KL_EXEC_SHARDS_MAX, .attempts_max = KL_EXEC_ATTEMPTS_MAX,
                    .submit_timeout_ms = KL_EXEC_WAIT_MS_MAX, .backoff_base_ms = KL_EXEC_WAIT_MS_MAX,
                    .backoff_max_ms = KL_EXEC_WAIT_MS_MAX));
     completed(OPTS(.shards = 1, .threads = 1, .shard_capacity = 1, .attempts_max = 1, .submit_timeout_ms = 1,
                    .backoff_base_ms = 1, .backoff_max_ms = 1));
+    completed(OPTS(.shards = 4, .shard_capacity = KL_EXEC_SHARD_CAPACITY_MAX));
+}
+
+TEST(more_places_than_a_machine_may_have_are_refused_by_both_names)
+{
+    kl_exec *exec = NULL;
+    kl_exec_opts opts = OPTS(.shards = KL_EXEC_SHARDS_MAX, .shard_capacity = KL_EXEC_SHARD_CAPACITY_MAX);
+    CHECK_INT(kl_exec_open(&opts, &exec), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "shards (256) times shard_capacity (16777216)");
+    CHECK(exec == NULL);
+}
+
+TEST(null_is_refused_by_name_wherever_it_is_not_allowed)
+{
+    kl_exec_task task = {.key = kl_str("k"), .fn = nothing};
+    kl_exec_status status;
+    kl_key_info info;
+    size_t length;
+    CHECK_INT(kl_exec_open(NULL, NULL), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "ret_exec is NULL");
+    CHECK_INT(kl_exec_opts_from_env(NULL), KL_EINVAL);
+    CHECK_INT(kl_exec_submit(NULL, task.key, nothing, NULL, NULL, NULL), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "kl_exec_submit: exec is NULL");
+    CHECK_INT(kl_exec_submit_batch(NULL, &task, 1, NULL, NULL), KL_EINVAL);
+    CHECK_INT(kl_exec_barrier(NULL, task.key, 0), KL_EINVAL);
+    CHECK_INT(kl_exec_cancel(NULL, 1), KL_EINVAL);
+    CHECK_INT(kl_exec_status_of(NULL, 1, &status), KL_EINVAL);
+    CHECK_INT(kl_exec_key_show(NULL, task.key, &info), KL_EINVAL);
+    CHECK_INT(kl_exec_key_pause(NULL, task.key), KL_EINVAL);
+    CHECK_INT(kl_exec_key_resume(NULL, task.key), KL_EINVAL);
+    CHECK_INT(kl_exec_key_skip(NULL, task.key), KL_EINVAL);
+    CHECK_INT(kl_exec_key_drain(NULL, task.key, NULL), KL_EINVAL);
+    CHECK_INT(kl_exec_drain(NULL, 0), KL_EINVAL);
+    CHECK_INT(kl_exec_abort(NULL), KL_EINVAL);
+    CHECK_INT(kl_exec_metrics(NULL, NULL, 0, &length), KL_EINVAL);
+    kl_exec_close(NULL);
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_submit_batch(exec, NULL, 1, NULL, NULL), KL_EINVAL);
+    CHECK_INT(kl_exec_submit_batch(exec, NULL, 0, NULL, NULL), KL_OK);
+    CHECK_INT(kl_exec_status_of(exec, 1, NULL), KL_EINVAL);
+    CHECK_INT(kl_exec_key_show(exec, task.key, NULL), KL_EINVAL);
+    CHECK_INT(kl_exec_metrics(exec, NULL, 0, NULL), KL_EINVAL);
+    CHECK_INT(kl_exec_metrics(exec, NULL, 5, &length), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "buffer is NULL");
+    kl_exec_close(exec);
 }
 
 TEST(a_struct_without_its_size_or_from_a_newer_header_is_refused)
@@ -303,6 +349,10 @@ TEST(an_unknown_variable_of_the_executor_is_refused_by_name)
     CHECK_CONTAINS(kl_error_text(), "KEYLINE_EXEC_SHARD ");
     CHECK_INT(opts.shards, 2);
     unsetenv("KEYLINE_EXEC_SHARD");
+    setenv("KEYLINE_EXEC_SHARDS", "4\033[2J\n", 1); /* what is no text does not reach the terminal */
+    CHECK_INT(kl_exec_opts_from_env(&opts), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "KEYLINE_EXEC_SHARDS is '4\\x1b[2J\\x0a'; it must be");
+    unsetenv("KEYLINE_EXEC_SHARDS");
     setenv("KEYLINE_OTHER", "4", 1); /* not ours */
     CHECK_INT(kl_exec_opts_from_env(&opts), KL_OK);
     unsetenv("KEYLINE_OTHER");

@@ -113,7 +113,8 @@ TEST(a_drain_that_takes_too_long_gives_up_and_reports_the_rest)
     REQUIRE(kl_exec_key_pause(exec, kl_str("p")) == KL_OK);
     CHECK_INT(kl_exec_drain(exec, 1), KL_ETIMEDOUT);
     CHECK_STR(journal_text(), "failure=KL_ECLOSED/0");
-    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK); /* now everything has ended */
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_ECLOSED); /* now everything has ended, but not by itself */
+    CHECK_CONTAINS(kl_error_text(), "1 tasks were given up");
     gate_open(&gate);
     kl_exec_close(exec);
 }
@@ -152,6 +153,106 @@ TEST(a_drain_of_no_time_gives_up_what_has_not_ended)
 }
 
 /* --- Abort --- */
+
+static void drain_and_note(void *exec) { journal_add("%s", kl_rc_name(kl_exec_drain(exec, KL_FOREVER))); }
+
+TEST(a_drain_says_when_an_abort_has_given_up_what_it_waited_for)
+{
+    struct gate gate = GATE;
+    struct helper helper;
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    submit_note(exec, "k", "never");
+    helper_start(&helper, drain_and_note, exec);
+    AWAIT(atomic_load(&exec->phase) == KL_EXEC_DRAINING);
+    struct helper aborter;
+    helper_start(&aborter, abort_it, exec);
+    AWAIT(atomic_load(&exec->phase) == KL_EXEC_ABORTING);
+    gate_open(&gate);
+    helper_join(&aborter);
+    helper_join(&helper);
+    CHECK_STR(journal_text(), "KL_ECLOSED");
+    kl_exec_close(exec);
+}
+
+enum { PLACES = 8, SPARE = 2 };
+
+/* A shard that is full while its spare places are lent: one task waits for its retry, one key is paused, one task runs and
+ * the others stand behind it. Returns the id of the last, which lives in spare memory. */
+static kl_exec_id fill_beyond(kl_exec *exec, struct script *failing, struct gate *gate)
+{
+    kl_exec_id last = 0;
+    await_state(exec, submit_script(exec, "bad", failing, NULL), KL_EXEC_RETRYING);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("paused")), KL_OK);
+    submit_note(exec, "paused", "p");
+    CHECK_INT(info_of(exec, "paused").tasks, 1);
+    CHECK_INT(places_taken(exec), 0);
+    submit(exec, "line", hold, gate, NULL);
+    gate_await(gate, 1);
+    for (int i = 1; i < PLACES; i++)
+        last = submit_note(exec, "line", "n");
+    CHECK_INT(kl_exec_submit(exec, kl_str("line"), nothing, NULL, NULL, NULL), KL_EFULL);
+    CHECK_INT(tasks_live(exec), PLACES + SPARE);
+    return last;
+}
+
+static kl_exec *open_to_fill(void)
+{
+    return open_frozen(OPTS(.threads = 1, .shard_capacity = PLACES, .submit_timeout_ms = KL_NO_WAIT,
+                            .on_failure = note_end, .on_failure_ctx = "f"));
+}
+
+TEST(a_task_in_spare_memory_has_an_id_like_any_other)
+{
+    struct gate gate = GATE;
+    struct script failing = {.name = "x", .plan = "rd", .after_ms = 50};
+    kl_exec *exec = open_to_fill();
+    REQUIRE(exec != NULL);
+    kl_exec_id last = fill_beyond(exec, &failing, &gate);
+    CHECK((last & ((UINT64_C(1) << exec->index_bits) - 1)) > PLACES);
+    CHECK_INT(status_of(exec, last).state, KL_EXEC_WAITING);
+    CHECK_INT(kl_exec_cancel(exec, last), KL_OK);
+    CHECK_INT(kl_exec_cancel(exec, last), KL_ENOTFOUND);
+    CHECK_STR(journal_text(), "x f=KL_ECANCELLED/0");
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
+
+TEST(a_drain_while_places_are_lent_runs_everything)
+{
+    struct gate gate = GATE;
+    struct script failing = {.name = "x", .plan = "rd", .after_ms = 50};
+    kl_exec *exec = open_to_fill();
+    REQUIRE(exec != NULL);
+    fill_beyond(exec, &failing, &gate);
+    struct helper helper;
+    helper_start(&helper, drain_and_note, exec);
+    gate_open(&gate);
+    journal_await(1 + 1 + PLACES - 1); /* the failed attempt, the paused key and the line */
+    pass_ms(exec, 50);
+    helper_join(&helper);
+    CHECK_CONTAINS(journal_text(), "x KL_OK");
+    CHECK_INT(tasks_live(exec), 0);
+    kl_exec_close(exec); /* asserts that nothing is lent any more */
+}
+
+TEST(an_abort_while_places_are_lent_reports_everything)
+{
+    struct gate gate = GATE;
+    struct script failing = {.name = "x", .plan = "rd", .after_ms = 50};
+    struct helper aborter;
+    kl_exec *exec = open_to_fill();
+    REQUIRE(exec != NULL);
+    fill_beyond(exec, &failing, &gate);
+    helper_start(&aborter, abort_it, exec);
+    journal_await(1 + PLACES + SPARE - 1); /* all but the one that runs */
+    gate_open(&gate);
+    helper_join(&aborter);
+    CHECK_INT(atomic_load(&exec->given_up), PLACES + SPARE - 1);
+    kl_exec_close(exec);
+}
 
 TEST(abort_reports_what_never_ran_and_asks_the_running_to_stop)
 {
@@ -328,7 +429,7 @@ TEST(an_abort_inside_a_task_starts_the_abort_and_returns_at_once)
     gate_open(&gate);
     journal_await(3);
     CHECK_STR(journal_text(), "next=KL_ECLOSED/0 KL_EBUSY asked");
-    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_ECLOSED);
     kl_exec_close(exec);
 }
 
@@ -427,7 +528,7 @@ static void race_stop(void *ctx)
     gate_pass(&race->start);
     AWAIT(atomic_load(&race->taken) > 20);
     kl_rc rc = mode == 0 ? kl_exec_abort(race->exec) : kl_exec_drain(race->exec, mode == 1 ? KL_FOREVER : mode - 2);
-    CHECK(rc == KL_OK || (mode > 1 && rc == KL_ETIMEDOUT));
+    CHECK(rc == KL_OK || (mode > 0 && rc == KL_ECLOSED) || (mode > 1 && rc == KL_ETIMEDOUT));
     CHECK(kl__exec_all_ended(race->exec)); /* each of them returns after the end, not before */
 }
 

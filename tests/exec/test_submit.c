@@ -156,9 +156,9 @@ TEST(a_capacity_of_three_counts_running_and_retrying_and_delayed_tasks)
     struct script again = {.name = "again", .plan = "rd", .after_ms = 50};
     kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = 3, .submit_timeout_ms = KL_NO_WAIT));
     REQUIRE(exec != NULL);
+    submit(exec, "d", note, "delayed", TASK(.delay_ms = 50));
     kl_exec_id retrying = submit_script(exec, "r", &again, NULL);
     await_state(exec, retrying, KL_EXEC_RETRYING);
-    submit(exec, "d", note, "delayed", TASK(.delay_ms = 50));
     submit(exec, "g", hold, &gate, NULL);
     gate_await(&gate, 1);
     CHECK_INT(kl_exec_submit(exec, kl_str("k"), note, "n", NULL, NULL), KL_EFULL);

@@ -20,7 +20,7 @@ struct task {
 };
 
 struct key {
-    bool paused, halted;
+    bool paused, halted, blocked;
     bool ready; /* and since when, for the turns */
     int8_t priority;
     uint64_t turn;
@@ -102,6 +102,14 @@ static struct task *next_of(struct model *m, int key, kl__lane_state *ret_state)
     return *ret_state == KL_LANE_READY ? first : NULL;
 }
 
+static uint64_t count_live(const struct model *m, int key)
+{
+    uint64_t live = 0;
+    for (int i = 0; i < TASKS; i++)
+        live += m->tasks[i].key == key && m->tasks[i].is != FREE;
+    return live;
+}
+
 /* Turns: a key that becomes ready, or whose first task's priority changes, goes to the end of that priority's round. */
 static void stamp_turn(struct model *m, int key, uint64_t turn)
 {
@@ -113,6 +121,10 @@ static void stamp_turn(struct model *m, int key, uint64_t turn)
         k->priority = first->lane.mark.priority;
     }
     k->ready = first != NULL;
+    if (state == KL_LANE_RETRYING || state == KL_LANE_PAUSED || state == KL_LANE_HALTED)
+        k->blocked = true;
+    else if (count_live(m, key) == 0)
+        k->blocked = false;
 }
 
 static void update_turn(struct model *m, int key) { stamp_turn(m, key, ++m->turn); }
@@ -254,6 +266,10 @@ static void do_settle(struct model *m)
             break;
         } /* fall through */
     default:
+        if (below(m, 2))
+            kl__lanes_fail(&task->lane);
+        else
+            m->keys[task->key].blocked = false;
         model_end(m, task);
     }
 }
@@ -346,6 +362,10 @@ static void check_keys(struct model *m)
         kl__lane_state state;
         next_of(m, key, &state);
         CHECK_INT(kl__lanes_show(m->lanes, key_named(key)).state, state);
+        const kl__lane *lane = kl__lanes_find(m->lanes, key_named(key));
+        CHECK_INT(lane && kl__lane_blocked(lane), m->keys[key].blocked);
+        if (lane && m->keys[key].blocked)
+            CHECK_INT(kl__lane_stuck(lane), count_live(m, key));
     }
     CHECK(kl__lanes_valid(m->lanes));
 }
@@ -380,7 +400,8 @@ TEST(lanes_agree_with_a_naive_model)
         if (i % 64 == 0 || operations < 10000)
             check_keys(m);
     }
-    printf("# %" PRIu64 " operations, %" PRIu64 " taken, %" PRIu64 " ended\n", operations, m->taken, m->ended);
+    printf("# %" PRIu64 " operations, %" PRIu64 " taken, %" PRIu64 " ended, %" PRIu64 " barriers reached\n", operations,
+           m->taken, m->ended, m->reached);
     CHECK(m->taken > operations / 20 && m->ended > operations / 20 && m->reached > operations / 1000);
     kl__lanes_close(m->lanes);
     free(m);

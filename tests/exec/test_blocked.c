@@ -1,0 +1,219 @@
+/* test_blocked.c - what keys that cannot run may take up of a shard, so that the others go on. */
+#include "exec/support.h"
+
+enum { CAPACITY = 48, QUARTER = CAPACITY / 4, HALF = CAPACITY / 2 };
+
+/* Submits to the key until it is refused. Returns how many were taken. */
+static int submit_until_refused(kl_exec *exec, const char *key, const kl_exec_task_opts *opts)
+{
+    int taken = 0;
+    kl_rc rc;
+    while ((rc = kl_exec_submit(exec, kl_str(key), nothing, NULL, opts, NULL)) == KL_OK)
+        taken++;
+    CHECK_INT(rc, KL_EFULL);
+    return taken;
+}
+
+static kl_exec *open_small(void)
+{
+    return open_frozen(OPTS(.shard_capacity = CAPACITY, .attempts_max = 3, .backoff_base_ms = 50));
+}
+
+/* A key whose first task has failed and waits for its retry, which time alone brings. */
+static void block_by_failing(kl_exec *exec, const char *key, struct script *script)
+{
+    await_state(exec, submit_script(exec, key, script, NULL), KL_EXEC_RETRYING);
+}
+
+TEST(one_failing_key_of_a_hundred_does_not_stop_a_producer_that_submits_to_all_of_them)
+{
+    enum { KEYS = 100, ROUNDS = 200 };
+    struct tally tally = TALLY;
+    struct script failing = {.name = "x", .plan = "r"};
+    int refused = 0;
+    kl_exec *exec = open_frozen(OPTS(.shard_capacity = 128, .submit_timeout_ms = PATIENCE_MS));
+    REQUIRE(exec != NULL);
+    for (int round = 0; round < ROUNDS && !test_failed(); round++) {
+        for (int i = 1; i < KEYS; i++) {
+            char key[16];
+            snprintf(key, sizeof key, "good-%d", i);
+            submit(exec, key, add_one, &tally, NULL);
+        }
+        refused += kl_exec_submit(exec, kl_str("bad"), play, &failing, NULL, NULL) != KL_OK;
+    }
+    tally_await(&tally, (KEYS - 1) * ROUNDS);
+    CHECK_INT(refused, ROUNDS - 32); /* at once: with the patience above, this test would not end */
+    CHECK_INT(info_of(exec, "bad").tasks, 32);
+    kl_exec_close(exec);
+}
+
+TEST(a_paused_key_is_refused_beyond_a_quarter_of_the_shard_and_the_sentence_says_why)
+{
+    struct tally tally = TALLY;
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("pau\nsed")), KL_OK);
+    CHECK_INT(submit_until_refused(exec, "pau\nsed", NULL), QUARTER);
+    CHECK_CONTAINS(kl_error_text(), "key 'pau\\x0ased' is paused with 12 tasks");
+    CHECK_CONTAINS(kl_error_text(), "half of its 48 places");
+    kl_exec_full full = kl_exec_last_full();
+    CHECK(full.blocked && full.shard == 0 && full.capacity == CAPACITY && full.length < CAPACITY);
+    for (int i = 0; i < 10 * CAPACITY; i++)
+        submit(exec, "other", add_one, &tally, TASK(.submit_timeout_ms = PATIENCE_MS));
+    tally_await(&tally, 10 * CAPACITY);
+    CHECK_INT(kl_exec_key_resume(exec, kl_str("pau\nsed")), KL_OK);
+    AWAIT(tasks_live(exec) == 0);
+    for (int i = 0; i < 10 * CAPACITY; i++)
+        submit(exec, "pau\nsed", add_one, &tally, TASK(.submit_timeout_ms = PATIENCE_MS));
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    kl_exec_close(exec);
+}
+
+TEST(each_further_blocked_key_finds_room_in_the_half_that_they_share)
+{
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("a")), KL_OK);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("b")), KL_OK);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("c")), KL_OK);
+    CHECK_INT(submit_until_refused(exec, "a", NULL), QUARTER);
+    CHECK_INT(submit_until_refused(exec, "b", NULL), QUARTER / 2);
+    CHECK_INT(submit_until_refused(exec, "c", NULL), QUARTER / 4);
+    CHECK_INT(submit_until_refused(exec, "a", NULL), 0);
+    CHECK_INT(kl_exec_key_drain(exec, kl_str("a"), NULL), KL_OK);
+    CHECK(submit_until_refused(exec, "b", NULL) > 0);
+    kl_exec_close(exec);
+}
+
+TEST(a_key_that_keeps_failing_is_bounded_also_while_it_runs_until_a_task_of_it_is_done)
+{
+    struct gate gate = GATE;
+    struct script dead = {.name = "x", .plan = "rx"}, slow = {.name = "y", .plan = "d", .gate = &gate};
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    block_by_failing(exec, "k", &dead);
+    submit_script(exec, "k", &slow, NULL);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER - 2);
+    pass_ms(exec, 50);
+    gate_await(&gate, 1); /* the first is dead, the second runs */
+    CHECK_INT(submit_until_refused(exec, "k", NULL), 1);
+    CHECK_CONTAINS(kl_error_text(), "has failed");
+    gate_open(&gate);
+    AWAIT(tasks_live(exec) == 0);
+    CHECK_INT(info_of(exec, "k").state, KL_KEY_IDLE);
+    CHECK(!kl__lane_signs_say(exec->shards[0].signs, (uint32_t)kl__hash_local(kl_str("k"))));
+    kl_exec_close(exec);
+}
+
+TEST(delayed_tasks_take_up_no_more_than_half_of_a_shard)
+{
+    struct tally tally = TALLY;
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    for (int i = 0; i < HALF; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "later-%d", i);
+        submit(exec, key, add_one, &tally, TASK(.delay_ms = 50));
+    }
+    CHECK_INT(submit_until_refused(exec, "one more", TASK(.delay_ms = 50)), 0);
+    CHECK_CONTAINS(kl_error_text(), "24 tasks of shard 0 cannot run yet");
+    CHECK_INT(kl_exec_submit(exec, (kl_bytes){NULL, 0}, add_one, &tally, TASK(.delay_ms = 50), NULL), KL_EFULL);
+    for (int i = 0; i < 10 * CAPACITY; i++)
+        submit(exec, "later-1", add_one, &tally,
+               TASK(.submit_timeout_ms = PATIENCE_MS)); /* and its key is not blocked */
+    tally_await(&tally, 10 * CAPACITY);
+    pass_ms(exec, 50);
+    tally_await(&tally, 10 * CAPACITY + HALF);
+    kl_exec_close(exec);
+}
+
+TEST(a_key_that_has_filled_its_shard_before_it_fails_leaves_a_quarter_to_others)
+{
+    struct gate gate = GATE;
+    struct script script = {.name = "x", .plan = "r", .gate = &gate};
+    struct tally tally = TALLY;
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    submit_script(exec, "bad", &script, NULL);
+    gate_await(&gate, 1);
+    for (int i = 1; i < CAPACITY; i++)
+        submit(exec, "bad", nothing, NULL, NULL);
+    CHECK_INT(kl_exec_submit(exec, kl_str("good"), add_one, &tally, TASK(.submit_timeout_ms = KL_NO_WAIT), NULL),
+              KL_EFULL);
+    CHECK(!kl_exec_last_full().blocked);
+    gate_open(&gate);
+    for (int i = 0; i < 10 * CAPACITY; i++)
+        submit(exec, "good", add_one, &tally, TASK(.submit_timeout_ms = PATIENCE_MS));
+    tally_await(&tally, 10 * CAPACITY);
+    CHECK_INT(submit_until_refused(exec, "bad", NULL), 0);
+    CHECK_INT(info_of(exec, "bad").tasks, CAPACITY);
+    kl_exec_close(exec);
+}
+
+TEST(tasks_without_a_key_that_wait_for_a_retry_are_lent_places_too)
+{
+    struct gate gate = GATE;
+    struct script failing = {.name = "x", .plan = "r"};
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    for (int i = 0; i < QUARTER; i++)
+        await_state(exec, submit_script(exec, "", &failing, NULL), KL_EXEC_RETRYING);
+    CHECK_INT(places_taken(exec), 0);
+    CHECK_INT(tasks_live(exec), QUARTER);
+    for (int i = 0; i < CAPACITY; i++)
+        submit(exec, "k", hold, &gate, NULL);
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
+
+/* What a batch has of a key that is blocked: tasks that are taken are its first, and the others are not held up. */
+TEST(a_batch_goes_on_past_a_key_that_is_refused)
+{
+    enum { TASKS = 200 };
+    kl_exec_task tasks[TASKS];
+    kl_exec_id ids[TASKS];
+    size_t taken;
+    struct tally tally = TALLY;
+    kl_exec *exec = open_frozen(OPTS(.shard_capacity = 512));
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("paused")), KL_OK);
+    for (int i = 0; i < 100; i++)
+        submit(exec, "paused", nothing, NULL, NULL);
+    for (int i = 0; i < TASKS; i++)
+        tasks[i] = (kl_exec_task){kl_str(i % 3 ? "good" : "paused"), add_one, &tally, NULL};
+    CHECK_INT(kl_exec_submit_batch(exec, tasks, TASKS, ids, &taken), KL_EFULL);
+    CHECK(kl_exec_last_full().blocked);
+    for (int i = 0; i < TASKS; i++)
+        CHECK_INT(ids[i] != 0, i % 3 != 0 || i / 3 < 28); /* 128 is a quarter */
+    CHECK_INT(taken, 133 + 28);
+    tally_await(&tally, 133);
+    kl_exec_close(exec);
+}
+
+static void submit_for_ever(void *exec)
+{
+    kl_rc rc = kl_exec_submit(exec, kl_str("k"), note, "late", TASK(.submit_timeout_ms = KL_FOREVER), NULL);
+    journal_add("%s", kl_rc_name(rc));
+}
+
+TEST(who_waits_for_ever_waits_for_a_blocked_key_until_it_runs_or_the_executor_stops)
+{
+    struct helper helper;
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_OK);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER);
+    helper_start(&helper, submit_for_ever, exec);
+    CHECK_INT(kl_exec_key_resume(exec, kl_str("k")), KL_OK);
+    helper_join(&helper);
+    journal_await(2);
+    CHECK_CONTAINS(journal_text(), "KL_OK");
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_OK);
+    AWAIT(tasks_live(exec) == 0);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER);
+    helper_start(&helper, submit_for_ever, exec);
+    CHECK_INT(kl_exec_abort(exec), KL_OK);
+    helper_join(&helper);
+    CHECK_CONTAINS(journal_text(), "KL_ECLOSED");
+    kl_exec_close(exec);
+}
