@@ -354,6 +354,7 @@ static void close_disk(void *self)
     kl__upkeep_stop(disk);
     kl__journal_close(disk->journal);
     kl__history_close(disk->history);
+    kl__blocks_close(disk->blocks);
     kl__segments_close(&disk->segments);
     kl__state_close(&disk->state);
     disk->vfs->unlock(disk->vfs, disk->lock);
@@ -390,6 +391,8 @@ static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, 
     kl__cond_init(&disk->unclaimed);
     pthread_mutex_init(&disk->partition_mutex, NULL);
     kl_rc rc = kl__state_open(&disk->state);
+    if (rc == KL_OK && !(disk->blocks = kl__blocks_open()))
+        rc = kl__fail_memory();
     if (rc == KL_OK)
         rc = open_all(disk, opts);
     if (rc != KL_OK) {

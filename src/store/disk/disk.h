@@ -13,6 +13,7 @@
 
 #include "base/base.h"
 #include "keyline/store.h"
+#include "store/disk/blocks.h"
 #include "store/disk/history.h"
 #include "store/disk/journal.h"
 #include "store/disk/recover.h"
@@ -42,6 +43,7 @@ typedef struct kl__disk {
     kl__segments segments;
     kl__journal *journal;
     kl__history *history;
+    kl__blocks *blocks;
 
     kl_now_ms_fn *now_ms;
     void *now_ctx;

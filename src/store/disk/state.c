@@ -215,6 +215,15 @@ static void fill_stub(const kl__slot *slot, kl_stub *stub)
     };
 }
 
+/* The slot of the element some places further on in the same block of the line. */
+static void prefetch_ahead(const kl__state *state, const kl__line *line, const kl__line_at *at)
+{
+    enum { AHEAD = 8 };
+    const kl__line_block *block = line->blocks[line->first + at->block];
+    if (at->index + AHEAD < block->end)
+        kl__stubs_prefetch_number(state->stubs, block->slot[at->index + AHEAD]);
+}
+
 void kl__state_scan(kl__state *state, kl_scan *scan)
 {
     scan->count = 0;
@@ -232,6 +241,7 @@ void kl__state_scan(kl__state *state, kl_scan *scan)
     for (; more && scan->count < scan->max; more = kl__line_next(line, &at)) {
         if (by_due && (int64_t)kl__line_order(line, &at) > scan->until_ms)
             return;
+        prefetch_ahead(state, line, &at);
         fill_stub(kl__stubs_slot(state->stubs, kl__line_slot(line, &at)), &scan->stubs[scan->count++]);
     }
 }

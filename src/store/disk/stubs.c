@@ -159,7 +159,7 @@ void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id)
         __builtin_prefetch(&stripe->elements[home_of(stripe, hash)]);
 }
 
-static void prefetch_slot(const kl__stubs *stubs, uint32_t slot)
+void kl__stubs_prefetch_number(const kl__stubs *stubs, uint32_t slot)
 {
     const kl__slot *ahead = kl__stubs_slot(stubs, slot);
     __builtin_prefetch(ahead);
@@ -175,7 +175,7 @@ void kl__stubs_prefetch_slot(const kl__stubs *stubs, const kl_task_id *id)
     for (uint32_t at = home_of(stripe, hash), i = 0; i < GUESSES && stripe->elements[at] != EMPTY; i++) {
         uint32_t element = stripe->elements[at];
         if (is_element(element) && (element & ~(uint32_t)KL_SLOTS_MAX) == tag_of(hash)) {
-            prefetch_slot(stubs, SLOT_OF(element));
+            kl__stubs_prefetch_number(stubs, SLOT_OF(element));
             return;
         }
         at = next_of(stripe, at);
@@ -188,7 +188,7 @@ static uint32_t take_slot(kl__stubs *stubs)
     if (slot != KL_SLOT_NONE) {
         stubs->free_first = kl__stubs_slot(stubs, slot)->segment;
         if (stubs->free_first != KL_SLOT_NONE)
-            prefetch_slot(stubs, stubs->free_first); /* most adds are followed by another */
+            kl__stubs_prefetch_number(stubs, stubs->free_first); /* most adds are followed by another */
         return slot;
     }
     if (stubs->slots > KL_SLOTS_MAX)

@@ -52,6 +52,7 @@ void kl__stubs_remove(kl__stubs *stubs, uint32_t slot);
 /* Tells the processor to fetch what looking for the id will touch: its element, and, when that has come, its slot. */
 void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id);
 void kl__stubs_prefetch_slot(const kl__stubs *stubs, const kl_task_id *id);
+void kl__stubs_prefetch_number(const kl__stubs *stubs, uint32_t slot); /* the slot of that number */
 
 uint64_t kl__stubs_count(const kl__stubs *stubs);
 

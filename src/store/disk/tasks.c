@@ -27,6 +27,11 @@ void kl__entry_decode(const kl__entry_record *record, kl_entry *ret_entry)
     *ret_entry = entry;
 }
 
+static bool is_sound(const kl__record_header *record, uint32_t bytes)
+{
+    return record->bytes == bytes && record->crc == kl__record_crc(record);
+}
+
 static kl_rc read_record(kl__disk *disk, const kl__segment *segment, uint64_t offset, uint32_t bytes,
                          kl__record_header *ret_record)
 {
@@ -35,7 +40,7 @@ static kl_rc read_record(kl__disk *disk, const kl__segment *segment, uint64_t of
     if (error)
         return kl__fail(KL_ESYSTEM, "segment %016llx of the journal could not be read: %s",
                         (unsigned long long)segment->number, strerror(-error));
-    if (got != bytes || ret_record->bytes != bytes || ret_record->crc != kl__record_crc(ret_record))
+    if (got != bytes || !is_sound(ret_record, bytes))
         return kl__fail(KL_EDAMAGED,
                         "segment %016llx of the journal is damaged at byte %llu; `keyline doctor` on the data "
                         "directory says what is affected",
@@ -149,12 +154,32 @@ static kl_rc fail_damaged_task(const kl_task_id *id)
                     text);
 }
 
-/* What was found is read where it must be, and taken apart. */
-static kl_rc read_waiting(kl__disk *disk, const kl_ref *ref, const struct reading *reading, kl_task *task)
+static bool same_block(const struct reading *a, const struct reading *b)
 {
-    kl_rc rc = KL_OK;
-    if (reading->segment)
-        rc = read_record(disk, reading->segment, reading->where.offset, reading->bytes, reading->record);
+    return a->segment && a->segment == b->segment &&
+           a->where.offset / KL_BLOCK_BYTES == b->where.offset / KL_BLOCK_BYTES;
+}
+
+/* Is more of its block wanted than this one? Tasks of a shard are mostly asked for in the order in which they stand. */
+static bool has_neighbour(const struct reading *readings, size_t count, size_t i)
+{
+    return (i > 0 && same_block(&readings[i], &readings[i - 1])) ||
+           (i + 1 < count && same_block(&readings[i], &readings[i + 1]));
+}
+
+static kl_rc read_bytes(kl__disk *disk, const struct reading *reading, bool load)
+{
+    uint64_t offset = reading->where.offset;
+    if (kl__blocks_copy(disk->blocks, disk->vfs, reading->segment, offset, reading->bytes, load, reading->record) &&
+        is_sound(reading->record, reading->bytes))
+        return KL_OK;
+    return read_record(disk, reading->segment, offset, reading->bytes, reading->record);
+}
+
+/* What was found is read where it must be, with its block if `load` says so, and taken apart. */
+static kl_rc read_waiting(kl__disk *disk, const kl_ref *ref, const struct reading *reading, bool load, kl_task *task)
+{
+    kl_rc rc = reading->segment ? read_bytes(disk, reading, load) : KL_OK;
     const kl__entry_record *entry = (const kl__entry_record *)reading->record;
     if (rc == KL_OK && (reading->record->type != KL_RECORD_ENTRY || memcmp(entry->id, &ref->id, sizeof ref->id) != 0))
         rc = KL_EDAMAGED;
@@ -177,7 +202,8 @@ static kl_rc read_part(kl__disk *disk, const kl_ref *refs, size_t count, uint64_
     kl_rc rc = KL_OK;
     while (read < found && rc == KL_OK) {
         if (readings[read].record)
-            rc = read_waiting(disk, &refs[read], &readings[read], &ret_tasks[read]);
+            rc = read_waiting(disk, &refs[read], &readings[read], has_neighbour(readings, found, read),
+                              &ret_tasks[read]);
         read += rc == KL_OK;
     }
     let_go(disk, readings, found);
