@@ -291,23 +291,25 @@ void kl__metrics_leave(kl__queue_metrics *queue, const kl__claims_counts *counts
     queue->left = sum(&queue->left, counts);
     queue->now = (kl__claims_counts){0};
     pthread_mutex_unlock(&queue->metrics->mutex);
-    kl__metrics_unblock(queue);
-}
-
-void kl__metrics_unblock(kl__queue_metrics *queue)
-{
-    for (uint32_t i = 0; queue && i < KL_METRIC_ANY; i++) {
-        kl__part_slot *parts = atomic_load_explicit(&queue->parts, memory_order_acquire);
-        kl__part_metrics *part = i == 0 ? &queue->first : parts ? atomic_load(&parts[i]) : NULL;
-        if (part)
-            atomic_store_explicit(&part->blocked, 0, memory_order_relaxed);
-    }
+    kl__metrics_blocked_told(queue);
 }
 
 void kl__metrics_blocked(void *context, uint32_t partition, uint64_t keys)
 {
     if (context && keys > 0)
-        add(&part_of(context, partition)->blocked, keys);
+        add(&part_of(context, partition)->blocking, keys);
+}
+
+void kl__metrics_blocked_told(kl__queue_metrics *queue)
+{
+    kl__part_slot *parts = queue ? atomic_load_explicit(&queue->parts, memory_order_acquire) : NULL;
+    if (queue)
+        atomic_store(&queue->first.blocked, atomic_exchange(&queue->first.blocking, 0));
+    for (uint32_t i = 1; parts && i < KL_METRIC_ANY; i++) {
+        kl__part_metrics *part = atomic_load_explicit(&parts[i], memory_order_acquire);
+        if (part)
+            atomic_store(&part->blocked, atomic_exchange(&part->blocking, 0));
+    }
 }
 
 kl__claims_counts kl__queue_metrics_claims(kl__queue_metrics *queue)

@@ -62,10 +62,10 @@ void kl__metrics_stale(kl__queue_metrics *queue, kl_queue *of, uint32_t partitio
 void kl__metrics_claims(kl__queue_metrics *queue, const kl__claims_counts *counts);
 void kl__metrics_leave(kl__queue_metrics *queue, const kl__claims_counts *counts);
 
-/* Keys that are blocked, as they stand: none, and then those that kl__claims_blocked_keys tells of; ctx is the
- * kl__queue_metrics. Under one mutex of the caller's. leave: none. */
-void kl__metrics_unblock(kl__queue_metrics *queue);
+/* Keys that are blocked, as kl__claims_blocked_keys tells them (ctx is the kl__queue_metrics); together they are what is shown
+ * once all are told. Both under one mutex of the caller's. leave: there are none. */
 void kl__metrics_blocked(void *queue, uint32_t partition, uint64_t keys);
+void kl__metrics_blocked_told(kl__queue_metrics *queue);
 
 /* A request that was answered; route NULL: none was found. `ns` from its complete head to the answer. */
 struct kl__route;

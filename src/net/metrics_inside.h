@@ -31,7 +31,7 @@ enum { KL_METRIC_COMMIT, KL_METRIC_CLAIM, KL_METRIC_SETTLE, KL_METRIC_RUN, KL_ME
 /* Of one partition. */
 typedef struct kl__part_metrics {
     _Atomic(uint64_t) put, lapsed, stale;
-    _Atomic(uint64_t) blocked;                      /* keys, now */
+    _Atomic(uint64_t) blocked, blocking;            /* keys, now; and while they are being told */
     _Atomic(uint64_t) outcomes[KL_METRIC_OUTCOMES]; /* by kl_outcome */
     kl__histogram histograms[KL_METRIC_HISTOGRAMS];
 } kl__part_metrics;

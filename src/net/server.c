@@ -28,38 +28,62 @@ void kl__api_log(const kl__api *api, kl_log_level level, const char *format, ...
 
 /* ---- The keeper ---- */
 
-/* What has to be done from time to time: renew the record by which other servers find this one, and give back shards
- * that nobody claims tasks of. */
-static void *keep(void *context)
+/* What has to be done from time to time, until the server ends. */
+static void keep(kl__api *api, void (*work)(kl__api *api))
 {
-    kl__api *api = context;
     pthread_mutex_lock(&api->keeper_mutex);
     while (!api->keeper_ends) {
         pthread_mutex_unlock(&api->keeper_mutex);
-        if (kl__forward_renew(api) != KL_OK)
-            api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
-        kl__queues_rest(api);
-        kl__audit_tick(api->audit);
-        kl__metrics_refresh(api->metrics);
-        kl__metrics_sample(api->metrics);
+        work(api);
         pthread_mutex_lock(&api->keeper_mutex);
         if (!api->keeper_ends)
             kl__cond_wait(&api->keeper_wake, &api->keeper_mutex, kl__deadline_ns(KEEPER_MS));
     }
     pthread_mutex_unlock(&api->keeper_mutex);
+}
+
+/* The record by which other servers find this one, and what is measured. */
+static void renew(kl__api *api)
+{
+    if (kl__forward_renew(api) != KL_OK)
+        api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
+    kl__audit_tick(api->audit);
+    kl__metrics_refresh(api->metrics);
+    kl__metrics_sample(api->metrics);
+}
+
+static void *keep_record(void *api)
+{
+    keep(api, renew);
     return NULL;
 }
 
-static void end_keeper(kl__api *api)
+/* A thread of its own: shards are given back queue by queue, and a queue whose store hangs must not keep the record from
+ * being renewed. The others would take this server for ended, and its tokens for stale. */
+static void *keep_resting(void *api)
 {
-    if (!api->keeper_started)
-        return;
+    keep(api, kl__queues_rest);
+    return NULL;
+}
+
+static kl_rc start_keepers(kl__api *api)
+{
+    api->keeper_started = pthread_create(&api->keeper, NULL, keep_record, api) == 0;
+    api->rester_started = api->keeper_started && pthread_create(&api->rester, NULL, keep_resting, api) == 0;
+    return api->rester_started ? KL_OK : kl__fail(KL_ESYSTEM, "no thread could be started; see ulimit -u");
+}
+
+static void end_keepers(kl__api *api)
+{
     pthread_mutex_lock(&api->keeper_mutex);
     api->keeper_ends = true;
-    pthread_cond_signal(&api->keeper_wake);
+    pthread_cond_broadcast(&api->keeper_wake);
     pthread_mutex_unlock(&api->keeper_mutex);
-    pthread_join(api->keeper, NULL);
-    api->keeper_started = false;
+    if (api->keeper_started)
+        pthread_join(api->keeper, NULL);
+    if (api->rester_started)
+        pthread_join(api->rester, NULL);
+    api->keeper_started = api->rester_started = false;
 }
 
 /* ---- Open ---- */
@@ -94,8 +118,8 @@ static void refresh(void *context)
             if (open->claims) {
                 kl__claims_counts counts = kl__claims_counted(open->claims);
                 kl__metrics_claims(open->metrics, &counts);
-                kl__metrics_unblock(open->metrics);
                 kl__claims_blocked_keys(open->claims, kl__metrics_blocked, open->metrics);
+                kl__metrics_blocked_told(open->metrics);
             }
     pthread_mutex_unlock(&api->queues_mutex);
 }
@@ -138,20 +162,63 @@ static kl_rc open_http(kl__api *api)
     return kl__http_open(&http, &api->http);
 }
 
+const char *kl__api_url(const kl__api *api, bool elsewhere, char *buffer, size_t size)
+{
+    const char *scheme = api->opts.tls_cert ? "https" : "http", *at = NULL;
+    size_t index = 0;
+    for (; index < api->opts.listen_count && !at; index++)
+        if (strncmp(api->opts.listen[index], "unix:", 5) != 0)
+            at = api->opts.listen[index];
+    if (!at)
+        return NULL;
+    int port = kl__http_port(api->http, index - 1);
+    if (elsewhere && (strncmp(at, "0.0.0.0:", 8) == 0 || strncmp(at, "[::]:", 5) == 0))
+        snprintf(buffer, size, "%s://%s:%d", scheme, api->host, port);
+    else
+        snprintf(buffer, size, "%s://%.*s:%d", scheme, (int)(strrchr(at, ':') - at), at, port);
+    return buffer;
+}
+
 /* Where others reach this server: as was said, or the first address with the port that it got. */
 static void tell_url(kl__api *api)
 {
-    char url[512];
-    const char *first = api->opts.listen[0], *colon = strrchr(first, ':');
-    if (api->opts.url)
-        snprintf(url, sizeof url, "%s", api->opts.url);
-    else if (strncmp(first, "0.0.0.0:", 8) == 0 || strncmp(first, "[::]:", 5) == 0)
-        snprintf(url, sizeof url, "%s://%s:%d", api->opts.tls_cert ? "https" : "http", api->host,
-                 kl__http_port(api->http, 0));
-    else
-        snprintf(url, sizeof url, "%s://%.*s:%d", api->opts.tls_cert ? "https" : "http", (int)(colon - first), first,
-                 kl__http_port(api->http, 0));
-    kl__forward_reachable(api, url);
+    char buffer[512];
+    const char *url = api->opts.url ? api->opts.url : kl__api_url(api, true, buffer, sizeof buffer);
+    kl__forward_reachable(api, url ? url : "");
+}
+
+static bool copy_text(kl_arena *arena, const char **text)
+{
+    kl_bytes copy;
+    bool ok = !*text || kl_arena_copy(arena, (kl_bytes){*text, strlen(*text) + 1}, &copy);
+    if (*text && ok)
+        *text = copy.data;
+    return ok;
+}
+
+static bool copy_list(kl_arena *arena, const char *const **list, size_t count)
+{
+    const char **copy = kl_arena_alloc(arena, (count + 1) * sizeof *copy);
+    bool ok = copy != NULL;
+    for (size_t i = 0; ok && i < count; i++) {
+        copy[i] = (*list)[i];
+        ok = copy_text(arena, &copy[i]);
+    }
+    if (ok)
+        *list = copy;
+    return ok;
+}
+
+static kl_rc copy_opts(kl__api *api)
+{
+    kl__api_opts *opts = &api->opts;
+    const char **texts[] = {&opts->store_url, &opts->dir, &opts->tls_cert, &opts->tls_key,
+                            &opts->tokens,    &opts->url, &opts->audit};
+    bool ok = copy_list(&api->arena, &opts->listen, opts->listen_count) &&
+              copy_list(&api->arena, &opts->hosts, opts->host_count);
+    for (size_t i = 0; ok && i < sizeof texts / sizeof *texts; i++)
+        ok = copy_text(&api->arena, texts[i]);
+    return ok ? KL_OK : kl__fail_memory();
 }
 
 static kl_rc open_parts(kl__api *api)
@@ -175,6 +242,8 @@ static kl_rc open_parts(kl__api *api)
     if (rc == KL_OK)
         rc = kl__puts_open(&api->puts);
     if (rc == KL_OK)
+        rc = kl__puts_open(&api->puts_apart);
+    if (rc == KL_OK)
         rc = kl__server_open(api->store, &api->stores);
     if (rc == KL_OK)
         kl__server_on_left(api->stores, kl__api_store_left, api);
@@ -186,10 +255,7 @@ static kl_rc open_parts(kl__api *api)
         return rc;
     tell_url(api);
     rc = kl__forward_renew(api);
-    if (rc != KL_OK)
-        return rc;
-    api->keeper_started = pthread_create(&api->keeper, NULL, keep, api) == 0;
-    return api->keeper_started ? KL_OK : kl__fail(KL_ESYSTEM, "no thread could be started; see ulimit -u");
+    return rc == KL_OK ? start_keepers(api) : rc;
 }
 
 kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api)
@@ -208,7 +274,9 @@ kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api)
     kl__cond_init(&api->queues_changed);
     pthread_mutex_init(&api->keeper_mutex, NULL);
     kl__cond_init(&api->keeper_wake);
-    kl_rc rc = open_parts(api);
+    kl_rc rc = copy_opts(api);
+    if (rc == KL_OK)
+        rc = open_parts(api);
     if (rc == KL_OK)
         *ret_api = api;
     else
@@ -254,7 +322,7 @@ void kl__api_stop(kl__api *api, int64_t wait_ms)
     kl__queues_drain(api, wait_ms,
                      END_MS); /* meanwhile the keeper keeps the server's record, by which others find it */
     api->stopped = true;
-    end_keeper(api);
+    end_keepers(api);
     kl__http_stop(api->http);
     kl__api_log(api, KL_LOG_INFO, "stopped: outcomes are settled, and the shards are given back");
 }
@@ -280,10 +348,11 @@ void kl__api_close(kl__api *api)
     if (!api)
         return;
     begin_stop(api);
-    end_keeper(api);
+    end_keepers(api);
     await_exchanges(api);
     kl__pool_close(api->pool);
     kl__puts_close(api->puts);
+    kl__puts_close(api->puts_apart);
     kl__server_end(api->stores); /* before the connections go, so that no client is left in doubt */
     kl__http_close(api->http);
     kl__server_stop(api->stores);
