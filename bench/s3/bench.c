@@ -5,6 +5,7 @@
  *     bench-s3 URL threads TASKS      the same from 8 threads of one producer
  *     bench-s3 URL several TASKS      the same from 8 producers that know nothing of one another
  *     bench-s3 URL idle SECONDS       a worker with nothing to do
+ *     bench-s3 URL pair SECONDS       each of two such workers
  *     bench-s3 URL deep TASKS         a backlog, and how a new process finds its first task
  *     bench-s3 URL baseline TASKS     the protocol of object-per-task queues, see baseline.c
  *
@@ -211,24 +212,38 @@ static void run_threads(const char *url, uint64_t tasks) { run_puts(url, "thread
 
 static void run_several(const char *url, uint64_t tasks) { run_puts(url, "several", PUTTERS, PUTTERS, tasks); }
 
-static void run_idle(const char *url, uint64_t seconds)
+/* Workers of one queue with nothing to do, each as in a process of its own; what one of them takes on average. */
+static void rest(const char *url, const char *name, int workers, uint64_t seconds)
 {
-    struct place place;
+    struct place places[PUTTERS];
+    kl_worker *running[PUTTERS];
+    struct kl__s3_bill before[PUTTERS], sum = {0};
     struct timespec warm = {.tv_sec = seconds > 5 ? 60 : 0}, time = {.tv_sec = (time_t)seconds};
-    open_place(url, &place);
-    kl_worker *worker = start_worker(place.queue);
+    for (int i = 0; i < workers; i++) {
+        open_place(url, &places[i]);
+        running[i] = start_worker(places[i].queue);
+    }
     nanosleep(&warm, NULL);
-    struct kl__s3_bill before = bill_of(place.store);
+    for (int i = 0; i < workers; i++)
+        before[i] = bill_of(places[i].store);
     nanosleep(&time, NULL);
-    struct kl__s3_bill after = bill_of(place.store), sum = {0};
-    bill_add(&sum, &after, &before);
-    double hours = (double)seconds / 3600;
-    printf("idle       requests/hour %.0f  put %.0f get %.0f list %.0f\n", (double)bill_total(&sum) / hours,
+    for (int i = 0; i < workers; i++) {
+        struct kl__s3_bill after = bill_of(places[i].store);
+        bill_add(&sum, &after, &before[i]);
+    }
+    double hours = (double)seconds / 3600 * workers;
+    printf("%-10s requests/hour %.0f  put %.0f get %.0f list %.0f\n", name, (double)bill_total(&sum) / hours,
            (double)sum.requests[KL_S3_PUT] / hours, (double)sum.requests[KL_S3_GET] / hours,
            (double)sum.requests[KL_S3_LIST] / hours);
-    kl_worker_close(worker);
-    close_place(&place);
+    for (int i = 0; i < workers; i++) {
+        kl_worker_close(running[i]);
+        close_place(&places[i]);
+    }
 }
+
+static void run_idle(const char *url, uint64_t seconds) { rest(url, "idle", 1, seconds); }
+
+static void run_pair(const char *url, uint64_t seconds) { rest(url, "pair", 2, seconds); }
 
 static void run_deep(const char *url, uint64_t tasks)
 {
@@ -272,8 +287,9 @@ int main(int argc, char **argv)
     static const struct {
         const char *name;
         void (*run)(const char *url, uint64_t number);
-    } modes[] = {{"batched", run_batched}, {"single", run_single}, {"threads", run_threads},  {"several", run_several},
-                 {"idle", run_idle},       {"deep", run_deep},     {"baseline", run_baseline}};
+    } modes[] = {{"batched", run_batched}, {"single", run_single},    {"threads", run_threads},
+                 {"several", run_several}, {"idle", run_idle},        {"pair", run_pair},
+                 {"deep", run_deep},       {"baseline", run_baseline}};
     if (argc == 4 && strcmp(argv[2], "bucket") == 0) {
         make_bucket(argv[1], argv[3]);
         return 0;
@@ -287,7 +303,7 @@ int main(int argc, char **argv)
         modes[i].run(argv[1], strtoull(argv[3], NULL, 10));
         return 0;
     }
-    fprintf(stderr, "usage: bench-s3 URL batched|single|threads|several|idle|deep|baseline NUMBER; bench/s3/run "
+    fprintf(stderr, "usage: bench-s3 URL batched|single|threads|several|idle|pair|deep|baseline NUMBER; bench/s3/run "
                     "compares everything\n");
     return 2;
 }

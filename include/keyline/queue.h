@@ -61,7 +61,7 @@ typedef struct kl_queue_opts {
     int64_t backoff_base_ms;    /* 1 s before the second attempt, doubled each time, with jitter of half of it */
     int64_t backoff_max_ms;     /* 10 min */
     int64_t timeout_ms;         /* none: how long one attempt may run; KL_FOREVER: none */
-    int64_t lease_ms;           /* 10 s: a worker that is not heard of for so long loses its shards; 1 s..1 h */
+    int64_t lease_ms;           /* 10 s, on S3 30 s: a worker not heard of for so long loses its shards; 1 s..1 h */
     kl_head_policy head_policy; /* KL_HEAD_CONTINUE */
     int64_t keep_done_ms;       /* not at all: how long done and cancelled tasks are kept; KL_NO_WAIT: not at all */
     int64_t keep_dead_ms;       /* 30 days: how long dead letters are kept */

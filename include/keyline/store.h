@@ -75,7 +75,8 @@ enum {
     KL_STORE_ORDERED = 1 << 7,       /* positions ascend in the order of appends of all processes together */
     KL_STORE_GROUP = 1 << 8,         /* stubs carry group */
     KL_STORE_SEAL = 1 << 9,          /* fence can seal a shard; else that is KL_EINVAL */
-    KL_STORE_INBOX = 1 << 10, /* tasks may be left in it by its own means, and are taken in; else none ever are */
+    KL_STORE_INBOX = 1 << 10,  /* tasks may be left in it by its own means, and are taken in; else none ever are */
+    KL_STORE_BILLED = 1 << 11, /* each call costs money: a queue that is made there has a longer lease, unless told */
 };
 
 /* ---- Open and close ---- */
@@ -380,6 +381,11 @@ typedef struct kl_engine {
                   size_t *ret_count);
     kl_rc (*take_in)(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
                      size_t *ret_count); /* NULL: no inbox, whatever `can` says */
+    /* Which ready lines of the partition may have tasks, as kl_counts.priorities, where that is told more quickly than
+     * everything is counted. A line that has become empty may be among them. NULL: counts tells. */
+    kl_rc (*lines)(void *self, uint32_t partition, uint32_t *ret_priorities);
+    /* How many tasks of the queue lie in the inbox and can be taken in. NULL: there is no inbox. */
+    kl_rc (*left)(void *self, const char *queue, uint64_t *ret_count);
 } kl_engine;
 
 /* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must

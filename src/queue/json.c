@@ -4,48 +4,24 @@
 #include "queue/json.h"
 
 #include <openssl/evp.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_memory.h"
 #include "base/utf8.h"
 
 /* --- Memory --- */
 
-static pthread_once_t memory_once = PTHREAD_ONCE_INIT;
-
-/* Set when memory ran out: jansson does not always say why it failed. */
-static _Thread_local bool refused;
-
-static void *allocate(size_t size)
-{
-    void *memory = kl__alloc(size);
-    if (!memory)
-        refused = true;
-    return memory;
-}
-
-/* The functions are one pair for the whole process. An application that set its own keeps them; base's memory comes
- * from malloc, so what was made before this is freed rightly after it. */
-static void set_memory(void)
-{
-    json_malloc_t taking;
-    json_free_t freeing;
-    json_get_alloc_funcs(&taking, &freeing);
-    if (taking == malloc && freeing == free)
-        json_set_alloc_funcs(allocate, kl__free);
-}
-
 json_t *kl__json_object(void)
 {
-    pthread_once(&memory_once, set_memory);
+    kl__json_memory_begin();
     return json_object();
 }
 
 json_t *kl__json_array(void)
 {
-    pthread_once(&memory_once, set_memory);
+    kl__json_memory_begin();
     return json_array();
 }
 
@@ -54,10 +30,9 @@ json_t *kl__json_array(void)
 kl_rc kl__json_parse(kl_bytes text, const char *what, kl__json *ret)
 {
     json_error_t error;
-    pthread_once(&memory_once, set_memory);
-    refused = false;
+    kl__json_memory_begin();
     json_t *object = json_loadb(text.len ? text.data : "", text.len, JSON_REJECT_DUPLICATES, &error);
-    if (refused || (!object && json_error_code(&error) == json_error_out_of_memory)) {
+    if (kl__json_memory_refused() || (!object && json_error_code(&error) == json_error_out_of_memory)) {
         json_decref(object); /* it may lack what there was no memory for */
         return kl__fail_memory();
     }
@@ -95,14 +70,13 @@ bool kl__json_is_deeper(kl_bytes text, size_t depth_max)
 kl_rc kl__json_parse_given(kl_bytes text, size_t depth_max, const char *what, kl__json *ret)
 {
     json_error_t error;
-    pthread_once(&memory_once, set_memory);
     if (kl__json_is_deeper(text, depth_max))
         return kl__fail(KL_EINVAL, "%s has more than %zu objects and arrays inside each other; make it flatter", what,
                         depth_max);
-    refused = false;
+    kl__json_memory_begin();
     json_t *object = json_loadb(text.len ? text.data : "", text.len,
                                 JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL | JSON_DECODE_ANY, &error);
-    if (refused || (!object && json_error_code(&error) == json_error_out_of_memory)) {
+    if (kl__json_memory_refused() || (!object && json_error_code(&error) == json_error_out_of_memory)) {
         json_decref(object);
         return kl__fail_memory();
     }
@@ -346,7 +320,7 @@ static json_t *encode(kl_bytes bytes)
 
 json_t *kl__json_bytes_value(kl_bytes bytes)
 {
-    pthread_once(&memory_once, set_memory);
+    kl__json_memory_begin();
     if (bytes.len == 0)
         return json_stringn("", 0);
     KL_ASSERT(bytes.len <= INT32_MAX / 2);

@@ -9,11 +9,14 @@
 #include <stdio.h>
 
 #include "base/layout.h"
+#include "store/quick.h"
 
 enum {
-    OPEN_TRIES_MAX = 16, /* made by one and removed by another, again and again */
-    LIST_PIECE = 64,     /* names listed at once */
+    BILLED_LEASE_MS = 30000, /* an idle worker of several then takes some 1,350 requests an hour on S3 */
+    OPEN_TRIES_MAX = 16,     /* made by one and removed by another, again and again */
+    LIST_PIECE = 64,         /* names listed at once */
     REASON_BYTES = 256,
+    SCHEME_BYTES = 64,
 };
 
 /* --- Names --- */
@@ -67,7 +70,14 @@ static const char *says(const kl_queue_opts *stated)
     return stated->origin && *stated->origin ? stated->origin : "this call";
 }
 
-static const char *store_text(const char *url) { return *url ? url : "the queue's own store"; }
+/* Its scheme alone: the rest of a URL may hold a password, and whoever reads the sentence need not know it. */
+static const char *store_text(const char *url, char *buffer, size_t size)
+{
+    if (!*url)
+        return "the queue's own store";
+    snprintf(buffer, size, "a store of %.*s", (int)strcspn(url, ":"), url);
+    return buffer;
+}
 
 #define LEAVE_IT_OUT "leave it out, or change the queue with `keyline queue alter`"
 
@@ -95,13 +105,14 @@ static const char *url_of(const kl__queue_layout *layout, size_t partition)
 
 static kl_rc check_stores(const kl_queue *queue, const kl__queue_layout *there, const kl_queue_opts *stated)
 {
-    char by[REASON_BYTES];
+    char by[REASON_BYTES], is[SCHEME_BYTES], said[SCHEME_BYTES];
     for (size_t i = 0; i < stated->store_count; i++) {
         const char *url = url_of(there, i);
         if (strcmp(url, stated->stores[i]) != 0)
-            return kl__fail(KL_EMISMATCH, "partition %zu of queue %s lies in %.80s%s, and %s says %.80s; " LEAVE_IT_OUT,
-                            i, queue->name, store_text(url), made_by(there, by, sizeof by), says(stated),
-                            store_text(stated->stores[i]));
+            return kl__fail(KL_EMISMATCH,
+                            "partition %zu of queue %s lies in %s%s, and %s says another: %s; " LEAVE_IT_OUT, i,
+                            queue->name, store_text(url, is, sizeof is), made_by(there, by, sizeof by), says(stated),
+                            store_text(stated->stores[i], said, sizeof said));
     }
     return KL_OK;
 }
@@ -119,10 +130,12 @@ static kl_rc check_layout(kl_queue *queue, const kl_queue_opts *stated)
 
 /* --- Open and close --- */
 
-/* What a queue that is made now is like. */
-static kl_rc complete(const kl_queue_opts *stated, kl_queue_opts *ret_settings)
+/* What a queue that is made now is like. Where each heartbeat is paid for they come less often. */
+static kl_rc complete(const kl_store *store, const kl_queue_opts *stated, kl_queue_opts *ret_settings)
 {
     kl_queue_opts settings = kl__settings_defaults();
+    if (kl_store_info_of(store).can & KL_STORE_BILLED)
+        settings.lease_ms = BILLED_LEASE_MS;
     kl_rc rc = kl__settings_merge(&settings, stated);
     if (rc != KL_OK)
         return rc;
@@ -171,7 +184,7 @@ static kl_rc find_or_make(kl_queue *queue, const kl_queue_opts *stated)
         kl_rc rc = kl__queue_refresh(queue);
         if (rc != KL_ENOTFOUND)
             return rc;
-        rc = complete(stated, &settings);
+        rc = complete(queue->store, stated, &settings);
         if (rc == KL_OK)
             rc = kl__queue_make(queue, &settings);
         if (rc != KL_OK && rc != KL_ECONFLICT)
@@ -279,11 +292,15 @@ static kl_rc show(const kl_queue *queue, const kl__descriptor *descriptor, kl_ar
         .layout_number = kl__newest_layout(descriptor)->number,
         .created_ms = descriptor->created_ms,
     };
+    uint64_t left = 0;
     kl_rc rc = copy_settings(descriptor, arena, &info.settings);
     if (rc == KL_OK && !copy_text(arena, queue->name, &info.name))
         rc = kl__fail_memory();
     if (rc == KL_OK)
         rc = count_layouts(descriptor, &info.counts, &info.layouts_draining);
+    if (rc == KL_OK)
+        rc = kl__store_left(queue->store, queue->name, &left);
+    info.counts.ready += left; /* it waits, though it has no place in line yet */
     if (rc == KL_OK)
         *ret_info = info;
     return rc;

@@ -164,6 +164,10 @@ TEST(a_url_that_is_not_right_is_refused_with_what_should_be_there)
         CHECK_RC(kl_store_open(cases[i].url, NULL, &store), KL_EINVAL);
         CHECK_CONTAINS(kl_error_text(), cases[i].says);
     }
+    unsetenv("KEYLINE_S3_TEST");
+    CHECK_RC(kl_store_open("s3://bucket/x?grace_ms=0", NULL, &store), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "is no parameter");
+    setenv("KEYLINE_S3_TEST", "1", 1);
 }
 
 static void check_fake(enum fake fake, const char *says)

@@ -477,6 +477,84 @@ TEST(what_is_ready_does_not_wait_until_a_long_log_is_read_for_one_delayed_task)
     long_line_close(&line);
 }
 
+/* ---- Marks of lines ---- */
+
+static kl_entry a_later_entry(uint32_t partition, kl_idgen *ids)
+{
+    kl_entry entry = an_entry(partition, ids, "later");
+    entry.due_ms = kl__wall_ms() + 3600000;
+    return entry;
+}
+
+/* Three of an earlier hour: of a line that is empty, of one that has a younger mark, and one as it was named before. */
+TEST(marks_of_lines_are_taken_away_when_they_say_nothing_any_more)
+{
+    struct bucket bucket;
+    char url[S3_URL_BYTES], young[64], superseded[64];
+    unsigned due = KL_LINE_DUE - KL_PRIORITY_MIN;
+    kl_idgen *ids = NULL;
+    uint32_t partition;
+    kl_stub stub;
+    if (!s3_server_new_url(url) || !bucket_open(&bucket, url))
+        return;
+    snprintf(superseded, sizeof superseded, "special/p/0/%u-400000", due);
+    snprintf(young, sizeof young, "special/p/0/%u-%lld", due, (long long)(kl__wall_ms() / KL_S3_MARK_MS));
+    CHECK_INT(ask(&bucket, KL_S3_PUT, superseded, "{}"), 200);
+    CHECK_INT(ask(&bucket, KL_S3_PUT, "special/p/0/2-400000", "{}"), 200);
+    CHECK_INT(ask(&bucket, KL_S3_PUT, "special/p/0/3", "{}"), 200);
+    kl_store *store = open_owned(url, &partition);
+    REQUIRE(store);
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    kl_entry later = a_later_entry(partition, ids), ready = an_entry(partition, ids, "x");
+    CHECK_OK(kl_store_append(store, &later, 1, NULL));
+    CHECK_OK(kl_store_append(store, &ready, 1, NULL));
+    CHECK_OK(kl__s3_pulse(store->self, 0));
+    CHECK_INT(waiting_in(store, partition, &stub, 1), 1);
+    int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
+    while (is_there(&bucket, "special/p/0/3") && !test_failed() && kl__monotonic_ns() < until_ns)
+        kl__s3_upkeep_wake(store->self);
+    CHECK(!is_there(&bucket, "special/p/0/2-400000"));
+    CHECK(!is_there(&bucket, superseded));
+    CHECK(is_there(&bucket, young)); /* there is a task in its line */
+    kl_store_close(store);
+    kl_idgen_close(ids);
+    kl__s3_http_close(bucket.http);
+}
+
+/* Nobody reads a long log for a line that only another shard has. */
+TEST(a_mark_is_of_its_shard_alone)
+{
+    char url[S3_URL_BYTES];
+    kl_idgen *ids = NULL;
+    kl_store *store = NULL, *other = NULL;
+    uint32_t partition;
+    kl_stub stub;
+    if (!s3_server_new_url(url))
+        return;
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    REQUIRE(store);
+    CHECK_OK(kl_store_partition(store, "p", 1, &partition));
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    kl_entry urgent = {.place = {partition, 1}, .priority = KL_PRIORITY_MAX, .payload = kl_str("x")};
+    CHECK_OK(kl_idgen_next(ids, 1, 0, &urgent.id));
+    CHECK_OK(kl_store_append(store, &urgent, 1, NULL));
+    for (int i = 0; i < LONG_LINE; i++) {
+        kl_entry entry = an_entry(partition, ids, "x");
+        CHECK_OK(kl_store_append(store, &entry, 1, NULL));
+    }
+    CHECK_OK(kl_store_open(url, NULL, &other));
+    CHECK_OK(kl_store_partition(other, "p", 1, &partition));
+    for (uint32_t shard = 0; shard < 2; shard++) {
+        kl_scan scan = {.place = {partition, shard}, .line = KL_PRIORITY_MAX, .stubs = &stub, .max = 1};
+        CHECK_OK(kl_store_scan(other, &scan, 1));
+        CHECK_INT(scan.count, shard);
+    }
+    CHECK(kl__s3_http_bill(((kl__s3 *)other->self)->http).requests[KL_S3_GET] < LONG_LINE / 2);
+    kl_store_close(other);
+    kl_store_close(store);
+    kl_idgen_close(ids);
+}
+
 TEST(an_archive_does_not_hide_what_came_later)
 {
     struct bucket bucket;

@@ -225,37 +225,66 @@ static kl_rc write_round(kl__s3 *s3, struct round *round)
 
 /* --- Marks: that a line is in use at all --- */
 
-static kl_rc put_marks(kl__s3 *s3, struct part *part)
-{
-    uint64_t ordinary = UINT64_C(1) << -KL_PRIORITY_MIN;
-    kl__memory_enter(s3->memory);
-    uint64_t missing = part->lines & ~ordinary & ~part->shard->marked;
-    kl__memory_leave(s3->memory);
-    for (unsigned line = 0; missing; line++, missing >>= 1) {
-        if (!(missing & 1))
-            continue;
-        char *name = kl__s3_name(s3, "special/%s/%s/%u", part->shard->partition->name, part->shard->digits, line);
-        kl__s3_request request = {.kind = KL_S3_PUT, .name = name, .absent = true, .body = {"{}", 2}};
-        kl_rc rc = name ? kl__s3_send(s3->http, &request, 1) : kl__fail_memory();
-        kl__s3_request_free(&request);
-        kl__free(name);
-        if (rc != KL_OK)
-            return rc;
-        kl__memory_enter(s3->memory);
-        part->shard->marked |= UINT64_C(1) << line;
-        part->shard->partition->marks |= UINT64_C(1) << line;
-        kl__memory_leave(s3->memory);
-    }
-    return KL_OK;
-}
-
-/* --- Numbers --- */
+/* A mark that is to be put. */
+struct mark {
+    struct part *part;
+    unsigned line;
+};
 
 static void fail_part(struct part *part, kl_rc rc)
 {
     part->rc = rc;
     snprintf(part->error, sizeof part->error, "%s", kl_error_text());
 }
+
+static kl_rc send_marks(kl__s3 *s3, const struct mark *marks, size_t count)
+{
+    kl__s3_request *requests = kl__alloc_zeroed(count, sizeof *requests);
+    kl_rc rc = requests ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        char *name = kl__s3_mark_name(s3, marks[i].part->shard, marks[i].line);
+        requests[i] = (kl__s3_request){.kind = KL_S3_PUT, .name = name, .absent = true, .body = {"{}", 2}};
+        rc = name ? KL_OK : kl__fail_memory();
+    }
+    if (rc == KL_OK)
+        rc = kl__s3_send(s3->http, requests, count);
+    for (size_t i = 0; requests && i < count; i++) {
+        if (rc == KL_OK)
+            kl__s3_note_marked(s3, marks[i].part->shard, marks[i].line);
+        kl__free((char *)requests[i].name);
+        kl__s3_request_free(&requests[i]);
+    }
+    kl__free(requests);
+    return rc;
+}
+
+static void put_marks(kl__s3 *s3, struct round *round)
+{
+    struct mark *marks = NULL;
+    size_t count = 0, room = 0;
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < round->count; i++) {
+        uint64_t missing = kl__s3_unmarked(s3, round->parts[i].shard, round->parts[i].lines);
+        for (unsigned line = 0; rc == KL_OK && missing; line++, missing >>= 1) {
+            if (!(missing & 1))
+                continue;
+            struct mark *grown = kl__grow(marks, count, &room, sizeof *marks);
+            rc = grown ? KL_OK : kl__fail_memory();
+            marks = grown ? grown : marks;
+            if (grown)
+                marks[count++] = (struct mark){&round->parts[i], line};
+        }
+    }
+    if (rc == KL_OK && count)
+        rc = send_marks(s3, marks, count);
+    for (size_t i = 0; rc != KL_OK && i < count; i++)
+        fail_part(marks[i].part, rc);
+    for (size_t i = 0; rc == KL_ENOMEM && i < round->count; i++)
+        fail_part(&round->parts[i], rc);
+    kl__free(marks);
+}
+
+/* --- Numbers --- */
 
 static uint64_t tail_of(kl__s3 *s3, const kl__s3_shard *shard, int64_t *ret_since_ns)
 {
@@ -277,32 +306,40 @@ static bool tail_is_known(kl__s3 *s3, const kl__s3_shard *shard)
     return known;
 }
 
-static kl_rc look_for_tail(kl__s3 *s3, kl__s3_shard *shard)
+/* A shard to which nobody else has appended since is contended no more. */
+static kl_rc look_for_tails(kl__s3 *s3, struct part **parts, kl__s3_shard **shards, size_t count)
 {
-    int64_t since_ns;
-    uint64_t before = tail_of(s3, shard, &since_ns);
-    kl_rc rc = kl__s3_find_tail(s3, shard);
+    for (size_t i = 0; i < count; i++) {
+        int64_t since_ns;
+        shards[i] = parts[i]->shard;
+        parts[i]->number = tail_of(s3, shards[i], &since_ns);
+    }
+    kl_rc rc = kl__s3_find_tails(s3, shards, count);
     kl__memory_enter(s3->memory);
-    shard->contended &= shard->tail != before;
+    for (size_t i = 0; i < count; i++)
+        shards[i]->contended &= shards[i]->tail != parts[i]->number;
     kl__memory_leave(s3->memory);
     return rc;
 }
 
 static void find_tails(kl__s3 *s3, struct round *round)
 {
-    size_t unknown = 0;
+    struct part **parts = kl__alloc_zeroed(round->count, sizeof *parts);
+    kl__s3_shard **shards = kl__alloc_zeroed(round->count, sizeof *shards);
+    size_t unknown = 0, count = 0;
     for (size_t i = 0; i < round->count; i++)
         unknown += !tail_is_known(s3, round->parts[i].shard);
     if (unknown > 2)
         (void)kl__s3_pulse(s3, KL_S3_POLL_MIN_MS / 10); /* for those that it does not show there are listings */
-    for (size_t i = 0; i < round->count; i++) {
-        struct part *part = &round->parts[i];
-        kl_rc rc = put_marks(s3, part);
-        if (rc == KL_OK && !tail_is_known(s3, part->shard))
-            rc = look_for_tail(s3, part->shard);
-        if (rc != KL_OK)
-            fail_part(part, rc);
-    }
+    for (size_t i = 0; parts && shards && i < round->count; i++)
+        if (round->parts[i].rc == KL_OK && !tail_is_known(s3, round->parts[i].shard))
+            parts[count++] = &round->parts[i];
+    kl_rc rc = !parts || !shards ? kl__fail_memory() : count ? look_for_tails(s3, parts, shards, count) : KL_OK;
+    for (size_t i = 0; rc != KL_OK && i < round->count; i++)
+        if (!parts || !shards || !tail_is_known(s3, round->parts[i].shard))
+            fail_part(&round->parts[i], rc);
+    kl__free(parts);
+    kl__free(shards);
 }
 
 static bool is_open(const struct part *part) { return part->rc == KL_OK && !part->stored; }
@@ -318,7 +355,7 @@ static void note_stored(kl__s3 *s3, struct part *part)
     }
     if (shard->loaded && shard->taken + 1 == part->number)
         (void)kl__s3_apply_tasks(s3, shard, part->number, &part->body); /* else it is read when it is wanted */
-    else if (shard->taken < shard->tail)
+    if (shard->taken < shard->tail)
         shard->ended = false;
     kl__memory_leave(s3->memory);
     atomic_fetch_add(&s3->appended, part->count);
@@ -633,6 +670,8 @@ static void append_round(struct kl__s3_appender *appender, struct pending *first
     while (rc == KL_OK && again && round.first) {
         free_parts(&round);
         rc = write_round(appender->s3, &round);
+        if (rc == KL_OK)
+            put_marks(appender->s3, &round);
         if (rc == KL_OK)
             find_tails(appender->s3, &round);
         again = rc == KL_OK && sort_out(appender, &round);

@@ -2,11 +2,11 @@
  *
  * Bytes are a string where they are text, and base64 under a name that ends in 64 where they are not. Numbers that may
  * exceed 53 bits (positions, versions, epochs) are strings of hex digits. */
-#include <errno.h>
 #include <openssl/evp.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/json_memory.h"
 #include "store/s3/s3.h"
 
 /* --- Writing --- */
@@ -119,10 +119,14 @@ void kl__s3_put_entry(kl__s3_text *text, const kl_entry *entry)
 kl_rc kl__s3_parse_json(const kl__s3_text *text, json_t **ret_root)
 {
     json_error_t error;
-    errno = 0;
+    kl__json_memory_begin();
     json_t *root = json_loadb(text->data ? text->data : "", text->len, 0, &error);
-    if (!root) /* jansson does not always say that it was for want of memory */
-        return json_error_code(&error) == json_error_out_of_memory || errno == ENOMEM ? KL_ENOMEM : KL_EDAMAGED;
+    if (kl__json_memory_refused() || (!root && json_error_code(&error) == json_error_out_of_memory)) {
+        json_decref(root); /* it may lack what there was no memory for */
+        return KL_ENOMEM;
+    }
+    if (!root)
+        return KL_EDAMAGED;
     if (json_integer_value(json_object_get(root, "keyline")) != KL_S3_FORMAT) {
         json_decref(root);
         return KL_EDAMAGED;

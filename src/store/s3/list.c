@@ -148,19 +148,45 @@ static void put_query(const kl__s3 *s3, const char *prefix, const char *after, u
     kl__s3_encode(query, kl_str(after), false);
 }
 
+static kl_rc read_pages(kl__s3 *s3, kl__s3_listing *listings, const kl__s3_request *requests, size_t count)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
+        rc = requests[i].status == 200 ? read_page(s3, &requests[i].reply, &listings[i].names)
+                                       : kl__s3_refused(&requests[i]);
+    return rc;
+}
+
+kl_rc kl__s3_list_pages(kl__s3 *s3, kl__s3_listing *listings, size_t count)
+{
+    kl__s3_text *queries = kl__alloc_zeroed(count ? count : 1, sizeof *queries);
+    kl__s3_request *requests = kl__alloc_zeroed(count ? count : 1, sizeof *requests);
+    kl_rc rc = queries && requests ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        put_query(s3, listings[i].prefix, listings[i].after, listings[i].max, &queries[i]);
+        requests[i] = (kl__s3_request){.kind = KL_S3_LIST, .query = queries[i].data};
+        rc = queries[i].failed ? kl__fail_memory() : KL_OK;
+    }
+    if (rc == KL_OK)
+        rc = kl__s3_send(s3->http, requests, count);
+    if (rc == KL_OK)
+        rc = read_pages(s3, listings, requests, count);
+    for (size_t i = 0; queries && requests && i < count; i++) {
+        kl__s3_text_free(&queries[i]);
+        kl__s3_request_free(&requests[i]);
+    }
+    kl__free(queries);
+    kl__free(requests);
+    return rc;
+}
+
 kl_rc kl__s3_list_page(kl__s3 *s3, const char *prefix, const char *after, unsigned max, kl__s3_names *ret_names)
 {
-    kl__s3_text query = {0};
-    *ret_names = (kl__s3_names){0};
-    put_query(s3, prefix, after, max, &query);
-    kl__s3_request request = {.kind = KL_S3_LIST, .query = query.data};
-    kl_rc rc = query.failed ? kl__fail_memory() : kl__s3_send(s3->http, &request, 1);
-    if (rc == KL_OK)
-        rc = request.status == 200 ? read_page(s3, &request.reply, ret_names) : kl__s3_refused(&request);
+    kl__s3_listing listing = {.prefix = prefix, .after = after, .max = max};
+    kl_rc rc = kl__s3_list_pages(s3, &listing, 1);
+    *ret_names = listing.names;
     if (rc != KL_OK)
         kl__s3_names_free(ret_names);
-    kl__s3_text_free(&query);
-    kl__s3_request_free(&request);
     return rc;
 }
 

@@ -71,18 +71,24 @@ static void put_document(kl__s3_text *text, const kl__s3_document *document)
     kl__s3_text_put(text, "}\n");
 }
 
+/* What stood in the arena before goes. */
 static kl_rc read_document(const kl__s3_request *request, kl_arena *arena, kl__s3_document *ret_document)
 {
+    json_t *root = NULL;
     *ret_document = (kl__s3_document){.value = {"", 0}};
     if (request->status == 404)
         return KL_OK;
-    json_t *root = kl__s3_parse(&request->reply);
-    bool good = root && kl__s3_get_hex(root, "version", &ret_document->version) && ret_document->version &&
+    kl_rc rc = kl__s3_parse_json(&request->reply, &root);
+    if (rc == KL_OK && !kl__s3_reserve(arena, request->reply.len))
+        rc = KL_ENOMEM;
+    bool good = rc == KL_OK && kl__s3_get_hex(root, "version", &ret_document->version) && ret_document->version &&
                 kl__s3_get_int(root, "expires_ms", &ret_document->expires_ms) &&
                 kl__s3_get_bytes(root, "value", arena, &ret_document->value);
     ret_document->removed = json_is_true(json_object_get(root, "removed"));
     snprintf(ret_document->etag, sizeof ret_document->etag, "%s", request->etag);
     json_decref(root);
+    if (rc == KL_ENOMEM)
+        return kl__fail_memory();
     return good ? KL_OK
                 : kl__fail(KL_EDAMAGED, "the object %s is not understood; is it of a newer release?", request->name);
 }
@@ -155,13 +161,16 @@ static void forget_value(struct known *known)
     known->read = false;
 }
 
-/* False: no memory; then it is known no more. */
+/* False: no memory; then what it says is to be read. */
 static bool learn(struct kl__s3_records *records, kl_bytes name, const kl__s3_document *document, int64_t asked_ns)
 {
     struct known *known = make_known(records, name);
     if (!known)
         return false;
     forget_value(known);
+    snprintf(known->etag, sizeof known->etag, "%s", document->etag);
+    known->fresh_ns = asked_ns;
+    known->changed_ns = kl__monotonic_ns();
     char *value = kl__alloc(document->value.len + 1);
     if (!value)
         return false;
@@ -172,27 +181,26 @@ static bool learn(struct kl__s3_records *records, kl_bytes name, const kl__s3_do
     known->removed = document->removed || document->version == 0;
     known->version = document->version;
     known->expires_ms = document->expires_ms;
-    snprintf(known->etag, sizeof known->etag, "%s", document->etag);
-    known->fresh_ns = asked_ns;
-    known->changed_ns = kl__monotonic_ns();
     return true;
 }
 
-static void see_listed(struct kl__s3_records *records, const kl__s3_listed *item, int64_t seen_ns)
+/* False: no memory. */
+static bool see_listed(struct kl__s3_records *records, const kl__s3_listed *item, int64_t seen_ns)
 {
     char bytes[KL_S3_NAME_MAX];
     size_t len = 0;
     if (strlen(item->name) >= sizeof bytes || !kl__s3_decode_name(item->name + strlen("records/"), bytes, &len) ||
         len == 0)
-        return;
+        return true;
     struct known *known = make_known(records, (kl_bytes){bytes, len});
     if (!known || known->changed_ns > seen_ns)
-        return;
+        return known;
     if (strcmp(known->etag, item->etag) != 0) {
         forget_value(known);
         snprintf(known->etag, sizeof known->etag, "%s", item->etag);
     }
     known->fresh_ns = seen_ns;
+    return true;
 }
 
 /* What a whole listing did not show is not there. */
@@ -212,18 +220,20 @@ static void see_absent(kl__tree_node *node, int64_t seen_ns)
     known->fresh_ns = seen_ns;
 }
 
-void kl__s3_records_seen(kl__s3 *s3, const kl__s3_names *names, bool whole, int64_t seen_ns)
+kl_rc kl__s3_records_seen(kl__s3 *s3, const kl__s3_names *names, bool whole, int64_t seen_ns)
 {
     struct kl__s3_records *records = s3->records;
+    bool good = true;
     pthread_mutex_lock(&records->mutex);
-    for (size_t i = 0; i < names->count; i++)
+    for (size_t i = 0; good && i < names->count; i++)
         if (strncmp(names->items[i].name, "records/", 8) == 0)
-            see_listed(records, &names->items[i], seen_ns);
-    if (whole) {
+            good = see_listed(records, &names->items[i], seen_ns);
+    if (good && whole) {
         see_absent(records->known, seen_ns);
         records->whole_ns = seen_ns;
     }
     pthread_mutex_unlock(&records->mutex);
+    return good ? KL_OK : kl__fail_memory();
 }
 
 kl_rc kl__s3_records_open(kl__s3 *s3)
@@ -517,9 +527,12 @@ static kl_rc see_page(kl__s3 *s3, const char *start, kl__s3_text *at, bool *ret_
     kl__s3_names names = {0};
     int64_t asked_ns = kl__monotonic_ns();
     kl_rc rc = at->failed ? kl__fail_memory() : kl__s3_list_page(s3, start, at->len ? at->data : NULL, 0, &names);
-    if (rc != KL_OK)
+    if (rc == KL_OK)
+        rc = kl__s3_records_seen(s3, &names, false, asked_ns);
+    if (rc != KL_OK) {
+        kl__s3_names_free(&names);
         return rc;
-    kl__s3_records_seen(s3, &names, false, asked_ns);
+    }
     *ret_more = names.more && names.count > 0;
     at->len = names.count ? 0 : at->len;
     if (names.count)
@@ -680,7 +693,8 @@ static kl_rc try_write(kl__s3 *s3, kl_write *write, const char *name, kl__s3_doc
     }
     if (rc == KL_OK && *ret_done) {
         pthread_mutex_lock(&s3->records->mutex);
-        (void)learn(s3->records, write->name, made, asked_ns); /* else it is read when it is asked for */
+        if (!learn(s3->records, write->name, made, asked_ns))
+            s3->pulse_ns = 0; /* the next look at the bucket shows it, and nobody is content with the last */
         pthread_mutex_unlock(&s3->records->mutex);
     }
     return rc;

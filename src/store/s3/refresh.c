@@ -6,25 +6,16 @@
  *
  * Numbers have no gaps until objects are deleted, so the next object is asked for by its name: "there is none" is an
  * answer as good as a listing, and ten times cheaper. It holds only while nothing can have been deleted since the end was
- * last known (E1); after that a listing tells. A process that serves many shards looks at all of them by one listing of
- * records and tasks, the pulse, less and less often while nothing comes.
+ * last known (E1); after that a listing tells (pulse.c).
  *
  * The mutex is not held while requests are under way. What they bring is applied if it is still the next, and if the shard
  * was not cleared meanwhile: then its checkpoint comes first again. */
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "base/hash.h"
 #include "store/s3/s3.h"
 
-enum { JOURNAL_WIDE = 32, READ_AGAIN = 8, QUIET = 4, FULL_MS = 1000, KEPT_PAGES = 100, PROBE_SINGLY = 4 };
-
-/* What was known before the clock jumped may be much older than it seems: this machine stood still meanwhile. */
-static bool is_fresh(kl__s3 *s3, int64_t since_ns, int64_t limit_ms)
-{
-    return since_ns != 0 && kl__monotonic_ns() - since_ns < limit_ms * 1000000 &&
-           since_ns >= kl__s3_http_jumped(s3->http);
-}
+enum { JOURNAL_WIDE = 32, READ_AGAIN = 8, KEPT_PAGES = 100, PROBE_SINGLY = 4 };
 
 kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request)
 {
@@ -125,7 +116,7 @@ static size_t leave_broken_out(kl__s3 *s3, kl__s3_shard *const *shards, size_t c
     size_t used = 0;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++) {
-        if (shards[i]->broken && is_fresh(s3, shards[i]->broken_ns, KL_S3_BROKEN_MS))
+        if (shards[i]->broken && kl__s3_is_fresh(s3, shards[i]->broken_ns, KL_S3_BROKEN_MS))
             continue;
         shards[i]->broken = false;
         whole[used++] = shards[i];
@@ -163,7 +154,7 @@ static kl_rc take_index(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_request *r
 static bool wants_index(kl__s3 *s3, const kl__s3_shard *shard, bool owned_too)
 {
     return !shard->loaded ||
-           ((owned_too || !shard->owned) && !is_fresh(s3, shard->journal_ns, INT64_C(4) * KL_S3_TRUST_MS));
+           ((owned_too || !shard->owned) && !kl__s3_is_fresh(s3, shard->journal_ns, INT64_C(4) * KL_S3_TRUST_MS));
 }
 
 static kl_rc load_indexes(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too)
@@ -200,11 +191,11 @@ static kl_rc ask_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, uint6
     return good ? fetch_send(s3, fetch) : kl__fail_memory();
 }
 
-/* It has been read to its end. What was cleared while it was ours still is, if nobody has fenced it since. */
+/* It has been read to its end. It is ours if we fenced it, and nobody has since; also if it was cleared meanwhile. */
 static void end_journal(kl__s3_shard *shard, int64_t asked_ns)
 {
     shard->followed_ns = shard->journal_ns = asked_ns;
-    shard->owned |= shard->fenced && shard->fenced == shard->epoch;
+    shard->owned = shard->fenced && shard->fenced == shard->epoch;
 }
 
 static kl_rc take_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, const kl__s3_text *body)
@@ -264,7 +255,8 @@ static size_t choose_followed(kl__s3 *s3, kl__s3_shard **whole, size_t count, bo
     for (size_t i = 0; i < count; i++) {
         kl__s3_shard *shard = whole[i];
         shard->used_ns = kl__monotonic_ns();
-        if (!shard->broken && (owned_too || (!shard->owned && !is_fresh(s3, shard->followed_ns, KL_S3_FRESH_MS))))
+        if (!shard->broken &&
+            (owned_too || (!shard->owned && !kl__s3_is_fresh(s3, shard->followed_ns, KL_S3_FRESH_MS))))
             whole[used++] = shard;
     }
     kl__memory_leave(s3->memory);
@@ -307,253 +299,6 @@ kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned
     return rc == KL_OK ? find_broken(s3, shards, count) : rc;
 }
 
-/* --- Where a log of tasks ends --- */
-
-/* The number in ".../<16 hex digits>.json"; 0: it is no such name. */
-static uint64_t number_of(const char *name)
-{
-    const char *slash = strrchr(name, '/');
-    char *end;
-    if (!slash || strlen(slash + 1) != 21 || strcmp(slash + 17, ".json") != 0)
-        return 0;
-    uint64_t number = strtoull(slash + 1, &end, 16);
-    return end == slash + 17 ? number : 0;
-}
-
-static bool is_seal(const kl__s3_listed *item) { return item->size == strlen(KL_S3_SEAL); }
-
-/* Task objects of a shard. */
-struct page {
-    uint64_t first, last; /* 0: there are none */
-    bool sealed;          /* the last is a seal */
-    bool more;            /* there are more behind */
-};
-
-/* A page of the shard's task objects behind `number`. */
-static kl_rc list_tasks(kl__s3 *s3, const kl__s3_shard *shard, uint64_t number, struct page *ret_page)
-{
-    char prefix[KL_S3_NAME_MAX], after[KL_S3_NAME_MAX + 32];
-    kl__s3_names names;
-    snprintf(prefix, sizeof prefix, "tasks/%s/%s/", shard->partition->name, shard->digits);
-    snprintf(after, sizeof after, "%s%016llx.json", prefix, (unsigned long long)number);
-    kl_rc rc = kl__s3_list_page(s3, prefix, after, 0, &names);
-    *ret_page = (struct page){0};
-    if (rc != KL_OK)
-        return rc;
-    for (size_t i = 0; i < names.count; i++) {
-        uint64_t listed = number_of(names.items[i].name);
-        if (!listed)
-            continue;
-        ret_page->first = ret_page->first ? ret_page->first : listed;
-        ret_page->last = listed;
-        ret_page->sealed = is_seal(&names.items[i]);
-    }
-    ret_page->more = names.more;
-    kl__s3_names_free(&names);
-    return KL_OK;
-}
-
-static void learn_tail(kl__s3 *s3, kl__s3_shard *shard, uint64_t tail, bool sealed, int64_t asked_ns)
-{
-    kl__memory_enter(s3->memory);
-    if (tail >= shard->tail) {
-        shard->tail = tail;
-        shard->sealed = sealed;
-    }
-    shard->tail_ns = asked_ns;
-    kl__memory_leave(s3->memory);
-}
-
-/* False: the page has none. */
-static bool go_on(const struct page *page, uint64_t *known, bool *sealed)
-{
-    if (!page->last)
-        return false;
-    *known = page->last;
-    *sealed = page->sealed;
-    return true;
-}
-
-/* Steps double while there is something behind them, and then halve: some twenty listings where a page would not do. */
-kl_rc kl__s3_find_tail(kl__s3 *s3, kl__s3_shard *shard)
-{
-    uint64_t step = 4096, highest = UINT64_MAX >> 20;
-    struct page page;
-    bool sealed = false;
-    kl__memory_enter(s3->memory);
-    uint64_t known = shard->tail ? shard->tail - 1 : 0;
-    kl__memory_leave(s3->memory);
-    int64_t asked_ns = kl__monotonic_ns();
-    kl_rc rc = list_tasks(s3, shard, known, &page);
-    bool more = page.more;
-    go_on(&page, &known, &sealed);
-    while (rc == KL_OK && more) {
-        uint64_t from = known + step < highest ? known + step : highest;
-        asked_ns = kl__monotonic_ns();
-        rc = list_tasks(s3, shard, from, &page);
-        more = page.more;
-        if (rc != KL_OK)
-            break;
-        if (go_on(&page, &known, &sealed)) {
-            step *= 2;
-            continue;
-        }
-        highest = from;
-        step = (highest - known) / 2;
-        more = highest - known > 1;
-        if (step <= 1000 && more) {
-            rc = list_tasks(s3, shard, known, &page);
-            more = page.more;
-            go_on(&page, &known, &sealed);
-        }
-    }
-    if (rc == KL_OK)
-        learn_tail(s3, shard, known, sealed, asked_ns);
-    return rc;
-}
-
-/* --- The pulse --- */
-
-static kl__s3_partition *partition_named(kl__s3 *s3, const char *name, size_t len)
-{
-    for (uint32_t i = 0; i < s3->partition_count; i++)
-        if (strlen(s3->partitions[i]->name) == len && memcmp(s3->partitions[i]->name, name, len) == 0)
-            return s3->partitions[i];
-    return NULL;
-}
-
-/* special/<partition>/<shard>/<line> */
-static void see_mark(kl__s3 *s3, const char *name)
-{
-    const char *at = name + strlen("special/"), *slash = strchr(at, '/'), *last = strrchr(name, '/');
-    kl__s3_partition *partition = slash ? partition_named(s3, at, (size_t)(slash - at)) : NULL;
-    unsigned long line = strtoul(last + 1, NULL, 10);
-    if (partition && line < 64)
-        partition->marks |= UINT64_C(1) << line;
-}
-
-/* tasks/<partition>/<shard>/<number>.json. True: it is news. */
-static bool see_task(kl__s3 *s3, const kl__s3_listed *item)
-{
-    const char *at = item->name + strlen("tasks/"), *slash = strchr(at, '/');
-    uint64_t number = number_of(item->name);
-    kl__s3_partition *partition = slash ? partition_named(s3, at, (size_t)(slash - at)) : NULL;
-    if (!partition || !number)
-        return false;
-    unsigned long shard_number = strtoul(slash + 1, NULL, 16);
-    if (shard_number >= partition->shard_count)
-        return false;
-    kl__s3_shard *shard = kl__s3_shard_make(s3, (kl_place){partition->number, (uint32_t)shard_number});
-    if (!shard || number < shard->tail)
-        return false;
-    bool news = number > shard->tail;
-    shard->tail = number;
-    shard->sealed = is_seal(item);
-    return news;
-}
-
-static void end_pulse(kl__s3 *s3, int64_t asked_ns)
-{
-    for (uint32_t i = 0; i < s3->partition_count; i++) {
-        kl__s3_partition *partition = s3->partitions[i];
-        for (uint32_t j = 0; j < partition->shard_count; j++) {
-            kl__s3_shard *shard = partition->shards[j];
-            if (!shard)
-                continue;
-            shard->tail_ns = asked_ns;
-            shard->ended = shard->taken >= shard->tail;
-        }
-    }
-}
-
-static void slow_down(kl__s3 *s3, bool news)
-{
-    s3->pulse_quiet = news ? 0 : s3->pulse_quiet + 1;
-    if (!s3->pulse_whole) /* it shows little: shards are asked one by one */
-        s3->pulse_age_ms = s3->poll_ms < FULL_MS ? s3->poll_ms : FULL_MS;
-    else if (s3->pulse_quiet < QUIET)
-        s3->pulse_age_ms = KL_S3_POLL_MIN_MS;
-    else
-        s3->pulse_age_ms = s3->pulse_age_ms * 2 < s3->poll_ms ? s3->pulse_age_ms * 2 : s3->poll_ms;
-}
-
-/* Marks and tasks of a page. True: there is something new. */
-static bool see_page(kl__s3 *s3, const kl__s3_names *names, int64_t asked_ns)
-{
-    const char *last = names->count ? names->items[names->count - 1].name : "";
-    bool news = false;
-    kl__memory_enter(s3->memory);
-    for (size_t i = 0; i < names->count; i++) {
-        if (strncmp(names->items[i].name, "tasks/", 6) == 0)
-            news |= see_task(s3, &names->items[i]);
-        else if (strncmp(names->items[i].name, "special/", 8) == 0)
-            see_mark(s3, names->items[i].name);
-    }
-    for (uint32_t i = 0; i < s3->partition_count; i++)
-        if (!names->more || strncmp(last, "tasks/", 6) >= 0)
-            s3->partitions[i]->marks_ns = asked_ns;
-    if (!names->more)
-        end_pulse(s3, asked_ns);
-    kl__memory_leave(s3->memory);
-    s3->pulse_whole = !names->more;
-    return news;
-}
-
-static bool goes_beyond_records(const kl__s3_names *names)
-{
-    return !names->more || (names->count && strncmp(names->items[names->count - 1].name, "special/", 8) >= 0);
-}
-
-/* Records, then marks and tasks: one page where there are few, and a second one where records alone fill the first. */
-static kl_rc make_pulse(kl__s3 *s3)
-{
-    kl__s3_names names;
-    int64_t asked_ns = kl__monotonic_ns();
-    kl_rc rc = kl__s3_list_page(s3, "", "records", 0, &names);
-    if (rc != KL_OK)
-        return rc;
-    bool beyond = goes_beyond_records(&names);
-    kl__s3_records_seen(s3, &names, beyond, asked_ns);
-    if (!beyond) {
-        kl__s3_names_free(&names);
-        rc = kl__s3_list_page(s3, "", "special", 0, &names);
-    }
-    if (rc != KL_OK)
-        return rc;
-    slow_down(s3, see_page(s3, &names, asked_ns));
-    s3->pulse_ns = asked_ns;
-    kl__s3_names_free(&names);
-    return KL_OK;
-}
-
-kl_rc kl__s3_pulse(kl__s3 *s3, int64_t age_ms)
-{
-    pthread_mutex_lock(&s3->pulse_mutex);
-    int64_t limit_ms = age_ms < 0 ? s3->pulse_age_ms : age_ms;
-    kl_rc rc = is_fresh(s3, s3->pulse_ns, limit_ms) ? KL_OK : make_pulse(s3);
-    pthread_mutex_unlock(&s3->pulse_mutex);
-    return rc;
-}
-
-kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count)
-{
-    bool owned = false;
-    kl__memory_enter(s3->memory);
-    for (size_t i = 0; i < count; i++)
-        owned |= shards[i]->owned;
-    kl__memory_leave(s3->memory);
-    kl_rc rc = count > KL_S3_PROBES || owned ? kl__s3_pulse(s3, owned ? -1 : 0) : KL_OK;
-    kl__memory_enter(s3->memory);
-    for (size_t i = 0; i < count; i++) {
-        bool known = (count > KL_S3_PROBES || owned) && s3->pulse_whole;
-        int64_t rest_ms = s3->pulse_whole ? s3->pulse_age_ms : shards[i]->rest_ms;
-        bool rests = is_fresh(s3, shards[i]->tail_ns, shards[i]->owned ? rest_ms : KL_S3_FRESH_MS);
-        shards[i]->ended = (known || rests || shards[i]->sealed) && shards[i]->taken >= shards[i]->tail;
-    }
-    kl__memory_leave(s3->memory);
-    return rc;
-}
-
 /* --- Reading on --- */
 
 /* How many objects to ask for: those that are known to be there, or (to find out) one, and more while they come. */
@@ -591,7 +336,7 @@ static void meet_gap(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, int64_t a
 {
     if (number != shard->taken + 1)
         return;
-    if (number > shard->tail && is_fresh(s3, shard->tail_ns, KL_S3_TRUST_MS)) {
+    if (number > shard->tail && kl__s3_is_fresh(s3, shard->tail_ns, KL_S3_TRUST_MS)) {
         shard->ended = true;
         shard->tail_ns = asked_ns;
         rest(s3, shard);
@@ -619,12 +364,12 @@ static kl__s3_object *find_passed(const kl__s3_shard *shard, kl__tree_node *node
 /* Passes over what was deleted. */
 static kl_rc step_over(kl__s3 *s3, kl__s3_shard *shard)
 {
-    struct page page;
+    kl__s3_page page;
     kl__memory_enter(s3->memory);
     uint64_t from = shard->taken;
     kl__memory_leave(s3->memory);
     int64_t asked_ns = kl__monotonic_ns();
-    kl_rc rc = list_tasks(s3, shard, from, &page);
+    kl_rc rc = kl__s3_list_tasks(s3, shard, from, &page);
     if (rc != KL_OK)
         return rc;
     kl__memory_enter(s3->memory);
@@ -679,7 +424,9 @@ static int64_t good_since(const kl__s3 *s3, const kl__s3_more *more)
 {
     int64_t now_ns = kl__monotonic_ns();
     int64_t age_ms = s3->pulse_whole ? s3->pulse_age_ms : more->shard->rest_ms;
-    return more->shard->owned ? now_ns - age_ms * 1000000 : more->since_ns ? more->since_ns : now_ns;
+    if (more->shard->owned && !more->sure)
+        return now_ns - age_ms * 1000000;
+    return more->since_ns ? more->since_ns : now_ns;
 }
 
 /* Shards that are at their end, have got what was wanted, or were cleared, go. */
@@ -731,49 +478,6 @@ kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t ma
         rc = kl__s3_extend(s3, more, used);
     kl__free(more);
     return rc;
-}
-
-/* --- Marks of lines --- */
-
-/* All pages of marks of a partition. */
-static kl_rc list_marks(kl__s3 *s3, const kl__s3_partition *partition, uint64_t *ret_lines)
-{
-    char prefix[KL_S3_NAME_MAX], after[KL_S3_NAME_MAX] = "";
-    kl__s3_names names = {.more = true};
-    kl_rc rc = KL_OK;
-    *ret_lines = 0;
-    snprintf(prefix, sizeof prefix, "special/%s/", partition->name);
-    while (rc == KL_OK && names.more) {
-        rc = kl__s3_list_page(s3, prefix, *after ? after : NULL, 0, &names);
-        for (size_t i = 0; rc == KL_OK && i < names.count; i++) {
-            unsigned long line = strtoul(strrchr(names.items[i].name, '/') + 1, NULL, 10);
-            *ret_lines |= line < 64 ? UINT64_C(1) << line : 0;
-            snprintf(after, sizeof after, "%s", names.items[i].name);
-        }
-        bool more = rc == KL_OK && names.more;
-        kl__s3_names_free(&names);
-        names.more = more;
-    }
-    return rc;
-}
-
-kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines)
-{
-    uint64_t listed;
-    int64_t asked_ns = kl__monotonic_ns();
-    kl__memory_enter(s3->memory);
-    bool fresh = is_fresh(s3, partition->marks_ns, s3->pulse_age_ms);
-    *ret_lines = partition->marks;
-    kl__memory_leave(s3->memory);
-    kl_rc rc = fresh ? KL_OK : list_marks(s3, partition, &listed);
-    if (fresh || rc != KL_OK)
-        return rc;
-    kl__memory_enter(s3->memory);
-    partition->marks |= listed;
-    partition->marks_ns = asked_ns;
-    *ret_lines = partition->marks;
-    kl__memory_leave(s3->memory);
-    return KL_OK;
 }
 
 /* --- What is kept --- */

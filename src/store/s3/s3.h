@@ -16,6 +16,7 @@
  *     http.c, sign.c, creds.c, list.c      requests
  *     selftest.c  what the server must be able to do
  *     body.c      what stands in objects
+ *     refresh.c, pulse.c, marks.c  reading logs, and finding out where they end and what is in them
  *     seal.c, tried.c  shards that take no more, and appends that meet one
  *     upkeep.c    checkpoints, and deleting what nobody needs any more
  *     records.c, names.c  records, by the ETags of their objects
@@ -63,6 +64,7 @@ enum {
     KL_S3_PROBES = 3,            /* shards that are asked one by one rather than by a listing */
     KL_S3_DUE_MS = 5000,         /* so long the due line may wait while there is more than enough that is ready */
     KL_S3_WIDE = 64,             /* objects that are read at once */
+    KL_S3_MARK_MS = 3600000,     /* a mark of a line is put anew so often: far more than a request can be on its way */
     KL_S3_BROKEN_MS = 60000,     /* so long a shard that is not understood is left alone */
     KL_S3_BILLED_MS = 60000,     /* processes that live longer leave an account of their requests */
     KL_S3_BILL_EVERY_MS = 600000,
@@ -166,15 +168,21 @@ typedef struct kl__s3_shard {
     bool kept_loaded;  /* archives have been read */
     uint64_t *repeats; /* positions that turned out to be repeats without a token: settled with the next */
     size_t repeat_count, repeat_room;
-    uint64_t marked; /* lines whose mark this process has put, by bit */
+
+    /* marks, by line a bit each */
+    uint64_t marks_old, marks_young; /* that may be taken away, and that may not, as of that look */
+    uint64_t marks_look;
+    uint64_t marked; /* by this process, in that period; the last at that time */
+    int64_t marked_period, marked_ns;
+    int64_t unmarked_ns; /* when it last tried to take some away */
 } kl__s3_shard;
 
 typedef struct kl__s3_partition {
     uint32_t number, shard_prefix_len, shard_count;
-    char *name;         /* as names of objects have it */
-    atomic_bool worked; /* this process owns or owned a shard of it */
-    uint64_t marks;     /* lines that are in use anywhere in it, as of marks_ns */
-    int64_t marks_ns;
+    char *name;          /* as names of objects have it */
+    atomic_bool worked;  /* this process owns or owned a shard of it */
+    uint64_t marks_look; /* all of its marks were last seen by that look, */
+    int64_t marks_ns;    /* at that time */
     int64_t counting_ns; /* counts of the whole partition are counted since then, for a second */
     unsigned countings;
     unsigned polled_s; /* seconds on end in which it was counted often: it is a worker that asks */
@@ -209,7 +217,7 @@ typedef struct kl__s3 {
     int64_t import_digits, import_ns;
     uint32_t checkpoint_every;
     int64_t settle_ms, poll_ms;
-    int64_t grace_ms; /* KL_S3_GRACE_MS; ?grace_ms= is for tests of one process alone */
+    int64_t grace_ms; /* KL_S3_GRACE_MS; ?grace_ms= with KEYLINE_S3_TEST is for tests of one process alone */
 
     kl__memory *memory; /* the replica. Its mutex (kl__memory_enter) holds for all partitions and shards below. */
     kl__s3_partition **partitions; /* room for KL_S3_PARTITIONS */
@@ -226,6 +234,7 @@ typedef struct kl__s3 {
     _Atomic(int64_t) pulse_age_ms; /* how old it may become */
     unsigned pulse_quiet;          /* how many in a row brought nothing new */
     atomic_bool pulse_whole;       /* it showed everything */
+    uint64_t marks_look;           /* looks at marks so far */
     _Atomic(uint64_t) clears;      /* of replicas: E5 */
 
     struct kl__s3_appender *appender;
@@ -276,6 +285,14 @@ kl__s3_shard *kl__s3_shard_make(kl__s3 *s3, kl_place place);
  * without the store's prefix. max 0: 1,000. */
 kl_rc kl__s3_list_page(kl__s3 *s3, const char *prefix, const char *after, unsigned max, kl__s3_names *ret_names);
 void kl__s3_names_free(kl__s3_names *names);
+
+/* Several at once; each `names` is the caller's to free, whatever came of it. */
+typedef struct kl__s3_listing {
+    const char *prefix, *after;
+    unsigned max;
+    kl__s3_names names;
+} kl__s3_listing;
+kl_rc kl__s3_list_pages(kl__s3 *s3, kl__s3_listing *listings, size_t count);
 
 /* Deletes objects by their names, a thousand a request. KL_OK: none of them is there any more. Else some may be. */
 kl_rc kl__s3_delete(kl__s3 *s3, char **names, size_t count);
@@ -372,35 +389,69 @@ kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned
 
 bool kl__s3_is_broken(kl__s3 *s3, const kl__s3_shard *shard);
 
-/* Finds out where the task logs of these shards end (many: by a look at the whole bucket that may be a little old). */
-kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count);
-
 /* Reads on in each of these shards, up to so many objects each. */
 typedef struct kl__s3_more {
     kl__s3_shard *shard;
     size_t want;
     int64_t since_ns; /* an end of the log that was known then or later is good enough */
+    bool sure;        /* also of a shard that this process owns, which else is looked at as often as the bucket */
 } kl__s3_more;
 kl_rc kl__s3_extend(kl__s3 *s3, kl__s3_more *more, size_t count);
 
 /* Everything of these shards, up to `max` objects in all. */
 kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t max, int64_t since_ns);
 
+/* Archives of kept tasks of these shards. */
+kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count);
+
+/* GETs one object whole. KL_OK: request->status is 200, or 404: there is none; free it. */
+kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request);
+
+/* --- pulse.c --- */
+
+/* Whether it was known then, and that is not longer ago than so. */
+bool kl__s3_is_fresh(kl__s3 *s3, int64_t since_ns, int64_t limit_ms);
+
 /* A look at the whole bucket: records, marks and tasks. Not older than so; 0: a new one; -1: as old as it may be while
  * nothing happens. */
 kl_rc kl__s3_pulse(kl__s3 *s3, int64_t age_ms);
 
-/* Where the task log of a shard ends, by asking. */
+/* Finds out where the task logs of these shards end (many: by a look at the whole bucket that may be a little old). */
+kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count);
+
+/* Where the task logs of these shards end, by asking for each; all at once. */
 kl_rc kl__s3_find_tail(kl__s3 *s3, kl__s3_shard *shard);
+kl_rc kl__s3_find_tails(kl__s3 *s3, kl__s3_shard **shards, size_t count);
 
-/* Archives of kept tasks of these shards. */
-kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count);
+/* A page of the shard's task objects behind `number`. */
+typedef struct kl__s3_page {
+    uint64_t first, last; /* 0: there are none */
+    bool sealed;          /* the last is a seal */
+    bool more;            /* there are more behind */
+} kl__s3_page;
+kl_rc kl__s3_list_tasks(kl__s3 *s3, const kl__s3_shard *shard, uint64_t number, kl__s3_page *ret_page);
 
-/* Lines that have tasks in shards of the partition, as a bit each: priorities from 0 on, then due. */
-kl_rc kl__s3_marks(kl__s3 *s3, kl__s3_partition *partition, uint64_t *ret_lines);
+/* Sees to it that marks of the partition's shards have been looked at not long ago. */
+kl_rc kl__s3_see_marks(kl__s3 *s3, kl__s3_partition *partition);
 
-/* GETs one object whole. KL_OK: request->status is 200, or 404: there is none; free it. */
-kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request);
+/* --- marks.c --- */
+
+typedef struct kl__s3_mark {
+    unsigned line; /* a priority from 0 on, or the due line behind them */
+    int64_t period;
+} kl__s3_mark;
+bool kl__s3_read_mark(const char *name, kl__s3_mark *ret_mark); /* false: it is no mark's name */
+bool kl__s3_mark_is_old(const kl__s3_mark *mark, int64_t now_ms);
+uint64_t kl__s3_lines_of(const kl__s3_shard *shard); /* that have a mark, a bit each; the mutex is held */
+
+/* Of these lines, those that this process has to mark before it appends to them; the name of such a mark (NULL: no memory);
+ * it is there. */
+uint64_t kl__s3_unmarked(kl__s3 *s3, kl__s3_shard *shard, uint64_t lines);
+char *kl__s3_mark_name(kl__s3 *s3, const kl__s3_shard *shard, unsigned line);
+void kl__s3_note_marked(kl__s3 *s3, kl__s3_shard *shard, unsigned line);
+
+/* Takes away marks of a shard of ours that say nothing any more. */
+kl_rc kl__s3_unmark(kl__s3 *s3, kl__s3_shard *shard);
 
 /* --- upkeep.c --- */
 
@@ -452,8 +503,8 @@ void kl__s3_appender_close(kl__s3 *s3);
 kl_rc kl__s3_records_open(kl__s3 *s3);
 void kl__s3_records_close(kl__s3 *s3);
 
-/* A look at the bucket showed these records; sorted by name, complete or not. */
-void kl__s3_records_seen(kl__s3 *s3, const kl__s3_names *names, bool whole, int64_t seen_ns);
+/* A look at the bucket showed these records; sorted by name, complete or not. KL_ENOMEM: not all of them are known. */
+kl_rc kl__s3_records_seen(kl__s3 *s3, const kl__s3_names *names, bool whole, int64_t seen_ns);
 
 /* A document by compare-and-set: partitions.json is one that is no record. */
 typedef struct kl__s3_document {

@@ -68,10 +68,10 @@ static bool shards_add(kl__s3 *s3, struct shards *shards, kl_place place)
 }
 
 /* Up to date, but for those that are broken, if they are not all that is asked for. */
-static kl_rc refresh_whole(kl__s3 *s3, const struct shards *shards, bool *ret_broken)
+static kl_rc refresh_whole(kl__s3 *s3, const struct shards *shards, bool owned_too, bool *ret_broken)
 {
     size_t broken = 0;
-    kl_rc rc = kl__s3_refresh(s3, shards->items, shards->count, false);
+    kl_rc rc = kl__s3_refresh(s3, shards->items, shards->count, owned_too);
     for (size_t i = 0; rc == KL_EDAMAGED && i < shards->count; i++)
         broken += kl__s3_is_broken(s3, shards->items[i]);
     *ret_broken = broken > 0;
@@ -162,7 +162,6 @@ static void end_due(kl__s3 *s3, const struct look *look)
 static kl_rc line_goes_on(kl__s3 *s3, const struct look *look, const kl_scan *scan, const kl__s3_shard *shard,
                           bool *ret_on)
 {
-    uint64_t marks;
     *ret_on = false;
     kl__memory_enter(s3->memory);
     bool ended = shard->ended || shard->broken || waits(look, scan, shard), tried = shard->retry_to > shard->taken;
@@ -173,8 +172,10 @@ static kl_rc line_goes_on(kl__s3 *s3, const struct look *look, const kl_scan *sc
         *ret_on = scan->line == 0 || tried;
         return KL_OK;
     }
-    kl_rc rc = kl__s3_marks(s3, shard->partition, &marks);
-    *ret_on = marks >> (scan->line - KL_PRIORITY_MIN) & 1;
+    kl_rc rc = kl__s3_see_marks(s3, shard->partition);
+    kl__memory_enter(s3->memory);
+    *ret_on = kl__s3_lines_of(shard) >> (scan->line - KL_PRIORITY_MIN) & 1;
+    kl__memory_leave(s3->memory);
     return rc;
 }
 
@@ -223,7 +224,7 @@ static kl_rc scan_all(kl__s3 *s3, void *ctx)
     size_t count = 0, want_max = FIRST_WANT;
     uint64_t clears = atomic_load(&s3->clears);
     bool broken;
-    kl_rc rc = refresh_whole(s3, &look->shards, &broken);
+    kl_rc rc = refresh_whole(s3, &look->shards, false, &broken);
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, look->shards.items, look->shards.count);
     begin_due(s3, look);
@@ -302,9 +303,13 @@ static bool owned_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards 
 
 static kl_rc count_marks(kl__s3 *s3, kl__s3_partition *partition, kl_counts *counts)
 {
-    uint64_t marks;
-    kl_rc rc = kl__s3_marks(s3, partition, &marks);
-    counts->priorities |= (uint32_t)(marks & 0xffffffff) | 1u << -KL_PRIORITY_MIN;
+    uint64_t marks = UINT64_C(1) << -KL_PRIORITY_MIN;
+    kl_rc rc = kl__s3_see_marks(s3, partition);
+    kl__memory_enter(s3->memory);
+    for (uint32_t i = 0; i < partition->shard_count; i++)
+        marks |= partition->shards[i] ? kl__s3_lines_of(partition->shards[i]) : 0;
+    kl__memory_leave(s3->memory);
+    counts->priorities |= (uint32_t)(marks & 0xffffffff);
     counts->at_least = true;
     return rc;
 }
@@ -325,6 +330,26 @@ struct counting {
     kl_counts *ret_counts;
 };
 
+/* One shard is counted as it is now: who asks for it may be about to take it for empty (or a key for free) for good. */
+static kl_rc read_counted(kl__s3 *s3, const struct counting *counting, int64_t since_ns)
+{
+    const struct shards *shards = &counting->shards;
+    size_t max = count_max(s3, shards->count);
+    if (counting->place.shard == KL_ALL_SHARDS)
+        return kl__s3_read_all(s3, shards->items, shards->count, max, since_ns);
+    kl__s3_more more = {shards->items[0], max, since_ns, .sure = true};
+    kl__memory_enter(s3->memory);
+    more.shard->ended = more.shard->sealed && more.shard->taken >= more.shard->tail;
+    kl__memory_leave(s3->memory);
+    return kl__s3_extend(s3, &more, 1);
+}
+
+static bool is_counted(const struct counting *counting, const kl__s3_shard *shard, int64_t since_ns)
+{
+    bool one = counting->place.shard != KL_ALL_SHARDS;
+    return one ? shard->taken >= shard->tail && (shard->sealed || shard->tail_ns >= since_ns) : shard->ended;
+}
+
 static kl_rc count_shards(kl__s3 *s3, void *ctx)
 {
     const struct counting *counting = ctx;
@@ -332,11 +357,11 @@ static kl_rc count_shards(kl__s3 *s3, void *ctx)
     kl_place place = counting->place;
     bool worker = counting->worker, broken;
     int64_t since_ns = kl__monotonic_ns();
-    kl_rc rc = refresh_whole(s3, shards, &broken);
+    kl_rc rc = refresh_whole(s3, shards, place.shard != KL_ALL_SHARDS, &broken);
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, shards->items, shards->count);
     if (rc == KL_OK && !worker)
-        rc = kl__s3_read_all(s3, shards->items, shards->count, count_max(s3, shards->count), since_ns);
+        rc = read_counted(s3, counting, since_ns);
     if (rc == KL_OK && !worker && place.shard == KL_ALL_SHARDS)
         rc = kl__s3_load_kept(s3, shards->items, shards->count);
     if (rc == KL_OK)
@@ -344,7 +369,7 @@ static kl_rc count_shards(kl__s3 *s3, void *ctx)
     bool all = true;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < shards->count; i++)
-        all &= shards->items[i]->ended;
+        all &= is_counted(counting, shards->items[i], since_ns);
     kl__memory_leave(s3->memory);
     if (rc == KL_OK && !all)
         rc = count_marks(s3, counting->partition, counting->ret_counts);
@@ -357,7 +382,7 @@ static kl_rc count_job(kl__s3 *s3, void *ctx)
 {
     const struct counting *counting = ctx;
     bool broken;
-    kl_rc rc = refresh_whole(s3, &counting->shards, &broken);
+    kl_rc rc = refresh_whole(s3, &counting->shards, true, &broken);
     if (rc == KL_OK)
         rc = kl__s3_load_kept(s3, counting->shards.items, counting->shards.count);
     if (rc == KL_OK)
@@ -553,7 +578,7 @@ static kl_rc find_results(kl__s3 *s3, void *ctx)
     kl__memory_enter(s3->memory);
     kl__s3_shard *shard = kl__s3_shard_make(s3, of->place);
     kl__memory_leave(s3->memory);
-    kl_rc rc = shard ? kl__s3_refresh(s3, &shard, 1, false) : kl__fail_memory();
+    kl_rc rc = shard ? kl__s3_refresh(s3, &shard, 1, true) : kl__fail_memory();
     if (rc == KL_OK)
         rc = kl__s3_load_kept(s3, &shard, 1);
     return rc == KL_OK ? kl__memory_results(s3->memory, of->place, of->job, of->after, of->max, of->arena,
@@ -580,7 +605,7 @@ static kl_rc load_partition(kl__s3 *s3, kl__s3_partition *partition)
     bool broken;
     kl_rc rc = shards_open(&shards, partition->shard_count) ? used_shards(s3, partition, &shards) : kl__fail_memory();
     if (rc == KL_OK)
-        rc = refresh_whole(s3, &shards, &broken);
+        rc = refresh_whole(s3, &shards, true, &broken);
     if (rc == KL_OK)
         rc = kl__s3_load_kept(s3, shards.items, shards.count);
     kl__free(shards.items);

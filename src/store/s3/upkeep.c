@@ -525,6 +525,8 @@ static void look_after(kl__s3 *s3)
         drop_unused(s3, shard);
         if (rc == KL_OK && sweeps)
             rc = sweep(s3, shard);
+        if (rc == KL_OK)
+            rc = kl__s3_unmark(s3, shard);
         if (rc != KL_OK)
             kl__s3_log(s3, KL_LOG_WARN, "upkeep of %s/%s: %s", shard->partition->name, shard->digits, kl_error_text());
     }
