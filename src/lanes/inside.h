@@ -5,7 +5,7 @@
 #include "lanes/keytable.h"
 #include "lanes/lanes.h"
 
-enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024, SPARE_MAX = 256, SIGNS = 512 };
+enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024, SPARE_MAX = 256 };
 
 /* The first cache line is all that a key with at most 24 bytes needs while its tasks come and go one by one. */
 struct kl__lane {
@@ -67,7 +67,7 @@ struct kl__lanes {
     kl__lane *spare;                        /* to be used again, chained by next_resting */
     uint32_t spare_count;
     struct lane_list ready[KL_LANE_PRIORITIES];
-    uint32_t blocked_by_sign[SIGNS];             /* blocked keys by their hash */
+    uint32_t blocked_by_sign[KL_LANE_SIGNS];     /* blocked keys by their hash */
     alignas(KL_CACHE_LINE) kl__lane_signs signs; /* which of them are not 0 */
     kl__lane crowd;
     kl__keytable table;

@@ -203,15 +203,21 @@ static void clear_marks(kl__lane *lane)
         lane->odd &= (uint8_t)~ODD_OUT;
 }
 
+static void count_sign(kl__lanes *lanes, uint32_t sign, bool blocked)
+{
+    uint32_t *count = &lanes->blocked_by_sign[sign];
+    _Atomic(uint64_t) *bits = &lanes->signs.bits[sign / 64];
+    uint64_t bit = UINT64_C(1) << sign % 64, others = atomic_load_explicit(bits, memory_order_relaxed) & ~bit;
+    *count += blocked ? 1 : -1u;
+    atomic_store_explicit(bits, *count ? others | bit : others, memory_order_relaxed);
+}
+
 /* A key has become blocked, or is not any more. */
 static void set_blocked(kl__lanes *lanes, kl__lane *lane, bool blocked)
 {
-    uint32_t sign = lane->entry.hash % SIGNS, *count = &lanes->blocked_by_sign[sign];
-    _Atomic(uint64_t) *bits = &lanes->signs.bits[sign / 64];
-    uint64_t bit = UINT64_C(1) << sign % 64, others = atomic_load_explicit(bits, memory_order_relaxed) & ~bit;
     lane->odd ^= ODD_BLOCKED;
-    *count += blocked ? 1 : -1u;
-    atomic_store_explicit(bits, *count ? others | bit : others, memory_order_relaxed);
+    count_sign(lanes, lane->entry.hash % KL_LANE_SIGNS, blocked);
+    count_sign(lanes, (lane->entry.hash >> 16) % KL_LANE_SIGNS, blocked);
 }
 
 /* Sees to L8 for a lane that is about to be in this state. */

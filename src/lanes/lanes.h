@@ -172,15 +172,23 @@ bool kl__lane_blocked(const kl__lane *lane);
 
 /* For other threads, at any time, without any mutex: whether a key with this hash may be blocked. Nearly always right, and
  * if not, for the answer that costs more: false means that none is, or that one has just become it. */
+enum { KL_LANE_SIGNS = 2048 };
+
 typedef struct kl__lane_signs {
-    _Atomic(uint64_t) bits[8];
+    _Atomic(uint64_t) bits[KL_LANE_SIGNS / 64];
 } kl__lane_signs;
 
 const kl__lane_signs *kl__lanes_signs(const kl__lanes *lanes);
 
+static inline bool kl__lane_sign_is_set(const kl__lane_signs *signs, uint32_t sign)
+{
+    return atomic_load_explicit(&signs->bits[sign % KL_LANE_SIGNS / 64], memory_order_relaxed) >> sign % 64 & 1;
+}
+
+/* A key has two signs: with 25 of 250 keys blocked, one in 2,000 others has both by chance. */
 static inline bool kl__lane_signs_say(const kl__lane_signs *signs, uint32_t hash)
 {
-    return atomic_load_explicit(&signs->bits[hash / 64 % 8], memory_order_relaxed) >> hash % 64 & 1;
+    return kl__lane_sign_is_set(signs, hash) && kl__lane_sign_is_set(signs, hash >> 16);
 }
 
 /* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether any live task
