@@ -233,6 +233,19 @@ static bool write_all(int fd, kl_bytes text)
     return fsync(fd) == 0;
 }
 
+/* Whoever could read the old file can read the new one: a service may run as another user than whoever adds a token. A
+ * file that others could write to is refused before (check_file). */
+static bool keep_readers(const char *path, int fd)
+{
+    struct stat old, new;
+    if (stat(path, &old) != 0)
+        return errno == ENOENT;
+    if (fstat(fd, &new) != 0)
+        return false;
+    bool same = old.st_uid == new.st_uid &&old.st_gid == new.st_gid;
+    return (same || fchown(fd, old.st_uid, old.st_gid) == 0) && fchmod(fd, old.st_mode & 0644) == 0;
+}
+
 /* T2 */
 static kl_rc replace(const char *path, kl_bytes text)
 {
@@ -242,7 +255,7 @@ static kl_rc replace(const char *path, kl_bytes text)
     int fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return fail_file(beside, "written");
-    bool written = write_all(fd, text);
+    bool written = keep_readers(path, fd) && write_all(fd, text);
     written = close(fd) == 0 && written;
     if (written && rename(beside, path) == 0)
         return KL_OK;

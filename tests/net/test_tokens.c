@@ -222,6 +222,27 @@ TEST(a_file_that_others_can_write_to_or_without_tokens_is_refused_and_the_old_on
     leave_place(&place);
 }
 
+TEST(whoever_could_read_a_file_of_tokens_can_after_a_change)
+{
+    struct place place = make_place();
+    char text[KL_TOKEN_BYTES];
+    struct stat about;
+    write_file(place.path, "shop read * " HASH "\n");
+    chmod(place.path, 0644);
+    if (geteuid() == 0)
+        REQUIRE(chown(place.path, 0, 2) == 0);
+    REQUIRE(kl__access_add(place.path, &(kl__token){"a", KL_ROLE_READ, "*"}, text) == KL_OK);
+    REQUIRE(stat(place.path, &about) == 0);
+    CHECK_INT(about.st_mode & 07777, 0644);
+    CHECK(geteuid() != 0 || about.st_gid == 2);
+    chmod(place.path, 0640);
+    REQUIRE(kl__access_remove(place.path, "shop") == KL_OK);
+    REQUIRE(stat(place.path, &about) == 0);
+    CHECK_INT(about.st_mode & 07777, 0640);
+    CHECK(geteuid() != 0 || about.st_gid == 2);
+    leave_place(&place);
+}
+
 TEST(comments_of_a_file_of_tokens_stay)
 {
     struct place place = make_place();
