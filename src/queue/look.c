@@ -305,6 +305,7 @@ struct walk {
     kl_arena *arena;
     kl_found *found;
     size_t count;     /* found so far */
+    size_t bytes;     /* of those; up to KL_BATCH_BYTES_MAX, and one read beyond */
     size_t look_left; /* stubs that may still be looked at */
     uint64_t key_hash;
     struct spot spot;
@@ -358,8 +359,10 @@ static kl_rc take_tasks(struct walk *walk, kl__source source, size_t count, size
         if (!fits(walk, &walk->tasks[i]))
             continue;
         walk->found[walk->count].task = walk->tasks[i];
+        const kl_entry *entry = &walk->tasks[i].entry;
         rc = kl__look_describe(walk->queue, source, walk->arena, &walk->found[walk->count]);
         walk->count += rc == KL_OK;
+        walk->bytes += entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
     }
     *ret_passed = read;
     return rc;
@@ -391,7 +394,8 @@ static kl_rc take_page(struct walk *walk, kl__source source, size_t stubs, size_
     size_t passed = read < asked ? last_asked[read] : looked;
     for (size_t i = 0; i < passed; i++)
         pass(walk, &walk->stubs[i]);
-    walk->full = walk->count == walk->which->max || walk->look_left == 0 || read < asked;
+    walk->full =
+        walk->count == walk->which->max || walk->look_left == 0 || read < asked || walk->bytes >= KL_BATCH_BYTES_MAX;
     *ret_passed = passed;
     return KL_OK;
 }

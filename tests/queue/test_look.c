@@ -205,6 +205,31 @@ CLAIM_IN_MEMORY(tasks_that_are_settled_between_two_pages_make_no_gap)
     kl_queue_close(queue);
 }
 
+/* Each in a shard of its own, so that no single read comes to the limit. */
+CLAIM_IN_MEMORY(a_page_of_waiting_tasks_has_a_limit_of_bytes)
+{
+    enum { TASKS = 30, EACH = 1 << 20 };
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    kl_waiting which = {.max = 1000};
+    kl_found *found = kl_arena_alloc(&rig->arena, which.max * sizeof *found);
+    char *payload = kl_arena_alloc(&rig->arena, EACH), key[16];
+    size_t count, seen = 0;
+    REQUIRE(queue && found && payload);
+    memset(payload, 'x', EACH);
+    for (int i = 0; i < TASKS; i++) {
+        snprintf(key, sizeof key, "%c%d", 'a' + i % 26, i);
+        kl_put task = {.key = kl_str(key), .payload = {payload, EACH}};
+        CHECK_INT(kl_queue_put(queue, &task, 1, none(), NULL), KL_OK);
+    }
+    do {
+        REQUIRE(kl_queue_waiting(queue, &which, &rig->arena, found, &count, &which.cursor) == KL_OK);
+        CHECK(count <= 2 * KL_BATCH_BYTES_MAX / EACH);
+        seen += count;
+    } while (which.cursor.len > 0);
+    CHECK_INT(seen, TASKS);
+    kl_queue_close(queue);
+}
+
 CLAIM_IN_MEMORY(a_cursor_of_another_list_is_refused)
 {
     kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1), *mail = OPEN(rig->store, "mail", .partitions = 1);

@@ -201,7 +201,7 @@ CLAIM(another_layout_than_is_there_is_an_error_that_names_both_sides)
                                "leave it out, or change the queue with `keyline queue alter`");
     CHECK_FAILS(kl_queue_open(rig->store, "orders", &four, &other), KL_EMISMATCH,
                 "partition 3 of queue orders lies in the queue's own store (made so by keyline.toml line 3), and this "
-                "call says memory:");
+                "call says another: a store of memory; leave it out");
     four.store_count = 3, four.partitions = 0;
     CHECK_FAILS(kl_queue_open(rig->store, "orders", &four, &other), KL_EMISMATCH, "and this call names 3 stores");
     CHECK(!other);
