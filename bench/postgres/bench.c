@@ -12,12 +12,34 @@ const char payload[PAYLOAD_BYTES + 1] =
 
 /* --- Load --- */
 
+/* Where the log of the server ends, in bytes. */
+static double wal_end(const struct load *load)
+{
+    PGconn *conn = PQconnectdb(load->settings->url);
+    PGresult *rows = PQexec(conn, "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')");
+    MUST(PQresultStatus(rows) == PGRES_TUPLES_OK, PQerrorMessage(conn));
+    double bytes = atof(PQgetvalue(rows, 0, 0));
+    PQclear(rows);
+    PQfinish(conn);
+    return bytes;
+}
+
+void begin(struct load *load, long ms)
+{
+    load->wal = wal_end(load);
+    atomic_store(&load->put, 0);
+    atomic_store(&load->run, 0);
+    atomic_store(&load->latency_count, 0);
+    load->ms = ms;
+    load->began_ns = now_ns();
+}
+
 int goes_on(struct load *load)
 {
     const struct settings *settings = load->settings;
     int64_t spent_ns = now_ns() - load->began_ns;
     long put = atomic_load(&load->put);
-    if (spent_ns >= settings->ms * 1000000 || (settings->most > 0 && put >= settings->most))
+    if (spent_ns >= load->ms * 1000000 || (settings->most > 0 && put >= settings->most))
         return 0;
     if (settings->rate > 0) {
         int64_t due_ns = put * 1000000000 / settings->rate;
@@ -62,17 +84,23 @@ static double percentile(const struct load *load, size_t count, double part)
     return count ? (double)load->latencies[(size_t)((double)(count - 1) * part)] / 1e6 : 0;
 }
 
-void finish(struct load *load, int64_t put_ns)
+void await_run(struct load *load)
 {
     while (atomic_load(&load->run) < atomic_load(&load->put))
-        nanosleep(&(struct timespec){0, 200000}, NULL);
+        nanosleep(&(struct timespec){0, 1000000}, NULL);
+}
+
+void finish(struct load *load, int64_t put_ns)
+{
+    await_run(load);
     int64_t all_ns = now_ns() - load->began_ns;
+    double wal = wal_end(load) - load->wal;
     long put = atomic_load(&load->put), count = atomic_load(&load->latency_count);
     size_t kept = count < LATENCIES_MAX ? (size_t)count : LATENCIES_MAX;
     qsort(load->latencies, kept, sizeof load->latencies[0], by_value);
-    printf("tasks %ld put_s %.0f all_s %.0f p50_ms %.2f p95_ms %.2f p99_ms %.2f max_ms %.2f\n", put,
+    printf("tasks %ld put_s %.0f all_s %.0f p50_ms %.2f p95_ms %.2f p99_ms %.2f max_ms %.2f wal %.1f\n", put,
            (double)put * 1e9 / (double)put_ns, (double)put * 1e9 / (double)all_ns, percentile(load, kept, 0.5),
-           percentile(load, kept, 0.95), percentile(load, kept, 0.99), percentile(load, kept, 1));
+           percentile(load, kept, 0.95), percentile(load, kept, 0.99), percentile(load, kept, 1), wal / (double)put);
 }
 
 static long number(int argc, char **argv, int at, long otherwise) { return argc > at ? atol(argv[at]) : otherwise; }

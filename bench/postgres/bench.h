@@ -1,7 +1,9 @@
 /* bench.h - what the sides of this benchmark share.
  *
  * A side puts tasks of 200 B over 1,000 keys from two threads for some time, in calls of `group`, runs them as they come,
- * and ends when all have been run and settled. It prints one line: name value name value. */
+ * and ends when all have been run and settled. It prints one line: name value name value.
+ *
+ * Before that it does the same for WARM_MS without counting, because every session plans its statements once. */
 #ifndef BENCH_POSTGRES_H
 #define BENCH_POSTGRES_H
 
@@ -14,7 +16,15 @@
 #include <string.h>
 #include <time.h>
 
-enum { PRODUCERS = 2, CONSUMERS = 2, KEYS = 1000, PAYLOAD_BYTES = 200, KEY_BYTES = 12, GROUP_MAX = 10000 };
+enum {
+    PRODUCERS = 2,
+    CONSUMERS = 2,
+    KEYS = 1000,
+    PAYLOAD_BYTES = 200,
+    KEY_BYTES = 12,
+    GROUP_MAX = 10000,
+    WARM_MS = 700
+};
 
 struct settings {
     const char *url;
@@ -45,6 +55,8 @@ enum { PROCESSES_MAX = 16, LATENCIES_MAX = 1 << 20 };
 struct load {
     const struct settings *settings;
     int64_t began_ns;
+    long ms;    /* of this part: the warming, or what is measured */
+    double wal; /* where the server's log ended then, in bytes */
     atomic_long put, run;
     atomic_long done[PROCESSES_MAX], shards[PROCESSES_MAX]; /* of each process that works */
     atomic_int ends;
@@ -52,8 +64,10 @@ struct load {
     int64_t latencies[LATENCIES_MAX];
 };
 
-/* False: it is time to stop. */
+/* Puts begin now, and nothing was put before. */
+void begin(struct load *load, long ms);
 
+/* False: it is time to stop. */
 int goes_on(struct load *load);
 void make_key(char key[KEY_BYTES + 1], unsigned long number);
 
@@ -61,7 +75,10 @@ void make_key(char key[KEY_BYTES + 1], unsigned long number);
 void stamp(char bytes[PAYLOAD_BYTES]);
 void note_latency(struct load *load, const void *bytes);
 
-/* Waits for everything that was put, and prints. */
+/* Waits until everything that was put has been run. */
+void await_run(struct load *load);
+
+/* The same, and prints. */
 void finish(struct load *load, int64_t put_ns);
 
 void run_keyline(struct load *load);

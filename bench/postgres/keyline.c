@@ -48,7 +48,7 @@ static void *produce(void *ctx)
     return NULL;
 }
 
-static void nap(void) { nanosleep(&(struct timespec){0, 200000}, NULL); }
+static void nap(void) { nanosleep(&(struct timespec){0, 2000000}, NULL); }
 
 static kl_queue *open_queue(const struct load *load, kl_store **ret_store)
 {
@@ -133,20 +133,40 @@ static void kill_one(struct load *load, pid_t child)
     MUST(kill(child, SIGKILL) == 0, "it is not there");
 }
 
-static void put_all(struct side *side, pid_t first)
+/* For so long; `first` is killed meanwhile if it is not 0. Returns how long it took. */
+static int64_t put_all(struct side *side, long ms, pid_t first)
 {
     pthread_t threads[PRODUCERS];
     struct load *load = side->load;
-    load->began_ns = now_ns();
+    begin(load, ms);
     for (int i = 0; i < PRODUCERS; i++)
         MUST(pthread_create(&threads[i], NULL, produce, side) == 0, "no thread");
-    if (load->settings->lease_ms > 0)
+    if (first)
         kill_one(load, first);
     for (int i = 0; i < PRODUCERS; i++)
         pthread_join(threads[i], NULL);
-    int64_t put_ns = now_ns() - load->began_ns;
-    while (load->settings->lease_ms == 0 && sum(load->done) < atomic_load(&load->put)) /* settled, and not only run */
+    return now_ns() - load->began_ns;
+}
+
+/* Settled, and not only run; `before` were when it began. */
+static void await_settled(struct load *load, long before)
+{
+    while (sum(load->done) - before < atomic_load(&load->put))
         nap();
+}
+
+static void measure(struct side *side, pid_t first)
+{
+    struct load *load = side->load;
+    if (load->settings->lease_ms > 0) {
+        finish(load, put_all(side, load->settings->ms, first));
+        return;
+    }
+    put_all(side, WARM_MS, 0);
+    await_settled(load, 0);
+    long before = sum(load->done);
+    int64_t put_ns = put_all(side, load->settings->ms, 0);
+    await_settled(load, before);
     finish(load, put_ns);
 }
 
@@ -163,7 +183,7 @@ void run_keyline(struct load *load)
     if (processes == 0)
         MUST(pthread_create(&worker, NULL, work_here, &side) == 0, "no thread");
     await_owners(load);
-    put_all(&side, children[0]);
+    measure(&side, children[0]);
     atomic_store(&load->ends, 1);
     if (processes == 0)
         pthread_join(worker, NULL);

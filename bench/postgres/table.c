@@ -106,21 +106,29 @@ static void *consume(void *ctx)
     return NULL;
 }
 
-void run_table(struct load *load)
+static int64_t put_all(struct load *load, long ms)
 {
-    pthread_t producers[PRODUCERS], consumers[CONSUMERS];
-    PGconn *conn = open_connection(load);
-    run(conn, "SET client_min_messages = error; CREATE TABLE IF NOT EXISTS bench_table (id bigint GENERATED ALWAYS AS"
-              " IDENTITY PRIMARY KEY, key bytea, payload bytea)");
-    PQfinish(conn);
-    load->began_ns = now_ns();
-    for (int i = 0; i < CONSUMERS; i++)
-        MUST(pthread_create(&consumers[i], NULL, consume, load) == 0, "no thread");
+    pthread_t producers[PRODUCERS];
+    begin(load, ms);
     for (int i = 0; i < PRODUCERS; i++)
         MUST(pthread_create(&producers[i], NULL, produce, load) == 0, "no thread");
     for (int i = 0; i < PRODUCERS; i++)
         pthread_join(producers[i], NULL);
-    finish(load, now_ns() - load->began_ns);
+    return now_ns() - load->began_ns;
+}
+
+void run_table(struct load *load)
+{
+    pthread_t consumers[CONSUMERS];
+    PGconn *conn = open_connection(load);
+    run(conn, "SET client_min_messages = error; CREATE TABLE IF NOT EXISTS bench_table (id bigint GENERATED ALWAYS AS"
+              " IDENTITY PRIMARY KEY, key bytea, payload bytea)");
+    PQfinish(conn);
+    for (int i = 0; i < CONSUMERS; i++)
+        MUST(pthread_create(&consumers[i], NULL, consume, load) == 0, "no thread");
+    put_all(load, WARM_MS);
+    await_run(load);
+    finish(load, put_all(load, load->settings->ms));
     atomic_store(&ends, 1);
     for (int i = 0; i < CONSUMERS; i++)
         pthread_join(consumers[i], NULL);

@@ -8,6 +8,7 @@
 #include "base/layout.h"
 #include "store/dispatch.h"
 #include "store/engines.h"
+#include "store/quick.h"
 #include "store/socket/socket.h"
 
 /* --- Options --- */
@@ -383,6 +384,28 @@ kl_rc kl_store_counts(kl_store *store, kl_place place, const kl_task_id *job, kl
     kl_rc rc = kl__check_counts(store, place, job, ret_counts);
     if (rc == KL_OK)
         rc = store->engine->counts(store->self, place, job, ret_counts);
+    return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
+}
+
+bool kl__store_has_lines(const kl_store *store) { return store->engine->lines != NULL; }
+
+kl_rc kl__store_lines(kl_store *store, uint32_t partition, uint32_t *ret_priorities)
+{
+    kl_counts counts;
+    int64_t start_ns = kl__monotonic_ns();
+    kl_rc rc = kl__check_counts(store, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts);
+    if (rc == KL_OK)
+        rc = store->engine->lines(store->self, partition, ret_priorities);
+    return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
+}
+
+kl_rc kl__store_left(kl_store *store, const char *queue, uint64_t *ret_count)
+{
+    int64_t start_ns = kl__monotonic_ns();
+    *ret_count = 0;
+    if (!store->engine->left)
+        return KL_OK;
+    kl_rc rc = store->engine->left(store->self, queue, ret_count);
     return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
 }
 

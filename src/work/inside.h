@@ -176,7 +176,8 @@ struct kl__partition {
     uint32_t priorities;    /* lines known to be in use, as in kl_counts */
     int64_t counted_ms;     /* when that was asked; */
     int64_t count_rest_ms;  /* and how long it is not done again: 20 times as long as it took */
-    kl_counts counts;       /* the answer */
+    kl_counts counts;       /* the answer, */
+    bool counts_known;      /* if more than the lines in use was asked */
     uint64_t seen;          /* of kl_store_wait */
     kl__gate *gate;         /* NULL: no older layout holds anything */
     uint64_t *unopened; /* a bit for each shard that is owned and for whose window there was no memory: to be left */
@@ -251,18 +252,20 @@ struct kl__pump {
     uint64_t left_out;                /* entries in skips */
     bool side_wanted;                 /* the line of a key of which some were left out has become short */
     uint64_t side_credit;             /* stubs' worth of work that may go into finding keys for side looks */
+    bool counts_wanted;               /* somebody asks whether it is empty */
     bool prioritized;                 /* tasks of several priorities wait */
     bool grouped;                     /* a task with a group has been seen */
     bool looking;                     /* a look is under way, */
     int64_t looked_ms;                /* or the last was begun then */
     bool ticking;
     bool beating;
-    bool stopping; /* nothing is started any more */
-    bool limited;  /* the queue's rate or concurrency let nothing start when last asked */
-    bool strays;   /* tasks of kinds that have no shelf have been set aside */
-    bool more;     /* the last look did not come to the end of all lines, */
-    bool eager;    /* and went as far as it could: the next should follow at once */
-    double tokens; /* of the rate */
+    bool stopping;       /* nothing is started any more */
+    int64_t stopping_ms; /* since when, on the local clock */
+    bool limited;        /* the queue's rate or concurrency let nothing start when last asked */
+    bool strays;         /* tasks of kinds that have no shelf have been set aside */
+    bool more;           /* the last look did not come to the end of all lines, */
+    bool eager;          /* and went as far as it could: the next should follow at once */
+    double tokens;       /* of the rate */
     int64_t tokens_ms;
     kl__keyset *paused;          /* paused keys */
     kl__cancelled_set cancelled; /* jobs */

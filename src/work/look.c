@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/mutant.h"
+#include "store/quick.h"
 #include "work/inside.h"
 
 enum {
@@ -20,6 +21,7 @@ enum {
     DUE_EVERY_MS = 20,
     DUE_REST_MS = 1000,
     COUNTS_EVERY_MS = 20,
+    LINES_EVERY_MS = 50,  /* where lines are told without counting */
     COUNT_REST_MS = 5000, /* where a store counts slowly, */
     COUNT_SLOW_MS = 100,  /* and from so long a rest on, ticks count, so that looks are not held up */
     SIDE_KEYS = 128,      /* left out, for each ms that passes between two searches among them */
@@ -339,25 +341,36 @@ static kl_rc look_at_store(kl__pump *pump, struct looks *looks, kl_store *store)
     return rc;
 }
 
-/* Which lines are in use, and what waits. */
+static bool is_time_to_count(const kl__pump *pump, const kl__partition *partition, bool quick)
+{
+    int64_t rest_ms = quick ? LINES_EVERY_MS : COUNTS_EVERY_MS;
+    if (partition->count_rest_ms > rest_ms)
+        rest_ms = partition->count_rest_ms;
+    return !partition->counted_ms || pump->now_ms - partition->counted_ms >= rest_ms;
+}
+
+/* Which lines are in use; and what waits, where somebody wants to know or there is no quicker way. */
 static kl_rc count_partition(kl__pump *pump, kl__partition *partition)
 {
-    int64_t rest_ms = partition->count_rest_ms > COUNTS_EVERY_MS ? partition->count_rest_ms : COUNTS_EVERY_MS;
-    if (partition->counted_ms && pump->now_ms - partition->counted_ms < rest_ms)
-        return KL_OK;
-    kl_counts counts;
     kl_store *store = partition->store;
+    bool quick = !pump->counts_wanted && kl__store_has_lines(store);
+    if (!is_time_to_count(pump, partition, quick))
+        return KL_OK;
+    kl_counts counts = {0};
     kl_place place = {partition->number, KL_ALL_SHARDS};
     int64_t began_ms = pump->opts.local_ms(pump->opts.local_ctx);
     kl__pump_leave(pump);
-    kl_rc rc = kl_store_counts(store, place, NULL, &counts);
+    kl_rc rc = quick ? kl__store_lines(store, place.partition, &counts.priorities)
+                     : kl_store_counts(store, place, NULL, &counts);
     kl__pump_enter(pump);
     if (rc != KL_OK)
         return rc;
     int64_t took_ms = pump->opts.local_ms(pump->opts.local_ctx) - began_ms;
     partition->count_rest_ms = 20 * took_ms < COUNT_REST_MS ? 20 * took_ms : COUNT_REST_MS;
     partition->counted_ms = pump->now_ms;
-    partition->counts = counts;
+    partition->counts_known |= !quick;
+    if (!quick)
+        partition->counts = counts;
     partition->priorities = counts.priorities;
     return KL_OK;
 }

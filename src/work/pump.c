@@ -650,6 +650,8 @@ kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *are
 
 void kl__pump_stop(kl__pump *pump)
 {
+    if (!pump->stopping)
+        pump->stopping_ms = pump->opts.local_ms(pump->opts.local_ctx);
     pump->stopping = pump->beat_now = true;
     for (kl__shelf *shelf = kl__room_shelves(pump->room); shelf; shelf = shelf->next)
         kl__room_unshelve(pump->room, shelf, SIZE_MAX);
@@ -660,10 +662,14 @@ void kl__pump_stop(kl__pump *pump)
     }
 }
 
+/* A store that is away must not hold up the end: when it could not be told for a whole lease, nothing is left to give
+ * back, and no outcome would count. */
 bool kl__pump_gone(const kl__pump *pump)
 {
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    bool tried = local_ms - pump->stopping_ms >= pump->descriptor->settings.lease_ms;
     for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
-        if (!partition->gone)
+        if (!partition->gone && (!tried || kl__owners_holds(partition->owners, local_ms)))
             return false;
     return pump->stopping && pump->running == 0;
 }
@@ -704,8 +710,11 @@ static bool others_are_busy(kl__pump *pump)
     uint64_t elsewhere = 0;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         uint64_t waiting = partition->counts.ready + partition->counts.retry;
-        if (partition->window_count < partition->allowed_count)
-            elsewhere += waiting;
+        if (partition->window_count == partition->allowed_count)
+            continue;
+        if (!partition->counts_known)
+            return true; /* the next look counts */
+        elsewhere += waiting;
     }
     if (elsewhere != pump->elsewhere)
         pump->elsewhere_ms = pump->now_ms;
@@ -715,6 +724,7 @@ static bool others_are_busy(kl__pump *pump)
 
 bool kl__pump_empty(kl__pump *pump)
 {
+    pump->counts_wanted = true;
     if (pump->running || pump->finished || pump->looking || pump->owners_ms == 0 || pump->counts.looks == 0)
         return false;
     if (pump->descriptor->paused)

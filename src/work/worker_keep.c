@@ -15,7 +15,9 @@ enum {
     FAILED_MS = 250,
     REST_EACH = 4,  /* times as long as it took, for each other worker, */
     REST_ALONE = 3, /* or for none, if it had any tasks */
-    REST_MAX_NS = 5000000
+    REST_MAX_NS = 5000000,
+    REST_BUSY_NS = 25000000, /* where calls have many tasks: */
+    BUSY_TASKS = 16
 };
 
 /* --- The scout --- */
@@ -112,7 +114,8 @@ static void rest(kl_worker *worker, int64_t began_ns, int64_t ended_ns, uint64_t
 {
     uint64_t others = sharers(worker), alone = others > 0 && tasks > 0 ? REST_ALONE : 0;
     uint64_t times = others > 1 ? (others - 1) * REST_EACH : alone;
-    uint64_t times_max = REST_MAX_NS / (uint64_t)(ended_ns - began_ns + 1);
+    uint64_t most_ns = others > 1 && tasks >= BUSY_TASKS ? REST_BUSY_NS : REST_MAX_NS;
+    uint64_t times_max = most_ns / (uint64_t)(ended_ns - began_ns + 1);
     int64_t until_ns = ended_ns + (ended_ns - began_ns) * (int64_t)(times < times_max ? times : times_max);
     while (!worker->stopping && !worker->closing && kl__monotonic_ns() < until_ns)
         kl__cond_wait(&worker->changed, &worker->mutex, until_ns);

@@ -145,6 +145,11 @@ static kl_rc clocked_list(void *self, kl_bytes prefix, kl_bytes after, size_t ma
     return real->list(enter(self), prefix, after, max, arena, ret_records, ret_count);
 }
 
+static kl_rc clocked_lines(void *self, uint32_t partition, uint32_t *ret_priorities)
+{
+    return real->lines(enter(self), partition, ret_priorities);
+}
+
 kl_rc pg_clock_open(const char *url, const kl_store_opts *opts, kl_store **ret_store)
 {
     static kl_engine engine;
@@ -170,6 +175,7 @@ kl_rc pg_clock_open(const char *url, const kl_store_opts *opts, kl_store **ret_s
         .get = clocked_get,
         .put = clocked_put,
         .list = clocked_list,
+        .lines = clocked_lines,
     };
     return kl_store_open_engine(&engine, strchr(url, ':') + 1, opts, ret_store);
 }

@@ -144,6 +144,30 @@ TEST(tasks_of_a_transaction_run_once_it_is_committed)
     close_bed(&bed);
 }
 
+static uint64_t ready_of(const struct bed *bed)
+{
+    kl_arena arena = {0};
+    kl_queue_info info = {0};
+    CHECK_INT(kl_queue_show(bed->queue, &arena, &info), KL_OK);
+    kl_arena_free(&arena);
+    return info.counts.ready;
+}
+
+TEST(what_is_put_in_sql_and_not_taken_in_yet_is_shown_as_waiting)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT put('orders', '1', key => 'a')");
+    CHECK_INT(ready_of(&bed), 1);
+    say(app, "BEGIN; SELECT put('orders', '3', key => 'a')");
+    CHECK_INT(ready_of(&bed), 1);
+    say(app, "COMMIT");
+    CHECK_INT(ready_of(&bed), 2);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 TEST(what_was_rolled_back_is_never_taken_in)
 {
     struct bed bed;

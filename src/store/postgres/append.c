@@ -3,6 +3,7 @@
  * From: store.c.  To: sql_tasks.c; append_copy.c for many.
  *
  * One entry with a token, which is what a plain put makes, goes by the function append_one: its parts are parameters.
+ * Calls that threads make at the same time go together (append_group.c).
  *
  * Else parameters are columns: of the places, of the rows (append.h), and of the entries in the order of rows, of which
  * each row takes a slice. A row names its place and its number by their index; the function draws the numbers.
@@ -50,46 +51,50 @@ static void sort_spots(const kl_append *append, kl__pg_plan *plan)
     }
 }
 
-/* What a group has under the number that is being filled. */
+/* What a group has under the number that is being filled; 0: none yet. */
 struct filled {
     uint32_t draw;
     size_t bytes;
 };
 
-/* Gives entries their numbers and places, in the order of the call. Entries of the due line have rows of their own
- * whatever number they have; without a token every entry has, because each may have to be left out. */
+/* Gives entries their numbers and places, in the order of the call, so that they ascend along a line. Where a row would
+ * become too large, its line goes on with the next number. Entries of the due line have rows of their own whatever number
+ * they have; without a token every entry has, because each may have to be left out. `used`: how many have each number. */
 static void number_entries(const kl_append *append, kl__pg_plan *plan, const kl__pg_spot *const *spot_of,
-                           struct filled *filled)
+                           struct filled *filled, uint16_t *used)
 {
-    uint32_t draw = 1, at = 0;
+    uint32_t lowest = 1;
     for (size_t i = 0; i < append->count; i++) {
         struct filled *group = &filled[spot_of[i]->group];
         size_t bytes = kl__pg_entry_bytes(&append->entries[i]) + KL_PG_ENTRY_BYTES;
-        bool shares = group->draw == draw && spot_of[i]->line != KL_PG_DUE;
-        if (at == KL_PG_DRAW || (shares && (!append->token || group->bytes + bytes > KL_PG_ROW_BYTES))) {
+        bool shares = group->bytes > 0 && spot_of[i]->line != KL_PG_DUE;
+        bool full = shares && (!append->token || group->bytes + bytes > KL_PG_ROW_BYTES);
+        uint32_t draw = group->draw > 0 ? group->draw + full : lowest;
+        while (used[draw] == KL_PG_DRAW)
             draw++;
-            at = 0;
-            shares = false;
-        }
-        *group = (struct filled){draw, (shares ? group->bytes : 0) + bytes};
+        *group = (struct filled){draw, (draw == group->draw ? group->bytes : 0) + bytes};
         plan->draws[i] = draw;
-        plan->ats[i] = (uint8_t)at++;
+        plan->ats[i] = (uint8_t)used[draw]++;
+        plan->draw_count = draw > plan->draw_count ? draw : plan->draw_count;
+        while (used[lowest] == KL_PG_DRAW)
+            lowest++;
     }
-    plan->draw_count = draw;
 }
 
 static kl_rc number_spots(const kl_append *append, kl__pg_plan *plan)
 {
     const kl__pg_spot **spot_of = kl__alloc_zeroed(append->count, sizeof *spot_of);
     struct filled *filled = kl__alloc_zeroed(append->count, sizeof *filled);
-    if (spot_of && filled) {
+    uint16_t *used = kl__alloc_zeroed(append->count + 2, sizeof *used); /* at worst a number for each entry */
+    bool good = spot_of && filled && used;
+    if (good) {
         for (size_t i = 0; i < append->count; i++)
             spot_of[plan->spots[i].entry] = &plan->spots[i];
-        number_entries(append, plan, spot_of, filled);
+        number_entries(append, plan, spot_of, filled, used);
     }
-    bool good = spot_of && filled;
     kl__free(spot_of);
     kl__free(filled);
+    kl__free(used);
     return good ? KL_OK : kl__fail_memory();
 }
 
@@ -266,11 +271,25 @@ kl_rc kl__pg_append_sealed(const kl_append *append)
                     first, place.shard, place.partition);
 }
 
+/* By which the calls of a transaction can be known again. */
+typedef struct kl__pg_names {
+    const kl_token *tokens;
+    size_t count;
+} kl__pg_names;
+
+static kl__pg_names names_of(const kl_append *append) { return (kl__pg_names){append->token, append->token ? 1 : 0}; }
+
 /* Without a token, the server compares the rows' ids with what waits. */
-static void add_open(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, bool early)
+static void add_open(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_names *names,
+                     bool early)
 {
     size_t count = append->token ? 0 : plan->row_count;
-    kl__pg_uuid(args, append->token);
+    if (names->count > 0)
+        kl__pg_array(args, KL_PG_UUID, names->count);
+    else
+        kl__pg_null_array(args, KL_PG_UUID);
+    for (size_t i = 0; i < names->count; i++)
+        kl__pg_add_uuid(args, &names->tokens[i]);
     add_places(args, plan);
     kl__pg_int(args, KL_PG_INT4, plan->draw_count);
     kl__pg_array(args, KL_PG_INT4, count);
@@ -282,9 +301,10 @@ static void add_open(kl__pg_args *args, const kl_append *append, const kl__pg_pl
     kl__pg_int(args, KL_PG_BOOL, early);
 }
 
-static void add_all(kl__pg_appending *args, const kl_append *append, const kl__pg_plan *plan, bool early)
+static void add_all(kl__pg_appending *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_names *names,
+                    bool early)
 {
-    add_open(&args->open, append, plan, early);
+    add_open(&args->open, append, plan, names, early);
     add_rows(&args->rows, plan);
     add_singles(&args->rows, append, plan);
     add_ats(&args->rows, append, plan);
@@ -297,9 +317,10 @@ static void add_all(kl__pg_appending *args, const kl_append *append, const kl__p
 kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_appending *args)
 {
     kl__pg_plan plan = {0};
+    kl__pg_names names = names_of(append);
     kl_rc rc = make_plan(append, &plan);
     if (rc == KL_OK)
-        add_all(args, append, &plan, early);
+        add_all(args, append, &plan, &names, early);
     free_plan(&plan);
     return rc;
 }
@@ -310,19 +331,21 @@ void kl__pg_append_args_free(kl__pg_appending *args)
     kl__pg_args_free(&args->rows);
 }
 
-static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan)
+/* *ret_appended: none of the tokens was known. */
+static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan, const kl__pg_names *names,
+                         bool early, bool *ret_appended)
 {
-    enum { EARLY_MIN = 8 }; /* the second commit is worth it */
     static const kl__pg_args none;
-    bool early = append->count >= EARLY_MIN;
     kl__pg_appending args = {0};
     PGresult *rows = NULL;
-    add_all(&args, append, plan, early);
+    add_all(&args, append, plan, names, early);
     const kl__pg_step steps[] = {{KL_PG_OPEN, &args.open}, {KL_PG_APPEND, &args.rows}};
     const kl__pg_step flush = {KL_PG_FLUSH, &none};
     kl_rc rc = kl__pg_ask_steps(pg, steps, 2, early ? &flush : NULL, append->token != NULL, &rows);
-    if (rc == KL_OK)
+    if (rc == KL_OK) {
+        *ret_appended = kl__pg_get_int(rows, 0, 0) != 0;
         PQclear(rows);
+    }
     kl__pg_append_args_free(&args);
     return rc;
 }
@@ -379,21 +402,42 @@ static kl_rc append_one(kl__pg *pg, const kl_append *append)
     return rc;
 }
 
-static kl_rc append_many(kl__pg *pg, const kl_append *append)
+static kl_rc append_many(kl__pg *pg, const kl_append *append, bool flushes)
 {
+    enum { EARLY_MIN = 8 }; /* the second commit is worth it */
     kl__pg_plan plan = {0};
+    kl__pg_names names = names_of(append);
+    bool appended;
     kl_rc rc = make_plan(append, &plan);
     if (rc == KL_OK && append->token && append->count >= KL_PG_COPY_MIN)
         rc = kl__pg_append_copy(pg, append, &plan);
     else if (rc == KL_OK)
-        rc = append_rows(pg, append, &plan);
+        rc = append_rows(pg, append, &plan, &names, flushes || append->count >= EARLY_MIN, &appended);
     free_plan(&plan);
     return rc;
 }
 
+kl_rc kl__pg_append_together(kl__pg *pg, const kl_append *whole, const kl_token *tokens, size_t token_count)
+{
+    kl__pg_plan plan = {0};
+    kl__pg_names names = {tokens, token_count};
+    bool appended = false;
+    kl_rc rc = make_plan(whole, &plan);
+    if (rc == KL_OK)
+        rc = append_rows(pg, whole, &plan, &names, true, &appended);
+    free_plan(&plan);
+    return rc == KL_OK && !appended ? KL_EBUSY : rc;
+}
+
+kl_rc kl__pg_append_alone(kl__pg *pg, const kl_append *append, bool flushes)
+{
+    bool single = append->token && append->count == 1 && !flushes;
+    return single ? append_one(pg, append) : append_many(pg, append, flushes);
+}
+
 kl_rc kl__pg_append(void *self, const kl_append *append)
 {
-    kl_rc rc = append->token && append->count == 1 ? append_one(self, append) : append_many(self, append);
+    kl_rc rc = append->token ? kl__pg_append_grouped(self, append) : kl__pg_append_alone(self, append, false);
     if (rc == KL_ESEALED)
         rc = kl__pg_append_sealed(append);
     if (rc == KL_OK && append->done)

@@ -1,8 +1,8 @@
 /* append.h - what both ways of appending share: which entries make a row.
  *
  * Entries of one line of a shard share a row, up to KL_PG_ROW_BYTES. A position names a number that is drawn, and a place
- * among the up to 256 entries that share it (sql_tables.c); a row's entries share one number. So entries get their
- * places in the order of the call, and where a row would become too large, all that follow go to the next number. */
+ * among the up to 256 entries that share it (sql_tables.c); a row's entries share one number. Entries get their places in
+ * the order of the call, and where a row would become too large, its line goes on with the next number. */
 #ifndef KL_STORE_POSTGRES_APPEND_H
 #define KL_STORE_POSTGRES_APPEND_H
 
@@ -94,6 +94,15 @@ typedef struct kl__pg_appending {
 
 kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_appending *args);
 void kl__pg_append_args_free(kl__pg_appending *args);
+
+/* append_group.c: an append with a token, together with those of other threads, or alone. */
+kl_rc kl__pg_append_grouped(kl__pg *pg, const kl_append *append);
+
+/* By itself. flushes: it may have been made before and not be on disk yet. */
+kl_rc kl__pg_append_alone(kl__pg *pg, const kl_append *append, bool flushes);
+
+/* Several calls in one: all of them or none. KL_EBUSY: one of the tokens is known, so nothing was done; or nobody knows. */
+kl_rc kl__pg_append_together(kl__pg *pg, const kl_append *whole, const kl_token *tokens, size_t token_count);
 
 /* KL_ESEALED as the caller is told it; the server's list is the thread's sentence. */
 kl_rc kl__pg_append_sealed(const kl_append *append);

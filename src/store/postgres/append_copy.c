@@ -41,11 +41,11 @@ static void write_places(kl__text *text, const kl__pg_plan *plan)
 
 static void write_begin(kl__text *text, const struct copying *copying)
 {
-    kl__text_put(text, "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_catalog.unnest(\"%s\".append_begin('",
+    kl__text_put(text, "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT pg_catalog.unnest(\"%s\".append_begin('{",
                  copying->pg->schema);
     for (size_t i = 0; i < sizeof copying->append->token->bytes; i++)
         kl__text_put(text, "%02x", copying->append->token->bytes[i]);
-    kl__text_put(text, "',");
+    kl__text_put(text, "}',");
     write_places(text, copying->plan);
     kl__text_put(text, ",%u))", copying->plan->draw_count);
 }

@@ -190,3 +190,17 @@ kl_rc kl__pg_take_in(void *self, const char *queue, int64_t wait_ms, size_t max,
         *ret_count = moving.shown;
     return rc;
 }
+
+kl_rc kl__pg_left(void *self, const char *queue, uint64_t *ret_count)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl__pg_bytes(&args, kl_str(queue));
+    kl_rc rc = kl__pg_ask(self, &(kl__pg_call){"SELECT $S.inbox_count($1)", &args, true}, &rows);
+    kl__pg_args_free(&args);
+    if (rc == KL_OK) {
+        *ret_count = (uint64_t)kl__pg_get_int(rows, 0, 0);
+        PQclear(rows);
+    }
+    return rc;
+}

@@ -149,25 +149,51 @@ static void give_back(kl__pg *pg, PGconn *conn)
     pthread_mutex_unlock(&pg->mutex);
 }
 
+/* Whether the connection knows the statement; the mutex is held. */
+static bool knows(kl__pg *pg, const PGconn *conn, const char *sql)
+{
+    const kl__pg_link *link = find_link(pg, conn);
+    for (int number = 0; link && number < KL_PG_STATEMENTS && pg->statements[number]; number++)
+        if (pg->statements[number] == sql)
+            return (link->prepared >> number & 1) != 0;
+    return false;
+}
+
+/* The one that was given back last, or the last of those that know the statement: what a session has planned and keeps
+ * in memory costs as much as hundreds of calls. */
+static PGconn *choose_idle(kl__pg *pg, const char *sql)
+{
+    uint32_t at = pg->idle_count - 1;
+    for (uint32_t i = pg->idle_count; sql && i-- > 0;)
+        if (knows(pg, pg->idle[i], sql)) {
+            at = i;
+            break;
+        }
+    PGconn *conn = pg->idle[at];
+    pg->idle_count--;
+    memmove(&pg->idle[at], &pg->idle[at + 1], (pg->idle_count - at) * sizeof pg->idle[0]);
+    return conn;
+}
+
 /* NULL: there is room for a new one, which counts already. */
-static PGconn *take_idle(kl__pg *pg)
+static PGconn *take_idle(kl__pg *pg, const char *sql)
 {
     PGconn *conn = NULL;
     pthread_mutex_lock(&pg->mutex);
     while (pg->idle_count == 0 && pg->open_count >= pg->pool_max)
         kl__cond_wait(&pg->given, &pg->mutex, KL_NEVER);
     if (pg->idle_count > 0)
-        conn = pg->idle[--pg->idle_count];
+        conn = choose_idle(pg, sql);
     else
         pg->open_count++;
     pthread_mutex_unlock(&pg->mutex);
     return conn;
 }
 
-static kl_rc borrow(kl__pg *pg, PGconn **ret_conn)
+static kl_rc borrow(kl__pg *pg, const char *sql, PGconn **ret_conn)
 {
     PGconn *conn;
-    while ((conn = take_idle(pg)) && !still_good(conn))
+    while ((conn = take_idle(pg, sql)) && !still_good(conn))
         give_up(pg, conn);
     if (conn) {
         *ret_conn = conn;
@@ -294,10 +320,11 @@ static kl_rc judge(const PGconn *conn, const PGresult *rows, enum fate *ret_fate
     return refuse(conn, rows, state ? state : "08", *ret_fate);
 }
 
-static kl_rc try_once(kl__pg *pg, kl__pg_send_fn *send, void *ctx, enum fate *ret_fate, PGresult **ret_rows)
+static kl_rc try_once(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ctx, enum fate *ret_fate,
+                      PGresult **ret_rows)
 {
     PGconn *conn = NULL;
-    kl_rc rc = borrow(pg, &conn);
+    kl_rc rc = borrow(pg, sql, &conn);
     if (rc != KL_OK) {
         *ret_fate = rc == KL_EBUSY ? TAKEN_BACK : FAILED; /* nothing was sent */
         return rc;
@@ -315,19 +342,25 @@ static kl_rc try_once(kl__pg *pg, kl__pg_send_fn *send, void *ctx, enum fate *re
     return rc;
 }
 
-kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGresult **ret_rows)
+/* On a connection that knows the statement `sql`, if there is one; NULL: on any. */
+static kl_rc send_it(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ctx, bool repeats, PGresult **ret_rows)
 {
     int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
     int pause_ms = PAUSE_MIN_MS;
     for (;;) {
         enum fate fate = FAILED;
-        kl_rc rc = try_once(pg, send, ctx, &fate, ret_rows);
+        kl_rc rc = try_once(pg, sql, send, ctx, &fate, ret_rows);
         bool again = rc != KL_OK && (fate == TAKEN_BACK || fate == UNPREPARED || (fate == LOST && repeats));
         if (!again || kl__monotonic_ns() >= until_ns || atomic_load(&pg->closing))
             return rc;
         poll(NULL, 0, pause_ms);
         pause_ms = 2 * pause_ms < PAUSE_MAX_MS ? 2 * pause_ms : PAUSE_MAX_MS;
     }
+}
+
+kl_rc kl__pg_send(kl__pg *pg, kl__pg_send_fn *send, void *ctx, bool repeats, PGresult **ret_rows)
+{
+    return send_it(pg, NULL, send, ctx, repeats, ret_rows);
 }
 
 struct statement {
@@ -498,7 +531,7 @@ kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const
         statement->text = statement->args->failed ? NULL : kl__pg_expand(pg, statement->sql);
         good = good && statement->text;
     }
-    kl_rc rc = good ? kl__pg_send(pg, send_steps, &batch, repeats, ret_rows) : kl__fail_memory();
+    kl_rc rc = good ? send_it(pg, steps[0].sql, send_steps, &batch, repeats, ret_rows) : kl__fail_memory();
     for (size_t i = 0; i < count + batch.then; i++)
         kl__free(batch.steps[i].text);
     return rc;

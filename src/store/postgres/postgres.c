@@ -105,6 +105,7 @@ static void free_store(kl__pg *pg)
     pthread_cond_destroy(&pg->upkeep_wakes);
     pthread_mutex_destroy(&pg->mutex);
     pthread_mutex_destroy(&pg->taking);
+    kl__pg_groups_close(&pg->groups);
     kl__free(pg->url);
     kl__free(pg);
 }
@@ -117,6 +118,7 @@ static kl__pg *make_store(const kl_store_opts *opts)
     pg->seen = kl__pg_seen_open(); /* it goes without, too */
     pthread_mutex_init(&pg->mutex, NULL);
     pthread_mutex_init(&pg->taking, NULL);
+    kl__pg_groups_open(&pg->groups);
     kl__cond_init(&pg->given);
     kl__cond_init(&pg->told);
     kl__cond_init(&pg->upkeep_wakes);
@@ -240,4 +242,6 @@ const kl_engine kl__engine_postgres = {
     .put = kl__pg_put,
     .list = kl__pg_list,
     .take_in = kl__pg_take_in,
+    .lines = kl__pg_lines,
+    .left = kl__pg_left,
 };

@@ -6,7 +6,7 @@
  *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
- *     append.c, append_copy.c, scan.c, read.c, settle.c, records.c      the calls
+ *     append.c, append_copy.c, append_group.c, scan.c, read.c, settle.c, records.c      the calls
  *     seen.c       what scans have shown, kept for those who read and settle it
  *     inbox.c      taking in what was put in SQL
  *     wait.c       being told of appends by LISTEN, or else asking now and then
@@ -60,6 +60,21 @@ typedef struct kl__pg_link {
     uint64_t prepared; /* which of the store's statements it knows, a bit each */
 } kl__pg_link;
 
+typedef struct kl__pg_member kl__pg_member;
+
+/* Appends of several threads; append_group.c. */
+typedef struct kl__pg_groups {
+    pthread_mutex_t mutex;      /* holds for all that follows */
+    pthread_cond_t came, ended; /* somebody came; a group ended */
+    kl__pg_member *line;
+    uint32_t count; /* in the line */
+    bool under_way; /* somebody leads */
+    int64_t ended_ns;
+    uint32_t expected; /* how many were there when the last group ended, its own included */
+    uint32_t vain;     /* the longer nobody came who was waited for, */
+    uint32_t rests;    /* the more groups do not wait */
+} kl__pg_groups;
+
 typedef struct kl__pg {
     kl_store_opts opts;
     char *url; /* for libpq: without the parameters that are ours */
@@ -78,6 +93,8 @@ typedef struct kl__pg {
 
     kl__pg_seen *seen;     /* what scans have shown; seen.h */
     atomic_uint row_tasks; /* how many tasks a row of entries had, of late; scan.c */
+
+    kl__pg_groups groups;
 
     /* inbox.c: held by whoever takes in. He needs a second connection at times, so there is one such at a time, and
      * connections are two at least. */
@@ -235,9 +252,12 @@ static inline int kl__pg_place_compare(kl_place a, kl_place b)
                                       : (a.shard > b.shard) - (a.shard < b.shard);
 }
 
+void kl__pg_groups_open(kl__pg_groups *groups);
+void kl__pg_groups_close(kl__pg_groups *groups);
 kl_rc kl__pg_append(void *self, const kl_append *append);
 kl_rc kl__pg_scan(void *self, kl_scan *scans, size_t count);
 kl_rc kl__pg_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts);
+kl_rc kl__pg_lines(void *self, uint32_t partition, uint32_t *ret_priorities);
 kl_rc kl__pg_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
 kl_rc kl__pg_settle(void *self, kl_settle *batches, size_t count);
 kl_rc kl__pg_fence(void *self, kl_fence *fences, size_t count);
@@ -250,6 +270,7 @@ kl_rc kl__pg_get(void *self, const kl_bytes *names, size_t count, kl_arena *aren
 kl_rc kl__pg_put(void *self, kl_write *writes, size_t count);
 kl_rc kl__pg_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
                   size_t *ret_count);
+kl_rc kl__pg_left(void *self, const char *queue, uint64_t *ret_count);
 kl_rc kl__pg_take_in(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
                      size_t *ret_count);
 

@@ -322,3 +322,17 @@ kl_rc kl__pg_counts(void *self, kl_place place, const kl_task_id *job, kl_counts
     PQclear(rows);
     return KL_OK;
 }
+
+kl_rc kl__pg_lines(void *self, uint32_t partition, uint32_t *ret_priorities)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl__pg_int(&args, KL_PG_INT4, partition);
+    kl_rc rc = kl__pg_ask(self, &(kl__pg_call){"SELECT $S.lines($1)", &args, true}, &rows);
+    kl__pg_args_free(&args);
+    if (rc == KL_OK) {
+        *ret_priorities = (uint32_t)kl__pg_get_int(rows, 0, 0);
+        PQclear(rows);
+    }
+    return rc;
+}

@@ -220,6 +220,12 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.inbox_count(q bytea) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+BEGIN
+    RETURN (SELECT count(*) FROM $S.inbox i WHERE i.queue = convert_from(q, 'UTF8') AND i.refused IS NULL);
+END
+$$;
+
 CREATE FUNCTION $S.inbox_read(q bytea, lim int, most bigint)
 RETURNS TABLE (num bigint, key bytea, kind bytea, payload bytea, option bytea)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$ #variable_conflict use_column

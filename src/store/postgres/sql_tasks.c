@@ -44,7 +44,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.append_begin(tok uuid, ps int[], ss int[], draws int)
+CREATE FUNCTION $S.append_begin(toks uuid[], ps int[], ss int[], draws int)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     answer bigint[];
@@ -63,11 +63,11 @@ BEGIN
     IF NOT is_started THEN
         PERFORM $S.skip_positions();
     END IF;
-    IF tok IS NOT NULL THEN
-        IF EXISTS (SELECT FROM $S.tokens t WHERE t.token = tok) THEN
+    IF toks IS NOT NULL THEN
+        IF EXISTS (SELECT FROM $S.tokens t WHERE t.token = ANY (toks)) THEN
             RETURN NULL;
         END IF;
-        INSERT INTO $S.tokens (token, part) VALUES (tok, its_part);
+        INSERT INTO $S.tokens (token, part) SELECT u.token, its_part FROM unnest(toks) AS u(token);
     END IF;
     IF EXISTS (SELECT FROM $S.sealed) THEN
         SELECT string_agg(x.partition || '/' || x.shard, ' ') INTO shut
@@ -100,13 +100,14 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.append_open(tok uuid, ps int[], ss int[], draws int, row_ats int[], row_ids uuid[], early boolean)
+CREATE FUNCTION $S.append_open(toks uuid[], ps int[], ss int[], draws int, row_ats int[], row_ids uuid[],
+                               early boolean)
 RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    drawn bigint[] := $S.append_begin(tok, ps, ss, draws);
+    drawn bigint[] := $S.append_begin(toks, ps, ss, draws);
 BEGIN
     PERFORM set_config('keyline.drawn', coalesce(drawn, ARRAY[]::bigint[])::text, true),
-            set_config('keyline.skips', CASE WHEN tok IS NULL THEN $S.append_skips(ps, ss, row_ats, row_ids)
+            set_config('keyline.skips', CASE WHEN toks IS NULL THEN $S.append_skips(ps, ss, row_ats, row_ids)
                                              ELSE ARRAY[]::int[] END::text, true);
     IF drawn IS NULL THEN
         RETURN false;
@@ -379,6 +380,20 @@ BEGIN
     SELECT z.n, z.state, z.p, z.s, z.id, z.position, z.attempts, z.not_before_ms, z.finished_ms, z.job, z.due_ms,
            z.grp, z.priority, z.key, z.kind, z.headers, z.payload, z.error, z.result
     FROM sized z WHERE z.total <= most OR z.n = 1 ORDER BY z.n;
+END
+$$;
+
+CREATE FUNCTION $S.lines(p int) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN (WITH RECURSIVE used AS (
+        SELECT -1 AS slot
+        UNION ALL
+        SELECT LEAST((SELECT e.slot FROM $S.entries_0 e WHERE e.partition = p AND e.slot > u.slot ORDER BY 1 LIMIT 1),
+                     (SELECT e.slot FROM $S.entries_1 e WHERE e.partition = p AND e.slot > u.slot ORDER BY 1 LIMIT 1),
+                     (SELECT e.slot FROM $S.entries_2 e WHERE e.partition = p AND e.slot > u.slot ORDER BY 1 LIMIT 1))
+        FROM used u WHERE u.slot IS NOT NULL)
+    SELECT coalesce(bit_or(1::bigint << (u.slot & 63)), 0) FROM used u WHERE u.slot >= 0 AND u.slot & 63 < 32);
 END
 $$;
 

@@ -1,0 +1,18 @@
+/* quick.h - calls of a store that are not of the public contract: quick answers that some engines have. */
+#ifndef KL_STORE_QUICK_H
+#define KL_STORE_QUICK_H
+
+#include "keyline/store.h"
+
+/* The engine tells which lines are in use without counting what stands in them (kl_engine.lines). */
+bool kl__store_has_lines(const kl_store *store);
+
+/* As kl_counts.priorities, but a line that has become empty may be among them. Only where kl__store_has_lines. Counted
+ * and traced as a call of kl_store_counts; errors as there. */
+KL_MUST_USE kl_rc kl__store_lines(kl_store *store, uint32_t partition, uint32_t *ret_priorities);
+
+/* How many tasks of the queue lie in the store's inbox and can be taken in; 0 where it has none. Counted and traced as a
+ * call of kl_store_counts. KL_EBUSY, KL_ESYSTEM: as from kl_store_counts. */
+KL_MUST_USE kl_rc kl__store_left(kl_store *store, const char *queue, uint64_t *ret_count);
+
+#endif
