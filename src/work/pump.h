@@ -109,7 +109,8 @@ size_t kl__pump_serve(kl__pump *pump, uint16_t kind, size_t max);
 kl_rc kl__pump_settle(kl__pump *pump, uint64_t *ret_sent);
 bool kl__pump_has_finished(const kl__pump *pump); /* outcomes wait to be sent */
 
-/* Starts nothing more; beats then give back what is idle. Gone: every shard has been given back. */
+/* Starts nothing more; beats then give back what is idle. Gone: every shard has been given back, or
+ * its lease is over and the store could not be told. */
 void kl__pump_stop(kl__pump *pump);
 bool kl__pump_gone(const kl__pump *pump);
 
