@@ -116,21 +116,26 @@ static void tell_in_json(const char *format, ...)
 
 static void tell_address(const kl__api *api, const kl__api_opts *opts, bool demo)
 {
-    const char *first = opts->listen[0];
-    char url[300], store[64];
-    snprintf(url, sizeof url, "%s://%.*s:%d", opts->tls_cert ? "https" : "http", (int)(strrchr(first, ':') - first),
-             first, kl__api_port(api, 0));
+    char buffer[300], store[64];
+    const char *url = kl__api_url(api, false, buffer, sizeof buffer);
     if (log_to.json) {
-        tell_in_json("keyline serves %s at %s", shown_store(opts->store_url, store, sizeof store), url);
+        tell_in_json("keyline serves %s at %s", shown_store(opts->store_url, store, sizeof store),
+                     url ? url : opts->listen[0]);
+        return;
+    }
+    if (!url) { /* sockets alone, for which there is no URL */
+        printf("keyline serves %s at %s; Ctrl-C ends it\n", shown_store(opts->store_url, store, sizeof store),
+               opts->listen[0]);
+        fflush(stdout);
         return;
     }
     printf("keyline serves %s at %s; Ctrl-C ends it\n\n"
            "Try, in another terminal:\n"
            "  curl --json '{\"key\": \"customer-7\", \"payload\": \"charge 12.00\"}' %s/v1/queues/orders/tasks\n"
            "  curl --json '{\"max\": 1, \"wait_ms\": 1000}' %s/v1/queues/orders/claim\n"
-           "  %s top --store %s%s\n",
+           "  %s top --store %s\n%s",
            shown_store(opts->store_url, store, sizeof store), url, url, url, program_invocation_name, url,
-           demo ? "            the queue demo has a small load; --no-demo leaves it out" : "");
+           demo ? "\nThe queue demo has a small load; --no-demo leaves it out.\n" : "");
     fflush(stdout);
 }
 
@@ -172,6 +177,7 @@ static int await_end(kl__api *api, const sigset_t *signals)
 
 struct stopping {
     kl__api *api;
+    kl__serve_demo *demo; /* NULL: none */
     int64_t wait_ms;
     pthread_t main_thread;
     atomic_bool over;
@@ -181,6 +187,7 @@ static void *stop(void *context)
 {
     struct stopping *stopping = context;
     kl__api_stop(stopping->api, stopping->wait_ms);
+    kl__serve_demo_stop(stopping->demo);
     atomic_store(&stopping->over, true);
     pthread_kill(stopping->main_thread, SIGUSR1);
     return NULL;
@@ -206,15 +213,16 @@ static void set_deadline(int64_t wait_ms)
 }
 
 /* Stops within the time; a second signal ends the wait. */
-static void stop_api(kl__api *api, int64_t wait_ms, const sigset_t *signals)
+static void stop_api(kl__api *api, kl__serve_demo *demo, int64_t wait_ms, const sigset_t *signals)
 {
-    struct stopping stopping = {.api = api, .wait_ms = wait_ms, .main_thread = pthread_self()};
+    struct stopping stopping = {.api = api, .demo = demo, .wait_ms = wait_ms, .main_thread = pthread_self()};
     pthread_t thread;
     int number;
     kl__notify("STOPPING=1");
     set_deadline(wait_ms);
     if (pthread_create(&thread, NULL, stop, &stopping) != 0) {
         kl__api_stop(api, 0);
+        kl__serve_demo_stop(demo);
         return;
     }
     while (sigwait(signals, &number) == 0 && !atomic_load(&stopping.over))
@@ -245,8 +253,7 @@ static int serve(kl__call *call, const sigset_t *signals)
         tell_address(api, &api_opts, opts->demo > 0);
         kl__notify("READY=1");
         await_end(api, signals);
-        kl__serve_demo_stop(demo);
-        stop_api(api, call->config->values[KL_SET_SERVER_STOP].number, signals);
+        stop_api(api, demo, call->config->values[KL_SET_SERVER_STOP].number, signals);
     }
     kl__api_close(api);
     if (rc != KL_OK)

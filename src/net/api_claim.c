@@ -341,11 +341,17 @@ static const char *end_of(const kl__claim_say *one)
     return one->outcome == KL_RETRY && one->halted ? "halted" : ends[one->outcome];
 }
 
-/* unknown: the store failed, and whether the outcome is there is not known; to be said again. */
+/* The server that gave it out did not answer: whether it was heard is not known, and it is to be said again. */
+static bool is_unreached(const kl__claim_say *one) { return one->rc == KL_EBUSY && one->ran_ns == 0; }
+
+/* unsettled: the store failed; the outcome is kept and sent again until it is there or the shard is lost. Its token has
+ * gone with it, so that saying it again is of no use. */
 static const char *outcome_of(const kl__claim_say *one)
 {
+    if (is_unreached(one))
+        return "unknown";
     if (one->rc != KL_OK)
-        return is_stale(one->rc) ? "stale" : one->rc == KL_EINVAL ? "refused" : "unknown";
+        return is_stale(one->rc) ? "stale" : one->rc == KL_EINVAL ? "refused" : "unsettled";
     switch (one->word) {
     case KL_CLAIM_RELEASE:
         return "released";
@@ -392,11 +398,23 @@ static void answer_refused(kl__exchange *exchange, const kl__claim_say *one)
     else if (one->rc == KL_EINVAL)
         kl__reply_problem(exchange, 400, "bad-request",
                           "retry_after_ms or lease_ms is longer than is allowed; nothing was changed");
+    else if (is_unreached(one))
+        kl__reply_problem(
+            exchange, 503, "unreached",
+            "the server that gave the task out does not answer, and whether it has heard this is not known; send it "
+            "again with the same token in a moment");
     else
         kl__reply_problem(
             exchange, 503, "unsettled",
-            "the store does not take outcomes just now, and whether it has this one is not known; send it "
-            "again with the same token");
+            "the store does not take outcomes just now; the server keeps this one and goes on sending it, so do not "
+            "send it again: read the task to see what became of it");
+}
+
+/* Another server gave it out and has found the token stale. */
+static bool counted_elsewhere(const kl__api *api, const kl__claim_say *one)
+{
+    char server[24];
+    return one->rc == KL_ESTALE && kl__forward_foreign(api, one->token, server);
 }
 
 static void count_said(kl__exchange *exchange, const kl__claim_say *says, size_t count, size_t *ret_stale,
@@ -405,10 +423,10 @@ static void count_said(kl__exchange *exchange, const kl__claim_say *says, size_t
     *ret_stale = *ret_refused = 0;
     for (size_t i = 0; i < count; i++) {
         *ret_stale += is_stale(says[i].rc);
-        if (is_stale(says[i].rc))
+        if (is_stale(says[i].rc) && !counted_elsewhere(exchange->api, &says[i]))
             kl__metrics_stale(exchange->open->metrics, exchange->queue, kl__claim_token_partition(says[i].token));
         *ret_refused += says[i].rc != KL_OK;
-        if (says[i].rc == KL_OK && says[i].word <= KL_CLAIM_RELEASE && says[i].ran_ns > 0) /* given out here */
+        if (says[i].rc == KL_OK && says[i].word <= KL_CLAIM_DEAD && says[i].ran_ns > 0) /* given out here */
             kl__metrics_ran(exchange->open->metrics, says[i].partition, says[i].ran_ns);
     }
     if (*ret_stale)
@@ -486,8 +504,8 @@ static void read_one(struct say *say, kl__json *from, kl__claim_say *one)
         one->retry_after_ms = kl__json_int_or(from, "retry_after_ms", 0, INT64_C(31536000000), -1);
         one->word = kl__json_bool_or(from, "dead", false) ? KL_CLAIM_DEAD : KL_CLAIM_RETRY;
         break;
-    case KL_CLAIM_EXTEND:
-        one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, LEASE_MS_MAX, KL_CLAIM_LEASE_MS);
+    case KL_CLAIM_EXTEND: /* without lease_ms: as long as it was given for */
+        one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, LEASE_MS_MAX, 0);
         break;
     case KL_CLAIM_PROGRESS:
         one->lease_ms = kl__json_int_or(from, "lease_ms", 1000, LEASE_MS_MAX, 0);
@@ -591,8 +609,9 @@ static kl_rc forward(kl__exchange *exchange, const char *server, kl__claim_say *
     return rc == KL_OK ? kl__forward_send(exchange, server, text, says, count) : rc;
 }
 
-/* Moves what the server of the first foreign one gave out to the end of says[0..count); returns how many are left. */
-static size_t gather(struct say *say, size_t count, char server[24])
+/* Moves what the server of the first foreign one gave out, or what any other server did, to the end of says[0..count);
+ * returns how many are left. */
+static size_t gather(struct say *say, size_t count, bool any, char server[24])
 {
     const kl__claim_say *says = say->says.says;
     char other[24];
@@ -602,7 +621,7 @@ static size_t gather(struct say *say, size_t count, char server[24])
         if (!kl__forward_foreign(say->exchange->api, says[i].token, server))
             *server = 0;
     for (size_t i = 0; *server && i < count; i++)
-        if (!kl__forward_foreign(say->exchange->api, says[i].token, other) || strcmp(other, server) != 0)
+        if (!kl__forward_foreign(say->exchange->api, says[i].token, other) || (!any && strcmp(other, server) != 0))
             swap(say, left++, i);
     return *server ? left : count;
 }
@@ -640,7 +659,7 @@ static void forward_on_pool(kl__exchange *exchange)
     }
     for (int servers = 0; servers <= SERVERS_MAX; servers++) {
         size_t count = say->says.count;
-        say->says.count = gather(say, count, server);
+        say->says.count = gather(say, count, servers == SERVERS_MAX, server);
         if (!*server)
             break;
         kl__claim_say *theirs = &say->says.says[say->says.count];
@@ -651,10 +670,29 @@ static void forward_on_pool(kl__exchange *exchange)
     send_says(say);
 }
 
+static kl_bytes forwarded_to(const kl__exchange *exchange)
+{
+    return kl__head_field(&exchange->request->head, "keyline-forwarded");
+}
+
+/* Another server means a third one: two of them have the same url. What this one says of the tokens would be wrong. */
+static bool misdirected(kl__exchange *exchange)
+{
+    kl_bytes meant = forwarded_to(exchange);
+    const char *name = exchange->api->name;
+    if (meant.len == 0 || (meant.len == strlen(name) && memcmp(meant.data, name, meant.len) == 0))
+        return false;
+    kl__reply_problem(
+        exchange, 421, "misdirected",
+        "this is another server than the one that gave the tasks out; start each server of a store with a "
+        "--url of its own, under which the others reach it");
+    return true;
+}
+
 static bool any_foreign(const struct say *say)
 {
     char server[24];
-    if (kl__head_field(&say->exchange->request->head, "keyline-forwarded").len)
+    if (forwarded_to(say->exchange).len)
         return false; /* it comes from another server: never a second time */
     for (size_t i = 0; i < say->says.count; i++)
         if (kl__forward_foreign(say->exchange->api, say->says.says[i].token, server))
@@ -736,12 +774,12 @@ static void serve_says(kl__exchange *exchange, kl__claim_word word)
         return;
     }
     *say = (struct say){.exchange = exchange, .word = word};
-    if (!read_says(say))
+    if (misdirected(exchange) || !read_says(say))
         return;
     exchange->serving = say;
     say->total = say->says.count;
     if (any_foreign(say))
-        kl__pool_push(exchange->api->pool, exchange, forward_on_pool);
+        kl__pool_push(exchange->api->forward_pool, exchange, forward_on_pool);
     else
         send_says(say);
 }

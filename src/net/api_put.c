@@ -8,7 +8,9 @@
  * T1  Requests are put in the order in which they came, and each is answered when its own tasks are durable.
  * T2  A request that is not valid does not harm those that came with it: when a common put is refused, each of them is
  *     put by itself. A put is refused before anything is stored, so nothing is stored twice.
- * T3  Whoever names a token (Idempotency-Key) or has tasks with a unique is put alone, on the pool: those may wait. */
+ * T3  A store that hangs holds up no puts to others: queues whose partitions lie in stores of their own have another
+ *     thread than those that lie in the server's store.
+ * T4  Whoever names a token (Idempotency-Key) or has tasks with a unique is put alone, on the pool: those may wait. */
 #include <string.h>
 
 #include "base/clock.h"
@@ -19,6 +21,8 @@
 #include "net/write.h"
 #include "queue/put.h"
 
+enum { TRACE_BYTES = 55 }; /* of a traceparent: version, trace, span and flags */
+
 /* One request's tasks. Lies in its arena. */
 typedef struct putting {
     struct putting *next;
@@ -27,7 +31,7 @@ typedef struct putting {
     kl_put_result *results;
     size_t count, bytes;
     kl_bytes token;
-    bool alone; /* T3 */
+    bool alone; /* T4 */
     bool many;  /* the answer is a list */
 } putting;
 
@@ -246,7 +250,7 @@ static void answer(putting *put, kl_rc rc)
         kl__reply_rc(exchange, rc);
         return;
     }
-    kl__metrics_put(exchange->open->metrics, exchange->queue, put->tasks, put->count,
+    kl__metrics_put(exchange->open->metrics, exchange->queue, put->tasks, put->results, put->count,
                     kl__monotonic_ns() - exchange->request->began_ns);
     kl__writer writer = {.arena = exchange->arena};
     kl__write(&writer, put->many ? "{\"items\":[" : "");
@@ -280,12 +284,17 @@ static void answer_all(struct kl__puts *puts, putting *first, size_t requests, k
     }
 }
 
-/* Of one queue, so that what is wrong with one queue or its store is told to nobody else; and only where a call is stored
- * whole or not at all. */
+/* A call is stored whole or not at all: it goes to one store, which can. */
+static bool stored_whole(const kl__exchange *exchange)
+{
+    return kl_store_info_of(exchange->api->store).can & KL_STORE_ATOMIC_APPEND && !kl__queues_apart(exchange->open);
+}
+
+/* Of one queue, so that what is wrong with one queue or its store is told to nobody else. */
 static bool goes_with(const putting *first, const putting *put, size_t count, size_t bytes)
 {
-    return put->exchange->queue == first->exchange->queue && first->exchange->open->stored_whole &&
-           count + put->count <= KL_PUT_MAX && bytes + put->bytes <= KL_BATCH_BYTES_MAX;
+    return put->exchange->queue == first->exchange->queue && count + put->count <= KL_PUT_MAX &&
+           bytes + put->bytes <= KL_BATCH_BYTES_MAX;
 }
 
 /* Puts as many of the first ones as one call takes; returns the next. */
@@ -293,7 +302,8 @@ static putting *put_together(struct kl__puts *puts, putting *first)
 {
     size_t count = 0, bytes = 0, requests = 0;
     putting *put = first;
-    for (; put && (requests == 0 || goes_with(first, put, count, bytes)); put = put->next, requests++) {
+    bool more = first->next && stored_whole(first->exchange);
+    for (; put && (requests == 0 || (more && goes_with(first, put, count, bytes))); put = put->next, requests++) {
         memcpy(&puts->tasks[count], put->tasks, put->count * sizeof *put->tasks);
         count += put->count;
         bytes += put->bytes;
@@ -338,8 +348,21 @@ static void push(struct kl__puts *puts, putting *put)
     pthread_mutex_unlock(&puts->mutex);
 }
 
+/* The caller's trace, as W3C writes it, for tasks that name none. Not with a token: made again, a put has another trace and
+ * must be the same put. */
+static void take_trace(putting *put)
+{
+    kl_bytes trace = kl__head_field(&put->exchange->request->head, "traceparent");
+    for (size_t i = 0; trace.len == TRACE_BYTES && !put->token.len && i < put->count; i++)
+        if (put->tasks[i].traceparent.len == 0)
+            put->tasks[i].traceparent = trace;
+}
+
 static void weigh(putting *put)
 {
+    put->token = kl__head_field(&put->exchange->request->head, "idempotency-key");
+    put->alone |= put->token.len > 0;
+    take_trace(put);
     for (size_t i = 0; i < put->count; i++) {
         const kl_put *task = &put->tasks[i];
         put->bytes += task->key.len + task->kind.len + task->payload.len + task->group.len + task->traceparent.len;
@@ -347,8 +370,6 @@ static void weigh(putting *put)
             put->bytes += task->headers[h].name.len + task->headers[h].value.len;
         put->alone |= task->unique.len > 0;
     }
-    put->token = kl__head_field(&put->exchange->request->head, "idempotency-key");
-    put->alone |= put->token.len > 0;
 }
 
 /* What is wrong with a task is found before its queue is made. */
@@ -385,7 +406,7 @@ void kl__api_put_tasks(kl__exchange *exchange)
     if (put->alone || !exchange->open)
         kl__pool_push(exchange->api->pool, exchange, put_on_pool);
     else
-        push(exchange->api->puts, put);
+        push(kl__queues_apart(exchange->open) ? exchange->api->puts_apart : exchange->api->puts, put);
 }
 
 kl_rc kl__puts_open(struct kl__puts **ret_puts)

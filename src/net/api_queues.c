@@ -14,7 +14,8 @@
 #include "queue/inside.h"
 #include "work/owners.h"
 
-enum { WORKERS_MAX = 1000, RANGES_MAX = 10000 };
+/* LIST_PIECE: names that are read at once. */
+enum { WORKERS_MAX = 1000, RANGES_MAX = 10000, LIST_PIECE = 64 };
 
 /* ---- Settings ---- */
 
@@ -235,17 +236,25 @@ static kl_rc list_one(kl__exchange *exchange, const char *name, json_t *items)
     return rc == KL_ENOTFOUND ? KL_OK : rc; /* removed meanwhile */
 }
 
+/* Goes on until the page is full or the list ends, so that a cursor is never the name of a queue that the token may not
+ * know of. */
 static kl_rc list(kl__exchange *exchange, const char *after, size_t max, json_t *items, kl_bytes *ret_cursor)
 {
-    const char **names = kl_arena_alloc(exchange->arena, max * sizeof *names);
-    size_t count = 0;
-    kl_rc rc =
-        names && items ? kl_queue_list(exchange->store, after, max, exchange->arena, names, &count) : kl__fail_memory();
-    for (size_t i = 0; rc == KL_OK && i < count; i++)
-        if (kl__token_may(exchange->scope, names[i]))
-            rc = list_one(exchange, names[i], items);
-    if (rc == KL_OK && count == max)
-        *ret_cursor = kl_str(names[count - 1]);
+    const char **names = kl_arena_alloc(exchange->arena, LIST_PIECE * sizeof *names);
+    size_t count = LIST_PIECE, shown = 0;
+    kl_rc rc = names && items ? KL_OK : kl__fail_memory();
+    while (rc == KL_OK && count == LIST_PIECE && shown < max) {
+        rc = kl_queue_list(exchange->store, after, LIST_PIECE, exchange->arena, names, &count);
+        for (size_t i = 0; rc == KL_OK && i < count && shown < max; i++) {
+            after = names[i];
+            if (!kl__token_may(exchange->scope, after))
+                continue;
+            rc = list_one(exchange, after, items);
+            shown++;
+        }
+    }
+    if (rc == KL_OK && shown == max)
+        *ret_cursor = kl_str(after);
     return rc;
 }
 

@@ -11,20 +11,46 @@
 
 void kl__api_healthz(kl__exchange *exchange) { kl__reply_bytes(exchange, 200, "text/plain", kl_str("ok\n")); }
 
-/* A queue's record is read to see that the store answers: its clock may be this machine's. */
-void kl__api_readyz(kl__exchange *exchange)
+/* READY_NS: so long what is known of the store is told to whoever asks. HANGS_NS: a store that has not answered for so long
+ * does not. */
+static const int64_t READY_NS = 1000000000, HANGS_NS = 2000000000;
+
+/* A queue's record is read to see that the store answers: its clock may be this machine's. Why it does not is for the log:
+ * strangers are not told where the store is. */
+static void ask_store(kl__exchange *exchange)
 {
+    kl__api *api = exchange->api;
     const char *name;
     size_t count;
+    bool failed = kl_queue_list(exchange->store, NULL, 1, exchange->arena, &name, &count) != KL_OK;
+    if (failed && !atomic_exchange(&api->unready, failed))
+        kl__api_log(api, KL_LOG_WARN, "the server is not ready: %s", kl_error_text());
+    atomic_store(&api->unready, failed);
+    atomic_store(&api->asked_ns, kl__monotonic_ns());
+    atomic_store(&api->asking_ns, 0);
+}
+
+/* One asks the store, once a second at most: anybody may come here. */
+static bool is_ready(kl__exchange *exchange)
+{
+    kl__api *api = exchange->api;
+    int64_t now_ns = kl__monotonic_ns(), asking_ns = 0;
+    if (now_ns - atomic_load(&api->asked_ns) >= READY_NS &&
+        atomic_compare_exchange_strong(&api->asking_ns, &asking_ns, now_ns))
+        ask_store(exchange);
+    return !atomic_load(&api->unready) && (asking_ns == 0 || now_ns - asking_ns < HANGS_NS);
+}
+
+void kl__api_readyz(kl__exchange *exchange)
+{
     if (atomic_load(&exchange->api->stopping)) {
         kl__reply_problem(exchange, 503, "stopping", "the server is stopping; ask another one");
         return;
     }
-    kl_rc rc = kl_queue_list(exchange->store, NULL, 1, exchange->arena, &name, &count);
-    if (rc == KL_OK)
+    if (is_ready(exchange))
         kl__reply_bytes(exchange, 200, "text/plain", kl_str("ready\n"));
     else
-        kl__reply_problem(exchange, 503, "not-ready", "the store does not answer: %s", kl_error_text());
+        kl__reply_problem(exchange, 503, "not-ready", "the store does not answer; the server's log says why");
 }
 
 void kl__api_metrics(kl__exchange *exchange)

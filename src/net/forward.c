@@ -4,6 +4,9 @@
  * whoever can read the store may know both. The record is renewed by the keeper and expires by itself, and a token of a
  * server whose record is gone is stale: that server has ended, and its tasks have other owners.
  *
+ * A forwarded request names the server that it is meant for, since two of them may have written down the same address
+ * (127.0.0.1, or one proxy's): another one refuses it (421), and it counts as not heard.
+ *
  * Only what is said of claimed tasks is forwarded: puts go to the store from any server, and claims come from the shards
  * that the asked server owns. */
 #include <curl/curl.h>
@@ -17,11 +20,21 @@
 #include "net/forward.h"
 #include "queue/record.h"
 
-enum { RECORD_MS = 30000, CONNECT_MS = 3000, CALL_MS = 30000 };
+enum { RECORD_MS = 30000, CONNECT_MS = 3000, CALL_MS = 30000, TOLD_MS = 10000, AWAY_MS = 1000, AWAY_MAX = 8 };
+
+/* A server that did not answer: until then nobody waits for it. */
+struct away {
+    char server[24];
+    int64_t until_ns;
+};
 
 struct kl__forward {
     char url[512];
-    _Atomic(bool) written; /* its record is there */
+    _Atomic(bool) written;     /* its record is there */
+    _Atomic(int64_t) quiet_ns; /* until then the log is told of no other server that does not answer */
+    pthread_mutex_t mutex;     /* of what follows */
+    struct away away[AWAY_MAX];
+    size_t away_next; /* the one that is overwritten next */
 };
 
 static kl_bytes name_of(const char *server, char *buffer)
@@ -48,6 +61,7 @@ kl_rc kl__forward_open(kl__api *api)
     api->forward = kl__alloc_zeroed(1, sizeof *api->forward);
     if (!api->forward)
         return kl__fail_memory();
+    pthread_mutex_init(&api->forward->mutex, NULL);
     if (!random_text(api->name, 13) || !random_text(api->secret, sizeof api->secret))
         return kl__fail(KL_ESYSTEM, "the kernel gives no random bytes");
     return KL_OK;
@@ -59,6 +73,8 @@ void kl__forward_close(kl__api *api)
     if (api->forward && atomic_load(&api->forward->written) &&
         kl__records_clear(api->store, name_of(api->name, name)) != KL_OK)
         api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
+    if (api->forward)
+        pthread_mutex_destroy(&api->forward->mutex);
     kl__free(api->forward);
     api->forward = NULL;
 }
@@ -138,14 +154,16 @@ static bool add_header(struct curl_slist **headers, const char *line)
 }
 
 /* KL_OK with a status, or KL_EBUSY: it cannot be reached. */
-static kl_rc post(const char *url, const char *secret, kl_bytes body, struct reply *reply, long *ret_status)
+static kl_rc post(const char *url, const char *server, const char *secret, kl_bytes body, struct reply *reply,
+                  long *ret_status)
 {
-    char bearer[128];
+    char bearer[128], meant[64];
     CURL *curl = curl_easy_init();
     struct curl_slist *headers = NULL;
     snprintf(bearer, sizeof bearer, "Authorization: Bearer %s", secret);
-    bool ok = curl && add_header(&headers, "Content-Type: application/json") &&
-              add_header(&headers, "Keyline-Forwarded: 1") && add_header(&headers, bearer);
+    snprintf(meant, sizeof meant, "Keyline-Forwarded: %s", server);
+    bool ok = curl && add_header(&headers, "Content-Type: application/json") && add_header(&headers, meant) &&
+              add_header(&headers, bearer);
     if (!ok) {
         curl_slist_free_all(headers);
         curl_easy_cleanup(curl);
@@ -169,8 +187,8 @@ static kl_rc post(const char *url, const char *secret, kl_bytes body, struct rep
     curl_easy_cleanup(curl);
     return code == CURLE_OK ? KL_OK
                             : kl__fail(KL_EBUSY,
-                                       "the server at %s that gave the task out cannot be reached (%s); send it "
-                                       "again in a moment",
+                                       "the server at %s that gave the task out cannot be reached (%s); see its --url, "
+                                       "and with TLS the KEYLINE_CA of this one",
                                        url, curl_easy_strerror(code));
 }
 
@@ -186,7 +204,11 @@ static kl_rc code_of(const char *outcome)
     static const struct {
         const char *word;
         kl_rc rc;
-    } codes[] = {{"stale", KL_ENOTFOUND}, {"refused", KL_EINVAL}, {"unknown", KL_EBUSY}, {"", KL_EBUSY}};
+    } codes[] = {{"stale", KL_ESTALE}, /* and counted there */
+                 {"refused", KL_EINVAL},
+                 {"unsettled", KL_ETIMEDOUT}, /* it keeps the outcome */
+                 {"unknown", KL_EBUSY},
+                 {"", KL_EBUSY}};
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++)
         if (strcmp(outcome, codes[i].word) == 0)
             return codes[i].rc;
@@ -243,12 +265,34 @@ static kl_rc find_server(kl__api *api, const char *server, kl_arena *arena, cons
     return rc;
 }
 
-kl_rc kl__forward_send(kl__exchange *exchange, const char *server, kl_bytes body, kl__claim_say *says, size_t count)
+static void note_away(struct kl__forward *forward, const char *server)
+{
+    pthread_mutex_lock(&forward->mutex);
+    struct away *away = &forward->away[forward->away_next++ % AWAY_MAX];
+    snprintf(away->server, sizeof away->server, "%s", server);
+    away->until_ns = kl__deadline_ns(AWAY_MS);
+    pthread_mutex_unlock(&forward->mutex);
+}
+
+static bool is_away(struct kl__forward *forward, const char *server)
+{
+    bool away = false;
+    int64_t now_ns = kl__monotonic_ns();
+    pthread_mutex_lock(&forward->mutex);
+    for (size_t i = 0; i < AWAY_MAX; i++)
+        away |= forward->away[i].until_ns > now_ns && strcmp(forward->away[i].server, server) == 0;
+    pthread_mutex_unlock(&forward->mutex);
+    return away;
+}
+
+static kl_rc send_to(kl__exchange *exchange, const char *server, kl_bytes body, kl__claim_say *says, size_t count)
 {
     const char *url, *secret;
     char whole[1024];
     long status = 0;
     struct reply reply = {.arena = exchange->arena};
+    if (is_away(exchange->api->forward, server))
+        return kl__fail(KL_EBUSY, "the server that gave the task out did not answer a moment ago; send it again");
     kl_rc rc = find_server(exchange->api, server, exchange->arena, &url, &secret);
     if (rc == KL_ENOTFOUND) {
         stale(says, count);
@@ -256,12 +300,39 @@ kl_rc kl__forward_send(kl__exchange *exchange, const char *server, kl_bytes body
     }
     if (rc != KL_OK)
         return rc;
+    if (!*url)
+        return kl__fail(KL_EBUSY, "the server that gave the task out listens on a socket alone; start it with --url");
     kl_bytes path = exchange->request->head.path;
     snprintf(whole, sizeof whole, "%s%.*s", url, (int)path.len, (const char *)path.data);
-    rc = post(whole, secret, body, &reply, &status);
+    rc = post(whole, server, secret, body, &reply, &status);
+    if (rc == KL_EBUSY)
+        note_away(exchange->api->forward, server);
     if (rc != KL_OK)
         return rc;
+    if (status == 421 || status == 401 || status == 403)
+        return kl__fail(
+            KL_EBUSY,
+            "at %s is another server than the one that gave the task out; start each server of a store with "
+            "a --url of its own, under which the others reach it",
+            url);
     if (status != 200 && status != 409)
         return kl__fail(KL_EBUSY, "the server at %s answered %ld; send it again in a moment", url, status);
     return read_reply((kl_bytes){reply.text, reply.len}, says, count);
+}
+
+/* Clients are told that it is so, operators why: once in a while, since each client tries again. */
+static void log_failure(kl__api *api)
+{
+    int64_t now_ns = kl__monotonic_ns(), quiet_ns = atomic_load(&api->forward->quiet_ns);
+    if (now_ns >= quiet_ns &&
+        atomic_compare_exchange_strong(&api->forward->quiet_ns, &quiet_ns, kl__deadline_ns(TOLD_MS)))
+        api->opts.log(api->opts.log_ctx, KL_LOG_WARN, kl_error_text());
+}
+
+kl_rc kl__forward_send(kl__exchange *exchange, const char *server, kl_bytes body, kl__claim_say *says, size_t count)
+{
+    kl_rc rc = send_to(exchange, server, body, says, count);
+    if (rc != KL_OK)
+        log_failure(exchange->api);
+    return rc;
 }

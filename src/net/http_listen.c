@@ -168,8 +168,9 @@ static bool bind_unix(int fd, const struct sockaddr_un *address)
         return false;
     if (bind(fd, (const struct sockaddr *)address, sizeof *address) == 0)
         return listen(fd, BACKLOG) == 0;
-    if (errno != EADDRINUSE || !is_left_over(address)) {
-        errno = errno == ECONNREFUSED ? errno : EADDRINUSE;
+    int error = errno;
+    if (error != EADDRINUSE || !is_left_over(address)) {
+        errno = error;
         return false;
     }
     unlink(address->sun_path);

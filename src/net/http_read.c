@@ -184,9 +184,13 @@ static bool grow_body(kl__connection *connection)
         size = (size_t)length;
     kl__http *http = connection->loop->http;
     size_t more = turn->body_apart ? size - turn->body_size : size;
-    char *larger = take_bytes(http, more) ? kl__alloc(size) : NULL;
-    if (!larger)
+    if (!take_bytes(http, more))
         return false;
+    char *larger = kl__alloc(size);
+    if (!larger) {
+        atomic_fetch_sub(&http->bodies_bytes, more);
+        return false;
+    }
     memcpy(larger, turn->body, turn->body_len);
     if (turn->body_apart)
         kl__free(turn->body);

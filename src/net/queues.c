@@ -73,13 +73,19 @@ kl_rc kl__queues_open(kl__api *api, const char *name, bool make, kl__open_queue 
     }
     open->api = api;
     open->metrics = kl__metrics_queue(api->metrics, name);
-    kl__descriptor *descriptor = kl__queue_descriptor(open->queue);
-    open->stored_whole =
-        descriptor->settings.store_count == 0 && kl_store_info_of(api->store).can & KL_STORE_ATOMIC_APPEND;
-    kl__descriptor_release(descriptor);
     snprintf(open->name, sizeof open->name, "%s", name);
     *ret_open = enter(api, open);
     return KL_OK;
+}
+
+bool kl__queues_apart(const kl__open_queue *open)
+{
+    bool apart = false;
+    kl__descriptor *descriptor = kl__queue_descriptor(open->queue);
+    for (size_t i = 0; i < descriptor->layout_count; i++)
+        apart |= descriptor->layouts[i].urls && !descriptor->layouts[i].drained;
+    kl__descriptor_release(descriptor);
+    return apart;
 }
 
 /* Nobody uses it any more. Ending its claims may block, and whoever left last may be a thread of theirs: the keeper ends

@@ -27,6 +27,7 @@ const kl__problem kl__problems[] = {
     {"in-flight", 409, "The same request is under way"},
     {"stale-token", 409, "The task was given to somebody else, or has ended"},
     {"unsupported-type", 415, "The body is of another type"},
+    {"misdirected", 421, "The request was meant for another server"},
     {"mismatch", 422, "It is there already, and is something else"},
     {"upgrade-required", 426, "The path is for another protocol"},
     {"damaged", 500, "What is stored is damaged"},
@@ -36,7 +37,8 @@ const kl__problem kl__problems[] = {
     {"out-of-memory", 503, "The server has no memory for it just now"},
     {"stopping", 503, "The server is stopping"},
     {"too-many-streams", 503, "As many streams are open as may be"},
-    {"unsettled", 503, "Whether the outcome is stored is not known"},
+    {"unreached", 503, "The server that gave the task out does not answer"},
+    {"unsettled", 503, "The outcome is kept, and not stored yet"},
     {"timed-out", 504, "No answer came in time"},
     {"full", 507, "The store has no room"},
 };

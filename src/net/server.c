@@ -14,7 +14,15 @@
 #include "store/socket/socket.h"
 
 /* END_MS: at a stop, for outcomes to be settled and shards to be given back, when nothing runs any more. */
-enum { POOL_THREADS = 8, KEEPER_MS = 5000, EXCHANGES_MS = 2, END_MS = 5000, SOCKET_PATH_MAX = 100 };
+enum {
+    POOL_THREADS = 8,
+    LONG_THREADS = 4,
+    FORWARD_THREADS = 4,
+    KEEPER_MS = 5000,
+    EXCHANGES_MS = 2,
+    END_MS = 5000,
+    SOCKET_PATH_MAX = 100
+};
 
 void kl__api_log(const kl__api *api, kl_log_level level, const char *format, ...)
 {
@@ -185,6 +193,10 @@ static void tell_url(kl__api *api)
     char buffer[512];
     const char *url = api->opts.url ? api->opts.url : kl__api_url(api, true, buffer, sizeof buffer);
     kl__forward_reachable(api, url ? url : "");
+    if (kl_store_info_of(api->store).can & KL_STORE_SHARED && !api->opts.dir)
+        kl__api_log(api, KL_LOG_INFO,
+                    "other servers on the same store reach this one at %s; --url says another address",
+                    url ? url : "no address");
 }
 
 static bool copy_text(kl_arena *arena, const char **text)
@@ -239,6 +251,10 @@ static kl_rc open_parts(kl__api *api)
         rc = kl__forward_open(api);
     if (rc == KL_OK)
         rc = kl__pool_open(opts->threads ? (size_t)opts->threads : POOL_THREADS, &api->pool);
+    if (rc == KL_OK)
+        rc = kl__pool_open(LONG_THREADS, &api->long_pool);
+    if (rc == KL_OK)
+        rc = kl__pool_open(FORWARD_THREADS, &api->forward_pool);
     if (rc == KL_OK)
         rc = kl__puts_open(&api->puts);
     if (rc == KL_OK)
@@ -350,6 +366,8 @@ void kl__api_close(kl__api *api)
     begin_stop(api);
     end_keepers(api);
     await_exchanges(api);
+    kl__pool_close(api->forward_pool);
+    kl__pool_close(api->long_pool);
     kl__pool_close(api->pool);
     kl__puts_close(api->puts);
     kl__puts_close(api->puts_apart);

@@ -2,7 +2,7 @@
  *
  *     clients ══► http.c ─► routes.c ─┬─► api_put.c ──► one kl_queue_put for all that came meanwhile ══► store
  *                                     ├─► api_claim.c ─► claims.c (work): tasks under leases ◄══ pump ══► store
- *                                     └─► pool.c: all else, on threads that may block
+ *                                     └─► pool.c: all else, on threads that may block; apart what is known to be slow
  *
  * N1  Queues are opened when they are first named and stay open until the server ends or they are removed.
  * N2  A queue's shards are taken when somebody first claims of it, and given back when nobody has for a while, so that
@@ -36,7 +36,6 @@ struct kl__open_queue {
     bool starting;         /* somebody starts claims, and api->starting counts it */
     kl__exchange *waiting; /* for that */
     kl__queue_metrics *metrics;
-    bool stored_whole; /* a put is, or not at all: one store, which can */
     char name[KL_QUEUE_NAME_MAX + 1];
 };
 
@@ -51,7 +50,7 @@ typedef struct kl__api_opts {
     const char *tokens;       /* a file; NULL: none */
     const char *const *hosts; /* names that may stand in Host beside the obvious ones */
     size_t host_count;
-    const char *url;   /* under which other servers on the same store reach this one; NULL: made of listen[0] */
+    const char *url;   /* under which other servers on the same store reach this one; NULL: kl__api_url */
     const char *audit; /* a file, or "-" for standard error; NULL: none */
     int64_t threads;   /* of the pool: 8 */
     int64_t body_bytes_max;
@@ -78,6 +77,9 @@ struct kl__api {
     _Atomic(bool) hurried;       /* kl__api_hurry */
     _Atomic(bool) closing;       /* serves nothing any more */
     _Atomic(uint64_t) exchanges; /* under way */
+    _Atomic(int64_t) asked_ns;   /* when the store last answered whether it does; api_server.c */
+    _Atomic(int64_t) asking_ns;  /* since when it is being asked; 0: it is not */
+    _Atomic(bool) unready;       /* it failed then */
     kl_arena arena;
 
     pthread_mutex_t queues_mutex;
@@ -87,19 +89,26 @@ struct kl__api {
     kl__open_queue *left_queues; /* removed, and nobody uses them any more */
 
     struct kl__pool *pool;
+    struct kl__pool *long_pool;    /* what may take many seconds (KL_ROUTE_LONG) holds up nothing else, */
+    struct kl__pool *forward_pool; /* nor does another server that hangs */
     struct kl__puts *puts;
+    struct kl__puts *puts_apart; /* of queues whose partitions lie in stores of their own */
     struct kl__forward *forward;
     struct kl__server *stores; /* connections that speak the protocol of the socket: api_store.c */
-    pthread_t keeper;          /* gives back shards that nobody claims of, renews the server's record */
+    pthread_t keeper;          /* renews the server's record */
+    pthread_t rester;          /* gives back shards that nobody claims of */
     pthread_mutex_t keeper_mutex;
     pthread_cond_t keeper_wake;
-    bool keeper_started, keeper_ends;
+    bool keeper_started, rester_started, keeper_ends;
     bool stopped; /* kl__api_stop has come to its end */
 };
 
 /* Opens everything and serves. KL_EINVAL: an option; the sentence says which. As kl__http_open. */
 KL_MUST_USE kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api);
 int kl__api_port(const kl__api *api, size_t index);
+/* The first address that is no socket's path, as "http://127.0.0.1:7420"; elsewhere: as other machines would say it. NULL:
+ * there is none. */
+const char *kl__api_url(const kl__api *api, bool elsewhere, char *buffer, size_t size);
 
 /* Reads tokens and certificate again, and opens the audit log anew. What cannot be used stays as it was, the others are
  * taken, and the first error is returned. Streams and connections to the store whose token has gone end. */
@@ -120,6 +129,8 @@ void kl__api_log(const kl__api *api, kl_log_level level, const char *format, ...
 kl__open_queue *kl__queues_known(kl__api *api, const char *name);
 /* Opens it: finds it, or makes it. May block. */
 kl_rc kl__queues_open(kl__api *api, const char *name, bool make, kl__open_queue **ret_open);
+/* Whether some of its partitions lie in stores of their own, as far as is known now: the layout may change at any time. */
+bool kl__queues_apart(const kl__open_queue *open);
 void kl__queues_leave(kl__open_queue *open);  /* NULL is fine */
 void kl__queues_forget(kl__open_queue *open); /* it was removed: the next one of that name is another */
 /* Keeps it and its claims while a call of theirs is under way that may answer the exchange, which then is gone. */

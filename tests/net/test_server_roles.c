@@ -300,3 +300,74 @@ TEST(a_reload_takes_what_it_can_and_says_what_it_cannot)
     server_close(&server);
     leave_place(&place);
 }
+
+/* Pages of one, as the token sees them: what is shown, and no cursor tells of another queue. */
+TEST(a_list_of_queues_tells_nothing_of_those_that_a_token_may_not_know)
+{
+    static const char *const queues[] = {"aaa", "mail", "mail-eu", "orders", "zzz"};
+    struct place place;
+    struct server server;
+    char path[128], field[128], cursor[64] = "", shown[128] = "";
+    const char *const fields[] = {field, NULL};
+    int pages = 0;
+    if (!make_place(&place) || !server_open(&server, &(kl__api_opts){.tokens = place.path}))
+        return;
+    for (size_t i = 0; i < sizeof queues / sizeof *queues; i++) {
+        kl_queue *queue;
+        REQUIRE(kl_queue_open(server.store, queues[i], NULL, &queue) == KL_OK);
+        kl_queue_close(queue);
+    }
+    snprintf(field, sizeof field, "Authorization: Bearer %s", place.scoped);
+    do {
+        snprintf(path, sizeof path, "/v1/queues?max=1%s%s", *cursor ? "&cursor=" : "", cursor);
+        struct answer answer = server_ask(&server, "GET", path, NULL, fields);
+        CHECK_INT(answer.status, 200);
+        json_t *first = json_array_get(json_object_get(answer.json, "items"), 0);
+        const char *name = json_string_value(json_object_get(first, "queue"));
+        snprintf(cursor, sizeof cursor, "%s", answer_text(&answer, "cursor"));
+        strncat(shown, name ? name : "-", 20);
+        CHECK(!*cursor || strstr(cursor, "mail"));
+        answer_free(&answer);
+    } while (*cursor && ++pages < 10);
+    CHECK_STR(shown, "mailmail-eu-");
+    server_close(&server);
+    leave_place(&place);
+}
+
+/* Says this with the admin's token. */
+static struct answer ask_as_admin(struct server *server, const struct place *place, const char *path, const char *body)
+{
+    char field[128];
+    const char *const fields[] = {field, NULL};
+    snprintf(field, sizeof field, "Authorization: Bearer %s", place->tokens[KL_ROLE_ADMIN]);
+    return server_ask(server, "POST", path, body, fields);
+}
+
+TEST(servers_admit_each_other_where_everybody_needs_a_token)
+{
+    static const char *const listen[] = {"127.0.0.1:0"};
+    struct place place;
+    struct server first, second;
+    char body[256];
+    if (!make_place(&place) || !server_open(&first, &(kl__api_opts){.tokens = place.path}))
+        return;
+    kl__api_opts opts = {.store = first.store, .store_url = "memory:", .listen = listen, .listen_count = 1};
+    opts.tokens = place.path;
+    REQUIRE(kl__api_open(&opts, &second.api) == KL_OK);
+    snprintf(second.url, sizeof second.url, "http://127.0.0.1:%d", kl__api_port(second.api, 0));
+    struct answer answer = ask_as_admin(&first, &place, "/v1/queues/orders/tasks", "{}");
+    CHECK_INT(answer.status, 201);
+    answer_free(&answer);
+    answer = ask_as_admin(&first, &place, "/v1/queues/orders/claim", "{\"wait_ms\": 10000}");
+    json_t *task = json_array_get(json_object_get(answer.json, "items"), 0);
+    const char *token = json_string_value(json_object_get(task, "token"));
+    snprintf(body, sizeof body, "{\"token\": \"%s\"}", token ? token : "");
+    answer_free(&answer);
+    answer = ask_as_admin(&second, &place, "/v1/queues/orders/finish", body);
+    CHECK_INT(answer.status, 200);
+    CHECK_STR(answer_text(&answer, "outcome"), "done");
+    answer_free(&answer);
+    kl__api_close(second.api);
+    server_close(&first);
+    leave_place(&place);
+}

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "harness.h"
+#include "keyline/worker.h"
 #include "net/forward.h"
 #include "net/plain.h"
 #include "net/server_rig.h"
@@ -54,6 +55,18 @@ static int say_token(struct server *server, const char *route, const char *token
     int status = (int)answer.status;
     answer_free(&answer);
     return status;
+}
+
+/* The lease_until that is answered, for strcmp: all have the same form. */
+static void say_until(struct server *server, const char *route, const char *token, const char *more, char ret_until[40])
+{
+    char path[128], body[512];
+    snprintf(path, sizeof path, ORDERS "/%s", route);
+    snprintf(body, sizeof body, "{\"token\": \"%s\"%s}", token, more);
+    struct answer answer = server_ask(server, "POST", path, body, NULL);
+    CHECK_INT(answer.status, 200);
+    snprintf(ret_until, 40, "%s", answer_text(&answer, "lease_until"));
+    answer_free(&answer);
 }
 
 /* Claims one task, checks its payload, and says this of it. */
@@ -401,6 +414,48 @@ TEST(all_who_are_the_first_to_claim_of_a_queue_are_served)
     server_close(&server);
 }
 
+TEST(the_trace_of_a_put_is_kept_with_tasks_that_have_none)
+{
+    static const char trace[] = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    static const char *const headers[][3] = {
+        {"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", NULL, NULL},
+        {"traceparent: 00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "Idempotency-Key: a", NULL},
+        {"traceparent: nonsense", NULL, NULL}};
+    static const char *const bodies[] = {"{}", "{\"traceparent\": \"own\"}"};
+    const char *const kept[][2] = {{trace, "own"}, {"", "own"}, {"", "own"}};
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    for (int i = 0; i < 3; i++)
+        for (int b = 0; b < (i == 1 ? 1 : 2); b++) {
+            struct answer answer = server_ask(&server, "POST", ORDERS "/tasks", bodies[b], headers[i]);
+            CHECK_INT(answer.status, 201);
+            answer_free(&answer);
+            answer = claim(&server, "{\"wait_ms\": 10000}");
+            CHECK_STR(task_text(&answer, 0, "traceparent"), kept[i][b]);
+            CHECK_INT(say_token(&server, "finish", task_text(&answer, 0, "token"), ""), 200);
+            answer_free(&answer);
+        }
+    server_close(&server);
+}
+
+/* Puts of several requests are joined only where a call is stored whole. */
+TEST(a_queue_that_gets_stores_of_its_own_is_put_to_apart_from_then_on)
+{
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"payload\": \"x\"}");
+    kl__open_queue *open = kl__queues_known(server.api, "orders");
+    REQUIRE(open != NULL);
+    CHECK(!kl__queues_apart(open));
+    server_do(&server, "PATCH", ORDERS, "{\"partitions\": 2, \"partition_stores\": [\"\", \"memory:\"]}", 200);
+    CHECK(kl__queues_apart(open));
+    kl__queues_leave(open);
+    put(&server, "{\"payload\": \"y\"}");
+    server_close(&server);
+}
+
 TEST(progress_extends_and_is_shown)
 {
     struct server server;
@@ -416,6 +471,26 @@ TEST(progress_extends_and_is_shown)
     answer_free(&key);
     CHECK_INT(say_token(&server, "extend", task_text(&answer, 0, "token"), ""), 200);
     CHECK_INT(say_token(&server, "finish", task_text(&answer, 0, "token"), ""), 200);
+    answer_free(&answer);
+    server_close(&server);
+}
+
+TEST(an_extend_without_a_time_extends_by_what_was_last_asked_for)
+{
+    struct server server;
+    char given[40], progressed[40], asked[40], again[40];
+    if (!server_open(&server, NULL))
+        return;
+    put(&server, "{\"payload\": \"x\"}");
+    struct answer answer = claim(&server, "{\"wait_ms\": 10000, \"lease_ms\": 3600000}");
+    const char *token = task_text(&answer, 0, "token");
+    say_until(&server, "extend", token, "", given);
+    say_until(&server, "progress", token, ", \"percent\": 1", progressed);
+    say_until(&server, "extend", token, ", \"lease_ms\": 600000", asked);
+    say_until(&server, "extend", token, "", again);
+    CHECK_INT(strlen(given), strlen(asked));
+    CHECK(strcmp(given, asked) > 0 && strcmp(progressed, asked) > 0); /* an hour, and ten minutes */
+    CHECK(strcmp(again, given) < 0 && strcmp(again, progressed) < 0);
     answer_free(&answer);
     server_close(&server);
 }
@@ -534,6 +609,35 @@ TEST(what_is_said_to_another_server_reaches_the_one_that_gave_the_task_out)
     server_close(&first);
 }
 
+/* As two hosts that both say 127.0.0.1: the second one asks itself, and must not call the first one's token stale. */
+TEST(what_reaches_another_server_than_the_one_meant_is_not_heard)
+{
+    struct server first, second;
+    if (!server_open(&first, NULL))
+        return;
+    REQUIRE(open_second(&first, &second));
+    put(&second, "{\"payload\": \"x\"}");
+    struct answer answer = claim(&first, "{\"wait_ms\": 10000}");
+    REQUIRE(claimed(&answer) == 1);
+    kl__api_stop(first.api, 0); /* its keeper renews no more */
+    kl__forward_reachable(first.api, second.url);
+    CHECK_INT(kl__forward_renew(first.api), KL_OK);
+    CHECK_INT(say_token(&second, "finish", task_text(&answer, 0, "token"), ""), 503);
+    char items[256];
+    snprintf(items, sizeof items, "{\"items\": [{\"token\": \"%s\"}]}", task_text(&answer, 0, "token"));
+    struct answer many = server_ask(&second, "POST", ORDERS "/extend", items, NULL);
+    CHECK_INT(many.status, 200);
+    CHECK_STR(task_text(&many, 0, "outcome"), "unknown");
+    answer_free(&many);
+    static const char *const meant[] = {"Keyline-Forwarded: nobody", NULL};
+    many = server_ask(&second, "POST", ORDERS "/extend", items, meant);
+    CHECK_INT(many.status, 421);
+    answer_free(&many);
+    answer_free(&answer);
+    kl__api_close(second.api);
+    server_close(&first);
+}
+
 /* ---- The store itself, by http:// ---- */
 
 TEST(a_servers_store_is_a_store)
@@ -567,4 +671,35 @@ TEST(what_is_no_server_is_refused_with_a_sentence)
     CHECK_CONTAINS(kl_error_text(), "http://HOST:PORT");
     CHECK_INT(kl_store_open("http://127.0.0.1:1", NULL, &store), KL_EBUSY);
     CHECK_CONTAINS(kl_error_text(), "cannot be reached");
+}
+
+/* ---- A worker that reaches its store over HTTP ---- */
+
+static kl_outcome run_nothing(kl_work *work, void *ctx)
+{
+    (void)work, (void)ctx;
+    return KL_DONE;
+}
+
+/* When the lease is over, others take the shards by themselves. */
+TEST(a_worker_whose_server_is_away_ends_when_its_lease_is_over)
+{
+    struct server server;
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    kl_worker *worker = NULL;
+    if (!server_open(&server, NULL))
+        return;
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 1000};
+    kl_handler handler = {.fn = run_nothing};
+    CHECK_INT(kl_store_open(server.url, NULL, &store), KL_OK);
+    CHECK_INT(store ? kl_queue_open(store, "remote", &opts, &queue) : KL_EDEAD, KL_OK);
+    kl_worker_queue served = {.queue = queue, .handlers = &handler, .handler_count = 1};
+    CHECK_INT(queue ? kl_worker_start(&served, 1, NULL, &worker) : KL_EDEAD, KL_OK);
+    server_close(&server);
+    if (worker)
+        CHECK_INT(kl_worker_drain(worker, 60000), KL_OK);
+    kl_worker_close(worker);
+    kl_queue_close(queue);
+    kl_store_close(store);
 }
