@@ -39,6 +39,7 @@ enum {
     KL_ROUTE_CHANGES = 1 << 1, /* what it does is written to the audit log */
     KL_ROUTE_OPENS = 1 << 2,   /* {queue} is made where it is not, by the handler, when it has read the body */
     KL_ROUTE_AUDITED = 1 << 3, /* is written there, too, and is no change itself */
+    KL_ROUTE_LONG = 1 << 4,    /* may take many seconds: runs apart from what others wait for */
 };
 
 typedef struct kl__route {

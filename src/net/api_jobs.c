@@ -12,6 +12,7 @@
 #include "keyline/job.h"
 #include "net/filters.h"
 #include "net/routes.h"
+#include "net/server.h"
 #include "queue/put.h"
 
 #define DURATION_MS_MAX (INT64_C(86400000) * 100000) /* 100000d, as of a task */
@@ -174,6 +175,9 @@ static void submit(kl__exchange *exchange, kl_job_spec *spec)
         rc = kl__exchange_open(exchange);
     if (rc == KL_OK)
         rc = kl_job_submit(exchange->queue, spec, &answer, &retry_ms);
+    if (rc == KL_OK && !answer.replayed)
+        kl__metrics_put(exchange->open->metrics, exchange->queue, spec->tasks, NULL, spec->count,
+                        kl__monotonic_ns() - exchange->request->began_ns);
     if (rc == KL_OK)
         reply_submitted(exchange, &answer);
     else if (rc == KL_EBUSY && retry_ms > 0)
@@ -281,6 +285,9 @@ static void add(kl__exchange *exchange, const kl_task_id *id, const kl_put *task
     kl_put_result *results = kl_arena_alloc(exchange->arena, (count + 1) * sizeof *results);
     kl_rc rc = results ? kl_job_add(exchange->queue, id, tasks, count, token, results) : kl__fail_memory();
     json_t *body = rc == KL_OK ? kl__json_object() : NULL;
+    if (rc == KL_OK)
+        kl__metrics_put(exchange->open->metrics, exchange->queue, tasks, results, count,
+                        kl__monotonic_ns() - exchange->request->began_ns);
     if (rc == KL_ECLOSED)
         kl__reply_problem(exchange, 409, "conflict", "%s", kl_error_text());
     else if (rc != KL_OK)

@@ -163,28 +163,39 @@ static uint32_t partition_of(const kl_layout *layout, const kl_put *task)
     return task->key.len > 0 && !task->partition ? kl_partition_of(layout, task->key) : KL_METRIC_ANY;
 }
 
-static void count_puts(kl__queue_metrics *queue, const kl_layout *layout, const kl_put *tasks, size_t count, int64_t ns)
+static void count_puts(kl__queue_metrics *queue, const kl_layout *layout, const kl_put *tasks,
+                       const kl_put_result *results, size_t count, int64_t ns)
 {
     struct touched touched = {{0}};
     for (size_t i = 0; i < count; i++) {
         uint32_t partition = partition_of(layout, &tasks[i]);
         kl__part_metrics *part = part_of(queue, partition);
-        add(&part->put, 1);
+        if (!results || !results[i].duplicate)
+            add(&part->put, 1);
         if (touch(&touched, partition))
             observe(&part->histograms[KL_METRIC_COMMIT], kl__metric_quick_ns, ns);
     }
 }
 
-void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks, size_t count, int64_t ns)
+static size_t count_new(const kl_put_result *results, size_t count)
+{
+    size_t fresh = results ? 0 : count;
+    for (size_t i = 0; results && i < count; i++)
+        fresh += !results[i].duplicate;
+    return fresh;
+}
+
+void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks, const kl_put_result *results,
+                     size_t count, int64_t ns)
 {
     if (!queue)
         return;
     kl__descriptor *descriptor = of ? kl__queue_descriptor(of) : NULL;
     const kl_layout *layout = descriptor ? &kl__put_layout(descriptor)->layout : NULL;
     if (layout && layout->partitions > 1) {
-        count_puts(queue, layout, tasks, count, ns);
+        count_puts(queue, layout, tasks, results, count, ns);
     } else {
-        add(&queue->first.put, count);
+        add(&queue->first.put, count_new(results, count));
         observe(&queue->first.histograms[KL_METRIC_COMMIT], kl__metric_quick_ns, ns);
     }
     kl__descriptor_release(descriptor);

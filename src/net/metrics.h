@@ -34,10 +34,12 @@ kl__queue_metrics *kl__metrics_queue(kl__metrics *metrics, const char *queue);
 
 /* ---- The data path ---- */
 
-/* One put that is durable: `ns` is how long it took from the request to that. `of` tells the partitions of keys; NULL: it
+/* One put that is durable: `ns` is how long it took from the request to that. Duplicates among the results do not count;
+ * NULL: there are none. `of` tells the partitions of keys; NULL: it
  * has one. A task without a key counts for partition "any" where there are several. As below, what takes time counts once
  * for each partition that it has tasks of. */
-void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks, size_t count, int64_t ns);
+void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks, const kl_put_result *results,
+                     size_t count, int64_t ns);
 
 /* One claim that was answered with tasks, and how long that took from the request. */
 void kl__metrics_claimed(kl__queue_metrics *queue, const kl__claimed *tasks, size_t count, int64_t ns);

@@ -191,7 +191,8 @@ static void go(kl__exchange *exchange)
     if (exchange->route->flags & KL_ROUTE_NOW && small && can)
         exchange->route->handler(exchange);
     else
-        kl__pool_push(api->pool, exchange, exchange->route->handler);
+        kl__pool_push(exchange->route->flags & KL_ROUTE_LONG ? api->long_pool : api->pool, exchange,
+                      exchange->route->handler);
 }
 
 /* In the order of kl__method. */

@@ -50,9 +50,10 @@
     R(POST, KL__QUEUE "/tasks/{id}/move", OPERATE, KL_ROUTE_CHANGES, move_task, "Move a task to another queue")        \
     /* Dead letters: api_dead.c */                                                                                     \
     R(GET, KL__QUEUE "/dead", READ, 0, list_dead, "Dead letters, the latest first")                                    \
-    R(POST, KL__QUEUE "/dead/retry", OPERATE, KL_ROUTE_CHANGES, retry_dead, "Put dead letters back")                   \
-    R(POST, KL__QUEUE "/dead/move", OPERATE, KL_ROUTE_CHANGES, move_dead, "Move dead letters to another queue")        \
-    R(POST, KL__QUEUE "/dead/purge", OPERATE, KL_ROUTE_CHANGES, purge_dead, "Forget dead letters")                     \
+    R(POST, KL__QUEUE "/dead/retry", OPERATE, KL_ROUTE_CHANGES | KL_ROUTE_LONG, retry_dead, "Put dead letters back")   \
+    R(POST, KL__QUEUE "/dead/move", OPERATE, KL_ROUTE_CHANGES | KL_ROUTE_LONG, move_dead,                              \
+      "Move dead letters to another queue")                                                                            \
+    R(POST, KL__QUEUE "/dead/purge", OPERATE, KL_ROUTE_CHANGES | KL_ROUTE_LONG, purge_dead, "Forget dead letters")     \
     /* Keys: api_keys.c */                                                                                             \
     R(GET, KL__QUEUE "/keys", READ, 0, list_keys, "Keys with waiting tasks, by depth, age or state")                   \
     R(GET, KL__QUEUE "/keys/{key}", READ, 0, show_key, "A key: its first task, and why it waits")                      \

@@ -180,8 +180,8 @@ const char *kl__api_url(const kl__api *api, bool elsewhere, char *buffer, size_t
     if (!at)
         return NULL;
     int port = kl__http_port(api->http, index - 1);
-    if (elsewhere && (strncmp(at, "0.0.0.0:", 8) == 0 || strncmp(at, "[::]:", 5) == 0))
-        snprintf(buffer, size, "%s://%s:%d", scheme, api->host, port);
+    if (strncmp(at, "0.0.0.0:", 8) == 0 || strncmp(at, "[::]:", 5) == 0)
+        snprintf(buffer, size, "%s://%s:%d", scheme, elsewhere ? api->host : *at == '[' ? "[::1]" : "127.0.0.1", port);
     else
         snprintf(buffer, size, "%s://%.*s:%d", scheme, (int)(strrchr(at, ':') - at), at, port);
     return buffer;

@@ -93,6 +93,25 @@ static void work(struct server *server)
     answer_free(&claim);
 }
 
+TEST(what_is_put_is_counted_once_and_in_jobs_too)
+{
+    static const char *const again[] = {"Idempotency-Key: a", NULL};
+    struct server server;
+    if (!server_open(&server, NULL))
+        return;
+    for (int i = 0; i < 2; i++) {
+        struct answer answer = server_ask(&server, "POST", "/v1/queues/orders/tasks", "{\"key\": \"k\"}", again);
+        CHECK_INT(answer.status, 201);
+        answer_free(&answer);
+        server_do(&server, "POST", "/v1/queues/orders/tasks", "{\"unique\": \"u\"}", 201);
+    }
+    server_do(&server, "POST", "/v1/queues/orders/jobs", "{\"tasks\": [{}, {}, {}]}", 201);
+    struct answer metrics = server_ask(&server, "GET", "/metrics", NULL, NULL);
+    CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"orders\"} 5");
+    answer_free(&metrics);
+    server_close(&server);
+}
+
 TEST(what_happens_is_counted)
 {
     struct server server;
