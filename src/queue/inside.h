@@ -159,6 +159,10 @@ void kl__layout_parts_release(kl__layout_parts *parts); /* NULL is fine */
 /* What waits and is kept in all partitions of a layout together; added to what is there. */
 kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts);
 
+/* Whether nothing waits in any shard. They are asked one by one, until one has something, and each for all that it has: of
+ * several an engine may count but what is at hand, and say "at least". One that says so by itself is not empty. */
+kl_rc kl__layout_is_empty(const kl__queue_layout *layout, bool *ret_empty);
+
 static inline uint64_t kl__counts_waiting(const kl_counts *counts)
 {
     return counts->ready + counts->due + counts->retry;

@@ -206,6 +206,31 @@ kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts)
     return KL_OK;
 }
 
+static kl_rc sum_shards(const kl__queue_layout *layout, uint32_t partition, kl_counts *counts)
+{
+    uint32_t shards = kl_layout_shards(&layout->layout);
+    for (uint32_t i = 0; i < shards && kl__counts_waiting(counts) == 0 && !counts->at_least; i++) {
+        kl_counts part = {0};
+        kl_place place = {layout->numbers[partition], i};
+        kl_rc rc = kl_store_counts(layout->stores[partition], place, NULL, &part);
+        if (rc != KL_OK)
+            return rc;
+        add(counts, &part);
+    }
+    return KL_OK;
+}
+
+kl_rc kl__layout_is_empty(const kl__queue_layout *layout, bool *ret_empty)
+{
+    kl_counts counts = {0};
+    kl_rc rc = KL_OK;
+    for (uint32_t i = 0; rc == KL_OK && i < layout->layout.partitions; i++)
+        rc = sum_shards(layout, i, &counts);
+    if (rc == KL_OK)
+        *ret_empty = kl__counts_waiting(&counts) == 0 && !counts.at_least;
+    return rc;
+}
+
 /* --- Sealing --- */
 
 kl_rc kl__layout_check_seal(const kl_queue *queue, const kl__queue_layout *layout)
@@ -302,23 +327,31 @@ static kl_rc mark_drained(kl__descriptor *draft, void *ctx)
     return KL_OK; /* one that is forgotten was drained */
 }
 
+static kl_rc check_layout(const struct draining *draining, const kl__queue_layout *layout)
+{
+    kl_counts counts = {0};
+    kl_rc rc = layout->sealed ? kl__layout_count(layout, &counts) : fail_unsealed(draining);
+    uint64_t waiting = kl__counts_waiting(&counts);
+    bool empty = waiting == 0;
+    if (rc == KL_OK && counts.at_least) /* what is counted so may be old as well */
+        rc = kl__layout_is_empty(layout, &empty);
+    if (rc == KL_OK && !empty)
+        rc = kl__fail(KL_EBUSY, "layout %llu of queue %s still holds %s%llu tasks; they come first",
+                      (unsigned long long)layout->number, draining->queue->name, counts.at_least ? "at least " : "",
+                      (unsigned long long)(waiting ? waiting : 1));
+    return rc;
+}
+
 /* Q3 would be broken for good by a mistake here, so it is counted again: when it was sealed before, or a task might
  * come between the count and the seal. */
 static kl_rc check_empty(const struct draining *draining)
 {
     kl__descriptor *descriptor = kl__queue_descriptor(draining->queue);
-    kl_counts counts = {0};
     kl_rc rc = KL_OK;
-    for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++) {
-        const kl__queue_layout *layout = &descriptor->layouts[i];
-        if (layout->number == draining->number && !layout->drained)
-            rc = layout->sealed ? kl__layout_count(layout, &counts) : fail_unsealed(draining);
-    }
+    for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++)
+        if (descriptor->layouts[i].number == draining->number && !descriptor->layouts[i].drained)
+            rc = check_layout(draining, &descriptor->layouts[i]);
     kl__descriptor_release(descriptor);
-    if (rc == KL_OK && kl__counts_waiting(&counts) > 0)
-        rc = kl__fail(KL_EBUSY, "layout %llu of queue %s still holds %llu tasks; they come first",
-                      (unsigned long long)draining->number, draining->queue->name,
-                      (unsigned long long)kl__counts_waiting(&counts));
     return rc;
 }
 

@@ -90,17 +90,22 @@ static kl_rc add_line(kl_store *store, kl_place place, int32_t line, kl__keyset 
     return KL_OK;
 }
 
-static kl_rc add_shard(kl_store *store, kl_place place, kl__keyset *keys)
+static kl_rc add_shard(kl_store *store, kl_place place, kl__keyset *keys, uint64_t *tasks, bool *due)
 {
     kl_counts counts;
     kl_rc rc = kl_store_counts(store, place, NULL, &counts);
-    for (uint32_t lines = rc == KL_OK ? counts.priorities : 0; lines && rc == KL_OK; lines &= lines - 1)
+    if (rc != KL_OK)
+        return rc;
+    *tasks += kl__counts_waiting(&counts);
+    *due |= counts.due > 0 || counts.at_least;
+    for (uint32_t lines = counts.priorities; lines && rc == KL_OK; lines &= lines - 1)
         rc = add_line(store, place, __builtin_ctz(lines) + KL_PRIORITY_MIN, keys);
-    if (rc == KL_OK && counts.due)
+    if (rc == KL_OK && (counts.due || counts.at_least))
         rc = add_line(store, place, KL_LINE_DUE, keys);
     return rc == KL_OK ? add_line(store, place, KL_LINE_RETRY, keys) : rc; /* last: others may go there meanwhile */
 }
 
+/* A partition of which not all is counted is looked at shard by shard, even if it seems to hold nothing. */
 static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64_t *tasks, bool *due)
 {
     uint32_t shards = kl_layout_shards(&layout->layout);
@@ -109,13 +114,15 @@ static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64
         kl_rc rc = kl_store_counts(layout->stores[p], (kl_place){layout->numbers[p], KL_ALL_SHARDS}, NULL, &counts);
         if (rc != KL_OK)
             return rc;
-        uint64_t waiting = counts.ready + counts.due + counts.retry;
-        *tasks += waiting;
+        uint64_t waiting = kl__counts_waiting(&counts), left = 0;
+        bool any = waiting > 0 || counts.at_least;
         *due |= counts.due > 0;
-        for (uint32_t s = 0; s < shards && waiting > 0 && *tasks <= KEYS_MAX && rc == KL_OK; s++)
-            rc = add_shard(layout->stores[p], (kl_place){layout->numbers[p], s}, keys);
-        if (rc != KL_OK)
-            return rc;
+        for (uint32_t s = 0; s < shards && any && *tasks + waiting <= KEYS_MAX && *tasks + left <= KEYS_MAX; s++) {
+            rc = add_shard(layout->stores[p], (kl_place){layout->numbers[p], s}, keys, &left, due);
+            if (rc != KL_OK)
+                return rc;
+        }
+        *tasks += waiting > left ? waiting : left;
     }
     return KL_OK;
 }

@@ -194,7 +194,10 @@ static kl_rc tell_drained(kl__pump *pump, kl__descriptor *descriptor)
             continue;
         kl__pump_leave(pump);
         kl_rc rc = kl__layout_count(layout, &counts);
-        if (rc == KL_OK && kl__counts_waiting(&counts) == 0)
+        bool empty = rc == KL_OK && kl__counts_waiting(&counts) == 0;
+        if (rc == KL_OK && counts.at_least) /* it has not looked everywhere */
+            rc = kl__layout_is_empty(layout, &empty);
+        if (rc == KL_OK && empty)
             rc = kl__queue_drained(pump->queue, layout->number);
         kl__pump_enter(pump);
         if (rc != KL_OK)

@@ -15,6 +15,7 @@
 #include "harness.h"
 #include "keyline/keyline.h"
 #include "keyline/store.h"
+#include "queue/inside.h"
 #include "store/check_rc.h"
 #include "store/dispatch.h"
 #include "store/fault_proxy.h"
@@ -123,6 +124,62 @@ TEST(what_another_owner_has_begun_is_shown_first_whatever_was_known_of_the_log)
     scan.line = KL_LINE_RETRY;
     CHECK_OK(kl_store_scan(pair.next, &scan, 1));
     check_tried(&pair, &scan);
+    pair_close(&pair);
+}
+
+static void append_one(kl_store *store, kl_place place, kl_task_id *ret_id)
+{
+    kl_idgen *ids = NULL;
+    kl_entry entry = {.place = place, .key = kl_str("k"), .payload = kl_str("x")};
+    CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
+    CHECK_OK(kl_idgen_next(ids, 0, 0, &entry.id));
+    CHECK_OK(kl_store_append(store, &entry, 1, NULL));
+    *ret_id = entry.id;
+    kl_idgen_close(ids);
+}
+
+static void settle_first(kl_store *store, kl_place place, uint64_t epoch)
+{
+    kl_stub stub = {0};
+    kl_counts counts;
+    kl_scan scan = {.place = place, .stubs = &stub, .max = 1};
+    CHECK_OK(kl_store_counts(store, place, NULL, &counts)); /* its own shards it looks at less often */
+    CHECK_INT(counts.ready, 1);
+    CHECK_OK(kl_store_scan(store, &scan, 1));
+    CHECK_INT(scan.count, 1);
+    kl_settled done = {.id = stub.id, .position = stub.position, .attempts = 1, .outcome = KL_DONE, .keep_ms = 60000};
+    kl_settle batch = {.place = place, .epoch = epoch, .tasks = &done, .count = 1};
+    CHECK_OK(kl_store_settle(store, &batch, 1));
+}
+
+/* Nobody tells it: the next owner has fenced the shard, and the first has nothing to settle there, so nothing is refused. */
+TEST(who_has_given_a_shard_back_sees_what_its_next_owner_settles)
+{
+    struct pair pair;
+    kl_stub stub;
+    kl_counts counts;
+    kl_arena arena = {0};
+    kl_task task = {0};
+    size_t read = 0;
+    if (!pair_open(&pair))
+        return;
+    kl_ref ref = {.place = pair.place};
+    kl_scan scan = {.place = pair.place, .stubs = &stub, .max = 1};
+    fence(pair.first, pair.place, 1);
+    append_one(pair.first, pair.place, &ref.id);
+    CHECK_OK(kl_store_scan(pair.first, &scan, 1));
+    CHECK_INT(scan.count, 1);
+    fence(pair.next, pair.place, 2);
+    settle_first(pair.next, pair.place, 2);
+    CHECK_OK(kl_store_read(pair.first, &ref, 1, &arena, &task, &read));
+    CHECK_INT(task.state, KL_TASK_DONE);
+    append_one(pair.first, pair.place, &ref.id);
+    settle_first(pair.next, pair.place, 2);
+    CHECK_OK(kl_store_counts(pair.first, pair.place, NULL, &counts));
+    CHECK_INT(counts.ready, 0);
+    CHECK_OK(kl_store_scan(pair.first, &scan, 1));
+    CHECK_INT(scan.count, 0);
+    kl_arena_free(&arena);
     pair_close(&pair);
 }
 
@@ -450,6 +507,46 @@ TEST(a_live_queue_changes_its_number_of_shards_and_keeps_keys_in_order)
         kl_queue_close(queues[i]);
         kl_store_close(stores[i]);
     }
+}
+
+/* The first counts all the time, and so only what it owns. */
+static void count_own(kl_store *store, uint32_t partition)
+{
+    kl__s3 *s3 = inside(store);
+    kl__memory_enter(s3->memory);
+    s3->partitions[partition - 1]->polled_s = PATIENCE_NS_MS;
+    s3->partitions[partition - 1]->counting_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
+    kl__memory_leave(s3->memory);
+}
+
+TEST(a_layout_is_not_drained_while_shards_of_other_workers_hold_tasks)
+{
+    struct pair pair;
+    kl_queue *queues[2] = {NULL};
+    kl_counts counts;
+    kl_put put = {.key = kl_str("0"), .payload = kl_str("x")};
+    uint32_t shard = kl_shard_of(&layout, put.key);
+    if (!pair_open(&pair))
+        return;
+    CHECK_OK(kl_queue_open(pair.first, "shared", NULL, &queues[0]));
+    CHECK_OK(kl_queue_open(pair.next, "shared", NULL, &queues[1]));
+    kl__descriptor *descriptor = kl__queue_descriptor(queues[0]);
+    kl_place own = {descriptor->layouts[0].numbers[0], shard == 0 ? 1 : 0};
+    kl__descriptor_release(descriptor);
+    fence(pair.first, own, 1);
+    CHECK_OK(kl_queue_put(queues[1], &put, 1, (kl_bytes){0}, NULL));
+    kl_queue_opts more = {.size = sizeof more, .shard_prefix_len = 2};
+    CHECK_OK(kl_queue_alter(queues[1], &more));
+    count_own(pair.first, own.partition);
+    CHECK_OK(kl_store_counts(pair.first, (kl_place){own.partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK_INT(counts.ready, 0);
+    CHECK(counts.at_least);
+    CHECK_INT(kl__queue_drained(queues[0], 1), KL_EBUSY);
+    settle_first(pair.next, (kl_place){own.partition, shard}, 0);
+    CHECK_OK(kl__queue_drained(queues[0], 1));
+    for (int i = 0; i < 2; i++)
+        kl_queue_close(queues[i]);
+    pair_close(&pair);
 }
 
 static void *put_first_round(void *queue)

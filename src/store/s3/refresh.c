@@ -472,7 +472,7 @@ kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t ma
     kl__memory_enter(s3->memory);
     for (size_t i = 0; rc == KL_OK && i < count; i++)
         if (!shards[i]->ended && !shards[i]->broken)
-            more[used++] = (kl__s3_more){shards[i], max, since_ns};
+            more[used++] = (kl__s3_more){.shard = shards[i], .want = max, .since_ns = since_ns};
     kl__memory_leave(s3->memory);
     if (rc == KL_OK)
         rc = kl__s3_extend(s3, more, used);

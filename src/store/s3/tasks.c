@@ -187,7 +187,7 @@ static void want(struct look *look, size_t *count, kl__s3_shard *shard, size_t o
             return;
         }
     }
-    look->more[(*count)++] = (kl__s3_more){shard, objects, look->since_ns};
+    look->more[(*count)++] = (kl__s3_more){.shard = shard, .want = objects, .since_ns = look->since_ns};
 }
 
 /* How many objects have so many tasks, going by the last one that was read: an object has one task, or 65,536. */
@@ -337,7 +337,7 @@ static kl_rc read_counted(kl__s3 *s3, const struct counting *counting, int64_t s
     size_t max = count_max(s3, shards->count);
     if (counting->place.shard == KL_ALL_SHARDS)
         return kl__s3_read_all(s3, shards->items, shards->count, max, since_ns);
-    kl__s3_more more = {shards->items[0], max, since_ns, .sure = true};
+    kl__s3_more more = {.shard = shards->items[0], .want = max, .since_ns = since_ns, .sure = true};
     kl__memory_enter(s3->memory);
     more.shard->ended = more.shard->sealed && more.shard->taken >= more.shard->tail;
     kl__memory_leave(s3->memory);
@@ -348,6 +348,21 @@ static bool is_counted(const struct counting *counting, const kl__s3_shard *shar
 {
     bool one = counting->place.shard != KL_ALL_SHARDS;
     return one ? shard->taken >= shard->tail && (shard->sealed || shard->tail_ns >= since_ns) : shard->ended;
+}
+
+static bool has_waiting(const kl_counts *counts) { return counts->ready + counts->due + counts->retry > 0; }
+
+/* A worker looks at the bucket less often when nothing happens: that there is nothing it knows only of what is sealed. */
+static bool is_surely_empty(kl__s3 *s3, const kl__s3_partition *partition)
+{
+    bool sure = true;
+    kl__memory_enter(s3->memory);
+    for (uint32_t i = 0; sure && partition->worked && i < partition->shard_count; i++) {
+        const kl__s3_shard *shard = partition->shards[i];
+        sure = shard && shard->sealed && shard->taken >= shard->tail;
+    }
+    kl__memory_leave(s3->memory);
+    return sure;
 }
 
 static kl_rc count_shards(kl__s3 *s3, void *ctx)
@@ -373,7 +388,8 @@ static kl_rc count_shards(kl__s3 *s3, void *ctx)
     kl__memory_leave(s3->memory);
     if (rc == KL_OK && !all)
         rc = count_marks(s3, counting->partition, counting->ret_counts);
-    if (rc == KL_OK && (worker || broken))
+    bool none = rc == KL_OK && place.shard == KL_ALL_SHARDS && !has_waiting(counting->ret_counts);
+    if (rc == KL_OK && (worker || broken || (none && !is_surely_empty(s3, counting->partition))))
         counting->ret_counts->at_least = true;
     return rc;
 }
@@ -530,13 +546,22 @@ static size_t before_broken(kl__s3 *s3, const struct reading *reading)
     return count;
 }
 
+/* Whether somebody asks who is not the shard's owner: then others may have settled what he asks for. */
+static bool asks_for_news(const struct reading *reading)
+{
+    bool news = false;
+    for (size_t i = 0; i < reading->count; i++)
+        news |= !reading->refs[i].owned;
+    return news;
+}
+
 static kl_rc read_refs(kl__s3 *s3, void *ctx)
 {
     struct reading *reading = ctx;
     struct shards shards = {0};
     kl_rc rc = shards_of(s3, reading->refs, reading->count, NULL, &shards);
     if (rc == KL_OK)
-        rc = kl__s3_refresh(s3, shards.items, shards.count, false);
+        rc = kl__s3_refresh(s3, shards.items, shards.count, asks_for_news(reading));
     kl__free(shards.items);
     bool broken = rc == KL_EDAMAGED;
     if (broken)

@@ -99,7 +99,7 @@ static kl_rc read_recent(kl__s3 *s3, kl__s3_recent *recent)
 {
     size_t wide = FIRST_WIDE;
     bool older = false;
-    kl_rc rc = kl__s3_refresh(s3, &recent->shard, 1, false);
+    kl_rc rc = kl__s3_refresh(s3, &recent->shard, 1, true);
     if (rc == KL_EDAMAGED) /* then the log alone tells */
         rc = KL_OK;
     uint64_t known = 0, last = 0;
