@@ -26,9 +26,11 @@
 
 enum {
     CONNECT_MS = 5000,
-    STALLED_S = 10, /* less than a byte a second for so long: given up, and sent again */
-    TOTAL_MS = 60000,
-    FIRST_MS = 3000, /* a server that never answered and cannot be reached is tried for so long */
+    STALLED_S = 10,        /* less than a byte a second for so long: given up, and sent again */
+    TOTAL_MS = 60000,      /* and as long as the body takes: */
+    SLOWEST_BYTES_MS = 64, /* 11 MB, the largest that may not come late, are there long before KL_S3_GRACE_MS is over */
+    READ_MS = 600000,      /* an archive may be large, and one that stalls is given up before */
+    FIRST_MS = 3000,       /* a server that never answered and cannot be reached is tried for so long */
     BACKOFF_MS = 20,
     BACKOFF_MAX_MS = 2000,
     POLL_MS = 1000,
@@ -344,6 +346,13 @@ static void set_method(CURL *easy, kl__s3_request *request)
         curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, method_of(request));
 }
 
+/* How long the whole of one try may take. */
+static long patience_ms(const kl__s3_request *request)
+{
+    bool reads = request->kind == KL_S3_GET && request->name;
+    return reads ? READ_MS : (long)(TOTAL_MS + request->body.len / SLOWEST_BYTES_MS);
+}
+
 static bool set_up(kl__s3_http *http, kl__s3_request *request, CURL *easy)
 {
     kl__s3_text path = {0}, url = {0};
@@ -368,7 +377,7 @@ static bool set_up(kl__s3_http *http, kl__s3_request *request, CURL *easy)
     curl_easy_setopt(easy, CURLOPT_CONNECTTIMEOUT_MS, (long)CONNECT_MS);
     curl_easy_setopt(easy, CURLOPT_LOW_SPEED_LIMIT, 1L);
     curl_easy_setopt(easy, CURLOPT_LOW_SPEED_TIME, (long)STALLED_S);
-    curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, (long)TOTAL_MS);
+    curl_easy_setopt(easy, CURLOPT_TIMEOUT_MS, patience_ms(request));
     curl_easy_setopt(easy, CURLOPT_TCP_NODELAY, 1L);
     curl_easy_setopt(easy, CURLOPT_WRITEFUNCTION, take_body);
     curl_easy_setopt(easy, CURLOPT_WRITEDATA, request);
@@ -456,10 +465,10 @@ static bool goes_again(int status)
     return status == 0 || (status >= 500 && status != 501) || status == 429 || status == 409;
 }
 
-/* A server that finds our clock wrong says so with its own time: the next signature bears that. */
+/* A server that finds our clock wrong says so with its own time: the next signature bears that, once. */
 static bool is_skewed(const kl__s3_request *request)
 {
-    return request->status == 403 && request->sends == 1 && request->reply.len > 0 &&
+    return request->status == 403 && !request->skewed && request->reply.len > 0 &&
            strstr(request->reply.data, "RequestTimeTooSkewed");
 }
 
@@ -523,14 +532,16 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
     release(http, request);
     pthread_mutex_lock(&http->mutex);
     http->bill.bytes_in += request->reply.len;
-    if (request->date_ms && is_skewed(request)) {
+    bool skewed = is_skewed(request);
+    if (request->date_ms && skewed) {
         set_offset(http, request->date_ms - monotonic_ms()); /* whatever was thought before is wrong */
         http->jumped_ns = kl__monotonic_ns();                /* this machine may have stood still for long */
     } else if (request->date_ms) {
         learn_date(http, request->date_ms);
     }
     pthread_mutex_unlock(&http->mutex);
-    if (goes_again(request->status) || is_skewed(request) || (wants_keys(request) && renew_keys(http, request)))
+    request->skewed |= skewed;
+    if (goes_again(request->status) || skewed || (wants_keys(request) && renew_keys(http, request)))
         send_later(http, request);
     else
         finish(http, request);

@@ -62,6 +62,7 @@ typedef struct kl__s3_request {
     unsigned keys;               /* which of them it was signed with, counted from 0 */
     char problem[128];           /* when status is 0 */
     bool unreached;              /* and the server's address has nobody who answers, or does not exist */
+    bool skewed;                 /* it was refused once because of its time */
 
     /* the thread's */
     struct kl__s3_request *next;

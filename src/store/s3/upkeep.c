@@ -275,6 +275,9 @@ static kl_rc put_index(kl__s3 *s3, kl__s3_shard *shard, struct checkpoint *check
     kl_rc rc = name ? kl__s3_send(s3->http, &request, 1) : kl__fail_memory();
     if (rc == KL_OK && request.status == 412)
         rc = KL_ECONFLICT;
+    else if (rc == KL_OK && request.status == 404 && *condition)
+        rc = kl__fail(KL_ESYSTEM, "%s is no longer there: it was deleted, but not by keyline; restore it from a backup",
+                      name);
     else if (rc == KL_OK && request.status >= 300)
         rc = kl__s3_refused(&request);
     snprintf(checkpoint->etag, sizeof checkpoint->etag, "%s", request.etag);
