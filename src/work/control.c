@@ -413,7 +413,20 @@ static const char *reason_text(kl_why why)
     return "";
 }
 
-/* How many tasks of the key wait: read from the store, up to a bound. */
+/* The one that was tried, else the first that is not for later; NULL: none waits. */
+static const kl_found *first_of(const kl_found *found, size_t count)
+{
+    const kl_found *first = count ? found : NULL;
+    for (size_t i = count; i-- > 0;)
+        if (found[i].task.not_before_ms == 0)
+            first = &found[i];
+    for (size_t i = count; i-- > 0;)
+        if (found[i].task.attempts > 0)
+            first = &found[i];
+    return first;
+}
+
+/* How many tasks of the key wait, and which is the first where no worker has said: read from the store, up to a bound. */
 static kl_rc count_tasks(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *status)
 {
     enum { COUNT_MAX = 1000 };
@@ -428,6 +441,11 @@ static kl_rc count_tasks(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_
         return rc;
     status->waiting = count;
     status->at_least = cursor.len > 0;
+    const kl_found *head = kl__id_is_none(&status->head) ? first_of(found, count) : NULL;
+    if (head) {
+        status->head = head->task.entry.id;
+        status->attempts = head->task.attempts;
+    }
     return KL_OK;
 }
 

@@ -234,6 +234,15 @@ TEST(a_key_whose_first_task_runs_is_not_skipped)
     stage_close(&stage);
 }
 
+static void check_head(struct rig *rig, const char *key, const kl_task_id *head)
+{
+    kl_arena arena = {0};
+    kl_key_status status = {0};
+    CHECK_INT(kl_key_show(rig->queue, kl_str(key), &arena, &status), KL_OK);
+    CHECK(memcmp(&status.head, head, sizeof *head) == 0);
+    kl_arena_free(&arena);
+}
+
 TEST(a_paused_key_starts_nothing_while_others_run_and_goes_on_when_resumed)
 {
     enum { LINE = 300 };
@@ -250,8 +259,9 @@ TEST(a_paused_key_starts_nothing_while_others_run_and_goes_on_when_resumed)
     await_why(&stage.rig, "before", KL_WHY_PAUSED); /* the worker knows */
     put_task(stage.rig.queue, "other", "done other");
     runs_wait_for(&stage.runs, "done other", 1);
-    put_task(stage.rig.queue, "before", "done before");
+    kl_task_id first = put_task(stage.rig.queue, "before", "done before");
     await_why(&stage.rig, "before", KL_WHY_PAUSED);
+    check_head(&stage.rig, "before", &first);
     runs_open(&stage.runs, true);
     await_why(&stage.rig, "k", KL_WHY_PAUSED);
     await_waiting(&stage.rig, LINE + 1);
