@@ -293,6 +293,21 @@ static kl__parsed read_field(char *line, size_t len, kl__field *ret_field, kl__r
     return KL_PARSED_DONE;
 }
 
+/* Of two fields that say who asks, from where, or what for, it would be open which counts. */
+static bool is_given_twice(const kl__head *head, const kl__field *field)
+{
+    static const char *const single[] = {"authorization", "content-type", "idempotency-key",
+                                         "keyline-token", "origin",       "sec-fetch-site"};
+    for (size_t i = 0; i < sizeof single / sizeof *single; i++) {
+        if (!is_word(field->name, single[i]))
+            continue;
+        for (size_t other = 0; other < head->field_count; other++)
+            if (is_word(head->fields[other].name, single[i]))
+                return true;
+    }
+    return false;
+}
+
 /* What Host is compared with elsewhere holds for the address as well (R5). */
 static kl__parsed check_authority(const kl__head *head, kl__refused *ret_refused)
 {
@@ -315,6 +330,8 @@ static kl__parsed read_fields(char *line, char *end, kl__head *head, kl__refused
         kl__parsed parsed = read_field(line, (size_t)(stop - line), field, ret_refused);
         if (parsed == KL_PARSED_DONE)
             parsed = heed_field(field, head, &host, ret_refused);
+        if (parsed == KL_PARSED_DONE && is_given_twice(head, field))
+            parsed = refuse(ret_refused, 400, "A field that may be there once is there twice; send one of them.");
         if (parsed != KL_PARSED_DONE)
             return parsed;
         head->field_count++;
