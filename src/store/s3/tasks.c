@@ -9,7 +9,7 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { FIRST_WANT = 16, POLLED_COUNTS = 8, POLLED_S = 4, LOOKS_MAX = 16, READ_STEP = 64 };
+enum { FIRST_WANT = 16, POLLED_COUNTS = 8, POLLED_S = 4, LOOKS_MAX = 16, READ_STEP = 64, DUE_STEP = 64 };
 
 /* --- Looks --- */
 
@@ -88,6 +88,7 @@ struct look {
     kl__s3_more *more;
     int64_t since_ns;
     bool mixed; /* it asks for other lines than the due ones, too */
+    bool spent; /* then so much has been read for due lines that they wait for the next look */
 };
 
 static void look_free(struct look *look)
@@ -122,11 +123,11 @@ static bool look_open(kl__s3 *s3, struct look *look, const kl_scan *scans, size_
 }
 
 /* Whether the due line is not shown this time. All of the log is to be read for it, which may take minutes: what is ready is
- * not to wait for that. Where the ready lines show all there is, the log has been read. */
+ * not to wait for that, so it is read in pieces, one a look. Where the ready lines show all there is, it has been read. */
 static bool waits(const struct look *look, const kl_scan *scan, const kl__s3_shard *shard)
 {
     return look->mixed && scan->line == KL_LINE_DUE && !shard->ended &&
-           look->since_ns - shard->due_ns < INT64_C(1000000) * KL_S3_DUE_MS;
+           (look->spent || look->since_ns - shard->due_ns < INT64_C(1000000) * KL_S3_DUE_MS);
 }
 
 static void begin_due(kl__s3 *s3, const struct look *look)
@@ -224,6 +225,7 @@ static kl_rc scan_all(kl__s3 *s3, void *ctx)
     size_t count = 0, want_max = FIRST_WANT;
     uint64_t clears = atomic_load(&s3->clears);
     bool broken;
+    look->spent = false;
     kl_rc rc = refresh_whole(s3, &look->shards, false, &broken);
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, look->shards.items, look->shards.count);
@@ -235,6 +237,7 @@ static kl_rc scan_all(kl__s3 *s3, void *ctx)
             rc = plan(s3, look, want_max, &count);
         if (rc == KL_OK && count)
             rc = kl__s3_extend(s3, look->more, count);
+        look->spent = want_max >= DUE_STEP;
         want_max = want_max * 4 < KL_BATCH_MAX ? want_max * 4 : KL_BATCH_MAX;
     } while (rc == KL_OK && count && clears == atomic_load(&s3->clears));
     end_due(s3, look);
