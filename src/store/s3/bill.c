@@ -8,7 +8,7 @@
 #include "store/engines.h"
 #include "store/s3/s3.h"
 
-enum { PAGES_MAX = 20 };
+enum { PAGES_MAX = 1000 };
 
 const kl__s3_price kl__s3_prices[KL_S3_KINDS] = {
     [KL_S3_PUT] = {"put", 0.005},
@@ -98,30 +98,38 @@ static bool add_account(const kl__s3_text *body, kl__s3_account *sum)
     return good;
 }
 
+static kl_rc read_account(kl__s3 *s3, const char *listed, kl__s3_account *sum)
+{
+    kl__s3_request request = {0};
+    char *name = kl__s3_name(s3, "%s", listed);
+    kl_rc rc = kl__s3_get_object(s3, name, &request);
+    if (rc == KL_OK && !add_account(&request.reply, sum))
+        kl__s3_log(s3, KL_LOG_WARN, "%s cannot be understood, and is not counted", listed);
+    kl__s3_request_free(&request);
+    kl__free(name);
+    return rc;
+}
+
+/* Names say when a process began. One that has run for long began before the days that are asked for, so all are listed,
+ * and those read that were written since. */
 kl_rc kl__s3_account_all(kl_store *store, int64_t days, kl__s3_account *ret_account)
 {
     if (store->engine != &kl__engine_s3)
         return kl__fail(KL_EINVAL, "a bill is made for stores on S3; this one is %s:", store->engine->scheme);
     kl__s3 *s3 = store->self;
     kl__s3_names names = {.more = true};
-    char after[128];
+    char after[128] = "";
     kl_rc rc = KL_OK;
     *ret_account = (kl__s3_account){0};
     int64_t from_ms = kl__s3_now(s3) - days * 86400000;
-    snprintf(after, sizeof after, "index/bill/%013lld", (long long)(from_ms > 0 ? from_ms : 0));
     for (int page = 0; rc == KL_OK && names.more && page < PAGES_MAX; page++) {
-        rc = kl__s3_list_page(s3, "index/bill/", after, 0, &names);
+        rc = kl__s3_list_page(s3, "index/bill/", *after ? after : NULL, 0, &names);
         for (size_t i = 0; rc == KL_OK && i < names.count; i++) {
-            kl__s3_request request = {0};
-            char *name = kl__s3_name(s3, "%s", names.items[i].name);
-            rc = kl__s3_get_object(s3, name, &request);
-            if (rc == KL_OK && !add_account(&request.reply, ret_account))
-                kl__s3_log(s3, KL_LOG_WARN, "%s cannot be understood, and is not counted", names.items[i].name);
-            kl__s3_request_free(&request);
-            kl__free(name);
+            if (names.items[i].modified_ms >= from_ms)
+                rc = read_account(s3, names.items[i].name, ret_account);
             snprintf(after, sizeof after, "%s", names.items[i].name);
         }
-        bool more = rc == KL_OK && names.more;
+        bool more = rc == KL_OK && names.more && names.count > 0;
         kl__s3_names_free(&names);
         names.more = more;
     }

@@ -17,7 +17,7 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { UUID_CHARS = 36, PAGE_MAX = 256 };
+enum { UUID_CHARS = 36, PAGE_MAX = 256, PAGES_MAX = 1000 };
 
 struct import {
     kl__s3 *s3;
@@ -47,27 +47,42 @@ static int by_age(const void *a, const void *b)
     return x->modified_ms != y->modified_ms ? (x->modified_ms < y->modified_ms ? -1 : 1) : strcmp(x->name, y->name);
 }
 
-static kl_rc find_in_shard(struct import *import, uint32_t shard, kl__s3_names *ret_names)
+/* Those of a page whose names are UUIDs, the oldest first. */
+static kl_rc choose(struct import *import, const kl__s3_names *names)
 {
-    char prefix[64];
     kl_token uuid;
-    snprintf(prefix, sizeof prefix, "tasks/%0*x/", (int)import->s3->import_digits, shard);
-    kl_rc rc = kl__s3_list_page(import->s3, prefix, NULL, 0, ret_names);
-    if (rc != KL_OK)
-        return rc;
-    kl__s3_listed **found = kl__alloc_zeroed(ret_names->count ? ret_names->count : 1, sizeof *found);
+    kl__s3_listed **found = kl__alloc_zeroed(names->count ? names->count : 1, sizeof *found);
     size_t count = 0;
     if (!found)
         return kl__fail_memory();
-    for (size_t i = 0; i < ret_names->count; i++)
-        if (uuid_of(ret_names->items[i].name, &uuid))
-            found[count++] = &ret_names->items[i];
+    for (size_t i = 0; i < names->count; i++)
+        if (uuid_of(names->items[i].name, &uuid))
+            found[count++] = &names->items[i];
     qsort(found, count, sizeof *found, by_age);
     import->count = count < PAGE_MAX ? count : PAGE_MAX;
     for (size_t i = 0; i < import->count; i++)
         import->items[i] = found[i];
     kl__free(found);
     return KL_OK;
+}
+
+/* In the first page that has some: whoever puts other objects there hides none. */
+static kl_rc find_in_shard(struct import *import, uint32_t shard, kl__s3_names *ret_names)
+{
+    char prefix[64], after[KL_S3_NAME_MAX] = "";
+    kl_rc rc = KL_OK;
+    bool more = true;
+    snprintf(prefix, sizeof prefix, "tasks/%0*x/", (int)import->s3->import_digits, shard);
+    for (int page = 0; rc == KL_OK && more && import->count == 0 && page < PAGES_MAX; page++) {
+        kl__s3_names_free(ret_names);
+        rc = kl__s3_list_page(import->s3, prefix, *after ? after : NULL, 0, ret_names);
+        if (rc == KL_OK)
+            rc = choose(import, ret_names);
+        more = rc == KL_OK && ret_names->more && ret_names->count > 0;
+        if (more)
+            snprintf(after, sizeof after, "%s", ret_names->items[ret_names->count - 1].name);
+    }
+    return rc;
 }
 
 /* The first shard, from a random one on, that has some. */
