@@ -49,7 +49,6 @@
     X(record_early, "due tasks are run before the record is read that knows of newer layouts", "found here")           \
     X(copy_left, "a delayed task is drained in an older layout, and its copy is not",                                  \
       "found here by seed 267988500855")                                                                               \
-    X(stopped_joins, "a worker that stops comes to a new layout", "found here by seed 169991107797")                   \
     X(submit_blind, "a submit that is continued does not look for what it has put",                                    \
       "what the oracle forgives must not hide it")
 

@@ -259,13 +259,12 @@ struct kl__pump {
     int64_t looked_ms;                /* or the last was begun then */
     bool ticking;
     bool beating;
-    bool stopping;       /* nothing is started any more */
-    int64_t stopping_ms; /* since when, on the local clock */
-    bool limited;        /* the queue's rate or concurrency let nothing start when last asked */
-    bool strays;         /* tasks of kinds that have no shelf have been set aside */
-    bool more;           /* the last look did not come to the end of all lines, */
-    bool eager;          /* and went as far as it could: the next should follow at once */
-    double tokens;       /* of the rate */
+    bool stopping; /* nothing is started any more */
+    bool limited;  /* the queue's rate or concurrency let nothing start when last asked */
+    bool strays;   /* tasks of kinds that have no shelf have been set aside */
+    bool more;     /* the last look did not come to the end of all lines, */
+    bool eager;    /* and went as far as it could: the next should follow at once */
+    double tokens; /* of the rate */
     int64_t tokens_ms;
     kl__keyset *paused;          /* paused keys */
     kl__cancelled_set cancelled; /* jobs */

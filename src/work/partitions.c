@@ -143,7 +143,7 @@ kl_rc kl__partitions_sync(kl__pump *pump)
             continue;
         pump->all_shards += (uint64_t)layout->layout.partitions * kl_layout_shards(&layout->layout);
         for (uint32_t p = 0; p < layout->layout.partitions && rc == KL_OK; p++)
-            if (!pump->stopping || KL_MUTANT(stopped_joins))
+            if (!pump->stopping)
                 rc = add(pump, layout, p); /* one that stops comes to nothing new: once gone, it stays gone */
     }
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {

@@ -650,8 +650,6 @@ kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *are
 
 void kl__pump_stop(kl__pump *pump)
 {
-    if (!pump->stopping)
-        pump->stopping_ms = pump->opts.local_ms(pump->opts.local_ctx);
     pump->stopping = pump->beat_now = true;
     for (kl__shelf *shelf = kl__room_shelves(pump->room); shelf; shelf = shelf->next)
         kl__room_unshelve(pump->room, shelf, SIZE_MAX);
@@ -662,14 +660,14 @@ void kl__pump_stop(kl__pump *pump)
     }
 }
 
-/* A store that is away must not hold up the end: when it could not be told for a whole lease, nothing is left to give
+/* A store that is away must not hold up the end: when no beat came through for a whole lease, nothing is left to give
  * back, and no outcome would count. */
 bool kl__pump_gone(const kl__pump *pump)
 {
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
-    bool tried = local_ms - pump->stopping_ms >= pump->descriptor->settings.lease_ms;
+    bool away = local_ms - pump->owners_ms >= pump->descriptor->settings.lease_ms;
     for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
-        if (!partition->gone && (!tried || kl__owners_holds(partition->owners, local_ms)))
+        if (!partition->gone && (!away || kl__owners_holds(partition->owners, local_ms)))
             return false;
     return pump->stopping && pump->running == 0;
 }
