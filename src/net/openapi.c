@@ -57,13 +57,20 @@ static json_t *make_body(const json_t *words)
 
 /* ---- Answers ---- */
 
-static json_t *make_answer(const char *word)
+/* As what it can be had, words with a blank between; "": there is no body. */
+static json_t *make_answer(const char *words)
 {
     json_t *answer = json_pack("{s:s}", "description", "It was done");
-    json_t *contents = *word ? kl__json_object() : NULL;
-    if (!*word)
+    json_t *contents = *words ? kl__json_object() : NULL;
+    if (!*words)
         return answer;
-    bool made = add_content(contents, word);
+    bool made = true;
+    for (size_t len; made && *words; words += len + (words[len] == ' ')) {
+        char word[64];
+        len = strcspn(words, " ");
+        snprintf(word, sizeof word, "%.*s", (int)len, words);
+        made = add_content(contents, word);
+    }
     return made_or_freed(answer, kl__json_set(answer, "content", contents) && made);
 }
 
