@@ -193,15 +193,22 @@ static void add(kl_counts *sum, const kl_counts *part)
     sum->at_least |= part->at_least;
 }
 
+static kl_rc add_place(const kl__queue_layout *layout, uint32_t partition, uint32_t shard, kl_counts *sum)
+{
+    kl_counts part = {0};
+    kl_place place = {layout->numbers[partition], shard};
+    kl_rc rc = kl_store_counts(layout->stores[partition], place, NULL, &part);
+    if (rc == KL_OK)
+        add(sum, &part);
+    return rc;
+}
+
 kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts)
 {
     for (uint32_t i = 0; i < layout->layout.partitions; i++) {
-        kl_counts part = {0};
-        kl_place place = {layout->numbers[i], KL_ALL_SHARDS};
-        kl_rc rc = kl_store_counts(layout->stores[i], place, NULL, &part);
+        kl_rc rc = add_place(layout, i, KL_ALL_SHARDS, counts);
         if (rc != KL_OK)
             return rc;
-        add(counts, &part);
     }
     return KL_OK;
 }
@@ -210,12 +217,9 @@ static kl_rc sum_shards(const kl__queue_layout *layout, uint32_t partition, kl_c
 {
     uint32_t shards = kl_layout_shards(&layout->layout);
     for (uint32_t i = 0; i < shards && kl__counts_waiting(counts) == 0 && !counts->at_least; i++) {
-        kl_counts part = {0};
-        kl_place place = {layout->numbers[partition], i};
-        kl_rc rc = kl_store_counts(layout->stores[partition], place, NULL, &part);
+        kl_rc rc = add_place(layout, partition, i, counts);
         if (rc != KL_OK)
             return rc;
-        add(counts, &part);
     }
     return KL_OK;
 }

@@ -23,6 +23,7 @@
 #include "base/base.h"
 #include "base/random.h"
 #include "base/wait.h"
+#include "store/s3/clock.h"
 
 enum {
     CONNECT_MS = 5000,
@@ -34,8 +35,6 @@ enum {
     BACKOFF_MS = 20,
     BACKOFF_MAX_MS = 2000,
     POLL_MS = 1000,
-    JUMP_MS = 5000,
-    FORGET_MS = 60000, /* a greatest offset is forgotten after so long, or twice that */
     TEXT_MIN = 256,
 };
 
@@ -58,11 +57,7 @@ struct kl__s3_http {
     pthread_cond_t answered;
     kl__s3_request *fresh, **fresh_end;
     bool closing;
-    int64_t offset_ms, now_ms;     /* the server's clock less the monotonic one */
-    int64_t newer_ms, newer_at_ms; /* the greatest offset since then: the next offset_ms */
-    int64_t doubted_ms;            /* an offset far ahead that only one answer has shown; 0: none */
-    bool has_offset;
-    int64_t jumped_ns;
+    kl__s3_clock clock;
     kl__s3_bill bill;
 
     /* the thread's */
@@ -135,55 +130,10 @@ void kl__s3_request_free(kl__s3_request *request) { kl__s3_text_free(&request->r
 
 /* --- The clock --- */
 
-static int64_t monotonic_ms(void) { return kl__monotonic_ns() / 1000000; }
-
-static void set_offset(kl__s3_http *http, int64_t offset)
-{
-    http->offset_ms = http->newer_ms = offset;
-    http->newer_at_ms = monotonic_ms();
-    http->has_offset = true;
-}
-
-/* Whether the next answer says so, too: one server among many with a wrong clock is not to set ours. */
-static bool is_doubtful(kl__s3_http *http, int64_t offset)
-{
-    bool again = http->doubted_ms && offset > http->doubted_ms - JUMP_MS;
-    http->doubted_ms = again ? 0 : offset;
-    return !again;
-}
-
-/* Dates are whole seconds, cut off: the greatest offset seen is the closest. It is forgotten after a while, for clocks that
- * drift or were wrong for a moment. */
-static void learn_date(kl__s3_http *http, int64_t date_ms)
-{
-    int64_t offset = date_ms - monotonic_ms();
-    if (!http->has_offset)
-        set_offset(http, offset);
-    if (offset - http->offset_ms > JUMP_MS) {
-        http->jumped_ns = kl__monotonic_ns();
-        if (is_doubtful(http, offset))
-            return;
-    } else {
-        http->doubted_ms = 0;
-    }
-    if (monotonic_ms() - http->newer_at_ms > FORGET_MS) {
-        http->offset_ms = http->newer_ms;
-        http->newer_ms = offset;
-        http->newer_at_ms = monotonic_ms();
-    }
-    if (offset > http->newer_ms)
-        http->newer_ms = offset;
-    if (offset > http->offset_ms)
-        http->offset_ms = offset;
-}
-
 int64_t kl__s3_http_now(kl__s3_http *http)
 {
     pthread_mutex_lock(&http->mutex);
-    int64_t now_ms = http->has_offset ? monotonic_ms() + http->offset_ms : 0;
-    if (now_ms > http->now_ms)
-        http->now_ms = now_ms;
-    now_ms = http->now_ms;
+    int64_t now_ms = kl__s3_clock_now(&http->clock);
     pthread_mutex_unlock(&http->mutex);
     return now_ms;
 }
@@ -191,7 +141,7 @@ int64_t kl__s3_http_now(kl__s3_http *http)
 int64_t kl__s3_http_jumped(kl__s3_http *http)
 {
     pthread_mutex_lock(&http->mutex);
-    int64_t jumped_ns = http->jumped_ns;
+    int64_t jumped_ns = http->clock.jumped_ns;
     pthread_mutex_unlock(&http->mutex);
     return jumped_ns;
 }
@@ -289,7 +239,7 @@ static void encode_path(const kl__s3_http *http, const kl__s3_request *request, 
 static int64_t signing_ms(kl__s3_http *http)
 {
     pthread_mutex_lock(&http->mutex);
-    int64_t now_ms = http->has_offset ? monotonic_ms() + http->offset_ms : kl__wall_ms();
+    int64_t now_ms = http->clock.is_set ? kl__s3_clock_shows(&http->clock) : kl__wall_ms();
     pthread_mutex_unlock(&http->mutex);
     return now_ms;
 }
@@ -415,7 +365,7 @@ static void finish(kl__s3_http *http, kl__s3_request *request)
 static int64_t patience_ends_ns(kl__s3_http *http, const kl__s3_request *request)
 {
     pthread_mutex_lock(&http->mutex);
-    bool known = http->has_offset;
+    bool known = http->clock.is_set;
     pthread_mutex_unlock(&http->mutex);
     int64_t less_ms = known || !request->unreached ? 0 : KL_S3_PATIENCE_MS - FIRST_MS;
     return request->until_ns - less_ms * 1000000;
@@ -533,12 +483,10 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
     pthread_mutex_lock(&http->mutex);
     http->bill.bytes_in += request->reply.len;
     bool skewed = is_skewed(request);
-    if (request->date_ms && skewed) {
-        set_offset(http, request->date_ms - monotonic_ms()); /* whatever was thought before is wrong */
-        http->jumped_ns = kl__monotonic_ns();                /* this machine may have stood still for long */
-    } else if (request->date_ms) {
-        learn_date(http, request->date_ms);
-    }
+    if (request->date_ms && skewed)
+        kl__s3_clock_set(&http->clock, request->date_ms); /* whatever was thought before is wrong */
+    else if (request->date_ms)
+        kl__s3_clock_learn(&http->clock, request->date_ms);
     pthread_mutex_unlock(&http->mutex);
     request->skewed |= skewed;
     if (goes_again(request->status) || skewed || (wants_keys(request) && renew_keys(http, request)))
