@@ -13,7 +13,7 @@
  *     append -> one object per shard (append.c);  settle, fence, forget -> one object per shard (settle.c)
  *
  *     s3.c        the engine's table; URL, opening, clock, partitions, metrics
- *     http.c, sign.c, creds.c, list.c      requests
+ *     http.c, clock.c, sign.c, creds.c, list.c  requests
  *     selftest.c  what the server must be able to do
  *     body.c      what stands in objects
  *     refresh.c, pulse.c, marks.c  reading logs, and finding out where they end and what is in them
