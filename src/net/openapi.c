@@ -30,11 +30,10 @@ json_t *kl__openapi_schemas(void)
 /* {"application/json": {"schema": {"$ref": ...}}}, or the type with nothing. */
 static bool add_content(json_t *contents, const char *word)
 {
-    char reference[64];
     if (strchr(word, '/'))
         return kl__json_set(contents, word, kl__json_object());
-    snprintf(reference, sizeof reference, "#/components/schemas/%s", word);
-    return kl__json_set(contents, "application/json", json_pack("{s:{s:s}}", "schema", "$ref", reference));
+    return kl__json_set(contents, "application/json",
+                        json_pack("{s:{s:s+}}", "schema", "$ref", "#/components/schemas/", word));
 }
 
 static json_t *made_or_freed(json_t *value, bool made)
