@@ -6,17 +6,7 @@
 #include "keyline.h"
 #include "store/disk/format.h"
 
-static int by_value(const void *left, const void *right)
-{
-    int64_t a = *(const int64_t *)left, b = *(const int64_t *)right;
-    return (a > b) - (a < b);
-}
-
-static int64_t median(int64_t *values, size_t count)
-{
-    qsort(values, count, sizeof *values, by_value);
-    return values[count / 2];
-}
+static int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* A number behind its name in a file of /proc. */
 static int64_t read_proc(const char *path, const char *name)
@@ -56,11 +46,11 @@ static void check_written(int64_t written, int64_t by_format)
                 "the journal's format is not the one that this benchmark knows");
 }
 
-/* Medians, because now and then a new segment is filled with zeros. */
+/* The least of several, because meanwhile a new segment may be filled with zeros. */
 static void run_bytes(const struct settings *settings)
 {
     enum { GROUPS = 31 };
-    int64_t append_bytes[GROUPS], settle_bytes[GROUPS];
+    int64_t append_written = INT64_MAX, settle_written = INT64_MAX;
     struct queue queue;
     open_queue(&queue, path_in(settings, "keyline"));
     for (int i = 0; i < GROUPS; i++) {
@@ -69,10 +59,10 @@ static void run_bytes(const struct settings *settings)
         append_group(&queue, (size_t)settings->group);
         int64_t appended = read_proc("/proc/self/io", "wchar: ");
         settle_group(&queue, (size_t)settings->group);
-        append_bytes[i] = appended - begin;
-        settle_bytes[i] = read_proc("/proc/self/io", "wchar: ") - appended;
+        int64_t settled = read_proc("/proc/self/io", "wchar: ");
+        append_written = min(append_written, appended - begin);
+        settle_written = min(settle_written, settled - appended);
     }
-    int64_t append_written = median(append_bytes, GROUPS), settle_written = median(settle_bytes, GROUPS);
     int64_t by_append = format_append_bytes(settings->group), by_settle = format_settle_bytes(settings->group);
     int64_t written = append_written + settle_written;
     check_written(append_written, by_append);
