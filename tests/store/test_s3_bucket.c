@@ -16,7 +16,9 @@
 #include "store/check_rc.h"
 #include "store/dispatch.h"
 #include "store/fault_proxy.h"
+#include "store/s3/clock.h"
 #include "store/s3/s3.h"
+#include "store/s3_bucket.h"
 #include "store/s3_server.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -24,52 +26,6 @@
 enum { PATIENCE_NS_MS = 60000 };
 
 static const kl_layout layout = {1, 1};
-
-/* ---- The bucket, behind the store's back ---- */
-
-struct bucket {
-    kl__s3_site site;
-    char endpoint[S3_URL_BYTES], prefix[64];
-    kl__s3_http *http;
-};
-
-static bool bucket_open(struct bucket *bucket, const char *url)
-{
-    *bucket = (struct bucket){0};
-    CHECK_OK(s3_server_endpoint(bucket->endpoint));
-    bucket->site = (kl__s3_site){.scheme = (char *)"http",
-                                 .host = bucket->endpoint + strlen("http://"),
-                                 .region = (char *)"us-east-1",
-                                 .bucket = (char *)S3_SERVER_BUCKET,
-                                 .path_style = true,
-                                 .access_key = (char *)"keyline",
-                                 .secret_key = (char *)"keyline-test-secret"};
-    const char *from = strstr(url, S3_SERVER_BUCKET "/") + strlen(S3_SERVER_BUCKET "/");
-    snprintf(bucket->prefix, sizeof bucket->prefix, "%.*s", (int)strcspn(from, "?"), from);
-    CHECK_OK(kl__s3_http_open(&bucket->site, &bucket->http));
-    return bucket->http != NULL;
-}
-
-static int ask(struct bucket *bucket, kl__s3_kind kind, const char *name, const char *body)
-{
-    char whole[256];
-    snprintf(whole, sizeof whole, "%s/%s", bucket->prefix, name);
-    kl__s3_request request = {.kind = kind, .name = whole, .body = kl_str(body)};
-    CHECK_OK(kl__s3_send(bucket->http, &request, 1));
-    kl__s3_request_free(&request);
-    return request.status;
-}
-
-static bool is_there(struct bucket *bucket, const char *name) { return ask(bucket, KL_S3_GET, name, "") == 200; }
-
-/* Waits until an object comes, or goes. */
-static void wait_for(struct bucket *bucket, const char *name, bool there)
-{
-    int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
-    while (is_there(bucket, name) != there && !test_failed() && kl__monotonic_ns() < until_ns)
-        sched_yield();
-    CHECK(is_there(bucket, name) == there);
-}
 
 static kl_rc list_records(kl_store *store, const char *prefix, size_t max, size_t *ret_count)
 {
@@ -126,7 +82,7 @@ TEST(records_behind_many_removed_ones_are_listed)
     CHECK_INT(count, 100);
     check_polling(store);
     kl_store_close(store);
-    kl__s3_http_close(bucket.http);
+    bucket_close(&bucket);
 }
 
 TEST(a_prefix_may_have_characters_that_listings_escape)
@@ -203,23 +159,23 @@ TEST(task_objects_that_cannot_be_understood_are_kept_for_a_release_that_can)
     kl_entry first = an_entry(partition, ids, "1"), third = an_entry(partition, ids, "3"),
              last = an_entry(partition, ids, "4");
     CHECK_OK(kl_store_append(store, &first, 1, NULL));
-    CHECK_INT(ask(&bucket, KL_S3_PUT, "tasks/p/0/0000000000000002.json", later), 200);
+    CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, "tasks/p/0/0000000000000002.json", later), 200);
     CHECK_OK(kl_store_append(store, &third, 1, NULL));
     CHECK_OK(kl_store_append(store, &last, 1, NULL));
     CHECK_INT(waiting_in(store, partition, stubs, COUNT(stubs)), 3);
     end_task(store, partition, &stubs[0], KL_DONE, 0);
     end_task(store, partition, &stubs[1], KL_DONE, 0);
-    wait_for(&bucket, "tasks/p/0/0000000000000003.json", false);
-    CHECK(is_there(&bucket, "tasks/p/0/0000000000000002.json"));
+    bucket_wait(&bucket, "tasks/p/0/0000000000000003.json", false);
+    CHECK(bucket_has(&bucket, "tasks/p/0/0000000000000002.json"));
     kl_store_close(store);
-    CHECK_INT(ask(&bucket, KL_S3_PUT, "tasks/p/0/0000000000000002.json", same), 200);
+    CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, "tasks/p/0/0000000000000002.json", same), 200);
     store = open_owned(url, &partition);
     REQUIRE(store);
     CHECK_INT(waiting_in(store, partition, stubs, COUNT(stubs)), 2);
     CHECK_INT(stubs[0].position >> 16, 2);
     kl_store_close(store);
     kl_idgen_close(ids);
-    kl__s3_http_close(bucket.http);
+    bucket_close(&bucket);
 }
 
 /* What a later release writes, or one that knows other values. */
@@ -240,7 +196,7 @@ TEST(a_journal_object_with_an_item_that_is_not_understood_stops_its_shard)
         REQUIRE(store);
         snprintf(body, sizeof body, "{\"keyline\":1,\"at\":1,\"nonce\":\"1\",\"epoch\":\"1\",\"items\":[%s]}",
                  items[i]);
-        CHECK_INT(ask(&bucket, KL_S3_PUT, "journal/p/0/0000000000000002.json", body), 200);
+        CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, "journal/p/0/0000000000000002.json", body), 200);
         CHECK_OK(kl_store_open(url, NULL, &other));
         CHECK_OK(kl_store_partition(other, "p", 1, &partition));
         kl_scan scan = {.place = {partition, 0}, .stubs = &stub, .max = 1};
@@ -249,7 +205,7 @@ TEST(a_journal_object_with_an_item_that_is_not_understood_stops_its_shard)
         CHECK_RC(kl_store_scan(other, &scan, 1), KL_EDAMAGED);
         kl_store_close(other);
         kl_store_close(store);
-        kl__s3_http_close(bucket.http);
+        bucket_close(&bucket);
     }
 }
 
@@ -322,7 +278,7 @@ static void damage(const char *name, const char *body)
         CHECK_OK(kl_store_fence(store, &fence, 1));
         CHECK_OK(kl_store_scan(store, &scan, 1));
     }
-    CHECK_INT(ask(&bucket, KL_S3_PUT, name, body), 200);
+    CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, name, body), 200);
     CHECK_OK(kl_store_open(url, NULL, &other));
     CHECK_OK(kl_store_partition(other, "p", 1, &partition));
     check_beside_damaged(other, partition, strstr(name, "journal"));
@@ -334,7 +290,7 @@ static void damage(const char *name, const char *body)
     kl_store_close(other);
     kl_store_close(store);
     kl_idgen_close(ids);
-    kl__s3_http_close(bucket.http);
+    bucket_close(&bucket);
 }
 
 TEST(a_damaged_journal_object_stops_its_shard_and_no_other)
@@ -505,9 +461,9 @@ TEST(marks_of_lines_are_taken_away_when_they_say_nothing_any_more)
         return;
     snprintf(superseded, sizeof superseded, "special/p/0/%u-400000", due);
     snprintf(young, sizeof young, "special/p/0/%u-%lld", due, (long long)(kl__wall_ms() / KL_S3_MARK_MS));
-    CHECK_INT(ask(&bucket, KL_S3_PUT, superseded, "{}"), 200);
-    CHECK_INT(ask(&bucket, KL_S3_PUT, "special/p/0/2-400000", "{}"), 200);
-    CHECK_INT(ask(&bucket, KL_S3_PUT, "special/p/0/3", "{}"), 200);
+    CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, superseded, "{}"), 200);
+    CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, "special/p/0/2-400000", "{}"), 200);
+    CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, "special/p/0/3", "{}"), 200);
     kl_store *store = open_owned(url, &partition);
     REQUIRE(store);
     CHECK_OK(kl_idgen_open(&layout, NULL, &ids));
@@ -517,14 +473,14 @@ TEST(marks_of_lines_are_taken_away_when_they_say_nothing_any_more)
     CHECK_OK(kl__s3_pulse(store->self, 0));
     CHECK_INT(waiting_in(store, partition, &stub, 1), 1);
     int64_t until_ns = kl__monotonic_ns() + (int64_t)PATIENCE_NS_MS * 1000000;
-    while (is_there(&bucket, "special/p/0/3") && !test_failed() && kl__monotonic_ns() < until_ns)
+    while (bucket_has(&bucket, "special/p/0/3") && !test_failed() && kl__monotonic_ns() < until_ns)
         kl__s3_upkeep_wake(store->self);
-    CHECK(!is_there(&bucket, "special/p/0/2-400000"));
-    CHECK(!is_there(&bucket, superseded));
-    CHECK(is_there(&bucket, young)); /* there is a task in its line */
+    CHECK(!bucket_has(&bucket, "special/p/0/2-400000"));
+    CHECK(!bucket_has(&bucket, superseded));
+    CHECK(bucket_has(&bucket, young)); /* there is a task in its line */
     kl_store_close(store);
     kl_idgen_close(ids);
-    kl__s3_http_close(bucket.http);
+    bucket_close(&bucket);
 }
 
 /* Nobody reads a long log for a line that only another shard has. */
@@ -581,7 +537,7 @@ TEST(an_archive_does_not_hide_what_came_later)
     CHECK_OK(kl_store_append(store, &entry, 1, NULL));
     CHECK_INT(waiting_in(store, partition, &stub, 1), 1);
     end_task(store, partition, &stub, KL_DEAD, 3600000);
-    wait_for(&bucket, "index/p/0.json", true);
+    bucket_wait(&bucket, "index/p/0.json", true);
     CHECK_OK(kl_store_forget(store, entry.place, &entry.id, 1));
     CHECK_OK(kl_store_append(store, &entry, 1, NULL));
     CHECK_INT(waiting_in(store, partition, &stub, 1), 1);
@@ -597,7 +553,7 @@ TEST(an_archive_does_not_hide_what_came_later)
     kl_store_close(other);
     kl_store_close(store);
     kl_idgen_close(ids);
-    kl__s3_http_close(bucket.http);
+    bucket_close(&bucket);
 }
 
 TEST(archives_that_have_expired_are_not_read)
@@ -610,24 +566,25 @@ TEST(archives_that_have_expired_are_not_read)
     size_t count = 0;
     if (!s3_server_new_url(url) || !bucket_open(&bucket, url))
         return;
-    CHECK_INT(ask(&bucket, KL_S3_PUT, "index/p/0.json",
-                  "{\"keyline\":1,\"at\":1,\"nonce\":\"1\",\"journal\":\"1\",\"epoch\":\"0\",\"first\":\"0\",\"tail\":"
-                  "\"0\",\"sealed\":false,\"tokens_to\":\"0\",\"swept\":\"0\",\"tasks_swept\":\"0\",\"items\":[],"
-                  "\"tokens\":[],\"forgotten\":[]}"),
-              200);
-    CHECK_INT(ask(&bucket, KL_S3_PUT, "done/p/0/0000000000000001-1794777012345.json", "not to be read"), 200);
+    CHECK_INT(
+        bucket_ask(&bucket, KL_S3_PUT, "index/p/0.json",
+                   "{\"keyline\":1,\"at\":1,\"nonce\":\"1\",\"journal\":\"1\",\"epoch\":\"0\",\"first\":\"0\",\"tail\":"
+                   "\"0\",\"sealed\":false,\"tokens_to\":\"0\",\"swept\":\"0\",\"tasks_swept\":\"0\",\"items\":[],"
+                   "\"tokens\":[],\"forgotten\":[]}"),
+        200);
+    CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, "done/p/0/0000000000000001-1794777012345.json", "not to be read"), 200);
     kl_store *store = open_owned(url, &partition);
     REQUIRE(store);
     kl_find find = {.partition = partition, .max = COUNT(found)};
     CHECK_OK(kl_store_find(store, &find, &arena, found, &count));
     CHECK_INT(count, 0);
-    CHECK_INT(ask(&bucket, KL_S3_PUT, "done/p/0/0000000000000001-9794777012345.json", "to be read"), 200);
+    CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, "done/p/0/0000000000000001-9794777012345.json", "to be read"), 200);
     kl_store_close(store);
     store = open_owned(url, &partition);
     CHECK_RC(kl_store_find(store, &find, &arena, found, &count), KL_EDAMAGED);
     kl_store_close(store);
     kl_arena_free(&arena);
-    kl__s3_http_close(bucket.http);
+    bucket_close(&bucket);
 }
 
 /* Whoever is told to call again calls with the same scan. */
@@ -687,6 +644,17 @@ TEST(one_server_with_a_wrong_clock_does_not_set_ours)
     fault_proxy_stop(server);
 }
 
+TEST(a_first_date_that_is_far_ahead_counts_once_a_second_one_agrees)
+{
+    enum { AHEAD_MS = 3600000 };
+    kl__s3_clock clock = {0};
+    kl__s3_clock_learn(&clock, kl__wall_ms() + AHEAD_MS);
+    CHECK(kl__s3_clock_now(&clock) < kl__wall_ms() + AHEAD_MS / 2);
+    CHECK(kl__s3_clock_now(&clock) > kl__wall_ms() - AHEAD_MS);
+    kl__s3_clock_learn(&clock, kl__wall_ms() + AHEAD_MS);
+    CHECK(kl__s3_clock_now(&clock) > kl__wall_ms() + AHEAD_MS / 2);
+}
+
 /* ---- Tasks of an object-per-task system ---- */
 
 enum { LEFT = 40 };
@@ -704,9 +672,9 @@ static void leave_tasks(const char *url, bool one_shard)
         first = one_shard ? first >> 4 | 7u << 28 : first;
         snprintf(name, sizeof name, "tasks/%x/%08x-0000-4000-8000-%012d.json", first >> 28, first, i);
         snprintf(body, sizeof body, "{\"n\":%d}", i);
-        CHECK_INT(ask(&bucket, KL_S3_PUT, name, body), 200);
+        CHECK_INT(bucket_ask(&bucket, KL_S3_PUT, name, body), 200);
     }
-    kl__s3_http_close(bucket.http);
+    bucket_close(&bucket);
 }
 
 struct seen {

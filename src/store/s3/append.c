@@ -18,7 +18,8 @@
  *
  * A1  A round has no more entries than an object may, so an append never stands in two objects of a shard: the second
  *     would be taken for a repeat of the first.
- * A2  No two appends of a round bear the same token: which of them counts is told by the numbers of their objects. */
+ * A2  No two appends of a round bear the same token, unless each is for one shard, and these differ (an append that was
+ *     split): which of them counts is told by the numbers of their objects. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -40,6 +41,7 @@ struct pending {
     struct pending *next;
     kl_append append;
     kl_token token;
+    bool single; /* all of it is for one shard */
     kl_rc rc;
     bool *there; /* of each entry: it stands already, from an earlier try, in a shard that has been sealed since */
     bool ended;  /* nobody is called: whoever waits takes it */
@@ -90,6 +92,8 @@ static size_t bytes_of(const kl_append *append)
     return sizeof(struct pending) + append->count * (sizeof(kl_entry) + sizeof(bool)) + append->bytes;
 }
 
+static bool is_same(kl_place a, kl_place b) { return a.partition == b.partition && a.shard == b.shard; }
+
 static struct pending *copy_append(const kl_append *append)
 {
     struct pending *pending = kl__alloc(bytes_of(append));
@@ -100,7 +104,9 @@ static struct pending *copy_append(const kl_append *append)
     pending->there = (bool *)(entries + append->count);
     memset(pending->there, 0, append->count * sizeof(bool));
     char *bytes = (char *)(pending->there + append->count);
+    pending->single = true;
     for (size_t i = 0; i < append->count; i++) {
+        pending->single &= is_same(append->entries[i].place, append->entries[0].place);
         entries[i] = append->entries[i];
         entries[i].key = kl__memory_copy_to(&bytes, append->entries[i].key);
         entries[i].kind = kl__memory_copy_to(&bytes, append->entries[i].kind);
@@ -147,11 +153,11 @@ kl_rc kl__s3_append(void *self, const kl_append *append)
 
 static struct part *part_of(struct round *round, kl__s3_shard *shard)
 {
-    for (size_t i = round->count; i-- > 0;)
-        if (round->parts[i].shard == shard)
-            return &round->parts[i];
+    if (shard->part < round->count && round->parts[shard->part].shard == shard)
+        return &round->parts[shard->part];
     if (round->count == round->room)
         return NULL;
+    shard->part = round->count;
     struct part *part = &round->parts[round->count++];
     *part = (struct part){.shard = shard, .nonce = kl__s3_nonce()};
     return part;
@@ -532,10 +538,7 @@ static void tell(struct kl__s3_appender *appender, struct pending *pending)
 
 /* --- Seals --- */
 
-static bool is_at(const struct part *part, const kl_entry *entry)
-{
-    return part->shard->place.partition == entry->place.partition && part->shard->place.shard == entry->place.shard;
-}
+static bool is_at(const struct part *part, const kl_entry *entry) { return is_same(part->shard->place, entry->place); }
 
 /* Appends of the round that are for sealed shards are refused, or known for repeats. True: so the round is another. */
 static bool sort_out(struct kl__s3_appender *appender, struct round *round)
@@ -682,6 +685,12 @@ static void append_round(struct kl__s3_appender *appender, struct pending *first
     pthread_mutex_unlock(&appender->s3->round_mutex);
 }
 
+/* Whether both may be in one round, although they bear the same token. */
+static bool are_apart(const struct pending *a, const struct pending *b)
+{
+    return a->single && b->single && !is_same(a->append.entries[0].place, b->append.entries[0].place);
+}
+
 /* Whether another append of the round bears its token; else it is noted (A2). */
 static bool meet_token(struct kl__s3_appender *appender, const struct pending *pending)
 {
@@ -689,7 +698,8 @@ static bool meet_token(struct kl__s3_appender *appender, const struct pending *p
         return false;
     size_t slot = kl__hash_local((kl_bytes){&pending->token, sizeof pending->token}) % TOKEN_SLOTS;
     for (; appender->tokens[slot]; slot = (slot + 1) % TOKEN_SLOTS)
-        if (memcmp(&appender->tokens[slot]->token, &pending->token, sizeof pending->token) == 0)
+        if (memcmp(&appender->tokens[slot]->token, &pending->token, sizeof pending->token) == 0 &&
+            !are_apart(appender->tokens[slot], pending))
             return true;
     appender->tokens[slot] = pending;
     return false;

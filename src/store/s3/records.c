@@ -9,8 +9,7 @@
  * What is read over and over (a worker's looks at its queue) is answered from memory while the last look at the bucket
  * (refresh.c: the pulse) showed the same ETags; that look may be up to KL_S3_POLL_MAX_MS old when nothing happens. Whatever
  * was not asked for within POLLED_MS is asked of the server, and so is everything after a lost race. Lists may be LISTED_MS
- * old. What this process writes it sees at once.
- */
+ * old. What this process writes it sees at once. What nobody has used for a while is forgotten. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -31,6 +30,7 @@ struct known {
     kl_bytes value;
     int64_t fresh_ns;   /* when the ETag was known to be this */
     int64_t asked_ns;   /* when somebody last asked for it */
+    int64_t used_ns;    /* the same, and when it was listed or written */
     int64_t changed_ns; /* when this process wrote it or read it: older listings say nothing about it */
     char bytes[];       /* of the name */
 };
@@ -170,7 +170,7 @@ static bool learn(struct kl__s3_records *records, kl_bytes name, const kl__s3_do
     forget_value(known);
     snprintf(known->etag, sizeof known->etag, "%s", document->etag);
     known->fresh_ns = asked_ns;
-    known->changed_ns = kl__monotonic_ns();
+    known->used_ns = known->changed_ns = kl__monotonic_ns();
     char *value = kl__alloc(document->value.len + 1);
     if (!value)
         return false;
@@ -247,21 +247,53 @@ kl_rc kl__s3_records_open(kl__s3 *s3)
     return KL_OK;
 }
 
+static void free_known(struct kl__s3_records *records, struct known *known)
+{
+    kl__tree_remove(&records->known, &known->by_name, less_name);
+    forget_value(known);
+    kl__free(known);
+}
+
+static void forget_polled(struct kl__s3_records *records, int64_t age_ms)
+{
+    for (struct polled **link = &records->polled, *one; (one = *link);) {
+        if (is_within(one->asked_ns, age_ms)) {
+            link = &one->next;
+            continue;
+        }
+        *link = one->next;
+        kl__free(one);
+    }
+}
+
+size_t kl__s3_records_forget(kl__s3 *s3, int64_t age_ms)
+{
+    struct kl__s3_records *records = s3->records;
+    size_t left = 0;
+    pthread_mutex_lock(&records->mutex);
+    for (kl__tree_node *node = kl__tree_first(records->known), *next; node; node = next) {
+        struct known *known = by_name(node);
+        next = kl__memory_after(records->known, node, less_name);
+        bool used = is_within(known->used_ns, age_ms), seen = is_within(known->fresh_ns, age_ms);
+        if (!used && seen)
+            forget_value(known); /* a list that was made of what was seen may need its name */
+        else if (!used)
+            free_known(records, known);
+        left += used || seen;
+    }
+    forget_polled(records, age_ms);
+    pthread_mutex_unlock(&records->mutex);
+    return left;
+}
+
 void kl__s3_records_close(kl__s3 *s3)
 {
     struct kl__s3_records *records = s3->records;
     if (!records)
         return;
-    while (records->known) {
-        struct known *known = by_name(records->known);
-        kl__tree_remove(&records->known, &known->by_name, less_name);
-        forget_value(known);
-        kl__free(known);
-    }
-    for (struct polled *polled = records->polled, *next; polled; polled = next) {
-        next = polled->next;
-        kl__free(polled);
-    }
+    while (records->known)
+        free_known(records, by_name(records->known));
+    forget_polled(records, 0);
     pthread_mutex_destroy(&records->mutex);
     for (int i = 0; i < STRIPES; i++)
         pthread_mutex_destroy(&records->stripes[i]);
@@ -372,7 +404,7 @@ static size_t stale_names(kl__s3 *s3, const kl_bytes *names, size_t count, bool 
     for (size_t i = 0; i < count; i++) {
         struct known *known = make_known(s3->records, names[i]);
         if (known)
-            known->asked_ns = kl__monotonic_ns();
+            known->used_ns = known->asked_ns = kl__monotonic_ns();
         if (!polled || !answers(known, s3->pulse_age_ms + 1000))
             ret_stale[stale++] = names[i];
     }
@@ -499,7 +531,8 @@ static kl_rc walk(kl__s3 *s3, struct listing *listing)
     pthread_mutex_lock(&s3->records->mutex);
     kl__tree_node *node = first_behind(s3->records, listing->prefix, listing->after);
     for (; copied && goes_on(listing, node); node = kl__memory_after(s3->records->known, node, less_name)) {
-        const struct known *known = by_name(node);
+        struct known *known = by_name(node);
+        known->used_ns = kl__monotonic_ns();
         if (is_unread(known))
             copied = kl_arena_copy(&listing->scratch, known->name, &listing->names[listing->unread++]);
         else if (is_there(known, now_ms) && ++listing->count && listing->arena)
@@ -693,9 +726,10 @@ static kl_rc try_write(kl__s3 *s3, kl_write *write, const char *name, kl__s3_doc
     }
     if (rc == KL_OK && *ret_done) {
         pthread_mutex_lock(&s3->records->mutex);
-        if (!learn(s3->records, write->name, made, asked_ns))
-            s3->pulse_ns = 0; /* the next look at the bucket shows it, and nobody is content with the last */
+        bool learned = learn(s3->records, write->name, made, asked_ns);
         pthread_mutex_unlock(&s3->records->mutex);
+        if (!learned)
+            kl__s3_pulse_renew(s3); /* the next look at the bucket shows it, and nobody is content with the last */
     }
     return rc;
 }

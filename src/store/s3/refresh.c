@@ -15,7 +15,14 @@
 
 #include "store/s3/s3.h"
 
-enum { JOURNAL_WIDE = 32, READ_AGAIN = 8, KEPT_PAGES = 100, PROBE_SINGLY = 4 };
+enum {
+    JOURNAL_WIDE = 32,
+    READ_AGAIN = 8,
+    KEPT_WIDE = 16,
+    PROBE_SINGLY = 4,
+    FETCH_BYTES = 64 << 20,  /* of task objects that are read at once, going by those before; or one of each shard */
+    UNKNOWN_BYTES = 1 << 20, /* where none was read yet */
+};
 
 kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request)
 {
@@ -39,7 +46,7 @@ struct wanted {
 struct fetch {
     struct wanted *wanted;
     kl__s3_request *requests;
-    size_t count, room;
+    size_t count, wanted_room, request_room;
 };
 
 static void fetch_free(struct fetch *fetch)
@@ -53,20 +60,17 @@ static void fetch_free(struct fetch *fetch)
     *fetch = (struct fetch){0};
 }
 
-static bool fetch_open(struct fetch *fetch, size_t room)
-{
-    *fetch = (struct fetch){.room = room};
-    fetch->wanted = kl__alloc_zeroed(room ? room : 1, sizeof *fetch->wanted);
-    fetch->requests = kl__alloc_zeroed(room ? room : 1, sizeof *fetch->requests);
-    return fetch->wanted && fetch->requests;
-}
-
 /* False: no memory. Takes the name over. */
 static bool fetch_add(struct fetch *fetch, kl__s3_shard *shard, uint64_t number, char *name)
 {
-    if (!name)
+    struct wanted *wanted = kl__grow(fetch->wanted, fetch->count, &fetch->wanted_room, sizeof *wanted);
+    fetch->wanted = wanted ? wanted : fetch->wanted;
+    kl__s3_request *requests = kl__grow(fetch->requests, fetch->count, &fetch->request_room, sizeof *requests);
+    fetch->requests = requests ? requests : fetch->requests;
+    if (!name || !wanted || !requests) {
+        kl__free(name);
         return false;
-    KL_ASSERT(fetch->count < fetch->room);
+    }
     fetch->wanted[fetch->count] = (struct wanted){shard, number};
     fetch->requests[fetch->count++] = (kl__s3_request){.kind = KL_S3_GET, .name = name};
     return true;
@@ -159,9 +163,9 @@ static bool wants_index(kl__s3 *s3, const kl__s3_shard *shard, bool owned_too)
 
 static kl_rc load_indexes(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too)
 {
-    struct fetch fetch;
+    struct fetch fetch = {0};
     int64_t now_ns = kl__monotonic_ns();
-    bool good = fetch_open(&fetch, count);
+    bool good = true;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; good && i < count; i++)
         if (wants_index(s3, shards[i], owned_too))
@@ -181,7 +185,7 @@ static kl_rc load_indexes(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool 
 
 static kl_rc ask_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, uint64_t wide, struct fetch *fetch)
 {
-    bool good = fetch_open(fetch, count * wide);
+    bool good = true;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; good && i < count; i++)
         for (uint64_t j = 1; good && j <= wide; j++)
@@ -195,6 +199,7 @@ static kl_rc ask_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, uint6
 static void end_journal(kl__s3_shard *shard, int64_t asked_ns)
 {
     shard->followed_ns = shard->journal_ns = asked_ns;
+    shard->journal_from = shard->journal_from ? shard->journal_from : shard->journal;
     shard->owned = shard->fenced && shard->fenced == shard->epoch;
 }
 
@@ -237,7 +242,7 @@ static kl_rc follow_journals(kl__s3 *s3, kl__s3_shard **shards, size_t count, bo
 {
     kl_rc rc = KL_OK;
     for (uint64_t wide = 1; rc == KL_OK && count > 0; wide = wide * 8 < JOURNAL_WIDE ? wide * 8 : JOURNAL_WIDE) {
-        struct fetch fetch;
+        struct fetch fetch = {0};
         int64_t now_ns = kl__monotonic_ns();
         rc = ask_journals(s3, shards, count, wide, &fetch);
         if (rc == KL_OK)
@@ -301,21 +306,31 @@ kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned
 
 /* --- Reading on --- */
 
-/* How many objects to ask for: those that are known to be there, or (to find out) one, and more while they come. */
-static uint64_t width_of(const kl__s3_shard *shard, size_t want, uint64_t probe)
+/* How many objects to ask for: those that are known to be there, or (to find out) one, and more while they come; but no
+ * more than may be in memory at once before they are applied, of so many shards. */
+static uint64_t width_of(const kl__s3_shard *shard, size_t want, uint64_t probe, size_t shards)
 {
+    uint64_t bytes = shard->partition->object_bytes ? shard->partition->object_bytes : UNKNOWN_BYTES;
     uint64_t known = shard->tail > shard->taken ? shard->tail - shard->taken : probe;
-    uint64_t wide = want < KL_S3_WIDE ? want : KL_S3_WIDE;
+    uint64_t wide = want < KL_S3_WIDE ? want : KL_S3_WIDE, most = FETCH_BYTES / bytes / shards;
+    wide = wide < most ? wide : most ? most : 1;
     return known < wide ? known : wide;
+}
+
+/* As large as the largest of late. */
+static void learn_bytes(kl__s3_partition *partition, uint64_t bytes)
+{
+    uint64_t before = partition->object_bytes - partition->object_bytes / 8;
+    partition->object_bytes = bytes > before ? bytes : before;
 }
 
 static kl_rc ask_tasks(kl__s3 *s3, kl__s3_more *more, size_t count, uint64_t probe, struct fetch *fetch)
 {
-    bool good = fetch_open(fetch, count * KL_S3_WIDE);
+    bool good = true;
     kl__memory_enter(s3->memory);
     for (size_t i = 0; good && i < count; i++) {
         kl__s3_shard *shard = more[i].shard;
-        uint64_t wide = shard->ended ? 0 : width_of(shard, more[i].want, probe);
+        uint64_t wide = shard->ended ? 0 : width_of(shard, more[i].want, probe, count);
         for (uint64_t j = 1; good && j <= wide; j++)
             good = fetch_add(fetch, shard, shard->taken + j, kl__s3_log_name(s3, "tasks", shard, shard->taken + j));
     }
@@ -405,6 +420,7 @@ static kl_rc take_tasks(kl__s3 *s3, const struct fetch *fetch, int64_t asked_ns,
             uint64_t number = fetch->wanted[i].number;
             if (gap || !shard->loaded || number != shard->taken + 1)
                 continue;
+            learn_bytes(shard->partition, fetch->requests[i].reply.len);
             if (fetch->requests[i].status == 200)
                 rc = kl__s3_apply_tasks(s3, shard, number, &fetch->requests[i].reply);
             else
@@ -452,7 +468,7 @@ kl_rc kl__s3_extend(kl__s3 *s3, kl__s3_more *more, size_t count)
     kl_rc rc = KL_OK;
     uint64_t probe = 1;
     for (int asked = 1; rc == KL_OK && (count = keep_wanting(s3, more, count)) > 0; asked++) {
-        struct fetch fetch;
+        struct fetch fetch = {0};
         int64_t asked_ns = kl__monotonic_ns();
         rc = ask_tasks(s3, more, count, probe, &fetch);
         if (rc == KL_OK)
@@ -490,13 +506,14 @@ static bool is_expired(const char *name, int64_t now_ms)
 }
 
 /* Some of a page of archives at once, from the given one on; *ret_next: the first that is left. */
-static kl_rc load_some(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_names *names, size_t from, size_t *ret_next)
+static kl_rc load_some(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_names *names, size_t from, size_t *left,
+                       size_t *ret_next)
 {
-    struct fetch fetch;
-    size_t i = from;
+    struct fetch fetch = {0};
+    size_t i = from, most = *left < KL_S3_WIDE ? *left : KL_S3_WIDE;
     int64_t now_ms = kl__s3_now(s3);
-    bool good = fetch_open(&fetch, KL_S3_WIDE);
-    for (; good && i < names->count && fetch.count < KL_S3_WIDE; i++)
+    bool good = true;
+    for (; good && i < names->count && fetch.count < most; i++)
         if (!is_expired(names->items[i].name, now_ms))
             good = fetch_add(&fetch, shard, 0, kl__s3_name(s3, "%s", names->items[i].name));
     kl_rc rc = good ? fetch_send(s3, &fetch) : kl__fail_memory();
@@ -505,53 +522,89 @@ static kl_rc load_some(kl__s3 *s3, kl__s3_shard *shard, const kl__s3_names *name
         if (fetch.requests[j].status == 200)
             rc = kl__s3_apply_kept(s3, shard, &fetch.requests[j].reply);
     kl__memory_leave(s3->memory);
-    fetch_free(&fetch);
+    *left -= fetch.count;
     *ret_next = i;
+    fetch_free(&fetch);
     return rc;
 }
 
-static kl_rc load_archives(kl__s3 *s3, kl__s3_shard *shard, const char *sort)
+/* The archives of a page that was listed, and of those behind it; `left` requests at most. */
+static kl_rc load_pages(kl__s3 *s3, kl__s3_shard *shard, kl__s3_listing *listing, size_t *left)
 {
-    char prefix[KL_S3_NAME_MAX], after[KL_S3_NAME_MAX] = "";
+    char after[KL_S3_NAME_MAX];
+    kl__s3_names *names = &listing->names;
     kl_rc rc = KL_OK;
-    bool more = true;
-    snprintf(prefix, sizeof prefix, "%s/%s/%s/", sort, shard->partition->name, shard->digits);
-    for (int page = 0; rc == KL_OK && more; page++) {
-        kl__s3_names names = {0};
-        if (page == KEPT_PAGES)
-            return kl__fail(KL_EFULL, "%s has more than %d archives of finished tasks; keep them for a shorter time",
-                            prefix, KEPT_PAGES * 1000);
-        rc = kl__s3_list_page(s3, prefix, *after ? after : NULL, 0, &names);
-        for (size_t i = 0; rc == KL_OK && i < names.count;)
-            rc = load_some(s3, shard, &names, i, &i);
-        if (names.count)
-            snprintf(after, sizeof after, "%s", names.items[names.count - 1].name);
-        more = names.more && names.count;
-        kl__s3_names_free(&names);
+    while (rc == KL_OK) {
+        for (size_t i = 0; rc == KL_OK && *left && i < names->count;)
+            rc = load_some(s3, shard, names, i, left, &i);
+        if (rc != KL_OK || !*left || !names->more || !names->count)
+            break;
+        snprintf(after, sizeof after, "%s", names->items[names->count - 1].name);
+        kl__s3_names_free(names);
+        rc = kl__s3_list_page(s3, listing->prefix, after, 0, names);
+        --*left;
     }
     return rc;
 }
 
-kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count)
+/* Some shards at once: two listings each. */
+static kl_rc load_archives(kl__s3 *s3, kl__s3_shard *const *shards, size_t count, size_t *left)
 {
-    kl_rc rc = KL_OK;
-    pthread_mutex_lock(&s3->kept_mutex);
-    for (size_t i = 0; rc == KL_OK && i < count; i++) {
-        kl__s3_shard *shard = shards[i];
-        kl__memory_enter(s3->memory);
-        shard->kept_ns = kl__monotonic_ns();
-        shard->kept_loaded |= shard->checkpoint == 0 && !shard->broken; /* all of it is in memory, and stays there */
-        bool needless = shard->kept_loaded || shard->broken;
-        kl__memory_leave(s3->memory);
-        if (needless)
-            continue;
-        rc = load_archives(s3, shard, "done");
+    static const char *const sorts[2] = {"done", "dead"};
+    char prefixes[2 * KEPT_WIDE][KL_S3_NAME_MAX];
+    kl__s3_listing listings[2 * KEPT_WIDE] = {{0}};
+    for (size_t i = 0; i < 2 * count; i++) {
+        const kl__s3_shard *shard = shards[i / 2];
+        snprintf(prefixes[i], sizeof prefixes[i], "%s/%s/%s/", sorts[i % 2], shard->partition->name, shard->digits);
+        listings[i].prefix = prefixes[i];
+    }
+    kl_rc rc = kl__s3_list_pages(s3, listings, 2 * count);
+    *left -= 2 * count < *left ? 2 * count : *left;
+    for (size_t i = 0; i < 2 * count; i++) {
         if (rc == KL_OK)
-            rc = load_archives(s3, shard, "dead");
-        kl__memory_enter(s3->memory);
-        shard->kept_ns = kl__monotonic_ns(); /* from here on: loading may have taken long */
-        shard->kept_loaded = rc == KL_OK;
-        kl__memory_leave(s3->memory);
+            rc = load_pages(s3, shards[i / 2], &listings[i], left);
+        kl__s3_names_free(&listings[i].names);
+    }
+    return rc;
+}
+
+/* Whether its archives must be read for such a question. */
+static bool wants_kept(kl__s3 *s3, kl__s3_shard *shard, bool all)
+{
+    kl__memory_enter(s3->memory);
+    shard->kept_ns = kl__monotonic_ns();
+    if (shard->checkpoint == 0 && !shard->broken)
+        shard->kept = KL_S3_KEPT_ALL; /* all of it is in memory, and stays there */
+    bool wanted = shard->kept < (all ? KL_S3_KEPT_ALL : KL_S3_KEPT_SOME) && !shard->broken;
+    kl__memory_leave(s3->memory);
+    return wanted;
+}
+
+static void note_kept(kl__s3 *s3, kl__s3_shard *const *shards, size_t count, bool all)
+{
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < count; i++) {
+        shards[i]->kept_ns = kl__monotonic_ns(); /* from here on: loading may have taken long */
+        shards[i]->kept = all ? KL_S3_KEPT_ALL : KL_S3_KEPT_SOME;
+    }
+    kl__memory_leave(s3->memory);
+}
+
+kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t max)
+{
+    kl__s3_shard *wanted[KEPT_WIDE];
+    kl_rc rc = KL_OK;
+    size_t left = max;
+    pthread_mutex_lock(&s3->kept_mutex);
+    for (size_t i = 0; rc == KL_OK && i < count;) {
+        size_t used = 0;
+        for (; i < count && used < KEPT_WIDE; i++)
+            if (wants_kept(s3, shards[i], max == SIZE_MAX))
+                wanted[used++] = shards[i];
+        if (left && used)
+            rc = load_archives(s3, wanted, used, &left);
+        if (rc == KL_OK)
+            note_kept(s3, wanted, used, left > 0);
     }
     pthread_mutex_unlock(&s3->kept_mutex);
     return rc;

@@ -5,6 +5,7 @@
 #include "store/s3/s3.h"
 
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -294,9 +295,7 @@ void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard)
         kl__s3_forgotten_free(shard, KL_CONTAINER(shard->forgotten, kl__s3_forgotten, by_id));
     drop_finished(s3, shard);
     kl__free(shard->repeats);
-    kl__s3_shard fresh = {.place = shard->place,
-                          .partition = shard->partition,
-                          .generation = shard->generation + 1,
+    kl__s3_shard fresh = {.generation = shard->generation + 1,
                           .tail = shard->tail,
                           .tail_ns = shard->tail_ns,
                           .sealed = shard->sealed,
@@ -309,8 +308,8 @@ void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard)
                           .marked_ns = shard->marked_ns,
                           .unmarked_ns = shard->unmarked_ns,
                           .written_ns = shard->written_ns};
-    memcpy(fresh.digits, shard->digits, sizeof fresh.digits);
-    *shard = fresh;
+    size_t head = offsetof(kl__s3_shard, generation); /* what others read without the mutex */
+    memcpy((char *)shard + head, (const char *)&fresh + head, sizeof fresh - head);
     atomic_fetch_add(&s3->clears, told);
 }
 
@@ -378,7 +377,7 @@ static kl_rc learn_partition(kl__s3 *s3, const char *name, uint32_t shard_prefix
     s3->partitions[number - 1] = partition;
     s3->partition_count = number;
     kl__memory_leave(s3->memory);
-    s3->pulse_ns = 0; /* earlier looks passed its tasks over */
+    kl__s3_pulse_renew(s3); /* earlier looks passed its tasks over */
     return KL_OK;
 }
 
@@ -599,4 +598,5 @@ const kl_engine kl__engine_s3 = {
     .put = kl__s3_put,
     .list = kl__s3_list,
     .take_in = kl__s3_take_in,
+    .lines = kl__s3_lines,
 };

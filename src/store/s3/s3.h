@@ -70,7 +70,7 @@ enum {
     KL_S3_BILL_EVERY_MS = 600000,
     KL_S3_PARTITIONS = 4096,  /* of one store, at most */
     KL_S3_PEEKED_MAX = 256,   /* and where the bucket is too full to be looked at whole */
-    KL_S3_COUNTED_MAX = 4096, /* objects that counts reads before it says "at least" */
+    KL_S3_COUNTED_MAX = 4096, /* objects, and archives, that counts reads before it says "at least" */
 };
 
 /* A task object that says: nothing follows. It is shorter than any other, so a listing tells it from them. */
@@ -78,6 +78,9 @@ enum {
 
 /* A finished task's `line`, which it has no other use for: where it stands outside memory. */
 enum { KL_S3_IN_JOURNAL, KL_S3_BEING_ARCHIVED, KL_S3_ARCHIVED };
+
+/* Archives of finished tasks that are in memory: none, as many as a count reads, or all that have not expired. */
+typedef enum { KL_S3_KEPT_NONE, KL_S3_KEPT_SOME, KL_S3_KEPT_ALL } kl__s3_kept;
 
 /* A task object that is known. */
 typedef struct kl__s3_object {
@@ -119,18 +122,21 @@ typedef struct kl__s3_forgotten {
 struct kl__s3_partition;
 
 typedef struct kl__s3_shard {
+    /* never cleared */
     kl_place place;
     struct kl__s3_partition *partition;
+    size_t part;         /* of the round that appends to it; the appender's */
     char digits[8];      /* of the shard, as names have it */
     uint64_t generation; /* how often it was cleared: what was read before that says nothing about what is here */
 
     /* the journal */
-    bool loaded;         /* the checkpoint has been read */
-    bool owned;          /* fenced by this process, and by nobody since as far as it knows */
-    uint64_t fenced;     /* the last epoch that this process fenced it with; 0: it was refused since, or never did */
-    uint64_t journal;    /* read up to this number */
-    int64_t journal_ns;  /* when it was known to end there */
-    int64_t followed_ns; /* when it was last read to its end, or written there */
+    bool loaded;           /* the checkpoint has been read */
+    bool owned;            /* fenced by this process, and by nobody since as far as it knows */
+    uint64_t fenced;       /* the last epoch that this process fenced it with; 0: it was refused since, or never did */
+    uint64_t journal;      /* read up to this number */
+    uint64_t journal_from; /* it ended there when it was first read to its end; 0: it was not yet */
+    int64_t journal_ns;    /* when it was known to end there */
+    int64_t followed_ns;   /* when it was last read to its end, or written there */
     bool broken; /* something of it is not understood: nothing of it is in memory, and it is left alone for a while */
     int64_t broken_ns; /* since then */
     uint64_t damaged;  /* broken: the number of the journal object; 0: it is the checkpoint */
@@ -165,7 +171,7 @@ typedef struct kl__s3_shard {
     kl__tree_node *forgotten;
     int64_t used_ns;   /* when a call last looked at it */
     int64_t kept_ns;   /* when somebody last asked for finished tasks */
-    bool kept_loaded;  /* archives have been read */
+    kl__s3_kept kept;  /* which archives have been read */
     uint64_t *repeats; /* positions that turned out to be repeats without a token: settled with the next */
     size_t repeat_count, repeat_room;
 
@@ -179,13 +185,11 @@ typedef struct kl__s3_shard {
 
 typedef struct kl__s3_partition {
     uint32_t number, shard_prefix_len, shard_count;
-    char *name;          /* as names of objects have it */
-    atomic_bool worked;  /* this process owns or owned a shard of it */
-    uint64_t marks_look; /* all of its marks were last seen by that look, */
-    int64_t marks_ns;    /* at that time */
-    int64_t counting_ns; /* counts of the whole partition are counted since then, for a second */
-    unsigned countings;
-    unsigned polled_s; /* seconds on end in which it was counted often: it is a worker that asks */
+    char *name;            /* as names of objects have it */
+    atomic_bool worked;    /* this process owns or owned a shard of it */
+    uint64_t object_bytes; /* of its task objects, the larger ones; 0: none was read */
+    uint64_t marks_look;   /* all of its marks were last seen by that look, */
+    int64_t marks_ns;      /* at that time */
     kl__s3_shard **shards;
 } kl__s3_partition;
 
@@ -401,8 +405,8 @@ kl_rc kl__s3_extend(kl__s3 *s3, kl__s3_more *more, size_t count);
 /* Everything of these shards, up to `max` objects in all. */
 kl_rc kl__s3_read_all(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t max, int64_t since_ns);
 
-/* Archives of kept tasks of these shards. */
-kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count);
+/* Archives of kept tasks of these shards, by so many requests at most; SIZE_MAX: all of them. */
+kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t max);
 
 /* GETs one object whole. KL_OK: request->status is 200, or 404: there is none; free it. */
 kl_rc kl__s3_get_object(kl__s3 *s3, const char *name, kl__s3_request *request);
@@ -415,6 +419,7 @@ bool kl__s3_is_fresh(kl__s3 *s3, int64_t since_ns, int64_t limit_ms);
 /* A look at the whole bucket: records, marks and tasks. Not older than so; 0: a new one; -1: as old as it may be while
  * nothing happens. */
 kl_rc kl__s3_pulse(kl__s3 *s3, int64_t age_ms);
+void kl__s3_pulse_renew(kl__s3 *s3); /* the last one, and one that is under way, is too old from now on */
 
 /* Finds out where the task logs of these shards end (many: by a look at the whole bucket that may be a little old). */
 kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count);
@@ -506,6 +511,9 @@ void kl__s3_records_close(kl__s3 *s3);
 /* A look at the bucket showed these records; sorted by name, complete or not. KL_ENOMEM: not all of them are known. */
 kl_rc kl__s3_records_seen(kl__s3 *s3, const kl__s3_names *names, bool whole, int64_t seen_ns);
 
+/* What nobody has used for so long goes, unless a look has shown it since; then its value goes. How many stay. */
+size_t kl__s3_records_forget(kl__s3 *s3, int64_t age_ms);
+
 /* A document by compare-and-set: partitions.json is one that is no record. */
 typedef struct kl__s3_document {
     uint64_t version; /* 0: there is none */
@@ -548,6 +556,7 @@ void kl__s3_sleep(kl__s3 *s3, int64_t wait_ms); /* or until the store is closed 
 kl_rc kl__s3_append(void *self, const kl_append *append);
 kl_rc kl__s3_scan(void *self, kl_scan *scans, size_t count);
 kl_rc kl__s3_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts);
+kl_rc kl__s3_lines(void *self, uint32_t partition, uint32_t *ret_priorities);
 kl_rc kl__s3_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen);
 kl_rc kl__s3_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
 kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count);

@@ -9,7 +9,7 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { FIRST_WANT = 16, POLLED_COUNTS = 8, POLLED_S = 4, LOOKS_MAX = 16, READ_STEP = 64, DUE_STEP = 64 };
+enum { FIRST_WANT = 16, LOOKS_MAX = 16, READ_STEP = 64, DUE_STEP = 64 };
 
 /* --- Looks --- */
 
@@ -273,47 +273,23 @@ static kl_rc used_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards 
     return rc;
 }
 
-/* Whether the partition is counted all the time: several times in each of some seconds on end, and ever since. */
-static bool is_polled(kl__s3_partition *partition)
-{
-    int64_t now_ns = kl__monotonic_ns(), since_ns = now_ns - partition->counting_ns;
-    if (since_ns >= INT64_C(10) * 1000000000)
-        partition->polled_s = partition->countings = 0;
-    if (since_ns >= 1000000000) {
-        bool often = partition->polled_s >= POLLED_S || partition->countings >= POLLED_COUNTS;
-        partition->polled_s = often ? partition->polled_s + 1 : 0;
-        partition->counting_ns = now_ns;
-        partition->countings = 0;
-    }
-    partition->countings++;
-    return partition->polled_s >= POLLED_S;
-}
-
-/* A worker, which counts many times a second, counts the shards that it owns: it does not read those of others, nor what is
- * finished. */
-static bool owned_shards(kl__s3 *s3, kl__s3_partition *partition, struct shards *shards)
-{
-    kl__memory_enter(s3->memory);
-    uint32_t end = is_polled(partition) ? partition->shard_count : 0;
-    for (uint32_t i = 0; i < end; i++)
-        if (partition->shards[i] && partition->shards[i]->owned)
-            shards->items[shards->count++] = partition->shards[i];
-    kl__memory_leave(s3->memory);
-    return shards->count > 0;
-}
-
 /* --- Counts --- */
 
-static kl_rc count_marks(kl__s3 *s3, kl__s3_partition *partition, kl_counts *counts)
+/* By their marks. A look at the bucket, which scans need as well, shows them in most cases. */
+kl_rc kl__s3_lines(void *self, uint32_t partition, uint32_t *ret_priorities)
 {
+    kl__s3 *s3 = self;
+    kl__s3_partition *at = s3->partitions[partition - 1];
     uint64_t marks = UINT64_C(1) << -KL_PRIORITY_MIN;
-    kl_rc rc = kl__s3_see_marks(s3, partition);
+    kl_rc rc = kl__s3_pulse(s3, -1);
+    if (rc == KL_OK)
+        rc = kl__s3_see_marks(s3, at);
     kl__memory_enter(s3->memory);
-    for (uint32_t i = 0; i < partition->shard_count; i++)
-        marks |= partition->shards[i] ? kl__s3_lines_of(partition->shards[i]) : 0;
+    for (uint32_t i = 0; i < at->shard_count; i++)
+        marks |= at->shards[i] ? kl__s3_lines_of(at->shards[i]) : 0;
     kl__memory_leave(s3->memory);
-    counts->priorities |= (uint32_t)(marks & 0xffffffff);
-    counts->at_least = true;
+    if (rc == KL_OK)
+        *ret_priorities = (uint32_t)(marks & 0xffffffff);
     return rc;
 }
 
@@ -329,7 +305,6 @@ struct counting {
     struct shards shards;
     kl_place place;
     const kl_task_id *job; /* or NULL */
-    bool worker;           /* it is a worker that asks, for what it owns */
     kl_counts *ret_counts;
 };
 
@@ -368,33 +343,67 @@ static bool is_surely_empty(kl__s3 *s3, const kl__s3_partition *partition)
     return sure;
 }
 
+/* Whether all shards were read to their ends; *ret_kept: and all of their archives. */
+static bool all_counted(kl__s3 *s3, const struct counting *counting, int64_t since_ns, bool *ret_kept)
+{
+    bool all = true;
+    *ret_kept = true;
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < counting->shards.count; i++) {
+        const kl__s3_shard *shard = counting->shards.items[i];
+        all &= is_counted(counting, shard, since_ns);
+        *ret_kept &= shard->kept != KL_S3_KEPT_SOME;
+    }
+    kl__memory_leave(s3->memory);
+    return all;
+}
+
+/* A shard of ours may have been given back since: one of which nothing was heard for long is followed like others. */
+static kl_rc follow_own(kl__s3 *s3, const struct shards *shards)
+{
+    struct shards own;
+    if (!shards_open(&own, shards->count))
+        return kl__fail_memory();
+    kl__memory_enter(s3->memory);
+    for (size_t i = 0; i < shards->count; i++)
+        if (shards->items[i]->owned && !kl__s3_is_fresh(s3, shards->items[i]->followed_ns, KL_S3_TRUST_MS))
+            own.items[own.count++] = shards->items[i];
+    kl__memory_leave(s3->memory);
+    bool broken;
+    kl_rc rc = own.count ? refresh_whole(s3, &own, true, &broken) : KL_OK;
+    kl__free(own.items);
+    return rc == KL_EDAMAGED ? KL_OK : rc;
+}
+
 static kl_rc count_shards(kl__s3 *s3, void *ctx)
 {
     const struct counting *counting = ctx;
     const struct shards *shards = &counting->shards;
     kl_place place = counting->place;
-    bool worker = counting->worker, broken;
+    kl_counts *counts = counting->ret_counts;
+    bool whole = place.shard == KL_ALL_SHARDS, broken = false, kept;
+    uint32_t marks = 0;
     int64_t since_ns = kl__monotonic_ns();
-    kl_rc rc = refresh_whole(s3, shards, place.shard != KL_ALL_SHARDS, &broken);
+    kl_rc rc = whole ? follow_own(s3, shards) : KL_OK;
+    if (rc == KL_OK)
+        rc = refresh_whole(s3, shards, !whole, &broken);
     if (rc == KL_OK)
         rc = kl__s3_discover(s3, shards->items, shards->count);
-    if (rc == KL_OK && !worker)
-        rc = read_counted(s3, counting, since_ns);
-    if (rc == KL_OK && !worker && place.shard == KL_ALL_SHARDS)
-        rc = kl__s3_load_kept(s3, shards->items, shards->count);
     if (rc == KL_OK)
-        rc = kl__memory_counts(s3->memory, place, NULL, counting->ret_counts);
-    bool all = true;
-    kl__memory_enter(s3->memory);
-    for (size_t i = 0; i < shards->count; i++)
-        all &= is_counted(counting, shards->items[i], since_ns);
-    kl__memory_leave(s3->memory);
+        rc = read_counted(s3, counting, since_ns);
+    if (rc == KL_OK && whole)
+        rc = kl__s3_load_kept(s3, shards->items, shards->count, KL_S3_COUNTED_MAX);
+    if (rc == KL_OK)
+        rc = kl__memory_counts(s3->memory, place, NULL, counts);
+    bool all = all_counted(s3, counting, since_ns, &kept);
     if (rc == KL_OK && !all)
-        rc = count_marks(s3, counting->partition, counting->ret_counts);
-    bool none = rc == KL_OK && place.shard == KL_ALL_SHARDS && !has_waiting(counting->ret_counts);
-    if (rc == KL_OK && (worker || broken || (none && !is_surely_empty(s3, counting->partition))))
-        counting->ret_counts->at_least = true;
-    return rc;
+        rc = kl__s3_lines(s3, place.partition, &marks);
+    if (rc != KL_OK)
+        return rc;
+    counts->priorities |= marks;
+    bool doubt = whole && (!kept || (!has_waiting(counts) && !is_surely_empty(s3, counting->partition)));
+    counts->at_least |= !all || broken || doubt;
+    return KL_OK;
 }
 
 static kl_rc count_job(kl__s3 *s3, void *ctx)
@@ -403,7 +412,7 @@ static kl_rc count_job(kl__s3 *s3, void *ctx)
     bool broken;
     kl_rc rc = refresh_whole(s3, &counting->shards, true, &broken);
     if (rc == KL_OK)
-        rc = kl__s3_load_kept(s3, counting->shards.items, counting->shards.count);
+        rc = kl__s3_load_kept(s3, counting->shards.items, counting->shards.count, SIZE_MAX);
     if (rc == KL_OK)
         rc = kl__memory_counts(s3->memory, counting->place, counting->job, counting->ret_counts);
     if (rc == KL_OK && broken)
@@ -424,7 +433,7 @@ kl_rc kl__s3_counts(void *self, kl_place place, const kl_task_id *job, kl_counts
         kl__memory_enter(s3->memory);
         rc = shards_add(s3, shards, place) ? KL_OK : kl__fail_memory();
         kl__memory_leave(s3->memory);
-    } else if (job || !(counting.worker = owned_shards(s3, partition, shards))) {
+    } else {
         rc = used_shards(s3, partition, shards);
     }
     if (rc == KL_OK)
@@ -528,7 +537,7 @@ static kl_rc read_further(kl__s3 *s3, struct reading *reading)
             rc = kl__s3_read_all(s3, shards.items, shards.count, step, since_ns);
             step *= 2;
         } else {
-            rc = kl__s3_load_kept(s3, shards.items, shards.count);
+            rc = kl__s3_load_kept(s3, shards.items, shards.count, SIZE_MAX);
             kept = true;
         }
         if (rc == KL_OK)
@@ -608,7 +617,7 @@ static kl_rc find_results(kl__s3 *s3, void *ctx)
     kl__memory_leave(s3->memory);
     kl_rc rc = shard ? kl__s3_refresh(s3, &shard, 1, true) : kl__fail_memory();
     if (rc == KL_OK)
-        rc = kl__s3_load_kept(s3, &shard, 1);
+        rc = kl__s3_load_kept(s3, &shard, 1, SIZE_MAX);
     return rc == KL_OK ? kl__memory_results(s3->memory, of->place, of->job, of->after, of->max, of->arena,
                                             of->ret_tasks, of->ret_count)
                        : rc;
@@ -635,7 +644,7 @@ static kl_rc load_partition(kl__s3 *s3, kl__s3_partition *partition)
     if (rc == KL_OK)
         rc = refresh_whole(s3, &shards, true, &broken);
     if (rc == KL_OK)
-        rc = kl__s3_load_kept(s3, shards.items, shards.count);
+        rc = kl__s3_load_kept(s3, shards.items, shards.count, SIZE_MAX);
     kl__free(shards.items);
     return rc;
 }

@@ -13,7 +13,16 @@
 #include "base/wait.h"
 #include "store/s3/s3.h"
 
-enum { LOOK_MS = 5000, IDLE_MS = 20000, KEPT_MS = 60000, UNSWEPT_MS = 60000, DELETES_MAX = 10000, UNUSED_OBJECTS = 64 };
+enum {
+    LOOK_MS = 5000,
+    IDLE_MS = 20000,
+    KEPT_MS = 60000,
+    RECORD_MS = 60000, /* a worker uses those that it watches more often; lists need what was seen within poll_ms */
+    UNSWEPT_MS = 60000,
+    DELETES_MAX = 10000,
+    UNUSED_OBJECTS = 64,
+    LOOKED_AT = 4 * KL_S3_CHECKPOINT /* journal objects that are followed before a checkpoint is read again */
+};
 
 static bool is_over(int64_t since_ns, int64_t ms) { return kl__monotonic_ns() - since_ns >= ms * 1000000; }
 
@@ -89,7 +98,7 @@ static void end_archive(kl__s3 *s3, kl__s3_shard *shard, bool archived)
 {
     const kl__memory_shard *lines = kl__memory_shard_of(s3->memory, shard->place);
     struct ending ending = {.line = archived ? KL_S3_ARCHIVED : KL_S3_IN_JOURNAL,
-                            .drops = archived && !shard->kept_loaded};
+                            .drops = archived && shard->kept == KL_S3_KEPT_NONE};
     if (lines)
         each_finished(lines->finished, end_one, &ending);
     for (kl__memory_task *task = ending.dropped, *next; task; task = next) {
@@ -104,8 +113,8 @@ static void drop_kept(kl__s3 *s3, kl__s3_shard *shard)
 {
     pthread_mutex_lock(&s3->kept_mutex);
     kl__memory_enter(s3->memory);
-    if (shard->kept_loaded && is_over(shard->kept_ns, KEPT_MS)) {
-        shard->kept_loaded = false;
+    if (shard->kept != KL_S3_KEPT_NONE && is_over(shard->kept_ns, KEPT_MS)) {
+        shard->kept = KL_S3_KEPT_NONE;
         end_archive(s3, shard, true);
     }
     kl__memory_leave(s3->memory);
@@ -497,6 +506,29 @@ static void drop_unused(kl__s3 *s3, kl__s3_shard *shard)
     kl__memory_leave(s3->memory);
 }
 
+/* What a process that only looks has read, and will not be asked for: objects of which nothing waits, up to the first that
+ * has something. What the journal says of finished tasks is in archives by now; it cannot be told how much of it, so all
+ * of the shard is read anew from its checkpoint (E5), unless somebody asks for finished tasks. */
+static void trim_looked_at(kl__s3 *s3, kl__s3_shard *shard)
+{
+    kl__memory_enter(s3->memory);
+    const kl__memory_shard *lines = kl__memory_shard_of(s3->memory, shard->place);
+    bool looks = shard->loaded && !shard->owned && !shard->written_ns;
+    uint64_t first = looks ? first_of(shard) : 0;
+    for (kl__tree_node *node; looks && (node = kl__tree_first(shard->objects));) {
+        kl__s3_object *object = KL_CONTAINER(node, kl__s3_object, by_number);
+        if (object->number > first || object->number >= shard->taken)
+            break;
+        kl__s3_object_free(shard, object);
+    }
+    for (kl__s3_forgotten *one; looks && (one = find_expired(s3, shard->forgotten));)
+        kl__s3_forgotten_free(shard, one);
+    if (looks && shard->kept == KL_S3_KEPT_NONE && lines && lines->finished && shard->journal_from &&
+        shard->journal - shard->journal_from >= LOOKED_AT)
+        kl__s3_shard_clear(s3, shard);
+    kl__memory_leave(s3->memory);
+}
+
 static kl__s3_shard *next_shard(kl__s3 *s3, uint32_t *partition, uint32_t *number)
 {
     kl__s3_shard *found = NULL;
@@ -526,6 +558,7 @@ static void look_after(kl__s3 *s3)
             rc = kl__s3_checkpoint(s3, shard);
         drop_kept(s3, shard);
         drop_unused(s3, shard);
+        trim_looked_at(s3, shard);
         if (rc == KL_OK && sweeps)
             rc = sweep(s3, shard);
         if (rc == KL_OK)
@@ -545,6 +578,7 @@ static void *run(void *ctx)
             break;
         pthread_mutex_unlock(&s3->upkeep_mutex);
         look_after(s3);
+        (void)kl__s3_records_forget(s3, 2 * s3->poll_ms > RECORD_MS ? 2 * s3->poll_ms : RECORD_MS);
         if (s3->billed_ns == 0)
             s3->billed_ns = kl__monotonic_ns();
         if (is_over(s3->billed_ns, KL_S3_BILL_EVERY_MS) && !s3->caller_time) {
