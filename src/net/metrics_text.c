@@ -102,6 +102,7 @@ static void add_counts(kl_counts *to, const kl_counts *more)
     to->dead += more->dead;
     to->cancelled += more->cancelled;
     to->oldest_id_ms = older ? more->oldest_id_ms : to->oldest_id_ms;
+    to->at_least |= more->at_least;
 }
 
 static kl_rc count_layout(const kl__queue_layout *layout, kl_counts *parts)
@@ -289,6 +290,14 @@ static void put_oldest(struct out *out, const struct scrape *scrape, const struc
         (long long)(age_ms / 1000), (long long)(age_ms % 1000));
 }
 
+static void put_at_least(struct out *out, const struct scrape *scrape, const struct sample *sample, uint32_t partition)
+{
+    char labels[256];
+    (void)scrape;
+    put(out, "keyline_queue_at_least{%s} %d\n", labels_of(sample, partition, labels, sizeof labels),
+        sample->parts[partition].at_least);
+}
+
 typedef void put_part_fn(struct out *out, const struct scrape *scrape, const struct sample *sample, uint32_t partition);
 
 static const struct {
@@ -298,6 +307,8 @@ static const struct {
     {"keyline_queue_tasks", "Tasks that wait, by line; running ones are among them.", put_waiting},
     {"keyline_queue_kept_tasks", "Finished tasks that are kept, by how they ended.", put_kept},
     {"keyline_queue_oldest_seconds", "Age of the oldest task that is ready and was never tried; 0: none.", put_oldest},
+    {"keyline_queue_at_least", "1 where the store did not count all of the partition: there may be more tasks.",
+     put_at_least},
 };
 
 static void put_parts(struct out *out, const struct scrape *scrape)

@@ -9,8 +9,10 @@
 #include "harness.h"
 #include "keyline/control.h"
 #include "net/log.h"
+#include "net/metrics.h"
 #include "net/notify.h"
 #include "server_rig.h"
+#include "store/engines.h"
 
 /* ---- Health and what it is ---- */
 
@@ -110,6 +112,37 @@ TEST(what_is_put_is_counted_once_and_in_jobs_too)
     CHECK_LINE(&metrics, "keyline_tasks_appended_total{queue=\"orders\",partition=\"orders\"} 5");
     answer_free(&metrics);
     server_close(&server);
+}
+
+static kl_rc count_some(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
+{
+    kl_rc rc = kl__engine_memory.counts(self, place, job, ret_counts);
+    ret_counts->at_least |= rc == KL_OK;
+    return rc;
+}
+
+/* S3 does not read a long log to its end to count it. */
+TEST(a_count_that_is_a_lower_bound_is_marked)
+{
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    kl__metrics *metrics = NULL;
+    kl_arena arena = {0};
+    for (int i = 0; i < 2; i++) {
+        kl_engine engine = kl__engine_memory;
+        kl_bytes text = {"", 0};
+        engine.counts = i ? count_some : engine.counts;
+        CHECK_INT(kl_store_open_engine(&engine, "", NULL, &store), KL_OK);
+        CHECK_INT(kl_queue_open(store, "orders", NULL, &queue), KL_OK);
+        CHECK_INT(kl__metrics_open(&(kl__metrics_opts){.version = "0"}, &metrics), KL_OK);
+        CHECK_INT(kl__metrics_text(metrics, store, NULL, NULL, &arena, &text), KL_OK);
+        CHECK_CONTAINS(text.data, i ? "keyline_queue_at_least{queue=\"orders\",partition=\"orders\"} 1\n"
+                                    : "keyline_queue_at_least{queue=\"orders\",partition=\"orders\"} 0\n");
+        kl__metrics_close(metrics);
+        kl_queue_close(queue);
+        kl_store_close(store);
+    }
+    kl_arena_free(&arena);
 }
 
 TEST(what_happens_is_counted)
