@@ -178,3 +178,45 @@ TEST(whatever_allocation_fails_the_bucket_has_what_was_said_in_the_end)
     }
     kl_idgen_close(ids);
 }
+
+/* Applies the object again until there is memory for it; the n-th allocation fails. False: there were not so many. */
+static bool apply_starved(kl__s3 *s3, kl__s3_shard *shard, const char *body, uint64_t n)
+{
+    kl__s3_text text = {.data = (char *)body, .len = strlen(body)};
+    kl__alloc_fail_at(n);
+    kl_rc rc = kl__s3_apply_tasks(s3, shard, 2, &text);
+    bool failed = kl__alloc_fail_at(0) >= n;
+    if (rc != KL_OK)
+        rc = kl__s3_apply_tasks(s3, shard, 2, &text);
+    CHECK_OK(rc);
+    return failed;
+}
+
+/* The second object has the task of the first again, with no token to tell. */
+TEST(a_repeat_is_noted_whatever_allocation_fails)
+{
+    static const char body[] = "{\"keyline\":1,\"at\":1,\"nonce\":\"1\",\"appends\":[{\"tasks\":[{\"id\":"
+                               "\"0190b5a0-0000-7000-8000-000000000001\",\"payload\":\"x\"}]}]}";
+    char url[S3_URL_BYTES];
+    kl_store *store = NULL;
+    kl_place place = {0};
+    bool failed = true;
+    if (!s3_server_new_url(url))
+        return;
+    CHECK_OK(kl_store_open(url, NULL, &store));
+    REQUIRE(store);
+    CHECK_OK(kl_store_partition(store, "p", 1, &place.partition));
+    kl__s3 *s3 = store->self;
+    kl__memory_enter(s3->memory);
+    kl__s3_shard *shard = kl__s3_shard_make(s3, place);
+    for (uint64_t n = 1; failed && !test_failed(); n++) {
+        kl__s3_text text = {.data = (char *)body, .len = strlen(body)};
+        kl__s3_shard_clear(s3, shard);
+        CHECK_OK(kl__s3_apply_tasks(s3, shard, 1, &text));
+        failed = apply_starved(s3, shard, body, n);
+        CHECK(shard->repeat_count > 0);
+        CHECK(kl__s3_object_of(shard, 2)->live == 0);
+    }
+    kl__memory_leave(s3->memory);
+    kl_store_close(store);
+}

@@ -25,13 +25,20 @@ static bool is_doubtful(kl__s3_clock *clock, int64_t offset)
     return !again;
 }
 
+/* The first date is doubted, too, if it is far ahead of this machine's clock: that holds until a second one agrees. */
+static void begin(kl__s3_clock *clock, int64_t offset)
+{
+    int64_t own = kl__wall_ms() - monotonic_ms();
+    set_offset(clock, offset - own > JUMP_MS ? own : offset);
+}
+
 /* Dates are whole seconds, cut off: the greatest offset seen is the closest. It is forgotten after a while, for clocks that
  * drift or were wrong for a moment. */
 void kl__s3_clock_learn(kl__s3_clock *clock, int64_t date_ms)
 {
     int64_t offset = date_ms - monotonic_ms();
     if (!clock->is_set)
-        set_offset(clock, offset);
+        begin(clock, offset);
     if (offset - clock->offset_ms > JUMP_MS) {
         clock->jumped_ns = kl__monotonic_ns();
         if (is_doubtful(clock, offset))

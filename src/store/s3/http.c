@@ -214,14 +214,16 @@ static const char *method_of(const kl__s3_request *request)
     return request->kind == KL_S3_PUT ? "PUT" : request->kind == KL_S3_DELETE ? "DELETE" : "GET";
 }
 
-/* The MD5 that a list of deletes must carry. */
-static void add_md5(const kl__s3_request *request, char *ret_header, size_t size)
+/* The MD5 that a list of deletes must carry. False: there is none, as where FIPS rules. */
+static bool add_md5(const kl__s3_request *request, char *ret_header, size_t size)
 {
     unsigned char digest[EVP_MAX_MD_SIZE], text[64];
     unsigned len = 0;
-    EVP_Digest(request->body.data, request->body.len, digest, &len, EVP_md5(), NULL);
+    if (EVP_Digest(request->body.data, request->body.len, digest, &len, EVP_md5(), NULL) != 1)
+        return false;
     EVP_EncodeBlock(text, digest, (int)len);
     snprintf(ret_header, size, "content-md5: %s", (const char *)text);
+    return true;
 }
 
 static void encode_path(const kl__s3_http *http, const kl__s3_request *request, kl__s3_text *path)
@@ -258,10 +260,13 @@ static bool add_headers(kl__s3_http *http, kl__s3_request *request, const char *
     struct curl_slist *list = NULL;
     if (!signed_)
         return false;
-    if (is_post(request)) {
-        add_md5(request, md5, sizeof md5);
-        what.extra[extra++] = md5;
+    if (is_post(request) && !add_md5(request, md5, sizeof md5)) {
+        snprintf(request->problem, sizeof request->problem, "OpenSSL has no MD5 here, which S3 wants with deletes");
+        kl__free(signed_);
+        return false;
     }
+    if (is_post(request))
+        what.extra[extra++] = md5;
     if (request->if_match)
         snprintf(condition, sizeof condition, "if-match: %s", request->if_match);
     else
@@ -393,9 +398,9 @@ static void start(kl__s3_http *http, kl__s3_request *request)
     if (request->sends == 0)
         request->until_ns = kl__monotonic_ns() + KL_S3_PATIENCE_MS * INT64_C(1000000);
     request->easy = http->idle_count ? http->idle[--http->idle_count] : curl_easy_init();
+    snprintf(request->problem, sizeof request->problem, "out of memory");
     if (!request->easy || !set_up(http, request, request->easy) ||
         curl_multi_add_handle(http->multi, request->easy) != CURLM_OK) {
-        snprintf(request->problem, sizeof request->problem, "out of memory");
         release(http, request);
         finish(http, request);
         return;

@@ -319,6 +319,13 @@ kl_rc kl__s3_pulse(kl__s3 *s3, int64_t age_ms)
     return rc;
 }
 
+void kl__s3_pulse_renew(kl__s3 *s3)
+{
+    pthread_mutex_lock(&s3->pulse_mutex);
+    s3->pulse_ns = 0;
+    pthread_mutex_unlock(&s3->pulse_mutex);
+}
+
 kl_rc kl__s3_discover(kl__s3 *s3, kl__s3_shard **shards, size_t count)
 {
     bool owned = false;

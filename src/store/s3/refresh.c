@@ -568,22 +568,26 @@ static kl_rc load_archives(kl__s3 *s3, kl__s3_shard *const *shards, size_t count
     return rc;
 }
 
-/* Whether its archives must be read for such a question. */
-static bool wants_kept(kl__s3 *s3, kl__s3_shard *shard, bool all)
+/* Whether its archives must be read for such a question; then *ret_generation is noted. */
+static bool wants_kept(kl__s3 *s3, kl__s3_shard *shard, bool all, uint64_t *ret_generation)
 {
     kl__memory_enter(s3->memory);
     shard->kept_ns = kl__monotonic_ns();
     if (shard->checkpoint == 0 && !shard->broken)
         shard->kept = KL_S3_KEPT_ALL; /* all of it is in memory, and stays there */
     bool wanted = shard->kept < (all ? KL_S3_KEPT_ALL : KL_S3_KEPT_SOME) && !shard->broken;
+    *ret_generation = shard->generation;
     kl__memory_leave(s3->memory);
     return wanted;
 }
 
-static void note_kept(kl__s3 *s3, kl__s3_shard *const *shards, size_t count, bool all)
+/* A shard that was cleared meanwhile has lost what had been read by then. */
+static void note_kept(kl__s3 *s3, kl__s3_shard *const *shards, const uint64_t *generations, size_t count, bool all)
 {
     kl__memory_enter(s3->memory);
     for (size_t i = 0; i < count; i++) {
+        if (shards[i]->generation != generations[i])
+            continue;
         shards[i]->kept_ns = kl__monotonic_ns(); /* from here on: loading may have taken long */
         shards[i]->kept = all ? KL_S3_KEPT_ALL : KL_S3_KEPT_SOME;
     }
@@ -593,18 +597,19 @@ static void note_kept(kl__s3 *s3, kl__s3_shard *const *shards, size_t count, boo
 kl_rc kl__s3_load_kept(kl__s3 *s3, kl__s3_shard **shards, size_t count, size_t max)
 {
     kl__s3_shard *wanted[KEPT_WIDE];
+    uint64_t generations[KEPT_WIDE];
     kl_rc rc = KL_OK;
     size_t left = max;
     pthread_mutex_lock(&s3->kept_mutex);
     for (size_t i = 0; rc == KL_OK && i < count;) {
         size_t used = 0;
         for (; i < count && used < KEPT_WIDE; i++)
-            if (wants_kept(s3, shards[i], max == SIZE_MAX))
+            if (wants_kept(s3, shards[i], max == SIZE_MAX, &generations[used]))
                 wanted[used++] = shards[i];
         if (left && used)
             rc = load_archives(s3, wanted, used, &left);
         if (rc == KL_OK)
-            note_kept(s3, wanted, used, left > 0);
+            note_kept(s3, wanted, generations, used, left > 0);
     }
     pthread_mutex_unlock(&s3->kept_mutex);
     return rc;

@@ -150,7 +150,8 @@ bool kl__s3_has_token(kl__s3_shard *shard, const kl_token *value)
     return kl__memory_find_node(shard->tokens, &probe.by_value, less_token) != NULL;
 }
 
-/* Whether an earlier object bore the token; else it is remembered. False: no memory. */
+/* Whether an earlier object bore the token; else it is remembered. The checkpoint has all tokens up to its number that are
+ * young enough, and repeats of others are settled there. False: no memory. */
 static bool meet_token(kl__s3_shard *shard, const kl_token *value, uint64_t number, int64_t at_ms, bool *ret_repeat)
 {
     kl__s3_token probe = {.token = *value};
@@ -158,7 +159,7 @@ static bool meet_token(kl__s3_shard *shard, const kl_token *value, uint64_t numb
         drop_oldest_token(shard);
     kl__tree_node *node = kl__memory_find_node(shard->tokens, &probe.by_value, less_token);
     *ret_repeat = node && by_value(node)->number < number;
-    return node || kl__s3_remember(shard, value, number, at_ms);
+    return node || number <= shard->tokens_to || kl__s3_remember(shard, value, number, at_ms);
 }
 
 /* --- Tasks --- */
@@ -208,8 +209,8 @@ static bool link_task(kl__s3 *s3, kl__s3_shard *shard, kl__s3_object *object, ui
     uint64_t position = object->number << KL_S3_INDEX_BITS | index;
     if (!lines)
         return false;
-    if (kl__memory_waiting(lines, &entry->id))
-        return kl__s3_set_settled(object, index) && note_repeat(shard, position);
+    if (kl__memory_waiting(lines, &entry->id)) /* noted first: what is settled is not looked at again */
+        return note_repeat(shard, position) && kl__s3_set_settled(object, index);
     kl__memory_task *task = kl__s3_task_make(lines, entry, position);
     if (!task)
         return false;
