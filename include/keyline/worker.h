@@ -41,7 +41,8 @@ typedef struct kl_worker kl_worker;
 typedef struct kl_work kl_work; /* one attempt of one task, valid while its handler runs */
 
 /* Runs on one of the worker's threads; may block. Whatever it does may be done again: tasks are run at least once. It
- * must look at kl_work_cancelled itself if it takes long: nothing stops a thread. KL_CANCELLED is taken as KL_DEAD. */
+ * must look at kl_work_cancelled itself if it takes long: nothing stops a thread. KL_CANCELLED is taken as KL_DEAD, what
+ * is no outcome as KL_RETRY. */
 typedef kl_outcome kl_handler_fn(kl_work *work, void *ctx);
 
 typedef struct kl_handler {

@@ -174,6 +174,7 @@ kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *l
 
 /* KL_EINVAL: a store of the layout cannot seal. */
 kl_rc kl__layout_check_seal(const kl_queue *queue, const kl__queue_layout *layout);
+kl_rc kl__layout_seal(const kl_queue *queue, const kl__queue_layout *layout); /* nothing more is stored there */
 
 /* Reads the record again, seals every shard of all layouts but the newest, and writes into the record that they are.
  * Anybody may call it, any number of times; whoever opens a layout does, every worker that finds one not sealed, and every

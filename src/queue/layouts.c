@@ -262,7 +262,7 @@ static kl_rc seal_partition(kl_store *store, uint32_t number, uint32_t shards, k
     return rc;
 }
 
-static kl_rc seal_layout(const kl_queue *queue, const kl__queue_layout *layout)
+kl_rc kl__layout_seal(const kl_queue *queue, const kl__queue_layout *layout)
 {
     kl_rc rc = kl__layout_check_seal(queue, layout);
     if (rc != KL_OK)
@@ -299,7 +299,7 @@ kl_rc kl__queue_seal(kl_queue *queue)
         if (descriptor->layouts[i].sealed)
             continue;
         any = true;
-        rc = seal_layout(queue, &descriptor->layouts[i]);
+        rc = kl__layout_seal(queue, &descriptor->layouts[i]);
     }
     kl__descriptor_release(descriptor);
     return rc == KL_OK && any ? kl__queue_change(queue, mark_sealed, &newest) : rc;

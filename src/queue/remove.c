@@ -8,7 +8,8 @@
  *
  * A put that is under way while an empty queue is removed may be stored after its tasks were counted, and is lost with
  * the queue. Sealing the shards first would refuse it, but then a queue that turns out to hold tasks could not be left
- * as it was. */
+ * as it was. They are sealed last: whoever has the queue open still and puts something looks for its record and is told
+ * that it is gone, or finds the one that was made since. */
 #include "queue/inside.h"
 
 enum {
@@ -216,7 +217,12 @@ static kl_rc remove_all(const kl_queue *queue, const kl__descriptor *descriptor)
         rc = visit_all(queue, descriptor, visit_clear);
     if (rc == KL_OK)
         rc = write_gone(queue, descriptor);
-    return rc == KL_OK ? remove_record(queue, descriptor) : rc;
+    if (rc == KL_OK)
+        rc = remove_record(queue, descriptor);
+    for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++)
+        if (!descriptor->layouts[i].sealed)
+            rc = kl__layout_seal(queue, &descriptor->layouts[i]);
+    return rc;
 }
 
 kl_rc kl_queue_remove(kl_queue *queue)

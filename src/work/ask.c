@@ -8,7 +8,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "base/compare.h"
 #include "keyline/control.h"
@@ -235,8 +234,12 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
     held = kl__window_find(ask->window, id, task.position);
     if (is_being_tried(held))
         return KL_OK;
+    if (held && !key_hash) { /* there is no line that could be let go on: it comes in anew */
+        kl__window_remove(ask->window, held);
+        held = NULL;
+    }
     if (held) {
-        held->lane.mark.attempts = 0;
+        held->lane.mark.attempts = held->made = 0;
         held->retry_line = true;
         held->draining = false;
         if (key_hash && !kl__keyset_has(ask->pump->paused, key_hash))
@@ -313,7 +316,7 @@ static bool tell_head(struct ask *ask, const kl__held *head)
         return true;
     const kl__progress *progress = head->progress;
     return kl__json_set_id(answer, "head", &head->id) &&
-           kl__json_set_int(answer, "attempts", head->lane.mark.attempts) &&
+           kl__json_set_int(answer, "attempts", head->made ? head->made : head->lane.mark.attempts) &&
            kl__json_set_bytes(answer, "head_error", head->text ? head->text->error : (kl_bytes){0}) &&
            kl__json_set_int(answer, "running_ms",
                             head->state == KL_HELD_RUNNING ? ask->pump->now_ms - head->started_ms : 0) &&
@@ -402,24 +405,6 @@ static kl_rc answer(struct ask *ask, const kl_record *record, kl_rc said)
     return rc == KL_ECONFLICT ? KL_OK : rc; /* it was withdrawn */
 }
 
-/* What was asked for is durable before it is answered. Another thread may be at it. */
-static kl_rc send_outcomes(kl__pump *pump, const kl__window *window)
-{
-    enum { TRIES = 5000 };
-    kl_rc rc = KL_OK;
-    for (int i = 0; i < TRIES && rc == KL_OK && !window->lost && (window->finished || window->settling); i++) {
-        uint64_t sent = 0;
-        rc = kl__pump_settle(pump, &sent);
-        if (rc == KL_OK && window->settling && pump->opts.leave) {
-            struct timespec while_ms = {.tv_nsec = 1000000};
-            kl__pump_leave(pump);
-            nanosleep(&while_ms, NULL);
-            kl__pump_enter(pump);
-        }
-    }
-    return rc;
-}
-
 /* Else it is left for the next tick. */
 static bool is_time(const struct ask *ask)
 {
@@ -436,7 +421,7 @@ static kl_rc carry_out_and_answer(struct ask *ask, const kl_record *record)
         return kl__fail_memory();
     kl_rc said = carry_out(ask);
     if (said == KL_OK)
-        said = send_outcomes(ask->pump, ask->window);
+        said = kl__window_send(ask->window); /* what was asked for is durable before it is answered */
     return answer(ask, record, said);
 }
 
@@ -458,6 +443,7 @@ static kl_rc handle(kl__pump *pump, kl__window *window, const kl_record *record)
     return rc == KL_EDAMAGED ? KL_OK : rc; /* not for us: it expires */
 }
 
+/* Also one that is to be given back: as long as something runs in it, nobody else can answer. */
 static kl__window *asked_window(kl__partition *partition, kl_bytes name, size_t prefix_len)
 {
     const char *rest = (const char *)name.data + prefix_len;
@@ -468,7 +454,7 @@ static kl__window *asked_window(kl__partition *partition, kl_bytes name, size_t 
     kl__window *window = partition->windows;
     while (window && window->place.shard != shard)
         window = window->next;
-    return window && !window->leaving ? window : NULL;
+    return window;
 }
 
 static kl_rc carry_out_page(kl__pump *pump, kl__partition *partition, kl_bytes prefix, kl_arena *arena, kl_bytes *after)

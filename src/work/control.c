@@ -298,6 +298,11 @@ static kl_rc ask_key(kl_queue *queue, struct key_ask *ask)
     kl_rc rc = check_key(ask->key);
     if (rc == KL_OK)
         rc = each_source(queue, ask_source, ask);
+    if (rc == KL_OK && !ask->answered && strcmp(ask->verb, "wake") == 0)
+        return kl__fail(KL_ENOTFOUND,
+                        "no task of the key '%.*s' waits for anything but its time; list the keys that have some, or "
+                        "retry a delayed task by its id",
+                        (int)ask->key.len, (const char *)ask->key.data);
     if (rc == KL_OK && !ask->answered && strcmp(ask->verb, "show") != 0)
         rc = kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits; list the keys that have some", (int)ask->key.len,
                       (const char *)ask->key.data);

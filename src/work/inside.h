@@ -84,12 +84,14 @@ struct kl__held {
     bool halted;            /* FINISHED as RETRY: then hold the key until somebody acts, */
     bool draining;          /* or until the rest of its line is dead too */
     bool sending;           /* FINISHED: a settle under way has it */
+    bool with_next;         /* FINISHED: the batch that has it has the next one, too */
     _Atomic(bool) cancel;   /* somebody asked */
     int64_t started_ms;     /* RUNNING: on the store's clock */
     kl__progress *progress; /* RUNNING: what the handler told, or NULL */
     kl__shelf *shelf;       /* ROOM: where it waits by its kind; NULL: in line with all others */
     void *waiter;           /* FINISHED: to be told when it is settled; NULL: nobody */
     uint16_t kind;          /* blocked for its kind: that, by kl__owners_kind */
+    uint16_t made; /* halted or draining, and failed here: the attempts that were made, not those counted as used */
 };
 
 enum { KL_HELD_FROM_DUE = 1 }; /* lane.mark.kind: it stands in the due line */
@@ -154,6 +156,7 @@ struct kl__window {
     bool draining;         /* holds a first task whose line is to follow it to the dead letters */
     int64_t due_looked_ms; /* when the due line was last begun, */
     int64_t due_again_ms;  /* and when it is to be begun again */
+    bool due_clear;        /* when last begun it held nothing that was due */
     bool due_under_way;    /* it is being read in pieces, behind this stub */
     kl_stub due_last;
     kl__cursor *cursors[KL_LINES]; /* by line, less KL_PRIORITY_MIN; NULL: never had anything. The due line has none */
@@ -272,6 +275,7 @@ struct kl__pump {
     int64_t owners_ms;           /* when owners were last asked, on the local clock */
     int64_t watch_ms;            /* when it was last looked what others do there */
     int64_t tick_ms;             /* when everything else was */
+    int64_t ended_ms;            /* when an outcome was last durable, on the store's clock */
     int64_t cron_ms;             /* when schedules are to be looked at, on the store's clock */
     bool beat_now;               /* something is to be given back */
     uint64_t elsewhere;          /* tasks in partitions that are not all owned here, */
@@ -291,6 +295,7 @@ kl__held *kl__held_at(const kl__window *window, uint64_t position); /* NULL: not
 /* --- window.c --- */
 
 kl__window *kl__window_open(kl__partition *partition, uint32_t shard, uint64_t epoch, bool clean); /* NULL: no memory */
+bool kl__window_is_suspect(const kl__window *window); /* something suspect (P5) may wait that was not run here */
 void kl__window_drop(kl__window *window); /* lost or left: forgets what it holds; freed once nothing is out */
 void kl__window_free_if_done(kl__window *window);
 
@@ -319,6 +324,7 @@ bool kl__window_serve(kl__window *window, kl__held *held);
 
 /* In two steps: out of lane, room or aside; and freed, once it is in none. */
 void kl__window_withdraw(kl__held *held);
+kl__held *kl__window_hold(kl__window *window, const kl_stub *stub); /* in no lane, to be ended; NULL: no memory */
 void kl__window_release(kl__held *held);
 kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t position);
 kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash); /* NULL: none */
@@ -360,6 +366,7 @@ uint64_t kl__keyset_capacity(const kl__keyset *set);
 kl__settles *kl__settles_open(void);
 void kl__settles_free(kl__settles *settles);
 bool kl__pump_settling(const kl__pump *pump);
+kl_rc kl__window_send(kl__window *window); /* until all that has finished in it is durable */
 
 /* --- pump.c --- */
 
@@ -380,7 +387,8 @@ void kl__partitions_close(kl__pump *pump);
 /* --- sweep.c: tasks that are ended without being run --- */
 
 /* Ends all waiting tasks of the shard with this key (0: of every key) that are not running, those not in memory
- * included; `head` (or NULL) is left. *ret_count: how many. */
+ * included, in the order of their lines; then `head` (or NULL), behind which a key is drained. *ret_count: how many
+ * others. */
 kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *head, kl_outcome outcome,
                        const char *error, uint64_t *ret_count);
 

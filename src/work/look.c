@@ -271,6 +271,7 @@ static void apply_due(struct look *look, const kl_scan *scan, size_t admitted)
 {
     kl__window *window = look->window;
     int64_t now_ms = window->pump->now_ms, took_ms = now_ms - window->due_looked_ms;
+    window->due_clear = !window->due_under_way && scan->count == 0;
     window->due_under_way = admitted == scan->count && scan->count == scan->max;
     if (window->due_under_way)
         window->due_last = scan->stubs[admitted - 1];
@@ -358,7 +359,7 @@ static kl_rc count_partition(kl__pump *pump, kl__partition *partition)
         return KL_OK;
     kl_counts counts = {0};
     kl_place place = {partition->number, KL_ALL_SHARDS};
-    int64_t began_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    int64_t began_ms = pump->opts.local_ms(pump->opts.local_ctx), asked_ms = pump->now_ms;
     kl__pump_leave(pump);
     kl_rc rc = quick ? kl__store_lines(store, place.partition, &counts.priorities)
                      : kl_store_counts(store, place, NULL, &counts);
@@ -367,7 +368,7 @@ static kl_rc count_partition(kl__pump *pump, kl__partition *partition)
         return rc;
     int64_t took_ms = pump->opts.local_ms(pump->opts.local_ctx) - began_ms;
     partition->count_rest_ms = 20 * took_ms < COUNT_REST_MS ? 20 * took_ms : COUNT_REST_MS;
-    partition->counted_ms = pump->now_ms;
+    partition->counted_ms = asked_ms;
     partition->counts_known |= !quick;
     if (!quick)
         partition->counts = counts;

@@ -10,7 +10,7 @@
  * lost. A group of ours goes through
  *
  *            taken                fence in              all shards left
- *     NONE -------> UNFENCED ----------------> HELD ----------------------> LEFT --> NONE (freed clean)
+ *     NONE -------> UNFENCED ----------------> HELD ----------------------> LEFT --> NONE (freed; O5)
  *                      | fence refused           | not ours, lease missed
  *                      v                         v
  *                    STALE --> NONE (freed)    LOST --> NONE (reported; freed unclean if it is still ours)
@@ -163,6 +163,7 @@ static void take_in_left(kl__owners *owners, const kl__owners_report *report)
         if (own->state != KL_GROUP_HELD)
             continue;
         own->left |= (uint16_t)(1u << shard % owners->group_shards);
+        own->unsettled |= !own->clean && report->unsettled && report->unsettled[i];
         if (own->left == whole)
             own->state = KL_GROUP_LEFT;
     }
@@ -277,7 +278,7 @@ static void give(kl__owners *owners, kl__owners_record *record, uint32_t me, boo
             continue;
         if (own->state == KL_GROUP_LEFT) {
             wish(owners, record, me, group, now_ms);
-            kl__record_free_group(record, group, false);
+            kl__record_free_group(record, group, own->unsettled);
         } else if (own->state == KL_GROUP_LOST) {
             kl__record_free_group(record, group, true);
         } else if (own->state == KL_GROUP_STALE || (leaving && own->state == KL_GROUP_UNFENCED)) {

@@ -11,7 +11,8 @@
  * O2  Nothing is taken from a worker whose lease holds, except what it gives back.
  * O3  A shard is reported as taken only after its fence is in the store.
  * O4  A worker that leaves with everything idle is gone, and its shards are free, after one beat.
- * O5  A shard whose owner did not give it back is taken unclean.
+ * O5  A shard whose owner did not give it back is taken unclean; and so it is given back, unless nothing waits any more
+ *     that this owner may have begun.
  * O6  The permits that the record grants to all workers together do not exceed the limit, unless it was lowered, or a
  *     worker whose lease had lapsed still runs something: then no new ones are granted until they do not.
  *
@@ -62,10 +63,11 @@ uint16_t kl__owners_kind(kl_bytes kind);
 
 /* What this worker tells with a beat. `left` is taken in even when the beat fails; telling it again does no harm. */
 typedef struct kl__owners_report {
-    int64_t local_now_ms; /* this process's even clock, read before the call */
-    uint64_t running;     /* tasks */
-    bool leaving;         /* for good: takes nothing, is asked for everything, is gone when all is left */
-    const uint32_t *left; /* owned shards that are idle, settled and dropped: given back */
+    int64_t local_now_ms;  /* this process's even clock, read before the call */
+    uint64_t running;      /* tasks */
+    bool leaving;          /* for good: takes nothing, is asked for everything, is gone when all is left */
+    const uint32_t *left;  /* owned shards that are idle, settled and dropped: given back */
+    const bool *unsettled; /* for each: what its owner before may have begun waits still (O5); NULL: nowhere */
     size_t left_count;
     const uint32_t *unserved;       /* owned shards with tasks of kinds that it has no handler for */
     const uint16_t *unserved_kinds; /* one such kind for each, by kl__owners_kind; 0 or no array: not known */

@@ -133,6 +133,7 @@ typedef struct kl__own_group {
     uint16_t handing; /* the kind for whose sake it is handed over; 0: it is not */
     uint8_t state;    /* kl__group_state */
     bool clean;
+    bool unsettled; /* one of those left was */
     bool wanted;
 } kl__own_group;
 

@@ -164,19 +164,21 @@ static void begin_leaving(kl__window *window)
 
 static bool is_idle(const kl__window *window) { return window->out == 0 && !window->finished; }
 
-static size_t leave_unopened(kl__partition *partition, uint32_t *left)
+static size_t leave_unopened(kl__partition *partition, uint32_t *left, bool *unsettled)
 {
     size_t count = 0;
     for (uint32_t word = 0; word < (kl_layout_shards(&partition->layout) + 63) / 64; word++)
-        for (; partition->unopened[word]; partition->unopened[word] &= partition->unopened[word] - 1)
+        for (; partition->unopened[word]; partition->unopened[word] &= partition->unopened[word] - 1) {
+            unsettled[count] = true;
             left[count++] = word * 64 + (uint32_t)__builtin_ctzll(partition->unopened[word]);
+        }
     return count;
 }
 
 /* Drops the windows that are to be given back and are idle, and lists their shards. */
-static size_t leave_idle(kl__partition *partition, uint32_t *left)
+static size_t leave_idle(kl__partition *partition, uint32_t *left, bool *unsettled)
 {
-    size_t count = leave_unopened(partition, left);
+    size_t count = leave_unopened(partition, left, unsettled);
     kl__window *next;
     for (kl__window *window = partition->windows; window; window = next) {
         next = window->next;
@@ -186,6 +188,7 @@ static size_t leave_idle(kl__partition *partition, uint32_t *left)
             begin_leaving(window);
         if (!is_idle(window))
             continue;
+        unsettled[count] = kl__window_is_suspect(window);
         left[count++] = window->place.shard;
         kl__window_drop(window);
     }
@@ -250,10 +253,11 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
 static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
 {
     uint32_t shards = kl_layout_shards(&partition->layout);
-    uint32_t *lists = kl__alloc((size_t)shards * (2 * sizeof *lists + sizeof(uint16_t)));
+    uint32_t *lists = kl__alloc((size_t)shards * (2 * sizeof *lists + sizeof(uint16_t) + sizeof(bool)));
     if (!lists)
         return kl__fail_memory();
     uint16_t *kinds = (uint16_t *)(lists + (size_t)shards * 2);
+    bool *unsettled = (bool *)(kinds + shards);
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
     const kl_queue_opts *settings = &pump->descriptor->settings;
     uint64_t wanted = pump->running + kl__room_count(pump->room);
@@ -262,7 +266,8 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
         .running = pump->running,
         .leaving = pump->stopping || partition->ending,
         .left = lists,
-        .left_count = leave_idle(partition, lists),
+        .unsettled = unsettled,
+        .left_count = leave_idle(partition, lists, unsettled),
         .unserved = lists + shards,
         .unserved_kinds = kinds,
         .unserved_count = list_unserved(partition, lists + shards, kinds),

@@ -281,6 +281,7 @@ static void end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, int6
         kl__pump_settle_later(pump, held, KL_DEAD, kl__pump_keep_ms(pump, KL_DEAD, asked_ms));
         return;
     }
+    held->made = held->lane.mark.attempts;
     if (held->lane.mark.attempts < attempts_max)
         held->lane.mark.attempts = (uint16_t)attempts_max;
     held->halted = true;
@@ -730,8 +731,8 @@ bool kl__pump_empty(kl__pump *pump)
     if (pump->more || kl__room_count(pump->room))
         return false;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
-        if (kl__gate_shut(partition->gate))
-            return false;
+        if (kl__gate_shut(partition->gate) || partition->counted_ms <= pump->ended_ms)
+            return false; /* something may wait of a priority that was not in use when that was asked */
         for (kl__window *window = partition->windows; window; window = window->next)
             if (!window_is_empty(window))
                 return false;

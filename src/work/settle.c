@@ -6,6 +6,7 @@
  * outcomes keep their order (P3), and a task costs a part of one commit. A key goes on as soon as its task is done, before
  * that is durable; but a task that is to be tried again is parked only when that is. */
 #include <string.h>
+#include <time.h>
 
 #include "base/mutant.h"
 #include "work/inside.h"
@@ -100,10 +101,12 @@ static void collect_window(kl__settles *settles, kl__window *window)
     if (!window->finished || !room_for_batch(settles))
         return;
     size_t first = settles->task_count;
-    while (window->finished && settles->task_count < KL_SETTLE_MAX && room_for_task(settles)) {
+    bool together = false;
+    while (window->finished && (together || settles->task_count < KL_SETTLE_MAX) && room_for_task(settles)) {
         kl__held *held = window->finished;
-        if (settles->task_count > 0 && settles->bytes + text_bytes(held) > KL_SETTLE_BYTES)
+        if (!together && settles->task_count > 0 && settles->bytes + text_bytes(held) > KL_SETTLE_BYTES)
             break;
+        together = held->with_next;
         if (!(window->finished = held->next))
             window->finished_last = NULL;
         held->sending = true;
@@ -220,6 +223,7 @@ static void tell(kl__pump *pump, kl__held *held, kl_rc rc)
 static void applied(kl__window *window, kl__held *held)
 {
     tell(window->pump, held, KL_OK);
+    window->pump->ended_ms = window->pump->now_ms;
     count(window, (kl_outcome)held->outcome, held->halted);
     held->sending = false;
     window->out--;
@@ -328,3 +332,22 @@ kl_rc kl__pump_settle(kl__pump *pump, uint64_t *ret_sent)
 }
 
 bool kl__pump_settling(const kl__pump *pump) { return pump->settles->under_way; }
+
+/* Another thread may be at it. */
+kl_rc kl__window_send(kl__window *window)
+{
+    enum { TRIES = 5000 };
+    kl__pump *pump = window->pump;
+    kl_rc rc = KL_OK;
+    for (int i = 0; i < TRIES && rc == KL_OK && !window->lost && (window->finished || window->settling); i++) {
+        uint64_t sent = 0;
+        rc = kl__pump_settle(pump, &sent);
+        if (rc == KL_OK && window->settling && pump->opts.leave) {
+            struct timespec while_ms = {.tv_nsec = 1000000};
+            kl__pump_leave(pump);
+            nanosleep(&while_ms, NULL);
+            kl__pump_enter(pump);
+        }
+    }
+    return rc;
+}

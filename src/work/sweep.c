@@ -1,26 +1,27 @@
 /* sweep.c - end waiting tasks that are not to be run: a key that is drained, a queue that is purged.
  *
- * All lines of the shard are read once from their first task, because most of what waits is not in memory. Tasks in
- * memory leave their lanes and are settled with the others; those that are not are settled right away. A running task is
- * left alone. Each is read before it is ended: its envelope says for how long it is to be kept, and a task of a job is
- * kept as the job says. */
+ * All lines of the shard are read once from their first task, because most of what waits is not in memory. Tasks leave
+ * their lanes, those that were not in memory come into it, and all are settled in the order of their lines: so they stand
+ * among the dead letters. A running task is left alone. Each is read before it is ended: its envelope says for how long
+ * it is to be kept, and a task of a job is kept as the job says. */
 #include <string.h>
 
 #include "work/inside.h"
 
-enum { STUBS = 512 };
+enum { STUBS = 512, ENDED_MAX = KL_SETTLE_MAX / 2 };
 
 struct sweep {
     kl__window *window;
     uint64_t key_hash;
-    const kl__held *head;
+    uint64_t head; /* the position of the task behind which the key is drained; 0: none */
     kl_outcome outcome;
     kl_bytes error;
     uint64_t count;
+    kl__held *ended, **ended_link; /* out, and still to be settled */
+    size_t ended_count;
     kl_arena arena;
     kl_stub stubs[STUBS];
     int64_t asked_ms[STUBS]; /* how long each is to be kept, by its own word */
-    kl_settled tasks[STUBS];
     size_t concerned[STUBS];
     kl_ref refs[STUBS];
     kl_task read[STUBS];
@@ -63,50 +64,68 @@ static kl_rc read_asked(struct sweep *sweep, kl_store *store, size_t count)
     return KL_OK;
 }
 
-/* True: it is to be settled by the sweep itself. */
-static bool take(struct sweep *sweep, const kl_stub *stub, int64_t asked_ms)
+/* It is out from now on: whatever becomes of the window, the sweep still has it. */
+static void add_ended(struct sweep *sweep, kl__held *held, int64_t keep_ms)
+{
+    held->state = KL_HELD_FINISHED;
+    held->sending = true;
+    held->keep_ms = keep_ms;
+    held->next = NULL;
+    if (held->made)
+        held->lane.mark.attempts = held->made;
+    sweep->window->out++;
+    *sweep->ended_link = held;
+    sweep->ended_link = &held->next;
+    sweep->ended_count++;
+}
+
+static kl_rc take(struct sweep *sweep, const kl_stub *stub, int64_t asked_ms)
 {
     kl__window *window = sweep->window;
     if (!concerns(sweep, stub))
-        return false;
+        return KL_OK;
     kl__held *held = kl__held_at(window, stub->position);
-    if (!held)
-        return true;
-    if (held == sweep->head)
+    if (held && stub->position == sweep->head)
         held->keep_ms = asked_ms; /* for when it is ended itself */
-    if (held == sweep->head || held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED)
-        return false;
-    kl__window_withdraw(held);
+    if (stub->position == sweep->head || (held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED)))
+        return KL_OK;
+    if (held)
+        kl__window_withdraw(held);
+    else if (!(held = kl__window_hold(window, stub)))
+        return kl__fail_memory();
     int64_t keep_ms = kl__pump_keep_ms(window->pump, sweep->outcome, asked_ms);
     kl__held_keep_text(held, keep_ms ? sweep->error : (kl_bytes){0}, (kl_bytes){0});
-    kl__pump_settle_later(window->pump, held, sweep->outcome, keep_ms);
+    add_ended(sweep, held, keep_ms);
     sweep->count++;
-    return false;
+    return KL_OK;
 }
 
-static kl_settled settled_of(const struct sweep *sweep, const kl_stub *stub, int64_t asked_ms)
-{
-    return (kl_settled){.id = stub->id,
-                        .position = stub->position,
-                        .outcome = sweep->outcome,
-                        .attempts = stub->attempts,
-                        .keep_ms = kl__pump_keep_ms(sweep->window->pump, sweep->outcome, asked_ms),
-                        .error = sweep->error};
-}
-
-static kl_rc settle_unheld(struct sweep *sweep, size_t count)
+/* Hands over what has ended, to be settled with the next; `together`: in one batch. */
+static void hand_over(struct sweep *sweep, bool together)
 {
     kl__window *window = sweep->window;
-    kl_settle batch = {.place = window->place, .epoch = window->epoch, .tasks = sweep->tasks, .count = count};
-    if (count == 0)
+    for (kl__held *held = sweep->ended, *next; held; held = next) {
+        next = held->next;
+        held->sending = false;
+        held->with_next = together && next;
+        window->out--;
+        if (window->lost)
+            kl__held_delete(window->pump, held);
+        else
+            kl__pump_settle_later(window->pump, held, sweep->outcome, held->keep_ms);
+    }
+    sweep->ended = NULL;
+    sweep->ended_link = &sweep->ended;
+    sweep->ended_count = 0;
+}
+
+/* What stands behind a head is settled together with it, if it is not too much. */
+static kl_rc settle_some(struct sweep *sweep)
+{
+    if (sweep->head && sweep->ended_count < ENDED_MAX)
         return KL_OK;
-    kl_store *store = window->partition->store;
-    kl__pump_leave(window->pump);
-    kl_rc rc = kl_store_settle(store, &batch, 1);
-    kl__pump_enter(window->pump);
-    if (rc == KL_OK)
-        sweep->count += count;
-    return rc;
+    hand_over(sweep, false);
+    return kl__window_send(sweep->window);
 }
 
 static kl_rc sweep_line(struct sweep *sweep, int32_t line)
@@ -116,7 +135,6 @@ static kl_rc sweep_line(struct sweep *sweep, int32_t line)
     kl_scan scan = {
         .place = window->place, .line = line, .until_ms = KL_ID_MS_MAX, .stubs = sweep->stubs, .max = STUBS};
     do {
-        size_t unheld = 0;
         kl_store *store = window->partition->store;
         kl__pump_leave(window->pump);
         kl_rc rc = kl_store_scan(store, &scan, 1);
@@ -127,15 +145,12 @@ static kl_rc sweep_line(struct sweep *sweep, int32_t line)
             rc = kl__fail(KL_ESTALE, "the shard went to another worker meanwhile; call again");
         if (rc != KL_OK)
             return rc;
-        for (size_t i = 0; i < scan.count; i++) {
-            const kl_stub *stub = &sweep->stubs[i];
-            if (take(sweep, stub, sweep->asked_ms[i]))
-                sweep->tasks[unheld++] = settled_of(sweep, stub, sweep->asked_ms[i]);
-        }
+        for (size_t i = 0; i < scan.count && rc == KL_OK; i++)
+            rc = take(sweep, &sweep->stubs[i], sweep->asked_ms[i]);
         if (scan.count)
             last = sweep->stubs[scan.count - 1];
         scan.after = &last;
-        if ((rc = settle_unheld(sweep, unheld)) != KL_OK)
+        if (rc != KL_OK || (rc = settle_some(sweep)) != KL_OK)
             return rc;
     } while (scan.count == STUBS && !window->lost);
     return KL_OK;
@@ -158,21 +173,44 @@ static kl_rc sweep_lines(struct sweep *sweep)
     return rc;
 }
 
+/* It died first, so it comes first in the last batch, and not in an earlier one: should this worker end in between, the
+ * next one finds the head with no attempts left and goes on. Unless an operator has ended it, or tries it again. */
+static void end_head(struct sweep *sweep, const kl_task_id *id)
+{
+    kl__window *window = sweep->window;
+    kl__held *head = window->lost ? NULL : kl__window_find(window, id, sweep->head);
+    if (!head || head->state != KL_HELD_LINE)
+        return;
+    kl__held *behind = sweep->ended;
+    kl__held **link = behind ? sweep->ended_link : NULL;
+    head->draining = false;
+    kl__window_withdraw(head);
+    sweep->ended_link = &sweep->ended;
+    add_ended(sweep, head, kl__pump_keep_ms(window->pump, KL_DEAD, head->keep_ms));
+    head->next = behind;
+    sweep->ended_link = link ? link : sweep->ended_link;
+}
+
 kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *head, kl_outcome outcome,
                        const char *error, uint64_t *ret_count)
 {
     struct sweep *sweep = kl__alloc_zeroed(1, sizeof *sweep);
     if (!sweep)
         return kl__fail_memory();
+    kl_task_id id = head ? head->id : (kl_task_id){{0}};
     sweep->window = window;
     sweep->key_hash = key_hash;
-    sweep->head = head;
+    sweep->head = head ? head->lane.position : 0;
     sweep->outcome = outcome;
     sweep->error = kl_str(error);
+    sweep->ended_link = &sweep->ended;
     window->out++; /* stays while the mutex is left */
     window->sweeping = true;
     window->swept_key = key_hash;
     kl_rc rc = sweep_lines(sweep);
+    if (rc == KL_OK && head)
+        end_head(sweep, &id);
+    hand_over(sweep, head != NULL);
     window->sweeping = false;
     window->out--;
     *ret_count = sweep->count;
@@ -197,9 +235,7 @@ static kl__held *next_draining(kl__window *window)
     return NULL;
 }
 
-/* The rest first and the head last: should this worker end in between, the next one finds the head with no attempts
- * left and goes on. */
-static kl_rc drain_window(kl__pump *pump, kl__window *window)
+static kl_rc drain_window(kl__window *window)
 {
     kl__held *head;
     while (!window->lost && (head = next_draining(window))) {
@@ -213,12 +249,6 @@ static kl_rc drain_window(kl__pump *pump, kl__window *window)
             kl__window_sweep(window, head->key_hash, head, KL_DEAD, "the task before it failed for good", &count);
         if (rc != KL_OK)
             return rc;
-        head = kl__window_find(window, &id, position);
-        if (!head || head->state != KL_HELD_LINE)
-            continue;
-        head->draining = false;
-        kl__window_withdraw(head);
-        kl__pump_settle_later(pump, head, KL_DEAD, kl__pump_keep_ms(pump, KL_DEAD, head->keep_ms));
     }
     window->draining = false;
     return KL_OK;
@@ -231,7 +261,7 @@ kl_rc kl__pump_drain_keys(kl__pump *pump)
             if (!window->draining)
                 continue;
             window->out++;
-            kl_rc rc = drain_window(pump, window);
+            kl_rc rc = drain_window(window);
             window->out--;
             bool lost = window->lost;
             kl__window_free_if_done(window);

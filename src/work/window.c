@@ -49,6 +49,22 @@ kl__window *kl__window_open(kl__partition *partition, uint32_t shard, uint64_t e
     return window;
 }
 
+bool kl__window_is_suspect(const kl__window *window)
+{
+    if (!window->suspect)
+        return false;
+    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    for (int i = 0; i < KL_LANE_PRIORITIES; i++) {
+        const kl__cursor *cursor = window->cursors[i];
+        if ((lines >> i & 1) && (!cursor || cursor->old == 0 || cursor->skips.count > 0))
+            return true; /* some of it is not in memory */
+    }
+    for (uint32_t i = 0; i < window->table_capacity; i++)
+        if (window->table[i] && window->table[i]->suspect)
+            return true;
+    return !window->retry_read || !window->due_clear;
+}
+
 kl__cursor *kl__window_cursor(kl__window *window, int32_t line)
 {
     kl__cursor **cursor = &window->cursors[line - KL_PRIORITY_MIN];
@@ -124,6 +140,14 @@ static kl__held *hold(kl__window *window, const kl_stub *stub)
         return held;
     kl__held_delete(pump, held);
     return NULL;
+}
+
+kl__held *kl__window_hold(kl__window *window, const kl_stub *stub)
+{
+    kl__held *held = hold(window, stub);
+    if (held)
+        count_held(held, 1);
+    return held;
 }
 
 static void let_go(kl__held *held)

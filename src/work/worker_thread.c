@@ -191,6 +191,15 @@ static void stop_telling(kl_work *work)
     pthread_mutex_unlock(&work->worker->mutex);
 }
 
+/* A handler may return anything, an errno for instance; the store would refuse it, and what finished beside it. */
+static kl_outcome outcome_of(kl_work *work, kl_outcome said)
+{
+    if (said == KL_DONE || said == KL_RETRY || said == KL_DEAD || said == KL_CANCELLED)
+        return said;
+    kl_work_error(work, "its handler returned %d, which is no outcome", (int)said);
+    return KL_RETRY;
+}
+
 /* Returns when it ended, which is when the next one begins. */
 static int64_t run(kl__thread *thread, size_t index, int64_t now_ns)
 {
@@ -200,7 +209,7 @@ static int64_t run(kl__thread *thread, size_t index, int64_t now_ns)
     if (thread->stopped[index])
         return now_ns;
     begin(thread, index, now_ns);
-    kl_outcome outcome = thread->handlers[index]->fn(work, thread->handlers[index]->ctx);
+    kl_outcome outcome = outcome_of(work, thread->handlers[index]->fn(work, thread->handlers[index]->ctx));
     if (work->told)
         stop_telling(work);
     int64_t ended_ns = kl__monotonic_ns();

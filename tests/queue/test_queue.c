@@ -659,6 +659,22 @@ CLAIM(removing_takes_everything_of_this_queue_and_nothing_of_others)
     kl_queue_close(queue);
 }
 
+CLAIM(who_still_has_a_removed_queue_open_is_told_so_or_finds_the_one_made_since)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2), *elsewhere = OPEN(rig->store, "orders");
+    kl_put put = {.key = kl_str("k"), .payload = kl_str("p")};
+    REQUIRE(queue && elsewhere);
+    CHECK_INT(kl_queue_remove(queue), KL_OK);
+    kl_queue_close(queue);
+    CHECK_FAILS(kl_queue_put(elsewhere, &put, 1, (kl_bytes){0}, NULL), KL_ENOTFOUND, "there is no queue orders");
+    kl_queue *anew = OPEN(rig->store, "orders", .shard_prefix_len = 2);
+    REQUIRE(anew);
+    CHECK_INT(kl_queue_put(elsewhere, &put, 1, (kl_bytes){0}, NULL), KL_OK);
+    CHECK_INT(show(rig, anew).counts.ready, 1);
+    kl_queue_close(elsewhere);
+    kl_queue_close(anew);
+}
+
 CLAIM(a_queue_made_again_begins_with_partitions_of_its_own)
 {
     for (int round = 1; round <= 3; round++) {

@@ -145,6 +145,34 @@ TEST(progress_is_shown_while_a_task_runs)
     rig_close(&rig);
 }
 
+static kl_outcome return_anything(kl_work *work, void *ctx)
+{
+    (void)ctx;
+    return kl_work_key(work).len > 0 ? (kl_outcome)-1 : KL_DONE;
+}
+
+TEST(what_is_no_outcome_counts_as_a_failure_and_holds_up_nobody)
+{
+    struct rig rig;
+    kl_arena arena = {0};
+    if (!rig_open(&rig, RIG_MEMORY,
+                  &(kl_queue_opts){.size = sizeof(kl_queue_opts), .attempts_max = 2, .backoff_base_ms = 1}))
+        return;
+    kl_task_id id = put_task(rig.queue, "k", "odd");
+    put_task(rig.queue, NULL, "fine");
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = return_anything});
+    await_waiting(&rig, 0);
+    CHECK_INT(kl_worker_drain(worker, WAIT_MS), KL_OK);
+    CHECK_INT(kl_worker_show(worker).done, 1);
+    kl_worker_close(worker);
+    kl_found found = find(&rig, &id, &arena);
+    CHECK_INT(found.task.state, KL_TASK_DEAD);
+    CHECK_INT(found.task.attempts, 2);
+    CHECK(is(found.task.error, "its handler returned -1, which is no outcome"));
+    kl_arena_free(&arena);
+    rig_close(&rig);
+}
+
 /* --- Stops --- */
 
 TEST(a_drain_waits_for_what_runs_and_starts_nothing_more)
@@ -223,8 +251,9 @@ static int64_t shifted_now(void *ctx)
     return now.tv_sec * 1000 + now.tv_nsec / 1000000 + *(int64_t *)ctx;
 }
 
-/* One life of a worker process. Its store's clock is ahead by shift_ms, so that the lease of the last one is over. */
-static void live(const char *url, int64_t shift_ms, int pipe)
+/* One life of a worker process. Its store's clock is ahead by shift_ms, so that the lease of the last one is over. When
+ * somebody asks about the key before, its shard is taken and given back without running anything. */
+static void live(const char *url, int64_t shift_ms, int pipe, bool asked)
 {
     kl_store *store;
     kl_queue *queue;
@@ -235,6 +264,11 @@ static void live(const char *url, int64_t shift_ms, int pipe)
     alarm(60); /* whatever goes wrong, it does not stay */
     if (kl_store_open(url, &opts, &store) != KL_OK || kl_queue_open(store, "orders", NULL, &queue) != KL_OK)
         _exit(2);
+    kl_arena arena = {0};
+    kl_key_status status;
+    if (asked && kl_key_show(queue, kl_str("k"), &arena, &status) != KL_OK)
+        _exit(4);
+    kl_arena_free(&arena);
     kl_worker_queue served = {.queue = queue, .handlers = &handler, .handler_count = 1};
     kl_worker_opts wopts = {.size = sizeof wopts, .concurrency = 2, .until_empty = true};
     if (kl_worker_start(&served, 1, &wopts, &worker) != KL_OK || kl_worker_wait(worker, WAIT_MS) != KL_OK)
@@ -245,7 +279,7 @@ static void live(const char *url, int64_t shift_ms, int pipe)
     _exit(0);
 }
 
-TEST(a_task_that_ends_its_worker_runs_out_of_attempts_and_its_key_goes_on)
+static void end_workers(bool asked)
 {
     enum { ATTEMPTS = 3, LIVES = 8 };
     char dir[WORKDIR_BYTES], url[WORKDIR_BYTES + 8];
@@ -269,7 +303,7 @@ TEST(a_task_that_ends_its_worker_runs_out_of_attempts_and_its_key_goes_on)
         pid_t pid = fork();
         REQUIRE(pid >= 0);
         if (pid == 0)
-            live(url, lives * 10000, fds[1]);
+            live(url, lives * 10000, fds[1], asked);
         REQUIRE(waitpid(pid, &status, 0) == pid);
         CHECK(status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL));
         lives++;
@@ -290,3 +324,6 @@ TEST(a_task_that_ends_its_worker_runs_out_of_attempts_and_its_key_goes_on)
     kl_store_close(store);
     CHECK(workdir_remove(dir));
 }
+
+TEST(a_task_that_ends_its_worker_runs_out_of_attempts_and_its_key_goes_on) { end_workers(false); }
+TEST(a_task_that_ends_its_worker_runs_out_of_attempts_though_others_have_its_shard_in_between) { end_workers(true); }

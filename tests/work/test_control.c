@@ -113,6 +113,42 @@ TEST(a_running_task_that_is_done_all_the_same_stays_done)
     stage_close(&stage);
 }
 
+TEST(a_worker_that_is_stopping_is_asked_as_before_while_something_runs)
+{
+    struct stage stage;
+    bool running = false;
+    if (!stage_open(&stage, true))
+        return;
+    kl_task_id id = put_task(stage.rig.queue, "k", "stuck"), behind = put_task(stage.rig.queue, "k", "done");
+    runs_wait_for(&stage.runs, "stuck", 1);
+    CHECK_INT(kl_worker_drain(stage.worker, 20), KL_ETIMEDOUT);
+    CHECK_INT(show(&stage, "k").why, KL_WHY_RUNNING);
+    CHECK_INT(kl_task_cancel(stage.rig.queue, &behind, &running), KL_OK);
+    CHECK(!running);
+    CHECK_INT(kl_task_cancel(stage.rig.queue, &id, &running), KL_OK);
+    CHECK(running);
+    CHECK_INT(kl_worker_drain(stage.worker, WAIT_MS), KL_OK);
+    await_state(stage.rig.queue, &id, KL_TASK_CANCELLED);
+    CHECK_INT(runs_count(&stage.runs), 1);
+    stage_close(&stage);
+}
+
+static bool has_retried(void *ctx) { return kl_worker_show(ctx).retried == 1; }
+
+TEST(a_task_without_a_key_is_tried_at_once_when_that_is_asked_for)
+{
+    struct stage stage;
+    kl_task_id again;
+    if (!stage_open(&stage, true))
+        return;
+    kl_task_id id = put_task(stage.rig.queue, NULL, "fail");
+    await_condition("it has failed", has_retried, stage.worker);
+    CHECK_INT(kl_task_retry(stage.rig.queue, &id, &again), KL_OK);
+    runs_wait_for(&stage.runs, "fail", 2);
+    CHECK_INT(stage.runs.list[1].attempt, 1);
+    stage_close(&stage);
+}
+
 static void retry_waiting(bool with_worker)
 {
     struct stage stage;
