@@ -175,6 +175,7 @@ bool kl__lane_blocked(const kl__lane *lane);
 enum { KL_LANE_SIGNS = 2048 };
 
 typedef struct kl__lane_signs {
+    _Atomic(uint32_t) blocked_keys; /* nearly always 0, and then there is no need to look at more */
     _Atomic(uint64_t) bits[KL_LANE_SIGNS / 64];
 } kl__lane_signs;
 
@@ -188,7 +189,8 @@ static inline bool kl__lane_sign_is_set(const kl__lane_signs *signs, uint32_t si
 /* A key has two signs: with 25 of 250 keys blocked, one in 2,000 others has both by chance. */
 static inline bool kl__lane_signs_say(const kl__lane_signs *signs, uint32_t hash)
 {
-    return kl__lane_sign_is_set(signs, hash) && kl__lane_sign_is_set(signs, hash >> 16);
+    return KL_UNLIKELY(atomic_load_explicit(&signs->blocked_keys, memory_order_relaxed) > 0) &&
+           kl__lane_sign_is_set(signs, hash) && kl__lane_sign_is_set(signs, hash >> 16);
 }
 
 /* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether any live task

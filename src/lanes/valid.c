@@ -51,19 +51,20 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
 static bool signs_valid(const kl__lanes *lanes)
 {
     uint64_t stuck = lanes->crowd.stuck;
-    uint32_t blocked[KL_LANE_SIGNS] = {2 * kl__lane_blocked(&lanes->crowd)};
+    uint32_t keys = kl__lane_blocked(&lanes->crowd), blocked[KL_LANE_SIGNS] = {2 * keys};
     bool ok = true;
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
         for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
             const kl__lane *lane = (const kl__lane *)entry;
             stuck += lane->stuck;
+            keys += kl__lane_blocked(lane);
             blocked[entry->hash % KL_LANE_SIGNS] += kl__lane_blocked(lane);
             blocked[(entry->hash >> 16) % KL_LANE_SIGNS] += kl__lane_blocked(lane);
         }
     }
     for (uint32_t i = 0; i < KL_LANE_SIGNS; i++)
         ok &= blocked[i] == lanes->blocked_by_sign[i] && kl__lane_sign_is_set(&lanes->signs, i) == (blocked[i] > 0);
-    return ok && stuck == lanes->stuck;
+    return ok && stuck == lanes->stuck && keys == atomic_load(&lanes->signs.blocked_keys);
 }
 
 bool kl__lanes_valid(const kl__lanes *lanes)
