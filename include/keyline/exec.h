@@ -14,12 +14,13 @@
  *     holds its key until it ends; it holds no thread and no other key. Position is the order of submission: calls of
  *     one thread keep their order, calls of several threads are ordered as they happen to arrive.
  *   - Memory is bounded: each shard holds at most shard_capacity tasks, running ones included, and beside them up to a
- *     quarter as many while that many cannot run. Its 88 bytes for each place are taken when the executor is opened.
+ *     quarter as many (at least one) while that many cannot run. Its 88 bytes for each place are taken when it is opened.
  *   - A blocked key blocks nobody. A key is blocked from when a task of it has to wait for a retry, or it is paused, until
  *     one of its tasks is done or it has none left. Tasks of blocked keys, and tasks that are not due, may take up half of
  *     a shard's places together, and a key what the others leave of that: a quarter of the places if it is the only one.
- *     A submit beyond that gets KL_EFULL at once, and the shard's other keys go on. What a key had in line before it was
- *     blocked stays, so only keys that are many, or fill the shard first and then fail, can still take all of it.
+ *     A submit beyond that gets KL_EFULL at once, and the shard's other keys go on. What was in line before it had to wait
+ *     stays, so only keys that fill the shard first and then fail, or many failing keys or tasks without one, of which each
+ *     comes only once, can still take all of it. Threads that submit at the same moment may each add one task too many.
  *
  * Every function is safe from any thread, also from inside a task, unless it says otherwise. Times are milliseconds.
  * KL_EINVAL: the executor, or a pointer to what is to be read or set, is NULL where nothing says that it may be. A kl_run
@@ -63,7 +64,8 @@ typedef struct kl_exec_end {
     void *ctx;
     kl_outcome outcome; /* KL_DONE, KL_DEAD or KL_CANCELLED */
     kl_rc rc;           /* KL_OK: done. KL_EDEAD: said so, or attempts used up. KL_ETIMEDOUT: its deadline passed.
-                         * KL_ECANCELLED: cancelled, skipped or drained away; also if it was running and did not end as done. KL_ECLOSED: given up by a stop. */
+                         * KL_ECANCELLED: cancelled, skipped or drained away; also if it was running and did not end
+                         * as done. KL_ECLOSED: given up by a stop. */
     uint32_t attempts;  /* how often it was started; 0 = never ran */
     uint32_t shard;
     const char *error; /* the last attempt's text, or "" */

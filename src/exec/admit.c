@@ -7,7 +7,8 @@
  *      stuck tasks of this key + stuck tasks of all keys  <  capacity / 2
  *
  * One key alone gets a quarter of the shard, two a sixth each, and there is always some left for one more. What a key had
- * in line before it was blocked stays, whatever it was; for that, places are lent (shard.c).
+ * in line before it was blocked stays, whatever it was; for that, places are lent (shard.c). Between being admitted and
+ * claiming a place there is no mutex, so of several threads that submit at the same moment each may be one too many.
  *
  * Hardly a submit comes here: the lanes show signs of blocked keys, which producers look at without the mutex. */
 #include "exec/internal.h"
@@ -45,11 +46,11 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__lane_key *key, bool delayed, b
 {
     kl_rc rc;
     pthread_mutex_lock(&shard->mutex);
-    while ((rc = is_admitted(shard, key, delayed, ret_refusal) ? KL_OK : KL_EFULL) == KL_EFULL && patient) {
-        if (kl__inbox_is_shut(&shard->inbox)) {
-            rc = KL_ECLOSED;
+    for (;;) {
+        bool admitted = is_admitted(shard, key, delayed, ret_refusal);
+        rc = admitted ? KL_OK : kl__inbox_is_shut(&shard->inbox) ? KL_ECLOSED : KL_EFULL;
+        if (rc != KL_EFULL || !patient)
             break;
-        }
         kl__shard_offer(shard);
         kl__cond_wait(&shard->room, &shard->mutex, kl__monotonic_ns() + LOOK_NS);
     }

@@ -428,14 +428,17 @@ static void go_elsewhere(kl_exec *exec, struct order *order)
     }
 }
 
-/* A task without a key may go to any shard that has room. */
+/* A task without a key may go to any shard that has room, and if it is delayed, room for such. */
 static kl_rc claim_anywhere(kl_exec *exec, struct order *order, uint64_t *ret_number)
 {
     uint64_t count;
+    kl__refusal refusal;
     kl_rc rc = KL_EFULL;
     for (uint32_t i = 1; i < exec->shard_count && rc == KL_EFULL; i++) {
         go_elsewhere(exec, order);
-        rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
+        rc = is_delayed(order) ? kl__shard_admit(order->shard, &(kl__lane_key){0}, true, false, &refusal) : KL_OK;
+        if (rc == KL_OK)
+            rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
     }
     return rc;
 }
@@ -516,8 +519,9 @@ kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, con
 /* The places that a chunk has in one shard. */
 struct share {
     uint32_t wanted, taken; /* how many of the chunk's tasks go there, and how many of them have a place */
+    uint64_t next;          /* number of the next one */
     bool urgent;
-    uint64_t next; /* number of the next one */
+    bool is_over; /* one found no place: no other may */
 };
 
 /* A batch on its way. Keys that were refused get no more of it, for then they would not have its first tasks. */
@@ -569,51 +573,24 @@ static bool note_failure(struct batch *batch, const struct order *order, kl_rc r
     return true;
 }
 
-/* Submits what found no place at once, one by one and so in order; once one finds none, its shard takes no more of the
- * chunk. Returns how many were taken. */
-static size_t submit_rest(struct batch *batch, struct order *orders, size_t count, kl_exec_id *ids)
+/* Submits all that finds a place at once, but not what needs care, nor to shards that take no more. Returns how many. */
+static size_t submit_free(kl_exec *exec, struct order *orders, size_t count, kl_exec_id *ids, struct share *shares)
 {
-    size_t taken = 0;
-    bool over[KL_EXEC_SHARDS_MAX] = {false};
-    for (size_t i = 0; i < count; i++) {
-        uint32_t shard = orders[i].shard->index;
-        if (ids[i] != 0)
-            continue;
-        if (over[shard] || was_refused(batch, &orders[i])) {
-            drop_order(&orders[i]);
-            continue;
-        }
-        kl_rc rc = submit_order(batch->exec, &orders[i], &ids[i]);
-        taken += rc == KL_OK;
-        if (rc != KL_OK)
-            over[shard] = note_failure(batch, &orders[i], rc);
-    }
-    return taken;
-}
-
-/* Submits up to BATCH_CHUNK prepared orders. What is not taken gets id 0. Returns how many were taken. */
-static size_t submit_chunk(struct batch *batch, struct order *orders, size_t count, kl_exec_id *ids)
-{
-    kl_exec *exec = batch->exec;
-    struct share shares[KL_EXEC_SHARDS_MAX];
     size_t taken = 0;
     for (uint32_t i = 0; i < exec->shard_count; i++)
-        shares[i] = (struct share){0};
-    for (size_t i = 0; KL_UNLIKELY(batch->careful) && i < count; i++)
-        orders[i].careful = needs_care(batch, orders, i);
+        shares[i] = (struct share){.is_over = shares[i].is_over};
     for (size_t i = 0; i < count; i++)
-        shares[orders[i].shard->index].wanted += !orders[i].careful;
+        shares[orders[i].shard->index].wanted += ids[i] == 0 && !orders[i].careful;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         uint64_t places = 0;
-        if (shares[i].wanted &&
+        if (shares[i].wanted && !shares[i].is_over &&
             kl__inbox_claim(&exec->shards[i].inbox, shares[i].wanted, &shares[i].next, &places) == KL_OK)
             shares[i].taken = (uint32_t)places;
         taken += places;
     }
     for (size_t i = 0; i < count; i++) {
         struct share *share = &shares[orders[i].shard->index];
-        ids[i] = 0;
-        if (KL_UNLIKELY(share->taken == 0 || orders[i].careful))
+        if (KL_UNLIKELY(share->taken == 0 || orders[i].careful || ids[i] != 0))
             continue;
         share->taken--;
         share->urgent |= is_urgent(&orders[i]);
@@ -622,7 +599,45 @@ static size_t submit_chunk(struct batch *batch, struct order *orders, size_t cou
     for (uint32_t i = 0; i < exec->shard_count; i++)
         if (shares[i].next)
             announce(&exec->shards[i], shares[i].next - 1, shares[i].urgent);
-    return KL_LIKELY(taken == count) ? taken : taken + submit_rest(batch, orders, count, ids);
+    return taken;
+}
+
+/* Submits the first that found no place, waiting for one, then all that finds one now, and so on: in order, for once one
+ * finds none, its shard takes no more of the chunk. Returns how many were taken. */
+static size_t submit_rest(struct batch *batch, struct order *orders, size_t count, kl_exec_id *ids,
+                          struct share *shares)
+{
+    size_t taken = 0;
+    for (size_t i = 0; i < count; i++) {
+        bool careful = orders[i].careful;
+        uint32_t shard = orders[i].shard->index;
+        if (ids[i] != 0)
+            continue;
+        if (shares[shard].is_over || was_refused(batch, &orders[i])) {
+            drop_order(&orders[i]);
+            continue;
+        }
+        kl_rc rc = submit_order(batch->exec, &orders[i], &ids[i]);
+        if (rc != KL_OK)
+            shares[shard].is_over = note_failure(batch, &orders[i], rc);
+        else
+            taken += 1 + (careful ? 0 : submit_free(batch->exec, orders + i + 1, count - i - 1, ids + i + 1, shares));
+    }
+    return taken;
+}
+
+/* Submits up to BATCH_CHUNK prepared orders. What is not taken gets id 0. Returns how many were taken. */
+static size_t submit_chunk(struct batch *batch, struct order *orders, size_t count, kl_exec_id *ids)
+{
+    struct share shares[KL_EXEC_SHARDS_MAX];
+    for (uint32_t i = 0; i < batch->exec->shard_count; i++)
+        shares[i].is_over = false;
+    for (size_t i = 0; i < count; i++)
+        ids[i] = 0;
+    for (size_t i = 0; KL_UNLIKELY(batch->careful) && i < count; i++)
+        orders[i].careful = needs_care(batch, orders, i);
+    size_t taken = submit_free(batch->exec, orders, count, ids, shares);
+    return KL_LIKELY(taken == count) ? taken : taken + submit_rest(batch, orders, count, ids, shares);
 }
 
 static kl_rc check_batch(const kl_exec_task *tasks, size_t count)

@@ -234,8 +234,8 @@ void kl__shard_expire(kl__shard *shard, int64_t now_ns);
 void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
 bool kl__shard_has_work(kl__shard *shard, int64_t now_ms);
 
-/* admit.c. May a task of this key have a place, if it is blocked or the task is to be delayed? KL_EFULL: not now; it
- * records no sentence but the reasons. Patient: waits until it may, or KL_ECLOSED. */
+/* admit.c. May a task of this key have a place, if it is blocked or the task is to be delayed? KL_EFULL: not now (patient:
+ * waits instead). KL_ECLOSED: nor ever. Neither records a sentence; *ret_refusal has the reasons for the first. */
 typedef struct kl__refusal {
     kl__lane_state state;      /* of the key; DELAYED: the task is */
     uint32_t key_tasks, stuck; /* tasks that cannot run: of the key, of the shard */

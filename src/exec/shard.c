@@ -12,7 +12,7 @@
  * take.
  *
  * A task that cannot run, because its key is blocked or it is not due, keeps its memory, but as long as there are spare
- * tasks, a quarter as many as places, it takes nobody's place: one of them is lent to the producers in its stead. When
+ * tasks, a quarter as many as places but at least one, it takes nobody's place: one is lent to producers in its stead. When
  * there are fewer such tasks than are lent, those that end are kept as spare ones until it is even again. So a shard never
  * holds more than its capacity and a quarter, and more than its capacity only while some cannot run, or just could not. */
 #include "exec/internal.h"
@@ -25,7 +25,7 @@ enum { HELPING = 256, LOOK_EVERY_NS = 1000000, SPARE_SHARE = 4, QUOTED_BYTES = 1
 
 static uint32_t count_tasks(uint32_t capacity)
 {
-    uint32_t spare = capacity / SPARE_SHARE, left = KL_EXEC_SHARD_CAPACITY_MAX - capacity;
+    uint32_t spare = capacity < SPARE_SHARE ? 1 : capacity / SPARE_SHARE, left = KL_EXEC_SHARD_CAPACITY_MAX - capacity;
     return capacity + (spare < left ? spare : left); /* more than that have no number in a slot */
 }
 
@@ -274,8 +274,8 @@ static void lend(kl__shard *shard)
         let_in(shard);
 }
 
-/* Tells threads that look for work what they would find, and producers what has become free. A full barrier follows what has changed: whoever publishes then
- * looks at who is idle, and whoever falls idle then looks at what is published. */
+/* Tells threads that look for work what they would find, and producers what has become free. A full barrier follows what
+ * has changed: whoever publishes then looks at who is idle, and whoever falls idle then looks at what is published. */
 void kl__shard_publish_hints(kl__shard *shard)
 {
     kl__task_extra *deadline = first_deadline(shard);

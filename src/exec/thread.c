@@ -12,9 +12,9 @@
  * something is due. Whoever makes work visible (claims a place, publishes hints, fills a hand) passes a full barrier
  * before looking at the idle threads, and registering is one too; so one of the two sees the other.
  *
- * Waking a thread is a system call and costs far more than a short task. A thread whose tasks are short is called brisk: while one is
- * awake it sees new work within microseconds, and others are woken only for a backlog. Should its next task block after
- * all, somebody must notice: as long as a thread is brisk, one of those asleep keeps watch and looks up every
+ * Waking a thread is a system call and costs far more than a short task. A thread whose tasks are short is called brisk:
+ * while one is awake it sees new work within microseconds, and others are woken only for a backlog. Should its next task
+ * block after all, somebody must notice: as long as a thread is brisk, one of those asleep keeps watch and looks up every
  * WATCH_NS. */
 #include "exec/internal.h"
 
@@ -34,6 +34,7 @@ enum {
     SHORT_HAND_NS = 10000,
     WATCH_NS = 2000000,
     BACKLOG = 256,
+    STEAL_AFTER = 6,
     YIELDS = 16,
     REPLACE_WAIT_NS = 10000000,
 };
@@ -429,21 +430,23 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
 }
 
 /* Whether the shard should be visited: at home if it has work, elsewhere only if it is neglected or we have nothing else
- * to do, so that its tasks and lanes stay in one core's cache. */
+ * to do. Its tasks, its lanes and what its tasks work on are in the cache of the core that serves it. */
 static bool wants_visit(kl__shard *shard, bool home, int64_t now_ns)
 {
     return kl__shard_has_work(shard, kl__ns_to_ms(now_ns)) &&
            (home || now_ns - atomic_load_explicit(&shard->visited_ns, memory_order_relaxed) > NEGLECTED_NS);
 }
 
-/* One round over the shards. Returns how many tasks were run. */
-static uint32_t visit_all(kl__exec_thread *thread)
+/* One round over the shards. While a thread runs nothing, it may be `stealing`: then every shard is home. Returns how many
+ * tasks were run. */
+static uint32_t visit_all(kl__exec_thread *thread, bool stealing)
 {
     kl_exec *exec = thread->exec;
     uint32_t ran = 0;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[(thread->home + i) % exec->shard_count];
-        if (wants_visit(shard, i < thread->homes || ran == 0, kl__exec_now_ns(exec)))
+        bool home = i < thread->homes || (stealing && ran == 0);
+        if (wants_visit(shard, home, kl__exec_now_ns(exec)))
             ran += visit(thread, shard);
     }
     return ran;
@@ -467,19 +470,22 @@ static bool recall_others(kl_exec *exec)
     return recalled;
 }
 
+/* A round without a task is followed by a yield: producers may just be getting at it. After STEAL_AFTER of them a thread
+ * looks at the shards of others, too, which usually come back to them sooner and have all they need in their caches; after
+ * YIELDS it sleeps, and then what it is woken for may be anywhere. */
 static void work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
-    int quiet = 0; /* rounds without a task: yield a few times first, producers may just be getting at it */
+    int quiet = 0;
     while (!finished(exec)) {
-        if (visit_all(thread) > 0) {
+        if (visit_all(thread, quiet >= STEAL_AFTER) > 0) {
             quiet = 0;
         } else if (++quiet < YIELDS) {
             sched_yield();
         } else {
             if (!recall_others(exec))
                 sleep_until_work(thread);
-            quiet = 0;
+            quiet = STEAL_AFTER;
         }
     }
     set_brisk(thread, false);

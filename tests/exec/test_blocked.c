@@ -217,3 +217,67 @@ TEST(who_waits_for_ever_waits_for_a_blocked_key_until_it_runs_or_the_executor_st
     CHECK_CONTAINS(journal_text(), "KL_ECLOSED");
     kl_exec_close(exec);
 }
+
+static void drain_for_ever(void *exec) { journal_add("%s", kl_rc_name(kl_exec_drain(exec, KL_FOREVER))); }
+
+TEST(an_executor_that_has_been_stopped_says_so_also_to_a_blocked_key)
+{
+    struct helper helper;
+    struct script failing = {.name = "x", .plan = "r"};
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    block_by_failing(exec, "k", &failing);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER - 1);
+    helper_start(&helper, drain_for_ever, exec);
+    AWAIT(kl_exec_submit(exec, kl_str("other"), nothing, NULL, NULL, NULL) == KL_ECLOSED);
+    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL), KL_ECLOSED);
+    CHECK_INT(kl_exec_abort(exec), KL_OK);
+    helper_join(&helper);
+    CHECK_CONTAINS(journal_text(), "KL_ECLOSED");
+    kl_exec_close(exec);
+}
+
+TEST(a_blocked_key_takes_nobodys_place_in_the_smallest_shards_either)
+{
+    for (int capacity = 1; capacity <= 3; capacity++) {
+        struct tally tally = TALLY;
+        kl_exec *exec = open_frozen(OPTS(.shard_capacity = capacity));
+        REQUIRE(exec != NULL);
+        CHECK_INT(kl_exec_key_pause(exec, kl_str("paused")), KL_OK);
+        CHECK_INT(submit_until_refused(exec, "paused", NULL), 1);
+        CHECK_INT(places_taken(exec), 0);
+        for (int i = 0; i < 10; i++)
+            submit(exec, "other", add_one, &tally, TASK(.submit_timeout_ms = PATIENCE_MS));
+        tally_await(&tally, 10);
+        kl_exec_close(exec);
+    }
+}
+
+/* The n-th key of those that this shard has. */
+static const char *key_of_shard(kl_exec *exec, const kl__shard *shard, int n)
+{
+    static char key[16];
+    uint32_t hash;
+    for (int i = 0;; i++) {
+        snprintf(key, sizeof key, "key-%d", i);
+        if (kl__exec_shard_of(exec, kl_str(key), &hash) == shard && n-- == 0)
+            return key;
+    }
+}
+
+TEST(a_delayed_task_without_a_key_goes_to_no_shard_that_has_its_half_of_such)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_frozen(OPTS(.shards = 2, .shard_capacity = 8, .submit_timeout_ms = KL_NO_WAIT));
+    REQUIRE(exec != NULL);
+    for (int i = 0; i < 8; i++)
+        submit(exec, key_of_shard(exec, &exec->shards[0], 0), hold, &gate, NULL);
+    for (int i = 0; i < 4; i++)
+        submit(exec, key_of_shard(exec, &exec->shards[1], i), nothing, NULL, TASK(.delay_ms = 50));
+    for (int i = 0; i < 2; i++) /* it looks at the shards in turn, and begins with each once */
+        CHECK_INT(kl_exec_submit(exec, (kl_bytes){NULL, 0}, nothing, NULL, TASK(.delay_ms = 50), NULL), KL_EFULL);
+    CHECK_INT(tasks_live(exec), 12);
+    submit(exec, "", nothing, NULL, NULL);
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
