@@ -3,7 +3,8 @@
  * A side puts tasks of 200 B over 1,000 keys from two threads for some time, in calls of `group`, runs them as they come,
  * and ends when all have been run and settled. It prints one line: name value name value.
  *
- * Before that it does the same for WARM_MS without counting, because every session plans its statements once. */
+ * Before that it does the same for WARM_MS without counting, because every session plans its statements once; longer where
+ * there are more processes. */
 #ifndef BENCH_POSTGRES_H
 #define BENCH_POSTGRES_H
 

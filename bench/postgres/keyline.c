@@ -162,7 +162,7 @@ static void measure(struct side *side, pid_t first)
         finish(load, put_all(side, load->settings->ms, first));
         return;
     }
-    put_all(side, WARM_MS, 0);
+    put_all(side, WARM_MS * (1 + load->settings->processes / 2), 0); /* each process has sessions of its own */
     await_settled(load, 0);
     long before = sum(load->done);
     int64_t put_ns = put_all(side, load->settings->ms, 0);

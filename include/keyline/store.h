@@ -386,6 +386,9 @@ typedef struct kl_engine {
     kl_rc (*lines)(void *self, uint32_t partition, uint32_t *ret_priorities);
     /* How many tasks of the queue lie in the inbox and can be taken in. NULL: there is no inbox. */
     kl_rc (*left)(void *self, const char *queue, uint64_t *ret_count);
+    /* The clock, and a number that is another one when a record was written or removed since; it may change a moment
+     * before that can be read. NULL: `now` tells the clock, and nothing the other. */
+    kl_rc (*pulse)(void *self, int64_t *ret_ms, uint64_t *ret_news);
 } kl_engine;
 
 /* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must

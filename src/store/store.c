@@ -409,6 +409,16 @@ kl_rc kl__store_left(kl_store *store, const char *queue, uint64_t *ret_count)
     return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
 }
 
+kl_rc kl__store_pulse(kl_store *store, int64_t *ret_ms, uint64_t *ret_news)
+{
+    *ret_news = 0;
+    if (!store->engine->pulse)
+        return kl_store_now(store, ret_ms);
+    int64_t start_ns = kl__monotonic_ns();
+    kl_rc rc = store->engine->pulse(store->self, ret_ms, ret_news);
+    return kl__store_count(store, KL_CALL_NOW, start_ns, rc, 0, 0);
+}
+
 /* A time that has passed already is no mistake of a caller that counts down: it is not waited for. */
 kl_rc kl_store_wait(kl_store *store, uint32_t partition, int64_t wait_ms, uint64_t *seen)
 {

@@ -13,10 +13,13 @@ enum {
     POLL_MAX_MS = 50,
     WAIT_MAX_MS = 20,
     FAILED_MS = 250,
-    REST_EACH = 4,  /* times as long as it took, for each other worker, */
-    REST_ALONE = 3, /* or for none, if it had any tasks */
+    REST_EACH = 4,     /* times as long as it took, for each other worker, */
+    REST_ALONE = 3,    /* or for none, if it had any tasks, */
+    REST_PATIENT = 12, /* and many for which nobody waits */
     REST_MAX_NS = 5000000,
-    REST_BUSY_NS = 25000000, /* where calls have many tasks: */
+    REST_BUSY_NS = 25000000,     /* where calls have many tasks, */
+    REST_BUSY_EACH_NS = 8000000, /* or, where many workers share the queue, for each of them, */
+    REST_BUSY_MAX_NS = 64000000,
     BUSY_TASKS = 16
 };
 
@@ -108,13 +111,20 @@ static uint64_t sharers(const kl_worker *worker)
     return most;
 }
 
-/* Before the next call: rests, if the one before, which took from `began_ns` to `ended_ns`, was just now. The mutex is
- * held, and left meanwhile. */
-static void rest(kl_worker *worker, int64_t began_ns, int64_t ended_ns, uint64_t tasks)
+static uint64_t busy_rest_ns(uint64_t others)
+{
+    uint64_t all_ns = others * REST_BUSY_EACH_NS;
+    return all_ns < REST_BUSY_NS ? REST_BUSY_NS : all_ns < REST_BUSY_MAX_NS ? all_ns : REST_BUSY_MAX_NS;
+}
+
+/* Before the next call: rests, if the one before, which took from `began_ns` to `ended_ns`, was just now.
+ * patient: nobody waits for what the next one brings. The mutex is held, and left meanwhile. */
+static void rest(kl_worker *worker, int64_t began_ns, int64_t ended_ns, uint64_t tasks, bool patient)
 {
     uint64_t others = sharers(worker), alone = others > 0 && tasks > 0 ? REST_ALONE : 0;
-    uint64_t times = others > 1 ? (others - 1) * REST_EACH : alone;
-    uint64_t most_ns = others > 1 && tasks >= BUSY_TASKS ? REST_BUSY_NS : REST_MAX_NS;
+    bool busy = tasks >= BUSY_TASKS && (others > 1 || (others > 0 && patient));
+    uint64_t times = others > 1 ? (others - 1) * REST_EACH : busy ? REST_PATIENT : alone;
+    uint64_t most_ns = busy ? busy_rest_ns(others) : REST_MAX_NS;
     uint64_t times_max = most_ns / (uint64_t)(ended_ns - began_ns + 1);
     int64_t until_ns = ended_ns + (ended_ns - began_ns) * (int64_t)(times < times_max ? times : times_max);
     while (!worker->stopping && !worker->closing && kl__monotonic_ns() < until_ns)
@@ -148,7 +158,7 @@ void *kl__worker_scout(void *context)
         if (is_eager(worker))
             continue;
         wait_for_work(worker, &poll_ms);
-        rest(worker, began_ns, ended_ns, ready);
+        rest(worker, began_ns, ended_ns, ready, false);
     }
     pthread_mutex_unlock(&worker->mutex);
     return NULL;
@@ -164,7 +174,8 @@ bool kl__worker_has_outcomes(const kl_worker *worker)
     return false;
 }
 
-/* Outcomes that could not be sent are kept, and sent again after a while. */
+/* Outcomes that could not be sent are kept, and sent again after a while. Without a giver nobody waits for them: a key goes
+ * on when its task has been run. */
 static void settle(kl_worker *worker)
 {
     int64_t began_ns = kl__monotonic_ns();
@@ -181,7 +192,7 @@ static void settle(kl_worker *worker)
     kl__worker_tell_giver(worker);
     if (worker->stopping)
         pthread_cond_broadcast(&worker->changed);
-    rest(worker, began_ns, kl__monotonic_ns(), all);
+    rest(worker, began_ns, kl__monotonic_ns(), all, !worker->giver.settled);
 }
 
 void *kl__worker_settler(void *context)

@@ -45,7 +45,7 @@ static void make_clock(const struct clocked *clocked)
              "CREATE TABLE IF NOT EXISTS %s.test_clock (ms bigint NOT NULL);"
              "INSERT INTO %s.test_clock SELECT 0 WHERE NOT EXISTS (SELECT FROM %s.test_clock);"
              "CREATE OR REPLACE FUNCTION %s.now_ms() RETURNS bigint LANGUAGE sql VOLATILE AS"
-             " 'SELECT GREATEST((SELECT ms FROM %s.test_clock), (SELECT floor_ms FROM %s.clock))'",
+             " 'SELECT GREATEST((SELECT ms FROM %s.test_clock), (SELECT last_value FROM %s.clock))'",
              clocked->schema, clocked->schema, clocked->schema, clocked->schema, clocked->schema, clocked->schema);
     pg_server_run(sql);
 }

@@ -38,11 +38,12 @@ static void empty_schema(const char *schema)
              " WHERE n.nspname = '%s' AND c.relkind = 'r' AND c.relname NOT IN ('meta', 'test_clock')"
              " AND pg_relation_size(c.oid) > 0;"
              " IF names IS NOT NULL THEN EXECUTE 'TRUNCATE ' || names; END IF; END $$;"
-             "INSERT INTO %s.clock VALUES (0); INSERT INTO %s.state VALUES (1, 0, 0, 0);"
+             "ALTER SEQUENCE %s.clock RESTART; ALTER SEQUENCE %s.segment_in_use RESTART;"
+             "ALTER SEQUENCE %s.part_in_use RESTART;"
              "INSERT INTO %s.segments SELECT n, 0, 0, 0 FROM generate_series(1, 2) AS n;"
              "TRUNCATE %s.started; INSERT INTO %s.started VALUES (true);"
              "UPDATE %s.test_clock SET ms = 0; ALTER SEQUENCE %s.positions RESTART",
-             schema, schema, schema, schema, schema, schema, schema, schema);
+             schema, schema, schema, schema, schema, schema, schema, schema, schema);
     pg_server_run(sql);
 }
 

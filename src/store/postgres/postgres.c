@@ -179,21 +179,41 @@ kl_rc kl__pg_migrate(const char *url, bool only_look, kl__pg_versions *ret_versi
 
 /* --- Time and partitions --- */
 
-static kl_rc now(void *self, int64_t *ret_ms)
+static int64_t show_clock(kl__pg *pg, int64_t now_ms)
 {
-    kl__pg *pg = self;
-    kl__pg_args args = {0};
-    PGresult *rows = NULL;
-    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.now_ms()", &args, true}, &rows);
-    if (rc != KL_OK)
-        return rc;
-    int64_t now_ms = kl__pg_get_int(rows, 0, 0);
-    PQclear(rows);
     pthread_mutex_lock(&pg->mutex);
     if (now_ms > pg->now_ms)
         pg->now_ms = now_ms;
-    *ret_ms = pg->now_ms;
+    now_ms = pg->now_ms;
     pthread_mutex_unlock(&pg->mutex);
+    return now_ms;
+}
+
+static kl_rc now(void *self, int64_t *ret_ms)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl_rc rc = kl__pg_ask(self, &(kl__pg_call){"SELECT $S.now_ms()", &args, true}, &rows);
+    if (rc != KL_OK)
+        return rc;
+    *ret_ms = show_clock(self, kl__pg_get_int(rows, 0, 0));
+    PQclear(rows);
+    return KL_OK;
+}
+
+/* Every write of a record draws a version. */
+static kl_rc pulse(void *self, int64_t *ret_ms, uint64_t *ret_news)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl_rc rc = kl__pg_ask(
+        self, &(kl__pg_call){"SELECT $S.now_ms(), v.last_value + v.is_called::int FROM $S.versions v", &args, true},
+        &rows);
+    if (rc != KL_OK)
+        return rc;
+    *ret_ms = show_clock(self, kl__pg_get_int(rows, 0, 0));
+    *ret_news = (uint64_t)kl__pg_get_int(rows, 0, 1);
+    PQclear(rows);
     return KL_OK;
 }
 
@@ -244,4 +264,5 @@ const kl_engine kl__engine_postgres = {
     .take_in = kl__pg_take_in,
     .lines = kl__pg_lines,
     .left = kl__pg_left,
+    .pulse = pulse,
 };

@@ -3,7 +3,8 @@
  * From: scan.c.  To: read.c, settle.c.
  *
  * A position is given once in the whole store, so it is the key. Eight places make a bucket; where one is full, the
- * lowest position goes. An answer stays as long as a task of the table lies in it. */
+ * lowest position goes. A bucket's positions stand together, apart from the rest: whoever looks for one touches a line of the
+ * processor's cache, and not six. An answer stays as long as a task of the table lies in it. */
 #include "store/postgres/seen.h"
 
 enum { BUCKET = 8, BUCKETS = KL_PG_SEEN_MAX / BUCKET };
@@ -16,19 +17,19 @@ struct kl__pg_shown {
 };
 
 struct task {
-    uint64_t position; /* 0: none */
     kl_task_id id;
     kl_place place;
     kl__pg_shown *shown; /* NULL: without its bytes */
     uint32_t row, at;
 };
 
-_Static_assert(sizeof(struct task) == 48, "KL_PG_SEEN_MAX says so");
+_Static_assert(sizeof(struct task) + sizeof(uint64_t) == 48, "KL_PG_SEEN_MAX says so");
 
 struct kl__pg_seen {
     pthread_mutex_t mutex;
     kl__pg_shown *oldest, *newest; /* that have their rows */
     size_t bytes;
+    uint64_t positions[BUCKETS][BUCKET]; /* 0: none */
     struct task tasks[BUCKETS][BUCKET];
 };
 
@@ -61,10 +62,15 @@ static void release(kl__pg_seen *seen, kl__pg_shown *shown)
     kl__free(shown);
 }
 
-static void forget(kl__pg_seen *seen, struct task *task)
+/* Number `at` of the whole table. */
+static uint64_t *position_at(kl__pg_seen *seen, size_t at) { return &seen->positions[at / BUCKET][at % BUCKET]; }
+static struct task *task_at(kl__pg_seen *seen, size_t at) { return &seen->tasks[at / BUCKET][at % BUCKET]; }
+
+static void forget(kl__pg_seen *seen, size_t at)
 {
-    kl__pg_shown *shown = task->shown;
-    *task = (struct task){0};
+    kl__pg_shown *shown = task_at(seen, at)->shown;
+    *position_at(seen, at) = 0;
+    *task_at(seen, at) = (struct task){.shown = NULL};
     release(seen, shown);
 }
 
@@ -93,52 +99,55 @@ void kl__pg_seen_close(kl__pg_seen *seen)
 {
     if (!seen)
         return;
-    for (size_t b = 0; b < BUCKETS; b++)
-        for (size_t i = 0; i < BUCKET; i++)
-            if (seen->tasks[b][i].position)
-                forget(seen, &seen->tasks[b][i]);
+    for (size_t at = 0; at < KL_PG_SEEN_MAX; at++)
+        if (*position_at(seen, at))
+            forget(seen, at);
     pthread_mutex_destroy(&seen->mutex);
     kl__free(seen);
 }
 
 /* --- Tasks --- */
 
-static struct task *bucket_of(kl__pg_seen *seen, uint64_t position)
+/* Where its bucket begins. */
+static size_t bucket_of(uint64_t position)
 {
-    return seen->tasks[(position >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> 32 & (BUCKETS - 1)];
+    return BUCKET * ((position >> 8) * UINT64_C(0x9e3779b97f4a7c15) >> 32 & (BUCKETS - 1));
 }
 
-static struct task *find(kl__pg_seen *seen, kl_place place, const kl_task_id *id, uint64_t position)
+/* KL_PG_SEEN_MAX: it is not there. */
+static size_t find(kl__pg_seen *seen, kl_place place, const kl_task_id *id, uint64_t position)
 {
-    struct task *bucket = bucket_of(seen, position);
-    for (size_t i = 0; i < BUCKET; i++)
-        if (bucket[i].position == position && kl__pg_place_compare(bucket[i].place, place) == 0 &&
-            memcmp(&bucket[i].id, id, sizeof *id) == 0)
-            return &bucket[i];
-    return NULL;
+    for (size_t at = bucket_of(position), end = at + BUCKET; at < end; at++) {
+        const struct task *task = task_at(seen, at);
+        if (*position_at(seen, at) == position && kl__pg_place_compare(task->place, place) == 0 &&
+            memcmp(&task->id, id, sizeof *id) == 0)
+            return at;
+    }
+    return KL_PG_SEEN_MAX;
 }
 
 /* Where a task of this position goes: its own place, a free one, or that of the lowest position. */
-static struct task *place_for(kl__pg_seen *seen, uint64_t position)
+static size_t place_for(kl__pg_seen *seen, uint64_t position)
 {
-    struct task *bucket = bucket_of(seen, position), *best = bucket;
-    for (size_t i = 0; i < BUCKET; i++) {
-        if (bucket[i].position == position)
-            return &bucket[i];
-        if (bucket[i].position < best->position)
-            best = &bucket[i];
+    size_t best = bucket_of(position);
+    for (size_t at = best, end = at + BUCKET; at < end; at++) {
+        if (*position_at(seen, at) == position)
+            return at;
+        if (*position_at(seen, at) < *position_at(seen, best))
+            best = at;
     }
     return best;
 }
 
 void kl__pg_seen_add(kl__pg_seen *seen, kl__pg_shown *shown, int row, size_t at, kl_place place, const kl_stub *stub)
 {
-    struct task *task = place_for(seen, stub->position);
-    if (task->position)
-        forget(seen, task);
+    size_t place_at = place_for(seen, stub->position);
+    if (*position_at(seen, place_at))
+        forget(seen, place_at);
     bool whole = PQgetisnull(shown->rows, row, KL_PG_SHOWN_BYTES);
     shown->tasks += whole;
-    *task = (struct task){stub->position, stub->id, place, whole ? shown : NULL, (uint32_t)row, (uint32_t)at};
+    *position_at(seen, place_at) = stub->position;
+    *task_at(seen, place_at) = (struct task){stub->id, place, whole ? shown : NULL, (uint32_t)row, (uint32_t)at};
 }
 
 bool kl__pg_seen_take(kl__pg_seen *seen, const kl_settle *batches, size_t count)
@@ -150,10 +159,10 @@ bool kl__pg_seen_take(kl__pg_seen *seen, const kl_settle *batches, size_t count)
     for (size_t b = 0; b < count; b++)
         for (size_t i = 0; i < batches[b].count; i++) {
             const kl_settled *settled = &batches[b].tasks[i];
-            struct task *task = find(seen, batches[b].place, &settled->id, settled->position);
-            if (task)
-                forget(seen, task);
-            all &= task != NULL;
+            size_t at = find(seen, batches[b].place, &settled->id, settled->position);
+            if (at < KL_PG_SEEN_MAX)
+                forget(seen, at);
+            all &= at < KL_PG_SEEN_MAX;
         }
     pthread_mutex_unlock(&seen->mutex);
     return all;
@@ -177,10 +186,10 @@ static bool copy(const struct task *task, int column, kl_arena *arena, kl_bytes 
     return bytes.len == 0 || kl_arena_copy(arena, bytes, ret_copy);
 }
 
-static bool copy_task(const struct task *task, kl_arena *arena, kl_task *ret_task)
+static bool copy_task(const struct task *task, uint64_t position, kl_arena *arena, kl_task *ret_task)
 {
     const PGresult *rows = task->shown->rows;
-    int row = (int)task->row, line = (int)(task->position & 63);
+    int row = (int)task->row, line = (int)(position & 63);
     kl_bytes job = element(rows, row, KL_PG_SHOWN_JOBS, task->at);
     kl_bytes group = element(rows, row, KL_PG_SHOWN_GROUPS, task->at);
     const unsigned char *digits = group.data;
@@ -192,7 +201,7 @@ static bool copy_task(const struct task *task, kl_arena *arena, kl_task *ret_tas
                                                 : line + KL_PRIORITY_MIN,
                   .group = group.len == 2 ? (uint16_t)(digits[0] << 8 | digits[1]) : 0},
         .state = KL_TASK_WAITING,
-        .position = task->position,
+        .position = position,
         .not_before_ms = kl__pg_get_int(rows, row, KL_PG_SHOWN_DUE),
     };
     if (job.len == sizeof ret_task->entry.job)
@@ -213,10 +222,11 @@ kl_rc kl__pg_seen_read(kl__pg_seen *seen, const kl_ref *refs, size_t count, kl_a
         return KL_OK;
     pthread_mutex_lock(&seen->mutex);
     for (; copied && done < count && refs[done].owned && bytes < KL_BATCH_BYTES_MAX / 2; done++) {
-        struct task *task = find(seen, refs[done].place, &refs[done].id, refs[done].position);
+        size_t at = find(seen, refs[done].place, &refs[done].id, refs[done].position);
+        struct task *task = at < KL_PG_SEEN_MAX ? task_at(seen, at) : NULL;
         if (!task || !task->shown || !task->shown->rows)
             break;
-        copied = copy_task(task, arena, &ret_tasks[done]);
+        copied = copy_task(task, refs[done].position, arena, &ret_tasks[done]);
         const kl_entry *entry = &ret_tasks[done].entry;
         bytes += entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
         kl__pg_shown *shown = task->shown;

@@ -1,6 +1,7 @@
 /* sql_records.c - records, as functions of the schema: small values with a version.
  *
- * Versions come from a sequence, so none is ever used again. The writes of a call are one transaction, each judged for
+ * Versions come from a sequence, so none is ever used again; removing draws one, too, so that whoever looks from time to
+ * time whether anything has changed need not read it all. The writes of a call are one transaction, each judged for
  * itself and in order; the row of a name stays locked until its end. */
 #include "store/postgres/sql.h"
 
@@ -50,6 +51,7 @@ BEGIN
             ok := there = was OR there = 0;
             IF there = was THEN
                 DELETE FROM $S.records r WHERE r.name = the_name;
+                PERFORM nextval($C || '.versions');
             END IF;
             RETURN;
         END IF;

@@ -18,7 +18,13 @@
  *     retries     a row per task of the retry line; its entry stays where it is.
  *     errors      what attempts of waiting tasks left to be kept.
  *     kept        finished tasks.
- *     state       which segment takes new entries, and which part new tokens; segments: what is known of the others.
+ *     clock       the latest time that was remembered, and `rounds`, when upkeep was last begun.
+ *     state       which segment takes new entries, and which part new tokens, and since when: two sequences that have both
+ *                 in a number. segments: what is known of the others.
+ *
+ * What is read with every append and changes often is a sequence, because those leave no dead rows behind, which every
+ * reader would have to pass for as long as somebody holds a snapshot. That they keep what a transaction has set when it is
+ * rolled back does no harm (G3).
  *
  * entries and settled lie in segments, each a table of either. Segments 1 and 2 take turns, and are emptied by TRUNCATE
  * when everything in them is settled. Segment 0 stays, and its rows are deleted one by one: there stand delayed tasks, and
@@ -40,8 +46,8 @@
 
 /* clang-format off */
 const char kl__pg_sql_tables[] = KL_SQL(
-CREATE TABLE $S.clock (floor_ms bigint NOT NULL);
-INSERT INTO $S.clock VALUES (0);
+CREATE SEQUENCE $S.clock MINVALUE 0;
+CREATE SEQUENCE $S.rounds MINVALUE 0;
 
 CREATE TABLE $S.partitions (
     number int PRIMARY KEY,
@@ -59,13 +65,12 @@ CREATE TABLE $S.sealed (
     PRIMARY KEY (partition, shard)
 );
 
-CREATE TABLE $S.state (
-    segment smallint NOT NULL,
-    segment_ms bigint NOT NULL,
-    part smallint NOT NULL,
-    part_ms bigint NOT NULL
-) WITH (fillfactor = 10);
-INSERT INTO $S.state VALUES (1, 0, 0, 0);
+CREATE SEQUENCE $S.segment_in_use MINVALUE 0 START 1;
+CREATE SEQUENCE $S.part_in_use MINVALUE 0;
+CREATE VIEW $S.state AS
+SELECT (s.last_value & 3)::smallint AS segment, s.last_value >> 2 AS segment_ms,
+       (p.last_value & 3)::smallint AS part, p.last_value >> 2 AS part_ms
+FROM $S.segment_in_use s, $S.part_in_use p;
 
 CREATE TABLE $S.segments (
     number smallint PRIMARY KEY,
@@ -213,7 +218,7 @@ CREATE INDEX records_expire ON $S.records (expires_ms) WHERE expires_ms > 0;
 
 CREATE FUNCTION $S.now_ms() RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-    RETURN GREATEST(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, (SELECT floor_ms FROM $S.clock));
+    RETURN GREATEST(floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint, (SELECT last_value FROM $S.clock));
 END
 $$;
 

@@ -1,5 +1,6 @@
 /* sql_upkeep.c - clearing away, as functions of the schema. An advisory lock lets one process do it at a time.
  *
+ *     upkeep_due       whether it is time for a round, of which one is enough for all processes
  *     upkeep           what goes row by row: segment 0, expired records, what is no longer kept
  *     upkeep_segments  what goes by TRUNCATE: segments 1 and 2,
  *     upkeep_tokens    and the parts of tokens; by itself, because nobody is to wait for the one while the other is tried
@@ -16,6 +17,8 @@
  * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most, ten times. Whoever reads
  * meanwhile waits behind it as long, so there is a pause between two tries. A transaction that took the first lock moves
  * nothing: that needs locks of shards, which come before those of tables.
+ *
+ * Nothing of it is done by parallel workers, which the server would start anew for every round.
  *
  * Whether any is missing is told by numbers, because what is settled is there (G1). What is left over is found by one join
  * of two sets. Nested loops are off there, because the tables have no statistics, and with a wrong guess every entry would
@@ -35,7 +38,7 @@ BEGIN
     IF NOT pg_try_advisory_xact_lock($L, 0) THEN
         RETURN;
     END IF;
-    UPDATE $S.clock SET floor_ms = at_ms WHERE floor_ms < at_ms - 1000;
+    PERFORM setval($C || '.clock', at_ms) FROM $S.clock c WHERE c.last_value < at_ms - 1000;
 
     WITH t AS MATERIALIZED (
         DELETE FROM $S.settled_0 d
@@ -70,6 +73,15 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.upkeep_due(every_ms bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+    at_ms bigint := floor(extract(epoch FROM clock_timestamp()) * 1000);
+BEGIN
+    PERFORM setval($C || '.rounds', at_ms) FROM $S.rounds r WHERE abs(at_ms - r.last_value) >= every_ms;
+    RETURN FOUND;
+END
+$$;
+
 CREATE FUNCTION $S.bytes_of(name text) RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT pg_relation_size(($C || '.' || name)::regclass)
 $$;
@@ -100,7 +112,8 @@ END
 $$;
 
 CREATE FUNCTION $S.reclaim(k int) RETURNS boolean
-LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET lock_timeout = '20ms' AS $$
+LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET max_parallel_workers_per_gather = 0
+SET lock_timeout = '20ms' AS $$
 DECLARE
     there bigint;
     done bigint;
@@ -114,11 +127,11 @@ BEGIN
         EXECUTE format('SELECT $1 - count(*) FROM (SELECT DISTINCT unnest(positions) FROM $S.settled_%s) d', k)
         INTO missing USING there;
     END IF;
-    UPDATE $S.segments SET entries = done + missing WHERE number = k;
     IF missing > 0 OR NOT $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]) THEN
+        UPDATE $S.segments s SET entries = done + missing WHERE s.number = k AND s.entries IS DISTINCT FROM done + missing;
         RETURN false;
     END IF;
-    UPDATE $S.segments SET entries = NULL WHERE number = k;
+    UPDATE $S.segments s SET entries = NULL WHERE s.number = k AND s.entries IS NOT NULL;
     RETURN true;
 EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
     RETURN false;
@@ -183,12 +196,12 @@ BEGIN
         PERFORM $S.move_left_over(k, 10000);
     END IF;
     spent := $S.now_ms() - at_ms;
-    UPDATE $S.segments SET next_ms = at_ms + LEAST(5 * spent, 10000) WHERE number = k;
+    UPDATE $S.segments SET next_ms = at_ms + LEAST(5 * spent, 10000) WHERE number = k AND spent > 20;
 END
 $$;
 
 CREATE FUNCTION $S.upkeep_segments(old_ms bigint, left_over_ms bigint, large bigint)
-RETURNS void LANGUAGE plpgsql SET jit = off AS $$
+RETURNS void LANGUAGE plpgsql SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     at_ms bigint := $S.now_ms();
     now_used record;
@@ -210,13 +223,14 @@ BEGIN
           AND $S.bytes_of('settled_' || s.number) = 0;
         IF next_one IS NOT NULL THEN
             UPDATE $S.segments SET closed_ms = at_ms, next_ms = 0, entries = NULL WHERE number = now_used.segment;
-            UPDATE $S.state SET segment = next_one, segment_ms = at_ms;
+            PERFORM setval($C || '.segment_in_use', at_ms * 4 + next_one);
         END IF;
     END IF;
 END
 $$;
 
-CREATE FUNCTION $S.upkeep_last(least_bytes bigint) RETURNS int LANGUAGE plpgsql SET jit = off AS $$
+CREATE FUNCTION $S.upkeep_last(least_bytes bigint) RETURNS int
+LANGUAGE plpgsql SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     emptied int := 0;
     is_done boolean;
@@ -250,7 +264,7 @@ BEGIN
        OR (at_ms - now_used.part_ms >= token_ms AND $S.bytes_of('tokens_' || now_used.part) > 0) THEN
         next_one := (now_used.part + 1) % 3;
         IF $S.bytes_of('tokens_' || next_one) = 0 OR $S.empty_tables(ARRAY['tokens_' || next_one]) THEN
-            UPDATE $S.state SET part = next_one, part_ms = at_ms;
+            PERFORM setval($C || '.part_in_use', at_ms * 4 + next_one);
         END IF;
     END IF;
 END

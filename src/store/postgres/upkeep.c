@@ -1,7 +1,7 @@
 /* upkeep.c - a thread that takes away what is settled or has expired.
  *
- * Of all processes that have the store open, one does it at a time: whoever gets the advisory lock. A round is one
- * transaction of bounded size; as long as a round was full, the next follows at once. Nothing depends on when it comes:
+ * Of all processes that have the store open, one does it at a time: whoever finds that it is time, and gets the advisory
+ * lock. A round is one transaction of bounded size; as long as a round was full, the next follows at once. Nothing depends on when it comes:
  * what is settled or has expired is not shown anyway. */
 #include "base/clock.h"
 #include "base/wait.h"
@@ -9,6 +9,7 @@
 
 enum {
     ROUND_MS = 1000,
+    ROUND_SPREAD_MS = 200,  /* so that it is not the same process each time: their limits may differ */
     ROUND_BATCHES = 1000,   /* settled batches in one transaction, */
     ROUND_ROWS = 5000,      /* and about so many rows of each table */
     OLD_MS = 60000,         /* a segment is closed when it is so old, */
@@ -66,6 +67,23 @@ static bool do_round(kl__pg *pg, int64_t *history_ns)
     return clear_rows(pg, history_ns);
 }
 
+/* Of all processes one does it, whoever comes first when it is time. */
+static bool is_due(kl__pg *pg)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl__pg_int(&args, KL_PG_INT8, ROUND_MS);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.upkeep_due($1)", &args, false}, &rows);
+    kl__pg_args_free(&args);
+    if (rc != KL_OK) {
+        complain(pg);
+        return false;
+    }
+    bool due = kl__pg_get_int(rows, 0, 0) != 0;
+    PQclear(rows);
+    return due;
+}
+
 /* Who begins to work reads the positions that are settled: there are none where everything was cleared away. */
 static void do_last(kl__pg *pg)
 {
@@ -82,14 +100,13 @@ static void *upkeep_thread(void *ctx)
     int64_t history_ns = 0;
     pthread_mutex_lock(&pg->mutex);
     while (!pg->closing) {
-        int64_t until_ns = kl__deadline_ns(ROUND_MS);
+        int64_t until_ns = kl__deadline_ns(ROUND_MS + kl__monotonic_ns() % ROUND_SPREAD_MS);
         while (!pg->closing && kl__cond_wait(&pg->upkeep_wakes, &pg->mutex, until_ns))
             ;
-        for (bool more = true; more && !pg->closing;) {
-            pthread_mutex_unlock(&pg->mutex);
+        pthread_mutex_unlock(&pg->mutex);
+        for (bool more = !atomic_load(&pg->closing) && is_due(pg); more && !atomic_load(&pg->closing);)
             more = do_round(pg, &history_ns);
-            pthread_mutex_lock(&pg->mutex);
-        }
+        pthread_mutex_lock(&pg->mutex);
     }
     pthread_mutex_unlock(&pg->mutex);
     return NULL;

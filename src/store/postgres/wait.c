@@ -160,7 +160,7 @@ static kl_rc ask_appended(kl__pg *pg, uint32_t partition, uint64_t *ret_appended
     return rc;
 }
 
-/* Until the waiter is told, which is true, or it is time to ask again. */
+/* Until the waiter is told or may have missed something, which is true, or it is time to ask again. */
 static bool rest(kl__pg *pg, kl__pg_waiter *waiter, int64_t until_ns, int64_t *pause_ms)
 {
     pthread_mutex_lock(&pg->mutex);
@@ -169,7 +169,7 @@ static bool rest(kl__pg *pg, kl__pg_waiter *waiter, int64_t until_ns, int64_t *p
     ask_ns = ask_ns < until_ns ? ask_ns : until_ns;
     while (in_time && !waiter->told && listened == pg->listens)
         in_time = kl__cond_wait(&pg->told, &pg->mutex, ask_ns);
-    bool told = waiter->told;
+    bool told = waiter->told || listened != pg->listens;
     waiter->told = false;
     *pause_ms = 2 * *pause_ms < ASK_MAX_MS ? 2 * *pause_ms : ASK_MAX_MS;
     pthread_mutex_unlock(&pg->mutex);
@@ -195,6 +195,14 @@ static void leave(kl__pg *pg, const kl__pg_waiter *waiter)
     pthread_mutex_unlock(&pg->mutex);
 }
 
+static bool is_listening(kl__pg *pg)
+{
+    pthread_mutex_lock(&pg->mutex);
+    bool listens = pg->listens;
+    pthread_mutex_unlock(&pg->mutex);
+    return listens;
+}
+
 kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_ask_fn *ask, const void *ctx,
                         bool *ret_yes)
 {
@@ -204,8 +212,10 @@ kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_
     enter(pg, &waiter);
     kl_rc rc = ask(pg, ctx, &yes);
     while (rc == KL_OK && !yes && !ends && kl__monotonic_ns() < until_ns) {
-        ends = rest(pg, &waiter, until_ns, &pause_ms) && partition == KL_PG_INBOX;
-        rc = ask(pg, ctx, &yes);
+        bool told = rest(pg, &waiter, until_ns, &pause_ms);
+        ends = told && partition == KL_PG_INBOX;
+        if (told || !is_listening(pg)) /* else there is nothing to ask for */
+            rc = ask(pg, ctx, &yes);
     }
     leave(pg, &waiter);
     if (rc == KL_OK)
@@ -239,14 +249,14 @@ static kl_rc more_appended(kl__pg *pg, const void *ctx, bool *ret_yes)
     return KL_OK;
 }
 
-/* Whoever was told of something hears of the rest from now on. */
+/* Whoever has asked once since it is listened hears of the rest from now on, whether there was something or not. */
 kl_rc kl__pg_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)
 {
     struct appended appended = {partition, seen};
     bool yes = false;
     uint64_t before = heard(self, partition);
     kl_rc rc = kl__pg_wait_until(self, partition, wait_ms, more_appended, &appended, &yes);
-    if (rc == KL_OK && before && yes && !(*seen & HEARD))
+    if (rc == KL_OK && before && !(*seen & HEARD))
         *seen = before;
     return rc;
 }

@@ -1,0 +1,80 @@
+/* test_pg_pulse.c - what spares processes that share a server most of their questions. */
+#include <stdio.h>
+
+#include "harness.h"
+#include "keyline/store.h"
+#include "store/pg_server.h"
+#include "store/quick.h"
+
+struct rig {
+    kl_store *store;
+    char url[PG_URL_BYTES], schema[64];
+};
+
+static bool open_rig(struct rig *rig)
+{
+    *rig = (struct rig){.store = NULL};
+    bool good =
+        pg_server_new_schema(rig->url, rig->schema) == KL_OK && kl_store_open(rig->url, NULL, &rig->store) == KL_OK;
+    if (!good)
+        test_fail(__FILE__, __LINE__, "no store: %s", kl_error_text());
+    return good;
+}
+
+static void close_rig(struct rig *rig)
+{
+    char sql[128];
+    kl_store_close(rig->store);
+    snprintf(sql, sizeof sql, "DROP SCHEMA IF EXISTS %s CASCADE", rig->schema);
+    pg_server_run(sql);
+}
+
+static uint64_t news_of(struct rig *rig)
+{
+    int64_t pulse_ms = 0, now_ms = 0;
+    uint64_t news = 0;
+    CHECK_INT(kl__store_pulse(rig->store, &pulse_ms, &news), KL_OK);
+    CHECK_INT(kl_store_now(rig->store, &now_ms), KL_OK);
+    CHECK(pulse_ms > 0 && pulse_ms <= now_ms);
+    return news;
+}
+
+TEST(the_pulse_tells_of_records_that_were_written_or_removed)
+{
+    struct rig rig;
+    REQUIRE(open_rig(&rig));
+    uint64_t first = news_of(&rig);
+    CHECK(first != 0);
+    CHECK_INT(news_of(&rig), first);
+    kl_write write = {.name = kl_str("pause/orders/1"), .value = kl_str("x")};
+    CHECK_INT(kl_store_put(rig.store, &write, 1), KL_OK);
+    uint64_t second = news_of(&rig);
+    CHECK(second != first);
+    write = (kl_write){.name = kl_str("pause/orders/1"), .version = write.new_version, .value = kl_str("y")};
+    CHECK_INT(kl_store_put(rig.store, &write, 1), KL_OK);
+    uint64_t third = news_of(&rig);
+    CHECK(third != second);
+    write = (kl_write){.name = kl_str("pause/orders/1"), .version = write.new_version, .remove = true};
+    CHECK_INT(kl_store_put(rig.store, &write, 1), KL_OK);
+    uint64_t fourth = news_of(&rig);
+    CHECK(fourth != third);
+    CHECK_INT(news_of(&rig), fourth);
+    close_rig(&rig);
+}
+
+TEST(of_several_who_come_for_upkeep_the_first_does_it)
+{
+    struct rig rig;
+    char sql[128];
+    REQUIRE(open_rig(&rig));
+    kl_store_close(rig.store); /* it has its own */
+    rig.store = NULL;
+    snprintf(sql, sizeof sql, "SELECT setval('%s.rounds', 0)", rig.schema);
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SELECT %s.upkeep_due(600000)::int", rig.schema);
+    CHECK_INT(pg_server_number(sql), 1);
+    CHECK_INT(pg_server_number(sql), 0);
+    snprintf(sql, sizeof sql, "SELECT %s.upkeep_due(0)::int", rig.schema);
+    CHECK_INT(pg_server_number(sql), 1);
+    close_rig(&rig);
+}
