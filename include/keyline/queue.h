@@ -68,7 +68,8 @@ typedef struct kl_queue_opts {
     int64_t rate;               /* no limit: tasks started per second by all workers together; KL_FOREVER: no limit */
     int64_t burst;              /* 1 s worth of the rate: how many may start at once after a quiet time */
     int64_t concurrency;        /* no limit: tasks running at once in all workers together; KL_FOREVER: no limit */
-    const char *const *stores;  /* the URL of the store of each partition, "" for the queue's own; NULL: all there */
+    const char *const *stores;  /* the URL of the store of each partition, "" for the queue's own; NULL: all there. A
+                                   relative disk:PATH counts from the current directory and is kept absolute */
     size_t store_count;         /* of those: 0, or as many as partitions */
     const char *origin;         /* who states it, for error sentences: "--partitions", "keyline.toml line 3"; copied */
 } kl_queue_opts;
@@ -121,7 +122,7 @@ KL_API KL_MUST_USE kl_rc kl_queue_pause(kl_queue *queue);
 KL_API KL_MUST_USE kl_rc kl_queue_resume(kl_queue *queue);
 
 /* Removes a queue that is empty and has no worker, with its schedules, its records and what is kept of its tasks. Stop
- * its producers first: a put under way meanwhile is lost with it. May be repeated, also after a failure. KL_EBUSY: it
+ * its producers first: a put under way meanwhile is lost with it, later ones get KL_ENOTFOUND. May be repeated, also after a failure. KL_EBUSY: it
  * holds tasks (the sentence says how many), or somebody works on it. On KL_OK the handle can only be closed. */
 KL_API KL_MUST_USE kl_rc kl_queue_remove(kl_queue *queue);
 

@@ -84,6 +84,11 @@ static inline void *kl__unconst(const void *pointer)
     return both.taken;
 }
 
+/* --- queue.c --- */
+
+/* KL_EINVAL: no queue can be called so. */
+kl_rc kl__queue_check_name(const char *name);
+
 /* --- settings.c: what can be stated of a queue, from one table --- */
 
 /* Copies what is stated, each checked for its range; texts stay the caller's. NULL: nothing is stated. */
@@ -111,6 +116,10 @@ void kl__settings_read(kl__json *from, kl_queue_opts *ret_settings);
 
 kl_rc kl__store_share(const char *url, kl_store **ret_store);
 void kl__store_unshare(kl_store *store);
+
+/* Makes relative paths in the URLs absolute, in the arena: the queue's record outlives this process's directory.
+ * KL_ESYSTEM, KL_ENOMEM. */
+kl_rc kl__stores_absolute(kl_queue_opts *stated, kl_arena *arena);
 
 /* --- descriptor.c --- */
 

@@ -43,7 +43,7 @@ static const char *what_is_wrong(const char *name)
     return NULL;
 }
 
-static kl_rc check_name(const char *name)
+kl_rc kl__queue_check_name(const char *name)
 {
     char quoted[KL_QUOTE_BYTES];
     if (!name)
@@ -200,22 +200,31 @@ static kl_rc check_open(const kl_store *store, const char *name, kl_queue **ret_
         return kl__fail(KL_EINVAL, "the store is NULL; open one with kl_store_open");
     if (!ret_queue)
         return kl__fail(KL_EINVAL, "ret_queue is NULL; pass somewhere to put the queue");
-    return check_name(name);
+    return kl__queue_check_name(name);
+}
+
+/* What is stated, with URLs that hold for everybody; these lie in the arena. */
+static kl_rc take_stated(const kl_queue_opts *opts, kl_arena *arena, kl_queue_opts *ret_stated)
+{
+    kl_rc rc = kl__settings_take(opts, ret_stated);
+    return rc == KL_OK ? kl__stores_absolute(ret_stated, arena) : rc;
 }
 
 kl_rc kl_queue_open(kl_store *store, const char *name, const kl_queue_opts *opts, kl_queue **ret_queue)
 {
     kl_queue_opts stated;
     kl_queue *queue = NULL;
+    kl_arena arena = {0};
     kl_rc rc = check_open(store, name, ret_queue);
     if (rc == KL_OK)
-        rc = kl__settings_take(opts, &stated);
+        rc = take_stated(opts, &arena, &stated);
     if (rc == KL_OK)
         rc = make_queue(store, name, &queue);
     if (rc == KL_OK)
         rc = find_or_make(queue, &stated);
     if (rc == KL_OK)
         rc = check_layout(queue, &stated);
+    kl_arena_free(&arena);
     if (rc == KL_OK)
         *ret_queue = queue;
     else
@@ -357,7 +366,7 @@ static kl_rc check_list(const kl_store *store, const char *after, size_t max, co
         return kl__fail(KL_EINVAL, "the arena, ret_names or ret_count is NULL; pass all of them");
     if (max == 0)
         return kl__fail(KL_EINVAL, "max is 0; ask for at least one name");
-    return after && *after ? check_name(after) : KL_OK;
+    return after && *after ? kl__queue_check_name(after) : KL_OK;
 }
 
 kl_rc kl_queue_list(kl_store *store, const char *after, size_t max, kl_arena *arena, const char **ret_names,
@@ -437,13 +446,15 @@ static kl_rc apply(kl__descriptor *draft, void *ctx)
 kl_rc kl_queue_alter(kl_queue *queue, const kl_queue_opts *opts)
 {
     struct alter alter = {.queue = queue};
+    kl_arena arena = {0};
     kl_rc rc = check_queue(queue);
     if (rc == KL_OK && !opts)
         rc = kl__fail(KL_EINVAL, "opts is NULL; state what is to be changed");
     if (rc == KL_OK)
-        rc = kl__settings_take(opts, &alter.stated);
+        rc = take_stated(opts, &arena, &alter.stated);
     if (rc == KL_OK)
         rc = kl__queue_change(queue, apply, &alter);
+    kl_arena_free(&arena);
     return rc == KL_OK ? kl__queue_seal(queue) : rc;
 }
 

@@ -3,7 +3,14 @@
  * From: layouts.c.  To: the store.
  *
  * A disk store has one handle in one process, and two queues may well have partitions in the same one, or one queue be
- * opened twice. So the handles are shared by the whole process, by their URLs, and counted. */
+ * opened twice. So the handles are shared by the whole process, by their URLs, and counted.
+ *
+ * A URL that goes into a queue's record is read by others, who have other current directories: there it is absolute. */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <unistd.h>
+
 #include "queue/inside.h"
 
 struct shared {
@@ -68,4 +75,48 @@ void kl__store_unshare(kl_store *store)
         kl__free(shared);
     }
     pthread_mutex_unlock(&shared_mutex);
+}
+
+/* --- Absolute URLs --- */
+
+static const char disk[] = "disk:", standard[] = "keyline-data";
+
+static bool is_relative(const char *url)
+{
+    return strncmp(url, disk, sizeof disk - 1) == 0 && url[sizeof disk - 1] != '/';
+}
+
+/* `disk:./other`, `disk:other` and `disk:` as directories of this process's current one. */
+static kl_rc make_absolute(const char *url, kl_arena *arena, const char **ret_url)
+{
+    char here[PATH_MAX];
+    const char *path = url + sizeof disk - 1;
+    while (strncmp(path, "./", 2) == 0)
+        path += strspn(path + 1, "/") + 1;
+    path = *path ? path : standard;
+    if (!getcwd(here, sizeof here))
+        return kl__fail(KL_ESYSTEM,
+                        "the current directory, which %s counts from, cannot be told (%s); write its whole path", url,
+                        strerror(errno));
+    size_t size = sizeof disk + strlen(here) + 1 + strlen(path);
+    char *whole = kl_arena_alloc(arena, size);
+    if (!whole)
+        return kl__fail_memory();
+    snprintf(whole, size, "%s%s/%s", disk, strcmp(here, "/") == 0 ? "" : here, path);
+    *ret_url = whole;
+    return KL_OK;
+}
+
+kl_rc kl__stores_absolute(kl_queue_opts *stated, kl_arena *arena)
+{
+    const char **urls = kl_arena_alloc(arena, stated->store_count * sizeof *urls + 1);
+    kl_rc rc = urls ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; rc == KL_OK && i < stated->store_count; i++) {
+        urls[i] = stated->stores[i];
+        if (is_relative(urls[i]))
+            rc = make_absolute(urls[i], arena, &urls[i]);
+    }
+    if (rc == KL_OK && stated->store_count > 0)
+        stated->stores = urls;
+    return rc;
 }

@@ -1,4 +1,6 @@
 /* test_layouts.c - layouts of a queue: names, stores, sealing, draining, and ids that move with their tasks. */
+#include <unistd.h>
+
 #include "base/random.h"
 #include "queue/inside.h"
 #include "queue/support.h"
@@ -260,6 +262,32 @@ CLAIM(partitions_may_lie_in_several_stores)
     REQUIRE(later);
     CHECK_INT(show(rig, later).counts.ready, 4);
     kl_queue_close(later);
+}
+
+/* Another process may have another current directory. */
+CLAIM_IN_MEMORY(a_relative_store_is_the_same_for_everybody)
+{
+    static const char *const urls[] = {"", "disk:./other"}, *const again[] = {"", "disk:other"};
+    char here[4096], whole[4096 + 16];
+    REQUIRE(getcwd(here, sizeof here) && chdir(rig->path) == 0);
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2, .stores = urls, .store_count = 2);
+    REQUIRE(queue);
+    REQUIRE(getcwd(whole + 5, 4096));
+    memcpy(whole, "disk:", 5);
+    strcat(whole, "/other");
+    CHECK_STR(show(rig, queue).settings.stores[1], whole);
+    kl_queue *same = OPEN(rig->store, "orders", .stores = again, .store_count = 2);
+    CHECK(same != NULL);
+    kl_queue_close(same);
+    CHECK_INT(append_to(queue, 0, 1, 0), KL_OK);
+    kl_queue_close(queue);
+    REQUIRE(chdir(here) == 0);
+    kl_queue *elsewhere = OPEN(rig->store, "orders");
+    REQUIRE(elsewhere);
+    CHECK_INT(show(rig, elsewhere).counts.ready, 1);
+    kl_queue_opts opts = {.size = sizeof opts, .stores = urls, .store_count = 2}; /* which is another directory here */
+    CHECK_FAILS(kl_queue_open(rig->store, "orders", &opts, &queue), KL_EMISMATCH, "partition 1");
+    kl_queue_close(elsewhere);
 }
 
 CLAIM(stores_of_a_queue_can_be_changed)
