@@ -470,6 +470,8 @@ static kl_rc carry_out_page(kl__pump *pump, kl__partition *partition, kl_bytes p
         if (window)
             rc = handle(pump, window, &records[i]);
     }
+    if (rc != KL_OK || count > 0) /* one that is there may have to wait for its time, or for its shard to be taken */
+        partition->asks = (kl__reader){0};
     *after = count == PAGE ? records[count - 1].name : (kl_bytes){0};
     return rc;
 }
@@ -490,7 +492,8 @@ static kl_rc carry_out_partition(kl__pump *pump, kl__partition *partition)
 kl_rc kl__asks_carry_out(kl__pump *pump)
 {
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
-        kl_rc rc = partition->windows ? carry_out_partition(pump, partition) : KL_OK;
+        bool looks = partition->windows && kl__pump_has_news(pump, partition->store, &partition->asks);
+        kl_rc rc = looks ? carry_out_partition(pump, partition) : KL_OK;
         if (rc != KL_OK)
             return rc;
     }

@@ -3,18 +3,19 @@
  * From: worker_keep.c, every kl__pump_beat_ms, in two threads: what may take long must not keep the lease from being
  * renewed.  To: partitions.c, older.c, gate.c, sweep.c, ask.c, and the queue's records.
  *
- * Every TICK_MS: the queue's record (settings, pause, layouts), paused keys, cancelled jobs, requests of operators, and
- * schedules that are due. Every WATCH_MS: whether other workers came or went. Every third of a lease (half of one while
+ * Every TICK_MS: the queue's record (settings, pause, layouts), paused keys, cancelled jobs and requests of operators, all
+ * of which are read only if some record has changed, where the store tells; and schedules that are due. Every WATCH_MS: whether other workers came or went. Every third of a lease (half of one while
  * there is nothing to do), or at once when they did or a shard is to be given back: ownership. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "queue/cron.h"
+#include "store/quick.h"
 #include "work/ask.h"
 #include "work/inside.h"
 
-enum { TICK_MS = 100, WATCH_MS = 200, PAUSED_PAGE = 256, PAUSED_MAX = 1000000 };
+enum { TICK_MS = 100, WATCH_MS = 200, NEWS_MS = 1000, PAUSED_PAGE = 256, PAUSED_MAX = 1000000 };
 
 int64_t kl__pump_beat_ms(const kl__pump *pump)
 {
@@ -27,14 +28,28 @@ static kl_rc set_clock(kl__pump *pump)
 {
     int64_t store_ms = 0;
     kl__pump_leave(pump);
-    kl_rc rc = kl_store_now(pump->queue->store, &store_ms);
+    uint64_t news = 0;
+    kl_rc rc = kl__store_pulse(pump->queue->store, &store_ms, &news);
     kl__pump_enter(pump);
     if (rc != KL_OK)
         return rc;
+    pump->news = news;
     pump->clock_offset_ms = store_ms - pump->opts.local_ms(pump->opts.local_ctx); /* rather behind than ahead */
     pump->clock_set = true;
     kl__pump_now(pump);
     return KL_OK;
+}
+
+/* Where the store tells, records are read when some have changed, and in the next tick once more, because a change may be
+ * told of before it can be read; and now and then, because some expire. */
+bool kl__pump_has_news(kl__pump *pump, const kl_store *store, kl__reader *reader)
+{
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    bool changed = store != pump->queue->store || !pump->news || pump->news != reader->news;
+    if (!changed && !reader->again && reader->read_ms && local_ms - reader->read_ms < NEWS_MS)
+        return false;
+    *reader = (kl__reader){pump->news, local_ms ? local_ms : 1, changed};
+    return true;
 }
 
 static kl_rc refresh(kl__pump *pump)
@@ -179,14 +194,29 @@ static kl_rc look_at_schedules(kl__pump *pump)
 
 /* --- The beat --- */
 
+/* What others write for all workers of the queue. While an older layout is drained, how far that is counts refreshes. */
+static kl_rc look_at_records(kl__pump *pump)
+{
+    static kl_rc (*const steps[])(kl__pump * pump) = {refresh, look_at_paused, look_at_jobs};
+    kl_rc first = KL_OK;
+    if (!kl__pump_has_news(pump, pump->queue->store, &pump->records) && !kl__older_undrained(pump->descriptor))
+        return KL_OK;
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        kl_rc rc = steps[i](pump);
+        first = first != KL_OK ? first : rc;
+    }
+    if (first != KL_OK)
+        pump->records = (kl__reader){0};
+    return first;
+}
+
 /* Whatever fails, the other steps are taken too: a task that cannot be moved must not keep an operator from removing it.
  * Gates take longest and come behind requests: those need the lease, which one who stands in renews between two ticks. */
 static kl_rc tick(kl__pump *pump)
 {
-    static kl_rc (*const steps[])(kl__pump * pump) = {look_at_paused,      look_at_jobs,       kl__older_layouts,
-                                                      kl__pump_drain_keys, kl__asks_carry_out, kl__gates_refresh,
-                                                      look_at_schedules,   kl__pump_count};
-    kl_rc first = refresh(pump);
+    static kl_rc (*const steps[])(kl__pump * pump) = {kl__older_layouts, kl__pump_drain_keys, kl__asks_carry_out,
+                                                      kl__gates_refresh, look_at_schedules,   kl__pump_count};
+    kl_rc first = look_at_records(pump);
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         kl_rc rc = steps[i](pump);
         first = first != KL_OK ? first : rc;

@@ -163,6 +163,13 @@ struct kl__window {
     kl__window *next;              /* in its partition */
 };
 
+/* Somebody who reads records from time to time, if they may have changed (kl__pump_has_news). */
+typedef struct kl__reader {
+    uint64_t news;   /* as it was when they were last read, */
+    int64_t read_ms; /* and when that was, on the local clock; 0: never */
+    bool again;      /* they had changed: what was written may be readable only now */
+} kl__reader;
+
 /* A partition of one layout, and this worker's part in it. */
 struct kl__partition {
     kl__pump *pump;
@@ -184,7 +191,9 @@ struct kl__partition {
     uint64_t seen;          /* of kl_store_wait */
     kl__gate *gate;         /* NULL: no older layout holds anything */
     uint64_t *unopened; /* a bit for each shard that is owned and for whose window there was no memory: to be left */
-    uint64_t watched;   /* who owned what when last looked, as a hash */
+    uint64_t watched;   /* who owned what when last looked, as a hash, */
+    kl__reader watch;   /* for that; */
+    kl__reader asks;    /* and for requests */
     bool ending;        /* its layout is drained: to be left */
     bool gone;          /* and has been */
     kl__partition *next;
@@ -272,6 +281,8 @@ struct kl__pump {
     kl__keyset *paused;          /* paused keys */
     kl__cancelled_set cancelled; /* jobs */
     kl__settles *settles;        /* what is being sent */
+    uint64_t news;               /* how far records of the queue's store had changed when last asked; 0: not told */
+    kl__reader records;          /* of settings, pauses and cancelled jobs */
     int64_t owners_ms;           /* when owners were last asked, on the local clock */
     int64_t watch_ms;            /* when it was last looked what others do there */
     int64_t tick_ms;             /* when everything else was */
@@ -400,6 +411,7 @@ kl_rc kl__pump_drain_keys(kl__pump *pump);
 
 /* --- older.c: what older layouts still hold --- */
 
+bool kl__older_undrained(const kl__descriptor *descriptor);
 kl_rc kl__older_layouts(kl__pump *pump); /* seals them, moves what is not due, says when they are drained */
 
 /* Whether tasks of the due line are run and ended here, and not moved. */
@@ -411,6 +423,10 @@ bool kl__window_clear_due(kl__window *window);
 
 /* Times: the store's clock as the worker knows it. */
 int64_t kl__pump_now(kl__pump *pump);
+
+/* beat.c: whether records of the store may have changed since the reader asked last; then it is to read them. What it
+ * could not read it must read again: it sets itself to zero. */
+bool kl__pump_has_news(kl__pump *pump, const kl_store *store, kl__reader *reader);
 
 /* Leaves and enters the worker's mutex around a store call. */
 static inline void kl__pump_leave(kl__pump *pump)

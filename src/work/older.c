@@ -206,13 +206,19 @@ static kl_rc tell_drained(kl__pump *pump, kl__descriptor *descriptor)
     return KL_OK;
 }
 
+bool kl__older_undrained(const kl__descriptor *descriptor)
+{
+    for (size_t i = 0; i + 1 < descriptor->layout_count; i++)
+        if (!descriptor->layouts[i].drained)
+            return true;
+    return false;
+}
+
 kl_rc kl__older_layouts(kl__pump *pump)
 {
     kl__descriptor *descriptor = pump->descriptor;
-    bool unsealed = !all_sealed(descriptor), undrained = false;
-    for (size_t i = 0; i + 1 < descriptor->layout_count; i++)
-        undrained |= !descriptor->layouts[i].drained;
-    if (!undrained)
+    bool unsealed = !all_sealed(descriptor);
+    if (!kl__older_undrained(descriptor))
         return KL_OK;
     atomic_fetch_add(&descriptor->references, 1);
     kl_rc rc = KL_OK;

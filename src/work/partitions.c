@@ -312,12 +312,14 @@ kl_rc kl__partitions_watch(kl__pump *pump)
     kl_rc rc = KL_OK;
     for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next) {
         kl__ownership ownership;
-        if (partition->gone)
+        if (partition->gone || !kl__pump_has_news(pump, partition->store, &partition->watch))
             continue;
         kl_arena_reset(&arena);
         kl__pump_leave(pump);
         rc = kl__owners_read(partition->store, partition->name, &partition->layout, &arena, &ownership);
         kl__pump_enter(pump);
+        if (rc != KL_OK)
+            partition->watch = (kl__reader){0};
         uint64_t hash = rc == KL_OK ? hash_of(&ownership) : partition->watched;
         pump->beat_now |= hash != partition->watched;
         partition->watched = hash;
