@@ -103,7 +103,7 @@ typedef struct kl_store_opts {
     void *now_ctx;
     int64_t segment_bytes;    /* disk: of a journal file: 64 MiB; 64 KiB to 1 GiB */
     int64_t history_rows_max; /* finished tasks that are kept: 10,000,000; the oldest go first */
-    int64_t history_ms_max;   /* no finished task is kept longer: 30 days */
+    int64_t history_ms_max;   /* no finished task is kept longer: 366 days */
     bool no_socket; /* disk: for this process alone: do not listen, and do not connect to who has it open: KL_EBUSY */
 } kl_store_opts;
 

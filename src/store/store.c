@@ -24,7 +24,7 @@ struct setting {
 static const struct setting settings[] = {
     {"segment_bytes", FIELD(segment_bytes), 64 << 20, 64 << 10, 1 << 30},
     {"history_rows_max", FIELD(history_rows_max), 10000000, 1, INT64_C(1000000000000)},
-    {"history_ms_max", FIELD(history_ms_max), INT64_C(30) * 24 * 3600 * 1000, 1, KL_ID_MS_MAX},
+    {"history_ms_max", FIELD(history_ms_max), INT64_C(366) * 24 * 3600 * 1000, 1, KL_ID_MS_MAX},
 };
 
 static int64_t wall_ms(void *ctx)
