@@ -27,7 +27,7 @@ static const uint16_t seeds_of[KL_MUTANTS_COUNT] = {
     [KL_MUTANT_outcomes_turned] = 7, [KL_MUTANT_tick_twice] = 2,       [KL_MUTANT_pause_forgotten] = 4,
     [KL_MUTANT_gates_late] = 2,      [KL_MUTANT_lease_renewed] = 16,   [KL_MUTANT_floor_lost] = 45,
     [KL_MUTANT_due_run_here] = 2,    [KL_MUTANT_hand_unchecked] = 7,   [KL_MUTANT_record_early] = 24,
-    [KL_MUTANT_copy_left] = 78,      [KL_MUTANT_submit_blind] = 198,
+    [KL_MUTANT_copy_left] = 240,     [KL_MUTANT_submit_blind] = 34,
 };
 
 static bool mutated;
