@@ -71,7 +71,7 @@ complete -c keyline -n '__fish_seen_subcommand_from push' -l at -x -d 'not befor
 complete -c keyline -n '__fish_seen_subcommand_from push' -l unique -x -d 'no second task with the same of these for a while'
 complete -c keyline -n '__fish_seen_subcommand_from push' -l unique-for -x -d 'for so long (1h)'
 complete -c keyline -n '__fish_seen_subcommand_from push' -l partition -x -d 'put it into this partition, whatever its key says'
-complete -c keyline -n '__fish_seen_subcommand_from push' -l token -x -d 'names this push: made again within an hour, it stores nothing twice'
+complete -c keyline -n '__fish_seen_subcommand_from push' -l token -x -d 'names this push: made again within an hour, it stores nothing twice; of a file, while neither it nor --batch has changed'
 complete -c keyline -n '__fish_seen_subcommand_from push' -l file -r -F -d 'push the tasks in this file, a JSON object on each line; - is the standard input'
 complete -c keyline -n '__fish_seen_subcommand_from push' -l skip-bad -d 'go on behind lines that are wrong'
 complete -c keyline -n '__fish_seen_subcommand_from push' -l batch -x -d 'lines stored at a time (1000)'

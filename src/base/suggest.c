@@ -30,11 +30,13 @@ static size_t distance(const char *a, const char *b)
 
 const char *kl__closer(const char *word, const char *best, const char *candidate)
 {
-    size_t far = 1 + strlen(candidate) / 3; /* two slips in `demo`, three in `version` */
+    size_t far = 1 + strlen(candidate) / 3; /* two slips in `queue`, three in `version` */
     far = far < 5 ? far : 5;
     size_t candidate_distance = distance(word, candidate);
     if (candidate_distance >= strlen(candidate)) /* nothing of it is left */
         return best;
+    if (candidate_distance > 1 && candidate_distance * 2 >= strlen(word))
+        return best; /* half of the letters are others: `nope` is no slip of `move` */
     if (candidate_distance > far || (best && distance(word, best) <= candidate_distance))
         return best;
     return candidate;

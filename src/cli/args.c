@@ -247,6 +247,17 @@ static void go_behind(struct words *words)
             words->arguments = i;
 }
 
+/* The call with every word that it needs, up to the one that is missing. */
+static bool complain_missing(const struct words *words, const kl__argument *missing)
+{
+    char call[160] = "";
+    for (const kl__argument *argument = words->call->command->arguments; argument <= missing; argument++)
+        snprintf(call + strlen(call), sizeof call - strlen(call), " %s", argument->name);
+    kl__complain("%s needs %s: `keyline %s%s`; see `keyline help %s`", words->command, missing->help, words->command,
+                 call, words->command);
+    return false;
+}
+
 static bool check_arguments(const struct words *words)
 {
     const kl__argument *argument = words->call->command->arguments;
@@ -256,9 +267,7 @@ static bool check_arguments(const struct words *words)
         bool given = several ? ((const kl__texts *)place)->count > 0 : *(const char *const *)place != NULL;
         if (given || argument->need == KL_OPTIONAL || argument->need == KL_BEHIND)
             continue;
-        kl__complain("%s needs %s: `keyline %s %s`; see `keyline help %s`", words->command, argument->help,
-                     words->command, argument->name, words->command);
-        return false;
+        return complain_missing(words, argument);
     }
     return true;
 }

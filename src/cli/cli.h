@@ -183,6 +183,9 @@ void kl__help_usage(FILE *out, const kl__command *command, const char *name);
 /* The command that the words name, and how many words that took. NULL: there is none, and it has complained. */
 const kl__command *kl__command_find(int argc, char **argv, int *ret_taken, kl_arena *arena, const char **ret_name);
 
+/* The command of this name, NULL when there is none. */
+const kl__command *kl__command_named(const char *name);
+
 /* Complains that a command with subs was called without one. */
 void kl__help_need_sub(const kl__command *command);
 
@@ -191,11 +194,13 @@ void kl__help_manual(void);
 
 /* ---- open.c: what commands open ---- */
 
-/* Opens call->store as the settings say, once. KL_EXIT_OK, or it has complained. */
+/* Opens call->store as the settings say, once; KL_EXIT_NOT_FOUND where it would have to be made. The other makes it.
+ * KL_EXIT_OK, or it has complained. */
 int kl__call_store(kl__call *call);
+int kl__call_make_store(kl__call *call);
 
-/* Opens a queue: one that exists, or one that is made as the settings say when it does not. Same answers;
- * KL_EXIT_CONFLICT when it exists with another layout than is stated. */
+/* Opens a queue: one that exists, or one that is made as the settings say when it does not, and its store with it. Same
+ * answers; KL_EXIT_CONFLICT when it exists with another layout than is stated. */
 int kl__call_find(kl__call *call, const char *name, struct kl_queue **ret_queue);
 int kl__call_open(kl__call *call, const char *name, struct kl_queue **ret_queue);
 

@@ -17,6 +17,7 @@
 #include "base/base.h"
 #include "base/clock.h"
 #include "cli/toml.h"
+#include "queue/inside.h"
 
 static const char standard_file[] = "keyline.toml";
 
@@ -200,9 +201,19 @@ static bool take_setting(const struct file *file, const kl__toml_item *item, kl_
     return true;
 }
 
+static bool check_queue(const struct file *file, const kl__toml_item *item)
+{
+    if (kl__queue_check_name(item->path[1]) == KL_OK)
+        return true;
+    kl__complain("%s:%d:%d: %s", file->name, item->line, item->column, kl_error_text());
+    return false;
+}
+
 static bool take_item(const struct file *file, const kl__toml_item *item)
 {
     bool of_queue = item->depth == 3 && strcmp(item->path[0], "queues") == 0;
+    if (of_queue && !check_queue(file, item))
+        return false;
     const char *key = of_queue ? kl__format(file->arena, "queue.%s", item->path[2]) : whole_key(item, file->arena);
     if (!key)
         return false;
@@ -272,6 +283,15 @@ static const char *variable_of(char *const *environment, const char *name)
 
 /* ---- All of it ---- */
 
+static bool check_store(const kl__config *config)
+{
+    const kl__value *store = &config->values[KL_SET_STORE];
+    if (strcmp(store->text, "disk:") != 0)
+        return true;
+    kl__complain("the store is 'disk:' (%s), which names no directory; write disk:DIRECTORY", store->origin);
+    return false;
+}
+
 /* Settings that exclude one another. */
 static bool check_together(const kl__config *config)
 {
@@ -310,7 +330,7 @@ bool kl__config_complete(kl__config *config, char *const *environment, kl_arena 
             return false;
         config->values[id].stated = false;
     }
-    return check_together(config);
+    return check_store(config) && check_together(config);
 }
 
 kl__value kl__config_value(const kl__config *config, kl__setting_id id, const char *queue)

@@ -1,5 +1,6 @@
 /* dead.c - `keyline dead`: list dead letters, put them back, into another queue, or forget them. */
 #include <inttypes.h>
+#include <signal.h>
 #include <string.h>
 
 #include "cli/cli.h"
@@ -36,12 +37,26 @@ static int run_ls(kl__call *call)
 
 /* ---- Acting ---- */
 
+/* The first signal ends it in good order, with an account of what was done; the second has its usual effect. */
+static volatile sig_atomic_t stopped_by;
+
+static void note_signal(int number) { stopped_by = number; }
+
+static void hear_signals(void)
+{
+    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = note_signal, .sa_flags = SA_RESTART | (int)SA_RESETHAND}, old;
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
+}
+
 typedef kl_rc redrive_fn(kl_queue *queue, const kl_redrive *which, kl_account *ret_account);
 
 static bool tell(void *ctx, const kl_account *account)
 {
     kl__progress_tell(ctx, account->done, 0, 0);
-    return true;
+    return stopped_by == 0;
 }
 
 static int tell_account(kl__call *call, const dead_opts *opts, const kl_account *account, const char *done)
@@ -77,9 +92,11 @@ static int act(kl__call *call, redrive_fn *redrive, const char *done)
     if (status != KL_EXIT_OK)
         return status;
     kl__progress_begin(&progress, opts->progress);
+    hear_signals();
     kl_rc rc = redrive(queue, &which, &account);
     kl__progress_clear(&progress);
-    return rc == KL_OK ? tell_account(call, opts, &account, done) : kl__fail_given(rc);
+    status = rc == KL_OK ? tell_account(call, opts, &account, done) : kl__fail_given(rc);
+    return stopped_by ? KL_EXIT_SIGNAL + stopped_by : status;
 }
 
 static int run_retry(kl__call *call) { return act(call, kl_dead_retry, "put back"); }
@@ -89,6 +106,10 @@ static int run_move(kl__call *call)
     const dead_opts *opts = call->values;
     if (!opts->to) {
         kl__complain("dead move needs the queue to move to: --to QUEUE");
+        return KL_EXIT_USAGE;
+    }
+    if (strcmp(opts->queue, opts->to) == 0) {
+        kl__complain("the dead letters are of %s already; `keyline dead retry %s` puts them back", opts->to, opts->to);
         return KL_EXIT_USAGE;
     }
     return act(call, kl_dead_move, kl__format(&call->arena, "moved to %s", opts->to));

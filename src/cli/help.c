@@ -45,9 +45,11 @@ static void complain_unknown_sub(const kl__command *command, const char *name)
         kl__complain("%s cannot '%s'; `keyline help %s` lists what it can", command->name, name, command->name);
 }
 
+const kl__command *kl__command_named(const char *name) { return find_in(kl__commands, name); }
+
 const kl__command *kl__command_find(int argc, char **argv, int *ret_taken, kl_arena *arena, const char **ret_name)
 {
-    const kl__command *command = find_in(kl__commands, argv[0]);
+    const kl__command *command = kl__command_named(argv[0]);
     if (!command) {
         complain_unknown(argv[0]);
         return NULL;

@@ -2,6 +2,7 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/base.h"
 #include "base/clock.h"
@@ -38,8 +39,17 @@ static bool grow(struct collection *collection)
     return true;
 }
 
-/* All tasks of the file, or none: a job is submitted whole. False: it has complained. */
-static bool collect(kl__call *call, kl__lines *lines, const kl_put *base, struct collection *collection)
+/* What a file holds is no word of the command line: 1, as for `push --file`. */
+static int refuse_line(kl__call *call, const kl__lines *lines, const char *why)
+{
+    const char *sentence =
+        kl__format(&call->arena, "line %" PRIu64 " of %s: %s. Nothing was submitted", lines->number, lines->name, why);
+    kl__complain_of(KL_EINVAL, KL_EXIT_FAILURE, sentence ? sentence : why);
+    return KL_EXIT_FAILURE;
+}
+
+/* All tasks of the file, or none: a job is submitted whole. KL_EXIT_OK, or it has complained. */
+static int collect(kl__call *call, kl__lines *lines, const kl_put *base, struct collection *collection)
 {
     char why[KL_LINE_ERROR_BYTES];
     int64_t now_ms = kl__wall_ms();
@@ -48,19 +58,18 @@ static bool collect(kl__call *call, kl__lines *lines, const kl_put *base, struct
     while ((more = kl__lines_next(lines, &line)) > 0) {
         if (collection->count == KL_JOB_TASKS_MAX) {
             kl__complain("%s has more than %d tasks; submit several jobs", lines->name, KL_JOB_TASKS_MAX);
-            return false;
+            return KL_EXIT_USAGE;
         }
         if (collection->count == collection->room && !grow(collection))
-            return false;
+            return KL_EXIT_AGAIN;
         kl_put *task = &collection->tasks[collection->count];
         *task = *base;
         if (!kl__task_read(line, now_ms, &call->arena, task, why)) {
-            kl__complain("line %" PRIu64 " of %s: %s. Nothing was submitted", lines->number, lines->name, why);
-            return false;
+            return refuse_line(call, lines, why);
         }
         collection->count++;
     }
-    return more == 0;
+    return more == 0 ? KL_EXIT_OK : KL_EXIT_FAILURE;
 }
 
 static int submit(kl__call *call, kl_queue *queue, const job_opts *opts, const struct collection *collection)
@@ -83,11 +92,15 @@ static int submit(kl__call *call, kl_queue *queue, const job_opts *opts, const s
     if (rc != KL_OK)
         return kl__fail_given(rc);
     kl_id_print(&answer.job, id);
-    return kl__out_done(call, columns,
-                        (kl__cell[]){kl__cell_id(&answer.job), kl__cell_text(opts->queue),
-                                     kl__cell_number((int64_t)answer.tasks), kl__cell_flag(answer.replayed)},
-                        "%s with %" PRIu64 " tasks%s", id, answer.tasks,
-                        answer.replayed ? " was submitted before" : "");
+    int status = kl__out_done(call, columns,
+                              (kl__cell[]){kl__cell_id(&answer.job), kl__cell_text(opts->queue),
+                                           kl__cell_number((int64_t)answer.tasks), kl__cell_flag(answer.replayed)},
+                              "%s", id);
+    if (answer.replayed)
+        kl__out_note(call, "it was submitted before, and nothing was stored");
+    else if (isatty(STDERR_FILENO))
+        kl__out_note(call, "%" PRIu64 " tasks were submitted", answer.tasks);
+    return status;
 }
 
 static int run_submit(kl__call *call)
@@ -97,13 +110,17 @@ static int run_submit(kl__call *call)
     kl__lines lines;
     kl_put base;
     kl_queue *queue;
+    if (opts->idempotency_key && !*opts->idempotency_key) {
+        kl__complain("--idempotency-key is empty, and so names nothing; give it a text, or leave it out");
+        return KL_EXIT_USAGE;
+    }
     if (opts->in_ms && opts->at_ms) {
         kl__complain("--in and --at both say when; keep one of the two");
         return KL_EXIT_USAGE;
     }
     if (!kl__task_fill(&opts->task, &call->arena, &base) || !kl__lines_open(&lines, opts->file ? opts->file : "-"))
         return KL_EXIT_USAGE;
-    int status = collect(call, &lines, &base, &collection) ? KL_EXIT_OK : KL_EXIT_USAGE;
+    int status = collect(call, &lines, &base, &collection);
     kl__lines_close(&lines);
     if (status == KL_EXIT_OK)
         status = kl__call_open(call, opts->queue, &queue);
@@ -234,7 +251,7 @@ static int run_results(kl__call *call)
         kl_arena arena = {0};
         rc = kl_job_results(queue, &id, kl_str(cursor), max, &arena, found, &count, &next, NULL);
         for (size_t i = 0; rc == KL_OK && i < count; i++, listed++)
-            kl__task_row(&out, &found[i]);
+            kl__task_row(&out, &found[i], NULL);
         if (rc == KL_OK)
             snprintf(cursor, sizeof cursor, "%.*s", (int)next.len, next.len ? (const char *)next.data : "");
         kl_arena_free(&arena);
@@ -351,15 +368,22 @@ JOB_COMMAND(ls, "ls", "list the jobs of a queue", "Lists jobs with their progres
             run_ls);
 JOB_COMMAND(show, "show", "show a job's progress", "Shows a job's progress.\n", id_arguments, NULL, run_show);
 JOB_COMMAND(results, "results", "list a job's finished tasks",
-            "Lists a job's finished tasks in the order of their ids.\n", id_arguments, results_options, run_results);
+            "Lists a job's finished tasks in the order of their ids. Where there are more than --limit,\n"
+            "standard error tells the cursor to go on from; with --json as {\"after\": \"...\"} on a line of\n"
+            "its own.\n",
+            id_arguments, results_options, run_results);
 JOB_COMMAND(rerun, "rerun", "run a job's tasks again",
-            "Puts the job's finished tasks again; the old results are forgotten.\n", id_arguments, rerun_options,
-            run_rerun);
+            "Puts the job's finished tasks again, in the order of their ids; the old results are forgotten.\n"
+            "A task that ran again before has a later id than those that did not, and comes behind them.\n",
+            id_arguments, rerun_options, run_rerun);
 JOB_COMMAND(cancel, "cancel", "start no more of a job's tasks",
             "Lets none of the job's waiting tasks be started. Running ones go on.\n", id_arguments, NULL, run_cancel);
 JOB_COMMAND(rm, "rm", "remove a job with all it owns",
-            "Removes a job with its results, its waiting tasks and the answer kept for repeats.\n", id_arguments, NULL,
-            run_rm);
+            "Removes a job with its results and the answer kept for repeats. None of its waiting tasks is\n"
+            "started: a worker ends each when its turn comes and keeps nothing of it; until then they are\n"
+            "counted, and `ls` and `show` say that their job is removed. `keyline cancel` ends single ones\n"
+            "at once. Tasks that run meanwhile go on, and are kept for as long as the job's would have been.\n",
+            id_arguments, NULL, run_rm);
 
 static const kl__command *const subs[] = {&submit_it, &ls, &show, &results, &rerun, &cancel, &rm, NULL};
 

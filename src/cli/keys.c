@@ -3,9 +3,11 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/compare.h"
 #include "cli/config.h"
 #include "cli/output.h"
 #include "cli/task_rows.h"
+#include "queue/record.h"
 #include "work/why.h"
 
 typedef struct key_opts {
@@ -13,7 +15,7 @@ typedef struct key_opts {
     int64_t limit, by, dead;
 } key_opts;
 
-enum { KEYS_MAX = 1000 };
+enum { KEYS_MAX = 1000, PAUSED_MAX = 256 };
 
 /* ---- Showing ---- */
 
@@ -32,6 +34,7 @@ static const kl__column show_columns[] = {
     {"attempts", 0},
     {"reason", 0},
     {"head", 0},
+    {"kind", 0},
     {"error", 0},
     {"worker", 0},
     {"running_ms", 0},
@@ -41,21 +44,30 @@ static const kl__column show_columns[] = {
     {NULL, 0},
 };
 
-enum { KEY_COLUMNS = 13 };
+enum { KEY_COLUMNS = 14 };
 
 static kl__cell text_or_none(const char *text) { return kl__cell_bytes_or_none(kl_str(text)); }
 
-static void fill_cells(const kl_key_status *key, kl__cell cells[KEY_COLUMNS])
+/* People see 1000+ where there are more than were counted; machines are told by at_least. */
+static kl__cell waiting_cell(kl__call *call, const kl_key_status *key)
+{
+    const char *text =
+        key->at_least && !kl__call_json(call) ? kl__format(&call->arena, "%" PRIu64 "+", key->waiting) : NULL;
+    return text ? kl__cell_text(text) : kl__cell_number((int64_t)key->waiting);
+}
+
+static void fill_cells(kl__call *call, const kl_key_status *key, kl_bytes kind, kl__cell cells[KEY_COLUMNS])
 {
     bool running = key->why == KL_WHY_RUNNING;
     const kl__cell filled[KEY_COLUMNS] = {
         kl__cell_bytes(key->key),
-        kl__cell_number((int64_t)key->waiting),
+        waiting_cell(call, key),
         kl__cell_text(kl__why_name(key->why)),
         kl__cell_time(key->until_ms),
         kl__cell_number(key->attempts),
         text_or_none(key->reason),
         kl__cell_id_or_none(&key->head),
+        kl__cell_bytes_or_none(kind),
         text_or_none(key->error),
         text_or_none(key->owner),
         running ? kl__cell_duration(key->running_ms) : kl__cell_none(),
@@ -64,6 +76,49 @@ static void fill_cells(const kl_key_status *key, kl__cell cells[KEY_COLUMNS])
         kl__cell_flag(key->at_least),
     };
     memcpy(cells, filled, sizeof filled);
+}
+
+static void list_one(kl__call *call, kl__out *out, const kl_key_status *key)
+{
+    kl__out_row(out, (kl__cell[]){kl__cell_bytes(key->key), waiting_cell(call, key),
+                                  kl__cell_text(kl__why_listed(key->why)), kl__cell_time(key->until_ms),
+                                  kl__cell_number(key->attempts), kl__cell_id_or_none(&key->head),
+                                  kl__cell_time(key->oldest_ms), kl__cell_flag(key->at_least)});
+}
+
+static bool is_among(const kl_key_status *keys, size_t count, kl_bytes key)
+{
+    for (size_t i = 0; i < count; i++)
+        if (kl__bytes_equal(keys[i].key, key))
+            return true;
+    return false;
+}
+
+/* Paused keys for which nothing waits, or was seen to, behind the `count` that were listed: somebody should know that
+ * what comes will not be run. Records of paused keys tell them; the first of these, where they are very many. */
+static kl_rc list_idle(kl__call *call, kl__out *out, const kl_key_status *keys, size_t count, size_t max)
+{
+    char name[KL_RECORD_NAME_BYTES];
+    const key_opts *opts = call->values;
+    kl_bytes prefix = kl__record_name(name, sizeof name, "pause", opts->queue, "");
+    kl_record records[PAUSED_MAX];
+    size_t found = 0, listed = count;
+    kl_rc rc = kl_store_list(call->store, prefix, kl_str(""), PAUSED_MAX, &call->arena, records, &found);
+    for (size_t i = 0; rc == KL_OK && i < found && listed < max; i++) {
+        kl__json from;
+        kl_key_status idle = {.why = KL_WHY_PAUSED, .at_least = count > 0 && keys[0].at_least};
+        rc = kl__json_parse(records[i].value, "of a paused key", &from);
+        if (rc != KL_OK)
+            break;
+        idle.key = kl__json_bytes(&from, "key", &call->arena);
+        rc = from.rc;
+        kl__json_free(&from);
+        if (rc != KL_OK || is_among(keys, count, idle.key))
+            continue;
+        list_one(call, out, &idle);
+        listed++;
+    }
+    return rc;
 }
 
 static int run_ls(kl__call *call)
@@ -82,11 +137,10 @@ static int run_ls(kl__call *call)
         return kl__fail_call(rc);
     kl__out_begin(&out, call, list_columns);
     for (size_t i = 0; i < count; i++)
-        kl__out_row(&out, (kl__cell[]){kl__cell_bytes(keys[i].key), kl__cell_number((int64_t)keys[i].waiting),
-                                       kl__cell_text(kl__why_listed(keys[i].why)), kl__cell_time(keys[i].until_ms),
-                                       kl__cell_number(keys[i].attempts), kl__cell_id_or_none(&keys[i].head),
-                                       kl__cell_time(keys[i].oldest_ms), kl__cell_flag(keys[i].at_least)});
-    return kl__out_end(&out);
+        list_one(call, &out, &keys[i]);
+    rc = list_idle(call, &out, keys, count, max);
+    status = kl__out_end(&out);
+    return rc == KL_OK ? status : kl__fail_call(rc);
 }
 
 static int begin(kl__call *call, kl_queue **ret_queue, kl_bytes *ret_key)
@@ -94,6 +148,16 @@ static int begin(kl__call *call, kl_queue **ret_queue, kl_bytes *ret_key)
     const key_opts *opts = call->values;
     *ret_key = kl_str(opts->key);
     return kl__call_find(call, opts->queue, ret_queue);
+}
+
+/* Of the key's first task, which may have ended meanwhile; that is no failure, and the rest is worth telling. */
+static kl_bytes kind_of(kl_queue *queue, const kl_key_status *key, kl_arena *arena)
+{
+    static const kl_task_id none;
+    kl_found found;
+    if (memcmp(&key->head, &none, sizeof none) == 0 || kl_queue_task(queue, &key->head, arena, &found) != KL_OK)
+        return (kl_bytes){0};
+    return found.task.entry.kind;
 }
 
 static int run_show(kl__call *call)
@@ -108,7 +172,7 @@ static int run_show(kl__call *call)
     kl_rc rc = kl_key_show(queue, key, &call->arena, &status_of);
     if (rc != KL_OK)
         return kl__fail_given(rc);
-    fill_cells(&status_of, cells);
+    fill_cells(call, &status_of, kind_of(queue, &status_of, &call->arena), cells);
     return kl__out_thing(call, show_columns, cells);
 }
 
@@ -209,8 +273,9 @@ static const kl__option drain_options[] = {
                                          .run = (run_)}
 
 KEY_COMMAND(ls, "ls", "list keys with waiting tasks, the longest lines first",
-            "Lists keys with waiting tasks, the longest lines first unless --by says otherwise, as the store\n"
-            "knows them: `keyline key show` asks the worker, and tells running from waiting and why.\n",
+            "Lists keys with waiting tasks, the longest lines first unless --by says otherwise, and behind\n"
+            "them paused keys that have none, as the store knows them: `keyline key show` asks the worker,\n"
+            "and tells running from waiting and why.\n",
             queue_argument, ls_options, run_ls);
 KEY_COMMAND(show, "show", "say why a key waits",
             "Shows a key's line and says why its first task does not run right now, and what to do about it.\n",

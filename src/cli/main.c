@@ -1,5 +1,6 @@
 /* main.c - the program: finds the command, reads its words and its settings, runs it. */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,37 +10,54 @@
 #include "cli/cli.h"
 #include "cli/config.h"
 
+/* The first word from `at` on that is no option which all commands take, nor the value of one; argc when there is none.
+ */
+static int pass_common(int argc, char **argv, int at)
+{
+    bool value_follows;
+    while (at < argc && argv[at][0] == '-' && kl__option_is_common(argv[at], &value_follows))
+        at += value_follows ? 2 : 1;
+    return at < argc ? at : argc;
+}
+
+static bool is_asking(const char *word)
+{
+    return kl__is_one_of(word, "--help", "-h") || kl__is_one_of(word, "--version", "-V");
+}
+
 /* Options that all commands take may stand in front of the command; they are moved behind it. False: something else
  * stands there, and it has complained. *ret_at: where the command is, argc when there is none. */
 static bool find_word(int argc, char **argv, int *ret_at)
 {
-    int at = 1;
-    while (at < argc && argv[at][0] == '-') {
-        bool value_follows;
-        if (kl__is_one_of(argv[at], "--help", "-h") || kl__is_one_of(argv[at], "--version", "-V"))
-            break;
-        if (!kl__option_is_common(argv[at], &value_follows)) {
-            kl__complain("'%s' is no command, nor an option that all commands take; `keyline help` lists the commands",
-                         argv[at]);
-            return false;
-        }
-        at += value_follows ? 2 : 1;
+    int at = pass_common(argc, argv, 1);
+    if (at < argc && argv[at][0] == '-' && !is_asking(argv[at])) {
+        kl__complain("'%s' is no command, nor an option that all commands take; `keyline help` lists the commands",
+                     argv[at]);
+        return false;
     }
-    *ret_at = at < argc ? at : argc;
+    *ret_at = at;
     return true;
 }
 
-static char **put_first(int argc, char **argv, int at, kl_arena *arena)
+/* The words with the command first, and behind it what it is told to do (`queue ls`), then the options that stood in
+ * front; commands that read their words themselves and take no settings do not get those. NULL: out of memory. */
+static char **put_first(int argc, char **argv, int at, kl_arena *arena, int *ret_count)
 {
+    const kl__command *command = kl__command_named(argv[at]);
+    int second = command && command->subs ? pass_common(argc, argv, at + 1) : argc, to = 0;
     char **words = kl_arena_alloc(arena, (size_t)(argc + 1) * sizeof *words);
     if (!words)
         return NULL;
-    words[0] = argv[0];
-    words[1] = argv[at];
-    for (int from = 1, to = 2; from < argc; from++)
-        if (from != at)
+    words[to++] = argv[at];
+    if (second < argc && argv[second][0] != '-')
+        words[to++] = argv[second];
+    else
+        second = argc;
+    for (int from = command && command->run_alone ? at : 1; from < argc; from++)
+        if (from != at && from != second)
             words[to++] = argv[from];
-    words[argc] = NULL;
+    words[to] = NULL;
+    *ret_count = to;
     return words;
 }
 
@@ -94,7 +112,7 @@ static int run_command(int argc, char **words, kl_arena *arena)
 
 static int run(int argc, char **argv, kl_arena *arena)
 {
-    int at;
+    int at, count;
     kl__complain_in_json(is_said(argc, argv, "--json", "--json"));
     if (!find_word(argc, argv, &at))
         return KL_EXIT_USAGE;
@@ -102,19 +120,25 @@ static int run(int argc, char **argv, kl_arena *arena)
         kl__help_list(stderr);
         return KL_EXIT_USAGE;
     }
-    char **words = put_first(argc, argv, at, arena);
-    if (!words)
-        return kl__fail_call(kl__fail_memory());
-    if (kl__is_one_of(words[1], "--help", "-h"))
-        words[1] = "help";
-    else if (kl__is_one_of(words[1], "--version", "-V"))
-        words[1] = "version";
-    return run_command(argc - 1, words + 1, arena);
+    if (is_asking(argv[at]))
+        argv[at] = kl__is_one_of(argv[at], "--help", "-h") ? "help" : "version";
+    char **words = put_first(argc, argv, at, arena, &count);
+    return words ? run_command(count, words, arena) : kl__fail_call(kl__fail_memory());
+}
+
+/* A descriptor that is closed would be the next file's, and a store's file be read as input or written as output. What
+ * stands there instead can be neither. */
+static void hold_descriptors(void)
+{
+    for (int i = STDIN_FILENO; i <= STDERR_FILENO; i++)
+        if (fcntl(i, F_GETFD) < 0 && open("/dev/null", i == STDIN_FILENO ? O_WRONLY : O_RDONLY) != i)
+            return; /* which the first use of it tells */
 }
 
 int main(int argc, char **argv)
 {
     kl_arena arena = {0};
+    hold_descriptors();
     int status = run(argc, argv, &arena);
     kl_arena_free(&arena);
     /* What could not be written was not said: a full disk must not look like success. */

@@ -1,7 +1,9 @@
 /* open.c - opens what commands work on: the store that the settings name, and queues in it.
  *
  * Libraries return, programs log: what the store tells goes to standard error, as much of it as --log asks for. */
+#include <limits.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include "base/base.h"
 #include "cli/cli.h"
@@ -16,14 +18,45 @@ void kl__log_print(void *ctx, kl_log_level level, const char *text)
         fprintf(stderr, "keyline: %s: %s\n", names[level], text);
 }
 
-int kl__call_store(kl__call *call)
+/* ---- The store ---- */
+
+static bool has(const char *directory, const char *name)
+{
+    char path[PATH_MAX];
+    struct stat about;
+    return snprintf(path, sizeof path, "%s/%s", directory, name) < (int)sizeof path && stat(path, &about) == 0;
+}
+
+/* Opening makes a disk store where there is none, which is not what somebody means who only looks. */
+static int check_there(kl__call *call, const char *url)
+{
+    static const char disk[] = "disk:";
+    const char *directory = url + sizeof disk - 1;
+    if (strncmp(url, disk, sizeof disk - 1) != 0 || has(directory, "journal") || has(directory, "history.db"))
+        return KL_EXIT_OK;
+    const char *sentence = kl__format(&call->arena,
+                                      "there is no store in %s; name the directory of one with --store, or make it by "
+                                      "`keyline push`, `work`, `serve` or `queue create`",
+                                      directory);
+    kl__complain_of(KL_ENOTFOUND, KL_EXIT_NOT_FOUND, sentence ? sentence : "there is no such store");
+    return KL_EXIT_NOT_FOUND;
+}
+
+int kl__call_make_store(kl__call *call)
 {
     kl_store_opts opts = {.size = sizeof opts, .log = kl__log_print, .log_ctx = call->config};
     if (call->store)
         return KL_EXIT_OK;
-    const char *url = call->config->values[KL_SET_STORE].text;
-    return kl__fail_given(kl_store_open(url, &opts, &call->store));
+    return kl__fail_given(kl_store_open(call->config->values[KL_SET_STORE].text, &opts, &call->store));
 }
+
+int kl__call_store(kl__call *call)
+{
+    int status = call->store ? KL_EXIT_OK : check_there(call, call->config->values[KL_SET_STORE].text);
+    return status == KL_EXIT_OK ? kl__call_make_store(call) : status;
+}
+
+/* ---- Queues ---- */
 
 static void keep(kl__call *call, kl_queue *queue)
 {
@@ -50,7 +83,7 @@ int kl__call_find(kl__call *call, const char *name, kl_queue **ret_queue)
 
 int kl__call_open_as(kl__call *call, const char *name, const kl_queue_opts *stated, kl_queue **ret_queue)
 {
-    int status = kl__call_store(call);
+    int status = kl__call_make_store(call);
     kl_queue *queue;
     if (status != KL_EXIT_OK)
         return status;

@@ -381,3 +381,16 @@ int kl__out_done(const kl__call *call, const kl__column *columns, const kl__cell
     putchar('\n');
     return KL_EXIT_OK;
 }
+
+void kl__out_note(const kl__call *call, const char *format, ...)
+{
+    va_list arguments;
+    if (kl__call_json(call))
+        return;
+    fflush(stdout);
+    fputs("keyline: ", stderr);
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+    fputc('\n', stderr);
+}

@@ -102,6 +102,10 @@ int kl__out_thing(const kl__call *call, const kl__column *columns, const kl__cel
 int kl__out_done(const kl__call *call, const kl__column *columns, const kl__cell *cells, const char *format, ...)
     KL_PRINTF(4, 5);
 
+/* Something that belongs to what was done, for people alone: on standard error, so that scripts which take the standard
+ * output get nothing but the thing. */
+void kl__out_note(const kl__call *call, const char *format, ...) KL_PRINTF(2, 3);
+
 /* Whether --json was given. */
 bool kl__call_json(const kl__call *call);
 

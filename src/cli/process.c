@@ -68,6 +68,7 @@ bool kl__process_prepare(void)
     close(descriptor);
     signal(SIGPIPE, SIG_IGN);
     signal(SIGCHLD, SIG_DFL); /* where it is ignored, which a parent may leave behind, processes end unseen */
+    kl__guard_start();
     return true;
 }
 
@@ -141,6 +142,7 @@ _Noreturn static void become(const kl__command_line *line, const struct pipes *p
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
         _exit(127); /* it has died meanwhile */
+    kl__guard_tell(getpid(), true);
     for (int i = 0; i < STREAMS; i++)
         dup2(pipes->theirs[i], i);
     signal(SIGPIPE, SIG_DFL);
@@ -336,6 +338,7 @@ static void finish(struct run *run)
 {
     if (run->kill_ns != KL_NEVER && !run->stolen)
         kill(-run->pid, SIGKILL); /* what is left of the group */
+    kl__guard_tell(run->pid, false);
     while (!run->stolen && waitpid(run->pid, &run->ended->status, 0) < 0)
         run->stolen = errno != EINTR;
     if (run->stolen)

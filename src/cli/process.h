@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "keyline/bytes.h"
 #include "keyline/error.h"
@@ -36,7 +37,7 @@ typedef struct kl__ended {
 
 /* Runs it and waits until its first process has ended; what that left behind in the background goes on, unheard, unless
  * it was ended. The processes of the group are asked to end by SIGTERM, and killed when the first of them has ended or
- * grace_ms have passed. When this process dies, the first process of the group is killed.
+ * grace_ms have passed. When this process dies, however that is, the processes of the group are killed.
  *
  * A command that cannot be executed ends with status 127, or 126 when it may not be, and says so on its standard error,
  * as in a shell. SIGPIPE must be ignored in this process, and descriptors 0 to 3 must be in use (kl__process_prepare).
@@ -45,6 +46,12 @@ KL_MUST_USE kl_rc kl__process_run(const kl__command_line *line, kl__ended *ret_e
 
 /* To be called once, before other files are opened. False: it has complained. */
 bool kl__process_prepare(void);
+
+/* process_guard.c. Starts the guard, a process that kills the groups which run when this one dies; where none can be
+ * had, only their first processes are. Before there are threads. Tell notes a group that begins or has ended; safe from any
+ * thread, and between fork and exec. */
+void kl__guard_start(void);
+void kl__guard_tell(pid_t group, bool begins);
 
 /* Whether `word` names something that can be executed, as a shell would find it on PATH. */
 bool kl__process_finds(const char *word);

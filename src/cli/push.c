@@ -4,8 +4,10 @@
  * it has been stored, the line is named, and how to go on is said; with --skip-bad each such line is named and counted.
  * A batch that the library refuses is put again task by task, so that the one line at fault is found. */
 #include <inttypes.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -33,6 +35,20 @@ enum {
 
 /* ---- One task ---- */
 
+/* Whether something may come on the standard input: from a file that is not at its end, or a pipe that is not. */
+static bool input_waits(void)
+{
+    struct stat about;
+    struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
+    if (fstat(STDIN_FILENO, &about) != 0)
+        return false;
+    if (S_ISREG(about.st_mode))
+        return about.st_size > lseek(STDIN_FILENO, 0, SEEK_CUR);
+    if (!S_ISFIFO(about.st_mode) && !S_ISSOCK(about.st_mode))
+        return false;
+    return poll(&input, 1, 0) == 0 || input.revents & POLLIN;
+}
+
 static const kl__column one_columns[] = {{"id", 0}, {"queue", 0}, {"duplicate", 0}, {NULL, 0}};
 
 static int push_one(kl__call *call, kl_queue *queue, const push_opts *opts, kl_put *task)
@@ -49,10 +65,12 @@ static int push_one(kl__call *call, kl_queue *queue, const push_opts *opts, kl_p
     if (rc != KL_OK)
         return kl__fail_given(rc);
     kl_id_print(&result.id, id);
-    return kl__out_done(
+    int status = kl__out_done(
         call, one_columns,
-        (kl__cell[]){kl__cell_id(&result.id), kl__cell_text(opts->queue), kl__cell_flag(result.duplicate)}, "%s%s", id,
-        result.duplicate ? " was there already" : "");
+        (kl__cell[]){kl__cell_id(&result.id), kl__cell_text(opts->queue), kl__cell_flag(result.duplicate)}, "%s", id);
+    if (result.duplicate)
+        kl__out_note(call, "it was there already, and nothing was stored");
+    return status;
 }
 
 /* ---- Many ---- */
@@ -234,8 +252,19 @@ static bool check(const push_opts *opts)
         kl__complain("push takes a payload or --file, not both; leave out '%s'", opts->payload);
         return false;
     }
+    if (!opts->file && !opts->payload && input_waits()) {
+        kl__complain(
+            "push was given no payload, and does not read its standard input unasked; write - as the payload to "
+            "read it from there, or '' for an empty one");
+        return false;
+    }
     if (opts->skip_bad && !opts->file) {
         kl__complain("--skip-bad is about lines of a file; give it --file, or leave it out");
+        return false;
+    }
+    if ((opts->token && !*opts->token) || (opts->task.unique && !*opts->task.unique)) {
+        kl__complain("%s is empty, and so names nothing; give it a text, or leave it out",
+                     opts->token && !*opts->token ? "--token" : "--unique");
         return false;
     }
     if (opts->token && strlen(opts->token) > TOKEN_GIVEN_MAX) {
@@ -260,14 +289,17 @@ static int run_push(kl__call *call)
 
 static const kl__argument arguments[] = {
     {"QUEUE", offsetof(push_opts, queue), KL_NEEDED, "the queue, which is made when there is none"},
-    {"PAYLOAD", offsetof(push_opts, payload), KL_OPTIONAL, "what the handler gets; - reads it from the standard input"},
+    {"PAYLOAD", offsetof(push_opts, payload), KL_OPTIONAL,
+     "what the handler gets; - reads it from the standard input, none is an empty one"},
     {NULL, 0, 0, NULL},
 };
 
 static const kl__option options[] = {
     KL__TASK_OPTIONS(push_opts),
     KL__TASK_TIME_OPTIONS(push_opts),
-    {"--token", "TEXT", "names this push: made again within an hour, it stores nothing twice",
+    {"--token", "TEXT",
+     "names this push: made again within an hour, it stores nothing twice; of a file, while neither it nor --batch has "
+     "changed",
      offsetof(push_opts, token), 0, 0},
     {"--file", "FILE", "push the tasks in this file, a JSON object on each line; - is the standard input",
      offsetof(push_opts, file), 0, 0},
@@ -281,7 +313,8 @@ static const kl__option options[] = {
 const kl__command kl__push_command = {
     .name = "push",
     .summary = "put a task into a queue, or many from a file",
-    .about = "Puts a task and prints its id. It is durable then.\n"
+    .about = "Puts a task and prints its id. It is durable then. A repeat by --token or --unique stores\n"
+             "nothing and prints the id of the first.\n"
              "\n"
              "  keyline push orders --key customer-7 'charge 12.00'\n"
              "  keyline push orders --key customer-7 --kind charge --in 5m - <invoice.json\n"
@@ -289,8 +322,9 @@ const kl__command kl__push_command = {
              "\n"
              "With --file, each line is an object with the fields key, payload, kind, priority, in, at,\n"
              "attempts, timeout, unique, unique_for, group, headers, tags, traceparent and partition. A\n"
-             "payload that is no text is stored as the JSON that it is; {\"base64\": \"...\"} stands for other\n"
-             "bytes. What a line does not say, the options do. At the first line that is wrong, everything\n"
+             "payload that is no text is stored as the JSON that it is, letter by letter; {\"base64\": \"...\"}\n"
+             "stands for other bytes. What a line does not say, the options do. At the first line that is wrong, "
+             "everything\n"
              "before it is stored and the line is named.\n",
     .arguments = arguments,
     .options = options,

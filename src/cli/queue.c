@@ -8,6 +8,7 @@
 #include "keyline/exec.h"
 #include "keyline/queue.h"
 #include "queue/inside.h"
+#include "queue/json.h"
 
 typedef struct queue_opts {
     const char *name;
@@ -47,6 +48,7 @@ static const kl__column show_columns[] = {
     {"layout_number", 0},
     {"layouts_draining", 0},
     {"partitions", 0},
+    {"partition_stores", 0},
     {"shard_prefix_len", 0},
     {"attempts", 0},
     {"backoff_ms", 0},
@@ -77,6 +79,35 @@ static kl__cell time_limit_cell(int64_t ms)
     return ms == KL_FOREVER || ms <= 0 ? kl__cell_absent() : kl__cell_duration(ms);
 }
 
+/* A URL without what may be secret in it: the password, and what stands behind a question mark. NULL: no memory. */
+static const char *shown_url(const char *url, kl_arena *arena)
+{
+    const char *host = strstr(url, "://"), *at = host ? strchr(host, '@') : NULL;
+    if (strncmp(url, "disk:", 5) == 0)
+        return url;
+    const char *colon = at ? memchr(host + 3, ':', (size_t)(at - host - 3)) : NULL;
+    const char *rest = colon ? at : url;
+    int length = (int)strcspn(rest, "?");
+    return kl__format(arena, "%.*s%s%.*s%s", colon ? (int)(colon - url) : 0, url, colon ? ":..." : "", length, rest,
+                      rest[length] ? "?..." : "");
+}
+
+/* As --partition-store takes them: one for each partition, "" for the queue's own; none when all are there. */
+static kl__cell stores_cell(const kl_queue_opts *settings, kl_arena *arena)
+{
+    json_t *stores = settings->store_count ? kl__json_array() : NULL;
+    if (settings->store_count == 0)
+        return kl__cell_none();
+    for (size_t i = 0; i < settings->store_count && stores; i++) {
+        const char *url = shown_url(settings->stores[i], arena);
+        if (url && kl__json_append(stores, kl__json_bytes_value(kl_str(url))))
+            continue;
+        json_decref(stores);
+        stores = NULL;
+    }
+    return kl__cell_json(stores);
+}
+
 static int show_thing(kl__call *call, const kl_queue_info *info)
 {
     const kl_queue_opts *set = &info->settings;
@@ -96,6 +127,7 @@ static int show_thing(kl__call *call, const kl_queue_info *info)
                                       count_cell(info->layout_number),
                                       count_cell(info->layouts_draining),
                                       kl__cell_number(set->partitions),
+                                      stores_cell(set, &call->arena),
                                       kl__cell_number(set->shard_prefix_len),
                                       kl__cell_number(set->attempts_max),
                                       kl__cell_duration(set->backoff_base_ms),
@@ -188,7 +220,7 @@ static int run_create(kl__call *call)
     const queue_opts *opts = call->values;
     kl_queue *queue;
     kl_queue_opts stated;
-    int status = kl__call_store(call);
+    int status = kl__call_make_store(call);
     if (status != KL_EXIT_OK)
         return status;
     kl_rc rc = kl_queue_find(call->store, opts->name, &queue);

@@ -3,6 +3,7 @@
  * docs/configuration.md and the section of the manual page are printed by the hidden option --docs; tests/check-config
  * compares them with what stands there. */
 #include <inttypes.h>
+#include <sched.h>
 #include <string.h>
 
 #include "cli/config.h"
@@ -26,10 +27,20 @@ static const kl__option config_options[] = {
 
 /* ---- What is in force ---- */
 
-static kl__cell value_cell(const kl__setting *setting, const kl__value *value)
+/* What holds where nothing is said and there is no default: a number of this machine's, or what the table says of it,
+ * which machines are not told. */
+static kl__cell otherwise_cell(const kl__call *call, const kl__setting *setting)
+{
+    cpu_set_t set;
+    if (setting == &kl__settings[KL_SET_WORKER_CONCURRENCY])
+        return kl__cell_number(sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1);
+    return kl__call_json(call) ? kl__cell_none() : kl__cell_text(setting->otherwise);
+}
+
+static kl__cell value_cell(const kl__call *call, const kl__setting *setting, const kl__value *value)
 {
     if (!*value->text)
-        return kl__cell_none();
+        return otherwise_cell(call, setting);
     if (kl__kind_of(&setting->option) == KL_NUMBER && strcmp(value->text, "none") != 0)
         return kl__cell_number(value->number);
     return kl__cell_text(value->text);
@@ -45,8 +56,8 @@ static int show(kl__call *call, const config_opts *opts)
     kl__out_begin(&out, call, opts->origin ? with_origin : without);
     for (int id = 0; id < KL_SETTINGS; id++) {
         kl__value value = kl__config_value(call->config, (kl__setting_id)id, opts->queue);
-        kl__out_row(&out, (kl__cell[]){kl__cell_text(kl__settings[id].name), value_cell(&kl__settings[id], &value),
-                                       kl__cell_text(value.origin)});
+        kl__out_row(&out, (kl__cell[]){kl__cell_text(kl__settings[id].name),
+                                       value_cell(call, &kl__settings[id], &value), kl__cell_text(value.origin)});
     }
     return kl__out_end(&out);
 }

@@ -110,6 +110,10 @@ static int run_move(kl__call *call)
         kl__complain("move needs the queue to move to: --to QUEUE");
         return KL_EXIT_USAGE;
     }
+    if (strcmp(opts->queue, opts->to) == 0) {
+        kl__complain("the tasks are in %s already; name another queue with --to", opts->to);
+        return KL_EXIT_USAGE;
+    }
     return steer(&(struct steering){.call = call, .opts = opts}, move_one);
 }
 

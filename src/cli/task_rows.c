@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "cli/config.h"
 #include "queue/inside.h"
 #include "queue/json.h"
 
@@ -22,6 +23,7 @@ const kl__column kl__waiting_columns[] = {
     {"partition", KL_COLUMN_MACHINE},
     {"result", KL_COLUMN_MACHINE},
     {"job", KL_COLUMN_MACHINE},
+    {"job_state", KL_COLUMN_MACHINE},
     {NULL, 0},
 };
 
@@ -37,22 +39,51 @@ const kl__column kl__finished_columns[] = {
     {"error", 0},
     {"payload", 0},
     {"partition", KL_COLUMN_MACHINE},
-    {"result", KL_COLUMN_MACHINE},
+    {"result", 0},
     {"job", KL_COLUMN_MACHINE},
+    {"job_state", KL_COLUMN_MACHINE},
     {NULL, 0},
 };
 
-void kl__task_row(kl__out *out, const kl_found *found)
+/* ---- Tasks of jobs that are no more ---- */
+
+static bool waits_for_job(const kl_found *found)
+{
+    static const kl_task_id none;
+    return found->task.state == KL_TASK_WAITING && memcmp(&found->task.entry.job, &none, sizeof none) != 0;
+}
+
+/* "cancelled" or "removed": the task waits, and will not be started because its job is so. Else NULL. */
+static const char *job_state(const kl_found *found, const kl__cancelled *mark)
+{
+    if (!waits_for_job(found) || !mark || mark->run < found->extra.job_run)
+        return NULL;
+    return mark->removed ? "removed" : "cancelled";
+}
+
+static kl__cell state_cell(kl__out *out, const kl_found *found, const char *job)
+{
+    const char *state = kl__task_state_name(&found->task);
+    if (!job || out->json)
+        return kl__cell_text(state);
+    const char *text = kl__format(&out->arena, "%s, job %s", state, job);
+    return kl__cell_text(text ? text : state);
+}
+
+static kl__cell text_or_none(const char *text) { return text ? kl__cell_text(text) : kl__cell_none(); }
+
+void kl__task_row(kl__out *out, const kl_found *found, const kl__cancelled_set *marks)
 {
     const kl_task *task = &found->task;
     const kl_entry *entry = &task->entry;
-    kl__out_row(out, (kl__cell[]){kl__cell_id(&entry->id), kl__cell_text(kl__task_state_name(task)),
+    const char *job = job_state(found, marks ? kl__cancelled_find(marks, &entry->job) : NULL);
+    kl__out_row(out, (kl__cell[]){kl__cell_id(&entry->id), state_cell(out, found, job),
                                   kl__cell_bytes_or_none(entry->key), kl__cell_bytes_or_none(entry->kind),
                                   kl__cell_number(entry->priority), kl__cell_number(task->attempts),
                                   kl__cell_time(task->not_before_ms), kl__cell_time(task->finished_ms),
                                   kl__cell_bytes_or_none(task->error), kl__cell_bytes(entry->payload),
                                   kl__cell_text(found->partition), kl__cell_bytes_or_none(task->result),
-                                  kl__cell_id_or_none(&entry->job)});
+                                  kl__cell_id_or_none(&entry->job), text_or_none(job)});
 }
 
 /* ---- One task ---- */
@@ -61,9 +92,10 @@ static const kl__column thing_columns[] = {
     {"id", 0},           {"queue", 0},      {"partition", 0}, {"state", KL_COLUMN_STATE},
     {"key", 0},          {"kind", 0},       {"priority", 0},  {"attempts", 0},
     {"attempts_max", 0}, {"timeout_ms", 0}, {"made", 0},      {"due", 0},
-    {"finished", 0},     {"job", 0},        {"origin", 0},    {"unique", 0},
-    {"group", 0},        {"headers", 0},    {"tags", 0},      {"traceparent", 0},
-    {"error", 0},        {"result", 0},     {"payload", 0},   {NULL, 0},
+    {"finished", 0},     {"job", 0},        {"job_state", 0}, {"origin", 0},
+    {"unique", 0},       {"group", 0},      {"headers", 0},   {"tags", 0},
+    {"traceparent", 0},  {"error", 0},      {"result", 0},    {"payload", 0},
+    {NULL, 0},
 };
 
 static kl__cell headers_cell(const kl_task_extra *extra)
@@ -101,8 +133,12 @@ static kl__cell number_or_none(int64_t number) { return number ? kl__cell_number
 
 static kl__cell duration_or_none(int64_t ms) { return ms ? kl__cell_duration(ms) : kl__cell_none(); }
 
-int kl__task_thing(const kl__call *call, const kl_found *found)
+int kl__task_thing(const kl__call *call, kl_queue *queue, const kl_found *found)
 {
+    kl__cancelled mark = {.run = 0};
+    kl_rc rc = waits_for_job(found) ? kl__cancel_read(queue, &found->task.entry.job, &mark) : KL_OK;
+    if (rc != KL_OK)
+        return kl__fail_call(rc);
     const kl_task *task = &found->task;
     const kl_entry *entry = &task->entry;
     const kl_task_extra *extra = &found->extra;
@@ -121,6 +157,7 @@ int kl__task_thing(const kl__call *call, const kl_found *found)
                                       kl__cell_time(task->not_before_ms),
                                       kl__cell_time(task->finished_ms),
                                       kl__cell_id_or_none(&entry->job),
+                                      text_or_none(job_state(found, mark.run ? &mark : NULL)),
                                       kl__cell_id_or_none(&extra->origin),
                                       kl__cell_bytes_or_none(extra->unique),
                                       kl__cell_bytes_or_none(extra->group),
@@ -166,7 +203,18 @@ void kl__tell_more(const kl__call *call, int64_t limit)
 
 /* ---- Listing ---- */
 
-int kl__list_tasks(kl__call *call, const kl__column *columns, int64_t limit, kl__page_fn *page, void *ctx)
+/* Reads which jobs are cancelled when the first task comes for which that matters. */
+static kl_rc read_marks(kl_queue *queue, const kl_found *found, size_t count, bool *read, kl__cancelled_set *marks)
+{
+    bool wanted = false;
+    for (size_t i = 0; i < count && !*read; i++)
+        wanted |= waits_for_job(&found[i]);
+    *read |= wanted;
+    return wanted ? kl__jobs_cancelled(queue, marks) : KL_OK;
+}
+
+int kl__list_tasks(kl__call *call, kl_queue *queue, const kl__column *columns, int64_t limit, kl__page_fn *page,
+                   void *ctx)
 {
     kl_found found[KL_LIST_PAGE];
     kl_arena arenas[2] = {{0}, {0}}; /* the cursor that is asked with lies in the one that is not written to */
@@ -175,18 +223,23 @@ int kl__list_tasks(kl__call *call, const kl__column *columns, int64_t limit, kl_
     kl_rc rc;
     int64_t listed = 0;
     size_t pages = 0;
+    bool marks_read = false;
+    kl__cancelled_set marks = {0};
     kl__out_begin(&out, call, columns);
     do {
         size_t count = 0, max = limit - listed < KL_LIST_PAGE ? (size_t)(limit - listed) : KL_LIST_PAGE;
         kl_arena *arena = &arenas[pages++ % 2];
         kl_arena_reset(arena);
         rc = page(ctx, max, &cursor, arena, found, &count);
+        if (rc == KL_OK)
+            rc = read_marks(queue, found, count, &marks_read, &marks);
         for (size_t i = 0; rc == KL_OK && i < count; i++, listed++)
-            kl__task_row(&out, &found[i]);
+            kl__task_row(&out, &found[i], &marks);
     } while (rc == KL_OK && cursor.len && listed < limit);
     int status = kl__out_end(&out);
     if (rc == KL_OK && cursor.len)
         kl__tell_more(call, limit);
+    kl__cancelled_free(&marks);
     kl_arena_free(&arenas[0]);
     kl_arena_free(&arenas[1]);
     return rc == KL_OK ? status : kl__fail_given(rc);
@@ -209,5 +262,5 @@ static kl_rc finished_page(void *ctx, size_t max, kl_bytes *cursor, kl_arena *ar
 int kl__finished_list(kl__call *call, kl_queue *queue, const kl_finished *which, int64_t limit)
 {
     struct finished_list list = {queue, *which};
-    return kl__list_tasks(call, kl__finished_columns, limit, finished_page, &list);
+    return kl__list_tasks(call, queue, kl__finished_columns, limit, finished_page, &list);
 }

@@ -4,16 +4,18 @@
 
 #include "cli/output.h"
 #include "keyline/queue.h"
+#include "queue/job.h"
 
 enum { KL_LIST_PAGE = 200, KL_LIST_STANDARD = 100, KL_LIST_MAX = 1000000 };
 
 /* Of lists: the same fields in JSON, and for people what can be told of such tasks. */
 extern const kl__column kl__waiting_columns[], kl__finished_columns[];
 
-void kl__task_row(kl__out *out, const kl_found *found);
+/* marks: which jobs are cancelled or removed, so that it is told of their waiting tasks; NULL: none of them waits. */
+void kl__task_row(kl__out *out, const kl_found *found, const kl__cancelled_set *marks);
 
 /* Everything about one task. KL_EXIT_OK, or it has complained. */
-int kl__task_thing(const kl__call *call, const kl_found *found);
+int kl__task_thing(const kl__call *call, kl_queue *queue, const kl_found *found);
 
 /* Reads a task's or job's id. False: it has complained. */
 bool kl__id_read(const char *what, const char *text, kl_task_id *ret_id);
@@ -44,7 +46,8 @@ bool kl__filter_is_set(const kl__filter_opts *opts);
  * cursor, which it sets to where the next page begins, or empty at the end. */
 typedef kl_rc kl__page_fn(void *ctx, size_t max, kl_bytes *cursor, kl_arena *arena, kl_found *ret_found,
                           size_t *ret_count);
-int kl__list_tasks(kl__call *call, const kl__column *columns, int64_t limit, kl__page_fn *page, void *ctx);
+int kl__list_tasks(kl__call *call, kl_queue *queue, const kl__column *columns, int64_t limit, kl__page_fn *page,
+                   void *ctx);
 
 /* Lists finished tasks, `limit` of them at most. */
 int kl__finished_list(kl__call *call, kl_queue *queue, const kl_finished *which, int64_t limit);

@@ -38,7 +38,7 @@ static int list_waiting(kl__call *call, kl_queue *queue, const ls_opts *opts, in
                                  .due = opts->state == DUE,
                                  .retry = opts->state == RETRY,
                                  .ready = opts->state == READY}};
-    return kl__list_tasks(call, kl__waiting_columns, limit, waiting_page, &list);
+    return kl__list_tasks(call, queue, kl__waiting_columns, limit, waiting_page, &list);
 }
 
 static bool check_waiting(const ls_opts *opts)
@@ -121,7 +121,7 @@ static int run_show(kl__call *call)
     if (status != KL_EXIT_OK)
         return status;
     kl_rc rc = kl_queue_task(queue, &id, &call->arena, &found);
-    return rc == KL_OK ? kl__task_thing(call, &found) : kl__fail_call(rc);
+    return rc == KL_OK ? kl__task_thing(call, queue, &found) : kl__fail_call(rc);
 }
 
 static const kl__argument show_arguments[] = {

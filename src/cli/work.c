@@ -273,12 +273,26 @@ static void show_progress(struct job *job)
     job->shown_ns = now_ns;
 }
 
-static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_up)
+/* What stays of each queue, with the reasons; returns how many tasks that are. */
+static uint64_t tell_left(struct job *job)
 {
-    static const kl__column columns[] = {{"done", 0},     {"retried", 0}, {"dead", 0},    {"cancelled", 0},
-                                         {"given_up", 0}, {"refused", 0}, {"took_ms", 0}, {NULL, 0}};
+    uint64_t sum = 0;
+    const char *why;
+    for (size_t i = 0; job->opts->until_empty && i < job->opts->queues.count; i++) {
+        sum += kl__work_left(&job->queues[i], &job->call->arena, &why);
+        if (why)
+            say(job, "%s", why);
+    }
+    return sum;
+}
+
+static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_up, uint64_t left)
+{
+    static const kl__column columns[] = {{"done", 0},      {"retried", 0},  {"dead", 0},
+                                         {"cancelled", 0}, {"given_up", 0}, {"refused", 0},
+                                         {"left", 0},      {"took_ms", 0},  {NULL, 0}};
     int64_t took_ms = (kl__monotonic_ns() - job->began_ns) / 1000000;
-    char rest[128] = "";
+    char rest[192] = "";
     if (info->cancelled)
         snprintf(rest, sizeof rest, ", %" PRIu64 " cancelled", info->cancelled);
     if (given_up)
@@ -287,12 +301,15 @@ static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_
         snprintf(rest + strlen(rest), sizeof rest - strlen(rest), ", %" PRIu64 " came too late", info->refused);
     if (info->halted)
         snprintf(rest + strlen(rest), sizeof rest - strlen(rest), ", %" PRIu64 " halted", info->halted);
+    if (left)
+        snprintf(rest + strlen(rest), sizeof rest - strlen(rest), ", %" PRIu64 " left", left);
     if (job->crew.drawn)
         fputs("\r\33[K", stderr);
     return kl__out_done(job->call, columns,
                         (kl__cell[]){kl__cell_number((int64_t)info->done), kl__cell_number((int64_t)info->retried),
                                      kl__cell_number((int64_t)info->dead), kl__cell_number((int64_t)info->cancelled),
                                      kl__cell_number((int64_t)given_up), kl__cell_number((int64_t)info->refused),
+                                     job->opts->until_empty ? kl__cell_number((int64_t)left) : kl__cell_none(),
                                      kl__cell_duration(took_ms)},
                         "%" PRIu64 " done, %" PRIu64 " retried, %" PRIu64 " dead%s in %.1f s", info->done,
                         info->retried, info->dead, rest, (double)took_ms / 1000);
@@ -360,9 +377,7 @@ static int finish(struct job *job)
 {
     uint64_t given_up;
     kl_worker_info info = close_worker(job, &given_up);
-    int status = tell_end(job, &info, given_up);
-    if (job->opts->until_empty && info.unserved)
-        say(job, "%" PRIu64 " tasks are left, of kinds that no --kind is for", info.unserved);
+    int status = tell_end(job, &info, given_up, tell_left(job));
     if (status != KL_EXIT_OK)
         return status;
     if (job->last_signal)
@@ -388,7 +403,7 @@ static int work(struct job *job)
     if (rc != KL_OK)
         return kl__fail_given(rc);
     say(job, "works on %s%s; %s", job->opts->queues.items[0], job->opts->queues.count > 1 ? " and others" : "",
-        job->opts->until_empty ? "ends when nothing is left" : "Ctrl-C ends it");
+        job->opts->until_empty ? "ends when nothing is left that it can run" : "Ctrl-C ends it");
     wait_for_end(job);
     return finish(job);
 }
@@ -453,7 +468,8 @@ const kl__command kl__work_command = {
              "\n"
              "Each program runs in a process group of its own. When the task's time is over, it is\n"
              "cancelled or the worker gives it up, the group gets SIGTERM, and SIGKILL when the program\n"
-             "has ended or --grace is over. A worker that is killed takes its programs with it.\n"
+             "has ended or --grace is over. A worker that is killed takes its programs with it,\n"
+             "and what they have started in their groups.\n"
              "\n"
              "The first SIGINT, SIGTERM or SIGHUP lets running tasks end, hands the shards to others\n"
              "and exits with 0. The second ends running tasks, which costs them no attempt, and exits\n"

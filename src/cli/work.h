@@ -1,7 +1,7 @@
 /* work.h - what the files of `keyline work` share.
  *
  * Reading order: work.c (the command: queues, handlers, signals, the end) -> work_run.c (one task: its environment, its
- * process, its outcome) -> process.c (a process group with its pipes). */
+ * process, its outcome) -> process.c (a process group with its pipes); work_left.c (what stays at the end). */
 #ifndef KL_CLI_WORK_H
 #define KL_CLI_WORK_H
 
@@ -39,6 +39,10 @@ typedef struct kl__runner {
 /* The environment that handlers start from: this process's, without what an outer `keyline work` said about its task,
  * and with the store in force. False: out of memory, and it has complained. */
 bool kl__crew_prepare(kl__crew *crew, kl__call *call);
+
+/* How many tasks a worker leaves in a queue, 0 also when that cannot be told. *ret_why: the reasons, in the arena; NULL:
+ * none are left. */
+uint64_t kl__work_left(const kl_worker_queue *queue, kl_arena *arena, const char **ret_why);
 
 /* A kl_handler_fn; ctx is a kl__runner. */
 kl_outcome kl__runner_run(kl_work *work, void *ctx);

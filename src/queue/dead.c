@@ -89,7 +89,15 @@ static void choose_place(const kl_layout *layout, const kl_task *task, uint32_t 
         keyed ? kl_shard_of(layout, key) : kl__hash_scale(kl__hash(id, KL_SEED_SHARD), kl_layout_shards(layout));
 }
 
-/* A due time that has passed is left out: with it, the task would stand before others of its key. */
+/* A due time that has passed is left out: with it, the task would stand before others of its key. So is one to
+ * come when this very task was asked for: who does that wants it now. */
+static int64_t due_of(const struct run *run, const kl_task *task, int64_t now_ms)
+{
+    static const kl_task_id none;
+    bool asked = run->action == RETRY && memcmp(&run->which->id, &none, sizeof none) != 0;
+    return task->entry.due_ms > now_ms && !asked ? task->entry.due_ms : 0;
+}
+
 static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_layout *layout, int64_t now_ms)
 {
     const kl_entry *old = &letter->task->entry;
@@ -97,7 +105,7 @@ static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_
     choose_place(&layout->layout, letter->task, &partition, &shard);
     letter->entry = *old;
     letter->entry.place = (kl_place){layout->numbers[partition], shard};
-    letter->entry.due_ms = old->due_ms > now_ms ? old->due_ms : 0;
+    letter->entry.due_ms = due_of(run, letter->task, now_ms);
     kl_rc rc = kl_idgen_next(layout->idgen, shard, kl_lane_of(old->key), &letter->entry.id);
     if (rc == KL_OK)
         rc = kl__envelope_repeat(old->headers, &old->id, &run->arena, &letter->entry.headers);
@@ -486,7 +494,8 @@ static kl_rc check(const struct run *run, const kl_account *ret_account)
         return kl__fail(KL_EINVAL, "there is no queue to move to; set `to`");
     if (run->action == MOVE && run->which->to->store == run->queue->store &&
         strcmp(run->which->to->name, run->queue->name) == 0)
-        return kl__fail(KL_EINVAL, "the letters are in the queue %s already; use kl_dead_retry", run->queue->name);
+        return kl__fail(KL_EINVAL, "the letters are in the queue %s already; retry them, which puts them back",
+                        run->queue->name);
     if (run->action != MOVE && run->which->to)
         return kl__fail(KL_EINVAL, "`to` is set, but nothing is moved; use kl_dead_move, or leave it NULL");
     return KL_OK;

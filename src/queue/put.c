@@ -356,6 +356,18 @@ static kl_rc prepare(kl__put_call *call)
 
 /* --- Places --- */
 
+static kl_rc refuse_partition(kl__put_call *call, size_t i, const kl__put_route *route)
+{
+    const char *queue = route->queue->name, *name = call->tasks[i].partition;
+    uint32_t count = route->layout->layout.partitions;
+    if (count == 1)
+        return REFUSE(call, i, "the queue %s has no partition %.80s; it has one, called %s", queue, name, queue);
+    if (count == 2)
+        return REFUSE(call, i, "the queue %s has no partition %.80s; it has %s and %s__p1", queue, name, queue, queue);
+    return REFUSE(call, i, "the queue %s has no partition %.80s; it has %u: %s, and %s__p1 to %s__p%u", queue, name,
+                  count, queue, queue, queue, count - 1);
+}
+
 /* The number of the partition that the task names. Names are made and compared, never taken apart. */
 static kl_rc resolve_named(kl__put_call *call, size_t i, kl__put_route *route)
 {
@@ -373,8 +385,7 @@ static kl_rc resolve_named(kl__put_call *call, size_t i, kl__put_route *route)
             return KL_OK;
         }
     }
-    return REFUSE(call, i, "the queue %s has no partition %.80s; its %u are called %s, %s__p1 and so on",
-                  route->queue->name, name, route->layout->layout.partitions, route->queue->name, route->queue->name);
+    return refuse_partition(call, i, route);
 }
 
 /* Threads share no state for it. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "base/suggest.h"
 #include "base/times.h"
 #include "queue/json.h"
@@ -20,6 +21,7 @@ struct reading {
     kl_arena *arena;
     kl_put *task;
     int64_t now_ms;
+    kl_bytes payload; /* its text in the line, or empty: not known */
     const char *field;
     char *error;
     size_t error_room;
@@ -74,11 +76,15 @@ static bool read_text(const struct reading *reading, const json_t *value, const 
     return true;
 }
 
-/* Text is the payload itself; anything else is stored as the JSON that it is. */
+/* Text is the payload itself; anything else is stored as the JSON that it is, as it was written where that is known:
+ * printed anew, 2.50 would be 2.5 and a long number another one. */
 static bool read_payload(const struct reading *reading, const json_t *value, kl_bytes *ret_payload)
 {
     if (json_is_string(value) || is_base64(value))
         return read_bytes(reading, value, ret_payload);
+    if (reading->payload.len)
+        return kl_arena_copy(reading->arena, reading->payload, ret_payload) ||
+               refuse(reading, "is too much for the memory there is");
     size_t length = json_dumpb(value, NULL, 0, JSON_COMPACT | JSON_ENCODE_ANY);
     char *text = kl_arena_alloc(reading->arena, length + 1);
     if (!text || json_dumpb(value, text, length, JSON_COMPACT | JSON_ENCODE_ANY) != length)
@@ -293,10 +299,97 @@ static bool refuse_form(char *error, size_t room, const char *reason)
     return false;
 }
 
+static bool take(json_t *object, int64_t now_ms, kl_bytes payload, kl_arena *arena, kl_put *task, char *ret_error,
+                 size_t room)
+{
+    struct reading reading = {
+        .arena = arena, .task = task, .now_ms = now_ms, .payload = payload, .error = ret_error, .error_room = room};
+    return json_is_object(object) ? read_fields(&reading, object) : refuse_form(ret_error, room, "");
+}
+
 bool kl__task_take(json_t *object, int64_t now_ms, kl_arena *arena, kl_put *task, char *ret_error, size_t room)
 {
-    struct reading reading = {.arena = arena, .task = task, .now_ms = now_ms, .error = ret_error, .error_room = room};
-    return json_is_object(object) ? read_fields(&reading, object) : refuse_form(ret_error, room, "");
+    return take(object, now_ms, (kl_bytes){0}, arena, task, ret_error, room);
+}
+
+/* ---- Lines ---- */
+
+/* Behind the string that begins here, or the line's end. */
+static const char *pass_string(const char *at, const char *end)
+{
+    for (at++; at < end && *at != '"'; at++)
+        at += *at == '\\' && at + 1 < end;
+    return at < end ? at + 1 : end;
+}
+
+/* Behind the value that begins here: at the comma or bracket that ends it, blanks before that included. */
+static const char *pass_value(const char *at, const char *end)
+{
+    size_t depth = 0;
+    while (at < end) {
+        if (*at == '"') {
+            at = pass_string(at, end);
+            continue;
+        }
+        if (depth == 0 && (*at == ',' || *at == '}'))
+            break;
+        depth += *at == '{' || *at == '[';
+        depth -= (*at == '}' || *at == ']') && depth > 0;
+        at++;
+    }
+    return at;
+}
+
+static const char *pass_blanks(const char *at, const char *end)
+{
+    while (at < end && memchr(" \t\r\n", *at, 4))
+        at++;
+    return at;
+}
+
+/* Where the value of the field "payload" stands in a line that may be no JSON at all; empty: not found. */
+static kl_bytes find_payload(kl_bytes line)
+{
+    static const char name[] = "\"payload\"";
+    const char *at = line.data, *end = at + line.len;
+    at = pass_blanks(at, end);
+    while (at < end && (*at == '{' || *at == ',')) {
+        const char *key = pass_blanks(at + 1, end);
+        if (key == end || *key != '"')
+            break;
+        const char *behind = pass_string(key, end), *colon = pass_blanks(behind, end);
+        if (colon == end || *colon != ':')
+            break;
+        const char *value = pass_blanks(colon + 1, end);
+        at = pass_value(value, end);
+        if ((size_t)(behind - key) != sizeof name - 1 || memcmp(key, name, sizeof name - 1) != 0)
+            continue;
+        const char *last = at;
+        while (last > value && memchr(" \t\r\n", last[-1], 4))
+            last--;
+        return (kl_bytes){value, (size_t)(last - value)};
+    }
+    return (kl_bytes){0};
+}
+
+enum { LOAD_FLAGS = JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY };
+
+/* A line with numbers that no integer holds, which is fine inside a payload: that is checked by itself, and the rest
+ * without it. NULL: the line is wrong. */
+static json_t *load_around(kl_bytes line, kl_bytes payload, json_error_t *wrong)
+{
+    size_t from = payload.len ? (size_t)((const char *)payload.data - (const char *)line.data) : 0;
+    char *copy = payload.len ? kl__alloc(line.len) : NULL;
+    if (!copy)
+        return NULL;
+    json_t *alone = json_loadb(payload.data, payload.len, LOAD_FLAGS | JSON_DECODE_INT_AS_REAL, wrong);
+    memcpy(copy, line.data, line.len);
+    memset(copy + from, ' ', payload.len);
+    copy[from] = '0';
+    json_t *object = alone ? json_loadb(copy, line.len, LOAD_FLAGS, wrong) : NULL;
+    json_decref(alone);
+    kl__free(copy);
+    return object;
 }
 
 bool kl__task_read(kl_bytes line, int64_t now_ms, kl_arena *arena, kl_put *task, char ret_error[KL_LINE_ERROR_BYTES])
@@ -307,8 +400,11 @@ bool kl__task_read(kl_bytes line, int64_t now_ms, kl_arena *arena, kl_put *task,
                  KL_LINE_BYTES_MAX);
         return false;
     }
-    json_t *object = json_loadb(line.data, line.len, JSON_ALLOW_NUL | JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &wrong);
-    bool read = object ? kl__task_take(object, now_ms, arena, task, ret_error, KL_LINE_ERROR_BYTES)
+    kl_bytes payload = find_payload(line);
+    json_t *object = json_loadb(line.data, line.len, LOAD_FLAGS, &wrong);
+    if (!object && json_error_code(&wrong) == json_error_numeric_overflow)
+        object = load_around(line, payload, &wrong);
+    bool read = object ? take(object, now_ms, payload, arena, task, ret_error, KL_LINE_ERROR_BYTES)
                        : refuse_form(ret_error, KL_LINE_ERROR_BYTES, wrong.text);
     json_decref(object);
     return read;

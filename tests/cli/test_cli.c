@@ -67,6 +67,7 @@ TEST(a_word_unlike_all_names_gets_no_suggestion)
 {
     CHECK_STR(closest(""), "nothing");
     CHECK_STR(closest("frobnicate"), "nothing");
+    CHECK_STR(closest("here"), "nothing");
     CHECK_STR(closest("a-word-so-long-that-it-is-no-slip-of-any-name-there-is"), "nothing");
 }
 

@@ -106,7 +106,7 @@ CLAIM(letters_move_to_another_queue)
     CHECK_INT(scan_tasks(queue, &rig->arena).count, 0);
     check_waiting(rig, to, 1, 70);
     CHECK_FAILS(kl_dead_move(queue, &(kl_redrive){.max = 1}, &account), KL_EINVAL, "set `to`");
-    CHECK_FAILS(kl_dead_move(queue, &(kl_redrive){.to = queue}, &account), KL_EINVAL, "kl_dead_retry");
+    CHECK_FAILS(kl_dead_move(queue, &(kl_redrive){.to = queue}, &account), KL_EINVAL, "retry them");
     CHECK_FAILS(kl_dead_retry(queue, &(kl_redrive){.to = to}, &account), KL_EINVAL, "kl_dead_move");
     CHECK_FAILS(kl_dead_retry(queue, &(kl_redrive){.rate = -1}, &account), KL_EINVAL, "rate is -1");
     CHECK_FAILS(kl_dead_purge(NULL, &(kl_redrive){.max = 1}, &account), KL_EINVAL, "kl_queue_open");
@@ -172,6 +172,12 @@ CLAIM_IN_MEMORY(a_due_time_that_has_passed_is_left_out_and_one_to_come_is_kept)
     REQUIRE(stored.count == 2);
     for (size_t i = 0; i < 2; i++)
         CHECK_INT(stored.tasks[i].entry.due_ms, same_bytes(stored.tasks[i].entry.kind, "past") ? 0 : now_ms + 5000);
+    kl_task_id late = stored.tasks[stored.tasks[0].entry.due_ms ? 0 : 1].entry.id;
+    CHECK_INT(settle_tasks(queue, KL_DEAD, KEEP_MS, "e"), 2);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.id = late}, &account), KL_OK); /* asked for by itself */
+    stored = scan_tasks(queue, &rig->arena);
+    REQUIRE(stored.count == 1);
+    CHECK_INT(stored.tasks[0].entry.due_ms, 0);
     kl_queue_close(queue);
 }
 

@@ -47,7 +47,7 @@ CLAIM_IN_MEMORY(a_task_over_a_limit_is_named_and_nothing_is_stored)
     REFUSED(queue, "tag 2 is empty", .tags = tags, .tag_count = 2);
     REFUSED(queue, "tag has 65 bytes", .tags = &long_tag, .tag_count = 1);
     REFUSED(queue, "take 65542 bytes", .traceparent = {long_bytes, KL_HEADERS_BYTES_MAX}, .group = kl_str("g"));
-    REFUSED(queue, "no partition orders__p2; its 2 are called orders, orders__p1", .partition = "orders__p2");
+    REFUSED(queue, "no partition orders__p2; it has orders and orders__p1", .partition = "orders__p2");
     CHECK_INT(scan_tasks(queue, &rig->arena).count, 0);
     kl_queue_close(queue);
 }

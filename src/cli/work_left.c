@@ -1,0 +1,77 @@
+/* work_left.c - what `keyline work --until-empty` leaves behind, and why, as far as the store tells.
+ *
+ * A worker ends when nothing is left that it could run. What it could not run must not look like done: a kind without a
+ * command, shards that it was told to leave alone, a time that is still to come. */
+#include <string.h>
+
+#include "cli/config.h"
+#include "cli/output.h"
+#include "cli/work.h"
+
+enum { LOOK_TASKS = 200 /* of a queue, to find a kind that nobody here runs */ };
+
+static bool is_run(const kl_worker_queue *queue, kl_bytes kind)
+{
+    for (size_t i = 0; i < queue->handler_count; i++) {
+        const char *own = queue->handlers[i].kind;
+        if (!own || (strlen(own) == kind.len && (!kind.len || memcmp(own, kind.data, kind.len) == 0)))
+            return true;
+    }
+    return false;
+}
+
+/* The first kind among what waits that this worker has no command for; false: none was seen. */
+static bool find_unserved(const kl_worker_queue *queue, kl_arena *arena, kl_bytes *ret_kind)
+{
+    kl_found *found = kl_arena_alloc(arena, LOOK_TASKS * sizeof *found);
+    kl_waiting which = {.max = LOOK_TASKS};
+    kl_bytes cursor;
+    size_t count = 0;
+    if (!found || kl_queue_waiting(queue->queue, &which, arena, found, &count, &cursor) != KL_OK)
+        return false;
+    for (size_t i = 0; i < count; i++) {
+        *ret_kind = found[i].task.entry.kind;
+        if (!is_run(queue, *ret_kind))
+            return true;
+    }
+    return false;
+}
+
+static const char *add(kl_arena *arena, const char *reasons, const char *reason)
+{
+    return reasons ? kl__format(arena, "%s%s%s", reasons, *reasons ? "; " : "", reason) : NULL;
+}
+
+static const char *reasons_of(const kl_worker_queue *queue, const kl_queue_info *info, kl_arena *arena)
+{
+    const char *reasons = "";
+    kl_bytes kind;
+    bool unserved = find_unserved(queue, arena, &kind);
+    const char *shown = unserved && kind.len ? kl__out_harmless(kind, arena) : NULL;
+    if (unserved)
+        reasons = shown ? kl__format(arena, "there is no --kind for '%s'", shown)
+                        : "there is no command for tasks without a kind";
+    if (queue->shards || queue->slices)
+        reasons = add(arena, reasons, "this worker was to leave some shards alone");
+    if (info->counts.due)
+        reasons = add(arena, reasons, "some are not due yet");
+    if (info->paused)
+        reasons = add(arena, reasons, "the queue is paused");
+    if (!reasons || !*reasons)
+        reasons = kl__format(
+            arena, "other workers have them, or `keyline key ls %s --by state` tells what holds them up", info->name);
+    return reasons ? reasons : "";
+}
+
+uint64_t kl__work_left(const kl_worker_queue *queue, kl_arena *arena, const char **ret_why)
+{
+    kl_queue_info info;
+    *ret_why = NULL;
+    if (kl_queue_show(queue->queue, arena, &info) != KL_OK)
+        return 0;
+    uint64_t left = info.counts.ready + info.counts.due + info.counts.retry;
+    if (left > 0)
+        *ret_why = kl__format(arena, "%llu task%s in %s: %s", (unsigned long long)left, left == 1 ? " stays" : "s stay",
+                              info.name, reasons_of(queue, &info, arena));
+    return left;
+}
