@@ -331,8 +331,9 @@ static bool wants_line(const kl_waiting *which, int32_t line)
 static bool has_line(const kl_counts *counts, int32_t line)
 {
     if (line == KL_LINE_DUE)
-        return counts->due > 0;
-    return line == KL_LINE_RETRY ? counts->retry > 0 : counts->priorities >> (line - KL_PRIORITY_MIN) & 1;
+        return counts->due > 0 || counts->at_least;
+    return line == KL_LINE_RETRY ? counts->retry > 0 || counts->at_least
+                                 : counts->priorities >> (line - KL_PRIORITY_MIN) & 1;
 }
 
 static void pass(struct walk *walk, const kl_stub *stub)

@@ -26,6 +26,14 @@ static kl_rc check_no_tasks(const kl_queue *queue, const kl__descriptor *descrip
     for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++)
         rc = kl__layout_count(&descriptor->layouts[i], &counts);
     uint64_t waiting = kl__counts_waiting(&counts);
+    bool empty = true;
+    for (size_t i = 0; rc == KL_OK && empty && waiting == 0 && counts.at_least && i < descriptor->layout_count; i++)
+        rc = kl__layout_is_empty(&descriptor->layouts[i], &empty);
+    if (rc == KL_OK && !empty)
+        return kl__fail(KL_EBUSY,
+                        "queue %s holds tasks, or not all of it can be counted; let workers finish them, or "
+                        "purge the queue, then remove it",
+                        queue->name);
     if (rc == KL_OK && waiting > 0)
         rc = kl__fail(
             KL_EBUSY, "queue %s holds %s%llu task%s; let workers finish them, or purge the queue, then remove it",
@@ -220,7 +228,7 @@ static kl_rc remove_all(const kl_queue *queue, const kl__descriptor *descriptor)
     if (rc == KL_OK)
         rc = remove_record(queue, descriptor);
     for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++)
-        if (!descriptor->layouts[i].sealed)
+        if (!descriptor->layouts[i].sealed && kl__layout_check_seal(queue, &descriptor->layouts[i]) == KL_OK)
             rc = kl__layout_seal(queue, &descriptor->layouts[i]);
     return rc;
 }

@@ -331,7 +331,7 @@ static kl_rc check_one_fence(kl_store *store, const struct item *item, const kl_
 {
     uint32_t prefix_len;
     kl_rc rc = check_place(store, item, fence->place, &prefix_len);
-    if (rc == KL_OK && fence->seal && !(store->engine->can & KL_STORE_SEAL))
+    if (rc == KL_OK && fence->seal && !(kl_store_info_of(store).can & KL_STORE_SEAL))
         return refuse(item, "a store of engine '%s' cannot seal shards; look for KL_STORE_SEAL before you ask",
                       store->engine->scheme);
     uint64_t min = fence->seal ? 0 : 1;

@@ -91,11 +91,11 @@ static kl_rc first_of_key(struct ask *ask, bool with_due, kl_stub *ret_stub, boo
     *ret_found = false;
     kl__pump_leave(ask->pump);
     kl_rc rc = kl_store_counts(store, ask->window->place, NULL, &counts);
-    if (rc == KL_OK && counts.retry)
+    if (rc == KL_OK && (counts.retry || counts.at_least))
         rc = first_in_line(ask, KL_LINE_RETRY, ret_stub, ret_found);
     for (uint32_t lines = rc == KL_OK ? counts.priorities : 0; lines && rc == KL_OK && !*ret_found; lines &= lines - 1)
         rc = first_in_line(ask, __builtin_ctz(lines) + KL_PRIORITY_MIN, ret_stub, ret_found);
-    if (rc == KL_OK && with_due && counts.due && !*ret_found)
+    if (rc == KL_OK && with_due && (counts.due || counts.at_least) && !*ret_found)
         rc = first_in_line(ask, KL_LINE_DUE, ret_stub, ret_found);
     kl__pump_enter(ask->pump);
     if (rc == KL_OK && ask->window->lost)

@@ -208,7 +208,7 @@ static kl_rc purge_source(kl_queue *queue, kl__source source, void *ctx)
         kl_counts counts;
         kl_place place = {source.layout->numbers[source.partition], shard};
         rc = kl_store_counts(kl__source_store(source), place, NULL, &counts);
-        if (rc != KL_OK || kl__counts_waiting(&counts) == 0)
+        if (rc != KL_OK || (kl__counts_waiting(&counts) == 0 && !counts.at_least))
             continue;
         rc = kl__ask_send(queue, source, shard, ask_for("purge"), &arena, &answer);
         if (rc == KL_OK)

@@ -164,11 +164,11 @@ static kl_rc sweep_lines(struct sweep *sweep)
     kl__pump_leave(window->pump);
     kl_rc rc = kl_store_counts(store, window->place, NULL, &counts);
     kl__pump_enter(window->pump);
-    if (rc == KL_OK && counts.retry)
+    if (rc == KL_OK && (counts.retry || counts.at_least))
         rc = sweep_line(sweep, KL_LINE_RETRY);
     for (uint32_t lines = rc == KL_OK ? counts.priorities : 0; lines && rc == KL_OK; lines &= lines - 1)
         rc = sweep_line(sweep, __builtin_ctz(lines) + KL_PRIORITY_MIN);
-    if (rc == KL_OK && counts.due)
+    if (rc == KL_OK && (counts.due || counts.at_least))
         rc = sweep_line(sweep, KL_LINE_DUE);
     return rc;
 }

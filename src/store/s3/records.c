@@ -645,7 +645,7 @@ kl_rc kl__s3_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_ar
     listing.names = kl__alloc_zeroed(UNREAD_MAX, sizeof *listing.names);
     kl_rc rc = listing.names ? kl__s3_pulse(s3, polled ? -1 : LISTED_MS) : kl__fail_memory();
     pthread_mutex_lock(&s3->records->mutex);
-    bool whole = s3->records->whole_ns == s3->pulse_ns;
+    bool whole = s3->records->whole_ns && s3->records->whole_ns == s3->pulse_ns;
     pthread_mutex_unlock(&s3->records->mutex);
     if (rc == KL_OK && !whole && !(polled && listed))
         rc = list_pages(s3, &listing, polled);

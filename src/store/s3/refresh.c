@@ -420,12 +420,13 @@ static kl_rc take_tasks(kl__s3 *s3, const struct fetch *fetch, int64_t asked_ns,
             uint64_t number = fetch->wanted[i].number;
             if (gap || !shard->loaded || number != shard->taken + 1)
                 continue;
-            learn_bytes(shard->partition, fetch->requests[i].reply.len);
-            if (fetch->requests[i].status == 200)
-                rc = kl__s3_apply_tasks(s3, shard, number, &fetch->requests[i].reply);
-            else
-                meet_gap(s3, shard, number, asked_ns, &unsure);
             gap = fetch->requests[i].status != 200;
+            if (gap) {
+                meet_gap(s3, shard, number, asked_ns, &unsure);
+            } else {
+                learn_bytes(shard->partition, fetch->requests[i].reply.len);
+                rc = kl__s3_apply_tasks(s3, shard, number, &fetch->requests[i].reply);
+            }
             more[m].want -= !gap && more[m].want > 0;
         }
         kl__memory_leave(s3->memory);
@@ -573,7 +574,7 @@ static bool wants_kept(kl__s3 *s3, kl__s3_shard *shard, bool all, uint64_t *ret_
 {
     kl__memory_enter(s3->memory);
     shard->kept_ns = kl__monotonic_ns();
-    if (shard->checkpoint == 0 && !shard->broken)
+    if (shard->loaded && shard->checkpoint == 0 && !shard->broken)
         shard->kept = KL_S3_KEPT_ALL; /* all of it is in memory, and stays there */
     bool wanted = shard->kept < (all ? KL_S3_KEPT_ALL : KL_S3_KEPT_SOME) && !shard->broken;
     *ret_generation = shard->generation;

@@ -551,11 +551,14 @@ static void doubt(kl__s3 *s3, struct commit *commits, size_t count, bool ends)
     kl__memory_leave(s3->memory);
 }
 
-static void disown(kl__s3 *s3, kl__s3_shard *shard)
+/* Somebody else has fenced it; not so if it was this process, since. */
+static void disown(kl__s3 *s3, kl__s3_shard *shard, uint64_t epoch)
 {
     kl__memory_enter(s3->memory);
-    shard->owned = false;
-    shard->fenced = 0;
+    if (shard->fenced <= epoch) {
+        shard->owned = false;
+        shard->fenced = 0;
+    }
     kl__memory_leave(s3->memory);
 }
 
@@ -584,7 +587,7 @@ kl_rc kl__s3_settle(void *self, kl_settle *batches, size_t count)
         batches[i].rc = rc != KL_OK ? rc : commits[i].rc;
         first = first != KL_OK ? first : batches[i].rc;
         if (batches[i].rc == KL_ESTALE)
-            disown(s3, commits[i].shard);
+            disown(s3, commits[i].shard, batches[i].epoch);
     }
     if (first == KL_ESTALE)
         (void)kl__fail(KL_ESTALE,

@@ -115,6 +115,7 @@ static void drop_kept(kl__s3 *s3, kl__s3_shard *shard)
     kl__memory_enter(s3->memory);
     if (shard->kept != KL_S3_KEPT_NONE && is_over(shard->kept_ns, KEPT_MS)) {
         shard->kept = KL_S3_KEPT_NONE;
+        atomic_fetch_add(&s3->clears, 1); /* who is about to answer from it begins anew */
         end_archive(s3, shard, true);
     }
     kl__memory_leave(s3->memory);
