@@ -224,7 +224,7 @@ void kl__shard_close(kl__shard *shard);
 kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns);
 uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
-void kl__shard_publish_hints(kl__shard *shard);
+bool kl__shard_publish_hints(kl__shard *shard);
 void kl__shard_offer(kl__shard *shard);
 void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns); /* NULLs are passed over */
 void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome,

@@ -275,8 +275,9 @@ static void lend(kl__shard *shard)
 }
 
 /* Tells threads that look for work what they would find, and producers what has become free. A full barrier follows what
- * has changed: whoever publishes then looks at who is idle, and whoever falls idle then looks at what is published. */
-void kl__shard_publish_hints(kl__shard *shard)
+ * has changed: whoever publishes then looks at who is idle, and whoever falls idle then looks at what is published. True:
+ * something is due earlier than was told, so whoever sleeps may have to get up earlier. */
+bool kl__shard_publish_hints(kl__shard *shard)
 {
     kl__task_extra *deadline = first_deadline(shard);
     int64_t next_due = kl__lanes_next_due(shard->lanes);
@@ -286,15 +287,18 @@ void kl__shard_publish_hints(kl__shard *shard)
         next_due = deadline->deadline_ms;
     if (atomic_load_explicit(&shard->ready, memory_order_relaxed) != ready)
         atomic_store(&shard->ready, ready);
-    if (atomic_load_explicit(&shard->next_due, memory_order_relaxed) != next_due)
+    int64_t told_due = atomic_load_explicit(&shard->next_due, memory_order_relaxed);
+    if (told_due != next_due)
         atomic_store(&shard->next_due, next_due);
+    return next_due < told_due;
 }
 
 /* Publishes what there is to do, and sees that somebody does it: for those who leave the shard, or its mutex for long. */
 void kl__shard_offer(kl__shard *shard)
 {
-    kl__shard_publish_hints(shard);
-    if ((kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox)) && atomic_load(&shard->exec->idle_count) > 0)
+    bool earlier = kl__shard_publish_hints(shard);
+    if ((earlier || kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox)) &&
+        atomic_load(&shard->exec->idle_count) > 0)
         kl__exec_announce(shard->exec, 1);
 }
 

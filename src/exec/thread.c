@@ -316,7 +316,7 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
         keep_error(run);
         shard->retries++;
         kl__lanes_retry(shard->lanes, &task->lane, due_ms, kl__ns_to_ms(now_ns));
-        kl__shard_publish_hints(shard);
+        (void)kl__shard_publish_hints(shard);
         kl__exec_wake_one(run->exec); /* whoever sleeps may have to get up earlier now */
         return;
     }
@@ -463,7 +463,7 @@ static bool recall_others(kl_exec *exec)
             continue;
         pthread_mutex_lock(&shard->mutex);
         kl__hand_recall(hand, shard, kl__exec_now_ns(exec));
-        kl__shard_publish_hints(shard);
+        (void)kl__shard_publish_hints(shard);
         pthread_mutex_unlock(&shard->mutex);
         recalled = true;
     }

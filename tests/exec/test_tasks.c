@@ -660,3 +660,21 @@ TEST(a_thread_that_ended_is_replaced_even_when_no_thread_can_be_had_for_a_while)
     CHECK_STR(journal_text(), "t t");
     kl_exec_close(exec);
 }
+
+/* One thread takes both and runs the first; nobody else has seen the second, whose time must not be missed for that. */
+TEST(a_deadline_in_a_batch_is_kept_while_the_task_before_it_runs)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_exec(OPTS(.threads = 2));
+    REQUIRE(exec);
+    journal_clear();
+    kl_exec_task tasks[] = {
+        {.key = kl_str("k"), .fn = hold, .ctx = &gate},
+        {.key = kl_str("k"), .fn = nothing, .opts = TASK(.deadline_ms = 20, .end = note_end, .end_ctx = "late")}};
+    CHECK_INT(kl_exec_submit_batch(exec, tasks, COUNT(tasks), NULL, NULL), KL_OK);
+    journal_await(1);
+    CHECK_CONTAINS(journal_text(), "late=KL_ETIMEDOUT");
+    gate_open(&gate);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    kl_exec_close(exec);
+}
