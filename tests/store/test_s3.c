@@ -156,13 +156,17 @@ TEST(a_url_that_is_not_right_is_refused_with_what_should_be_there)
                  {"s3://bucket/x?endpoint=http://a/b", "http://"},
                  {"s3://bucket/x?path_style=perhaps", "on or off"},
                  {"s3://bucket/x?poll_ms=1", "poll_ms"},
-                 {"s3://bucket/x?colour=blue", "colour"}};
+                 {"s3://bucket/x?colour=blue", "colour"},
+                 {"s3://bucket/x?endpoint=http://127.0.0.1:99999", "http://HOST:PORT"},
+                 {"s3://bucket/x?endpoint=http://127.0.0.1:", "http://HOST:PORT"},
+                 {"s3://key:secret@bucket/x", "AWS_ACCESS_KEY_ID"}};
     kl_store *store = NULL;
     char url[S3_URL_BYTES];
     (void)s3_server_new_url(url); /* there are credentials */
     for (size_t i = 0; i < COUNT(cases); i++) {
         CHECK_RC(kl_store_open(cases[i].url, NULL, &store), KL_EINVAL);
         CHECK_CONTAINS(kl_error_text(), cases[i].says);
+        CHECK(!strstr(kl_error_text(), "secret@"));
     }
     unsetenv("KEYLINE_S3_TEST");
     CHECK_RC(kl_store_open("s3://bucket/x?grace_ms=0", NULL, &store), KL_EINVAL);

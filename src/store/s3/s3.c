@@ -4,10 +4,12 @@
  * records.c -> upkeep.c -> selftest.c. */
 #include "store/s3/s3.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/json_memory.h"
 #include "base/layout.h"
@@ -109,6 +111,19 @@ static char *copy_bytes(kl_bytes bytes)
     return copy;
 }
 
+/* A port that no host has is told at once, where curl would be asked again and again. */
+static bool has_bad_port(const char *host, size_t len)
+{
+    const char *colon = memrchr(host, ':', len);
+    if (!colon || memchr(colon, ']', len - (size_t)(colon - host)))
+        return false;
+    size_t digits = len - (size_t)(colon + 1 - host);
+    unsigned long port = 0;
+    for (size_t i = 1; i <= digits && port <= UINT16_MAX; i++)
+        port = colon[i] >= '0' && colon[i] <= '9' ? port * 10 + (unsigned long)(colon[i] - '0') : UINT16_MAX + 1;
+    return digits == 0 || port == 0 || port > UINT16_MAX;
+}
+
 /* "http://host:port", as it is or with its colon and slashes encoded. */
 static kl_rc set_endpoint(kl__s3 *s3, kl_bytes value)
 {
@@ -120,7 +135,8 @@ static kl_rc set_endpoint(kl__s3 *s3, kl_bytes value)
     size_t len = value.len;
     while (len > scheme && text[len - 1] == '/')
         len--;
-    if (scheme == 0 || len == scheme || len - scheme > KL_S3_HOST_MAX || memchr(text + scheme, '/', len - scheme))
+    if (scheme == 0 || len == scheme || len - scheme > KL_S3_HOST_MAX || memchr(text + scheme, '/', len - scheme) ||
+        has_bad_port(text + scheme, len - scheme))
         return kl__fail(KL_EINVAL, "endpoint is %s; it must be http://HOST:PORT or https://HOST, of up to %d bytes",
                         kl__quote(value, quoted), KL_S3_HOST_MAX);
     kl__free(s3->site.scheme);
@@ -242,6 +258,13 @@ static kl_rc read_where(kl__s3 *s3, const char *where, size_t len)
     if (bucket_len < 3 || bucket_len > 63 || prefix_len > 200)
         return kl__fail(KL_EINVAL, "%s has no bucket of 3 to 63 characters and prefix of at most 200; write %s",
                         kl__quote(kl_str(where), quoted), kl__engine_s3.usage);
+    for (size_t i = 0; i < bucket_len; i++)
+        if (bucket[i] != '.' && bucket[i] != '-' && bucket[i] != '_' && !isalnum((unsigned char)bucket[i]))
+            return kl__fail(KL_EINVAL,
+                            "the bucket's name has a '%c'; it may have letters, digits, '-', '.' and '_'. Keys "
+                            "do not stand in the URL, but in AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or "
+                            "~/.aws/credentials",
+                            bucket[i] >= ' ' && bucket[i] <= '~' ? bucket[i] : '?');
     s3->site.bucket = copy_bytes((kl_bytes){bucket, bucket_len});
     s3->prefix = kl__alloc(prefix_len + 2);
     if (!s3->site.bucket || !s3->prefix)
