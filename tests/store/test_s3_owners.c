@@ -183,6 +183,37 @@ TEST(who_has_given_a_shard_back_sees_what_its_next_owner_settles)
     pair_close(&pair);
 }
 
+static bool wants_checkpoint(kl_store *store, kl_place place)
+{
+    kl__s3 *s3 = inside(store);
+    kl__memory_enter(s3->memory);
+    kl__s3_shard *shard = kl__s3_shard_of(s3, place);
+    shard->written_ns = 1; /* long ago */
+    bool wants = kl__s3_wants_checkpoint(s3, shard);
+    kl__memory_leave(s3->memory);
+    return wants;
+}
+
+TEST(who_has_given_a_shard_back_leaves_its_checkpoints_to_the_next_owner)
+{
+    struct pair pair;
+    kl_counts counts;
+    kl_task_id id;
+    if (!pair_open(&pair))
+        return;
+    fence(pair.first, pair.place, 1);
+    append_one(pair.first, pair.place, &id);
+    settle_first(pair.first, pair.place, 1);
+    CHECK(wants_checkpoint(pair.first, pair.place));
+    fence(pair.next, pair.place, 2);
+    append_one(pair.next, pair.place, &id);
+    settle_first(pair.next, pair.place, 2);
+    CHECK_OK(kl_store_counts(pair.first, pair.place, NULL, &counts)); /* it follows the journal */
+    CHECK(!wants_checkpoint(pair.first, pair.place));
+    CHECK(wants_checkpoint(pair.next, pair.place));
+    pair_close(&pair);
+}
+
 /* A count of the whole queue does not ask for shards of its own each time. */
 TEST(who_has_given_a_shard_back_counts_what_is_there_a_minute_later)
 {

@@ -330,7 +330,8 @@ void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard)
                           .marked_period = shard->marked_period,
                           .marked_ns = shard->marked_ns,
                           .unmarked_ns = shard->unmarked_ns,
-                          .written_ns = shard->written_ns};
+                          .written_ns = shard->written_ns,
+                          .written = shard->written};
     size_t head = offsetof(kl__s3_shard, generation); /* what others read without the mutex */
     memcpy((char *)shard + head, (const char *)&fresh + head, sizeof fresh - head);
     atomic_fetch_add(&s3->clears, told);

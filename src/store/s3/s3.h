@@ -148,6 +148,7 @@ typedef struct kl__s3_shard {
     int64_t old_ns;
     int64_t unswept_ns;          /* when deleting last failed; 0: it did not */
     int64_t written_ns;          /* when this process last wrote to the journal; 0: never */
+    uint64_t written;            /* and the number of that object */
     int64_t checkpoint_ns;       /* when it was written or read */
     char etag[KL_S3_ETAG_BYTES]; /* of the checkpoint; empty: there is none */
 
@@ -464,6 +465,7 @@ kl_rc kl__s3_upkeep_start(kl__s3 *s3);
 void kl__s3_upkeep_stop(kl__s3 *s3);
 void kl__s3_upkeep_wake(kl__s3 *s3);
 kl_rc kl__s3_checkpoint(kl__s3 *s3, kl__s3_shard *shard);
+bool kl__s3_wants_checkpoint(const kl__s3 *s3, const kl__s3_shard *shard); /* with the memory's mutex held */
 
 /* --- seal.c --- */
 

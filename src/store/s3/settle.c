@@ -264,6 +264,7 @@ static void note_written(kl__s3 *s3, struct commit *commit)
     kl__memory_enter(s3->memory);
     apply_written(s3, shard, commit);
     shard->written_ns = kl__monotonic_ns();
+    shard->written = commit->number;
     bool due = shard->journal >= shard->checkpoint + s3->checkpoint_every;
     kl__memory_leave(s3->memory);
     if (due)

@@ -488,11 +488,12 @@ static kl_rc sweep(kl__s3 *s3, kl__s3_shard *shard)
 
 /* --- The thread --- */
 
-/* What this process writes it also clears away; after a while without writes for the last time. */
-static bool wants_checkpoint(const kl__s3 *s3, const kl__s3_shard *shard)
+/* What this process writes it also clears away, after a while without writes for the last time; unless somebody else has
+ * written since, who does. */
+bool kl__s3_wants_checkpoint(const kl__s3 *s3, const kl__s3_shard *shard)
 {
     uint64_t behind = shard->journal > shard->checkpoint ? shard->journal - shard->checkpoint : 0;
-    return shard->loaded && shard->written_ns && behind > 0 &&
+    return shard->loaded && shard->written_ns && behind > 0 && (shard->owned || shard->journal == shard->written) &&
            (behind >= s3->checkpoint_every || is_over(shard->written_ns, IDLE_MS));
 }
 
@@ -501,7 +502,7 @@ static void drop_unused(kl__s3 *s3, kl__s3_shard *shard)
 {
     int64_t unused_ms = s3->grace_ms < KEPT_MS ? s3->grace_ms : KEPT_MS;
     kl__memory_enter(s3->memory);
-    if (shard->loaded && !shard->owned && !wants_checkpoint(s3, shard) &&
+    if (shard->loaded && !shard->owned && !kl__s3_wants_checkpoint(s3, shard) &&
         shard->taken > shard->first + UNUSED_OBJECTS && is_over(shard->used_ns, unused_ms))
         kl__s3_shard_clear(s3, shard);
     kl__memory_leave(s3->memory);
@@ -551,7 +552,7 @@ static void look_after(kl__s3 *s3)
     for (kl__s3_shard *shard; (shard = next_shard(s3, &partition, &number));) {
         kl_rc rc = KL_OK;
         kl__memory_enter(s3->memory);
-        bool wanted = wants_checkpoint(s3, shard);
+        bool wanted = kl__s3_wants_checkpoint(s3, shard);
         bool sweeps = shard->written_ns && shard->old_ns && is_over(shard->old_ns, s3->grace_ms) &&
                       (shard->unswept_ns == 0 || is_over(shard->unswept_ns, UNSWEPT_MS));
         kl__memory_leave(s3->memory);
