@@ -83,7 +83,7 @@ TEST(a_body_that_does_not_come_in_time_is_refused)
 
 TEST(a_connection_that_is_idle_for_long_is_closed_without_a_word)
 {
-    struct rig rig = {.opts.idle_ms = 30};
+    struct rig rig = {.opts.idle_ms = 500};
     struct client client;
     struct reply reply;
     REQUIRE(rig_open(&rig));
@@ -104,7 +104,7 @@ TEST(a_connection_that_is_idle_for_long_is_closed_without_a_word)
 /* A request that waits for its answer is not idle. */
 TEST(who_waits_for_an_answer_is_not_closed)
 {
-    struct rig rig = {.opts.idle_ms = 10, .opts.head_ms = 10, .opts.body_ms = 10, .opts.send_ms = 10};
+    struct rig rig = {.opts.idle_ms = 200, .opts.head_ms = 200, .opts.body_ms = 200, .opts.send_ms = 200};
     struct client waiting, idle;
     struct reply reply;
     REQUIRE(rig_open(&rig));
