@@ -22,6 +22,13 @@ enum {
 /* Whatever can be told from the task itself. KL_EINVAL: a sentence without its subject, "its key has 600 bytes; ..." */
 kl_rc kl__put_check(const kl_put *task);
 
+/* It has nothing of what only some tasks have: no envelope. */
+static inline bool kl__put_is_plain(const kl_put *task)
+{
+    return (task->unique.len | task->group.len | task->traceparent.len | task->header_count | task->tag_count) == 0 &&
+           (task->attempts_max | task->timeout_ms | task->unique_ms | task->keep_ms | task->job_run) == 0;
+}
+
 /* Whatever kl_queue_put checks before it stores anything, with its sentences. */
 kl_rc kl__put_check_call(kl_queue *queue, const kl_put *tasks, size_t count, kl_bytes token);
 
