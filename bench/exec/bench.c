@@ -21,11 +21,13 @@
 #define TICK_NS      100000
 #define TICKS_S      (1000000000 / TICK_NS)
 #define SAMPLE_EVERY 16
+#define KNOCK_EVERY  9
 #define KEY_STRIDE   617 /* a prime: visits all keys, neighbours far apart */
 
 struct producer {
     _Alignas(64) pthread_t thread; /* a cache line of its own */
     size_t key;                    /* index of the next one */
+    size_t knocks;                 /* tasks that were submitted since the start, for every ninth of which it knocks */
     int64_t submitted;
     int64_t submitted_max;
     int64_t *samples; /* a sampled task's submit time and, once it ran, its latency */
@@ -90,6 +92,9 @@ static void submit_some(struct producer *producer, int64_t left)
         size_t n = left < args.batch ? (size_t)left : (size_t)args.batch;
         for (size_t i = 0; i < n; i++)
             tasks[i] = next_task(producer);
+        for (size_t i = 0; args.knocking && i < n; i++)
+            if (++producer->knocks % KNOCK_EVERY == 0)
+                carrier->knock(queue, producer->knocks / KNOCK_EVERY % (size_t)args.failing);
         if (n == 1)
             carrier->submit(queue, tasks[0].key, tasks[0].fn, tasks[0].ctx);
         else
@@ -207,10 +212,11 @@ static void run_workload(void)
 
 static void usage(void)
 {
-    fprintf(stderr, "usage: bench-exec keyline|mutex [--capacity=N] [--batch=N] [--threads=N] [--ms=N] [--rate=N]\n"
-                    "                                [--keys=N] [--failing=N] [--one-shard=1] [--work=N]\n"
-                    "       bench-exec memory [--keys=N]\n"
-                    "bench/exec/run compares everything.\n");
+    fprintf(stderr,
+            "usage: bench-exec keyline|mutex [--capacity=N] [--batch=N] [--threads=N] [--ms=N] [--rate=N]\n"
+            "                                [--keys=N] [--failing=N] [--knocking=1] [--one-shard=1] [--work=N]\n"
+            "       bench-exec memory [--keys=N]\n"
+            "bench/exec/run compares everything.\n");
     exit(2);
 }
 
@@ -228,6 +234,7 @@ static void parse_option(const char *text)
         {"--rate=", &args.rate, 1000000000},
         {"--keys=", &args.keys, KEYS},
         {"--failing=", &args.failing, KEYS},
+        {"--knocking=", &args.knocking, 1},
         {"--one-shard=", &args.one_shard, 1},
         {"--work=", &args.work, 1000000000},
     };
@@ -255,7 +262,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < sizeof sides / sizeof *sides; i++)
         if (argc > 1 && strcmp(argv[1], sides[i]->name) == 0)
             carrier = sides[i];
-    if (!carrier || !args.batch || !args.capacity || !args.ms || !args.keys)
+    if (!carrier || (args.knocking && (!args.failing || !carrier->knock)) || !args.batch || !args.capacity ||
+        !args.ms || !args.keys)
         usage();
     run_workload();
     return 0;

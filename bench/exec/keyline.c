@@ -1,6 +1,10 @@
 /* keyline.c - our side, through the public interface and with nothing switched off. */
 #include "bench.h"
 
+#include <string.h>
+
+enum { HOUR_MS = 3600000 };
+
 struct ours {
     kl_exec *exec;
     long failing;
@@ -21,7 +25,7 @@ static void *keyline_open(const struct settings *settings)
                          .shards = SHARDS,
                          .threads = settings->threads,
                          .shard_capacity = settings->capacity,
-                         .submit_timeout_ms = KL_FOREVER};
+                         .submit_timeout_ms = HOUR_MS}; /* but no submit to a failing key waits */
     MUST(kl_exec_open(&opts, &ours->exec) == KL_OK);
 
     kl_exec_task_opts for_ever = {.size = sizeof for_ever, .attempts_max = KL_EXEC_ATTEMPTS_MAX};
@@ -44,6 +48,23 @@ static void keyline_submit_batch(void *queue, const kl_exec_task *tasks, size_t 
     MUST(kl_exec_submit_batch(((struct ours *)queue)->exec, tasks, count, NULL, NULL) == KL_OK);
 }
 
+static kl_outcome nothing(kl_run *run, void *ctx)
+{
+    (void)run, (void)ctx;
+    return KL_DONE;
+}
+
+static void keyline_knock(void *queue, size_t failing_key)
+{
+    struct ours *ours = queue;
+    char key[32];
+    memcpy(key, "failing-0000", sizeof "failing-0000");
+    for (size_t i = 11, n = failing_key; n > 0; n /= 10)
+        key[i--] = (char)('0' + n % 10);
+    kl_rc rc = kl_exec_submit(ours->exec, kl_str(key), nothing, NULL, NULL, NULL);
+    MUST(rc == KL_OK || rc == KL_EFULL);
+}
+
 static void keyline_finish(void *queue)
 {
     struct ours *ours = queue;
@@ -56,13 +77,8 @@ static void keyline_finish(void *queue)
     free(ours);
 }
 
-const struct side keyline_side = {"keyline", keyline_open, keyline_submit, keyline_submit_batch, keyline_finish};
-
-static kl_outcome nothing(kl_run *run, void *ctx)
-{
-    (void)run, (void)ctx;
-    return KL_DONE;
-}
+const struct side keyline_side = {"keyline",     keyline_open,  keyline_submit, keyline_submit_batch,
+                                  keyline_knock, keyline_finish};
 
 static void note_shard(void *ctx, const kl_exec_end *end) { *(uint32_t *)ctx = end->shard; }
 

@@ -145,4 +145,4 @@ static void mutex_finish(void *queue)
     free(shards);
 }
 
-const struct side mutex_side = {"mutex", mutex_open, mutex_submit, mutex_submit_batch, mutex_finish};
+const struct side mutex_side = {"mutex", mutex_open, mutex_submit, mutex_submit_batch, NULL, mutex_finish};

@@ -14,7 +14,8 @@
  *     holds its key until it ends; it holds no thread and no other key. Position is the order of submission: calls of
  *     one thread keep their order, calls of several threads are ordered as they happen to arrive.
  *   - Memory is bounded: each shard holds at most shard_capacity tasks, running ones included, and beside them up to a
- *     quarter as many (at least one) while that many cannot run. Its 88 bytes for each place are taken when it is opened.
+ *     quarter as many (at least one) while that many cannot run. At most 96 bytes for each place, and some ten KiB for each
+ *     shard, are taken when it is opened.
  *   - A blocked key blocks nobody. A key is blocked from when a task of it has to wait for a retry, or it is paused, until
  *     one of its tasks is done or it has none left. Tasks of blocked keys, and tasks that are not due, may take up half of
  *     a shard's places together, and a key what the others leave of that: a quarter of the places if it is the only one.

@@ -10,6 +10,8 @@
 enum { ERROR_TEXT_BYTES = 512 };
 
 static _Thread_local char error_text[ERROR_TEXT_BYTES];
+static _Thread_local kl__say_fn *say_error; /* NULL: the text is there */
+static _Thread_local alignas(max_align_t) char error_facts[KL_FACTS_BYTES_MAX];
 
 /* Tests fail the n-th allocation through these two; in production the countdown stays 0 and costs one relaxed load. */
 static _Atomic(int64_t) alloc_countdown;
@@ -42,7 +44,14 @@ const char *kl_rc_name(kl_rc rc) { return find_row(rc)->name; }
 const char *kl_rc_text(kl_rc rc) { return find_row(rc)->text; }
 kl_class kl_rc_class(kl_rc rc) { return find_row(rc)->class; }
 
-const char *kl_error_text(void) { return error_text; }
+const char *kl_error_text(void)
+{
+    kl__say_fn *say = say_error;
+    say_error = NULL;
+    if (say)
+        say(error_facts, error_text, sizeof error_text);
+    return error_text;
+}
 
 kl_rc kl__fail(kl_rc rc, const char *format, ...)
 {
@@ -50,6 +59,15 @@ kl_rc kl__fail(kl_rc rc, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(error_text, sizeof error_text, format, arguments);
     va_end(arguments);
+    say_error = NULL;
+    return rc;
+}
+
+kl_rc kl__fail_with(kl_rc rc, kl__say_fn *say, const void *facts, size_t bytes)
+{
+    KL_ASSERT(bytes <= sizeof error_facts);
+    memcpy(error_facts, facts, bytes);
+    say_error = say;
     return rc;
 }
 

@@ -30,6 +30,12 @@ _Noreturn void kl__assert_failed(const char *condition, const char *file, int li
 /* Records the sentence that kl_error_text() returns to this thread, and returns rc. */
 kl_rc kl__fail(kl_rc rc, const char *format, ...) KL_PRINTF(2, 3);
 
+/* The same, but the sentence is made when somebody asks for it, by `say` from a copy of the facts: for what fails so often
+ * that a sentence would cost more than all the rest. */
+enum { KL_FACTS_BYTES_MAX = 96 };
+typedef void kl__say_fn(const void *facts, char *text, size_t bytes);
+kl_rc kl__fail_with(kl_rc rc, kl__say_fn *say, const void *facts, size_t bytes);
+
 /* Memory. Each may return NULL, and then has recorded nothing: the caller says kl__fail_memory(). Sizes are checked for
  * overflow. kl__free(NULL) is fine. */
 void *kl__alloc(size_t size);

@@ -4,6 +4,7 @@
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/base.h"
 #include "base/utf8.h"
@@ -44,10 +45,12 @@ const char *kl__text_quote(kl_bytes bytes, char *buffer, size_t size)
             kl__text_put(&text, "... (%zu bytes)", bytes.len);
             break;
         }
-        if (len)
-            kl__text_put(&text, "%.*s", (int)len, (const char *)at + done);
-        else
+        if (len) {
+            memcpy(buffer + text.length, at + done, len);
+            buffer[text.length += len] = '\0';
+        } else {
             kl__text_put(&text, "\\x%02x", at[done]);
+        }
         done += len ? len : 1;
     }
     return buffer;

@@ -1,4 +1,4 @@
-/* admit.c - how much of a shard may be taken up by what cannot run.
+/* admit.c - how much of a shard may be taken up by what cannot run, and what those are told who get no place.
  *
  * The tasks of a key that waits for its retry, or is paused, keep their places for as long as that takes, and so does a
  * task that is not due. A producer that goes on submitting such tasks would fill the shard, and its other keys would wait
@@ -10,51 +10,165 @@
  * in line before it was blocked stays, whatever it was; for that, places are lent (shard.c). Between being admitted and
  * claiming a place there is no mutex, so of several threads that submit at the same moment each may be one too many.
  *
- * Hardly a submit comes here: the lanes show signs of blocked keys, which producers look at without the mutex. */
+ * Hardly a submit comes here: the lanes show signs of blocked keys, which producers look at without the mutex. And whoever
+ * goes on submitting to a key that was refused is refused again without it, and without a sentence unless he asks: a
+ * refusal holds until the shard has been relieved of something stuck, which the lanes count. */
 #include "exec/internal.h"
 
+#include <stdio.h>
+#include <string.h>
+
+#include "base/text.h"
 #include "base/wait.h"
 
-enum { LOOK_NS = 2000000 };
+enum { LOOK_NS = 2000000, KEY_SHOWN_BYTES = 64, REFUSED_KEYS_MAX = 1024 };
 
-/* Whether one more task of the key may come in. *ret_refusal tells what there is, if not. */
-static bool has_share(kl__shard *shard, const kl__lane_key *key, bool delayed, kl__refusal *ret_refusal)
+/* --- Refusals that still hold --- */
+
+kl_rc kl__refused_open(kl__refused *refused, uint32_t capacity)
+{
+    uint32_t size = 1;
+    while (size < capacity && size < REFUSED_KEYS_MAX)
+        size *= 2;
+    refused->mask = size - 1;
+    refused->keys = kl__alloc_aligned(KL_CACHE_LINE, size, sizeof *refused->keys);
+    return refused->keys ? KL_OK : KL_ENOMEM;
+}
+
+/* What stands for a refusal of the key since the last relief. Like the stores, it tells keys apart by 64 bits. */
+static uint64_t mark_of(const kl__shard *shard, uint64_t hash)
+{
+    uint64_t relieved = atomic_load_explicit(&shard->signs->relieved, memory_order_relaxed);
+    return hash + (relieved + 1) * 0x9e3779b97f4a7c15u;
+}
+
+static _Atomic(uint64_t) *place_of(const kl__shard *shard, uint64_t hash)
+{
+    return &shard->refused.keys[hash & shard->refused.mask];
+}
+
+static bool is_still_refused(const kl__shard *shard, uint64_t hash)
+{
+    return atomic_load_explicit(place_of(shard, hash), memory_order_relaxed) == mark_of(shard, hash);
+}
+
+/* With the mutex held. */
+static void note_refused(kl__shard *shard, uint64_t hash)
+{
+    atomic_store_explicit(place_of(shard, hash), mark_of(shard, hash), memory_order_relaxed);
+}
+
+/* --- Admitting --- */
+
+/* Whether one more task of the key may come in, and if not, whether that is because it is blocked. */
+static bool has_share(kl__shard *shard, const kl__lane_key *key, bool delayed, bool *ret_blocked)
 {
     const kl__lane *lane = kl__lanes_find(shard->lanes, key);
     bool blocked = lane && kl__lane_blocked(lane), keyed = key->bytes.len > 0;
     if (!blocked && !delayed)
         return true;
     uint64_t stuck = kl__lanes_stuck(shard->lanes), own = lane && keyed ? kl__lane_stuck(lane) : 0;
-    if (stuck == 0 || own + stuck < shard->inbox.capacity / 2)
-        return true;
-    *ret_refusal = (kl__refusal){.state = blocked ? kl__lane_state_of(lane) : KL_LANE_DELAYED,
-                                 .key_tasks = (uint32_t)own,
-                                 .stuck = (uint32_t)stuck};
-    return false;
+    *ret_blocked = blocked;
+    return stuck == 0 || own + stuck < shard->inbox.capacity / 2;
 }
 
 /* The same, and nothing of it is still on the way. */
-static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed, kl__refusal *ret_refusal)
+static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed, bool *ret_blocked)
 {
-    if (!has_share(shard, key, delayed, ret_refusal))
+    if (!has_share(shard, key, delayed, ret_blocked))
         return false;
     kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(shard->exec)); /* without memory, as far as it goes */
-    return has_share(shard, key, delayed, ret_refusal);
+    return has_share(shard, key, delayed, ret_blocked);
 }
 
-kl_rc kl__shard_admit(kl__shard *shard, const kl__lane_key *key, bool delayed, bool patient, kl__refusal *ret_refusal)
+kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_blocked)
 {
     kl_rc rc;
+    kl__lane_key key = {who->key, (uint32_t)who->hash};
+    if (!who->patient && is_still_refused(shard, who->hash)) {
+        *ret_blocked = true;
+        return kl__inbox_is_shut(&shard->inbox) ? KL_ECLOSED : KL_EFULL;
+    }
     pthread_mutex_lock(&shard->mutex);
     for (;;) {
-        bool admitted = is_admitted(shard, key, delayed, ret_refusal);
+        bool admitted = is_admitted(shard, &key, who->delayed, ret_blocked);
         rc = admitted ? KL_OK : kl__inbox_is_shut(&shard->inbox) ? KL_ECLOSED : KL_EFULL;
-        if (rc != KL_EFULL || !patient)
+        if (rc != KL_EFULL || !who->patient)
             break;
         kl__shard_offer(shard);
         kl__cond_wait(&shard->room, &shard->mutex, kl__monotonic_ns() + LOOK_NS);
     }
+    if (rc == KL_EFULL && *ret_blocked)
+        note_refused(shard, who->hash);
     kl__shard_offer(shard); /* what came in needs a thread */
     pthread_mutex_unlock(&shard->mutex);
     return rc;
+}
+
+/* --- What is said --- */
+
+struct facts {
+    kl_exec_full full;
+    uint16_t key_len; /* of all of it */
+    char key[KEY_SHOWN_BYTES];
+};
+
+_Static_assert(sizeof(struct facts) <= KL_FACTS_BYTES_MAX, "they are kept for the thread");
+
+static _Thread_local kl_exec_full last_full;
+
+kl_exec_full kl_exec_last_full(void) { return last_full; }
+
+static size_t bytes_shown(size_t key_len) { return key_len < KEY_SHOWN_BYTES ? key_len : KEY_SHOWN_BYTES; }
+
+static void say_full(const void *facts, char *text, size_t bytes)
+{
+    const struct facts *f = facts;
+    snprintf(text, bytes, "shard %u is full (%u of %u tasks); submit again later, or raise shard_capacity",
+             f->full.shard, f->full.length, f->full.capacity);
+}
+
+static void say_delayed(const void *facts, char *text, size_t bytes)
+{
+    const struct facts *f = facts;
+    snprintf(
+        text, bytes,
+        "tasks that cannot run yet have taken up all that they may of shard %u, half of its %u places; submit this "
+        "one when it is due, or raise shard_capacity",
+        f->full.shard, f->full.capacity);
+}
+
+static void say_blocked(const void *facts, char *text, size_t bytes)
+{
+    const struct facts *f = facts;
+    char key[4 * KEY_SHOWN_BYTES + 1];
+    kl__text_quote((kl_bytes){f->key, bytes_shown(f->key_len)}, key, sizeof key);
+    snprintf(
+        text, bytes,
+        "key '%s%s' is blocked: it is paused, or a task of it has failed and none been done since; it has taken up "
+        "all that it may of shard %u, where tasks that cannot run get half of %u places; submit again when it "
+        "runs, or resume, skip or drain it",
+        key, f->key_len > KEY_SHOWN_BYTES ? "..." : "", f->full.shard, f->full.capacity);
+}
+
+static kl_rc fail(kl__shard *shard, kl__say_fn *say, struct facts *facts)
+{
+    kl__inbox *inbox = &shard->inbox;
+    uint64_t length = kl__inbox_length(inbox), capacity = inbox->capacity;
+    atomic_fetch_add_explicit(&inbox->full, 1, memory_order_relaxed);
+    last_full = (kl_exec_full){shard->index, (uint32_t)(length < capacity ? length : capacity), (uint32_t)capacity,
+                               say != say_full};
+    facts->full = last_full;
+    return kl__fail_with(KL_EFULL, say, facts, sizeof *facts);
+}
+
+kl_rc kl__shard_fail_full(kl__shard *shard) { return fail(shard, say_full, &(struct facts){.key_len = 0}); }
+
+kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked)
+{
+    struct facts facts;
+    facts.key_len = (uint16_t)key.len;
+    if (key.len > 0)
+        memcpy(facts.key, key.data, bytes_shown(key.len));
+    return fail(shard, blocked ? say_blocked : say_delayed, &facts);
 }

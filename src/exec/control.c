@@ -147,8 +147,9 @@ static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_
         return rc;
     if (key.len == 0)
         return kl__fail(KL_EINVAL, "this call needs a key; tasks without one have no line to act on");
-    ret_key->bytes = key;
-    kl__shard *shard = kl__exec_shard_of(exec, key, &ret_key->hash);
+    uint64_t hash;
+    kl__shard *shard = kl__exec_shard_of(exec, key, &hash);
+    *ret_key = (kl__lane_key){key, (uint32_t)hash};
     pthread_mutex_lock(&shard->mutex);
     if (look_closely(shard) != KL_OK) {
         leave(shard);

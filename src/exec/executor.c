@@ -19,17 +19,15 @@
 #include "exec/hand.h"
 
 enum { BATCH_CHUNK = 64, YIELDS = 16, LOOK_NS = 2000000, LOG_LINE_BYTES = 512 };
-enum { QUOTED_KEY_BYTES = 100 };
 enum { REFUSED_MAX = 64 }; /* keys of a batch that may be refused before it is cut short */
 
 _Thread_local const kl_exec *kl__inside;
-static _Thread_local kl_exec_full last_full;
 
 /* A task that is ready to be written into a place. */
 struct order {
     const kl_exec_task *task;
     kl__shard *shard;
-    uint32_t hash;
+    uint64_t hash;
     bool careful; /* its key may be blocked, or it is delayed: it must be admitted before it may claim a place */
     bool refused; /* it was not */
     kl__lane_mark mark;
@@ -178,8 +176,6 @@ kl_rc kl__exec_check_key(kl_bytes key)
                     KL_KEY_BYTES_MAX);
 }
 
-kl_exec_full kl_exec_last_full(void) { return last_full; }
-
 static void route(kl_exec *exec, struct order *order)
 {
     if (KL_LIKELY(order->task->key.len > 0)) {
@@ -257,7 +253,7 @@ static inline kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct orde
             return rc;
     }
     route(exec, ret_order);
-    if (KL_UNLIKELY(kl__lane_signs_say(ret_order->shard->signs, ret_order->hash)))
+    if (KL_UNLIKELY(kl__lane_signs_say(ret_order->shard->signs, (uint32_t)ret_order->hash)))
         ret_order->careful = true;
     if (KL_UNLIKELY(is_delayed(ret_order))) {
         ret_order->careful = true;
@@ -297,7 +293,7 @@ static inline kl_exec_id fill(const struct order *order, uint64_t number)
     task->fn = order->task->fn;
     task->ctx = order->task->ctx;
     kl__lane_mark mark = order->mark;
-    uint32_t hash = order->hash;
+    uint32_t hash = (uint32_t)order->hash;
     if (KL_UNLIKELY(order->extra != NULL)) {
         task->extra = order->extra;
         order->extra->task = task;
@@ -327,53 +323,6 @@ static inline void announce(kl__shard *shard, uint64_t number, bool urgent)
         atomic_fetch_add(&shard->urgent, 1);
     if (KL_UNLIKELY(atomic_load(&shard->exec->idle_count) > 0))
         kl__exec_announce(shard->exec, number + 1 - atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed));
-}
-
-static void note_full(kl__shard *shard)
-{
-    uint64_t length = kl__inbox_length(&shard->inbox), capacity = shard->inbox.capacity;
-    last_full =
-        (kl_exec_full){shard->index, (uint32_t)(length < capacity ? length : capacity), (uint32_t)capacity, false};
-    atomic_fetch_add_explicit(&shard->full, 1, memory_order_relaxed);
-}
-
-static kl_rc fail_full(kl__shard *shard)
-{
-    note_full(shard);
-    return kl__fail(KL_EFULL, "shard %u is full (%u of %u tasks); submit again later, or raise shard_capacity",
-                    last_full.shard, last_full.length, last_full.capacity);
-}
-
-/* Why a key's tasks cannot run. */
-static const char *reason_of(kl__lane_state state)
-{
-    switch (state) {
-    case KL_LANE_RETRYING:
-        return "waits for a retry";
-    case KL_LANE_PAUSED:
-        return "is paused";
-    default:
-        return "has failed and not yet been done";
-    }
-}
-
-/* The shard has room, but not for more of what cannot run. */
-static kl_rc fail_refused(const struct order *order, const kl__refusal *refusal)
-{
-    char key[QUOTED_KEY_BYTES];
-    kl__shard *shard = order->shard;
-    note_full(shard);
-    last_full.blocked = true;
-    if (refusal->state == KL_LANE_DELAYED)
-        return kl__fail(KL_EFULL,
-                        "%u tasks of shard %u cannot run yet, and those together may take up half of its %u places; "
-                        "submit this one when it is due, or raise shard_capacity",
-                        refusal->stuck, shard->index, last_full.capacity);
-    return kl__fail(KL_EFULL,
-                    "key '%s' %s with %u tasks; tasks that cannot run, %u in shard %u, may take up half of its %u "
-                    "places; submit again when the key runs, or resume, skip or drain it",
-                    kl__text_quote(order->task->key, key, sizeof key), reason_of(refusal->state), refusal->key_tasks,
-                    refusal->stuck, shard->index, last_full.capacity);
 }
 
 static kl_rc fail_closed(void)
@@ -432,11 +381,11 @@ static void go_elsewhere(kl_exec *exec, struct order *order)
 static kl_rc claim_anywhere(kl_exec *exec, struct order *order, uint64_t *ret_number)
 {
     uint64_t count;
-    kl__refusal refusal;
+    bool blocked;
     kl_rc rc = KL_EFULL;
     for (uint32_t i = 1; i < exec->shard_count && rc == KL_EFULL; i++) {
         go_elsewhere(exec, order);
-        rc = is_delayed(order) ? kl__shard_admit(order->shard, &(kl__lane_key){0}, true, false, &refusal) : KL_OK;
+        rc = is_delayed(order) ? kl__shard_admit(order->shard, &(kl__applicant){.delayed = true}, &blocked) : KL_OK;
         if (rc == KL_OK)
             rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
     }
@@ -464,18 +413,20 @@ static kl_rc claim_patiently(kl_exec *exec, struct order *order, uint64_t *ret_n
  * caller's other keys, so only who has said to wait for ever does. Records the sentence if it may not. */
 static kl_rc admit(kl_exec *exec, struct order *order)
 {
-    kl__lane_key key = {order->task->key, order->hash};
-    bool patient = order->timeout_ms == KL_FOREVER && kl__inside != exec;
-    uint32_t shards = key.bytes.len > 0 ? 1 : exec->shard_count;
-    kl__refusal refusal;
+    kl__applicant who = {.key = order->task->key, .hash = order->hash, .delayed = is_delayed(order)};
+    bool waits = order->timeout_ms == KL_FOREVER && kl__inside != exec, blocked = false;
+    uint32_t shards = who.key.len > 0 ? 1 : exec->shard_count;
     kl_rc rc = KL_EFULL;
     for (uint32_t i = 1; rc == KL_EFULL && i <= shards; i++) {
-        rc = kl__shard_admit(order->shard, &key, is_delayed(order), patient && i == shards, &refusal);
+        who.patient = waits && i == shards;
+        rc = kl__shard_admit(order->shard, &who, &blocked);
         if (rc == KL_EFULL && i < shards)
             go_elsewhere(exec, order);
     }
     order->refused = rc == KL_EFULL;
-    return rc == KL_OK ? KL_OK : rc == KL_EFULL ? fail_refused(order, &refusal) : fail_closed();
+    if (rc == KL_EFULL)
+        return kl__shard_fail_refused(order->shard, who.key, blocked);
+    return rc == KL_OK ? KL_OK : fail_closed();
 }
 
 static kl_rc submit_order(kl_exec *exec, struct order *order, kl_exec_id *ret_id)
@@ -491,7 +442,7 @@ static kl_rc submit_order(kl_exec *exec, struct order *order, kl_exec_id *ret_id
         rc = claim_patiently(exec, order, &number);
     if (KL_UNLIKELY(rc != KL_OK)) {
         drop_order(order);
-        return rc == KL_EFULL ? fail_full(order->shard) : fail_closed();
+        return rc == KL_EFULL ? kl__shard_fail_full(order->shard) : fail_closed();
     }
     bool urgent = is_urgent(order);
     kl_exec_id id = fill(order, number);
@@ -533,7 +484,7 @@ struct batch {
     uint32_t refused_count;
     struct order_key {
         const kl__shard *shard;
-        uint32_t hash;
+        uint64_t hash;
     } refused[REFUSED_MAX];
 };
 

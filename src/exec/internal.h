@@ -55,8 +55,8 @@ typedef struct kl__exec_task {
 } kl__exec_task;
 
 _Static_assert(sizeof(kl__exec_task) == KL_CACHE_LINE, "a task is one cache line");
-_Static_assert(sizeof(kl__exec_task) * 5 / 4 + sizeof(uint64_t) <= 96,
-               "a place, its slot and its share of the spare tasks: at most 96 bytes");
+_Static_assert(sizeof(kl__exec_task) * 5 / 4 + 2 * sizeof(uint64_t) <= 96,
+               "a place, its slot, its share of the spare tasks and of the refusals: at most 96 bytes");
 _Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, mark), "the key must leave the other fields alone");
 
 /* Bits of kl__lane_mark.kind. STAMPED: in the inbox, the slot has the time of the submit where the hash would be. */
@@ -92,6 +92,12 @@ typedef struct kl__run_histogram {
     int64_t sum_ns;
 } kl__run_histogram;
 
+/* Keys that were refused a place; which, and whether that still holds, is in one word for each: admit.c. */
+typedef struct kl__refused {
+    _Atomic(uint64_t) *keys;
+    uint64_t mask;
+} kl__refused;
+
 typedef struct kl__shard {
     /* This line never changes. */
     alignas(KL_CACHE_LINE) struct kl_exec *exec;
@@ -100,6 +106,7 @@ typedef struct kl__shard {
     uint32_t task_count;
     uint32_t index;
     const kl__lane_signs *signs; /* of the lanes: which keys may be blocked */
+    kl__refused refused;
     kl__inbox inbox;
     alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards what follows and the lanes; its holder owns the inbox */
     kl__tree_node *deadlines;
@@ -116,8 +123,8 @@ typedef struct kl__shard {
     _Atomic(int64_t) visited_ns; /* when a thread was last here */
     _Atomic(uint32_t) urgent;    /* counts tasks that may belong before those that wait: look into the inbox */
     _Atomic(int64_t) next_due;
-    _Atomic(uint64_t) full;
-    _Atomic(uint32_t) delayed; /* live tasks with a delay: while there are any, the others' times matter */
+    alignas(KL_CACHE_LINE) _Atomic(uint32_t)
+        delayed; /* live tasks with a delay: while there are any, the others' times matter */
 } kl__shard;
 
 struct kl_run {
@@ -197,10 +204,10 @@ KL_MUST_USE kl_rc kl__exec_check_key(kl_bytes key);
 kl_rc kl__exec_fail_null(const char *call, const char *argument); /* KL_EINVAL */
 
 /* A key's shard. Its order is nobody else's business, so this hash needs to be fast, not portable. */
-static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint32_t *ret_hash)
+static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint64_t *ret_hash)
 {
     uint64_t hash = kl__hash_local(key);
-    *ret_hash = (uint32_t)hash;
+    *ret_hash = hash;
     return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
 }
 
@@ -234,14 +241,22 @@ void kl__shard_expire(kl__shard *shard, int64_t now_ns);
 void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
 bool kl__shard_has_work(kl__shard *shard, int64_t now_ms);
 
-/* admit.c. May a task of this key have a place, if it is blocked or the task is to be delayed? KL_EFULL: not now (patient:
- * waits instead). KL_ECLOSED: nor ever. Neither records a sentence; *ret_refusal has the reasons for the first. */
-typedef struct kl__refusal {
-    kl__lane_state state;      /* of the key; DELAYED: the task is */
-    uint32_t key_tasks, stuck; /* tasks that cannot run: of the key, of the shard */
-} kl__refusal;
+/* admit.c. May a task whose key may be blocked, or that is delayed, have a place? KL_EFULL: not now (patient: waits
+ * instead), and *ret_blocked tells whether because of its key. KL_ECLOSED: nor ever. Neither records a sentence. */
+typedef struct kl__applicant {
+    kl_bytes key;
+    uint64_t hash;
+    bool delayed;
+    bool patient;
+} kl__applicant;
 
-kl_rc kl__shard_admit(kl__shard *shard, const kl__lane_key *key, bool delayed, bool patient, kl__refusal *ret_refusal);
+kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_blocked);
+
+/* KL_EFULL, with its sentence and for kl_exec_last_full(): there is no place, or none for more of what cannot run. */
+kl_rc kl__shard_fail_full(kl__shard *shard);
+kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked);
+
+KL_MUST_USE kl_rc kl__refused_open(kl__refused *refused, uint32_t capacity); /* KL_ENOMEM, without a sentence */
 
 /* thread.c */
 void *kl__thread_main(void *thread);

@@ -53,7 +53,7 @@ kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
     shard->task_count = count_tasks(capacity);
     shard->tasks = kl__alloc_aligned(KL_CACHE_LINE, shard->task_count, sizeof *shard->tasks);
     shard->lanes = kl__lanes_open();
-    if (!shard->tasks || !shard->lanes) {
+    if (!shard->tasks || !shard->lanes || kl__refused_open(&shard->refused, capacity) != KL_OK) {
         kl__inbox_close(&shard->inbox);
         kl__free(shard->tasks);
         kl__lanes_close(shard->lanes);
@@ -75,6 +75,7 @@ void kl__shard_close(kl__shard *shard)
     pthread_mutex_destroy(&shard->mutex);
     kl__lanes_close(shard->lanes);
     kl__free(shard->tasks);
+    kl__free(shard->refused.keys);
     kl__inbox_close(&shard->inbox);
 }
 

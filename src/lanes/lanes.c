@@ -223,6 +223,12 @@ static void set_blocked(kl__lanes *lanes, kl__lane *lane, bool blocked)
     count_sign(lanes, (lane->entry.hash >> 16) % KL_LANE_SIGNS, blocked);
 }
 
+static void note_relief(kl__lanes *lanes)
+{
+    _Atomic(uint64_t) *relieved = &lanes->signs.relieved;
+    atomic_store_explicit(relieved, atomic_load_explicit(relieved, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
 /* Sees to L8 for a lane that is about to be in this state. */
 static void count_blocked(kl__lanes *lanes, kl__lane *lane, kl__lane_state state)
 {
@@ -230,6 +236,8 @@ static void count_blocked(kl__lanes *lanes, kl__lane *lane, kl__lane_state state
     if (KL_UNLIKELY(was != is))
         set_blocked(lanes, lane, is);
     uint32_t stuck = count_stuck(lane);
+    if (KL_UNLIKELY(stuck < lane->stuck || (was && !is)))
+        note_relief(lanes);
     lanes->stuck += (uint64_t)stuck - lane->stuck;
     lane->stuck = stuck;
 }

@@ -176,6 +176,7 @@ enum { KL_LANE_SIGNS = 2048 };
 
 typedef struct kl__lane_signs {
     _Atomic(uint32_t) blocked_keys; /* nearly always 0, and then there is no need to look at more */
+    _Atomic(uint64_t) relieved;     /* counts how often a key was no longer blocked, or less was stuck */
     _Atomic(uint64_t) bits[KL_LANE_SIGNS / 64];
 } kl__lane_signs;
 

@@ -154,7 +154,7 @@ TEST(shardqueue_concurrent_submits_of_one_key_are_supported)
 static void check_shard(void *ctx, const kl_exec_end *end)
 {
     kl_exec *exec = *(kl_exec **)ctx;
-    uint32_t hash;
+    uint64_t hash;
     CHECK(end->shard < exec->shard_count);
     CHECK_INT(end->shard, kl__exec_shard_of(exec, end->key, &hash)->index);
 }
@@ -171,7 +171,7 @@ TEST(shardqueue_routing_is_never_negative)
         memset(seen, 0, sizeof seen);
         for (int i = 0; i < 4000; i++) {
             char key[16];
-            uint32_t hash;
+            uint64_t hash;
             snprintf(key, sizeof key, "key %d", i);
             kl__shard *shard = kl__exec_shard_of(exec, kl_str(key), &hash);
             high += hash >> 31;

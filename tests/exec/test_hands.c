@@ -398,7 +398,7 @@ static void let_the_other_fall_asleep(kl__lane_task **tasks, uint32_t count)
 
 static void find_key(kl_exec *exec, bool same_shard, char key[static 16])
 {
-    uint32_t hash;
+    uint64_t hash;
     kl__shard *first = kl__exec_shard_of(exec, kl_str("first"), &hash);
     for (int i = 0;; i++) {
         snprintf(key, 16, "%d", i);

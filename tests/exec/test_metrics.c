@@ -168,7 +168,7 @@ TEST(metrics_count_what_happened_in_each_shard)
     REQUIRE(exec != NULL);
     for (int i = 0; i < KEYS; i++) {
         char key[8];
-        uint32_t hash;
+        uint64_t hash;
         snprintf(key, sizeof key, "%d", i);
         submit_script(exec, key, &scripts[i % 3], NULL);
         uint32_t shard = kl__exec_shard_of(exec, kl_str(key), &hash)->index;

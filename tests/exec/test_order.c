@@ -287,7 +287,7 @@ TEST(a_task_without_a_key_that_retries_holds_nobody)
 
 static bool same_shard(kl_exec *exec, const char *a, const char *b)
 {
-    uint32_t hash;
+    uint64_t hash;
     return kl__exec_shard_of(exec, kl_str(a), &hash) == kl__exec_shard_of(exec, kl_str(b), &hash);
 }
 

@@ -300,7 +300,7 @@ TEST(nothing_starts_once_an_abort_has_begun)
 {
     struct gate started = GATE;
     char first[16] = "", second[16] = "";
-    uint32_t hash;
+    uint64_t hash;
     kl_exec *exec = open_exec(OPTS(.threads = 2, .shards = 2));
     REQUIRE(exec != NULL);
     for (int i = 0; !first[0] || !second[0]; i++) {

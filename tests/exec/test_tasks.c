@@ -80,7 +80,7 @@ TEST(the_error_handler_sees_final_failures_with_attempts_and_the_last_error)
     REQUIRE(exec != NULL);
     kl_exec_id id = submit(exec, "the key", fail_with_numbers, "it", NULL);
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
-    uint32_t hash, shard = kl__exec_shard_of(exec, kl_str("the key"), &hash)->index;
+    uint64_t hash, shard = kl__exec_shard_of(exec, kl_str("the key"), &hash)->index;
     CHECK_INT(seen.count, 1);
     CHECK(seen.end.id == id && seen.end.fn == fail_with_numbers && strcmp(seen.end.ctx, "it") == 0);
     CHECK_INT(seen.end.outcome, KL_DEAD);
