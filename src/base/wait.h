@@ -1,9 +1,10 @@
 /* wait.h - condition variables on the monotonic clock, whose waits cannot be cancelled: whoever waits holds a mutex that
- * others need, so the thread must come back and release it. */
+ * others need, so the thread must come back and release it. And yielding, while it is cheap. */
 #ifndef KL_WAIT_H
 #define KL_WAIT_H
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -31,6 +32,22 @@ static inline bool kl__cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, i
     }
     pthread_setcancelstate(state, NULL);
     return error == 0;
+}
+
+/* Lets other threads have the core. False: better sleep. On a machine that is busy with something else, that gets the core
+ * for a whole slice of time, however soon there is work here; a thread that sleeps gets it back when it is woken. So after
+ * a yield of more than dear_ns there are none for a while: until *dear_until_ns, at first 0. */
+static inline bool kl__yield(int64_t dear_ns, int64_t *dear_until_ns)
+{
+    enum { HEED_TIMES = 4 };
+    int64_t start_ns = kl__monotonic_ns();
+    if (start_ns < *dear_until_ns)
+        return false;
+    sched_yield();
+    int64_t end_ns = kl__monotonic_ns(), took_ns = end_ns - start_ns;
+    if (took_ns > dear_ns)
+        *dear_until_ns = end_ns + HEED_TIMES * took_ns;
+    return true;
 }
 
 #endif

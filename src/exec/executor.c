@@ -7,7 +7,6 @@
  * place is always published. */
 #include "exec/internal.h"
 
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,9 +18,11 @@
 #include "exec/hand.h"
 
 enum { BATCH_CHUNK = 64, YIELDS = 16, LOOK_NS = 2000000, LOG_LINE_BYTES = 512 };
+enum { DEAR_NS = 500000, DEAR_PLACE_NS = 100 };
 enum { REFUSED_MAX = 64 }; /* keys of a batch that may be refused before it is cut short */
 
 _Thread_local const kl_exec *kl__inside;
+static _Thread_local int64_t dear_until_ns; /* for kl__yield */
 
 /* A task that is ready to be written into a place. */
 struct order {
@@ -87,6 +88,7 @@ static kl_rc build(kl_exec *exec, const kl__clock *clock)
     exec->clock = clock ? *clock : (kl__clock){NULL, NULL};
     exec->opened_ms = kl__exec_now_ms(exec);
     atomic_init(&exec->hand_most, kl__hand_most());
+    exec->dear_ns = DEAR_NS + DEAR_PLACE_NS * exec->opts.shards * exec->opts.shard_capacity;
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());
     pthread_mutex_init(&exec->park_mutex, NULL);
@@ -338,7 +340,8 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
     /* Room is often a few microseconds away: let the threads that make it run before going to sleep for it. Half of it is
      * worth waiting for: taking each place as it comes free would have the cores tear at the same cache lines. */
     for (int i = 0; i < YIELDS; i++) {
-        sched_yield();
+        if (!kl__yield(shard->exec->dear_ns, &dear_until_ns))
+            break;
         if (kl__inbox_length(&shard->inbox) > shard->inbox.capacity / 2)
             continue;
         if ((rc = kl__inbox_claim(&shard->inbox, wanted, ret_first, ret_count)) != KL_EFULL)

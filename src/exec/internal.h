@@ -175,6 +175,7 @@ struct kl_exec {
     uint32_t index_bits, shard_bits; /* of an id */
     kl__clock clock;
     int64_t opened_ms;
+    int64_t dear_ns; /* a yield that takes longer than to fill and empty all places is no help: kl__yield */
     _Atomic(int) phase;
     _Atomic(uint64_t) given_up; /* tasks that a stop has ended */
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) random;

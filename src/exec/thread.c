@@ -18,7 +18,6 @@
  * WATCH_NS. */
 #include "exec/internal.h"
 
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -477,12 +476,11 @@ static void work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
     int quiet = 0;
+    int64_t dear_until_ns = 0;
     while (!finished(exec)) {
         if (visit_all(thread, quiet >= STEAL_AFTER) > 0) {
             quiet = 0;
-        } else if (++quiet < YIELDS) {
-            sched_yield();
-        } else {
+        } else if (++quiet >= YIELDS || !kl__yield(exec->dear_ns, &dear_until_ns)) {
             if (!recall_others(exec))
                 sleep_until_work(thread);
             quiet = STEAL_AFTER;

@@ -1,5 +1,6 @@
 /* test_error.c - codes, classes and sentences. */
 #include <pthread.h>
+#include <stdio.h>
 
 #include "base/base.h"
 #include "base/text.h"
@@ -20,6 +21,29 @@ TEST(an_unknown_code_is_fatal)
 {
     CHECK_STR(kl_rc_name((kl_rc)-9999), "unknown");
     CHECK_INT(kl_rc_class((kl_rc)-9999), KL_CLASS_FATAL);
+}
+
+static int said;
+
+static void say_number(const void *facts, char *text, size_t bytes)
+{
+    said++;
+    snprintf(text, bytes, "it was %d", *(const int *)facts);
+}
+
+TEST(a_sentence_can_be_made_when_it_is_asked_for_from_what_was_true_when_the_call_failed)
+{
+    int number = 7;
+    CHECK_INT(kl__fail_with(KL_EFULL, say_number, &number, sizeof number), KL_EFULL);
+    number = 8;
+    CHECK_INT(said, 0);
+    CHECK_STR(kl_error_text(), "it was 7");
+    CHECK_STR(kl_error_text(), "it was 7");
+    CHECK_INT(said, 1);
+    CHECK_INT(kl__fail_with(KL_EFULL, say_number, &number, sizeof number), KL_EFULL);
+    CHECK_INT(kl__fail(KL_EBUSY, "something else"), KL_EBUSY);
+    CHECK_STR(kl_error_text(), "something else");
+    CHECK_INT(said, 1);
 }
 
 static void *fail_elsewhere(void *ctx)
