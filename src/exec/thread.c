@@ -304,6 +304,8 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
 {
     kl__shard *shard = run->shard;
     kl__exec_task *task = run->task;
+    if (outcome != KL_RETRY && outcome != KL_DEAD && outcome != KL_CANCELLED && !run->error[0])
+        kl_run_error(run, "the task returned %d, which is no outcome: taken as KL_DEAD", (int)outcome);
     int64_t delay_ms =
         outcome == KL_RETRY && task->lane.mark.attempts < task->lane.mark.attempts_max ? retry_delay(run) : -1;
     if (delay_ms > KL_EXEC_WAIT_MS_MAX)

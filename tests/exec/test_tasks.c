@@ -80,7 +80,8 @@ TEST(the_error_handler_sees_final_failures_with_attempts_and_the_last_error)
     REQUIRE(exec != NULL);
     kl_exec_id id = submit(exec, "the key", fail_with_numbers, "it", NULL);
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
-    uint64_t hash, shard = kl__exec_shard_of(exec, kl_str("the key"), &hash)->index;
+    uint64_t hash;
+    uint32_t shard = kl__exec_shard_of(exec, kl_str("the key"), &hash)->index;
     CHECK_INT(seen.count, 1);
     CHECK(seen.end.id == id && seen.end.fn == fail_with_numbers && strcmp(seen.end.ctx, "it") == 0);
     CHECK_INT(seen.end.outcome, KL_DEAD);
@@ -89,6 +90,24 @@ TEST(the_error_handler_sees_final_failures_with_attempts_and_the_last_error)
     CHECK_INT(seen.end.shard, shard);
     CHECK_STR(seen.key, "the key");
     CHECK_STR(seen.error, "attempt 3 of it");
+    kl_exec_close(exec);
+}
+
+static kl_outcome return_anything(kl_run *run, void *ctx)
+{
+    (void)run, (void)ctx;
+    return (kl_outcome)42;
+}
+
+TEST(what_is_no_outcome_is_taken_as_dead_with_a_text_that_says_so)
+{
+    struct seen seen = {0};
+    kl_exec *exec = open_exec(OPTS(.on_failure = keep_end, .on_failure_ctx = &seen));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", return_anything, NULL, NULL);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_INT(seen.end.outcome, KL_DEAD);
+    CHECK_CONTAINS(seen.error, "returned 42");
     kl_exec_close(exec);
 }
 
