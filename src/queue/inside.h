@@ -193,6 +193,9 @@ kl_rc kl__queue_seal(kl_queue *queue);
 /* Writes into the record that this sealed layout holds no task any more. */
 kl_rc kl__queue_drained(kl_queue *queue, uint64_t layout_number);
 
+/* The same of every sealed layout that is known here and holds none. */
+kl_rc kl__queue_retire(kl_queue *queue);
+
 /* The id that a task has after it was moved from one layout to another: the new shard, the same time and lane, and of
  * sequence and random bits as much as has room. Moving it twice makes the same id. Ids of one generator stay different,
  * and those of one lane keep their order. */

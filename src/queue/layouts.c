@@ -340,7 +340,7 @@ static kl_rc check_layout(const struct draining *draining, const kl__queue_layou
     if (rc == KL_OK && counts.at_least) /* what is counted so may be old as well */
         rc = kl__layout_is_empty(layout, &empty);
     if (rc == KL_OK && !empty)
-        rc = kl__fail(KL_EBUSY, "layout %llu of queue %s still holds %s%llu tasks; they come first",
+        rc = kl__fail(KL_EBUSY, "layout %llu of queue %s still holds tasks, %s%llu in number; they come first",
                       (unsigned long long)layout->number, draining->queue->name, counts.at_least ? "at least " : "",
                       (unsigned long long)(waiting ? waiting : 1));
     return rc;
@@ -366,6 +366,28 @@ kl_rc kl__queue_drained(kl_queue *queue, uint64_t layout_number)
     if (rc == KL_OK)
         rc = check_empty(&draining);
     return rc == KL_OK ? kl__queue_change(queue, mark_drained, &draining) : rc;
+}
+
+/* What is sealed and empty stays empty. */
+static kl_rc retire(kl_queue *queue, const kl__queue_layout *layout)
+{
+    kl_counts counts = {0};
+    kl_rc rc = kl__layout_count(layout, &counts);
+    bool empty = rc == KL_OK && kl__counts_waiting(&counts) == 0;
+    if (rc == KL_OK && counts.at_least) /* it has not looked everywhere */
+        rc = kl__layout_is_empty(layout, &empty);
+    return rc == KL_OK && empty ? kl__queue_drained(queue, layout->number) : rc;
+}
+
+kl_rc kl__queue_retire(kl_queue *queue)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i + 1 < descriptor->layout_count; i++)
+        if (descriptor->layouts[i].sealed && !descriptor->layouts[i].drained)
+            rc = retire(queue, &descriptor->layouts[i]);
+    kl__descriptor_release(descriptor);
+    return rc;
 }
 
 /* --- Ids --- */

@@ -442,6 +442,19 @@ static kl_rc apply(kl__descriptor *draft, void *ctx)
                        : rc;
 }
 
+/* Older layouts in which nothing waits make room for the new one: there may be no worker to tell that they are drained. */
+static kl_rc change_layout(struct alter *alter)
+{
+    kl_rc rc = kl__queue_refresh(alter->queue);
+    if (rc == KL_OK)
+        rc = kl__queue_retire(alter->queue);
+    if (rc == KL_OK)
+        rc = kl__queue_change(alter->queue, apply, alter);
+    if (rc == KL_OK)
+        rc = kl__queue_seal(alter->queue);
+    return rc == KL_OK ? kl__queue_retire(alter->queue) : rc;
+}
+
 /* A repeat after a lost reply, or after the process ended here, finds the layout there and seals what is not. */
 kl_rc kl_queue_alter(kl_queue *queue, const kl_queue_opts *opts)
 {
@@ -453,9 +466,9 @@ kl_rc kl_queue_alter(kl_queue *queue, const kl_queue_opts *opts)
     if (rc == KL_OK)
         rc = take_stated(opts, &arena, &alter.stated);
     if (rc == KL_OK)
-        rc = kl__queue_change(queue, apply, &alter);
+        rc = change_layout(&alter);
     kl_arena_free(&arena);
-    return rc == KL_OK ? kl__queue_seal(queue) : rc;
+    return rc;
 }
 
 static kl_rc set_paused(kl__descriptor *draft, void *ctx)

@@ -185,25 +185,12 @@ bool kl__window_clear_due(kl__window *window)
     return !window->lost && (rc == KL_OK || refused);
 }
 
-static kl_rc tell_drained(kl__pump *pump, kl__descriptor *descriptor)
+static kl_rc tell_drained(kl__pump *pump)
 {
-    for (size_t i = 0; i + 1 < descriptor->layout_count; i++) {
-        const kl__queue_layout *layout = &descriptor->layouts[i];
-        kl_counts counts = {0};
-        if (layout->drained || !layout->sealed)
-            continue;
-        kl__pump_leave(pump);
-        kl_rc rc = kl__layout_count(layout, &counts);
-        bool empty = rc == KL_OK && kl__counts_waiting(&counts) == 0;
-        if (rc == KL_OK && counts.at_least) /* it has not looked everywhere */
-            rc = kl__layout_is_empty(layout, &empty);
-        if (rc == KL_OK && empty)
-            rc = kl__queue_drained(pump->queue, layout->number);
-        kl__pump_enter(pump);
-        if (rc != KL_OK)
-            return rc;
-    }
-    return KL_OK;
+    kl__pump_leave(pump);
+    kl_rc rc = kl__queue_retire(pump->queue);
+    kl__pump_enter(pump);
+    return rc;
 }
 
 bool kl__older_undrained(const kl__descriptor *descriptor)
@@ -230,7 +217,7 @@ kl_rc kl__older_layouts(kl__pump *pump)
     if (rc == KL_OK && !unsealed)
         rc = move_all(pump, kl__newest_layout(descriptor)->number);
     if (rc == KL_OK && !unsealed)
-        rc = tell_drained(pump, descriptor);
+        rc = tell_drained(pump);
     kl__descriptor_release(descriptor);
     return rc;
 }

@@ -196,7 +196,7 @@ CLAIM(a_layout_is_drained_when_it_is_sealed_and_empty)
     CHECK_INT(append_to(queue, 0, 1, 5), KL_OK);
     CHECK_FAILS(kl__queue_drained(queue, 1), KL_EINVAL, "layout 1 of queue orders is not sealed");
     CHECK_INT(alter_to(queue, 3, 0), KL_OK);
-    CHECK_FAILS(kl__queue_drained(queue, 1), KL_EBUSY, "layout 1 of queue orders still holds 1 tasks");
+    CHECK_FAILS(kl__queue_drained(queue, 1), KL_EBUSY, "layout 1 of queue orders still holds tasks, 1 in number");
     CHECK_FAILS(kl__queue_drained(queue, 2), KL_EINVAL, "layout 2 of queue orders is not sealed");
     settle_shard(queue, 0, 1, 5);
     CHECK_INT(kl__queue_drained(queue, 1), KL_OK);
@@ -228,6 +228,32 @@ CLAIM(there_are_sixteen_layouts_and_drained_ones_are_forgotten_first)
     CHECK_INT(kl__newest_layout(descriptor)->number, KL_LAYOUTS_MAX + 1);
     kl__descriptor_release(descriptor);
     CHECK_INT(kl__queue_drained(queue, 4), KL_OK); /* forgotten */
+    kl_queue_close(queue);
+}
+
+CLAIM(an_empty_queue_may_change_its_layout_any_number_of_times_without_a_worker)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    REQUIRE(queue);
+    for (int64_t i = 1; i <= 2 * KL_LAYOUTS_MAX; i++)
+        CHECK_INT(alter_to(queue, 1 + i % 2, 0), KL_OK);
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    for (size_t i = 0; i + 1 < descriptor->layout_count; i++)
+        CHECK(descriptor->layouts[i].drained);
+    kl__descriptor_release(descriptor);
+    kl_queue_close(queue);
+}
+
+CLAIM(a_layout_that_has_become_empty_makes_room_for_the_next)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    REQUIRE(queue);
+    for (size_t i = 1; i < KL_LAYOUTS_MAX; i++) {
+        CHECK_INT(append_to(queue, i - 1, 0, 0), KL_OK);
+        CHECK_INT(alter_to(queue, 1 + (int64_t)i % 2, 0), KL_OK);
+    }
+    settle_shard(queue, 3, 0, 0);
+    CHECK_INT(alter_to(queue, 5, 0), KL_OK);
     kl_queue_close(queue);
 }
 
