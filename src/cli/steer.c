@@ -59,7 +59,7 @@ static int retry_one(const struct steering *steering, const kl_task_id *id)
     if (rc != KL_OK)
         return kl__fail_call(rc);
     bool again = memcmp(&new_id, id, sizeof new_id) != 0;
-    return say_done(steering, id, again ? "put again" : "tried now", &new_id);
+    return say_done(steering, id, again ? "put again" : "due now", &new_id);
 }
 
 static int move_one(const struct steering *steering, const kl_task_id *id)
@@ -190,7 +190,9 @@ const kl__command kl__retry_command = {
     .name = "retry",
     .summary = "try tasks now that wait for later, or again",
     .about = "Lets a waiting task be tried now, with all its attempts before it, instead of when its back-off\n"
-             "or delay is over. A dead or otherwise finished one that is kept is put again with a new id.\n",
+             "or delay is over. It passes nobody: tasks of its key that come before it are run first. A dead or\n"
+             "otherwise finished one that is kept is put again with a new id. Exits with 75 when a task is\n"
+             "running, or is delayed and others of its key come before it.\n",
     .arguments = id_arguments,
     .values_size = sizeof(steer_opts),
     .takes = KL_TAKES_JSON | KL_TAKES_STORE,

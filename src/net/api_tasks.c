@@ -174,7 +174,7 @@ void kl__api_retry_task(kl__exchange *exchange)
     new_id = id;
     kl_rc rc = kl_task_retry(exchange->queue, &id, &new_id);
     if (rc == KL_OK)
-        reply_done(exchange, &id, memcmp(&new_id, &id, sizeof id) == 0 ? "tried now" : "put again", &new_id);
+        reply_done(exchange, &id, memcmp(&new_id, &id, sizeof id) == 0 ? "due now" : "put again", &new_id);
     else
         kl__reply_rc(exchange, rc);
 }

@@ -213,6 +213,28 @@ static bool is_being_tried(const kl__held *held)
     return held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED);
 }
 
+/* Nothing was changed: it is running, or what came of it is being settled. */
+static kl_rc tell_running(struct ask *ask)
+{
+    return kl__json_set_bool(ask->answer, "running", true) ? KL_OK : kl__fail_memory();
+}
+
+/* One that was tried is the first of its key. One that is delayed would become it, before what stood in line already. */
+static kl_rc check_turn(struct ask *ask, const kl_task *task)
+{
+    kl_stub stub;
+    bool found = false;
+    if (task->attempts > 0 || task->entry.key.len == 0)
+        return KL_OK;
+    ask->key_hash = kl__key_hash(task->entry.key);
+    kl_rc rc = first_of_key(ask, false, &stub, &found);
+    if (rc == KL_OK && found && kl_id_compare(&stub.id, &task->entry.id) != 0 &&
+        (stub.attempts > 0 || stub.priority <= task->entry.priority))
+        rc = kl__fail(KL_EBUSY, "other tasks of its key come before it; try it when they are done, or leave it to its "
+                                "time");
+    return rc;
+}
+
 /* Gives a waiting task all its attempts again and makes it due: in the store, then in memory. */
 static kl_rc try_now(struct ask *ask, const kl_task_id *id)
 {
@@ -222,10 +244,12 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
         return rc;
     kl__held *held = kl__window_find(ask->window, id, task.position);
     if (is_being_tried(held))
-        return KL_OK;
-    if (task.attempts == 0 && task.entry.due_ms == 0 &&
+        return tell_running(ask);
+    if (task.attempts == 0 && task.not_before_ms <= ask->pump->now_ms &&
         (!held || held->blocked == KL_BLOCKED_NOT || held->blocked == KL_BLOCKED_BEHIND))
         return KL_OK; /* it waits for nothing but those before it */
+    if ((rc = check_turn(ask, &task)) != KL_OK)
+        return rc;
     kl_settled again = {.id = *id, .position = task.position, .outcome = KL_RETRY};
     if ((rc = settle_one(ask, &again)) != KL_OK)
         return rc;
@@ -233,7 +257,7 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
     kl__lane_key key = kl__lane_key_of(&key_hash);
     held = kl__window_find(ask->window, id, task.position);
     if (is_being_tried(held))
-        return KL_OK;
+        return tell_running(ask);
     if (held && !key_hash) { /* there is no line that could be let go on: it comes in anew */
         kl__window_remove(ask->window, held);
         held = NULL;
@@ -265,10 +289,8 @@ static kl_rc wake(struct ask *ask)
     bool found = false;
     kl__held *head = head_of(ask);
     kl_task_id id = head ? head->id : (kl_task_id){{0}}; /* a copy: the mutex is left before it is used */
-    if (head && head->state == KL_HELD_RUNNING)
-        return kl__fail(KL_EBUSY, "the key's first task is running; wait for its end");
     if (head)
-        return try_now(ask, &id);
+        return is_being_tried(head) ? tell_running(ask) : try_now(ask, &id);
     kl_rc rc = first_of_key(ask, false, &stub, &found);
     if (rc == KL_OK && !found)
         return kl__fail(KL_ENOTFOUND, "the key has no task that waits for anything but its time");

@@ -110,6 +110,8 @@ kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
         rc = put_finished(queue, NULL, &task, ret_id);
     } else if (rc == KL_OK) {
         rc = ask_about(queue, id, "again", &arena, &answer);
+        if (rc == KL_OK && kl__json_bool_or(&answer, "running", false))
+            rc = kl__fail(KL_EBUSY, "the task is running already; wait for its end, or cancel it");
         if (rc == KL_OK)
             *ret_id = task.entry.id;
     }
@@ -239,6 +241,7 @@ struct key_ask {
     bool first_only; /* the first layout in which there is something of the key answers */
     kl_arena *arena;
     bool answered;
+    bool running; /* its first task is, and so was left alone */
     uint64_t count;
     kl_task_id id;
     kl__json answer; /* of `show` */
@@ -286,6 +289,7 @@ static kl_rc ask_source(kl_queue *queue, kl__source source, void *ctx)
     bool idle = strcmp(ask->verb, "show") == 0 && kl__json_int_or(&answer, "why", 0, 100, 0) == KL_WHY_IDLE;
     ask->count += (uint64_t)kl__json_int_or(&answer, "count", 0, INT64_MAX, 0);
     ask->id = kl__json_id_or(&answer, "id", (kl_task_id){{0}});
+    ask->running = kl__json_bool_or(&answer, "running", false);
     ask->answered = !idle;
     kl__json_free(&ask->answer);
     ask->answer = answer;
@@ -324,9 +328,22 @@ static kl_rc ask_key_simply(kl_queue *queue, kl_bytes key, const char *verb, boo
     return rc;
 }
 
+static kl_rc wake(kl_queue *queue, kl_bytes key, bool *ret_running)
+{
+    kl_arena arena = {0};
+    struct key_ask ask = {.key = key, .verb = "wake", .first_only = true, .arena = &arena};
+    kl_rc rc = ask_key(queue, &ask);
+    *ret_running = ask.running;
+    kl__json_free(&ask.answer);
+    kl_arena_free(&arena);
+    return rc;
+}
+
 kl_rc kl_key_retry(kl_queue *queue, kl_bytes key)
 {
-    return ask_key_simply(queue, key, "wake", false, true, NULL, NULL);
+    bool running = false;
+    kl_rc rc = wake(queue, key, &running);
+    return rc == KL_OK && running ? kl__fail(KL_EBUSY, "the key's first task is running; wait for its end") : rc;
 }
 
 kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, kl_task_id *ret_id)
@@ -372,9 +389,10 @@ kl_rc kl_key_resume(kl_queue *queue, kl_bytes key)
     char buffer[KL_RECORD_NAME_BYTES];
     kl_arena arena = {0};
     kl_record record;
+    bool running; /* then there is nothing to be tried again */
     kl_rc rc = check_key(key);
     if (rc == KL_OK)
-        rc = kl_key_retry(queue, key);
+        rc = wake(queue, key, &running);
     if (rc != KL_OK && rc != KL_ENOTFOUND)
         return rc;
     kl_bytes name = pause_name(queue, key, buffer);

@@ -321,7 +321,7 @@ TEST(a_task_is_cancelled_retried_and_moved)
     CHECK_INT(asking_say(&rig, "POST", "/v1/queues", "{\"queue\": \"slow\"}"), 201);
     put(&rig, "{\"key\": \"a\", \"payload\": \"1\", \"in\": \"1h\"}", id);
     CHECK_INT(ask_task(&rig, "POST", id, "/retry", NULL), 200);
-    CHECK_STR(asking_field(&rig, "done"), "tried now");
+    CHECK_STR(asking_field(&rig, "done"), "due now");
     CHECK_STR(asking_field(&rig, "new_id"), "null");
     CHECK_INT(ask_task(&rig, "POST", id, "/move", "{\"to\": \"slow\"}"), 200);
     CHECK_STR(asking_field(&rig, "id"), id);

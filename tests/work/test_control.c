@@ -180,6 +180,68 @@ static void retry_waiting(bool with_worker)
 TEST(a_task_that_waits_for_its_time_is_tried_now_by_its_worker) { retry_waiting(true); }
 TEST(a_task_that_waits_for_its_time_is_made_ready_without_a_worker) { retry_waiting(false); }
 
+/* Whoever is told that it is tried now must not wait for a second run. */
+TEST(a_running_task_is_not_said_to_be_tried_again)
+{
+    struct stage stage;
+    kl_task_id again;
+    if (!stage_open(&stage, true))
+        return;
+    kl_task_id id = put_task(stage.rig.queue, "k", "hold");
+    runs_wait_for(&stage.runs, "hold", 1);
+    CHECK_INT(kl_task_retry(stage.rig.queue, &id, &again), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "running already");
+    CHECK_INT(kl_key_retry(stage.rig.queue, kl_str("k")), KL_EBUSY);
+    stage_close(&stage);
+}
+
+TEST(a_key_is_resumed_while_its_first_task_runs)
+{
+    struct stage stage;
+    if (!stage_open(&stage, true))
+        return;
+    put_task(stage.rig.queue, "k", "hold");
+    put_task(stage.rig.queue, "k", "done behind");
+    runs_wait_for(&stage.runs, "hold", 1);
+    CHECK_INT(kl_key_pause(stage.rig.queue, kl_str("k")), KL_OK);
+    CHECK_INT(kl_key_resume(stage.rig.queue, kl_str("k")), KL_OK);
+    runs_open(&stage.runs, true);
+    runs_wait_for(&stage.runs, "done behind", 1);
+    stage_close(&stage);
+}
+
+/* Order inside a key is (priority, due time, position). */
+static void retry_delayed_behind(bool with_worker)
+{
+    struct stage stage;
+    kl_task_id id;
+    if (!stage_open(&stage, with_worker))
+        return;
+    put_task(stage.rig.queue, "k", "hold first");
+    if (with_worker)
+        runs_wait_for(&stage.runs, "hold first", 1);
+    put_task(stage.rig.queue, "k", "done second");
+    kl_put later = {.key = kl_str("k"), .payload = kl_str("done later"), .delay_ms = 3600000};
+    kl_put urgent = {.key = kl_str("k"), .payload = kl_str("done urgent"), .delay_ms = 3600000, .priority = -1};
+    kl_task_id delayed = put_as(stage.rig.queue, &later), first = put_as(stage.rig.queue, &urgent);
+    CHECK_INT(kl_task_retry(stage.rig.queue, &delayed, &id), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "other tasks of its key come before it");
+    CHECK_INT(kl_task_retry(stage.rig.queue, &first, &id), KL_OK);
+    runs_open(&stage.runs, true);
+    if (!stage.worker)
+        stage.worker = start_worker(stage.rig.queue, &(struct start){.fn = runs_handle, .ctx = &stage.runs});
+    runs_wait(&stage.runs, 3);
+    await_why(&stage.rig, "k", KL_WHY_DELAYED);
+    CHECK(runs_first(&stage.runs, "done urgent") < runs_first(&stage.runs, "done second"));
+    CHECK_INT(runs_of(&stage.runs, "done later"), 0);
+    CHECK_INT(kl_task_retry(stage.rig.queue, &delayed, &id), KL_OK);
+    runs_wait_for(&stage.runs, "done later", 1);
+    stage_close(&stage);
+}
+
+TEST(a_delayed_task_that_is_tried_now_passes_nobody_of_its_key) { retry_delayed_behind(true); }
+TEST(without_a_worker_a_delayed_task_that_is_tried_now_passes_nobody_either) { retry_delayed_behind(false); }
+
 TEST(a_finished_task_is_put_again)
 {
     struct stage stage;
