@@ -594,6 +594,14 @@ static size_t submit_chunk(struct batch *batch, struct order *orders, size_t cou
     return KL_LIKELY(taken == count) ? taken : taken + submit_rest(batch, orders, count, ids, shares);
 }
 
+/* The sentence of what is wrong, with the task before it. */
+static kl_rc name_task(size_t i, size_t count, kl_rc rc)
+{
+    char why[400];
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    return kl__fail(rc, "task %zu of %zu: %s", i + 1, count, why);
+}
+
 static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -603,11 +611,11 @@ static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
         kl_rc rc =
             tasks[i].fn
                 ? kl__exec_check_key(tasks[i].key)
-                : kl__fail(KL_EINVAL, "task %zu of the batch has no function; pass the function that does its work", i);
+                : kl__fail(KL_EINVAL, "it has no function; pass the function that does its work");
         if (rc == KL_OK && tasks[i].opts)
             rc = kl__exec_task_opts_check(tasks[i].opts, &opts);
         if (rc != KL_OK)
-            return rc;
+            return name_task(i, count, rc);
     }
     return KL_OK;
 }

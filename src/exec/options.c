@@ -138,7 +138,7 @@ static const char *form_of(enum unit unit)
     case DURATION:
         return "a duration such as 250ms, 5s or 2m";
     default:
-        return "a duration such as 250ms or 5s, or none, or forever";
+        return "none, forever, or a duration such as 250ms or 5s";
     }
 }
 
@@ -218,15 +218,10 @@ kl_rc kl_exec_opts_from_env(kl_exec_opts *opts)
             return fail_unknown(*entry, (size_t)(equals - *entry));
         char shown[QUOTED_BYTES];
         kl__text_quote(kl_str(text), shown, sizeof shown);
-        if (!parse_value(text, setting->unit, &value))
-            return kl__fail(KL_EINVAL, "%s%s is '%s'; it must be %s", prefix, setting->variable, shown,
-                            form_of(setting->unit));
-        if (!in_range(setting, value))
-            return kl__fail(KL_EINVAL, "%s%s is '%s'; it must be from %lld to %lld%s", prefix, setting->variable, shown,
-                            (long long)setting->min, (long long)setting->max,
-                            setting->unit == COUNT  ? ""
-                            : setting->unit == WAIT ? " ms, none or forever"
-                                                    : " ms");
+        if (!parse_value(text, setting->unit, &value) || !in_range(setting, value))
+            return kl__fail(KL_EINVAL, "%s%s is '%s'; it must be %s, from %lld to %lld%s", prefix, setting->variable,
+                            shown, form_of(setting->unit), (long long)setting->min, (long long)setting->max,
+                            setting->unit == COUNT ? "" : " ms");
         *value_of(&filled, setting) = value;
     }
     memcpy(opts, &filled, opts->size);

@@ -222,6 +222,8 @@ TEST(a_tasks_option_out_of_range_is_refused_by_name_and_nothing_is_taken)
         CHECK_INT(id, 99);
         kl_exec_task batch[] = {{kl_str("k"), nothing, NULL, NULL}, {kl_str("k"), nothing, NULL, &opts}};
         CHECK_INT(kl_exec_submit_batch(exec, batch, 2, ids, &taken), KL_EINVAL);
+        CHECK_CONTAINS(kl_error_text(), "task 2 of 2: ");
+        CHECK_CONTAINS(kl_error_text(), wrong[i].name);
         CHECK_INT(taken, 0);
         CHECK(ids[0] == 0 && ids[1] == 0);
     }
@@ -333,6 +335,7 @@ TEST(a_bad_value_in_the_environment_is_refused_by_name_and_nothing_is_filled_in)
         CHECK_INT(kl_exec_opts_from_env(&opts), KL_EINVAL);
         CHECK_CONTAINS(kl_error_text(), name);
         CHECK_CONTAINS(kl_error_text(), wrong[i].text);
+        CHECK_CONTAINS(kl_error_text(), ", from 1 to ");
         CHECK(opts.shards == 2 && opts.threads == 0 && opts.attempts_max == 0);
         unsetenv(name);
         setenv("KEYLINE_EXEC_ATTEMPTS_MAX", "3", 1);

@@ -112,6 +112,7 @@ TEST(a_task_needs_a_function)
     CHECK_INT(ids[0], 7);
     kl_exec_task tasks[] = {{kl_str("k"), note, "a", NULL}, {kl_str("k"), NULL, NULL, NULL}};
     CHECK_INT(kl_exec_submit_batch(exec, tasks, 2, ids, &taken), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "task 2 of 2: it has no function");
     CHECK(taken == 0 && ids[0] == 0 && ids[1] == 0);
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
     CHECK_STR(journal_text(), "");
