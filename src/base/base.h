@@ -36,6 +36,9 @@ enum { KL_FACTS_BYTES_MAX = 96 };
 typedef void kl__say_fn(const void *facts, char *text, size_t bytes);
 kl_rc kl__fail_with(kl_rc rc, kl__say_fn *say, const void *facts, size_t bytes);
 
+/* The end of a noun that is counted, for sentences: "%u task%s". */
+static inline const char *kl__plural(uint64_t count) { return count == 1 ? "" : "s"; }
+
 /* Memory. Each may return NULL, and then has recorded nothing: the caller says kl__fail_memory(). Sizes are checked for
  * overflow. kl__free(NULL) is fine. */
 void *kl__alloc(size_t size);

@@ -66,8 +66,8 @@ static int tell_account(kl__call *call, const dead_opts *opts, const kl_account 
     kl__cell cells[] = {kl__cell_text(opts->queue), kl__cell_number((int64_t)account->seen),
                         kl__cell_number((int64_t)account->done), kl__cell_number((int64_t)account->failed),
                         kl__cell_bytes_or_none(kl_str(account->error))};
-    int status =
-        kl__out_done(call, columns, cells, "%" PRIu64 " dead letters of %s %s", account->done, opts->queue, done);
+    int status = kl__out_done(call, columns, cells, "%" PRIu64 " dead letter%s of %s %s", account->done,
+                              kl__plural(account->done), opts->queue, done);
     if (account->failed && status == KL_EXIT_OK) {
         const char *sentence =
             kl__format(&call->arena, "%" PRIu64 " could not be; the first: %s", account->failed, account->error);

@@ -78,8 +78,6 @@ static void tell(const struct report *report, const kl__finding *finding)
     printf(": %s\n", finding->text);
 }
 
-static const char *plural(uint64_t count) { return count == 1 ? "" : "s"; }
-
 static void tell_bytes(const char *what, uint64_t bytes)
 {
     if (bytes < 10240)
@@ -92,9 +90,9 @@ static void tell_bytes(const char *what, uint64_t bytes)
 
 static void tell_journal(const kl__doctor_totals *totals)
 {
-    printf("\n  journal      %" PRIu64 " segment%s", totals->segments, plural(totals->segments));
+    printf("\n  journal      %" PRIu64 " segment%s", totals->segments, kl__plural(totals->segments));
     tell_bytes(", ", totals->segment_bytes);
-    printf("; %" PRIu64 " frame%s", totals->frames, plural(totals->frames));
+    printf("; %" PRIu64 " frame%s", totals->frames, kl__plural(totals->frames));
     tell_bytes(", of which ", totals->live_bytes);
     tell_bytes(" are needed and ", totals->dead_bytes);
     printf(" not\n  its end      %s\n", totals->frames == 0  ? "nothing was written yet"
@@ -110,15 +108,16 @@ static void tell_journal(const kl__doctor_totals *totals)
 static void tell_totals(const kl__doctor_totals *totals)
 {
     tell_journal(totals);
-    printf("  waiting      %" PRIu64 " task%s in %" PRIu64 " partition%s\n", totals->waiting, plural(totals->waiting),
-           totals->partitions, plural(totals->partitions));
-    printf("  finished     %" PRIu64 " task%s on the way to history.db; ", totals->settled, plural(totals->settled));
+    printf("  waiting      %" PRIu64 " task%s in %" PRIu64 " partition%s\n", totals->waiting,
+           kl__plural(totals->waiting), totals->partitions, kl__plural(totals->partitions));
+    printf("  finished     %" PRIu64 " task%s on the way to history.db; ", totals->settled,
+           kl__plural(totals->settled));
     if (totals->history_was_checked)
         printf("%" PRIu64 " in it, settled up to number %" PRIu64 "\n", totals->history_tasks,
                totals->history_position);
     else
         puts(totals->has_history ? "it was not looked into" : "it is not there");
-    printf("  values       %" PRIu64 " record%s by name\n\n", totals->values, plural(totals->values));
+    printf("  values       %" PRIu64 " record%s by name\n\n", totals->values, kl__plural(totals->values));
 }
 
 static void tell_verdict(const char *path, const kl__doctor_totals *totals, const doctor_opts *opts)
@@ -128,12 +127,12 @@ static void tell_verdict(const char *path, const kl__doctor_totals *totals, cons
     else if (opts->repair)
         printf("%s is whole again; %" PRIu64 " frame%s and %" PRIu64 " other record%s are lost to it. Copies of what "
                "was damaged are in its quarantine/.\n",
-               path, totals->lost_frames, plural(totals->lost_frames), totals->left_out_records,
-               plural(totals->left_out_records));
+               path, totals->lost_frames, kl__plural(totals->lost_frames), totals->left_out_records,
+               kl__plural(totals->left_out_records));
     else
         printf("%s is damaged in %" PRIu64 " place%s, listed above. Make a copy of it, then run `keyline doctor "
                "--repair %s`.\n",
-               path, totals->damages, plural(totals->damages), path);
+               path, totals->damages, kl__plural(totals->damages), path);
 }
 
 /* ---- For machines ---- */

@@ -2,6 +2,7 @@
  *
  * From: doctor.c.  To: store/s3/bill.h, which adds up the accounts that processes leave in the bucket. */
 #include "cli/doctor_cost.h"
+#include "base/base.h"
 
 #include <stdio.h>
 
@@ -30,9 +31,9 @@ static void print_table(const kl__s3_account *account)
     uint64_t requests = kl__s3_requests(&account->bill);
     double hours = (double)account->process_ms / 3600000, settled = (double)account->settled;
     double dollars = kl__s3_cost(&account->bill);
-    printf("%llu process%s in the last %d days, %.1f hours together; %llu tasks put, %llu settled\n\n",
+    printf("%llu process%s in the last %d days, %.1f hours together; %llu task%s put, %llu settled\n\n",
            (unsigned long long)account->processes, account->processes == 1 ? "" : "es", DAYS, hours,
-           (unsigned long long)account->appended, (unsigned long long)account->settled);
+           (unsigned long long)account->appended, kl__plural(account->appended), (unsigned long long)account->settled);
     printf("  %-8s %12s %12s %12s %12s %10s\n", "request", "count", "per task", "per hour", "$ per 1,000", "$");
     for (int i = 0; i < KL_S3_KINDS; i++) {
         double count = (double)account->bill.requests[i];

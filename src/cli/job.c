@@ -99,7 +99,8 @@ static int submit(kl__call *call, kl_queue *queue, const job_opts *opts, const s
     if (answer.replayed)
         kl__out_note(call, "it was submitted before, and nothing was stored");
     else if (isatty(STDERR_FILENO))
-        kl__out_note(call, "%" PRIu64 " tasks were submitted", answer.tasks);
+        kl__out_note(call, "%" PRIu64 " task%s", answer.tasks,
+                     answer.tasks == 1 ? " was submitted" : "s were submitted");
     return status;
 }
 
@@ -275,7 +276,8 @@ static int say_done(kl__call *call, const char *done, int64_t tasks)
                         tasks < 0 ? kl__cell_none() : kl__cell_number(tasks)};
     if (tasks < 0)
         return kl__out_done(call, columns, cells, "job %s %s", opts->id, done);
-    return kl__out_done(call, columns, cells, "job %s %s: %" PRId64 " tasks", opts->id, done, tasks);
+    return kl__out_done(call, columns, cells, "job %s %s: %" PRId64 " task%s", opts->id, done, tasks,
+                        kl__plural((uint64_t)tasks));
 }
 
 static int run_rerun(kl__call *call)

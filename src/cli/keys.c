@@ -188,7 +188,7 @@ static int say_done(kl__call *call, const char *done, const kl_task_id *id, int6
         memcpy(rest, ": ", 2);
         kl_id_print(id, rest + 2);
     } else if (tasks >= 0) {
-        snprintf(rest, sizeof rest, ": %" PRId64 " tasks", tasks);
+        snprintf(rest, sizeof rest, ": %" PRId64 " task%s", tasks, kl__plural((uint64_t)tasks));
     }
     return kl__out_done(call, columns,
                         (kl__cell[]){kl__cell_text(opts->queue), kl__cell_text(opts->key), kl__cell_text(done),

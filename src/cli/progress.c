@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/base.h"
 #include "base/clock.h"
 
 enum { BAR_CELLS = 30 };
@@ -31,9 +32,10 @@ static void draw_bar(uint64_t done, double rate, double share)
     memset(bar + full, '.', (size_t)(BAR_CELLS - full));
     bar[BAR_CELLS] = '\0';
     if (share > 0)
-        fprintf(stderr, "\r[%s] %3.0f %%  %" PRIu64 " tasks, %.0f/s\33[K", bar, share * 100, done, rate);
+        fprintf(stderr, "\r[%s] %3.0f %%  %" PRIu64 " task%s, %.0f/s\33[K", bar, share * 100, done, kl__plural(done),
+                rate);
     else
-        fprintf(stderr, "\r%" PRIu64 " tasks, %.0f/s\33[K", done, rate);
+        fprintf(stderr, "\r%" PRIu64 " task%s, %.0f/s\33[K", done, kl__plural(done), rate);
 }
 
 void kl__progress_tell(kl__progress *progress, uint64_t done, uint64_t part, uint64_t whole)
@@ -49,9 +51,9 @@ void kl__progress_tell(kl__progress *progress, uint64_t done, uint64_t part, uin
         draw_bar(done, rate, share);
         progress->drawn = true;
     } else if (whole) {
-        fprintf(stderr, "keyline: %" PRIu64 " tasks, %.0f/s, %.0f %%\n", done, rate, share * 100);
+        fprintf(stderr, "keyline: %" PRIu64 " task%s, %.0f/s, %.0f %%\n", done, kl__plural(done), rate, share * 100);
     } else {
-        fprintf(stderr, "keyline: %" PRIu64 " tasks, %.0f/s\n", done, rate);
+        fprintf(stderr, "keyline: %" PRIu64 " task%s, %.0f/s\n", done, kl__plural(done), rate);
     }
 }
 

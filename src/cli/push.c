@@ -216,13 +216,16 @@ static int tell_totals(struct bulk *bulk)
     static const kl__column columns[] = {{"queue", 0}, {"stored", 0}, {"duplicates", 0}, {"bad", 0}, {NULL, 0}};
     char rest[96] = "";
     if (bulk->duplicates)
-        snprintf(rest, sizeof rest, ", %" PRIu64 " were there already", bulk->duplicates);
+        snprintf(rest, sizeof rest, ", %" PRIu64 " %s there already", bulk->duplicates,
+                 bulk->duplicates == 1 ? "was" : "were");
     if (bulk->bad)
-        snprintf(rest + strlen(rest), sizeof rest - strlen(rest), ", %" PRIu64 " bad lines were skipped", bulk->bad);
+        snprintf(rest + strlen(rest), sizeof rest - strlen(rest), ", %" PRIu64 " bad line%s skipped", bulk->bad,
+                 bulk->bad == 1 ? " was" : "s were");
     return kl__out_done(bulk->call, columns,
                         (kl__cell[]){kl__cell_text(bulk->opts->queue), kl__cell_number((int64_t)bulk->stored),
                                      kl__cell_number((int64_t)bulk->duplicates), kl__cell_number((int64_t)bulk->bad)},
-                        "%" PRIu64 " tasks stored in %s%s", bulk->stored, bulk->opts->queue, rest);
+                        "%" PRIu64 " task%s stored in %s%s", bulk->stored, kl__plural(bulk->stored), bulk->opts->queue,
+                        rest);
 }
 
 static int push_many(kl__call *call, kl_queue *queue, const push_opts *opts, const kl_put *base)

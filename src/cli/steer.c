@@ -149,7 +149,7 @@ static int run_purge(kl__call *call)
     if (rc != KL_OK)
         return kl__fail_call(rc);
     return kl__out_done(call, purge_columns, (kl__cell[]){kl__cell_text(opts->queue), kl__cell_number((int64_t)count)},
-                        "%" PRIu64 " waiting tasks of %s cancelled", count, opts->queue);
+                        "%" PRIu64 " waiting task%s of %s cancelled", count, kl__plural(count), opts->queue);
 }
 
 /* ---- Tables ---- */

@@ -337,12 +337,14 @@ static void take_signal(struct job *job, int number)
     kl_worker_info info = kl_worker_show(job->worker);
     if (!job->first_signal) {
         job->first_signal = number;
-        say(job, "starts nothing more, and waits for %" PRIu64 " running tasks; once more ends them", info.running);
+        say(job, "starts nothing more, and waits for %" PRIu64 " running task%s; once more ends %s", info.running,
+            kl__plural(info.running), info.running == 1 ? "it" : "them");
         if (kl_worker_drain(job->worker, 0) != KL_OK)
             return; /* not yet; the loop goes on waiting */
     } else {
         job->last_signal = number;
-        say(job, "ends %" PRIu64 " running tasks, which costs them no attempt", info.running);
+        say(job, "ends %" PRIu64 " running task%s, which costs %s no attempt", info.running, kl__plural(info.running),
+            info.running == 1 ? "it" : "them");
     }
 }
 

@@ -608,10 +608,8 @@ static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
         if (KL_LIKELY(tasks[i].fn && !tasks[i].opts && tasks[i].key.data && tasks[i].key.len <= KL_KEY_BYTES_MAX))
             continue;
         kl_exec_task_opts opts;
-        kl_rc rc =
-            tasks[i].fn
-                ? kl__exec_check_key(tasks[i].key)
-                : kl__fail(KL_EINVAL, "it has no function; pass the function that does its work");
+        kl_rc rc = tasks[i].fn ? kl__exec_check_key(tasks[i].key)
+                               : kl__fail(KL_EINVAL, "it has no function; pass the function that does its work");
         if (rc == KL_OK && tasks[i].opts)
             rc = kl__exec_task_opts_check(tasks[i].opts, &opts);
         if (rc != KL_OK)

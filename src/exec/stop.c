@@ -79,9 +79,9 @@ static kl_rc judge_drain(kl_exec *exec)
     if (given_up == 0)
         return KL_OK;
     return kl__fail(KL_ECLOSED,
-                    "the executor was aborted meanwhile: %llu tasks were given up and reported; submit them to a "
-                    "new one if they are still wanted",
-                    (unsigned long long)given_up);
+                    "the executor was aborted meanwhile: %llu task%s given up and reported; submit to a new one "
+                    "what is still wanted",
+                    (unsigned long long)given_up, given_up == 1 ? " was" : "s were");
 }
 
 kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
@@ -89,7 +89,7 @@ kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
     if (!exec)
         return kl__exec_fail_null("kl_exec_drain", "exec");
     int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
-    kl__exec_log(exec, KL_LOG_INFO, "draining %u shards", exec->shard_count);
+    kl__exec_log(exec, KL_LOG_INFO, "draining %u shard%s", exec->shard_count, kl__plural(exec->shard_count));
     begin_stop(exec, KL_EXEC_DRAINING);
     if (kl__inside == exec)
         return fail_inside("kl_exec_drain");

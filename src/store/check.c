@@ -294,8 +294,8 @@ static kl_rc check_batch(kl_store *store, const kl_settle *batch, size_t index, 
         rc = refuse(&item, "epoch is %llu; it must be from 0 to %llu", (unsigned long long)batch->epoch,
                     (unsigned long long)KL_EPOCH_MAX);
     if (rc == KL_OK && (batch->count > KL_BATCH_MAX || *tasks + batch->count > KL_BATCH_MAX))
-        rc = refuse(&item, "with its %zu tasks the call has more than %d; settle what stands before it first",
-                    batch->count, KL_BATCH_MAX);
+        rc = refuse(&item, "with its %zu task%s the call has more than %d; settle what stands before it first",
+                    batch->count, kl__plural(batch->count), KL_BATCH_MAX);
     if (rc == KL_OK && batch->count > 0 && !batch->tasks)
         rc = refuse(&item, "there should be %zu tasks, but the pointer is NULL", batch->count);
     if (rc != KL_OK)

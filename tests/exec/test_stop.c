@@ -114,7 +114,7 @@ TEST(a_drain_that_takes_too_long_gives_up_and_reports_the_rest)
     CHECK_INT(kl_exec_drain(exec, 1), KL_ETIMEDOUT);
     CHECK_STR(journal_text(), "failure=KL_ECLOSED/0");
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_ECLOSED); /* now everything has ended, but not by itself */
-    CHECK_CONTAINS(kl_error_text(), "1 tasks were given up");
+    CHECK_CONTAINS(kl_error_text(), "1 task was given up");
     gate_open(&gate);
     kl_exec_close(exec);
 }

@@ -429,7 +429,7 @@ TEST(a_settle_needs_good_batches)
     kl_settle two[] = {{.place = {1, 3}, .tasks = many, .count = KL_BATCH_MAX}, {.place = {1, 3}, .tasks = &one}};
     TAKEN(kl_store_settle(store, two, 2)); /* an empty batch is a batch */
     two[1].count = 1;
-    REFUSED(kl_store_settle(store, two, 2), "batch 1: with its 1 tasks the call has more than 65536");
+    REFUSED(kl_store_settle(store, two, 2), "batch 1: with its 1 task the call has more than 65536");
     two[1].count = SIZE_MAX;
     REFUSED(kl_store_settle(store, two, 2), "batch 1: with its");
     for (int i = 0; i < 9; i++)
