@@ -30,7 +30,8 @@ enum {
     BATCH_BYTES = 4 << 20,
     TOKEN_BYTES = KL_UNIQUE_BYTES_MAX + 1,
     TOKEN_GIVEN_MAX = KL_UNIQUE_BYTES_MAX - 32,
-    BAD_SHOWN_MAX = 20
+    BAD_SHOWN_MAX = 20,
+    LINGER_MS = 200, /* a task of a pipe that has become silent is stored after so long */
 };
 
 /* ---- One task ---- */
@@ -87,6 +88,7 @@ struct bulk {
     uint64_t *numbers; /* the line of each */
     kl_put_result *results;
     size_t room, count, bytes;
+    int64_t begun_ns; /* when its first line came */
     uint64_t stored, duplicates, bad;
 };
 
@@ -193,9 +195,21 @@ static int take_line(struct bulk *bulk, kl_bytes line)
         int status = put_batch(bulk); /* what stands before it comes first */
         return status == KL_EXIT_OK ? tell_bad(bulk, bulk->lines.number, why) : status;
     }
+    if (bulk->count == 0)
+        bulk->begun_ns = kl__monotonic_ns();
     bulk->numbers[bulk->count++] = bulk->lines.number;
     bulk->bytes += line.len;
     return bulk->count == bulk->room || bulk->bytes >= BATCH_BYTES ? put_batch(bulk) : KL_EXIT_OK;
+}
+
+/* Whether the next line is too long in coming for those that are here. Under a token batches must be the same each time,
+ * and wait until they are full. */
+static bool is_silent(struct bulk *bulk)
+{
+    if (bulk->count == 0 || bulk->opts->token || kl__lines_at_hand(&bulk->lines, 0))
+        return false;
+    int64_t left_ms = LINGER_MS - (kl__monotonic_ns() - bulk->begun_ns) / 1000000;
+    return left_ms <= 0 || !kl__lines_at_hand(&bulk->lines, left_ms);
 }
 
 static int take_lines(struct bulk *bulk)
@@ -204,6 +218,8 @@ static int take_lines(struct bulk *bulk)
     int status = KL_EXIT_OK, more;
     while ((more = kl__lines_next(&bulk->lines, &line)) > 0) {
         status = take_line(bulk, line);
+        if (status == KL_EXIT_OK && is_silent(bulk))
+            status = put_batch(bulk);
         if (status != KL_EXIT_OK)
             return status;
     }
@@ -302,12 +318,13 @@ static const kl__option options[] = {
     KL__TASK_TIME_OPTIONS(push_opts),
     {"--token", "TEXT",
      "names this push: made again within an hour, it stores nothing twice; of a file, while neither it nor --batch has "
-     "changed",
+     "changed, and each batch waits until it is full",
      offsetof(push_opts, token), 0, 0},
     {"--file", "FILE", "push the tasks in this file, a JSON object on each line; - is the standard input",
      offsetof(push_opts, file), 0, 0},
     {"--skip-bad", NULL, "go on behind lines that are wrong", offsetof(push_opts, skip_bad), 0, 0},
-    {"--batch", "N", "lines stored at a time (1000)", offsetof(push_opts, batch), 1, KL_PUT_MAX},
+    {"--batch", "N", "lines stored at a time (1000); fewer when the next is long in coming", offsetof(push_opts, batch),
+     1, KL_PUT_MAX},
     {"--[no-]progress", NULL, "show how far it is: a bar on a terminal, lines elsewhere", offsetof(push_opts, progress),
      0, 0},
     {NULL, NULL, NULL, 0, 0, 0},

@@ -2,12 +2,16 @@
 #include "cli/tasks_in.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/base.h"
+
+enum { LINES_BYTES = 256 << 10 /* of a file read at a time */ };
 
 static bool complain_memory(void) { return kl__fail_call(kl__fail_memory()) == KL_EXIT_OK; }
 
@@ -73,15 +77,58 @@ bool kl__lines_open(kl__lines *lines, const char *name)
 {
     bool is_input = strcmp(name, "-") == 0;
     struct stat about;
-    *lines = (kl__lines){.file = is_input ? stdin : fopen(name, "re"), .name = is_input ? "the standard input" : name};
-    if (!lines->file) {
+    *lines = (kl__lines){.file = is_input ? STDIN_FILENO : open(name, O_RDONLY | O_CLOEXEC),
+                         .name = is_input ? "the standard input" : name};
+    if (lines->file < 0) {
         kl__complain("%s cannot be read (%s); name a file of lines of JSON, or - for the standard input", name,
                      strerror(errno));
         return false;
     }
-    if (fstat(fileno(lines->file), &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0)
+    if (fstat(lines->file, &about) == 0 && S_ISREG(about.st_mode) && about.st_size > 0)
         lines->size = (uint64_t)about.st_size;
     return true;
+}
+
+/* Behind the end of the first line that is whole; NULL: none is. */
+static char *end_of_line(kl__lines *lines)
+{
+    char *end =
+        lines->to > lines->searched ? memchr(lines->buffer + lines->searched, '\n', lines->to - lines->searched) : NULL;
+    lines->searched = end ? (size_t)(end - lines->buffer) : lines->to;
+    return end ? end + 1 : NULL;
+}
+
+static bool make_room(kl__lines *lines)
+{
+    if (lines->from > 0)
+        memmove(lines->buffer, lines->buffer + lines->from, lines->to - lines->from);
+    lines->to -= lines->from;
+    lines->searched -= lines->from;
+    lines->from = 0;
+    if (lines->to < lines->room)
+        return true;
+    size_t room = lines->room ? 2 * lines->room : LINES_BYTES;
+    char *buffer = realloc(lines->buffer, room);
+    if (!buffer)
+        return false;
+    lines->buffer = buffer;
+    lines->room = room;
+    return true;
+}
+
+/* Reads what is there, or waits for it. */
+static void read_more(kl__lines *lines)
+{
+    ssize_t count = -1;
+    errno = ENOMEM;
+    if (make_room(lines)) {
+        do
+            count = read(lines->file, lines->buffer + lines->to, lines->room - lines->to);
+        while (count < 0 && errno == EINTR);
+    }
+    lines->ended = count <= 0;
+    lines->error = count < 0 ? errno : 0;
+    lines->to += count > 0 ? (size_t)count : 0;
 }
 
 static bool is_blank(const char *line, size_t length)
@@ -92,34 +139,65 @@ static bool is_blank(const char *line, size_t length)
     return true;
 }
 
+/* The first `length` bytes of what is there are a line. */
+static void pass(kl__lines *lines, size_t length)
+{
+    lines->from += length;
+    lines->searched = lines->from;
+    lines->number++;
+    lines->bytes += length;
+}
+
+/* The length of the first line that is whole and not blank, with its end; 0: there is none. Blank ones are passed. */
+static size_t whole_line(kl__lines *lines)
+{
+    char *end;
+    while ((end = end_of_line(lines))) {
+        size_t length = (size_t)(end - lines->buffer) - lines->from;
+        if (!is_blank(lines->buffer + lines->from, length))
+            return length;
+        pass(lines, length);
+    }
+    return 0;
+}
+
+bool kl__lines_at_hand(kl__lines *lines, int64_t wait_ms)
+{
+    struct pollfd file = {.fd = lines->file, .events = POLLIN};
+    while (!lines->ended && whole_line(lines) == 0) {
+        if (poll(&file, 1, (int)wait_ms) == 0)
+            return false;
+        read_more(lines);
+    }
+    return true;
+}
+
 int kl__lines_next(kl__lines *lines, kl_bytes *ret_line)
 {
-    for (;;) {
-        errno = 0;
-        ssize_t length = getline(&lines->line, &lines->room, lines->file);
-        if (length < 0 && feof(lines->file))
-            return 0;
-        if (length < 0) {
-            kl__complain("%s cannot be read further than line %llu (%s)", lines->name,
-                         (unsigned long long)lines->number, strerror(errno));
-            return -1;
-        }
-        lines->number++;
-        lines->bytes += (uint64_t)length;
-        if (is_blank(lines->line, (size_t)length))
-            continue;
-        while (length > 0 && strchr("\r\n", lines->line[length - 1]) && lines->line[length - 1])
-            length--;
-        *ret_line = (kl_bytes){lines->line, (size_t)length};
-        return 1;
+    size_t length;
+    while ((length = whole_line(lines)) == 0 && !lines->ended)
+        read_more(lines);
+    if (lines->error) {
+        kl__complain("%s cannot be read further than line %llu (%s)", lines->name, (unsigned long long)lines->number,
+                     strerror(lines->error));
+        return -1;
     }
+    length = length ? length : lines->to - lines->from; /* the last line may have no end */
+    const char *line = lines->buffer + lines->from;
+    if (is_blank(line, length))
+        return 0;
+    pass(lines, length);
+    while (length > 0 && strchr("\r\n", line[length - 1]) && line[length - 1])
+        length--;
+    *ret_line = (kl_bytes){line, length};
+    return 1;
 }
 
 void kl__lines_close(kl__lines *lines)
 {
-    if (lines->file && lines->file != stdin)
-        fclose(lines->file);
-    free(lines->line);
+    if (lines->file > STDIN_FILENO)
+        close(lines->file);
+    free(lines->buffer);
 }
 
 bool kl__payload_read(kl_arena *arena, kl_bytes *ret_payload)

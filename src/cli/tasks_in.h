@@ -50,20 +50,25 @@ bool kl__task_fill(const kl__task_opts *opts, kl_arena *arena, kl_put *ret_task)
 
 /* Lines of a file, "-" being the standard input. */
 typedef struct kl__lines {
-    FILE *file;
+    int file;
     const char *name;
-    char *line;
-    size_t room;
+    char *buffer; /* from malloc: it grows to the longest line */
+    size_t room, from, to;
+    size_t searched; /* there is no end of a line from `from` up to this */
+    bool ended;      /* nothing comes behind `to`, */
+    int error;       /* because of this errno; 0: it is the end of the file */
     uint64_t number; /* of the line that was read last, from 1 */
-    uint64_t bytes;  /* read so far */
+    uint64_t bytes;  /* of lines read so far */
     uint64_t size;   /* of the file; 0: not known */
 } kl__lines;
 
 /* False: it has complained. */
 bool kl__lines_open(kl__lines *lines, const char *name);
-/* The next line that is not blank, without its end; valid until the next call. 1: there is one, 0: the end, -1: the
+/* The next line that is not blank, without its end; valid until the next call of any of these. 1: there is one, 0: the end, -1: the
  * file cannot be read, and it has complained. */
 int kl__lines_next(kl__lines *lines, kl_bytes *ret_line);
+/* Whether the next call need not wait for the other end of a pipe; waits so long for that. */
+bool kl__lines_at_hand(kl__lines *lines, int64_t wait_ms);
 void kl__lines_close(kl__lines *lines);
 
 /* All of the standard input, in the arena, up to a payload's size. False: it has complained. */
