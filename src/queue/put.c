@@ -72,19 +72,35 @@ static kl_rc append_entries(kl_store *store, const kl_entry *entries, size_t cou
     return rc;
 }
 
-/* The token names the tasks and their partitions: a task that moves may keep its id, and a batch that is not quite the
- * same is none that the store knows. */
+/* A token names tasks and their partitions: a task that moves may keep its id, and a batch that is not quite the same is
+ * none that the store knows. */
+struct naming {
+    uint64_t hashes[2];
+};
+
+static const struct naming nothing_named = {{SEED_APPEND, SEED_APPEND + 1}};
+
+static void name_entry(struct naming *naming, const kl_entry *entry)
+{
+    for (int half = 0; half < 2; half++) {
+        uint64_t hash = kl__hash((kl_bytes){&entry->place.partition, 4}, naming->hashes[half]);
+        naming->hashes[half] = kl__hash((kl_bytes){entry->id.bytes, sizeof entry->id.bytes}, hash);
+    }
+}
+
+static kl_token token_of(const struct naming *naming)
+{
+    kl_token token;
+    memcpy(token.bytes, naming->hashes, sizeof token.bytes);
+    return token;
+}
+
 kl_token kl__queue_token(const kl_entry *entries, size_t count)
 {
-    uint64_t hashes[2] = {SEED_APPEND, SEED_APPEND + 1};
-    kl_token token;
+    struct naming naming = nothing_named;
     for (size_t i = 0; i < count; i++)
-        for (int half = 0; half < 2; half++) {
-            hashes[half] = kl__hash((kl_bytes){&entries[i].place.partition, 4}, hashes[half]);
-            hashes[half] = kl__hash((kl_bytes){entries[i].id.bytes, sizeof entries[i].id.bytes}, hashes[half]);
-        }
-    memcpy(token.bytes, hashes, sizeof token.bytes);
-    return token;
+        name_entry(&naming, &entries[i]);
+    return token_of(&naming);
 }
 
 kl_rc kl__queue_append(kl_store *store, const kl_entry *entries, size_t count)
@@ -554,6 +570,17 @@ static kl_rc append_parts(kl__put_call *call, kl__put_range range, uint32_t stor
     return rc;
 }
 
+/* Of a claim's append: the one that whoever held the claim before used. So it names also what was seen to be there since:
+ * of the rest, some may have been stored with that, and be done and gone. */
+static kl_token claimed_token(const kl__put_call *call, kl__put_range range, uint32_t store)
+{
+    struct naming naming = nothing_named;
+    for (size_t i = range.from; i < range.to; i++)
+        if (belongs(call, i, store) || (call->ways[i].store == store && call->ways[i].seen))
+            name_entry(&naming, &call->entries[i]);
+    return token_of(&naming);
+}
+
 static kl_rc append_store(kl__put_call *call, kl__put_range range, uint32_t store, bool claimed)
 {
     const kl_entry *entries;
@@ -563,7 +590,7 @@ static kl_rc append_store(kl__put_call *call, kl__put_range range, uint32_t stor
     if (rc != KL_OK || count == 0)
         return rc;
     if (claimed)
-        token = kl__queue_token(entries, count);
+        token = claimed_token(call, range, store);
     else
         memcpy(token.bytes, entries[0].id.bytes, sizeof token.bytes); /* a fresh id: no other call has it */
     rc = append_entries(call->stores[store].store, entries, count, &token);

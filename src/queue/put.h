@@ -105,8 +105,8 @@ kl_rc kl__put_place_tasks(kl__put_call *call, kl__put_range range, const kl__put
 /* Gives what is not stored the ids that it has in the newest layouts, and says so in made[route]. */
 kl_rc kl__put_move_tasks(kl__put_call *call, kl__put_range range, kl__put_made *made);
 
-/* One append for each store of what is not stored, and marks it. With `claimed` its token names exactly these tasks,
- * else the call. KL_ESEALED: kl__put_refresh, and choose places anew. */
+/* One append for each store of what is not stored, and marks it. With `claimed` its token names these tasks and those
+ * that were seen in the store, else the call. KL_ESEALED: kl__put_refresh, and choose places anew. */
 kl_rc kl__put_append(kl__put_call *call, kl__put_range range, bool claimed);
 
 /* Reads the queues' records again. */

@@ -341,6 +341,7 @@ static void adopt(struct claim *claim, const struct found *found)
     for (size_t i = 0; i < task_count(claim); i++) {
         claim->call->entries[claim->range.from + i].id = found_id(found, i);
         claim->call->ways[claim->range.from + i].stored = found_done(found, i);
+        claim->call->ways[claim->range.from + i].seen = false;
     }
     use_layouts(claim, found);
 }
@@ -474,7 +475,7 @@ static kl_rc claim_anew(struct claim *claim, uint64_t over, int64_t now_ms)
 {
     if (!claim->given) {
         for (size_t i = claim->range.from; i < claim->range.to; i++)
-            claim->call->ways[i].stored = false;
+            claim->call->ways[i].stored = claim->call->ways[i].seen = false;
         kl_rc rc = kl__put_route_tasks(claim->call, claim->range, true);
         if (rc != KL_OK)
             return rc;
@@ -570,14 +571,17 @@ static kl_rc still_held(struct claim *claim)
     return rc;
 }
 
-/* Tasks of the call that have a unique of their own: first, and each by itself, as without a token. */
+/* Tasks of the call that have a unique of their own: first, and each by itself, as without a token. The append of the
+ * others does not name them. */
 static kl_rc put_uniques(struct claim *claim)
 {
     kl__put_call *call = claim->call;
     kl_rc rc = KL_OK;
     for (size_t i = claim->range.from; rc == KL_OK && claim->is_token && call->uniques > 0 && i < claim->range.to; i++)
-        if (call->tasks[i].unique.len > 0 && !call->ways[i].stored)
+        if (call->tasks[i].unique.len > 0 && !call->ways[i].stored) {
             rc = kl__put_once(call, (kl__put_range){i, i + 1}, "unique", call->tasks[i].unique, claim->made);
+            call->ways[i].seen = false;
+        }
     return rc;
 }
 
@@ -597,9 +601,12 @@ static kl_rc try_put(struct claim *claim)
     return rc == KL_OK ? kl__put_append(claim->call, claim->range, true) : rc;
 }
 
-/* The old layout takes nothing any more: what is not stored gets the ids that it has in the newest (U2). */
+/* The old layout takes nothing any more: what is not stored gets the ids that it has in the newest (U2). What is stays
+ * behind, and appends there do not name it. */
 static kl_rc move(struct claim *claim)
 {
+    for (size_t i = claim->range.from; i < claim->range.to; i++)
+        claim->call->ways[i].seen = false;
     kl_rc rc = kl__put_refresh(claim->call);
     if (rc == KL_OK)
         rc = kl__put_move_tasks(claim->call, claim->range, claim->made);

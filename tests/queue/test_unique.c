@@ -269,6 +269,59 @@ TEST(a_producer_that_sleeps_at_any_call_stores_no_second_copy)
     kl__queue_sleep_by(NULL);
 }
 
+/* --- A store that appends shard by shard --- */
+
+static int parts_left; /* so many shards get their entries; those behind are not reached */
+
+/* Each shard knows the token by itself. */
+static kl_rc append_apart(void *self, const kl_append *append)
+{
+    const struct lossy *apart = self;
+    KL_ASSERT(!append->done);
+    for (size_t i = 0; i < append->count; i++) {
+        kl_token of_shard = *append->token;
+        of_shard.bytes[0] ^= (uint8_t)append->entries[i].place.shard;
+        if (parts_left-- <= 0)
+            return kl__fail(KL_EBUSY, "the rest could not be reached");
+        kl_rc rc = kl_store_append(apart->inner, &append->entries[i], 1, &of_shard);
+        if (rc != KL_OK)
+            return rc;
+    }
+    return KL_OK;
+}
+
+static kl_rc put_apart(kl_queue *queue, int parts)
+{
+    kl_put tasks[3] = {{.key = kl_str("a")}, {.key = kl_str("b")}, {.key = kl_str("c")}};
+    kl_put_result results[3];
+    parts_left = parts;
+    return kl_queue_put(queue, tasks, 3, kl_str("t"), results);
+}
+
+CLAIM_IN_MEMORY(what_was_stored_in_part_and_is_done_is_not_stored_again)
+{
+    struct lossy apart;
+    kl_store *store = NULL;
+    REQUIRE(lossy_open(&apart, rig->store, 1, &store) == KL_OK);
+    apart.replies_lost = apart.requests_lost = 0;
+    apart.engine.can &= ~(uint32_t)KL_STORE_ATOMIC_APPEND;
+    apart.engine.append = append_apart;
+    kl_queue *queue = OPEN(store, "orders", .partitions = 1);
+    REQUIRE(queue);
+    kl__queue_sleep_by(sleep_not);
+    CHECK_INT(put_apart(queue, 1), KL_EBUSY);
+    CHECK_INT(settle_tasks(queue, KL_DONE, 0, NULL), 1);
+    CHECK_INT(put_apart(queue, 2), KL_EBUSY); /* the first again, of which nothing is kept, and the second */
+    CHECK_INT(put_apart(queue, 3), KL_OK);
+    struct tasks stored = scan_tasks(queue, &rig->arena);
+    CHECK_INT(stored.count, 2);
+    for (size_t i = 0; i < stored.count; i++)
+        CHECK(!same_bytes(stored.tasks[i].entry.key, "a"));
+    kl__queue_sleep_by(NULL);
+    kl_queue_close(queue);
+    kl_store_close(store);
+}
+
 /* --- Others who are at it --- */
 
 CLAIM_IN_MEMORY(a_claim_of_somebody_who_is_at_it_is_waited_for)
