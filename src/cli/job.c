@@ -252,7 +252,7 @@ static int run_results(kl__call *call)
         kl_arena arena = {0};
         rc = kl_job_results(queue, &id, kl_str(cursor), max, &arena, found, &count, &next, NULL);
         for (size_t i = 0; rc == KL_OK && i < count; i++, listed++)
-            kl__task_row(&out, &found[i], NULL);
+            kl__task_row(&out, &found[i], NULL, KL_WHY_IDLE);
         if (rc == KL_OK)
             snprintf(cursor, sizeof cursor, "%.*s", (int)next.len, next.len ? (const char *)next.data : "");
         kl_arena_free(&arena);

@@ -9,6 +9,7 @@
 #include "keyline/queue.h"
 #include "queue/inside.h"
 #include "queue/json.h"
+#include "work/why.h"
 
 typedef struct queue_opts {
     const char *name;
@@ -16,7 +17,7 @@ typedef struct queue_opts {
     kl__texts stores;
 } queue_opts;
 
-enum { NAMES_MAX = 100 };
+enum { NAMES_MAX = 100, LOOK_TASKS = 200 /* of a queue, to find a kind that nobody runs */ };
 
 static const kl__argument name_argument[] = {
     {"QUEUE", offsetof(queue_opts, name), KL_NEEDED, "the queue's name"},
@@ -43,6 +44,7 @@ static const kl__column show_columns[] = {
     {"dead", 0},
     {"cancelled", 0},
     {"at_least", KL_COLUMN_MACHINE},
+    {"unserved_kind", 0},
     {"oldest", 0},
     {"created", 0},
     {"layout_number", 0},
@@ -108,7 +110,24 @@ static kl__cell stores_cell(const kl_queue_opts *settings, kl_arena *arena)
     return kl__cell_json(stores);
 }
 
-static int show_thing(kl__call *call, const kl_queue_info *info)
+/* The first kind among what waits for which there are workers, but none that runs it. */
+static kl__cell unserved_cell(kl__call *call, kl_queue *queue)
+{
+    kl_found *found = kl_arena_alloc(&call->arena, LOOK_TASKS * sizeof *found);
+    kl_waiting which = {.max = LOOK_TASKS};
+    kl_why why[LOOK_TASKS];
+    kl_bytes cursor;
+    size_t count = 0;
+    if (!found || kl_queue_waiting(queue, &which, &call->arena, found, &count, &cursor) != KL_OK ||
+        kl__tasks_why(queue, found, count, why) != KL_OK)
+        return kl__cell_none();
+    for (size_t i = 0; i < count; i++)
+        if (why[i] == KL_WHY_KIND)
+            return kl__cell_bytes(found[i].task.entry.kind);
+    return kl__cell_none();
+}
+
+static int show_thing(kl__call *call, kl_queue *queue, const kl_queue_info *info)
 {
     const kl_queue_opts *set = &info->settings;
     const kl_counts *counts = &info->counts;
@@ -122,6 +141,7 @@ static int show_thing(kl__call *call, const kl_queue_info *info)
                                       count_cell(counts->dead),
                                       count_cell(counts->cancelled),
                                       kl__cell_flag(counts->at_least),
+                                      unserved_cell(call, queue),
                                       kl__cell_time(counts->oldest_id_ms),
                                       kl__cell_time(info->created_ms),
                                       count_cell(info->layout_number),
@@ -151,7 +171,7 @@ static int run_show(kl__call *call)
     if (status != KL_EXIT_OK)
         return status;
     kl_rc rc = kl_queue_show(queue, &call->arena, &info);
-    return rc == KL_OK ? show_thing(call, &info) : kl__fail_call(rc);
+    return rc == KL_OK ? show_thing(call, queue, &info) : kl__fail_call(rc);
 }
 
 /* ---- Listing ---- */

@@ -8,6 +8,7 @@
 #include "cli/config.h"
 #include "queue/inside.h"
 #include "queue/json.h"
+#include "work/why.h"
 
 const kl__column kl__waiting_columns[] = {
     {"id", KL_COLUMN_WHOLE},
@@ -24,6 +25,7 @@ const kl__column kl__waiting_columns[] = {
     {"result", KL_COLUMN_MACHINE},
     {"job", KL_COLUMN_MACHINE},
     {"job_state", KL_COLUMN_MACHINE},
+    {"why", KL_COLUMN_MACHINE},
     {NULL, 0},
 };
 
@@ -42,6 +44,7 @@ const kl__column kl__finished_columns[] = {
     {"result", 0},
     {"job", KL_COLUMN_MACHINE},
     {"job_state", KL_COLUMN_MACHINE},
+    {"why", KL_COLUMN_MACHINE},
     {NULL, 0},
 };
 
@@ -61,41 +64,46 @@ static const char *job_state(const kl_found *found, const kl__cancelled *mark)
     return mark->removed ? "removed" : "cancelled";
 }
 
-static kl__cell state_cell(kl__out *out, const kl_found *found, const char *job)
+static kl__cell state_cell(kl__out *out, const kl_found *found, const char *job, kl_why why)
 {
     const char *state = kl__task_state_name(&found->task);
-    if (!job || out->json)
+    bool unserved = !job && why == KL_WHY_KIND;
+    if ((!job && !unserved) || out->json)
         return kl__cell_text(state);
-    const char *text = kl__format(&out->arena, "%s, job %s", state, job);
+    const char *text =
+        kl__format(&out->arena, "%s, %s%s", state, unserved ? "no worker for its kind" : "job ", unserved ? "" : job);
     return kl__cell_text(text ? text : state);
+}
+
+static kl__cell why_cell(kl_why why)
+{
+    return why == KL_WHY_KIND || why == KL_WHY_NO_WORKER ? kl__cell_text(kl__why_name(why)) : kl__cell_none();
 }
 
 static kl__cell text_or_none(const char *text) { return text ? kl__cell_text(text) : kl__cell_none(); }
 
-void kl__task_row(kl__out *out, const kl_found *found, const kl__cancelled_set *marks)
+void kl__task_row(kl__out *out, const kl_found *found, const kl__cancelled_set *marks, kl_why why)
 {
     const kl_task *task = &found->task;
     const kl_entry *entry = &task->entry;
     const char *job = job_state(found, marks ? kl__cancelled_find(marks, &entry->job) : NULL);
-    kl__out_row(out, (kl__cell[]){kl__cell_id(&entry->id), state_cell(out, found, job),
+    kl__out_row(out, (kl__cell[]){kl__cell_id(&entry->id), state_cell(out, found, job, why),
                                   kl__cell_bytes_or_none(entry->key), kl__cell_bytes_or_none(entry->kind),
                                   kl__cell_number(entry->priority), kl__cell_number(task->attempts),
                                   kl__cell_time(task->not_before_ms), kl__cell_time(task->finished_ms),
                                   kl__cell_bytes_or_none(task->error), kl__cell_bytes(entry->payload),
                                   kl__cell_text(found->partition), kl__cell_bytes_or_none(task->result),
-                                  kl__cell_id_or_none(&entry->job), text_or_none(job)});
+                                  kl__cell_id_or_none(&entry->job), text_or_none(job), why_cell(why)});
 }
 
 /* ---- One task ---- */
 
 static const kl__column thing_columns[] = {
-    {"id", 0},           {"queue", 0},      {"partition", 0}, {"state", KL_COLUMN_STATE},
-    {"key", 0},          {"kind", 0},       {"priority", 0},  {"attempts", 0},
-    {"attempts_max", 0}, {"timeout_ms", 0}, {"made", 0},      {"due", 0},
-    {"finished", 0},     {"job", 0},        {"job_state", 0}, {"origin", 0},
-    {"unique", 0},       {"group", 0},      {"headers", 0},   {"tags", 0},
-    {"traceparent", 0},  {"error", 0},      {"result", 0},    {"payload", 0},
-    {NULL, 0},
+    {"id", 0},       {"queue", 0},    {"partition", 0},    {"state", KL_COLUMN_STATE}, {"key", 0},    {"kind", 0},
+    {"priority", 0}, {"attempts", 0}, {"attempts_max", 0}, {"timeout_ms", 0},          {"made", 0},   {"due", 0},
+    {"why", 0},      {"finished", 0}, {"job", 0},          {"job_state", 0},           {"origin", 0}, {"unique", 0},
+    {"group", 0},    {"headers", 0},  {"tags", 0},         {"traceparent", 0},         {"error", 0},  {"result", 0},
+    {"payload", 0},  {NULL, 0},
 };
 
 static kl__cell headers_cell(const kl_task_extra *extra)
@@ -133,10 +141,21 @@ static kl__cell number_or_none(int64_t number) { return number ? kl__cell_number
 
 static kl__cell duration_or_none(int64_t ms) { return ms ? kl__cell_duration(ms) : kl__cell_none(); }
 
+/* A sentence that says what to do; NULL: nothing is known. */
+static const char *reason_of(kl_why why)
+{
+    if (why == KL_WHY_KIND)
+        return "no worker has a handler for its kind; start one that has";
+    return why == KL_WHY_NO_WORKER ? "no worker owns its shard; start one" : NULL;
+}
+
 int kl__task_thing(const kl__call *call, kl_queue *queue, const kl_found *found)
 {
+    kl_why why;
     kl__cancelled mark = {.run = 0};
     kl_rc rc = waits_for_job(found) ? kl__cancel_read(queue, &found->task.entry.job, &mark) : KL_OK;
+    if (rc == KL_OK)
+        rc = kl__tasks_why(queue, found, 1, &why);
     if (rc != KL_OK)
         return kl__fail_call(rc);
     const kl_task *task = &found->task;
@@ -155,6 +174,7 @@ int kl__task_thing(const kl__call *call, kl_queue *queue, const kl_found *found)
                                       duration_or_none(extra->timeout_ms),
                                       kl__cell_time(found->made_ms),
                                       kl__cell_time(task->not_before_ms),
+                                      text_or_none(reason_of(why)),
                                       kl__cell_time(task->finished_ms),
                                       kl__cell_id_or_none(&entry->job),
                                       text_or_none(job_state(found, mark.run ? &mark : NULL)),
@@ -217,6 +237,7 @@ int kl__list_tasks(kl__call *call, kl_queue *queue, const kl__column *columns, i
                    void *ctx)
 {
     kl_found found[KL_LIST_PAGE];
+    kl_why why[KL_LIST_PAGE];
     kl_arena arenas[2] = {{0}, {0}}; /* the cursor that is asked with lies in the one that is not written to */
     kl_bytes cursor = {0};
     kl__out out;
@@ -233,8 +254,10 @@ int kl__list_tasks(kl__call *call, kl_queue *queue, const kl__column *columns, i
         rc = page(ctx, max, &cursor, arena, found, &count);
         if (rc == KL_OK)
             rc = read_marks(queue, found, count, &marks_read, &marks);
+        if (rc == KL_OK)
+            rc = kl__tasks_why(queue, found, count, why);
         for (size_t i = 0; rc == KL_OK && i < count; i++, listed++)
-            kl__task_row(&out, &found[i], &marks);
+            kl__task_row(&out, &found[i], &marks, why[i]);
     } while (rc == KL_OK && cursor.len && listed < limit);
     int status = kl__out_end(&out);
     if (rc == KL_OK && cursor.len)
