@@ -178,15 +178,11 @@ kl_rc kl__exec_check_key(kl_bytes key)
                     KL_KEY_BYTES_MAX);
 }
 
-static void route(kl_exec *exec, struct order *order)
+/* For a task without a key: each in turn. */
+static kl__shard *next_shard(kl_exec *exec)
 {
-    if (KL_LIKELY(order->task->key.len > 0)) {
-        order->shard = kl__exec_shard_of(exec, order->task->key, &order->hash);
-    } else {
-        uint32_t turn = atomic_fetch_add_explicit(&exec->next_shard, 1, memory_order_relaxed);
-        order->shard = &exec->shards[turn % exec->shard_count];
-        order->hash = 0;
-    }
+    uint32_t turn = atomic_fetch_add_explicit(&exec->next_shard, 1, memory_order_relaxed);
+    return &exec->shards[turn % exec->shard_count];
 }
 
 static kl_rc add_extra(kl_exec *exec, struct order *order, const kl_exec_task_opts *opts)
@@ -216,51 +212,70 @@ static void drop_order(struct order *order)
     kl__free(order->far_key);
 }
 
-/* The rarer half of prepare: options, and a key too long to travel inside the task. */
-static kl_rc prepare_special(kl_exec *exec, struct order *order)
+/* A task without options whose key can travel inside it: nearly every one. */
+static inline bool is_plain(const kl_exec_task *task)
 {
-    const kl_exec_task *task = order->task;
+    return task->fn && !task->opts && task->key.data && task->key.len <= KL_TASK_KEY_INLINE;
+}
+
+/* Apart, because all of XXH3 in it would keep what calls it from being inlined. */
+static __attribute__((noinline)) uint64_t hash_of(kl_bytes key) { return kl__hash_local(key); }
+
+static inline struct order plain_order(kl_exec *exec, const kl_exec_task *task)
+{
+    uint64_t hash = KL_LIKELY(task->key.len > 0) ? hash_of(task->key) : 0;
+    kl__shard *shard = KL_LIKELY(task->key.len > 0) ? kl__exec_shard_at(exec, hash) : next_shard(exec);
+    return (struct order){.task = task,
+                          .shard = shard,
+                          .hash = hash,
+                          .careful = kl__lane_signs_say(shard->signs, (uint32_t)hash),
+                          .mark.attempts_max = (uint16_t)exec->opts.attempts_max,
+                          .timeout_ms = exec->opts.submit_timeout_ms};
+}
+
+static kl_rc apply_options(kl_exec *exec, struct order *order)
+{
+    kl_exec_task_opts opts;
+    kl_rc rc = kl__exec_task_opts_check(order->task->opts, &opts);
+    if (rc != KL_OK)
+        return rc;
+    order->mark.priority = (int8_t)opts.priority;
+    if (opts.attempts_max)
+        order->mark.attempts_max = (uint16_t)opts.attempts_max;
+    if (opts.submit_timeout_ms)
+        order->timeout_ms = opts.submit_timeout_ms;
+    return opts.delay_ms || opts.deadline_ms || opts.end ? add_extra(exec, order, &opts) : KL_OK;
+}
+
+static kl_rc prepare_special(kl_exec *exec, const kl_exec_task *task, struct order *ret_order)
+{
     kl_rc rc = task->fn ? kl__exec_check_key(task->key)
                         : kl__fail(KL_EINVAL, "the task has no function; pass the function that does its work");
-    if (rc == KL_OK && task->opts) {
-        kl_exec_task_opts opts;
-        if ((rc = kl__exec_task_opts_check(task->opts, &opts)) != KL_OK)
-            return rc;
-        order->mark.priority = (int8_t)opts.priority;
-        if (opts.attempts_max)
-            order->mark.attempts_max = (uint16_t)opts.attempts_max;
-        if (opts.submit_timeout_ms)
-            order->timeout_ms = opts.submit_timeout_ms;
-        if (opts.delay_ms || opts.deadline_ms || opts.end)
-            rc = add_extra(exec, order, &opts);
-    }
-    if (rc == KL_OK && task->key.len > KL_TASK_KEY_INLINE) {
-        if (!(order->far_key = kl__alloc(task->key.len))) {
-            kl__free(order->extra);
+    if (rc != KL_OK)
+        return rc;
+    struct order order = plain_order(exec, task);
+    if (task->opts && (rc = apply_options(exec, &order)) != KL_OK)
+        return rc;
+    if (task->key.len > KL_TASK_KEY_INLINE) {
+        if (!(order.far_key = kl__alloc(task->key.len))) {
+            kl__free(order.extra);
             return kl__fail_memory();
         }
-        memcpy(order->far_key, task->key.data, task->key.len);
+        memcpy(order.far_key, task->key.data, task->key.len);
     }
-    return rc;
+    if (is_delayed(&order)) {
+        order.careful = true;
+        atomic_fetch_add(&order.shard->delayed, 1); /* before it is handed over: those after it are stamped */
+    }
+    *ret_order = order;
+    return KL_OK;
 }
 
 static inline kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct order *ret_order)
 {
-    *ret_order = (struct order){.task = task,
-                                .mark.attempts_max = (uint16_t)exec->opts.attempts_max,
-                                .timeout_ms = exec->opts.submit_timeout_ms};
-    if (KL_UNLIKELY(!task->fn || task->opts || !task->key.data || task->key.len > KL_TASK_KEY_INLINE)) {
-        kl_rc rc = prepare_special(exec, ret_order);
-        if (rc != KL_OK)
-            return rc;
-    }
-    route(exec, ret_order);
-    if (KL_UNLIKELY(kl__lane_signs_say(ret_order->shard->signs, (uint32_t)ret_order->hash)))
-        ret_order->careful = true;
-    if (KL_UNLIKELY(is_delayed(ret_order))) {
-        ret_order->careful = true;
-        atomic_fetch_add(&ret_order->shard->delayed, 1); /* before it is handed over: those after it are stamped */
-    }
+    if (KL_UNLIKELY(!is_plain(task)))
+        return prepare_special(exec, task, ret_order);
+    *ret_order = plain_order(exec, task);
     return KL_OK;
 }
 
@@ -432,40 +447,62 @@ static kl_rc admit(kl_exec *exec, struct order *order)
     return rc == KL_OK ? KL_OK : fail_closed();
 }
 
-static kl_rc submit_order(kl_exec *exec, struct order *order, kl_exec_id *ret_id)
+static inline void hand_over(const struct order *order, uint64_t number, kl_exec_id *ret_id)
 {
-    uint64_t number, count;
-    kl_rc rc = KL_UNLIKELY(order->careful) ? admit(exec, order) : KL_OK;
-    if (KL_UNLIKELY(rc != KL_OK)) {
-        drop_order(order);
-        return rc;
-    }
-    rc = kl__inbox_claim(&order->shard->inbox, 1, &number, &count);
-    if (KL_UNLIKELY(rc == KL_EFULL))
-        rc = claim_patiently(exec, order, &number);
-    if (KL_UNLIKELY(rc != KL_OK)) {
-        drop_order(order);
-        return rc == KL_EFULL ? kl__shard_fail_full(order->shard) : fail_closed();
-    }
     bool urgent = is_urgent(order);
     kl_exec_id id = fill(order, number);
     if (ret_id)
         *ret_id = id;
     announce(order->shard, number, urgent);
+}
+
+/* An order that must be admitted first, or wait for a place. */
+static kl_rc submit_order(kl_exec *exec, struct order *order, kl_exec_id *ret_id)
+{
+    uint64_t number, count;
+    kl_rc rc = order->careful ? admit(exec, order) : KL_OK;
+    if (rc != KL_OK) {
+        drop_order(order);
+        return rc;
+    }
+    rc = kl__inbox_claim(&order->shard->inbox, 1, &number, &count);
+    if (rc == KL_EFULL)
+        rc = claim_patiently(exec, order, &number);
+    if (rc != KL_OK) {
+        drop_order(order);
+        return rc == KL_EFULL ? kl__shard_fail_full(order->shard) : fail_closed();
+    }
+    hand_over(order, number, ret_id);
     return KL_OK;
+}
+
+/* These two are apart so that an order of the common kind can stay in registers. */
+static __attribute__((noinline)) kl_rc submit_special(kl_exec *exec, const kl_exec_task *task, kl_exec_id *ret_id)
+{
+    struct order order;
+    kl_rc rc = prepare_special(exec, task, &order);
+    return rc == KL_OK ? submit_order(exec, &order, ret_id) : rc;
+}
+
+static __attribute__((noinline)) kl_rc submit_with_care(kl_exec *exec, struct order order, kl_exec_id *ret_id)
+{
+    return submit_order(exec, &order, ret_id);
 }
 
 kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, const kl_exec_task_opts *opts,
                      kl_exec_id *ret_id)
 {
-    struct order order;
     if (KL_UNLIKELY(!exec))
         return kl__exec_fail_null("kl_exec_submit", "exec");
     kl_exec_task task = {key, fn, ctx, opts};
-    kl_rc rc = prepare(exec, &task, &order);
-    if (KL_UNLIKELY(rc != KL_OK))
-        return rc;
-    return submit_order(exec, &order, ret_id);
+    if (KL_UNLIKELY(!is_plain(&task)))
+        return submit_special(exec, &task, ret_id);
+    struct order order = plain_order(exec, &task);
+    uint64_t number, count;
+    if (KL_UNLIKELY(order.careful || kl__inbox_claim(&order.shard->inbox, 1, &number, &count) != KL_OK))
+        return submit_with_care(exec, order, ret_id);
+    hand_over(&order, number, ret_id);
+    return KL_OK;
 }
 
 /* --- Batches: the same, but one claim and one wake-up per shard of each chunk --- */

@@ -204,12 +204,16 @@ KL_MUST_USE kl_rc kl__exec_open_with(const kl_exec_opts *opts, const kl__clock *
 KL_MUST_USE kl_rc kl__exec_check_key(kl_bytes key);
 kl_rc kl__exec_fail_null(const char *call, const char *argument); /* KL_EINVAL */
 
+static inline kl__shard *kl__exec_shard_at(kl_exec *exec, uint64_t hash)
+{
+    return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
+}
+
 /* A key's shard. Its order is nobody else's business, so this hash needs to be fast, not portable. */
 static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint64_t *ret_hash)
 {
-    uint64_t hash = kl__hash_local(key);
-    *ret_hash = hash;
-    return &exec->shards[kl__hash_scale(hash, exec->shard_count)];
+    *ret_hash = kl__hash_local(key);
+    return kl__exec_shard_at(exec, *ret_hash);
 }
 
 /* An id is a task's number in its shard, the shard, and which of the shard's tasks it is, counted from 1, so that no id is
