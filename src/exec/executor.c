@@ -221,16 +221,16 @@ static inline bool is_plain(const kl_exec_task *task)
 /* Apart, because all of XXH3 in it would keep what calls it from being inlined. */
 static __attribute__((noinline)) uint64_t hash_of(kl_bytes key) { return kl__hash_local(key); }
 
-static inline struct order plain_order(kl_exec *exec, const kl_exec_task *task)
+static inline void make_order(kl_exec *exec, const kl_exec_task *task, struct order *ret_order)
 {
     uint64_t hash = KL_LIKELY(task->key.len > 0) ? hash_of(task->key) : 0;
     kl__shard *shard = KL_LIKELY(task->key.len > 0) ? kl__exec_shard_at(exec, hash) : next_shard(exec);
-    return (struct order){.task = task,
-                          .shard = shard,
-                          .hash = hash,
-                          .careful = kl__lane_signs_say(shard->signs, (uint32_t)hash),
-                          .mark.attempts_max = (uint16_t)exec->opts.attempts_max,
-                          .timeout_ms = exec->opts.submit_timeout_ms};
+    *ret_order = (struct order){.task = task,
+                                .shard = shard,
+                                .hash = hash,
+                                .careful = kl__lane_signs_say(shard->signs, (uint32_t)hash),
+                                .mark.attempts_max = (uint16_t)exec->opts.attempts_max,
+                                .timeout_ms = exec->opts.submit_timeout_ms};
 }
 
 static kl_rc apply_options(kl_exec *exec, struct order *order)
@@ -253,7 +253,8 @@ static kl_rc prepare_special(kl_exec *exec, const kl_exec_task *task, struct ord
                         : kl__fail(KL_EINVAL, "the task has no function; pass the function that does its work");
     if (rc != KL_OK)
         return rc;
-    struct order order = plain_order(exec, task);
+    struct order order;
+    make_order(exec, task, &order);
     if (task->opts && (rc = apply_options(exec, &order)) != KL_OK)
         return rc;
     if (task->key.len > KL_TASK_KEY_INLINE) {
@@ -275,7 +276,7 @@ static inline kl_rc prepare(kl_exec *exec, const kl_exec_task *task, struct orde
 {
     if (KL_UNLIKELY(!is_plain(task)))
         return prepare_special(exec, task, ret_order);
-    *ret_order = plain_order(exec, task);
+    make_order(exec, task, ret_order);
     return KL_OK;
 }
 
@@ -497,7 +498,8 @@ kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, con
     kl_exec_task task = {key, fn, ctx, opts};
     if (KL_UNLIKELY(!is_plain(&task)))
         return submit_special(exec, &task, ret_id);
-    struct order order = plain_order(exec, &task);
+    struct order order;
+    make_order(exec, &task, &order);
     uint64_t number, count;
     if (KL_UNLIKELY(order.careful || kl__inbox_claim(&order.shard->inbox, 1, &number, &count) != KL_OK))
         return submit_with_care(exec, order, ret_id);
