@@ -29,6 +29,7 @@ struct order {
     const kl_exec_task *task;
     kl__shard *shard;
     uint64_t hash;
+    bool urgent; /* not to wait in the inbox while others are taken: it may belong before them, or has a time to keep */
     bool careful; /* its key may be blocked, or it is delayed: it must be admitted before it may claim a place */
     bool refused; /* it was not */
     kl__lane_mark mark;
@@ -88,6 +89,7 @@ static kl_rc build(kl_exec *exec, const kl__clock *clock)
     exec->clock = clock ? *clock : (kl__clock){NULL, NULL};
     exec->opened_ms = kl__exec_now_ms(exec);
     atomic_init(&exec->hand_most, kl__hand_most());
+    exec->mark = (kl__lane_mark){.attempts_max = (uint16_t)exec->opts.attempts_max};
     exec->dear_ns = DEAR_NS + DEAR_PLACE_NS * exec->opts.shards * exec->opts.shard_capacity;
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());
@@ -229,7 +231,7 @@ static inline void make_order(kl_exec *exec, const kl_exec_task *task, struct or
                                 .shard = shard,
                                 .hash = hash,
                                 .careful = kl__lane_signs_say(shard->signs, (uint32_t)hash),
-                                .mark.attempts_max = (uint16_t)exec->opts.attempts_max,
+                                .mark = exec->mark,
                                 .timeout_ms = exec->opts.submit_timeout_ms};
 }
 
@@ -244,7 +246,10 @@ static kl_rc apply_options(kl_exec *exec, struct order *order)
         order->mark.attempts_max = (uint16_t)opts.attempts_max;
     if (opts.submit_timeout_ms)
         order->timeout_ms = opts.submit_timeout_ms;
-    return opts.delay_ms || opts.deadline_ms || opts.end ? add_extra(exec, order, &opts) : KL_OK;
+    if ((opts.delay_ms || opts.deadline_ms || opts.end) && (rc = add_extra(exec, order, &opts)) != KL_OK)
+        return rc;
+    order->urgent = order->mark.priority != 0 || order->extra;
+    return KL_OK;
 }
 
 static kl_rc prepare_special(kl_exec *exec, const kl_exec_task *task, struct order *ret_order)
@@ -297,6 +302,12 @@ static inline void copy_key(char *to, kl_bytes key)
     memcpy(to + key.len - 8, &end, 8);
 }
 
+/* Atomic for find_task(), which may look whether a task lives in this memory. */
+static inline void write_mark(kl__exec_task *task, kl__lane_mark mark)
+{
+    __atomic_store(&task->lane.mark, &mark, __ATOMIC_RELAXED);
+}
+
 /* Writes a task into its place and publishes it.
  *
  * A task that is delayed takes its place among those that were submitted before and after it was due, so while there is
@@ -310,18 +321,18 @@ static inline kl_exec_id fill(const struct order *order, uint64_t number)
     kl__fetch_to_write(kl__inbox_slot(&shard->inbox, number + KL_INBOX_SLOTS_AHEAD));
     task->fn = order->task->fn;
     task->ctx = order->task->ctx;
-    kl__lane_mark mark = order->mark;
     uint32_t hash = (uint32_t)order->hash;
+    write_mark(task, order->mark);
     if (KL_UNLIKELY(order->extra != NULL)) {
         task->extra = order->extra;
         order->extra->task = task;
     }
     if (KL_UNLIKELY(atomic_load_explicit(&shard->delayed, memory_order_relaxed) > 0)) {
+        kl__lane_mark mark = order->mark;
         mark.kind |= KL_KIND_STAMPED;
+        write_mark(task, mark);
         hash = (uint32_t)(kl__exec_now_ms(shard->exec) - shard->exec->opened_ms);
     }
-    /* Atomic for find_task(), which may look whether a task lives in this memory. */
-    __atomic_store(&task->lane.mark, &mark, __ATOMIC_RELAXED);
     task->key.len = (uint16_t)order->task->key.len;
     if (KL_UNLIKELY(order->far_key != NULL))
         task->key.far = order->far_key;
@@ -330,9 +341,6 @@ static inline kl_exec_id fill(const struct order *order, uint64_t number)
     kl__inbox_publish(&shard->inbox, number, index, hash);
     return kl__exec_id(shard, task, number);
 }
-
-/* Whether the task must not wait in the inbox while others are taken: it may belong before them, or has a time to keep. */
-static bool is_urgent(const struct order *order) { return order->mark.priority != 0 || order->extra != NULL; }
 
 /* After publishing task `number`: see that a thread looks at it. */
 static inline void announce(kl__shard *shard, uint64_t number, bool urgent)
@@ -450,11 +458,10 @@ static kl_rc admit(kl_exec *exec, struct order *order)
 
 static inline void hand_over(const struct order *order, uint64_t number, kl_exec_id *ret_id)
 {
-    bool urgent = is_urgent(order);
     kl_exec_id id = fill(order, number);
     if (ret_id)
         *ret_id = id;
-    announce(order->shard, number, urgent);
+    announce(order->shard, number, order->urgent);
 }
 
 /* An order that must be admitted first, or wait for a place. */
@@ -586,7 +593,7 @@ static size_t submit_free(kl_exec *exec, struct order *orders, size_t count, kl_
         if (KL_UNLIKELY(share->taken == 0 || orders[i].careful || ids[i] != 0))
             continue;
         share->taken--;
-        share->urgent |= is_urgent(&orders[i]);
+        share->urgent |= orders[i].urgent;
         ids[i] = fill(&orders[i], share->next++);
     }
     for (uint32_t i = 0; i < exec->shard_count; i++)

@@ -174,6 +174,7 @@ struct kl_exec {
     uint32_t started;                /* threads to be joined; all of them once it is open */
     uint32_t index_bits, shard_bits; /* of an id */
     kl__clock clock;
+    kl__lane_mark mark; /* of a task without options */
     int64_t opened_ms;
     int64_t dear_ns; /* a yield that takes longer than to fill and empty all places is no help: kl__yield */
     _Atomic(int) phase;
