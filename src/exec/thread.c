@@ -444,11 +444,14 @@ static uint32_t visit_all(kl__exec_thread *thread, bool stealing)
 {
     kl_exec *exec = thread->exec;
     uint32_t ran = 0;
+    int64_t now_ns = kl__exec_now_ns(exec);
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[(thread->home + i) % exec->shard_count];
         bool home = i < thread->homes || (stealing && ran == 0);
-        if (wants_visit(shard, home, kl__exec_now_ns(exec)))
-            ran += visit(thread, shard);
+        if (!wants_visit(shard, home, now_ns))
+            continue;
+        ran += visit(thread, shard);
+        now_ns = kl__exec_now_ns(exec);
     }
     return ran;
 }
