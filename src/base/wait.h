@@ -50,4 +50,13 @@ static inline bool kl__yield(int64_t dear_ns, int64_t *dear_until_ns)
     return true;
 }
 
+/* Sleeps for so long, less than a second; not to be cancelled either. */
+static inline void kl__nap(int64_t ns)
+{
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+    pthread_setcancelstate(state, NULL);
+}
+
 #endif

@@ -12,7 +12,8 @@
  *
  * Hardly a submit comes here: the lanes show signs of blocked keys, which producers look at without the mutex. And whoever
  * goes on submitting to a key that was refused is refused again without it, and without a sentence unless he asks: a
- * refusal holds until the shard has been relieved of something stuck, which the lanes count. */
+ * refusal holds until the shard has been relieved of something stuck, which the lanes count; a task that has become due
+ * counts when a thread comes by, as one that is done in a long hand does (hand.c takes those of blocked keys alone). */
 #include "exec/internal.h"
 
 #include <stdio.h>
@@ -20,8 +21,9 @@
 
 #include "base/text.h"
 #include "base/wait.h"
+#include "exec/hand.h"
 
-enum { LOOK_NS = 2000000, KEY_SHOWN_BYTES = 64, REFUSED_KEYS_MAX = 1024 };
+enum { KEY_SHOWN_BYTES = 64, REFUSED_KEYS_MAX = 1024 };
 
 /* --- Refusals that still hold --- */
 
@@ -72,12 +74,17 @@ static bool has_share(kl__shard *shard, const kl__lane_key *key, bool delayed, b
     return stuck == 0 || own + stuck < shard->inbox.capacity / 2;
 }
 
-/* The same, and nothing of it is still on the way. */
+/* The same, when all is known: what is done, what is due by now, and what is still on the way. */
 static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed, bool *ret_blocked)
 {
-    if (!has_share(shard, key, delayed, ret_blocked))
-        return false;
-    kl__shard_drain_inbox(shard, UINT64_MAX, kl__exec_now_ns(shard->exec)); /* without memory, as far as it goes */
+    int64_t now_ns = kl__exec_now_ns(shard->exec);
+    if (!has_share(shard, key, delayed, ret_blocked)) {
+        kl__hand_recall_all(shard, now_ns);
+        kl__lanes_advance(shard->lanes, kl__ns_to_ms(now_ns));
+        if (!has_share(shard, key, delayed, ret_blocked))
+            return false;
+    }
+    kl__shard_drain_inbox(shard, UINT64_MAX, now_ns); /* without memory, as far as it goes */
     return has_share(shard, key, delayed, ret_blocked);
 }
 
@@ -96,7 +103,7 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
         if (rc != KL_EFULL || !who->patient)
             break;
         kl__shard_offer(shard);
-        kl__cond_wait(&shard->room, &shard->mutex, kl__monotonic_ns() + LOOK_NS);
+        kl__cond_wait(&shard->room, &shard->mutex, kl__monotonic_ns() + KL_EXEC_LOOK_NS);
     }
     if (rc == KL_EFULL && *ret_blocked)
         note_refused(shard, who->hash);
@@ -145,9 +152,9 @@ static void say_blocked(const void *facts, char *text, size_t bytes)
     kl__text_quote((kl_bytes){f->key, bytes_shown(f->key_len)}, key, sizeof key);
     snprintf(
         text, bytes,
-        "key '%s%s' is blocked: it is paused, or a task of it has failed and none been done since; it has taken up "
-        "all that it may of shard %u, where tasks that cannot run get half of %u places; submit again when it "
-        "runs, or resume, skip or drain it",
+        "key '%s%s' is blocked: it is paused, or a task of it has failed and none been done since; it has all that it "
+        "may of shard %u, where tasks that cannot run share half of %u places; submit again when it runs, or "
+        "resume, skip or drain it",
         key, f->key_len > KEY_SHOWN_BYTES ? "..." : "", f->full.shard, f->full.capacity);
 }
 

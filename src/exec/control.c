@@ -141,7 +141,7 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
 static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
 {
     if (!exec)
-        return kl__exec_fail_null("a call about a key", "exec");
+        return kl__exec_fail_null("kl_exec_barrier or kl_exec_key_*", "exec");
     kl_rc rc = kl__exec_check_key(key);
     if (rc != KL_OK)
         return rc;

@@ -2,7 +2,7 @@
  *
  *      submit:  check -> hash the key -> shard -> claim a place -> fill in the task -> publish -> wake a thread
  *
- * A submit takes no mutex unless it must wait for room, and allocates nothing unless the key is long or the task has a
+ * A submit takes no mutex unless it must wait for room or its key may be blocked, and allocates nothing unless the key is long or the task has a
  * delay, a deadline or a report of its own. What it may need is allocated before a place is claimed, so that a claimed
  * place is always published. */
 #include "exec/internal.h"
@@ -17,8 +17,8 @@
 #include "base/wait.h"
 #include "exec/hand.h"
 
-enum { BATCH_CHUNK = 64, YIELDS = 16, LOOK_NS = 2000000, LOG_LINE_BYTES = 512 };
-enum { DEAR_NS = 500000, DEAR_PLACE_NS = 100 };
+enum { BATCH_CHUNK = 64, LOG_LINE_BYTES = 512 };
+enum { DEAR_NS_MIN = 500000, DEAR_NS_MAX = 3000000, DEAR_PLACE_NS = 100 };
 enum { REFUSED_MAX = 64 }; /* keys of a batch that may be refused before it is cut short */
 
 _Thread_local const kl_exec *kl__inside;
@@ -90,7 +90,8 @@ static kl_rc build(kl_exec *exec, const kl__clock *clock)
     exec->opened_ms = kl__exec_now_ms(exec);
     atomic_init(&exec->hand_most, kl__hand_most());
     exec->mark = (kl__lane_mark){.attempts_max = (uint16_t)exec->opts.attempts_max};
-    exec->dear_ns = DEAR_NS + DEAR_PLACE_NS * exec->opts.shards * exec->opts.shard_capacity;
+    int64_t turn_ns = DEAR_NS_MIN + DEAR_PLACE_NS * exec->opts.shards * exec->opts.shard_capacity;
+    exec->dear_ns = turn_ns < DEAR_NS_MAX ? turn_ns : DEAR_NS_MAX;
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());
     pthread_mutex_init(&exec->park_mutex, NULL);
@@ -356,6 +357,13 @@ static kl_rc fail_closed(void)
     return kl__fail(KL_ECLOSED, "the executor has been stopped and takes no more tasks; open a new one");
 }
 
+/* What is done and still in the hand of a thread whose next task takes long gives its place back. Under the mutex. */
+static void recall_hands(kl__shard *shard)
+{
+    kl__hand_recall_all(shard, kl__exec_now_ns(shard->exec));
+    kl__shard_offer(shard);
+}
+
 /* Claims at least one place, waiting for room until `until_ns`. */
 static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, uint64_t *ret_first,
                            uint64_t *ret_count)
@@ -363,8 +371,8 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
     kl_rc rc;
     /* Room is often a few microseconds away: let the threads that make it run before going to sleep for it. Half of it is
      * worth waiting for: taking each place as it comes free would have the cores tear at the same cache lines. */
-    for (int i = 0; i < YIELDS; i++) {
-        if (!kl__yield(shard->exec->dear_ns, &dear_until_ns))
+    for (int i = 0; i < KL_EXEC_YIELDS; i++) {
+        if (kl__monotonic_ns() >= until_ns || !kl__yield(shard->exec->dear_ns, &dear_until_ns))
             break;
         if (kl__inbox_length(&shard->inbox) > shard->inbox.capacity / 2)
             continue;
@@ -376,9 +384,11 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
     bool in_time = true;
     while ((rc = kl__inbox_claim(&shard->inbox, wanted, ret_first, ret_count)) == KL_EFULL && in_time) {
         /* We are called when a good part is free; a place here and there we find ourselves. */
-        int64_t look_ns = kl__monotonic_ns() + LOOK_NS;
-        if (!kl__cond_wait(&shard->room, &shard->mutex, until_ns < look_ns ? until_ns : look_ns))
+        int64_t look_ns = kl__monotonic_ns() + KL_EXEC_LOOK_NS;
+        if (!kl__cond_wait(&shard->room, &shard->mutex, until_ns < look_ns ? until_ns : look_ns)) {
             in_time = until_ns > look_ns;
+            recall_hands(shard);
+        }
     }
     shard->waiting--;
     pthread_mutex_unlock(&shard->mutex);
@@ -419,6 +429,18 @@ static kl_rc claim_anywhere(kl_exec *exec, struct order *order, uint64_t *ret_nu
     return rc;
 }
 
+/* Before the shard is called full to somebody who does not wait: if no thread has been there for a while, looks closely. */
+static kl_rc claim_closely(kl__shard *shard, uint64_t *ret_number)
+{
+    uint64_t count;
+    if (kl__exec_now_ns(shard->exec) - atomic_load_explicit(&shard->visited_ns, memory_order_relaxed) < KL_EXEC_LOOK_NS)
+        return KL_EFULL;
+    pthread_mutex_lock(&shard->mutex);
+    recall_hands(shard);
+    pthread_mutex_unlock(&shard->mutex);
+    return kl__inbox_claim(&shard->inbox, 1, ret_number, &count);
+}
+
 /* Waits for a place: one with a key at its shard, one without wherever there is one first. */
 static kl_rc claim_patiently(kl_exec *exec, struct order *order, uint64_t *ret_number)
 {
@@ -427,13 +449,13 @@ static kl_rc claim_patiently(kl_exec *exec, struct order *order, uint64_t *ret_n
     kl_rc rc = keyless ? claim_anywhere(exec, order, ret_number) : KL_EFULL;
     int64_t until_ns = wait_until(exec, order->timeout_ms), now_ns = kl__monotonic_ns();
     while (rc == KL_EFULL && now_ns < until_ns) {
-        int64_t turn_ns = keyless && now_ns + LOOK_NS < until_ns ? now_ns + LOOK_NS : until_ns;
+        int64_t turn_ns = keyless && now_ns + KL_EXEC_LOOK_NS < until_ns ? now_ns + KL_EXEC_LOOK_NS : until_ns;
         rc = claim_waiting(order->shard, 1, turn_ns, ret_number, &count);
         if (rc == KL_EFULL && keyless)
             rc = claim_anywhere(exec, order, ret_number);
         now_ns = kl__monotonic_ns();
     }
-    return rc;
+    return rc == KL_EFULL && !keyless && until_ns == 0 ? claim_closely(order->shard, ret_number) : rc;
 }
 
 /* Asks whether an order that needs care may come in; one without a key may at any shard. Waiting would hold up the

@@ -31,7 +31,7 @@ static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_
 static void part_from_special(kl__hand *hand, kl__shard *shard, int64_t now_ns)
 {
     for (uint32_t i = 0; i < hand->count; i++) {
-        if (KL_UNLIKELY(hand->tasks[i]->mark.kind != 0)) {
+        if (KL_UNLIKELY(hand->tasks[i]->mark.kind != 0 || kl__lane_awaited(hand->tasks[i]->lane))) {
             uint32_t keep = i > 0 ? i : 1;
             untake(hand, shard, keep, now_ns);
             hand->count = keep;

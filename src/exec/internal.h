@@ -1,7 +1,7 @@
 /* internal.h - what the files of the executor share: task, shard, thread, executor.
  *
- * Reading order: executor.c (submit) -> inbox.h -> shard.c (drain, take, settle) -> thread.c (run). stop.c ends it,
- * control.c looks at it and steers it. */
+ * Reading order: executor.c (submit) -> admit.c (blocked keys) -> inbox.h -> shard.c (drain, take, settle) -> hand.c ->
+ * thread.c (run). stop.c ends it, control.c looks at it and steers it. */
 #ifndef KL_EXEC_INTERNAL_H
 #define KL_EXEC_INTERNAL_H
 
@@ -17,6 +17,9 @@
 #include "lanes/lanes.h"
 
 enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 64 };
+
+/* How often to yield before sleeping, and how often to look up while waiting for room. */
+enum { KL_EXEC_YIELDS = 16, KL_EXEC_LOOK_NS = 2000000 };
 
 /* What few tasks have: allocated only for them. */
 typedef struct kl__task_extra {
@@ -55,8 +58,9 @@ typedef struct kl__exec_task {
 } kl__exec_task;
 
 _Static_assert(sizeof(kl__exec_task) == KL_CACHE_LINE, "a task is one cache line");
-_Static_assert(sizeof(kl__exec_task) * 5 / 4 + 2 * sizeof(uint64_t) <= 96,
-               "a place, its slot, its share of the spare tasks and of the refusals: at most 96 bytes");
+_Static_assert(
+    sizeof(kl__exec_task) * 5 / 4 + 2 * sizeof(uint64_t) <= 96,
+    "a place, its share of the spare tasks, and its slots in a ring of up to twice as many: at most 96 bytes");
 _Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, mark), "the key must leave the other fields alone");
 
 /* Bits of kl__lane_mark.kind. STAMPED: in the inbox, the slot has the time of the submit where the hash would be. */
@@ -110,7 +114,7 @@ typedef struct kl__shard {
     kl__inbox inbox;
     alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards what follows and the lanes; its holder owns the inbox */
     kl__tree_node *deadlines;
-    kl__lane_task *spare; /* tasks that are lent, chained by next */
+    kl__lane_task *spare; /* tasks that are not lent, chained by next */
     uint32_t waiting;     /* producers waiting for room */
     uint32_t seen_urgent;
     pthread_cond_t room;

@@ -34,7 +34,7 @@ enum {
     WATCH_NS = 2000000,
     BACKLOG = 256,
     STEAL_AFTER = 6,
-    YIELDS = 16,
+    NAP_NS = 50000,
     REPLACE_WAIT_NS = 10000000,
 };
 
@@ -168,7 +168,9 @@ static void keep_watch(kl__exec_thread *thread)
         pop_idle(exec);
 }
 
-static void sleep_until_work(kl__exec_thread *thread)
+/* False: there is work, so it did not sleep. But perhaps nobody can have it yet, until a thread that was interrupted goes
+ * on. */
+static bool sleep_until_work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
     set_brisk(thread, false);
@@ -177,7 +179,8 @@ static void sleep_until_work(kl__exec_thread *thread)
     thread->next_idle = exec->idle;
     exec->idle = thread;
     atomic_fetch_add(&exec->idle_count, 1);
-    if (!any_work(exec) && !finished(exec)) {
+    bool sleeps = !any_work(exec) && !finished(exec);
+    if (sleeps) {
         if (atomic_load(&exec->brisk_count) > 0 && !atomic_load(&exec->watched))
             keep_watch(thread);
         else
@@ -188,6 +191,7 @@ static void sleep_until_work(kl__exec_thread *thread)
     if (exec->idle && next_due_ns(exec) != KL_NEVER)
         pthread_cond_signal(&exec->idle->wake); /* perhaps only we had an eye on the clock */
     pthread_mutex_unlock(&exec->park_mutex);
+    return sleeps;
 }
 
 /* --- Settling --- */
@@ -476,7 +480,7 @@ static bool recall_others(kl_exec *exec)
 
 /* A round without a task is followed by a yield: producers may just be getting at it. After STEAL_AFTER of them a thread
  * looks at the shards of others, too, which usually come back to them sooner and have all they need in their caches; after
- * YIELDS it sleeps, and then what it is woken for may be anywhere. */
+ * KL_EXEC_YIELDS, or while yields are dear, it sleeps, and then what it is woken for may be anywhere. */
 static void work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
@@ -485,9 +489,9 @@ static void work(kl__exec_thread *thread)
     while (!finished(exec)) {
         if (visit_all(thread, quiet >= STEAL_AFTER) > 0) {
             quiet = 0;
-        } else if (++quiet >= YIELDS || !kl__yield(exec->dear_ns, &dear_until_ns)) {
-            if (!recall_others(exec))
-                sleep_until_work(thread);
+        } else if (++quiet >= KL_EXEC_YIELDS || !kl__yield(exec->dear_ns, &dear_until_ns)) {
+            if (!recall_others(exec) && !sleep_until_work(thread))
+                kl__nap(NAP_NS);
             quiet = STEAL_AFTER;
         }
     }

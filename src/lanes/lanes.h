@@ -169,6 +169,8 @@ void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__l
 uint64_t kl__lanes_stuck(const kl__lanes *lanes);
 uint64_t kl__lane_stuck(const kl__lane *lane);
 bool kl__lane_blocked(const kl__lane *lane);
+bool kl__lane_awaited(
+    const kl__lane *lane); /* its next end matters to somebody at once: it is blocked, or has a barrier */
 
 /* For other threads, at any time, without any mutex: whether a key with this hash may be blocked. Nearly always right, and
  * if not, for the answer that costs more: false means that none is, or that one has just become it. */
@@ -176,8 +178,8 @@ enum { KL_LANE_SIGNS = 2048 };
 
 typedef struct kl__lane_signs {
     _Atomic(uint32_t) blocked_keys; /* nearly always 0, and then there is no need to look at more */
-    _Atomic(uint64_t) relieved;     /* counts how often a key was no longer blocked, or less was stuck */
     _Atomic(uint64_t) bits[KL_LANE_SIGNS / 64];
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) relieved; /* counts how often a key was no longer blocked, or less stuck */
 } kl__lane_signs;
 
 const kl__lane_signs *kl__lanes_signs(const kl__lanes *lanes);

@@ -430,3 +430,44 @@ TEST(a_thread_that_falls_asleep_while_a_hand_is_filled_still_takes_it_back)
     atomic_store(&on_take, NULL);
     kl_exec_close(exec);
 }
+
+static void wait_for_zero(void *exec) { journal_add("%s", kl_rc_name(kl_exec_barrier(exec, kl_str("0"), 300))); }
+
+TEST(a_barrier_that_waits_already_is_reached_although_the_next_in_hand_blocks)
+{
+    static struct gate dealer;
+    struct gate block = GATE;
+    struct helper helper;
+    dealer = (struct gate)GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    submit(exec, "dealer", hold, &dealer, NULL);
+    gate_await(&dealer, 1);
+    submit(exec, "0", note, "zero", NULL);
+    submit(exec, "1", hold, &block, NULL);
+    atomic_store(&barriers_waiting, 0);
+    helper_start(&helper, wait_for_zero, exec);
+    AWAIT(atomic_load(&barriers_waiting) == 1);
+    gate_open(&dealer);
+    gate_await(&block, 1);
+    helper_join(&helper);
+    CHECK_STR(journal_text(), "zero KL_OK");
+    gate_open(&block);
+    kl_exec_close(exec);
+}
+
+TEST(what_is_done_gives_its_place_back_although_the_next_in_hand_blocks)
+{
+    struct gate block = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = 8, .submit_timeout_ms = 50));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    deal(exec, (struct hand_task[]){{note, "0"}, {note, "1"}, {note, "2"}, {hold, &block}}, 4, NULL);
+    gate_await(&block, 1);
+    CHECK_STR(journal_text(), "0 1 2");
+    for (int i = 0; i < 7; i++) /* one runs, so there is room for seven */
+        CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL), KL_OK);
+    gate_open(&block);
+    kl_exec_close(exec);
+}
