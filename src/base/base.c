@@ -16,7 +16,7 @@ static _Thread_local alignas(max_align_t) char error_facts[KL_FACTS_BYTES_MAX];
 /* Tests fail the n-th allocation through these two; in production the countdown stays 0 and costs one relaxed load. */
 static _Atomic(int64_t) alloc_countdown;
 static _Atomic(uint64_t) alloc_count;
-static _Atomic(bool) alloc_watched;
+static _Atomic(bool) alloc_watched, alloc_refused;
 
 struct rc_row {
     kl_rc rc;
@@ -85,7 +85,8 @@ static bool refuse(void)
     if (KL_LIKELY(!atomic_load_explicit(&alloc_watched, memory_order_relaxed)))
         return false;
     atomic_fetch_add_explicit(&alloc_count, 1, memory_order_relaxed);
-    return atomic_fetch_sub_explicit(&alloc_countdown, 1, memory_order_relaxed) == 1;
+    return atomic_fetch_sub_explicit(&alloc_countdown, 1, memory_order_relaxed) == 1 ||
+           atomic_load_explicit(&alloc_refused, memory_order_relaxed);
 }
 
 uint64_t kl__alloc_fail_at(uint64_t n)
@@ -93,6 +94,12 @@ uint64_t kl__alloc_fail_at(uint64_t n)
     atomic_store(&alloc_countdown, (int64_t)n);
     atomic_store(&alloc_watched, true);
     return atomic_exchange(&alloc_count, 0);
+}
+
+void kl__alloc_fail_all(bool fail)
+{
+    atomic_store(&alloc_refused, fail);
+    atomic_store(&alloc_watched, true);
 }
 
 void *kl__alloc(size_t size) { return refuse() ? NULL : malloc(size); }

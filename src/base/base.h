@@ -55,5 +55,6 @@ kl_rc kl__fail_memory(void);
 /* For tests: the n-th allocation from now on, in any thread, fails (1 = the next); 0 lets all succeed again. The number
  * of allocations since the last call is returned. */
 uint64_t kl__alloc_fail_at(uint64_t n);
+void kl__alloc_fail_all(bool fail); /* every one, until false */
 
 #endif

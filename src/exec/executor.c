@@ -624,6 +624,14 @@ static size_t submit_free(kl_exec *exec, struct order *orders, size_t count, kl_
     return taken;
 }
 
+/* Keys may have become blocked while another order waited for its place. */
+static void look_again(struct order *orders, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (KL_UNLIKELY(kl__lane_signs_say(orders[i].shard->signs, (uint32_t)orders[i].hash)))
+            orders[i].careful = true;
+}
+
 /* Submits the first that found no place, waiting for one, then all that finds one now, and so on: in order, for once one
  * finds none, its shard takes no more of the chunk. Returns how many were taken. */
 static size_t submit_rest(struct batch *batch, struct order *orders, size_t count, kl_exec_id *ids,
@@ -631,6 +639,7 @@ static size_t submit_rest(struct batch *batch, struct order *orders, size_t coun
 {
     size_t taken = 0;
     for (size_t i = 0; i < count; i++) {
+        look_again(&orders[i], 1);
         bool careful = orders[i].careful;
         uint32_t shard = orders[i].shard->index;
         if (ids[i] != 0)
@@ -640,10 +649,15 @@ static size_t submit_rest(struct batch *batch, struct order *orders, size_t coun
             continue;
         }
         kl_rc rc = submit_order(batch->exec, &orders[i], &ids[i]);
-        if (rc != KL_OK)
+        if (rc != KL_OK) {
             shares[shard].is_over = note_failure(batch, &orders[i], rc);
-        else
-            taken += 1 + (careful ? 0 : submit_free(batch->exec, orders + i + 1, count - i - 1, ids + i + 1, shares));
+            continue;
+        }
+        taken++;
+        if (careful)
+            continue;
+        look_again(orders + i + 1, count - i - 1);
+        taken += submit_free(batch->exec, orders + i + 1, count - i - 1, ids + i + 1, shares);
     }
     return taken;
 }

@@ -425,7 +425,12 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
 void kl__shard_give_up(kl__shard *shard)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);
+    kl__lane_task *chain;
+    kl_rc rc;
     kl__hand_recall_all(shard, now_ns);
-    kl__shard_drain_inbox(shard, UINT64_MAX, now_ns); /* what memory does not allow yet comes in later */
-    kl__shard_end_chain(shard, kl__lanes_drain_all(shard->lanes, kl__ns_to_ms(now_ns)), KL_CANCELLED, KL_ECLOSED);
+    do { /* without memory a few at a time, as lanes become free */
+        rc = kl__shard_drain_inbox(shard, UINT64_MAX, now_ns);
+        chain = kl__lanes_drain_all(shard->lanes, kl__ns_to_ms(now_ns));
+        kl__shard_end_chain(shard, chain, KL_CANCELLED, KL_ECLOSED);
+    } while (rc != KL_OK && chain);
 }

@@ -292,12 +292,17 @@ static kl__lane *find_lane(const kl__lanes *lanes, const kl__lane_key *key)
 
 kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key) { return find_lane(lanes, key); }
 
-/* Its memory, with anything in it; NULL: there is none. */
+/* Its memory, with anything in it; NULL: there is none. Without memory, lanes of idle keys are used again: as one was made
+ * at the start, at least one key can always go on. */
 static kl__lane *new_lane(kl__lanes *lanes)
 {
-    kl__lane *lane = lanes->spare;
-    if (!lane)
-        return kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lane);
+    kl__lane *lane = NULL;
+    if (!lanes->spare && (lane = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lane)))
+        return lane;
+    while (!lanes->spare && lanes->first_resting && !lanes->visiting)
+        make_room(lanes);
+    if (!(lane = lanes->spare))
+        return NULL;
     lanes->spare = lane->next_resting;
     lanes->spare_count--;
     return lane;
@@ -332,8 +337,13 @@ static inline void advance(kl__lanes *lanes, int64_t now_ms)
 kl__lanes *kl__lanes_open(void)
 {
     kl__lanes *lanes = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lanes);
-    if (!lanes)
+    kl__lane *first = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *first);
+    if (!lanes || !first) {
+        kl__free(lanes);
+        kl__free(first);
         return NULL;
+    }
+    spare_lane(lanes, first);
     lanes->now_ms = INT64_MIN;
     lanes->next_due = KL_NEVER;
     lanes->crowd.odd = ODD_CROWD;

@@ -199,6 +199,46 @@ static void submit_for_ever(void *exec)
     journal_add("%s", kl_rc_name(rc));
 }
 
+struct burst {
+    kl_exec *exec;
+    kl_rc rc;
+    size_t taken;
+};
+
+static void submit_burst(void *ctx)
+{
+    enum { BURST = 4 * CAPACITY };
+    struct burst *burst = ctx;
+    kl_exec_task batch[BURST];
+    for (int i = 0; i < BURST; i++)
+        batch[i] = (kl_exec_task){kl_str("bad"), nothing, NULL, NULL};
+    burst->rc = kl_exec_submit_batch(burst->exec, batch, BURST, NULL, &burst->taken);
+}
+
+TEST(a_batch_that_waits_for_room_takes_no_more_of_it_for_a_key_that_has_failed_meanwhile)
+{
+    struct gate gate = GATE;
+    struct tally tally = TALLY;
+    struct helper helper;
+    struct script failing = {.name = "x", .plan = "r", .gate = &gate};
+    kl_exec *exec =
+        open_frozen(OPTS(.shard_capacity = CAPACITY, .backoff_base_ms = 50, .submit_timeout_ms = PATIENCE_MS));
+    struct burst burst = {.exec = exec};
+    REQUIRE(exec != NULL);
+    submit_script(exec, "bad", &failing, NULL);
+    gate_await(&gate, 1);
+    helper_start(&helper, submit_burst, &burst);
+    AWAIT(places_taken(exec) == CAPACITY);
+    gate_open(&gate);
+    helper_join(&helper);
+    CHECK_INT(burst.rc, KL_EFULL);
+    CHECK(burst.taken <= CAPACITY);
+    for (int i = 0; i < 10 * CAPACITY; i++)
+        submit(exec, "good", add_one, &tally, NULL);
+    tally_await(&tally, 10 * CAPACITY);
+    kl_exec_close(exec);
+}
+
 TEST(who_waits_for_ever_waits_for_a_blocked_key_until_it_runs_or_the_executor_stops)
 {
     struct helper helper;

@@ -219,3 +219,36 @@ TEST(every_allocation_may_fail_and_nothing_taken_is_lost)
     printf("# %" PRIu64 " allocations\n", n - 1);
     CHECK(n > 100);
 }
+
+/* Memory is gone for good: what was taken runs, a key at a time, and a stop ends it all the same. */
+TEST(without_any_memory_tasks_run_and_stops_end)
+{
+    enum { KEYS = 100 };
+    for (int aborted = 0; aborted <= 1; aborted++) {
+        struct gate gate = GATE;
+        struct tally ran = TALLY;
+        struct sweep s = {.ended = TALLY};
+        kl_exec *exec = open_exec(OPTS(.shards = 2, .on_failure = count_end, .on_failure_ctx = &s));
+        REQUIRE(exec != NULL);
+        kl__alloc_fail_all(true);
+        if (aborted)
+            submit(exec, "first", hold, &gate, NULL);
+        for (int i = 0; i < KEYS; i++) {
+            char key[16];
+            snprintf(key, sizeof key, "key-%d", i);
+            submit(exec, key, add_one, &ran, NULL);
+        }
+        if (aborted) {
+            gate_await(&gate, 1);
+            gate_open(&gate);
+            CHECK_INT(kl_exec_abort(exec), KL_OK);
+        } else {
+            CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+            CHECK_INT(tally_read(&ran), KEYS);
+        }
+        CHECK_INT(tally_read(&ran) + tally_read(&s.ended), KEYS);
+        kl__alloc_fail_all(false);
+        kl__alloc_fail_at(0);
+        kl_exec_close(exec);
+    }
+}

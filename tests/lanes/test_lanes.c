@@ -526,6 +526,7 @@ TEST(a_lane_that_cannot_be_made_changes_nothing)
     struct stage s;
     kl__lane_key key = key_of("a key that is longer than what a lane keeps inside of itself");
     stage_open(&s);
+    pause_key(&s, "p"); /* has the one that was made at the start */
     for (uint64_t n = 1; n <= 2; n++) {
         kl__alloc_fail_at(n);
         CHECK(kl__lanes_lane(s.lanes, &key) == NULL);
@@ -535,10 +536,30 @@ TEST(a_lane_that_cannot_be_made_changes_nothing)
         CHECK(kl__lanes_valid(s.lanes));
         CHECK_INT(kl__lanes_show(s.lanes, &key).state, KL_LANE_IDLE);
     }
-    kl__alloc_fail_at(1);
-    CHECK(kl__lanes_open() == NULL);
+    for (uint64_t n = 1; n <= 2; n++) {
+        kl__alloc_fail_at(n);
+        CHECK(kl__lanes_open() == NULL);
+    }
     kl__alloc_fail_at(0);
     kl__lanes_close(NULL);
+    stage_close(&s);
+}
+
+TEST(without_memory_lanes_of_idle_keys_are_used_again)
+{
+    struct stage s;
+    stage_open(&s);
+    kl__alloc_fail_all(true);
+    for (int i = 0; i < 3; i++) {
+        char key[] = {'k', (char)('0' + i), '\0'};
+        kl__lane_task *task = add(&s, key, key, 0, 0);
+        kl__lane_key other = key_of("other");
+        CHECK(kl__lanes_lane(s.lanes, &other) == NULL);
+        CHECK(take(&s) == task);
+        end(&s, task);
+    }
+    kl__alloc_fail_all(false);
+    kl__alloc_fail_at(0);
     stage_close(&s);
 }
 
