@@ -114,10 +114,10 @@ KL_API KL_MUST_USE kl_rc kl_job_rerun(kl_queue *queue, const kl_task_id *job, bo
  * repeated. */
 KL_API KL_MUST_USE kl_rc kl_job_cancel(kl_queue *queue, const kl_task_id *job);
 
-/* Removes the job with all it owns: results, waiting tasks, and the answer kept for repeats. Only the owner of a shard
- * may end a task: those that wait will not be started, and end when their turn comes, with nothing kept of them; until
- * then they are counted and listed as waiting. A task that is running goes on, and what comes of it is kept for keep_ms
- * as if the job were there. */
+/* Removes the job with all it owns: results, waiting tasks, delayed ones included, and the answer kept for repeats. The
+ * owners of the shards are asked to end what waits, as by kl_queue_purge (control.h); what they cannot be asked for, because
+ * one does not answer, will not be started and ends when its turn comes. A task that is running goes on. Nothing is kept
+ * of any of them. */
 KL_API KL_MUST_USE kl_rc kl_job_remove(kl_queue *queue, const kl_task_id *job);
 
 #ifdef __cplusplus

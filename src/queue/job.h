@@ -148,6 +148,10 @@ kl_rc kl__merged_forget(kl__merged *rows, size_t count);
 
 /* --- job_cancel.c --- */
 
+/* kl_job_remove, with somebody who has the job's waiting tasks ended by the owners of their shards (work/control.c). */
+typedef kl_rc kl__job_sweep_fn(kl_queue *queue, const kl_task_id *job);
+KL_MUST_USE kl_rc kl__job_remove(kl_queue *queue, const kl_task_id *job, kl__job_sweep_fn *sweep);
+
 /* What `cancel/QUEUE/` says of one job. */
 typedef struct kl__cancelled {
     kl_task_id job;

@@ -1,10 +1,10 @@
 /* job_cancel.c - jobs that are to end: cancel, remove, and what workers have to know of them.
  *
- * From: kl_job_cancel, kl_job_remove; workers, before they start tasks of jobs.  To: records, job_results.c.
+ * From: kl_job_cancel, work/control.c (remove); workers, before they start tasks of jobs.  To: records, job_results.c.
  *
- * Tasks that wait are not looked for: they may be many, and only the owner of a shard may settle. A mark says that they
- * are cancelled, and the owners act on it when each task's turn comes. The mark outlives the job by keep_ms, for tasks
- * that wait longer than anybody thought.
+ * Tasks that wait are not looked for by a cancel: they may be many, and only the owner of a shard may settle. A mark says
+ * that they are cancelled, and the owners act on it when each task's turn comes. The mark outlives the job by keep_ms, for
+ * tasks that wait longer than anybody thought. When a job is removed, the owners are asked to end them, too.
  *
  * A job is removed by the version that its marks were made for: an add or rerun meanwhile makes it begin anew, with a
  * mark for what came.
@@ -220,8 +220,15 @@ static kl_rc remove_mark(kl_queue *queue, const kl_task_id *job)
     return rc == KL_OK && version != 0 ? kl__record_remove(queue->store, name, version) : rc;
 }
 
+/* What cannot be reached now ends when its turn comes, because of the mark. */
+static kl_rc sweep_waiting(kl_queue *queue, const kl_task_id *job, kl__job_sweep_fn *sweep)
+{
+    kl_rc rc = sweep(queue, job);
+    return rc == KL_ETIMEDOUT || rc == KL_ESTALE || kl_rc_class(rc) == KL_CLASS_RETRY ? KL_OK : rc;
+}
+
 /* All that the job owns, its record last. KL_ECONFLICT: somebody added to it or put it again meanwhile. */
-static kl_rc try_to_remove(kl_queue *queue, const kl_task_id *job, kl_arena *arena)
+static kl_rc try_to_remove(kl_queue *queue, const kl_task_id *job, kl__job_sweep_fn *sweep, kl_arena *arena)
 {
     char buffer[KL_RECORD_NAME_BYTES];
     kl__job record;
@@ -231,6 +238,8 @@ static kl_rc try_to_remove(kl_queue *queue, const kl_task_id *job, kl_arena *are
         rc = kl_job_show(queue, job, arena, &info);
     if (rc == KL_OK)
         rc = set_mark(queue, &record, true);
+    if (rc == KL_OK && info.waiting > 0)
+        rc = sweep_waiting(queue, job, sweep);
     if (rc == KL_OK)
         rc = forget_all(queue, &record);
     if (rc == KL_OK)
@@ -241,14 +250,12 @@ static kl_rc try_to_remove(kl_queue *queue, const kl_task_id *job, kl_arena *are
 }
 
 /* The mark stays, until it expires, where tasks may still wait, and where this ends before it is removed too. */
-kl_rc kl_job_remove(kl_queue *queue, const kl_task_id *job)
+kl_rc kl__job_remove(kl_queue *queue, const kl_task_id *job, kl__job_sweep_fn *sweep)
 {
     kl_arena arena = {0};
-    if (!queue || !job)
-        return kl__fail(KL_EINVAL, "an argument is NULL; pass the queue and the job's id");
     kl_rc rc = KL_ECONFLICT;
     for (int i = 0; i < MARK_TRIES && rc == KL_ECONFLICT; i++) {
-        rc = try_to_remove(queue, job, &arena);
+        rc = try_to_remove(queue, job, sweep, &arena);
         if (rc == KL_ENOTFOUND && i > 0)
             rc = KL_OK; /* by somebody else, meanwhile */
     }

@@ -192,19 +192,21 @@ static kl_rc skip(struct ask *ask)
     return rc != KL_OK ? rc : kl__json_set_id(ask->answer, "id", &id) ? KL_OK : kl__fail_memory();
 }
 
-static kl_rc sweep(struct ask *ask, uint64_t key_hash, kl_outcome outcome, const char *error)
+static kl_rc sweep(struct ask *ask, kl__sweep_of of, kl_outcome outcome, const char *error)
 {
     uint64_t count = 0;
-    kl_rc rc = kl__window_sweep(ask->window, key_hash, NULL, outcome, error, &count);
+    kl_rc rc = kl__window_sweep(ask->window, of, outcome, error, &count);
     return rc != KL_OK ? rc : kl__json_set_int(ask->answer, "count", (int64_t)count) ? KL_OK : kl__fail_memory();
 }
 
 static kl_rc drain(struct ask *ask)
 {
-    return sweep(ask, ask->key_hash, ask->dead ? KL_DEAD : KL_CANCELLED, "its key was drained");
+    return sweep(ask, (kl__sweep_of){.key_hash = ask->key_hash}, ask->dead ? KL_DEAD : KL_CANCELLED,
+                 "its key was drained");
 }
 
-static kl_rc purge(struct ask *ask) { return sweep(ask, 0, KL_CANCELLED, "its queue was purged"); }
+static kl_rc purge(struct ask *ask) { return sweep(ask, (kl__sweep_of){0}, KL_CANCELLED, "its queue was purged"); }
+static kl_rc forget(struct ask *ask) { return sweep(ask, (kl__sweep_of){.job = &ask->id}, KL_CANCELLED, ""); }
 
 /* --- Trying again --- */
 
@@ -384,7 +386,8 @@ static const struct verb {
     bool looks; /* and changes nothing */
 } verbs[] = {{"cancel", cancel, false, false}, {"again", again, false, false}, {"end", end_traceless, false, false},
              {"peek", peek, false, true},      {"skip", skip, true, false},    {"wake", wake, true, false},
-             {"drain", drain, true, false},    {"purge", purge, false, false}, {"show", show, true, true}};
+             {"drain", drain, true, false},    {"purge", purge, false, false}, {"forget", forget, false, false},
+             {"show", show, true, true}};
 
 static kl_rc carry_out(struct ask *ask)
 {

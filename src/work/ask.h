@@ -27,6 +27,7 @@ enum { KL_ASK_EXPIRES_MS = 60000 };
  *     wake    key        (its first task is tried now, with all its attempts)
  *     drain   key dead   -> count
  *     purge              -> count
+ *     forget  id         -> count (the waiting tasks of this job, and what comes of its running ones, without a trace)
  *     show    key        -> why waiting at_least until head attempts head_error running_ms percent progress */
 kl_rc kl__asks_carry_out(kl__pump *pump); /* the mutex is held; left around store calls */
 

@@ -200,9 +200,25 @@ static kl_rc each_source(kl_queue *queue, each_fn *each, void *ctx)
     return rc;
 }
 
+/* Tasks that are to be ended by the owners of their shards. */
+struct purge {
+    const char *verb;
+    const kl_task_id *job; /* only of this; NULL: all */
+    uint64_t count;
+};
+
+static json_t *purge_request(const struct purge *purge)
+{
+    json_t *request = ask_for(purge->verb);
+    if (!request || !purge->job || kl__json_set_id(request, "id", purge->job))
+        return request;
+    json_decref(request);
+    return NULL;
+}
+
 static kl_rc purge_source(kl_queue *queue, kl__source source, void *ctx)
 {
-    uint64_t *total = ctx;
+    struct purge *purge = ctx;
     kl_arena arena = {0};
     kl_rc rc = KL_OK;
     for (uint32_t shard = 0; rc == KL_OK && shard < kl_layout_shards(&source.layout->layout); shard++) {
@@ -212,9 +228,9 @@ static kl_rc purge_source(kl_queue *queue, kl__source source, void *ctx)
         rc = kl_store_counts(kl__source_store(source), place, NULL, &counts);
         if (rc != KL_OK || (kl__counts_waiting(&counts) == 0 && !counts.at_least))
             continue;
-        rc = kl__ask_send(queue, source, shard, ask_for("purge"), &arena, &answer);
+        rc = kl__ask_send(queue, source, shard, purge_request(purge), &arena, &answer);
         if (rc == KL_OK)
-            *total += (uint64_t)kl__json_int_or(&answer, "count", 0, INT64_MAX, 0);
+            purge->count += (uint64_t)kl__json_int_or(&answer, "count", 0, INT64_MAX, 0);
         kl__json_free(&answer);
         kl_arena_reset(&arena);
     }
@@ -224,11 +240,24 @@ static kl_rc purge_source(kl_queue *queue, kl__source source, void *ctx)
 
 kl_rc kl_queue_purge(kl_queue *queue, uint64_t *ret_count)
 {
-    uint64_t total = 0;
-    kl_rc rc = each_source(queue, purge_source, &total);
+    struct purge purge = {.verb = "purge"};
+    kl_rc rc = each_source(queue, purge_source, &purge);
     if (rc == KL_OK)
-        *ret_count = total;
+        *ret_count = purge.count;
     return rc;
+}
+
+static kl_rc sweep_job(kl_queue *queue, const kl_task_id *job)
+{
+    struct purge purge = {.verb = "forget", .job = job};
+    return each_source(queue, purge_source, &purge);
+}
+
+kl_rc kl_job_remove(kl_queue *queue, const kl_task_id *job)
+{
+    if (!queue || !job)
+        return kl__fail(KL_EINVAL, "an argument is NULL; pass the queue and the job's id");
+    return kl__job_remove(queue, job, sweep_job);
 }
 
 /* --- Single keys --- */

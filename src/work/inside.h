@@ -85,6 +85,7 @@ struct kl__held {
     bool draining;          /* or until the rest of its line is dead too */
     bool sending;           /* FINISHED: a settle under way has it */
     bool with_next;         /* FINISHED: the batch that has it has the next one, too */
+    bool traceless;         /* its job is removed: nothing is kept of it */
     _Atomic(bool) cancel;   /* somebody asked */
     int64_t started_ms;     /* RUNNING: on the store's clock */
     kl__progress *progress; /* RUNNING: what the handler told, or NULL */
@@ -397,11 +398,16 @@ void kl__partitions_close(kl__pump *pump);
 
 /* --- sweep.c: tasks that are ended without being run --- */
 
-/* Ends all waiting tasks of the shard with this key (0: of every key) that are not running, those not in memory
- * included, in the order of their lines; then `head` (or NULL), behind which a key is drained. *ret_count: how many
- * others. */
-kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *head, kl_outcome outcome,
-                       const char *error, uint64_t *ret_count);
+/* Which tasks of a shard are meant: those of a key, of a job, or all. */
+typedef struct kl__sweep_of {
+    uint64_t key_hash;     /* 0: of every key */
+    const kl__held *head;  /* or NULL; behind it the key is drained, and it is ended last */
+    const kl_task_id *job; /* or NULL; nothing is kept of its tasks */
+} kl__sweep_of;
+
+/* Ends all these tasks that wait and are not running, those not in memory included, in the order of their lines.
+ * *ret_count: how many, but for the head. */
+kl_rc kl__window_sweep(kl__window *window, kl__sweep_of of, kl_outcome outcome, const char *error, uint64_t *ret_count);
 
 /* How long a waiting task is to be kept by its own word, or its job's; 0: it does not say. */
 int64_t kl__task_asked_keep_ms(const kl_task *task, kl_arena *arena);

@@ -225,7 +225,7 @@ void kl__pump_settle_later(kl__pump *pump, kl__held *held, kl_outcome outcome, i
     kl__window *window = held->window;
     held->state = KL_HELD_FINISHED;
     held->outcome = (uint8_t)outcome;
-    held->keep_ms = keep_ms;
+    held->keep_ms = held->traceless ? 0 : keep_ms;
     held->next = NULL;
     *(window->finished_last ? &window->finished_last->next : &window->finished) = held;
     window->finished_last = held;

@@ -1,8 +1,8 @@
-/* sweep.c - end waiting tasks that are not to be run: a key that is drained, a queue that is purged.
+/* sweep.c - end waiting tasks that are not to be run: a key that is drained, a queue that is purged, a job that is removed.
  *
  * All lines of the shard are read once from their first task, because most of what waits is not in memory. Tasks leave
  * their lanes, those that were not in memory come into it, and all are settled in the order of their lines: so they stand
- * among the dead letters. A running task is left alone. Each is read before it is ended: its envelope says for how long
+ * among the dead letters. A running task is left alone, but of one whose job is removed nothing will be kept. Each is read before it is ended: its envelope says for how long
  * it is to be kept, and a task of a job is kept as the job says. */
 #include <string.h>
 
@@ -13,7 +13,8 @@ enum { STUBS = 512, ENDED_MAX = KL_SETTLE_MAX / 2 };
 struct sweep {
     kl__window *window;
     uint64_t key_hash;
-    uint64_t head; /* the position of the task behind which the key is drained; 0: none */
+    const kl_task_id *job; /* or NULL */
+    uint64_t head;         /* the position of the task behind which the key is drained; 0: none */
     kl_outcome outcome;
     kl_bytes error;
     uint64_t count;
@@ -21,6 +22,7 @@ struct sweep {
     size_t ended_count;
     kl_arena arena;
     kl_stub stubs[STUBS];
+    bool meant[STUBS];
     int64_t asked_ms[STUBS]; /* how long each is to be kept, by its own word */
     size_t concerned[STUBS];
     kl_ref refs[STUBS];
@@ -34,19 +36,24 @@ int64_t kl__task_asked_keep_ms(const kl_task *task, kl_arena *arena)
     return known ? extra.keep_ms : 0;
 }
 
-static bool concerns(const struct sweep *sweep, const kl_stub *stub)
+/* What is known of a task once it has been read. */
+static void note(struct sweep *sweep, size_t i, const kl_task *task)
 {
-    return !sweep->key_hash || stub->key_hash == sweep->key_hash;
+    sweep->asked_ms[i] = kl__task_asked_keep_ms(task, &sweep->arena);
+    sweep->meant[i] = !sweep->job || kl_id_compare(&task->entry.job, sweep->job) == 0;
 }
 
-/* What cannot be read does not say, and is ended all the same: somebody wants to be rid of it. The mutex is not held. */
+/* What cannot be read does not say, and is ended all the same: somebody wants to be rid of it. But it is not known to be
+ * of a job. The mutex is not held. */
 static kl_rc read_asked(struct sweep *sweep, kl_store *store, size_t count)
 {
     size_t wanted = 0, done = 0, read = 0;
     for (size_t i = 0; i < count; i++) {
         const kl_stub *stub = &sweep->stubs[i];
+        bool concerned = !sweep->key_hash || stub->key_hash == sweep->key_hash;
         sweep->asked_ms[i] = 0;
-        if (!concerns(sweep, stub))
+        sweep->meant[i] = concerned && !sweep->job;
+        if (!concerned)
             continue;
         sweep->refs[wanted] = (kl_ref){sweep->window->place, stub->id, stub->position, true};
         sweep->concerned[wanted++] = i;
@@ -58,7 +65,7 @@ static kl_rc read_asked(struct sweep *sweep, kl_store *store, size_t count)
         if (rc != KL_OK && rc != KL_EDAMAGED)
             return rc;
         for (size_t i = 0; i < read; i++)
-            sweep->asked_ms[sweep->concerned[done + i]] = kl__task_asked_keep_ms(&sweep->read[i], &sweep->arena);
+            note(sweep, sweep->concerned[done + i], &sweep->read[i]);
         read += rc == KL_EDAMAGED;
     }
     return KL_OK;
@@ -79,21 +86,30 @@ static void add_ended(struct sweep *sweep, kl__held *held, int64_t keep_ms)
     sweep->ended_count++;
 }
 
+/* Its outcome, if it has one that is not on its way yet, leaves no trace either. */
+static void leave_alone(const struct sweep *sweep, kl__held *held)
+{
+    held->traceless |= sweep->job != NULL;
+    if (held->state == KL_HELD_FINISHED && held->traceless && !held->sending)
+        held->keep_ms = 0;
+}
+
 static kl_rc take(struct sweep *sweep, const kl_stub *stub, int64_t asked_ms)
 {
     kl__window *window = sweep->window;
-    if (!concerns(sweep, stub))
-        return KL_OK;
     kl__held *held = kl__held_at(window, stub->position);
     if (held && stub->position == sweep->head)
         held->keep_ms = asked_ms; /* for when it is ended itself */
-    if (stub->position == sweep->head || (held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED)))
+    bool out = held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED);
+    if (out)
+        leave_alone(sweep, held);
+    if (out || stub->position == sweep->head)
         return KL_OK;
     if (held)
         kl__window_withdraw(held);
     else if (!(held = kl__window_hold(window, stub)))
         return kl__fail_memory();
-    int64_t keep_ms = kl__pump_keep_ms(window->pump, sweep->outcome, asked_ms);
+    int64_t keep_ms = sweep->job ? 0 : kl__pump_keep_ms(window->pump, sweep->outcome, asked_ms);
     kl__held_keep_text(held, keep_ms ? sweep->error : (kl_bytes){0}, (kl_bytes){0});
     add_ended(sweep, held, keep_ms);
     sweep->count++;
@@ -146,7 +162,7 @@ static kl_rc sweep_line(struct sweep *sweep, int32_t line)
         if (rc != KL_OK)
             return rc;
         for (size_t i = 0; i < scan.count && rc == KL_OK; i++)
-            rc = take(sweep, &sweep->stubs[i], sweep->asked_ms[i]);
+            rc = sweep->meant[i] ? take(sweep, &sweep->stubs[i], sweep->asked_ms[i]) : KL_OK;
         if (scan.count)
             last = sweep->stubs[scan.count - 1];
         scan.after = &last;
@@ -191,26 +207,26 @@ static void end_head(struct sweep *sweep, const kl_task_id *id)
     sweep->ended_link = link ? link : sweep->ended_link;
 }
 
-kl_rc kl__window_sweep(kl__window *window, uint64_t key_hash, const kl__held *head, kl_outcome outcome,
-                       const char *error, uint64_t *ret_count)
+kl_rc kl__window_sweep(kl__window *window, kl__sweep_of of, kl_outcome outcome, const char *error, uint64_t *ret_count)
 {
     struct sweep *sweep = kl__alloc_zeroed(1, sizeof *sweep);
     if (!sweep)
         return kl__fail_memory();
-    kl_task_id id = head ? head->id : (kl_task_id){{0}};
+    kl_task_id id = of.head ? of.head->id : (kl_task_id){{0}};
     sweep->window = window;
-    sweep->key_hash = key_hash;
-    sweep->head = head ? head->lane.position : 0;
+    sweep->key_hash = of.key_hash;
+    sweep->job = of.job;
+    sweep->head = of.head ? of.head->lane.position : 0;
     sweep->outcome = outcome;
     sweep->error = kl_str(error);
     sweep->ended_link = &sweep->ended;
     window->out++; /* stays while the mutex is left */
     window->sweeping = true;
-    window->swept_key = key_hash;
+    window->swept_key = of.key_hash;
     kl_rc rc = sweep_lines(sweep);
-    if (rc == KL_OK && head)
+    if (rc == KL_OK && of.head)
         end_head(sweep, &id);
-    hand_over(sweep, head != NULL);
+    hand_over(sweep, of.head != NULL);
     window->sweeping = false;
     window->out--;
     *ret_count = sweep->count;
@@ -245,8 +261,8 @@ static kl_rc drain_window(kl__window *window)
             return KL_OK; /* the next tick tries again */
         if (!(head = kl__window_find(window, &id, position)) || head->state != KL_HELD_LINE)
             continue; /* an operator has ended it, or tries it again */
-        kl_rc rc =
-            kl__window_sweep(window, head->key_hash, head, KL_DEAD, "the task before it failed for good", &count);
+        kl__sweep_of rest = {.key_hash = head->key_hash, .head = head};
+        kl_rc rc = kl__window_sweep(window, rest, KL_DEAD, "the task before it failed for good", &count);
         if (rc != KL_OK)
             return rc;
     }

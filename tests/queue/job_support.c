@@ -87,6 +87,14 @@ static void settle_some(kl_store *store, kl_place place, void *ctx)
     } while (count > 0);
 }
 
+static kl_rc sweep_nothing(kl_queue *queue, const kl_task_id *job)
+{
+    (void)queue, (void)job;
+    return KL_ETIMEDOUT;
+}
+
+kl_rc remove_job(kl_queue *queue, const kl_task_id *job) { return kl__job_remove(queue, job, sweep_nothing); }
+
 size_t settle_any(kl_queue *queue, kl_outcome outcome, size_t max)
 {
     struct settling settling = {outcome, max, 0};

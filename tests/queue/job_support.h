@@ -17,6 +17,9 @@ size_t index_of(const kl_task *task);
 /* A job of these tasks, without an idempotency key. */
 kl_task_id submit_job(kl_queue *queue, const kl_put *tasks, size_t count);
 
+/* Removes it while nobody can be asked to end what waits of it. */
+kl_rc remove_job(kl_queue *queue, const kl_task_id *job);
+
 /* Settles up to `max` waiting tasks of the queue, kept for JOB_KEEP_MS; says how many. */
 size_t settle_any(kl_queue *queue, kl_outcome outcome, size_t max);
 

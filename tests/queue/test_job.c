@@ -266,16 +266,16 @@ CLAIM(a_removed_job_leaves_only_a_mark_for_what_still_waits)
     spec.idempotency_key = kl_str("k");
     CHECK_INT(kl_job_submit(queue, &spec, &answer, NULL), KL_OK);
     CHECK_INT(settle_any(queue, KL_DONE, 15), 15);
-    CHECK_INT(kl_job_remove(queue, &answer.job), KL_OK);
+    CHECK_INT(remove_job(queue, &answer.job), KL_OK);
     CHECK_INT(kl_job_show(queue, &answer.job, &rig->arena, &info), KL_ENOTFOUND);
     CHECK_INT(see_tasks(queue, &answer.job, seen, 20), 5);
     const kl__cancelled *mark = marked(queue, &set, &answer.job);
     CHECK(mark && mark->removed);
-    CHECK_INT(kl_job_remove(queue, &answer.job), KL_ENOTFOUND);
+    CHECK_INT(remove_job(queue, &answer.job), KL_ENOTFOUND);
     CHECK_INT(kl_job_submit(queue, &spec, &again, NULL), KL_OK);
     CHECK(!again.replayed && kl_id_compare(&answer.job, &again.job) != 0);
     CHECK_INT(settle_any(queue, KL_DONE, SIZE_MAX), 25);
-    CHECK_INT(kl_job_remove(queue, &again.job), KL_OK);
+    CHECK_INT(remove_job(queue, &again.job), KL_OK);
     CHECK(!marked(queue, &set, &again.job)); /* nothing of it waits */
     kl__cancelled_free(&set);
     kl_queue_close(queue);
@@ -297,9 +297,9 @@ CLAIM(a_remove_that_crashes_anywhere_can_be_repeated)
         kl_task_id job = submit_job(queue, make_puts(rig, 6, 2, 0), 6);
         CHECK_INT(settle_any(queue, KL_DONE, SIZE_MAX), 6);
         ending_arm(&ending, n, n % 2);
-        rc = kl_job_remove(dying, &job);
+        rc = remove_job(dying, &job);
         ending_arm(&ending, 0, false);
-        kl_rc repeated = rc == KL_OK ? KL_ENOTFOUND : kl_job_remove(queue, &job);
+        kl_rc repeated = rc == KL_OK ? KL_ENOTFOUND : remove_job(queue, &job);
         CHECK(repeated == KL_OK || repeated == KL_ENOTFOUND);
         CHECK_INT(kl_job_show(queue, &job, &rig->arena, &info), KL_ENOTFOUND);
         CHECK_INT(see_tasks(queue, &job, seen, 6), 0);

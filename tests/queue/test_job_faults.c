@@ -67,7 +67,7 @@ static void live_through_losses(struct rig *rig, kl_queue *queue, kl_queue *loss
     CHECK_INT(settle_any(queue, KL_DONE, SIZE_MAX), TASKS);
     kl_rc rc = KL_EBUSY;
     for (int i = 0; i < REPEATS_MAX && rc == KL_EBUSY; i++)
-        rc = kl_job_remove(lossy, &answer.job);
+        rc = remove_job(lossy, &answer.job);
     CHECK(rc == KL_OK || rc == KL_ENOTFOUND); /* the reply to its last write was lost */
     CHECK_INT(jobs_named(queue, key), 0);
 }
@@ -127,7 +127,7 @@ static bool live_without_memory(struct rig *rig, kl_queue *queue, uint64_t n)
     kl__alloc_fail_at(n);
     kl_rc rc = KL_ENOMEM;
     while (rc == KL_ENOMEM)
-        rc = kl_job_remove(queue, &answer.job);
+        rc = remove_job(queue, &answer.job);
     hit |= kl__alloc_fail_at(0) >= n;
     CHECK(rc == KL_OK || rc == KL_ENOTFOUND);
     return hit;
@@ -173,7 +173,7 @@ static void in_two_stores(struct rig *rig, const char *const *urls, const char *
     for (size_t i = 1; i < count; i++)
         CHECK(kl_id_compare(&found[i - 1].task.entry.id, &found[i].task.entry.id) < 0);
     CHECK_INT(show_job(queue, &job, &rig->arena).state, KL_JOB_FINISHED);
-    CHECK_INT(kl_job_remove(queue, &job), KL_OK);
+    CHECK_INT(remove_job(queue, &job), KL_OK);
     CHECK_INT(kl_queue_remove(queue), KL_OK);
     kl_queue_close(queue);
 }

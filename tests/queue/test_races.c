@@ -280,7 +280,7 @@ TEST(a_task_added_while_its_job_is_removed_is_not_started)
         cut.meanwhile = add_now;
         cut.ctx = &meanwhile;
         cut_arm(&cut, after);
-        CHECK_INT(kl_job_remove(removing, &job), KL_OK);
+        CHECK_INT(remove_job(removing, &job), KL_OK);
         bool happened = cut_disarm(&cut);
         CHECK_INT(kl__jobs_cancelled(queue, &set), KL_OK);
         if (meanwhile.rc == KL_OK)

@@ -1,6 +1,7 @@
 /* test_ends.c - workers that end by themselves, schedules, metrics, and a process that runs out of memory. */
 #include "base/base.h"
 #include "keyline/cron.h"
+#include "keyline/job.h"
 #include "support.h"
 
 static void run_until_empty(struct rig *rig, struct runs *runs, const char *kind)
@@ -238,3 +239,49 @@ TEST(a_worker_survives_any_one_failed_allocation)
     }
     CHECK(failed > 0);
 }
+
+/* --- Jobs that are removed --- */
+
+/* A running task, one behind it, one of another key, one that is delayed, and one of no job. */
+static void remove_a_job(bool with_worker)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_put tasks[] = {{.key = kl_str("k"), .payload = kl_str("hold first")},
+                      {.key = kl_str("k"), .payload = kl_str("done second")},
+                      {.key = kl_str("other"), .payload = kl_str("hold other")},
+                      {.key = kl_str("later"), .payload = kl_str("done later"), .delay_ms = 3600000}};
+    kl_job_spec spec = {.size = sizeof spec, .tasks = tasks, .count = 4};
+    kl_queue_opts opts = {.size = sizeof opts, .keep_done_ms = 3600000, .partitions = 2};
+    kl_job_answer answer;
+    kl_arena arena = {0};
+    kl_queue_info info = {0};
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    runs_init(&runs);
+    CHECK_INT(kl_job_submit(rig.queue, &spec, &answer, NULL), KL_OK);
+    kl_worker *worker = NULL;
+    if (with_worker)
+        worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .concurrency = 2});
+    if (with_worker)
+        runs_wait(&runs, 2);
+    kl_task_id stays = put_task(rig.queue, "k", "done stays");
+    CHECK_INT(kl_job_remove(rig.queue, &answer.job), KL_OK);
+    CHECK_INT(rig_waiting(&rig), with_worker ? 3 : 1);
+    CHECK_INT(kl_job_remove(rig.queue, &answer.job), KL_ENOTFOUND);
+    runs_open(&runs, true);
+    if (!with_worker)
+        worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    await_state(rig.queue, &stays, KL_TASK_DONE);
+    await_waiting(&rig, 0);
+    CHECK_INT(runs_of(&runs, "done second"), 0);
+    drain_and_close(worker);
+    CHECK_INT(kl_queue_show(rig.queue, &arena, &info), KL_OK);
+    CHECK(info.counts.done == 1 && info.counts.cancelled == 0);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+TEST(a_removed_job_leaves_nothing_that_waits_or_is_kept) { remove_a_job(true); }
+TEST(a_removed_job_leaves_nothing_without_a_worker_either) { remove_a_job(false); }
