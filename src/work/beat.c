@@ -257,6 +257,7 @@ static kl_rc keep(kl__pump *pump)
         first = kl__partitions_watch(pump);
         pump->watch_ms = local_ms;
     }
+    pump->beat_now |= kl__partitions_starve(pump);
     bool wanted = pump->beat_now;
     if (!wanted && pump->owners_ms && local_ms - pump->owners_ms < beat_every_ms(pump))
         return first;

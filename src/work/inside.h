@@ -261,7 +261,8 @@ struct kl__pump {
     uint64_t held, blocked, running, finished;
     uint64_t unserved;                /* of the blocked: for want of a handler */
     uint64_t shard_count, all_shards; /* owned here; and of the layouts that are served, altogether */
-    uint64_t permits;                 /* tasks that may run here at a time */
+    uint64_t permits;                 /* tasks that may run here at a time, */
+    uint64_t wants_told;              /* and those that could, as the last beat told */
     uint64_t left_out;                /* entries in skips */
     bool side_wanted;                 /* the line of a key of which some were left out has become short */
     uint64_t side_credit;             /* stubs' worth of work that may go into finding keys for side looks */
@@ -393,7 +394,8 @@ int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked
 
 kl_rc kl__partitions_sync(kl__pump *pump); /* as the descriptor says */
 kl_rc kl__partitions_beat(kl__pump *pump);
-kl_rc kl__partitions_watch(kl__pump *pump); /* asks for a beat when others came, went, took or gave back */
+kl_rc kl__partitions_watch(kl__pump *pump);       /* asks for a beat when others came, went, took or gave back */
+bool kl__partitions_starve(const kl__pump *pump); /* it wants more permits than it has, and the others do not know */
 void kl__partitions_close(kl__pump *pump);
 
 /* --- sweep.c: tasks that are ended without being run --- */

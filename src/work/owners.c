@@ -572,6 +572,7 @@ static kl__owner show(const kl__record_worker *worker, uint32_t group_shards)
                        .running = worker->running,
                        .concurrency = worker->concurrency,
                        .permits = worker->permits,
+                       .wants = worker->wants,
                        .seen_ms = worker->seen_ms,
                        .expires_ms = worker->expires_ms,
                        .leaving = worker->leaving};

@@ -117,7 +117,8 @@ typedef struct kl__owner {
     kl_task_id id;
     const char *name;
     const char *kinds; /* that it serves, four hex digits each; "": every kind */
-    uint64_t shards, running, concurrency, permits;
+    uint64_t shards, running, concurrency;
+    uint64_t permits, wants; /* at most so many of its tasks run; so many could */
     int64_t seen_ms, expires_ms;
     bool leaving;
 } kl__owner;

@@ -250,6 +250,21 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
     return rc;
 }
 
+/* Tasks that run or could run now. */
+static uint64_t wanted_permits(const kl__pump *pump)
+{
+    uint64_t wanted = pump->running + kl__room_count(pump->room), most = (uint64_t)pump->opts.concurrency;
+    return wanted < most ? wanted : most;
+}
+
+/* The queue's concurrency is shared out in the record of the first partition of the newest layout. */
+static bool shares_permits(const kl__pump *pump, const kl__partition *partition)
+{
+    const kl__queue_layout *newest = kl__newest_layout(pump->descriptor);
+    return partition->layout_number == newest->number && partition->number == newest->numbers[0] &&
+           partition->store == newest->stores[0];
+}
+
 static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
 {
     uint32_t shards = kl_layout_shards(&partition->layout);
@@ -260,7 +275,6 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
     bool *unsettled = (bool *)(kinds + shards);
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
     const kl_queue_opts *settings = &pump->descriptor->settings;
-    uint64_t wanted = pump->running + kl__room_count(pump->room);
     kl__owners_report report = {
         .local_now_ms = local_ms,
         .running = pump->running,
@@ -271,7 +285,7 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
         .unserved = lists + shards,
         .unserved_kinds = kinds,
         .unserved_count = list_unserved(partition, lists + shards, kinds),
-        .permits_wanted = wanted < (uint64_t)pump->opts.concurrency ? wanted : (uint64_t)pump->opts.concurrency,
+        .permits_wanted = wanted_permits(pump),
         .permits_max = settings->concurrency == KL_FOREVER ? UINT64_MAX : (uint64_t)settings->concurrency,
     };
     kl__owners_change change;
@@ -281,10 +295,10 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
     kl__free(lists);
     if (rc != KL_OK)
         return rc;
-    const kl__queue_layout *newest = kl__newest_layout(pump->descriptor);
-    if (partition->layout_number == newest->number && partition->number == newest->numbers[0] &&
-        partition->store == newest->stores[0])
+    if (shares_permits(pump, partition)) {
         pump->permits = change.permits;
+        pump->wants_told = report.permits_wanted;
+    }
     *ret_gone = change.gone;
     rc = apply(pump, partition, &change);
     kl__owners_renew(partition->owners);
@@ -306,6 +320,31 @@ static uint64_t hash_of(const kl__ownership *ownership)
     return hash;
 }
 
+/* Permits go where they are wanted at once, and not with the next beat of each worker: who has some to spare lowers its
+ * share when another wants more, in two beats, because it may start tasks while the first is under way; and who wants more
+ * takes what has become free. */
+static bool permits_stir(const kl__pump *pump, const kl__partition *partition, const kl__ownership *ownership)
+{
+    uint64_t max = (uint64_t)pump->descriptor->settings.concurrency, sum = 0, mine = 0, wanted = wanted_permits(pump);
+    bool wanting = false;
+    if (pump->descriptor->settings.concurrency == KL_FOREVER || !shares_permits(pump, partition))
+        return false;
+    for (size_t i = 0; i < ownership->count; i++) {
+        const kl__owner *owner = &ownership->workers[i];
+        bool me = kl_id_compare(&owner->id, &pump->opts.worker) == 0;
+        sum += owner->permits;
+        mine = me ? owner->permits : mine;
+        wanting |= !me && owner->wants > owner->permits;
+    }
+    return (wanting && mine > wanted) || (wanted > pump->permits && sum < max);
+}
+
+bool kl__partitions_starve(const kl__pump *pump)
+{
+    return pump->descriptor->settings.concurrency != KL_FOREVER && pump->wants_told <= pump->permits &&
+           wanted_permits(pump) > pump->permits;
+}
+
 kl_rc kl__partitions_watch(kl__pump *pump)
 {
     kl_arena arena = {0};
@@ -321,7 +360,7 @@ kl_rc kl__partitions_watch(kl__pump *pump)
         if (rc != KL_OK)
             partition->watch = (kl__reader){0};
         uint64_t hash = rc == KL_OK ? hash_of(&ownership) : partition->watched;
-        pump->beat_now |= hash != partition->watched;
+        pump->beat_now |= hash != partition->watched || (rc == KL_OK && permits_stir(pump, partition, &ownership));
         partition->watched = hash;
     }
     kl_arena_free(&arena);

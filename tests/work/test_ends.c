@@ -285,3 +285,56 @@ static void remove_a_job(bool with_worker)
 
 TEST(a_removed_job_leaves_nothing_that_waits_or_is_kept) { remove_a_job(true); }
 TEST(a_removed_job_leaves_nothing_without_a_worker_either) { remove_a_job(false); }
+
+/* --- Permits --- */
+
+/* Holds `count` tasks of different keys in shards from `first` on, eight of them. */
+static void put_holds(kl_queue *queue, uint32_t first, int count)
+{
+    const kl_layout layout = {1, 1};
+    char key[16];
+    for (int i = 0; count > 0; i++) {
+        snprintf(key, sizeof key, "key %d", i);
+        if (kl_shard_of(&layout, kl_str(key)) - first >= 8)
+            continue;
+        put_task(queue, key, "hold");
+        count--;
+    }
+}
+
+static bool nothing_runs(void *ctx)
+{
+    struct runs *runs = ctx;
+    pthread_mutex_lock(&runs->mutex);
+    bool nothing = runs->running == 0;
+    pthread_mutex_unlock(&runs->mutex);
+    return nothing;
+}
+
+/* The lease is so long that no beat comes by itself. */
+TEST(an_idle_worker_gives_its_permits_to_a_busy_one_at_once)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_queue_opts opts = {.size = sizeof opts, .concurrency = 2, .lease_ms = 3600000};
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    runs_init(&runs);
+    kl_worker *low = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .shards = "0-7"});
+    kl_worker *high = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .shards = "8-f"});
+    await_shards(low, 8);
+    await_shards(high, 8);
+    for (size_t round = 0; round < 4; round++) {
+        put_holds(rig.queue, round % 2 ? 8 : 0, 3);
+        runs_wait(&runs, 3 * round + 2);
+        runs_open(&runs, true);
+        runs_wait(&runs, 3 * round + 3);
+        await_condition("nobody has anything to do", nothing_runs, &runs);
+        runs_open(&runs, false);
+    }
+    CHECK_INT(runs.most, 2);
+    drain_and_close(low);
+    drain_and_close(high);
+    runs_free(&runs);
+    rig_close(&rig);
+}
