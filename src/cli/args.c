@@ -80,12 +80,21 @@ struct search {
     char closest[64];
 };
 
+/* --concurrency, said where there is --queue-concurrency. */
+static bool is_end_of(const char *word, const char *name)
+{
+    size_t word_length = strlen(word), length = strlen(name);
+    return word_length > 4 && length > word_length && name[length - word_length + 1] == '-' &&
+           strcmp(name + length - word_length + 2, word + 2) == 0;
+}
+
 static void compare(void *ctx, const kl__option *option)
 {
     struct search *search = ctx;
     char buffer[64];
     const char *name = spoken_name(option, buffer);
-    if (kl__closer(search->word, search->closest[0] ? search->closest : NULL, name) == name)
+    const char *before = search->closest[0] ? search->closest : NULL;
+    if ((!before && is_end_of(search->word, name)) || kl__closer(search->word, before, name) == name)
         snprintf(search->closest, sizeof search->closest, "%s", name);
 }
 
