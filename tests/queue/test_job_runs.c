@@ -1,6 +1,7 @@
 /* test_job_runs.c - runs of a job are told apart by what its tasks carry: a rerun that crashes, a job that is cancelled
  * and goes on. */
 #include "queue/job_support.h"
+#include "queue/tasks.h"
 
 static void pass(struct rig *rig, int64_t ms) { atomic_fetch_add(&rig->clock_ms, ms); }
 
@@ -71,6 +72,29 @@ CLAIM(a_rerun_that_crashes_anywhere_is_completed_by_the_next)
     CHECK(n > 10 && n < 200);
     kl_queue_close(dying);
     kl_store_close(store);
+    kl_queue_close(queue);
+}
+
+/* A third of them is done; the others are put again. */
+CLAIM(tasks_of_a_key_run_again_in_the_order_of_their_job)
+{
+    enum { TASKS = 60, KEYS = 4 };
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    REQUIRE(queue);
+    kl_task_id job = submit_job(queue, make_puts(rig, TASKS, KEYS, 0), TASKS);
+    CHECK_INT(settle_any(queue, KL_DONE, TASKS / 3), TASKS / 3);
+    CHECK_INT(settle_any(queue, KL_DEAD, TASKS), TASKS - TASKS / 3);
+    uint64_t put = 0;
+    CHECK_INT(kl_job_rerun(queue, &job, true, &put), KL_OK);
+    CHECK_INT(put, TASKS - TASKS / 3);
+    struct tasks waiting = scan_tasks(queue, &rig->arena);
+    CHECK_INT(waiting.count, put);
+    for (size_t i = 0; i < waiting.count; i++)
+        for (size_t j = 0; j < i; j++) {
+            kl_bytes a = waiting.tasks[j].entry.key, b = waiting.tasks[i].entry.key;
+            bool same = a.len == b.len && memcmp(a.data, b.data, a.len) == 0;
+            CHECK(!same || index_of(&waiting.tasks[j]) < index_of(&waiting.tasks[i]));
+        }
     kl_queue_close(queue);
 }
 
