@@ -5,7 +5,7 @@
 #include "lanes/keytable.h"
 #include "lanes/lanes.h"
 
-enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024, SPARE_MAX = 256 };
+enum { KEY_INLINE_BYTES = 40, RESTING_MAX = 1024, RESTING_FEW = 256, SPARE_MAX = 256 };
 
 /* The first cache line is all that a key with at most 24 bytes needs while its tasks come and go one by one. */
 struct kl__lane {
@@ -56,7 +56,7 @@ struct kl__lanes {
     int64_t now_ms;
     int64_t next_due;
     uint32_t ready_bits; /* bit n: list n is not empty */
-    uint32_t resting_count;
+    uint32_t resting_count, resting_max;
     kl__tree_node *timers;
     uint64_t tasks, running, prioritized; /* as in kl__lane_counts */
     uint64_t ready_keys, crowd_running;

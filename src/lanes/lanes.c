@@ -186,7 +186,7 @@ static inline void rest(kl__lanes *lanes, kl__lane *lane)
     lane->next_resting = NULL;
     *(lanes->first_resting ? &lanes->last_resting->next_resting : &lanes->first_resting) = lane;
     lanes->last_resting = lane;
-    if (++lanes->resting_count > RESTING_MAX && !lanes->visiting)
+    if (++lanes->resting_count > lanes->resting_max && !lanes->visiting)
         make_room(lanes);
 }
 
@@ -292,6 +292,16 @@ static kl__lane *find_lane(const kl__lanes *lanes, const kl__lane_key *key)
 
 kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key) { return find_lane(lanes, key); }
 
+void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash)
+{
+    __builtin_prefetch(kl__keytable_chain(&lanes->table, hash));
+}
+
+void kl__lanes_prefetch_lane(const kl__lanes *lanes, uint32_t hash)
+{
+    __builtin_prefetch(*kl__keytable_chain(&lanes->table, hash));
+}
+
 /* Its memory, with anything in it; NULL: there is none. Without memory, lanes of idle keys are used again: as one was made
  * at the start, at least one key can always go on. */
 static kl__lane *new_lane(kl__lanes *lanes)
@@ -344,6 +354,7 @@ kl__lanes *kl__lanes_open(void)
         return NULL;
     }
     spare_lane(lanes, first);
+    lanes->resting_max = RESTING_MAX;
     lanes->now_ms = INT64_MIN;
     lanes->next_due = KL_NEVER;
     lanes->crowd.odd = ODD_CROWD;
@@ -351,6 +362,8 @@ kl__lanes *kl__lanes_open(void)
     kl__keytable_init(&lanes->table);
     return lanes;
 }
+
+void kl__lanes_rest_few(kl__lanes *lanes) { lanes->resting_max = RESTING_FEW; }
 
 void kl__lanes_close(kl__lanes *lanes)
 {
@@ -744,7 +757,7 @@ static void change_all(kl__lanes *lanes, void (*change)(kl__lanes *lanes, kl__la
         for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next)
             change(lanes, (kl__lane *)entry, ctx);
     lanes->visiting = false;
-    while (lanes->resting_count > RESTING_MAX)
+    while (lanes->resting_count > lanes->resting_max)
         make_room(lanes);
 }
 

@@ -87,7 +87,11 @@ typedef struct kl__lane_counts {
     uint64_t keys[KL_LANE_STATES]; /* by state; tasks without a key count as one key while any waits */
 } kl__lane_counts;
 
-kl__lanes *kl__lanes_open(void);        /* NULL: no memory */
+kl__lanes *kl__lanes_open(void); /* NULL: no memory */
+
+/* From now on fewer lanes of keys without tasks are kept to be used again: for those who have many kl__lanes. */
+void kl__lanes_rest_few(kl__lanes *lanes);
+
 void kl__lanes_close(kl__lanes *lanes); /* tasks are the caller's; NULL is fine */
 
 /* Adds a task, in two steps, so that the key may lie where the task will be: first the key's lane, which is made if there
@@ -112,6 +116,11 @@ uint64_t kl__lane_tasks(const kl__lane *lane);
 
 /* The lane of a key, or NULL: it has none. */
 kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key);
+
+/* Tells the processor to fetch what looking for a key of this hash will touch: its place in the table, and, when that has
+ * come, the first lane there. */
+void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash);
+void kl__lanes_prefetch_lane(const kl__lanes *lanes, uint32_t hash);
 kl__lane_state kl__lane_state_of(const kl__lane *lane);
 
 /* Waits for the end of all tasks that a key has now: `reached` is called from the call that ends the last of them. */

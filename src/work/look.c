@@ -198,6 +198,16 @@ static bool plan_store(kl__pump *pump, struct looks *looks, uint64_t *from)
 
 /* --- What was read --- */
 
+/* Lets the processor fetch the lanes of stubs that come later: where there are many keys, they are in no cache. */
+static void prefetch_lanes(const kl__window *window, const kl_scan *scan, size_t at)
+{
+    enum { AHEAD = 8, FAR_AHEAD = 2 * AHEAD };
+    if (window->lanes && at + FAR_AHEAD < scan->count) {
+        kl__lanes_prefetch(window->lanes, (uint32_t)scan->stubs[at + FAR_AHEAD].key_hash);
+        kl__lanes_prefetch_lane(window->lanes, (uint32_t)scan->stubs[at + AHEAD].key_hash);
+    }
+}
+
 /* How many of the stubs were admitted or left out; the rest must be read again. */
 static size_t admit(struct look *look, const kl_scan *scan)
 {
@@ -205,6 +215,7 @@ static size_t admit(struct look *look, const kl_scan *scan)
     size_t i = 0;
     while (i < scan->count) {
         const kl_stub *stub = &scan->stubs[i];
+        prefetch_lanes(look->window, scan, i);
         if (side && (look->cursor->wanting == 0 || stub->position > look->cursor->last.position))
             break;
         if (!kl__window_admit(look->window, scan->line, stub, side))

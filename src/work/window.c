@@ -124,8 +124,11 @@ static bool key_is_blocked(const kl__window *window, kl__lane *lane, uint64_t ke
 static kl__held *hold(kl__window *window, const kl_stub *stub)
 {
     kl__pump *pump = window->pump;
-    if (!window->lanes && !(window->lanes = kl__lanes_open()))
-        return NULL;
+    if (!window->lanes) {
+        if (!(window->lanes = kl__lanes_open()))
+            return NULL;
+        kl__lanes_rest_few(window->lanes); /* a worker has one for each shard, and all of them share its caches */
+    }
     kl__group *group = kl__room_group(pump->room, stub->group);
     kl__held *held = group ? kl__held_new(pump) : NULL;
     if (!held)

@@ -493,6 +493,23 @@ static void run_once(struct stage *s, int number)
     end(s, take(s));
 }
 
+TEST(where_few_lanes_rest_idle_keys_leave_sooner)
+{
+    enum { KEYS = 1000 };
+    struct stage s;
+    stage_open(&s);
+    kl__lanes_rest_few(s.lanes);
+    for (int i = 0; i < KEYS; i++)
+        run_once(&s, i);
+    kl__alloc_fail_at(0);
+    for (int i = KEYS - 250; i < KEYS; i++)
+        run_once(&s, i);
+    CHECK_INT(kl__alloc_fail_at(0), 0);
+    run_once(&s, KEYS - 300);
+    CHECK_INT(kl__alloc_fail_at(0), 2); /* its memory was given back: lane and key */
+    stage_close(&s);
+}
+
 TEST(an_idle_key_costs_nothing_but_a_few_that_were_busy_last_rest)
 {
     enum { KEYS = 6000, RESTING = 1000 };
