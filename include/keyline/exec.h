@@ -188,7 +188,7 @@ KL_API KL_MUST_USE kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec
 typedef enum kl_key_state {
     KL_KEY_IDLE,     /* has no tasks */
     KL_KEY_READY,    /* waits for a free thread */
-    KL_KEY_RUNNING,  /* a task of it runs */
+    KL_KEY_RUNNING,  /* a task of it runs, or has ended and is just being reported */
     KL_KEY_RETRYING, /* its first task failed and is due again later */
     KL_KEY_DELAYED,  /* none of its tasks is due yet */
     KL_KEY_PAUSED,   /* somebody paused it */
@@ -197,7 +197,7 @@ typedef enum kl_key_state {
 
 typedef struct kl_key_info {
     kl_key_state state;
-    uint64_t tasks;    /* live tasks of the key, the running one included */
+    uint64_t tasks;    /* live tasks of the key, those running or being reported included */
     int64_t due_in_ms; /* retrying or delayed: until it is ready */
 } kl_key_info;
 

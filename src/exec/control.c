@@ -174,6 +174,8 @@ kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
     if (rc != KL_OK)
         return rc;
     kl__lane_info info = kl__lanes_show(shard->lanes, &lane_key);
+    if (info.state == KL_LANE_IDLE && info.tasks > 0)
+        info.state = KL_LANE_RUNNING; /* they are withdrawn, and just being reported */
     *ret_info = (kl_key_info){states[info.state], info.tasks, due_in(exec, info.until_ms)};
     leave(shard);
     return KL_OK;

@@ -195,6 +195,38 @@ TEST(draining_a_paused_key_leaves_it_paused)
     kl_exec_close(exec);
 }
 
+static void wait_in_report(void *gate, const kl_exec_end *end)
+{
+    (void)end;
+    gate_pass(gate);
+}
+
+static void drain_key(void *exec) { CHECK_INT(kl_exec_key_drain(exec, kl_str("k"), NULL), KL_OK); }
+static void cancel_all(void *exec) { CHECK_INT(kl_exec_abort(exec), KL_OK); }
+
+TEST(a_key_whose_tasks_are_just_being_reported_shows_as_running)
+{
+    static void (*const ways[])(void *) = {drain_key, cancel_all};
+    for (size_t i = 0; i < COUNT(ways); i++) {
+        struct gate gate = GATE;
+        struct helper helper;
+        kl_exec *exec = open_exec(OPTS(.threads = 1));
+        REQUIRE(exec != NULL);
+        for (int task = 0; task < 2; task++)
+            submit(exec, "k", nothing, NULL, TASK(.delay_ms = 100000, .end = wait_in_report, .end_ctx = &gate));
+        helper_start(&helper, ways[i], exec);
+        gate_await(&gate, 1);
+        kl_key_info info = info_of(exec, "k");
+        CHECK_INT(info.state, KL_KEY_RUNNING);
+        CHECK(info.tasks == 2 && info.due_in_ms == 0);
+        gate_open(&gate);
+        helper_join(&helper);
+        info = info_of(exec, "k");
+        CHECK(info.state == KL_KEY_IDLE && info.tasks == 0);
+        kl_exec_close(exec);
+    }
+}
+
 static kl_outcome steer_own_key(kl_run *run, void *exec)
 {
     kl_bytes key = kl_run_key(run);
