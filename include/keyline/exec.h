@@ -160,7 +160,7 @@ KL_API kl_exec_full kl_exec_last_full(void);
 
 /* Waits until everything submitted for the key before this call has ended; also while the executor is stopping.
  * KL_ETIMEDOUT: not within wait_ms (0 looks once). KL_EBUSY: called inside a task or a report, which would wait for itself.
- * KL_EINVAL: no key, or too long a one. KL_ENOMEM. */
+ * KL_EINVAL: no key, or too long a one, or wait_ms is negative. KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms);
 
 /* Cancels a task. KL_OK: it will not run (again); it has been reported as cancelled. KL_EBUSY: it is running; it has been
@@ -225,7 +225,8 @@ KL_API void kl_run_retry_after(kl_run *run, int64_t delay_ms); /* instead of the
 /* Stops taking tasks and waits until all that were taken have ended, with their retries, in order. When wait_ms passes
  * first, the rest is given up as by kl_exec_abort and KL_ETIMEDOUT is returned once running tasks have returned. Called
  * inside a task it starts the drain and returns KL_EBUSY at once. KL_ECLOSED: all have ended, but some were given up by an
- * abort, or by another drain whose time had passed. Any number of calls, from any threads, is fine. */
+ * abort, or by another drain whose time had passed. KL_EINVAL: wait_ms is negative, and nothing has been stopped. Any
+ * number of calls, from any threads, is fine. */
 KL_API KL_MUST_USE kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms);
 
 /* Stops taking tasks, ends those not running as KL_CANCELLED with rc KL_ECLOSED, asks the running ones to stop, and waits

@@ -281,13 +281,16 @@ static kl_rc enter_all(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__l
 
 kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
 {
+    kl_rc rc = kl__exec_check_wait("kl_exec_barrier", wait_ms);
+    if (rc != KL_OK)
+        return rc;
     if (exec && kl__inside == exec)
         return kl__fail(KL_EBUSY,
                         "a barrier inside a task would wait for the task itself; submit what comes after it instead");
-    int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
+    int64_t until_ns = kl__deadline_ns(wait_ms);
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
-    kl_rc rc = enter_all(exec, key, &shard, &lane_key);
+    rc = enter_all(exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     struct barrier barrier = {.lane = {.position = atomic_load(&shard->inbox.drained), .reached = barrier_reached}};
@@ -300,9 +303,8 @@ kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
             kl__lanes_forget(shard->lanes, &lane_key, &barrier.lane);
             rc = kl__fail(KL_ETIMEDOUT,
                           "not everything before the barrier ended within %lld ms; wait again, or ask kl_exec_key_show "
-                          "what the key "
-                          "is doing",
-                          (long long)(wait_ms < 0 ? 0 : wait_ms));
+                          "what the key is doing",
+                          (long long)wait_ms);
         }
     }
     leave(shard);

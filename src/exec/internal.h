@@ -233,6 +233,7 @@ static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task
 
 /* options.c */
 KL_MUST_USE kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts);
+KL_MUST_USE kl_rc kl__exec_check_wait(const char *call, int64_t wait_ms);
 KL_MUST_USE kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_exec_task_opts *ret_opts);
 
 /* shard.c. All but open, close, has_work and report are called with the shard's mutex held. */

@@ -128,6 +128,15 @@ kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_exec_task_opts
     return rc;
 }
 
+kl_rc kl__exec_check_wait(const char *call, int64_t wait_ms)
+{
+    if (wait_ms >= 0)
+        return KL_OK;
+    return kl__fail(KL_EINVAL,
+                    "%s: wait_ms is %lld; it must be 0 (do not wait), a number of milliseconds or KL_FOREVER", call,
+                    (long long)wait_ms);
+}
+
 /* --- The environment --- */
 
 static const char *form_of(enum unit unit)

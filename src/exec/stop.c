@@ -88,7 +88,10 @@ kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
 {
     if (!exec)
         return kl__exec_fail_null("kl_exec_drain", "exec");
-    int64_t until_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
+    kl_rc rc = kl__exec_check_wait("kl_exec_drain", wait_ms);
+    if (rc != KL_OK)
+        return rc;
+    int64_t until_ns = kl__deadline_ns(wait_ms);
     kl__exec_log(exec, KL_LOG_INFO, "draining %u shard%s", exec->shard_count, kl__plural(exec->shard_count));
     begin_stop(exec, KL_EXEC_DRAINING);
     if (kl__inside == exec)

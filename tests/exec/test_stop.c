@@ -67,6 +67,24 @@ TEST(stopping_again_is_fine_in_any_order)
     kl_exec_close(exec);
 }
 
+TEST(a_drain_or_a_barrier_with_a_negative_wait_is_refused_and_starts_nothing)
+{
+    static const int64_t wrong[] = {KL_NO_WAIT, -5, INT64_MIN};
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        CHECK_INT(kl_exec_drain(exec, wrong[i]), KL_EINVAL);
+        CHECK_CONTAINS(kl_error_text(), "kl_exec_drain: wait_ms is -");
+        CHECK_CONTAINS(kl_error_text(), "it must be 0 (do not wait), a number of milliseconds or KL_FOREVER");
+        CHECK_INT(kl_exec_barrier(exec, kl_str("k"), wrong[i]), KL_EINVAL);
+        CHECK_CONTAINS(kl_error_text(), "kl_exec_barrier: wait_ms is -");
+        submit_note(exec, "k", "taken");
+    }
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "taken taken taken");
+    kl_exec_close(exec);
+}
+
 TEST(drain_waits_for_retries_and_delays)
 {
     struct script again = {.name = "again", .plan = "rrd", .after_ms = 2};
