@@ -109,6 +109,15 @@ static kl_rc check_range(const char *name, int64_t value, int64_t min, int64_t m
                     (long long)min, (long long)max);
 }
 
+static kl_rc check_submit_timeout(int64_t value)
+{
+    if (value == KL_NO_WAIT || value == KL_FOREVER || (value >= 0 && value <= KL_EXEC_WAIT_MS_MAX))
+        return KL_OK;
+    return kl__fail(KL_EINVAL,
+                    "the task's submit_timeout_ms is %lld; it must be from 0 to %lld, KL_NO_WAIT or KL_FOREVER",
+                    (long long)value, (long long)KL_EXEC_WAIT_MS_MAX);
+}
+
 kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_exec_task_opts *ret_opts)
 {
     kl_exec_task_opts opts;
@@ -121,8 +130,8 @@ kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_exec_task_opts
         rc = check_range("delay_ms", opts.delay_ms, 0, KL_EXEC_WAIT_MS_MAX);
     if (rc == KL_OK)
         rc = check_range("deadline_ms", opts.deadline_ms, 0, KL_EXEC_WAIT_MS_MAX);
-    if (rc == KL_OK && opts.submit_timeout_ms != KL_FOREVER)
-        rc = check_range("submit_timeout_ms", opts.submit_timeout_ms, KL_NO_WAIT, KL_EXEC_WAIT_MS_MAX);
+    if (rc == KL_OK)
+        rc = check_submit_timeout(opts.submit_timeout_ms);
     if (rc == KL_OK)
         *ret_opts = opts;
     return rc;

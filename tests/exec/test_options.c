@@ -207,7 +207,8 @@ TEST(a_tasks_option_out_of_range_is_refused_by_name_and_nothing_is_taken)
         {{.delay_ms = KL_EXEC_WAIT_MS_MAX + 1}, "delay_ms"},
         {{.deadline_ms = -1}, "deadline_ms"},
         {{.deadline_ms = KL_EXEC_WAIT_MS_MAX + 1}, "deadline_ms"},
-        {{.submit_timeout_ms = -2}, "submit_timeout_ms"},
+        {{.submit_timeout_ms = -2},
+         "submit_timeout_ms is -2; it must be from 0 to 3153600000000, KL_NO_WAIT or KL_FOREVER"},
         {{.submit_timeout_ms = KL_EXEC_WAIT_MS_MAX + 1}, "submit_timeout_ms"},
     };
     kl_exec *exec = open_exec(OPTS(.threads = 1));
