@@ -91,7 +91,7 @@ typedef struct kl_exec_opts {
     int64_t submit_timeout_ms; /* KEYLINE_EXEC_SUBMIT_TIMEOUT: 100 ms; KL_NO_WAIT and KL_FOREVER are allowed */
     int64_t attempts_max;      /* KEYLINE_EXEC_ATTEMPTS_MAX: 8 */
     int64_t backoff_base_ms;   /* KEYLINE_EXEC_BACKOFF_BASE: 100 ms, doubled after each failure, with jitter */
-    int64_t backoff_max_ms;    /* KEYLINE_EXEC_BACKOFF_MAX: 20 s */
+    int64_t backoff_max_ms;    /* KEYLINE_EXEC_BACKOFF_MAX: 20 s, or the base if that is more */
     kl_retry_fn *retry;        /* instead of the doubling back-off */
     void *retry_ctx;
     kl_end_fn *on_failure; /* sees every task that did not end as KL_DONE */

@@ -82,6 +82,7 @@ kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts)
         if (rc != KL_OK)
             return rc;
     }
+    bool max_given = opts.backoff_max_ms != 0;
     for (int i = 0; i < SETTINGS; i++) {
         int64_t *value = value_of(&opts, &settings[i]);
         if (*value == 0)
@@ -91,6 +92,8 @@ kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts)
                             (long long)*value, (long long)settings[i].min, (long long)settings[i].max,
                             settings[i].unit == WAIT ? ", KL_NO_WAIT or KL_FOREVER" : "");
     }
+    if (!max_given && opts.backoff_base_ms > opts.backoff_max_ms)
+        opts.backoff_max_ms = opts.backoff_base_ms; /* who states only the one is not to hear of the other */
     if (opts.backoff_base_ms > opts.backoff_max_ms)
         return kl__fail(KL_EINVAL, "backoff_base_ms (%lld) is above backoff_max_ms (%lld); lower it or raise the other",
                         (long long)opts.backoff_base_ms, (long long)opts.backoff_max_ms);

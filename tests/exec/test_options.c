@@ -57,6 +57,13 @@ TEST(zero_means_the_default_and_anything_else_is_kept)
     CHECK_INT(completed(OPTS(.submit_timeout_ms = KL_FOREVER)).submit_timeout_ms, KL_FOREVER);
 }
 
+TEST(a_base_above_the_default_maximum_of_the_backoff_is_the_maximum)
+{
+    CHECK_INT(completed(OPTS(.backoff_base_ms = 30000)).backoff_max_ms, 30000);
+    CHECK_INT(completed(OPTS(.backoff_base_ms = 20000)).backoff_max_ms, 20000);
+    CHECK_INT(completed(OPTS(.backoff_base_ms = 30000, .backoff_max_ms = 40000)).backoff_max_ms, 40000);
+}
+
 TEST(an_executor_opens_with_all_defaults_and_runs_a_task)
 {
     kl_exec *exec = NULL;
