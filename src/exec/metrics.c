@@ -102,8 +102,8 @@ kl_rc kl_exec_metrics(kl_exec *exec, char *buffer, size_t size, size_t *ret_leng
             kl__text_put(&text, "%s{shard=\"%u\"} %llu\n", family->name, i, (unsigned long long)value);
         }
     }
-    kl__text_put(&text,
-                 "# HELP keyline_exec_keys Keys with tasks, by what they are doing.\n# TYPE keyline_exec_keys gauge\n");
+    kl__text_put(&text, "# HELP keyline_exec_keys Keys that have tasks or are paused, by what they are doing.\n# TYPE "
+                        "keyline_exec_keys gauge\n");
     for (uint32_t i = 0; i < exec->shard_count; i++)
         put_keys(&text, i, samples[i].keys);
     kl__text_put(&text, "# HELP keyline_exec_run_duration_seconds How long attempts ran.\n"
