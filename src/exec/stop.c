@@ -30,16 +30,19 @@ void kl__exec_note_end(kl_exec *exec)
     kl__exec_wake_all(exec);
 }
 
-static void raise_phase(kl_exec *exec, kl__exec_phase phase)
+/* False: it was there already, or further. */
+static bool raise_phase(kl_exec *exec, kl__exec_phase phase)
 {
     int old = atomic_load(&exec->phase);
-    while (old < (int)phase && !atomic_compare_exchange_weak(&exec->phase, &old, phase))
-        ;
+    while (old < (int)phase)
+        if (atomic_compare_exchange_weak(&exec->phase, &old, phase))
+            return true;
+    return false;
 }
 
-static void begin_stop(kl_exec *exec, kl__exec_phase phase)
+/* Does to every shard what the phase asks for. */
+static void stop_shards(kl_exec *exec)
 {
-    raise_phase(exec, phase);
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[i];
         kl__inbox_shut(&shard->inbox);
@@ -92,13 +95,15 @@ kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
     if (rc != KL_OK)
         return rc;
     int64_t until_ns = kl__deadline_ns(wait_ms);
-    kl__exec_log(exec, KL_LOG_INFO, "draining %u shard%s", exec->shard_count, kl__plural(exec->shard_count));
-    begin_stop(exec, KL_EXEC_DRAINING);
+    if (raise_phase(exec, KL_EXEC_DRAINING))
+        kl__exec_log(exec, KL_LOG_INFO, "draining %u shard%s", exec->shard_count, kl__plural(exec->shard_count));
+    stop_shards(exec);
     if (kl__inside == exec)
         return fail_inside("kl_exec_drain");
     if (wait_for_end(exec, until_ns))
         return judge_drain(exec);
-    kl__exec_log(exec, KL_LOG_WARN, "the drain took too long; giving up what is left");
+    if (raise_phase(exec, KL_EXEC_ABORTING))
+        kl__exec_log(exec, KL_LOG_WARN, "the drain took too long; giving up what is left");
     (void)kl_exec_abort(exec);
     return kl__fail(KL_ETIMEDOUT, "not everything ended within %lld ms; the rest was given up and reported",
                     (long long)wait_ms);
@@ -108,7 +113,8 @@ kl_rc kl_exec_abort(kl_exec *exec)
 {
     if (!exec)
         return kl__exec_fail_null("kl_exec_abort", "exec");
-    begin_stop(exec, KL_EXEC_ABORTING);
+    (void)raise_phase(exec, KL_EXEC_ABORTING);
+    stop_shards(exec);
     if (kl__inside == exec)
         return fail_inside("kl_exec_abort");
     wait_for_end(exec, KL_NEVER);

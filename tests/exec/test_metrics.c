@@ -338,6 +338,23 @@ TEST(what_matters_is_logged_line_by_line)
     kl_exec_close(exec);
 }
 
+TEST(a_drain_is_logged_once_however_often_it_is_called)
+{
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .log = keep_log, .log_ctx = ""));
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_INT(kl_exec_drain(exec, 0), KL_OK);
+    CHECK_STR(journal_text(), "info:<draining 1 shard>");
+    kl_exec_close(exec);
+    journal_clear();
+    exec = open_exec(OPTS(.threads = 1, .log = keep_log, .log_ctx = ""));
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_abort(exec), KL_OK);
+    CHECK_INT(kl_exec_drain(exec, 0), KL_OK); /* there is nothing left to drain */
+    CHECK_STR(journal_text(), "");
+    kl_exec_close(exec);
+}
+
 TEST(a_key_or_an_error_with_a_line_break_does_not_break_the_logs_lines)
 {
     struct script dead = {.name = "t", .plan = "x", .error = "first\nsecond"};
