@@ -108,7 +108,7 @@ typedef struct kl__demo_teller {
 
 void kl__demo_tell_start(const kl__demo *demo, const kl__demo_opts *opts);
 void kl__demo_tell(kl__demo_teller *teller, const kl__demo_look *look);
-enum { KL_DEMO_STOP_LINES = 4, KL_DEMO_SUMMARY_LINES = 15 }; /* with the shell's next */
+enum { KL_DEMO_STOP_LINES = 5, KL_DEMO_SUMMARY_LINES = 15 }; /* with the shell's next */
 
 void kl__demo_tell_stop(const kl__demo_look *look);
 void kl__demo_tell_summary(const kl__demo_look *look);

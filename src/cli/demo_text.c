@@ -99,15 +99,17 @@ void kl__demo_tell(kl__demo_teller *teller, const kl__demo_look *look)
     }
 }
 
+/* What ends the live view fits the narrowest terminal that has one: lines below 60 columns. */
+
 void kl__demo_tell_stop(const kl__demo_look *look)
 {
     unsigned lost = KL_DEMO_TOTAL - look->done - look->dead - look->given_up;
-    printf("\nStopped after %.1f s: %u of %d tasks were done, %u were given up.\n", seconds(look->elapsed_ms),
-           look->done, KL_DEMO_TOTAL, look->given_up);
+    printf("\nStopped after %.1f s: %u of %d done, %u given up.\n", seconds(look->elapsed_ms), look->done,
+           KL_DEMO_TOTAL, look->given_up);
     if (look->dead || lost)
         printf("%u failed for good, and %u were lost without a report.\n", look->dead, lost);
-    printf("Order violations: %u. Overlaps: %u. Run `keyline demo` again to see it to its end.\n",
-           look->order_violations, look->overlaps);
+    printf("Order violations: %u. Overlaps: %u.\n", look->order_violations, look->overlaps);
+    printf("Run `keyline demo` again to see it to its end.\n");
 }
 
 void kl__demo_tell_summary(const kl__demo_look *look)
@@ -118,14 +120,14 @@ void kl__demo_tell_summary(const kl__demo_look *look)
     printf("  overlaps               %u\n", look->overlaps);
     printf("  retries                %u\n", look->retries);
     printf("  " BAD " was blocked for   %.1f s, until %s\n", seconds(look->blocked_ms),
-           look->dead ? "its task failed for good" : "its release");
+           look->dead ? "its task was dead" : "its release");
     printf("  keys waiting behind it %u\n", look->held_most);
-    printf("  the others meanwhile   %u tasks, %.0f per second", look->others_then, look->rate_then);
+    printf("  the others meanwhile   %u tasks, %.0f/s", look->others_then, look->rate_then);
     if (look->rate_later > 0)
-        printf(" (afterwards %.0f per second)", look->rate_later);
+        printf("; later %.0f/s", look->rate_later);
     printf("\n  their longest pause    %.2f s between two tasks of a key\n", seconds(look->pause_ms));
     printf("\nNext\n"
-           "  README.md              a C program of your own, in 23 lines\n"
-           "  include/keyline/exec.h the manual: every call, its promises and its errors\n"
+           "  README.md              a program of your own, in 23 lines\n"
+           "  include/keyline/exec.h the manual, call by call\n"
            "  make test              every promise above, tested\n");
 }
