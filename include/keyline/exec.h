@@ -13,12 +13,18 @@
  *   - Tasks of one key never overlap, and start in the order (priority, due time, position). A task that is to be retried
  *     holds its key until it ends; it holds no thread and no other key. Position is the order of submission: calls of
  *     one thread keep their order, calls of several threads are ordered as they happen to arrive.
- *   - Memory is bounded: each shard holds at most shard_capacity tasks, running ones included, and beside them up to a
- *     quarter as many (at least one) while that many cannot run. At most 96 bytes for each place, and up to 35 KiB for each
- *     shard, are taken when it is opened.
+ *   - Memory is bounded: a shard has shard_capacity places, and a task takes one until it ends. Of the tasks that cannot
+ *     run, because their key is blocked or they are not due, a quarter as many as there are places (at least one) take
+ *     none. At most 96 bytes for each place, and up to 35 KiB for each shard, are taken when it is opened. Beyond that, a
+ *     task with a delay, a deadline, a report of its own or an error text takes about 96 bytes while it lives, and the
+ *     text; a key takes about 200 while it has tasks, and its length if that is over 38. Some 1,300 keys of each shard may
+ *     keep theirs to be used again.
  *   - A blocked key blocks nobody. A key is blocked from when a task of it has to wait for a retry, or it is paused, until
- *     one of its tasks is done or it has none left. Tasks of blocked keys, and tasks that are not due, may take up half of
- *     a shard's places together, and a key what the others leave of that: a quarter of the places if it is the only one.
+ *     one of its tasks is done or it has none left. One more task that cannot run is taken only while those in the shard,
+ *     with those of its own key counted twice, are fewer than half of the places, or there are none.
+ *     With the 128 places that are the default: a blocked key may have 32 tasks; while it has them, a second one may have
+ *     16 and a third 8. Delayed tasks, each of another key or of none, may be 64. With 32 that take no place, the shard
+ *     holds 160 tasks at most.
  *     A submit beyond that gets KL_EFULL at once, and the shard's other keys go on. What was in line before it had to wait
  *     stays, so only keys that fill the shard first and then fail, or many failing keys or tasks without one, of which each
  *     comes only once, can still take all of it. Threads that submit at the same moment may each add one task too many.
@@ -86,8 +92,7 @@ typedef struct kl_exec_opts {
     size_t size;
     int64_t shards;            /* KEYLINE_EXEC_SHARDS: 4 */
     int64_t threads;           /* KEYLINE_EXEC_THREADS: the cores this process may use */
-    int64_t shard_capacity;    /* KEYLINE_EXEC_SHARD_CAPACITY: 128 tasks per shard; those that cannot run count only
-                                * beyond a quarter of that */
+    int64_t shard_capacity;    /* KEYLINE_EXEC_SHARD_CAPACITY: 128 places per shard (above: who takes one) */
     int64_t submit_timeout_ms; /* KEYLINE_EXEC_SUBMIT_TIMEOUT: 100 ms; KL_NO_WAIT and KL_FOREVER are allowed */
     int64_t attempts_max;      /* KEYLINE_EXEC_ATTEMPTS_MAX: 8 */
     int64_t backoff_base_ms;   /* KEYLINE_EXEC_BACKOFF_BASE: 100 ms, doubled after each failure, with jitter */
@@ -116,16 +121,18 @@ typedef struct kl_exec_task_opts {
     int64_t priority;     /* KL_PRIORITY_MIN..KL_PRIORITY_MAX, 0 */
     int64_t attempts_max; /* the executor's */
     int64_t delay_ms;     /* not before this long from now: it joins its key's line when it is due */
-    int64_t deadline_ms;  /* this long from now it is over: a waiting task ends as KL_DEAD with KL_ETIMEDOUT, at once if
-                                * its next attempt would be due later. A running one is asked to stop (kl_run_cancelled):
-                                * returning KL_DONE it is done, late as it is, and else it ends like the waiting one */
+    int64_t deadline_ms;  /* this long from now it is over: a waiting task then ends as KL_DEAD with KL_ETIMEDOUT, and
+                                * one that fails does at once, if its next attempt would be due later. A running one is
+                                * asked to stop (kl_run_cancelled): returning KL_DONE it is done, late as it is, and
+                                * else it ends like the waiting one */
     int64_t submit_timeout_ms; /* the executor's */
     kl_end_fn *end;            /* this task's own report, whatever the outcome; called before on_failure */
     void *end_ctx;
 } kl_exec_task_opts;
 
-/* Hands over one task. No key (length 0): no order asked. The key is copied. Waits while the shard is full; inside a task
- * or a report of the same executor it never waits, because the waiter might be what everybody waits for.
+/* Hands over one task. No key (length 0): no order asked. The key is copied. Waits while the shard is full, and not in
+ * turn: a newer submit may get the place that comes free. Inside a task or a report of the same executor it never waits,
+ * because the waiter might be what everybody waits for.
  * KL_EINVAL: fn is NULL, the key is too long, an option is out of range. KL_EFULL: no room in time, or its key is blocked,
  * or the task delayed, and there are enough of those (see above): that is said at once, since waiting would hold up the
  * caller's other keys, unless the timeout is KL_FOREVER. kl_exec_last_full() has the figures. KL_ECLOSED: the executor has
@@ -151,7 +158,7 @@ KL_API KL_MUST_USE kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task 
 /* Which shard was full at this thread's last KL_EFULL, and how full; zeros before the first. */
 typedef struct kl_exec_full {
     uint32_t shard;
-    uint32_t length;
+    uint32_t length; /* places taken: fewer than it has tasks, when some that cannot run take none */
     uint32_t capacity;
     bool blocked; /* there was room, but not for more that cannot run: the key is blocked or the task delayed */
 } kl_exec_full;

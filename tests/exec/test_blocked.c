@@ -85,6 +85,23 @@ TEST(each_further_blocked_key_finds_room_in_the_half_that_they_share)
     kl_exec_close(exec);
 }
 
+TEST(the_example_that_exec_h_works_out_is_right)
+{
+    static const char *const keys[] = {"a", "b", "c"};
+    static const int taken[] = {32, 16, 8};
+    kl_exec *exec = open_frozen(OPTS(.shards = 1, .shard_capacity = 128, .submit_timeout_ms = KL_NO_WAIT));
+    REQUIRE(exec != NULL);
+    for (size_t i = 0; i < COUNT(keys); i++) {
+        CHECK_INT(kl_exec_key_pause(exec, kl_str(keys[i])), KL_OK);
+        CHECK_INT(submit_until_refused(exec, keys[i], NULL), taken[i]);
+    }
+    CHECK_INT(kl_exec_last_full().length, 32 + 16 + 8 - 32); /* places: 32 of them take none */
+    for (size_t i = 0; i < COUNT(keys); i++)
+        CHECK_INT(kl_exec_key_drain(exec, kl_str(keys[i]), NULL), KL_OK);
+    CHECK_INT(submit_until_refused(exec, "", TASK(.delay_ms = 50)), 64);
+    kl_exec_close(exec);
+}
+
 TEST(a_key_that_keeps_failing_is_bounded_also_while_it_runs_until_a_task_of_it_is_done)
 {
     struct gate gate = GATE;
