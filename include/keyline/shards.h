@@ -38,8 +38,9 @@ KL_API void kl_shards_all(const kl_layout *layout, kl_shards *ret_shards);
  * (counted in bytes from 1) and says what to write. */
 KL_API KL_MUST_USE kl_rc kl_shards_parse(const kl_layout *layout, kl_bytes text, kl_shards *ret_shards);
 
-/* The share of worker number `worker` (from 0) out of `workers`: one unbroken range, sizes differing by at most one.
- * The shares of workers 0 .. workers-1 cover every shard exactly once; with more workers than shards some get none.
+/* The share of worker number `worker` (from 0) out of `workers`: of S shards those from S * worker / workers, rounded
+ * down, to before S * (worker + 1) / workers, rounded down; docs/routing.md says it for other languages. The shares of
+ * workers 0 .. workers-1 cover every shard exactly once; with more workers than shards some get none.
  * KL_EINVAL: no such worker, or more than KL_SLICE_WORKERS_MAX. */
 KL_API KL_MUST_USE kl_rc kl_shards_slice(const kl_layout *layout, int64_t worker, int64_t workers,
                                          kl_shards *ret_shards);

@@ -4,11 +4,12 @@
 #include "base/hash.h"
 #include "harness.h"
 #include "keyline/id.h"
+#include "keyline/shards.h"
 
 enum { LINE_BYTES = 2048 };
 
 struct seen {
-    int hashes, keys, ids;
+    int hashes, keys, ids, lists, slices;
 };
 
 static kl_bytes unhex(const char *hex, uint8_t buffer[KL_KEY_BYTES_MAX])
@@ -72,6 +73,42 @@ static bool check_id(const char *line)
     return true;
 }
 
+static void check_set(const kl_shards *shards, const char *expected)
+{
+    char text[LINE_BYTES];
+    CHECK(kl_shards_print(shards, text, sizeof text) < sizeof text);
+    CHECK_STR(text, expected);
+}
+
+static bool check_list(const char *line)
+{
+    char hex[LINE_BYTES], expected[LINE_BYTES];
+    uint8_t buffer[KL_KEY_BYTES_MAX];
+    kl_layout layout = {1, 1};
+    kl_shards shards;
+    if (sscanf(line, "list %s %u %s", hex, &layout.shard_prefix_len, expected) != 3)
+        return false;
+    bool refused = strcmp(expected, "refused") == 0;
+    CHECK_INT(kl_shards_parse(&layout, unhex(hex, buffer), &shards), refused ? KL_EINVAL : KL_OK);
+    if (!refused && !test_failed())
+        check_set(&shards, expected);
+    return true;
+}
+
+static bool check_slice(const char *line)
+{
+    char expected[LINE_BYTES];
+    int64_t worker, workers;
+    kl_layout layout = {1, 1};
+    kl_shards shards;
+    if (sscanf(line, "slice %u %" SCNd64 " %" SCNd64 " %s", &layout.shard_prefix_len, &worker, &workers, expected) != 4)
+        return false;
+    CHECK_INT(kl_shards_slice(&layout, worker, workers, &shards), KL_OK);
+    if (!test_failed())
+        check_set(&shards, expected);
+    return true;
+}
+
 static void check_line(const char *line, int number, struct seen *seen)
 {
     if (*line == '#' || *line == '\n')
@@ -82,6 +119,10 @@ static void check_line(const char *line, int number, struct seen *seen)
         seen->keys++;
     else if (check_id(line))
         seen->ids++;
+    else if (check_list(line))
+        seen->lists++;
+    else if (check_slice(line))
+        seen->slices++;
     else
         test_fail(VECTORS, number, "this line is no vector");
     if (test_failed())
@@ -97,5 +138,5 @@ TEST(the_library_agrees_with_the_vectors_of_every_client)
     for (int number = 1; !test_failed() && fgets(line, sizeof line, file); number++)
         check_line(line, number, &seen);
     fclose(file);
-    CHECK(seen.hashes >= 100 && seen.keys >= 100 && seen.ids >= 100);
+    CHECK(seen.hashes >= 100 && seen.keys >= 100 && seen.ids >= 100 && seen.lists >= 100 && seen.slices >= 100);
 }
