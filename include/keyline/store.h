@@ -321,6 +321,7 @@ typedef struct kl_write {
     int64_t expires_ms;
     kl_rc rc;             /* set by the call: KL_OK, or KL_ECONFLICT: another version is there */
     uint64_t new_version; /* set on KL_OK; 0 after a remove */
+    bool quiet;           /* those who read records when some have changed (kl_engine.pulse) need not be told */
 } kl_write;
 
 /* Writes each record whose version is still the one given; each on its own, in order. A put that finds its own value
@@ -386,8 +387,8 @@ typedef struct kl_engine {
     kl_rc (*lines)(void *self, uint32_t partition, uint32_t *ret_priorities);
     /* How many tasks of the queue lie in the inbox and can be taken in. NULL: there is no inbox. */
     kl_rc (*left)(void *self, const char *queue, uint64_t *ret_count);
-    /* The clock, and a number that is another one when a record was written or removed since; it may change a moment
-     * before that can be read. NULL: `now` tells the clock, and nothing the other. */
+    /* The clock, and a number that is another one when a record was written or removed since, and not quietly; it may
+     * change a moment before that can be read. NULL: `now` tells the clock, and nothing the other. */
     kl_rc (*pulse)(void *self, int64_t *ret_ms, uint64_t *ret_news);
 } kl_engine;
 

@@ -15,8 +15,8 @@ KL_MUST_USE kl_rc kl__store_lines(kl_store *store, uint32_t partition, uint32_t 
  * call of kl_store_counts. KL_EBUSY, KL_ESYSTEM: as from kl_store_counts. */
 KL_MUST_USE kl_rc kl__store_left(kl_store *store, const char *queue, uint64_t *ret_count);
 
-/* As kl_store_now, and *ret_news: a number that is another one when a record was written or removed since; it may change a
- * moment before that can be read. 0: the engine does not tell, so whoever wants to know reads. Counted and traced as a call
+/* As kl_store_now, and *ret_news: a number that is another one when a record was written or removed since, and not quietly;
+ * it may change a moment before that can be read. 0: the engine does not tell, so whoever wants to know reads. Counted and traced as a call
  * of kl_store_now; errors as there. */
 KL_MUST_USE kl_rc kl__store_pulse(kl_store *store, int64_t *ret_ms, uint64_t *ret_news);
 

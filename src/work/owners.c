@@ -20,6 +20,7 @@
  * next one writes it. */
 #include <stdio.h>
 
+#include "base/hash.h"
 #include "base/mutant.h"
 #include "base/random.h"
 #include "work/owners_inside.h"
@@ -343,6 +344,7 @@ struct draft {
     int me; /* -1: not in the record any more */
     uint64_t permits;
     bool nothing; /* to be written */
+    bool quiet;   /* who owns what is as it was: others need not read it before their time */
 };
 
 static kl_rc read_record(kl__owners *owners, kl__owners_record *ret_record, int64_t *ret_now_ms)
@@ -380,6 +382,20 @@ static kl_rc draft_rest(kl__owners *owners, const kl__owners_report *report, int
     return KL_OK;
 }
 
+/* Who is there and who owns what. */
+static uint64_t hash_of(const kl__owners_record *record)
+{
+    uint64_t hash = record->worker_count;
+    for (size_t i = 0; i < record->worker_count; i++) {
+        const kl__record_worker *worker = &record->workers[i];
+        uint64_t leaving = worker->leaving;
+        hash = kl__hash((kl_bytes){&worker->id, sizeof worker->id}, hash ^ leaving << 63);
+    }
+    for (uint32_t group = 0; group < record->group_count; group++)
+        hash = kl__hash((kl_bytes){&record->groups[group].owner, sizeof record->groups[group].owner}, hash);
+    return hash;
+}
+
 /* Reads the record and decides what it should be. */
 static kl_rc make_draft(kl__owners *owners, const kl__owners_report *report, struct draft *draft)
 {
@@ -388,6 +404,7 @@ static kl_rc make_draft(kl__owners *owners, const kl__owners_report *report, str
     kl_rc rc = read_record(owners, &draft->record, &now_ms);
     if (rc != KL_OK)
         return rc;
+    uint64_t before = hash_of(&draft->record);
     kl__record_expire(&draft->record, KL_MUTANT(worker_clock) ? report->local_now_ms : now_ms);
     draft->me = kl__record_find(&draft->record, &owners->worker);
     compare(owners, &draft->record, draft->me);
@@ -395,13 +412,16 @@ static kl_rc make_draft(kl__owners *owners, const kl__owners_report *report, str
     if (draft->nothing)
         return KL_OK;
     rc = enter(owners, &draft->record, &draft->me);
-    return rc == KL_OK ? draft_rest(owners, report, now_ms, draft) : rc;
+    if (rc == KL_OK)
+        rc = draft_rest(owners, report, now_ms, draft);
+    draft->quiet = hash_of(&draft->record) == before;
+    return rc;
 }
 
 /* A repeat of the same value after a lost reply is KL_OK. */
 static kl_rc write_draft(kl__owners *owners, const struct draft *draft)
 {
-    kl_write write = {.name = kl_str(owners->record_name), .version = draft->record.version};
+    kl_write write = {.name = kl_str(owners->record_name), .version = draft->record.version, .quiet = draft->quiet};
     kl_rc rc = kl__owners_record_print(&draft->record, &owners->layout, &owners->arena, &write.value);
     if (rc != KL_OK)
         return rc;

@@ -2,7 +2,9 @@
 #include <stdio.h>
 
 #include "harness.h"
+#include "keyline/queue.h"
 #include "keyline/store.h"
+#include "keyline/worker.h"
 #include "store/pg_server.h"
 #include "store/quick.h"
 
@@ -59,6 +61,74 @@ TEST(the_pulse_tells_of_records_that_were_written_or_removed)
     uint64_t fourth = news_of(&rig);
     CHECK(fourth != third);
     CHECK_INT(news_of(&rig), fourth);
+    close_rig(&rig);
+}
+
+TEST(what_is_written_quietly_is_no_news)
+{
+    struct rig rig;
+    REQUIRE(open_rig(&rig));
+    uint64_t first = news_of(&rig);
+    kl_write write = {.name = kl_str("owners/orders"), .value = kl_str("x"), .quiet = true};
+    CHECK_INT(kl_store_put(rig.store, &write, 1), KL_OK);
+    uint64_t made = write.new_version;
+    write = (kl_write){.name = kl_str("owners/orders"), .version = made, .value = kl_str("y"), .quiet = true};
+    CHECK_INT(kl_store_put(rig.store, &write, 1), KL_OK);
+    CHECK(write.new_version != made);
+    CHECK_INT(news_of(&rig), first);
+    write = (kl_write){.name = kl_str("owners/orders"), .version = write.new_version, .value = kl_str("z")};
+    CHECK_INT(kl_store_put(rig.store, &write, 1), KL_OK);
+    CHECK(news_of(&rig) != first);
+    close_rig(&rig);
+}
+
+static kl_outcome run_nothing(kl_work *work, void *ctx)
+{
+    (void)work;
+    (void)ctx;
+    return KL_DONE;
+}
+
+/* The one record of owners; 0: there is none yet. */
+static uint64_t owners_version(struct rig *rig)
+{
+    kl_arena arena = {0};
+    kl_record record = {.version = 0};
+    size_t count = 0;
+    CHECK_INT(kl_store_list(rig->store, kl_str("owners/"), (kl_bytes){0}, 1, &arena, &record, &count), KL_OK);
+    kl_arena_free(&arena);
+    return count ? record.version : 0;
+}
+
+static uint64_t await_beat(struct rig *rig, uint64_t last)
+{
+    uint64_t version = last;
+    while (version == last && !test_failed())
+        version = owners_version(rig);
+    return version;
+}
+
+TEST(a_worker_that_renews_its_lease_is_no_news)
+{
+    struct rig rig;
+    kl_queue *queue = NULL;
+    kl_worker *worker = NULL;
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 1000};
+    kl_handler handler = {.fn = run_nothing};
+    REQUIRE(open_rig(&rig));
+    REQUIRE(kl_queue_open(rig.store, "orders", &opts, &queue) == KL_OK);
+    kl_worker_queue served = {.queue = queue, .handlers = &handler, .handler_count = 1};
+    REQUIRE(kl_worker_start(&served, 1, NULL, &worker) == KL_OK);
+    uint64_t version = 0;
+    while (kl_worker_show(worker).shards < 16)
+        version = await_beat(&rig, version);
+    version = await_beat(&rig, version); /* it may have said something of what it took */
+    uint64_t before = news_of(&rig);
+    for (int i = 0; i < 3; i++)
+        version = await_beat(&rig, version);
+    CHECK_INT(news_of(&rig), before);
+    kl_worker_close(worker);
+    kl_queue_close(queue);
     close_rig(&rig);
 }
 

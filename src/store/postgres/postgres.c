@@ -201,7 +201,7 @@ static kl_rc now(void *self, int64_t *ret_ms)
     return KL_OK;
 }
 
-/* Every write of a record draws a version. */
+/* Every write of a record draws a version, quiet ones elsewhere. */
 static kl_rc pulse(void *self, int64_t *ret_ms, uint64_t *ret_news)
 {
     kl__pg_args args = {0};

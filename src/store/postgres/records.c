@@ -109,6 +109,9 @@ static void add_writes(kl__pg_args *args, const kl_write *writes, size_t count)
     kl__pg_array(args, KL_PG_INT8, count);
     for (size_t i = 0; i < count; i++)
         kl__pg_add_int(args, KL_PG_INT8, writes[i].expires_ms);
+    kl__pg_array(args, KL_PG_BOOL, count);
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_BOOL, writes[i].quiet);
 }
 
 static kl_rc take_answers(const PGresult *rows, kl_write *writes)
@@ -134,7 +137,7 @@ kl_rc kl__pg_put(void *self, kl_write *writes, size_t count)
     PGresult *rows = NULL;
     add_writes(&args, writes, count);
     kl_rc rc =
-        kl__pg_ask(self, &(kl__pg_call){"SELECT * FROM $S.put_records($1,$2,$3,$4,$5)", &args, count == 1}, &rows);
+        kl__pg_ask(self, &(kl__pg_call){"SELECT * FROM $S.put_records($1,$2,$3,$4,$5,$6)", &args, count == 1}, &rows);
     kl__pg_args_free(&args);
     if (rc != KL_OK) {
         for (size_t i = 0; i < count; i++)

@@ -1,7 +1,8 @@
 /* sql_records.c - records, as functions of the schema: small values with a version.
  *
  * Versions come from a sequence, so none is ever used again; removing draws one, too, so that whoever looks from time to
- * time whether anything has changed need not read it all. The writes of a call are one transaction, each judged for
+ * time whether anything has changed need not read it all. What nobody needs to be told of has versions of its own, far
+ * above the others (2^52). The writes of a call are one transaction, each judged for
  * itself and in order; the row of a name stays locked until its end. */
 #include "store/postgres/sql.h"
 
@@ -9,7 +10,8 @@
 const char kl__pg_sql_records[] = KL_SQL(
 CREATE FUNCTION $S.get(names bytea[])
 RETURNS TABLE (n bigint, name bytea, value bytea, version bigint, expires_ms bigint)
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$ #variable_conflict use_column
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$ #variable_conflict use_column
 DECLARE
     at_ms bigint := $S.now_ms();
 BEGIN
@@ -35,10 +37,11 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.put_record(the_name bytea, was bigint, gone boolean, val bytea, expires bigint,
+CREATE FUNCTION $S.put_record(the_name bytea, was bigint, gone boolean, val bytea, expires bigint, quiet boolean,
                            OUT there bigint, OUT made bigint, OUT ok boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
 DECLARE
+    drawn text := $C || CASE WHEN quiet THEN '.quiet_versions' ELSE '.versions' END;
     old record;
     lives boolean;
 BEGIN
@@ -51,7 +54,7 @@ BEGIN
             ok := there = was OR there = 0;
             IF there = was THEN
                 DELETE FROM $S.records r WHERE r.name = the_name;
-                PERFORM nextval($C || '.versions');
+                PERFORM nextval(drawn);
             END IF;
             RETURN;
         END IF;
@@ -61,11 +64,11 @@ BEGIN
             RETURN;
         END IF;
         IF old.version IS NOT NULL THEN
-            UPDATE $S.records r SET value = val, version = nextval($C || '.versions'), expires_ms = expires
+            UPDATE $S.records r SET value = val, version = nextval(drawn), expires_ms = expires
             WHERE r.name = the_name RETURNING r.version INTO made;
         ELSE
             INSERT INTO $S.records AS r (name, value, version, expires_ms)
-            VALUES (the_name, val, nextval($C || '.versions'), expires)
+            VALUES (the_name, val, nextval(drawn), expires)
             ON CONFLICT (name) DO NOTHING RETURNING r.version INTO made;
         END IF;
         ok := true;
@@ -74,16 +77,17 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.put_records(names bytea[], wases bigint[], gones boolean[], vals bytea[], expireses bigint[])
+CREATE FUNCTION $S.put_records(names bytea[], wases bigint[], gones boolean[], vals bytea[], expireses bigint[],
+                               quiets boolean[])
 RETURNS TABLE (n bigint, there bigint, made bigint, ok boolean) LANGUAGE plpgsql AS $$ #variable_conflict use_column
 DECLARE
     w record;
     o record;
 BEGIN
     PERFORM $S.begin_write();
-    FOR w IN SELECT * FROM unnest(names, wases, gones, vals, expireses)
-                      WITH ORDINALITY AS u(name, was, gone, val, expires, num) LOOP
-        SELECT * INTO o FROM $S.put_record(w.name, w.was, w.gone, w.val, w.expires);
+    FOR w IN SELECT * FROM unnest(names, wases, gones, vals, expireses, quiets)
+                      WITH ORDINALITY AS u(name, was, gone, val, expires, quiet, num) LOOP
+        SELECT * INTO o FROM $S.put_record(w.name, w.was, w.gone, w.val, w.expires, w.quiet);
         n := w.num;
         there := o.there;
         made := o.made;

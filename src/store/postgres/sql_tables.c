@@ -208,6 +208,7 @@ CREATE INDEX kept_state ON $S.kept (partition, state, expires_ms);
 CREATE INDEX kept_job ON $S.kept (partition, job, shard, id) WHERE job IS NOT NULL;
 
 CREATE SEQUENCE $S.versions;
+CREATE SEQUENCE $S.quiet_versions MINVALUE 4503599627370496;
 CREATE TABLE $S.records (
     name bytea PRIMARY KEY,
     value bytea NOT NULL,
