@@ -591,6 +591,36 @@ CLAIM(whoever_waits_is_told_without_listening_too)
     }
 }
 
+/* Sessions of the trial's store whose last statement began so. */
+static int64_t sessions_at(const struct trial *t, const char *statement)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql,
+             "SELECT count(*)::int FROM pg_stat_activity WHERE application_name = '%s' AND query LIKE '%s%%'",
+             schema_of(t), statement);
+    return pg_server_number(sql);
+}
+
+/* Notices of appends wake the session that listens, so it does not while nobody wants them. */
+CLAIM(nobody_listens_while_nobody_waits_and_whoever_waits_again_is_told)
+{
+    enum { APPENDS_MAX = 20000 };
+    uint64_t seen = 0;
+    while (seen >> 63 == 0) /* until it is listened (wait.c) */
+        CHECK_OK(kl_store_wait(t->store, t->orders, 20, &seen));
+    for (int i = 0; i < APPENDS_MAX && sessions_at(t, "UNLISTEN") == 0; i++)
+        append_one(t, order_place(t, 1), "x");
+    CHECK_INT(sessions_at(t, "UNLISTEN"), 1);
+    for (uint32_t i = 0; i < 5; i++) {
+        uint64_t before = seen;
+        append_one(t, order_place(t, i), "x");
+        CHECK_OK(kl_store_wait(t->store, t->orders, PATIENCE_MS, &seen));
+        CHECK(seen != before);
+    }
+    CHECK_INT(sessions_at(t, "UNLISTEN"), 0);
+    CHECK_INT(sessions_at(t, "LISTEN"), 1);
+}
+
 CLAIM(a_schema_of_a_newer_release_is_refused)
 {
     char sql[256];

@@ -106,8 +106,10 @@ typedef struct kl__pg {
     pthread_t listener;
     bool listener_runs;
     bool listens;              /* and it was proved that notices come through */
+    bool pauses;               /* it has stopped listening until somebody waits for a partition */
+    int64_t waited_ns;         /* when somebody last did; 0: never */
     uint64_t news[KL_PG_NEWS]; /* how often each partition was heard of, by its number; some share one */
-    int wake[2];               /* a pipe by which close ends the listener */
+    int wake[2];               /* a pipe: a byte ends the listener's pause, and closing it ends the listener */
 
     /* upkeep.c */
     pthread_cond_t upkeep_wakes;

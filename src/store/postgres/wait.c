@@ -7,6 +7,10 @@
  * every append to it: the sum is compared with what was seen, so nothing is missed. Where the two ways meet, what was seen
  * differs, and whoever waits looks once in vain.
  *
+ * Every session that listens is woken by every append, whether anybody waits or not. So when notices come and nobody has
+ * waited for a partition for a while, because all have enough to do, it stops listening until somebody waits again. Those
+ * who wait for the inbox ask once each time meanwhile.
+ *
  * A pooler may take LISTEN and never deliver anything, or to others. So the listener does not try where there is one, and
  * proves that it hears its own NOTIFY; until then, and whenever that connection is gone, waiting compares every few
  * milliseconds, less and less often. A connection that died without a word is found out by keepalives (pool.c). */
@@ -23,6 +27,8 @@ enum {
     ASK_MIN_MS = 5,
     ASK_MAX_MS = 250, /* without LISTEN */
     PROOF_MS = 2000,  /* after that, LISTEN is taken to be dead */
+    UNHEARD_MS = 200, /* without anybody who waits, notices are not wanted */
+    RESUME_MS = 100,  /* after that, whoever waits asks */
     RECONNECT_MS = 1000,
 };
 
@@ -31,16 +37,23 @@ enum {
 
 /* --- The listener --- */
 
-static void set_listens(kl__pg *pg, bool listens)
+/* False: it was so before. */
+static bool set_listens(kl__pg *pg, bool listens)
 {
     pthread_mutex_lock(&pg->mutex);
     bool changed = pg->listens != listens;
     pg->listens = listens;
+    pg->pauses = false;
     for (int i = 0; changed && i < KL_PG_NEWS; i++)
         pg->news[i]++; /* something may have been missed */
     pthread_cond_broadcast(&pg->told);
     pthread_mutex_unlock(&pg->mutex);
-    if (changed)
+    return changed;
+}
+
+static void tell_listens(kl__pg *pg, bool listens)
+{
+    if (set_listens(pg, listens))
         kl__pg_log(pg, KL_LOG_INFO, listens ? "appends are heard of by LISTEN" : "LISTEN does not work here: asking");
 }
 
@@ -61,7 +74,7 @@ static void hear(kl__pg *pg, PGconn *conn)
     PGnotify *notice;
     while ((notice = PQnotifies(conn))) {
         if (strcmp(notice->extra, "proof") == 0 && notice->be_pid == PQbackendPID(conn))
-            set_listens(pg, true);
+            tell_listens(pg, true);
         else
             tell(pg, (uint32_t)strtoul(notice->extra, NULL, 10));
         PQfreemem(notice);
@@ -76,13 +89,47 @@ static bool run(const kl__pg *pg, PGconn *conn, const char *sql)
     return good;
 }
 
-/* Waits for bytes of the connection (NULL: just waits) or for the end. False: the end. */
+/* Waits for bytes of the connection (NULL: just waits), for the end of a pause, or for the end. False: the end. */
 static bool await_bytes(const kl__pg *pg, PGconn *conn, int wait_ms)
 {
     struct pollfd ready[2] = {{.fd = pg->wake[0], .events = POLLIN},
                               {.fd = conn ? PQsocket(conn) : -1, .events = POLLIN}};
+    char byte;
     poll(ready, 2, wait_ms);
-    return ready[0].revents == 0;
+    return ready[0].revents == 0 || read(pg->wake[0], &byte, 1) == 1;
+}
+
+/* Notices come for nobody. */
+static bool is_unheard(kl__pg *pg)
+{
+    pthread_mutex_lock(&pg->mutex);
+    bool unheard = pg->listens && pg->waited_ns && kl__monotonic_ns() - pg->waited_ns > UNHEARD_MS * INT64_C(1000000);
+    for (const kl__pg_waiter *waiter = pg->waiters; waiter; waiter = waiter->next)
+        unheard &= waiter->partition == KL_PG_INBOX;
+    pg->pauses = unheard;
+    pg->listens &= !unheard;
+    pthread_mutex_unlock(&pg->mutex);
+    return unheard;
+}
+
+static bool is_pausing(kl__pg *pg)
+{
+    pthread_mutex_lock(&pg->mutex);
+    bool pauses = pg->pauses;
+    pthread_mutex_unlock(&pg->mutex);
+    return pauses;
+}
+
+/* Stops listening until somebody waits. False: the connection is lost, or it is the end. */
+static bool pause_listening(kl__pg *pg, PGconn *conn)
+{
+    bool good = run(pg, conn, "UNLISTEN *");
+    while (good && is_pausing(pg))
+        good = await_bytes(pg, conn, -1) && PQconsumeInput(conn) == 1 && PQstatus(conn) == CONNECTION_OK;
+    if (!good || !run(pg, conn, "LISTEN $S"))
+        return false;
+    set_listens(pg, true);
+    return true;
 }
 
 /* Until the connection is lost, or proves to be deaf, or the store is closed: false. */
@@ -97,6 +144,8 @@ static bool listen_on(kl__pg *pg, PGconn *conn)
         bool deaf = !pg->listens && kl__monotonic_ns() >= proof_ns; /* this thread alone writes it */
         if (deaf)
             return await_bytes(pg, NULL, -1);
+        if (is_unheard(pg) && !pause_listening(pg, conn))
+            return await_bytes(pg, NULL, 0);
         if (!await_bytes(pg, conn, pg->listens ? -1 : PROOF_MS))
             return false;
         goes_on = PQconsumeInput(conn) == 1 && PQstatus(conn) == CONNECTION_OK;
@@ -114,7 +163,7 @@ static void *listen_thread(void *ctx)
             goes_on = listen_on(pg, conn);
             PQfinish(conn);
         }
-        set_listens(pg, false);
+        tell_listens(pg, false);
         goes_on = goes_on && await_bytes(pg, NULL, RECONNECT_MS);
     }
     return NULL;
@@ -164,7 +213,7 @@ static kl_rc ask_appended(kl__pg *pg, uint32_t partition, uint64_t *ret_appended
 static bool rest(kl__pg *pg, kl__pg_waiter *waiter, int64_t until_ns, int64_t *pause_ms)
 {
     pthread_mutex_lock(&pg->mutex);
-    int64_t ask_ns = pg->listens ? until_ns : kl__deadline_ns(*pause_ms);
+    int64_t ask_ns = pg->listens || pg->pauses ? until_ns : kl__deadline_ns(*pause_ms);
     bool listened = pg->listens, in_time = true;
     ask_ns = ask_ns < until_ns ? ask_ns : until_ns;
     while (in_time && !waiter->told && listened == pg->listens)
@@ -185,6 +234,19 @@ static void enter(kl__pg *pg, kl__pg_waiter *waiter)
     pthread_mutex_unlock(&pg->mutex);
 }
 
+/* Somebody waits for a partition: if the listener pauses it goes on, and what it missed is looked at. */
+static void resume(kl__pg *pg)
+{
+    pthread_mutex_lock(&pg->mutex);
+    int64_t until_ns = kl__deadline_ns(RESUME_MS);
+    bool in_time = pg->pauses && write(pg->wake[1], "", 1) == 1;
+    pg->waited_ns = kl__monotonic_ns();
+    pg->pauses = false;
+    while (in_time && !pg->listens)
+        in_time = kl__cond_wait(&pg->told, &pg->mutex, until_ns);
+    pthread_mutex_unlock(&pg->mutex);
+}
+
 static void leave(kl__pg *pg, const kl__pg_waiter *waiter)
 {
     pthread_mutex_lock(&pg->mutex);
@@ -192,15 +254,18 @@ static void leave(kl__pg *pg, const kl__pg_waiter *waiter)
     while (*link != waiter)
         link = &(*link)->next;
     *link = waiter->next;
+    if (waiter->partition != KL_PG_INBOX)
+        pg->waited_ns = kl__monotonic_ns();
     pthread_mutex_unlock(&pg->mutex);
 }
 
-static bool is_listening(kl__pg *pg)
+/* There is nothing to ask for before it is told, or not soon. */
+static bool is_content(kl__pg *pg)
 {
     pthread_mutex_lock(&pg->mutex);
-    bool listens = pg->listens;
+    bool content = pg->listens || pg->pauses;
     pthread_mutex_unlock(&pg->mutex);
-    return listens;
+    return content;
 }
 
 kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_ask_fn *ask, const void *ctx,
@@ -214,7 +279,7 @@ kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_
     while (rc == KL_OK && !yes && !ends && kl__monotonic_ns() < until_ns) {
         bool told = rest(pg, &waiter, until_ns, &pause_ms);
         ends = told && partition == KL_PG_INBOX;
-        if (told || !is_listening(pg)) /* else there is nothing to ask for */
+        if (told || !is_content(pg))
             rc = ask(pg, ctx, &yes);
     }
     leave(pg, &waiter);
@@ -254,6 +319,7 @@ kl_rc kl__pg_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *see
 {
     struct appended appended = {partition, seen};
     bool yes = false;
+    resume(self);
     uint64_t before = heard(self, partition);
     kl_rc rc = kl__pg_wait_until(self, partition, wait_ms, more_appended, &appended, &yes);
     if (rc == KL_OK && before && !(*seen & HEARD))
