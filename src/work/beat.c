@@ -24,9 +24,12 @@ int64_t kl__pump_beat_ms(const kl__pump *pump)
 
 /* --- The clock and the record --- */
 
-static kl_rc set_clock(kl__pump *pump)
+/* Unless it was done within age_ms: of the two threads, one asks for both. */
+static kl_rc set_clock(kl__pump *pump, int64_t age_ms)
 {
-    int64_t store_ms = 0;
+    int64_t store_ms = 0, local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    if (pump->clock_set && local_ms - pump->clock_ms < age_ms)
+        return KL_OK;
     kl__pump_leave(pump);
     uint64_t news = 0;
     kl_rc rc = kl__store_pulse(pump->queue->store, &store_ms, &news);
@@ -34,6 +37,7 @@ static kl_rc set_clock(kl__pump *pump)
     if (rc != KL_OK)
         return rc;
     pump->news = news;
+    pump->clock_ms = local_ms;
     pump->clock_offset_ms = store_ms - pump->opts.local_ms(pump->opts.local_ctx); /* rather behind than ahead */
     pump->clock_set = true;
     kl__pump_now(pump);
@@ -230,7 +234,7 @@ kl_rc kl__pump_tick(kl__pump *pump)
     if (pump->ticking || (pump->tick_ms && local_ms - pump->tick_ms < kl__pump_beat_ms(pump)))
         return KL_OK;
     pump->ticking = true;
-    kl_rc rc = set_clock(pump);
+    kl_rc rc = set_clock(pump, kl__pump_beat_ms(pump) / 2);
     if (rc == KL_OK)
         rc = tick(pump);
     if (rc == KL_OK || pump->tick_ms) /* nothing is owned before it is known what is paused and cancelled */
@@ -249,7 +253,7 @@ static int64_t beat_every_ms(const kl__pump *pump)
 
 static kl_rc keep(kl__pump *pump)
 {
-    kl_rc first = set_clock(pump);
+    kl_rc first = set_clock(pump, kl__pump_beat_ms(pump));
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
     if (first != KL_OK || pump->tick_ms == 0)
         return first;

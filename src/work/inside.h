@@ -253,7 +253,8 @@ struct kl__pump {
     kl_shards *given;        /* the shards that may be taken, of the layout they were named for; NULL: all */
     kl__gate *gates;         /* of layouts that have older ones with tasks */
     int64_t clock_offset_ms; /* the store's clock less the local one, */
-    bool clock_set;          /* which is not known before the first beat */
+    bool clock_set;          /* which is not known before the first beat, */
+    int64_t clock_ms;        /* and was last asked for then, on the local clock */
     uint64_t refreshes;      /* of the descriptor, that were begun, */
     uint64_t refreshed;      /* and the number of the last one that succeeded */
     int64_t now_ms;          /* the store's clock, as far as it is known; never steps back */
@@ -435,6 +436,12 @@ int64_t kl__pump_now(kl__pump *pump);
 /* beat.c: whether records of the store may have changed since the reader asked last; then it is to read them. What it
  * could not read it must read again: it sets itself to zero. */
 bool kl__pump_has_news(kl__pump *pump, const kl_store *store, kl__reader *reader);
+
+/* How many workers share the queue, if all own as much of it as this one. */
+static inline uint64_t kl__pump_sharers(const kl__pump *pump)
+{
+    return pump->shard_count ? pump->all_shards / pump->shard_count : 1;
+}
 
 /* Leaves and enters the worker's mutex around a store call. */
 static inline void kl__pump_leave(kl__pump *pump)

@@ -21,7 +21,8 @@ enum {
     DUE_EVERY_MS = 20,
     DUE_REST_MS = 1000,
     COUNTS_EVERY_MS = 20,
-    LINES_EVERY_MS = 50,  /* where lines are told without counting */
+    LINES_EVERY_MS = 50,  /* where lines are told without counting, for each worker that shares the queue, */
+    LINES_REST_MS = 200,  /* so that all together ask about as often as one would */
     COUNT_REST_MS = 5000, /* where a store counts slowly, */
     COUNT_SLOW_MS = 100,  /* and from so long a rest on, ticks count, so that looks are not held up */
     SIDE_KEYS = 128,      /* left out, for each ms that passes between two searches among them */
@@ -355,7 +356,8 @@ static kl_rc look_at_store(kl__pump *pump, struct looks *looks, kl_store *store)
 
 static bool is_time_to_count(const kl__pump *pump, const kl__partition *partition, bool quick)
 {
-    int64_t rest_ms = quick ? LINES_EVERY_MS : COUNTS_EVERY_MS;
+    int64_t lines_ms = LINES_EVERY_MS * (int64_t)kl__pump_sharers(pump);
+    int64_t rest_ms = !quick ? COUNTS_EVERY_MS : lines_ms < LINES_REST_MS ? lines_ms : LINES_REST_MS;
     if (partition->count_rest_ms > rest_ms)
         rest_ms = partition->count_rest_ms;
     return !partition->counted_ms || pump->now_ms - partition->counted_ms >= rest_ms;

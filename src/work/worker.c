@@ -67,6 +67,7 @@ void kl__worker_stop(kl_worker *worker)
     kl__worker_take_back(worker, true);
     pthread_cond_broadcast(&worker->ready);
     pthread_cond_broadcast(&worker->scout);
+    pthread_cond_broadcast(&worker->all_run);
     pthread_cond_broadcast(&worker->changed);
 }
 
@@ -186,6 +187,7 @@ static kl_rc init_sync(kl_worker *worker)
     pthread_cond_init(&worker->ready, &attributes);
     pthread_cond_init(&worker->scout, &attributes);
     pthread_cond_init(&worker->outcomes, &attributes);
+    pthread_cond_init(&worker->all_run, &attributes);
     pthread_cond_init(&worker->changed, &attributes);
     pthread_condattr_destroy(&attributes);
     return KL_OK;
@@ -418,6 +420,7 @@ static void end_threads(kl_worker *worker)
     pthread_cond_broadcast(&worker->ready);
     pthread_cond_broadcast(&worker->scout);
     pthread_cond_broadcast(&worker->outcomes);
+    pthread_cond_broadcast(&worker->all_run);
     pthread_cond_broadcast(&worker->changed);
     pthread_mutex_unlock(&worker->mutex);
     for (size_t i = 0; i < worker->thread_count; i++)
@@ -477,6 +480,7 @@ void kl_worker_close(kl_worker *worker)
     pthread_cond_destroy(&worker->ready);
     pthread_cond_destroy(&worker->scout);
     pthread_cond_destroy(&worker->outcomes);
+    pthread_cond_destroy(&worker->all_run);
     pthread_cond_destroy(&worker->changed);
     pthread_mutex_destroy(&worker->mutex);
     kl__free(worker);

@@ -84,6 +84,7 @@ struct kl_worker {
     pthread_cond_t ready;    /* a task may run, or the worker ends */
     pthread_cond_t scout;    /* look again */
     pthread_cond_t outcomes; /* some are to be sent */
+    pthread_cond_t all_run;  /* the settler need not wait for more */
     pthread_cond_t changed;  /* for those who wait for the end */
     kl_worker_opts opts;
     char name[128];
@@ -95,6 +96,7 @@ struct kl_worker {
     pthread_t scout_id, beat_id, tick_id, settler_id, inbox_id;
     bool scout_started, beat_started, tick_started, settler_started, inbox_started;
     bool look_now;
+    bool resting;             /* the scout: looks are full, and the next is some time away */
     bool stopping;            /* starts nothing more */
     bool ended;               /* everything was given back */
     bool closing;             /* threads go home */
@@ -121,6 +123,7 @@ void kl__worker_wake(kl_worker *worker, uint64_t ready);
 void kl__worker_take_back(kl_worker *worker, bool all); /* what waits in hands behind a long task, or all; and outcomes
                                                          * of those that were run before it */
 bool kl__worker_has_outcomes(const kl_worker *worker);  /* that nobody is sending */
+bool kl__worker_has_run_all(const kl_worker *worker);   /* and nothing more comes soon */
 void kl__worker_tell_giver(kl_worker *worker);          /* outcomes may have been settled */
 void kl__worker_log(const kl_worker *worker, kl_log_level level, const char *text);
 void kl__worker_wait(kl_worker *worker, pthread_cond_t *condition, int64_t wait_ms);

@@ -4,7 +4,9 @@
  * The scout waits for appends where the store can tell of them and there is one partition to wait for; otherwise it looks
  * again and again, less often the longer nothing comes. Where a store is far away and there is much to do, some time
  * passes between two looks, and between two settles, that follow each other, in proportion to what one takes and to how
- * many workers share the store: so each finds more at a time, and all of them together make about as many calls as one. */
+ * many workers share the store: so each finds more at a time, and all of them together make about as many calls as one.
+ * While looks are full, the scout does not ask to be told of appends: the next look comes by itself. And what was run is
+ * then settled as soon as nothing is left to run, because nothing more would go with it. */
 #include "base/wait.h"
 #include "work/worker_inside.h"
 
@@ -20,7 +22,9 @@ enum {
     REST_BUSY_NS = 25000000,     /* where calls have many tasks, */
     REST_BUSY_EACH_NS = 8000000, /* or, where many workers share the queue, for each of them, */
     REST_BUSY_MAX_NS = 64000000,
-    BUSY_TASKS = 16
+    BUSY_TASKS = 16,
+    FULL_TASKS = 64, /* for each so many the rest is longer by as much again, */
+    FULL_TIMES = 4   /* and in all so many times as long */
 };
 
 /* --- The scout --- */
@@ -96,7 +100,7 @@ static bool is_far(kl_store *store)
     return (can & KL_STORE_SHARED) && !(can & KL_STORE_ASYNC);
 }
 
-/* How many workers share a queue in a store that is far, if all own as much of it as this one; 0: none is far. */
+/* How many workers share a queue in a store that is far; 0: none is far. */
 static uint64_t sharers(const kl_worker *worker)
 {
     uint64_t most = 0;
@@ -105,7 +109,7 @@ static uint64_t sharers(const kl_worker *worker)
         bool far = false;
         for (const kl__partition *each = pump->partitions; each; each = each->next)
             far |= is_far(each->store);
-        uint64_t count = pump->shard_count ? pump->all_shards / pump->shard_count : 1;
+        uint64_t count = kl__pump_sharers(pump);
         most = far && count > most ? count : most;
     }
     return most;
@@ -117,18 +121,51 @@ static uint64_t busy_rest_ns(uint64_t others)
     return all_ns < REST_BUSY_NS ? REST_BUSY_NS : all_ns < REST_BUSY_MAX_NS ? all_ns : REST_BUSY_MAX_NS;
 }
 
-/* Before the next call: rests, if the one before, which took from `began_ns` to `ended_ns`, was just now.
- * patient: nobody waits for what the next one brings. The mutex is held, and left meanwhile. */
-static void rest(kl_worker *worker, int64_t began_ns, int64_t ended_ns, uint64_t tasks, bool patient)
+/* A call to the store that has ended just now. */
+struct call {
+    int64_t began_ns, ended_ns;
+    uint64_t tasks;
+    bool settles;
+};
+
+/* How long to rest before the next call. patient: nobody waits for what that one brings. */
+static int64_t rest_ns(uint64_t others, const struct call *call, bool patient)
 {
-    uint64_t others = sharers(worker), alone = others > 0 && tasks > 0 ? REST_ALONE : 0;
-    bool busy = tasks >= BUSY_TASKS && (others > 1 || (others > 0 && patient));
-    uint64_t times = others > 1 ? (others - 1) * REST_EACH : busy ? REST_PATIENT : alone;
+    uint64_t alone = others > 0 && call->tasks > 0 ? REST_ALONE : 0;
+    uint64_t full = call->tasks / FULL_TASKS + 1;
+    bool busy = call->tasks >= BUSY_TASKS && (others > 1 || (others > 0 && patient));
+    uint64_t times = others > 1 ? (others - 1) * REST_EACH * (full < FULL_TIMES ? full : FULL_TIMES)
+                     : busy     ? REST_PATIENT
+                                : alone;
     uint64_t most_ns = busy ? busy_rest_ns(others) : REST_MAX_NS;
-    uint64_t times_max = most_ns / (uint64_t)(ended_ns - began_ns + 1);
-    int64_t until_ns = ended_ns + (ended_ns - began_ns) * (int64_t)(times < times_max ? times : times_max);
-    while (!worker->stopping && !worker->closing && kl__monotonic_ns() < until_ns)
-        kl__cond_wait(&worker->changed, &worker->mutex, until_ns);
+    uint64_t took_ns = (uint64_t)(call->ended_ns - call->began_ns + 1);
+    uint64_t times_max = most_ns / took_ns;
+    return (int64_t)(took_ns * (times < times_max ? times : times_max));
+}
+
+/* Nothing is run here before the next look, which is some time away. */
+bool kl__worker_has_run_all(const kl_worker *worker)
+{
+    return worker->resting && worker->idle == worker->thread_count && worker->thread_count > 0;
+}
+
+/* Before the next call. The mutex is held, and left meanwhile. */
+static void rest(kl_worker *worker, const struct call *call, bool patient)
+{
+    int64_t until_ns = call->ended_ns + rest_ns(sharers(worker), call, patient);
+    while (!worker->stopping && !worker->closing && kl__monotonic_ns() < until_ns &&
+           !(call->settles && kl__worker_has_run_all(worker) && kl__worker_has_outcomes(worker)))
+        kl__cond_wait(call->settles ? &worker->all_run : &worker->changed, &worker->mutex, until_ns);
+}
+
+/* Until it is time for the next look. */
+static void await_look(kl_worker *worker, const struct call *call, int64_t *poll_ms)
+{
+    worker->resting = sharers(worker) > 1 && call->tasks >= FULL_TASKS;
+    if (!worker->resting)
+        wait_for_work(worker, poll_ms);
+    rest(worker, call, false);
+    worker->resting = false;
 }
 
 void *kl__worker_scout(void *context)
@@ -152,13 +189,11 @@ void *kl__worker_scout(void *context)
             kl__worker_wait(worker, &worker->scout, FAILED_MS);
             continue;
         }
-        int64_t ended_ns = kl__monotonic_ns();
+        struct call call = {began_ns, kl__monotonic_ns(), ready, false};
         if (ready)
             poll_ms = POLL_MIN_MS;
-        if (is_eager(worker))
-            continue;
-        wait_for_work(worker, &poll_ms);
-        rest(worker, began_ns, ended_ns, ready, false);
+        if (!is_eager(worker))
+            await_look(worker, &call, &poll_ms);
     }
     pthread_mutex_unlock(&worker->mutex);
     return NULL;
@@ -178,21 +213,21 @@ bool kl__worker_has_outcomes(const kl_worker *worker)
  * on when its task has been run. */
 static void settle(kl_worker *worker)
 {
-    int64_t began_ns = kl__monotonic_ns();
-    uint64_t all = 0;
+    struct call call = {.began_ns = kl__monotonic_ns(), .settles = true};
     for (size_t i = 0; i < worker->served_count; i++) {
         uint64_t sent = 0;
         if (kl__pump_settle(worker->served[i].pump, &sent) != KL_OK) {
             kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
             kl__worker_wait(worker, &worker->changed, KL_RETRY_MS);
         }
-        all += sent;
+        call.tasks += sent;
         kl__worker_wake(worker, kl__pump_ready(worker->served[i].pump));
     }
     kl__worker_tell_giver(worker);
     if (worker->stopping)
         pthread_cond_broadcast(&worker->changed);
-    rest(worker, began_ns, kl__monotonic_ns(), all, !worker->giver.settled);
+    call.ended_ns = kl__monotonic_ns();
+    rest(worker, &call, !worker->giver.settled);
 }
 
 void *kl__worker_settler(void *context)

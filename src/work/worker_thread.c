@@ -339,6 +339,8 @@ static void idle(kl_worker *worker)
     worker->look_now |= has_more(worker);
     pthread_cond_signal(&worker->scout);
     worker->idle++;
+    if (kl__worker_has_run_all(worker) && kl__worker_has_outcomes(worker))
+        pthread_cond_signal(&worker->all_run);
     int64_t wait_ms = until_due_ms(worker), steal_ms = (int64_t)KL_STEAL_NS / 1000000 * 5;
     bool others_run = worker->idle < worker->thread_count;
     kl__worker_wait(worker, &worker->ready, others_run && wait_ms > steal_ms ? steal_ms : wait_ms);
