@@ -3,8 +3,8 @@
  * A side puts tasks of 200 B over 1,000 keys from two threads for some time, in calls of `group`, runs them as they come,
  * and ends when all have been run and settled. It prints one line: name value name value.
  *
- * Before that it does the same for WARM_MS without counting, because every session plans its statements once; longer where
- * there are more processes. */
+ * Before that it does the same for WARM_MS without counting, because every session plans its statements once; longer, and
+ * equally long, where workers are processes of their own. */
 #ifndef BENCH_POSTGRES_H
 #define BENCH_POSTGRES_H
 
@@ -24,7 +24,9 @@ enum {
     PAYLOAD_BYTES = 200,
     KEY_BYTES = 12,
     GROUP_MAX = 10000,
-    WARM_MS = 700
+    WARM_MS = 700,
+    WARM_ALL_MS = 3500, /* each process has sessions of its own, and however many there are, segments turn as often */
+    TELL_MS = 10        /* how often a worker says how far it is */
 };
 
 struct settings {

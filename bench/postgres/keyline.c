@@ -48,7 +48,8 @@ static void *produce(void *ctx)
     return NULL;
 }
 
-static void nap(void) { nanosleep(&(struct timespec){0, 2000000}, NULL); }
+static void rest_ms(long ms) { nanosleep(&(struct timespec){0, ms * 1000000}, NULL); }
+static void nap(void) { rest_ms(2); }
 
 static kl_queue *open_queue(const struct load *load, kl_store **ret_store)
 {
@@ -74,7 +75,7 @@ static void work(struct load *load, kl_queue *queue, long at, long handlers)
         kl_worker_info status = kl_worker_show(worker);
         atomic_store(&load->shards[at], (long)status.shards);
         atomic_store(&load->done[at], (long)status.done);
-        nap();
+        rest_ms(TELL_MS);
     }
     kl_worker_close(worker);
 }
@@ -162,7 +163,7 @@ static void measure(struct side *side, pid_t first)
         finish(load, put_all(side, load->settings->ms, first));
         return;
     }
-    put_all(side, WARM_MS * (1 + load->settings->processes / 2), 0); /* each process has sessions of its own */
+    put_all(side, load->settings->processes ? WARM_ALL_MS : WARM_MS, 0);
     await_settled(load, 0);
     long before = sum(load->done);
     int64_t put_ns = put_all(side, load->settings->ms, 0);
