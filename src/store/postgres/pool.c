@@ -1,7 +1,9 @@
 /* pool.c - connections to the server, and what its errors mean.
  *
  * A call borrows a connection for one statement. There are as many as are used at once, up to `pool_max`; whoever finds
- * none waits for one to be given back. One that broke is closed, and the next call opens another.
+ * none waits for one to be given back. One that broke is closed, and the next call opens another. Where there are a few
+ * already, a call waits a moment before it opens one more: a session that is used now and then costs the server more than
+ * one that is used all the time, because what it has planned and keeps is no longer in the processor's caches.
  *
  * What is not known: when a connection is lost between the statement and its answer, it may have been committed. A call
  * that may be repeated (S5) is made again on another connection, for up to KL_PG_PATIENCE_MS; another fails with
@@ -16,7 +18,14 @@
 #include "base/wait.h"
 #include "store/postgres/postgres.h"
 
-enum { PAUSE_MIN_MS = 5, PAUSE_MAX_MS = 250, LOG_BYTES = 512, TEXT_MAX = 300 };
+enum {
+    PAUSE_MIN_MS = 5,
+    PAUSE_MAX_MS = 250,
+    LOG_BYTES = 512,
+    TEXT_MAX = 300,
+    FEW = 2,       /* connections that are made at once; */
+    PATIENT_MS = 3 /* before there are more, it is waited so long for one of them */
+};
 
 void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...)
 {
@@ -180,6 +189,9 @@ static PGconn *take_idle(kl__pg *pg, const char *sql)
 {
     PGconn *conn = NULL;
     pthread_mutex_lock(&pg->mutex);
+    int64_t until_ns = pg->idle_count == 0 ? kl__deadline_ns(PATIENT_MS) : 0;
+    while (pg->idle_count == 0 && pg->open_count >= FEW && kl__cond_wait(&pg->given, &pg->mutex, until_ns))
+        ;
     while (pg->idle_count == 0 && pg->open_count >= pg->pool_max)
         kl__cond_wait(&pg->given, &pg->mutex, KL_NEVER);
     if (pg->idle_count > 0)
