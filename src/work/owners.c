@@ -344,7 +344,7 @@ struct draft {
     int me; /* -1: not in the record any more */
     uint64_t permits;
     bool nothing; /* to be written */
-    bool quiet;   /* who owns what is as it was: others need not read it before their time */
+    bool quiet;   /* who owns what is as it was, and there are no permits: others need not read it before their time */
 };
 
 static kl_rc read_record(kl__owners *owners, kl__owners_record *ret_record, int64_t *ret_now_ms)
@@ -414,7 +414,7 @@ static kl_rc make_draft(kl__owners *owners, const kl__owners_report *report, str
     rc = enter(owners, &draft->record, &draft->me);
     if (rc == KL_OK)
         rc = draft_rest(owners, report, now_ms, draft);
-    draft->quiet = hash_of(&draft->record) == before;
+    draft->quiet = report->permits_max == UINT64_MAX && hash_of(&draft->record) == before;
     return rc;
 }
 
