@@ -217,6 +217,20 @@ uint32_t kl__stubs_add(kl__stubs *stubs, uint32_t partition, const kl_task_id *i
     return slot;
 }
 
+/* In front of an empty element nobody passes by, so neither this one nor those gone before it need a mark. */
+static void take_out(struct stripe *stripe, uint32_t at)
+{
+    stripe->used--;
+    stripe->gone++;
+    stripe->elements[at] = GONE;
+    if (stripe->elements[next_of(stripe, at)] != EMPTY)
+        return;
+    for (; stripe->elements[at] == GONE; at = at ? at - 1 : stripe->capacity - 1) {
+        stripe->elements[at] = EMPTY;
+        stripe->gone--;
+    }
+}
+
 void kl__stubs_remove(kl__stubs *stubs, uint32_t slot)
 {
     kl__slot *gone = kl__stubs_slot(stubs, slot);
@@ -224,11 +238,7 @@ void kl__stubs_remove(kl__stubs *stubs, uint32_t slot)
     struct stripe *stripe = stripe_of(stubs, hash);
     uint32_t *element = find(stubs, gone->partition, &gone->id, hash);
     KL_ASSERT(element && SLOT_OF(*element) == slot);
-    /* In front of an empty element nobody passes by, so no mark is needed. */
-    bool is_last = stripe->elements[next_of(stripe, (uint32_t)(element - stripe->elements))] == EMPTY;
-    *element = is_last ? EMPTY : GONE;
-    stripe->gone += !is_last;
-    stripe->used--;
+    take_out(stripe, (uint32_t)(element - stripe->elements));
     gone->segment = stubs->free_first;
     stubs->free_first = slot;
     atomic_store_explicit(&stubs->count, stubs->count - 1, memory_order_relaxed);
