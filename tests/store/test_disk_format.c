@@ -318,6 +318,7 @@ static uint64_t believe(const struct image *image)
     }
 end:
     CHECK(segment.live <= image->end);
+    kl__free(segment.part_live);
     kl__state_close(&state);
     return taken;
 }

@@ -321,6 +321,22 @@ TEST(tokens_that_were_moved_are_not_taken_for_young_ones)
     kl__tokens_close(tokens);
 }
 
+TEST(tokens_are_found_by_the_segment_they_are_written_in)
+{
+    enum { TOKENS = 1000, SEGMENTS = 7 };
+    uint64_t forgotten = 0, found = 0;
+    uint32_t place = 0;
+    kl__tokens *tokens = kl__tokens_open(note_forgotten, &forgotten);
+    kl__tokens_recovered(tokens);
+    CHECK(!kl__tokens_next(tokens, 3, &place));
+    for (uint64_t i = 0; i < TOKENS; i++)
+        REQUIRE(kl__tokens_add(tokens, &(kl__token_info){token_of(i), i, i % SEGMENTS}));
+    for (const kl__token_info *info; (info = kl__tokens_next(tokens, 3, &place)) != NULL; found++)
+        CHECK_INT(info->sequence, found * SEGMENTS + 3);
+    CHECK_INT(found, (TOKENS - 3 + SEGMENTS - 1) / SEGMENTS);
+    kl__tokens_close(tokens);
+}
+
 TEST(the_last_tokens_are_known_and_no_others)
 {
     enum { TOKENS = 3 * KL_TOKENS_KEPT };
@@ -383,7 +399,7 @@ static void set_record(kl__records *records, uint64_t number, uint64_t version)
     write->header.bytes = (uint32_t)kl__round8(sizeof *write + write->name_bytes + write->value_bytes);
     memcpy(write + 1, name, named.len);
     memcpy((char *)(write + 1) + named.len, value, write->value_bytes);
-    CHECK(kl__records_set(records, write, version / 100));
+    CHECK(kl__records_set(records, write, (kl__where){version / 100, 0}));
 }
 
 static void check_record(const kl__records *records, uint64_t number, uint64_t version)
@@ -396,7 +412,7 @@ static void check_record(const kl__records *records, uint64_t number, uint64_t v
     kl_bytes its = kl__held_value(held);
     int length = snprintf(value, sizeof value, "value %llu", (unsigned long long)version);
     CHECK_INT(held->version, version);
-    CHECK_INT(held->segment, version / 100);
+    CHECK_INT(held->where.segment, version / 100);
     CHECK(its.len == (size_t)length && memcmp(its.data, value, its.len) == 0);
 }
 

@@ -20,8 +20,10 @@ enum {
     COPY_RECORDS = COPY_BYTES / sizeof(kl__record_header) + 1,
     RECORD_MAX = 2 << 20, /* of a task or a value */
     PIECE_BYTES = 1 << 20,
+    HEAD_BYTES = 16 << 10, /* read for the sake of a frame's header */
     LOOK_RECORDS = 256,
     LOOK_AHEAD = 8,
+    FAR_AHEAD = 2 * LOOK_AHEAD,
     LOOK_MS = 1000,
     SWEEP_RECORDS = 2000,
     QUIET_MS = 100,
@@ -45,6 +47,7 @@ struct copying {
     uint64_t frame_offset;   /* of the frame being looked through, */
     uint32_t record;         /* the next one in it, */
     uint64_t record_offset;  /* and where in the segment that stands */
+    uint32_t token;          /* the next to be looked at of those that are remembered */
     char *found;             /* records that were live when they were looked at, */
     uint64_t *offsets;       /* and where each stands in the segment */
     size_t count, bytes;     /* of those */
@@ -89,16 +92,36 @@ static const kl__record_header *next_record(const struct copying *copying, const
     return (const void *)((const char *)frame + (copying->record_offset - copying->frame_offset));
 }
 
+static void note(struct copying *copying, const kl__record_header *record, uint64_t offset)
+{
+    KL_ASSERT(record->bytes <= RECORD_MAX && copying->count < COPY_RECORDS);
+    memcpy(copying->found + copying->bytes, record, record->bytes);
+    copying->offsets[copying->count++] = offset;
+    copying->bytes += record->bytes;
+}
+
+/* Every append has a token, so there are some in every frame; but they are in memory, and need not be read for. */
+static void find_tokens(struct copying *copying)
+{
+    kl__state *state = &copying->disk->state;
+    const kl__token_info *info;
+    pthread_mutex_lock(&state->mutex);
+    while (!has_enough(copying) &&
+           (info = kl__tokens_next(state->tokens, copying->segment->number, &copying->token)) != NULL) {
+        kl__token_record record = {
+            .header = {.bytes = sizeof record, .sequence = info->sequence, .type = KL_RECORD_TOKEN}};
+        memcpy(record.token, &info->token, sizeof record.token);
+        note(copying, &record.header, 0);
+    }
+    pthread_mutex_unlock(&state->mutex);
+}
+
 /* Looks at the next record of the frame, with the state's mutex held. */
 static void look_at(struct copying *copying, const kl__record_header *record, int64_t now_ms)
 {
     kl__where where = {copying->segment->number, copying->record_offset};
-    if (kl__state_is_live(&copying->disk->state, record, where, now_ms)) {
-        KL_ASSERT(record->bytes <= RECORD_MAX && copying->count < COPY_RECORDS);
-        memcpy(copying->found + copying->bytes, record, record->bytes);
-        copying->offsets[copying->count++] = copying->record_offset;
-        copying->bytes += record->bytes;
-    }
+    if (record->type != KL_RECORD_TOKEN && kl__state_is_live(&copying->disk->state, record, where, now_ms))
+        note(copying, record, copying->record_offset);
     copying->record++;
     copying->record_offset += record->bytes;
 }
@@ -106,13 +129,17 @@ static void look_at(struct copying *copying, const kl__record_header *record, in
 /* Up to LOOK_RECORDS of them, with the state's mutex held. */
 static void look_at_some(struct copying *copying, const kl__frame *frame, int64_t now_ms)
 {
-    const kl__record_header *ahead = next_record(copying, frame);
-    uint32_t fetched = copying->record, end = frame->records;
+    const kl__state *state = &copying->disk->state;
+    const kl__record_header *ahead = next_record(copying, frame), *far = ahead;
+    uint32_t fetched = copying->record, fetched_far = fetched, end = frame->records;
     if (end - copying->record > LOOK_RECORDS)
         end = copying->record + LOOK_RECORDS;
     while (copying->record < end && !has_enough(copying)) {
+        for (; fetched_far < end && fetched_far < copying->record + FAR_AHEAD;
+             fetched_far++, far = kl__record_next(far))
+            kl__state_prefetch(state, far);
         for (; fetched < end && fetched < copying->record + LOOK_AHEAD; fetched++, ahead = kl__record_next(ahead))
-            kl__state_prefetch(&copying->disk->state, ahead);
+            kl__state_prefetch_slot(state, ahead);
         look_at(copying, next_record(copying, frame), now_ms);
     }
 }
@@ -131,15 +158,50 @@ static void look_through(struct copying *copying, const kl__frame *frame)
     }
 }
 
+/* Is nothing in the frame live? Nothing in it becomes so again. */
+static bool is_dead(const struct copying *copying, const kl__frame *frame)
+{
+    kl__state *state = &copying->disk->state;
+    uint64_t end = copying->frame_offset + KL_FRAME_HEADER + frame->bytes;
+    if (end > copying->segment->end)
+        return false; /* it is not what was written */
+    pthread_mutex_lock(&state->mutex);
+    bool has_live = kl__segment_has_live(copying->segment, copying->frame_offset, end);
+    pthread_mutex_unlock(&state->mutex);
+    return !has_live;
+}
+
 /* There is nothing to be found: the segment has ended, or what was live in it has been settled meanwhile, which is soon
  * where workers keep up. */
 static bool is_over(const struct copying *copying)
 {
     kl__state *state = &copying->disk->state;
     pthread_mutex_lock(&state->mutex);
-    bool is_dead = copying->segment->live == 0;
+    bool has_live = copying->segment->live > 0;
     pthread_mutex_unlock(&state->mutex);
-    return is_dead || copying->frame_offset >= copying->segment->end;
+    return !has_live || copying->frame_offset >= copying->segment->end;
+}
+
+static void go_on(struct copying *copying, const kl__frame *frame)
+{
+    copying->frame_offset += KL_FRAME_HEADER + frame->bytes;
+    copying->record = 0;
+}
+
+/* Passes over frames in which nothing is live, of which little more than the header is read. Stragglers that were copied
+ * stand together, so most are. What cannot be read is left for load_frame. */
+static kl_rc pass_dead(struct copying *copying)
+{
+    kl_rc rc = KL_OK;
+    while (rc == KL_OK && !is_over(copying)) {
+        const kl__frame *frame = kl__image_frame_header(&copying->piece, copying->frame_offset - copying->piece_offset);
+        if (!frame && (rc = load_piece(copying, HEAD_BYTES)) == KL_OK)
+            frame = kl__image_frame_header(&copying->piece, 0);
+        if (!frame || !is_dead(copying, frame))
+            break;
+        go_on(copying, frame);
+    }
+    return rc;
 }
 
 /* Looks on until there is enough for one copy, or it is over. */
@@ -147,15 +209,16 @@ static kl_rc find_live(struct copying *copying)
 {
     kl_rc rc = KL_OK;
     copying->count = copying->bytes = 0;
+    find_tokens(copying);
     while (!has_enough(copying) && !is_over(copying)) {
+        if (copying->record == 0 && ((rc = pass_dead(copying)) != KL_OK || is_over(copying)))
+            break;
         const kl__frame *frame = load_frame(copying, &rc);
         if (!frame)
             break;
         look_through(copying, frame);
-        if (copying->record == frame->records) {
-            copying->frame_offset += KL_FRAME_HEADER + frame->bytes;
-            copying->record = 0;
-        }
+        if (copying->record == frame->records)
+            go_on(copying, frame);
     }
     return rc;
 }

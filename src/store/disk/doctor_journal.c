@@ -526,26 +526,28 @@ static kl_rc open_state(struct addition *addition)
 static void close_state(kl__state *state)
 {
     for (size_t i = 0; i < state->segment_count; i++)
-        kl__free(state->segments[i]);
+        kl__segment_free(state->segments[i]);
     kl__state_close(state);
 }
 
 static kl_rc add_segment(struct addition *addition, kl__case *its, kl__segment_image *image)
 {
     uint64_t end, repeated;
+    kl_rc rc = its->frames ? kl__case_load(addition->doctor, its, image) : KL_OK;
+    if (rc != KL_OK)
+        return rc;
     kl__segment *segment = kl__alloc_zeroed(1, sizeof *segment);
     if (!segment)
         return kl__fail_memory();
     segment->number = ++addition->segment;
+    segment->bytes = its->frames ? image->size : 0;
     if (!kl__state_add_segment(&addition->state, segment)) {
-        kl__free(segment);
+        kl__segment_free(segment);
         return kl__fail_memory();
     }
     if (!its->frames)
         return KL_OK;
-    kl_rc rc = kl__case_load(addition->doctor, its, image);
-    if (rc == KL_OK)
-        rc = kl__case_walk(its, image, add_frame, addition, &end, &repeated);
+    rc = kl__case_walk(its, image, add_frame, addition, &end, &repeated);
     if (rc == KL_OK)
         tell_records(addition, its);
     return rc;

@@ -198,6 +198,12 @@ typedef struct kl__write_record {
 } kl__write_record;
 _Static_assert(sizeof(kl__write_record) == 56, "the format says so");
 
+/* A place in the journal. */
+typedef struct kl__where {
+    uint64_t segment;
+    uint64_t offset;
+} kl__where;
+
 /* A priority is one signed byte. */
 static inline int kl__entry_priority(const kl__entry_record *entry) { return (entry->header.small[0] ^ 0x80) - 0x80; }
 

@@ -151,15 +151,22 @@ static bool has_its_records(const kl__frame *frame)
     return at == end && sum == frame->sum;
 }
 
-const kl__frame *kl__image_frame(const kl__segment_image *image, uint64_t offset)
+const kl__frame *kl__image_frame_header(const kl__segment_image *image, uint64_t offset)
 {
     if (offset % 8 != 0 || offset + KL_FRAME_HEADER > image->size)
         return NULL;
     const kl__frame *frame = (const kl__frame *)(const void *)(image->bytes + offset);
     if (frame->magic != KL_FRAME_MAGIC || frame->segment != image->header.number ||
         frame->journal != image->header.journal || frame->crc != kl__frame_crc(frame) ||
-        frame->bytes > image->size - offset - KL_FRAME_HEADER ||
         offset + KL_FRAME_HEADER + frame->bytes > KL_SEGMENT_BYTES_MAX)
+        return NULL;
+    return frame;
+}
+
+const kl__frame *kl__image_frame(const kl__segment_image *image, uint64_t offset)
+{
+    const kl__frame *frame = kl__image_frame_header(image, offset);
+    if (!frame || frame->bytes > image->size - offset - KL_FRAME_HEADER)
         return NULL;
     return has_its_records(frame) ? frame : NULL;
 }

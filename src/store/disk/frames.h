@@ -30,6 +30,9 @@ kl_rc kl__image_load_piece(kl__vfs *vfs, kl__file *file, uint64_t offset, uint64
 /* number: what the file's name says. */
 kl__header_state kl__image_header(const kl__segment_image *image, uint64_t number);
 
+/* The header at `offset` of a frame of which the rest may be damaged, or not in the image; NULL: none stands there. */
+const kl__frame *kl__image_frame_header(const kl__segment_image *image, uint64_t offset);
+
 /* The valid frame at `offset`; NULL: none stands there. */
 const kl__frame *kl__image_frame(const kl__segment_image *image, uint64_t offset);
 

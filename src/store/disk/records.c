@@ -34,14 +34,14 @@ kl__held_record *kl__records_find(const kl__records *records, kl_bytes name)
     return record && kl__bytes_compare(kl__held_name(record), name) == 0 ? record : NULL;
 }
 
-kl__held_record *kl__records_set(kl__records *records, const kl__write_record *write, uint64_t segment)
+kl__held_record *kl__records_set(kl__records *records, const kl__write_record *write, kl__where where)
 {
     kl__held_record *record = kl__alloc(sizeof *record + write->name_bytes + write->value_bytes);
     if (!record)
         return NULL;
     record->version = write->version;
     record->expires_ms = write->expires_ms;
-    record->segment = segment;
+    record->where = where;
     record->bytes = write->header.bytes;
     record->name_bytes = write->name_bytes;
     record->value_bytes = write->value_bytes;

@@ -10,7 +10,7 @@ typedef struct kl__held_record {
     kl__tree_node node; /* by name */
     uint64_t version;
     int64_t expires_ms; /* 0: never */
-    uint64_t segment;   /* where it is written */
+    kl__where where;    /* it is written */
     uint32_t bytes;     /* of its WRITE in the journal */
     uint32_t value_bytes;
     uint16_t name_bytes;
@@ -44,7 +44,7 @@ kl__held_record *kl__records_find(const kl__records *records, kl_bytes name);
 kl__held_record *kl__records_after(const kl__records *records, kl_bytes name, bool or_equal);
 
 /* Takes up what a WRITE says, in place of what has its name. NULL: out of memory, nothing changed. */
-kl__held_record *kl__records_set(kl__records *records, const kl__write_record *write, uint64_t segment);
+kl__held_record *kl__records_set(kl__records *records, const kl__write_record *write, kl__where where);
 
 void kl__records_remove(kl__records *records, kl__held_record *record);
 void kl__records_free(kl__records *records);

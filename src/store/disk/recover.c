@@ -173,7 +173,11 @@ static kl_rc open_segment(kl__segments *segments, kl__state *state, uint64_t num
         return kl__fail_memory();
     segment->number = number;
     int error = segments->vfs->open(segments->vfs, path, KL_OPEN_WRITE, &segment->file);
+    if (!error)
+        error = segments->vfs->size(segments->vfs, segment->file, &segment->bytes);
     if (error) {
+        if (segment->file)
+            segments->vfs->close(segments->vfs, segment->file);
         kl__free(segment);
         return kl__fail(KL_ESYSTEM, "%s could not be opened: %s", path, strerror(-error));
     }
@@ -212,6 +216,8 @@ static void set_aside_next(kl__segments *segments, kl__state *state)
     kl__segment *last = state->segments[state->segment_count - 1];
     if (state->segment_count > 1 && last->end == KL_SEGMENT_HEADER) {
         state->segment_count--;
+        kl__free(last->part_live); /* it gets others when it comes into use */
+        last->part_live = NULL;
         segments->next = last;
         atomic_store(&segments->has_next, true);
         last = state->segments[state->segment_count - 1];

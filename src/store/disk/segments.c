@@ -231,7 +231,7 @@ static void drop(kl__segments *segments)
     while (!segments->drop_failed && (dropped = take_first(segments->state)) != NULL) {
         segments->vfs->close(segments->vfs, dropped->file);
         int error = put_away(segments, dropped);
-        kl__free(dropped);
+        kl__segment_free(dropped);
         if (!error)
             continue;
         segments->drop_failed = true;
@@ -283,7 +283,7 @@ static kl_rc give_up(kl__segments *segments, kl__segment *next, const char *why)
 {
     if (next)
         segments->vfs->close(segments->vfs, next->file);
-    kl__free(next);
+    kl__segment_free(next);
     return kl__fail(KL_ESYSTEM, "%s", why);
 }
 
@@ -348,12 +348,12 @@ void kl__segments_close(kl__segments *segments)
     kl__state *state = segments->state;
     for (size_t i = 0; i < state->segment_count; i++) {
         segments->vfs->close(segments->vfs, state->segments[i]->file);
-        kl__free(state->segments[i]);
+        kl__segment_free(state->segments[i]);
     }
     state->segment_count = 0;
     if (segments->next)
         segments->vfs->close(segments->vfs, segments->next->file);
-    kl__free(segments->next);
+    kl__segment_free(segments->next);
     pthread_cond_destroy(&segments->changed);
     pthread_mutex_destroy(&segments->mutex);
     pthread_mutex_destroy(&segments->files);

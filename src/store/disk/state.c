@@ -81,6 +81,9 @@ bool kl__state_add_segment(kl__state *state, kl__segment *segment)
         state->segments = segments;
         state->segment_capacity = capacity;
     }
+    segment->part_live = kl__alloc_zeroed(segment->bytes / KL_PART_BYTES + 1, sizeof *segment->part_live);
+    if (!segment->part_live)
+        return false;
     if (state->segment_count == 0)
         state->first_segment = segment->number;
     KL_ASSERT(segment->number == state->first_segment + state->segment_count);
@@ -90,10 +93,18 @@ bool kl__state_add_segment(kl__state *state, kl__segment *segment)
     return true;
 }
 
+void kl__segment_free(kl__segment *segment)
+{
+    if (segment)
+        kl__free(segment->part_live);
+    kl__free(segment);
+}
+
 kl__segment *kl__state_drop_segment(kl__state *state)
 {
     kl__segment *segment = state->segments[0];
     KL_ASSERT(segment->live == 0 && segment->pins == 0 && segment->readers == 0);
+    KL_ASSERT(!kl__segment_has_live(segment, 0, segment->bytes));
     state->segment_count--;
     memmove(state->segments, state->segments + 1, state->segment_count * sizeof(*state->segments));
     state->first_segment++;
@@ -118,25 +129,51 @@ bool kl__state_must_compact(const kl__state *state, uint64_t slack)
     return state->segment_count > 1 && state->closed_bytes > 2 * state->live + slack;
 }
 
-static void add_live(kl__state *state, uint64_t segment, uint64_t bytes)
+/* Of a token. It is in memory whole, so that it does not matter where in the segment it is. */
+static kl__segment *add_token_live(kl__state *state, uint64_t segment, uint32_t bytes)
 {
     kl__segment *its = kl__state_segment(state, segment);
     KL_ASSERT(its);
     its->live += bytes;
     state->live += bytes;
+    return its;
 }
 
-static void end_live(kl__state *state, uint64_t segment, uint64_t bytes)
+static kl__segment *end_token_live(kl__state *state, uint64_t segment, uint32_t bytes)
 {
     kl__segment *its = kl__state_segment(state, segment);
     KL_ASSERT(its && its->live >= bytes);
     its->live -= bytes;
     state->live -= bytes;
+    return its;
+}
+
+/* Of anything else. */
+static void add_live(kl__state *state, kl__where where, uint32_t bytes)
+{
+    kl__segment *its = add_token_live(state, where.segment, bytes);
+    KL_ASSERT(where.offset < its->bytes);
+    its->part_live[where.offset / KL_PART_BYTES] += bytes;
+}
+
+static void end_live(kl__state *state, kl__where where, uint32_t bytes)
+{
+    kl__segment *its = end_token_live(state, where.segment, bytes);
+    KL_ASSERT(its->part_live[where.offset / KL_PART_BYTES] >= bytes);
+    its->part_live[where.offset / KL_PART_BYTES] -= bytes;
+}
+
+bool kl__segment_has_live(const kl__segment *segment, uint64_t from, uint64_t to)
+{
+    for (uint64_t part = from / KL_PART_BYTES; part * KL_PART_BYTES < to; part++)
+        if (segment->part_live[part])
+            return true;
+    return false;
 }
 
 static void forget_token(void *ctx, const kl__token_info *forgotten)
 {
-    end_live(ctx, forgotten->segment, sizeof(kl__token_record));
+    (void)end_token_live(ctx, forgotten->segment, sizeof(kl__token_record));
 }
 
 /* ---- Partitions, shards, lines ---- */
@@ -322,11 +359,16 @@ static void fill_slot(kl__slot *slot, const kl__entry_record *entry, kl__where w
 static bool move_slot(kl__state *state, uint32_t number, const kl__entry_record *entry, kl__where where)
 {
     kl__slot *slot = kl__stubs_slot(state->stubs, number);
-    end_live(state, kl__slot_where(state, slot).segment, kl__slot_record_bytes(slot));
-    leave_line(state, slot);
-    fill_slot(slot, entry, where);
-    add_live(state, where.segment, kl__slot_record_bytes(slot));
-    return enter_line(state, number);
+    end_live(state, kl__slot_where(state, slot), kl__slot_record_bytes(slot));
+    kl__slot moved = *slot;
+    fill_slot(&moved, entry, where);
+    bool stays = moved.shard == slot->shard && moved.line == slot->line && moved.position == slot->position &&
+                 order_of(&moved) == order_of(slot);
+    if (!stays)
+        leave_line(state, slot);
+    *slot = moved;
+    add_live(state, where, kl__slot_record_bytes(slot));
+    return stays || enter_line(state, number);
 }
 
 static kl_rc apply_entry(kl__state *state, const kl__entry_record *entry, kl__where where)
@@ -347,7 +389,7 @@ static kl_rc apply_entry(kl__state *state, const kl__entry_record *entry, kl__wh
         kl__stubs_remove(state->stubs, number);
         return KL_ENOMEM;
     }
-    add_live(state, where.segment, entry->header.bytes);
+    add_live(state, where, entry->header.bytes);
     state->partitions[slot->partition]->appended++;
     return KL_OK;
 }
@@ -391,7 +433,7 @@ void kl__state_kept_done(kl__state *state, size_t count, uint64_t sequence)
     for (size_t i = 0; i < count; i++) {
         const kl__kept *kept = &state->kept[state->kept_first];
         if (kept->entry_bytes)
-            end_live(state, kept->entry.segment, kept->entry_bytes);
+            end_live(state, kept->entry, kept->entry_bytes);
         else
             kl__state_segment(state, kept->entry.segment)->pins--;
         kl__state_segment(state, kept->settle.segment)->pins--;
@@ -439,7 +481,7 @@ static bool settle_one(kl__state *state, const kl__settled_item *item, kl_place 
     if (is_kept)
         keep(state, slot, true, kept);
     else
-        end_live(state, kl__slot_where(state, slot).segment, kl__slot_record_bytes(slot));
+        end_live(state, kl__slot_where(state, slot), kl__slot_record_bytes(slot));
     kl__stubs_remove(state->stubs, number);
     return true;
 }
@@ -541,18 +583,18 @@ static kl_rc apply_token(kl__state *state, const kl__token_record *record, kl__w
     kl__token_info *known = kl__tokens_find(state->tokens, &token);
     kl__token_info info = {token, record->header.sequence, where.segment};
     if (known) {
-        end_live(state, known->segment, sizeof *record);
+        (void)end_token_live(state, known->segment, sizeof *record);
         known->segment = where.segment;
     } else if (!kl__tokens_add(state->tokens, &info)) {
         return KL_ENOMEM;
     }
-    add_live(state, where.segment, sizeof *record);
+    (void)add_token_live(state, where.segment, sizeof *record);
     return KL_OK;
 }
 
 static void forget_record(kl__state *state, kl__held_record *held)
 {
-    end_live(state, held->segment, held->bytes);
+    end_live(state, held->where, held->bytes);
     kl__records_remove(&state->records, held);
 }
 
@@ -579,10 +621,10 @@ static kl_rc apply_write(kl__state *state, const kl__write_record *write, kl__wh
         return KL_OK;
     }
     if (held)
-        end_live(state, held->segment, held->bytes);
-    if (!kl__records_set(&state->records, write, where.segment))
+        end_live(state, held->where, held->bytes);
+    if (!kl__records_set(&state->records, write, where))
         return KL_ENOMEM;
-    add_live(state, where.segment, write->header.bytes);
+    add_live(state, where, write->header.bytes);
     return KL_OK;
 }
 
@@ -635,6 +677,12 @@ void kl__state_prefetch(const kl__state *state, const kl__record_header *record)
         kl__stubs_prefetch(state->stubs, (const kl_task_id *)(const void *)((const kl__entry_record *)record)->id);
 }
 
+void kl__state_prefetch_slot(const kl__state *state, const kl__record_header *record)
+{
+    if (record->type == KL_RECORD_ENTRY)
+        kl__stubs_prefetch_slot(state->stubs, (const kl_task_id *)(const void *)((const kl__entry_record *)record)->id);
+}
+
 static kl__slot *slot_of(kl__state *state, const kl__entry_record *entry)
 {
     kl_task_id id;
@@ -660,7 +708,7 @@ bool kl__state_is_live(kl__state *state, const kl__record_header *record, kl__wh
     case KL_RECORD_WRITE: {
         const kl__write_record *write = (const void *)record;
         kl__held_record *held = kl__records_find(&state->records, (kl_bytes){write + 1, write->name_bytes});
-        if (!held || held->segment != where.segment || held->version != write->version)
+        if (!held || held->where.segment != where.segment || held->where.offset != where.offset)
             return false;
         if (!kl__held_expired(held, now_ms))
             return true;

@@ -30,15 +30,17 @@
 #include "store/disk/tokens.h"
 #include "store/disk/vfs.h"
 
+enum { KL_PART_BYTES = 64 << 10 };
 enum { KL_STATE_LINES = KL_LINE_RETRY - KL_PRIORITY_MIN + 1, KL_DISK_PARTITIONS_MAX = 4096 };
 
 typedef struct kl__segment {
     uint64_t number;
     kl__file *file;
-    uint64_t bytes; /* of the file */
-    uint64_t end;   /* behind its last frame */
-    uint64_t live;  /* bytes of records that are needed */
-    uint64_t pins;  /* settled tasks in it that history has yet to take over */
+    uint64_t bytes;      /* of the file */
+    uint64_t end;        /* behind its last frame */
+    uint64_t live;       /* bytes of records that are needed, */
+    uint32_t *part_live; /* and of those, tokens apart, that begin in each KL_PART_BYTES of the file */
+    uint64_t pins;       /* settled tasks in it that history has yet to take over */
     uint32_t readers;
 } kl__segment;
 
@@ -54,12 +56,6 @@ typedef struct kl__partition_state {
     _Atomic(uint64_t) *seals; /* a bit for each shard that takes no more appends; read without the mutex */
     kl__shard_state **shards; /* 16 ^ shard_prefix_len; NULL: never used */
 } kl__partition_state;
-
-/* A place in the journal. */
-typedef struct kl__where {
-    uint64_t segment;
-    uint64_t offset;
-} kl__where;
 
 /* A settled task that history has yet to take over. */
 typedef struct kl__kept {
@@ -114,8 +110,9 @@ kl_rc kl__state_check(const kl__state *state, const kl__record_header *record);
 /* Applies a record that is durable. KL_ENOMEM: memory and journal are at odds now, and the store must stop. */
 kl_rc kl__state_apply(kl__state *state, const kl__record_header *record, kl__where where, int64_t now_ms);
 
-/* Tells the processor to fetch what applying the record will touch. */
+/* Tells the processor to fetch what applying the record will touch; and, when that has come, its task's slot. */
 void kl__state_prefetch(const kl__state *state, const kl__record_header *record);
+void kl__state_prefetch_slot(const kl__state *state, const kl__record_header *record);
 
 /* Is this record, at this place, the one that is needed? An entry that is settled and waits for history is not. */
 bool kl__state_is_live(kl__state *state, const kl__record_header *record, kl__where where, int64_t now_ms);
@@ -144,8 +141,14 @@ bool kl__state_is_fenced(const kl__partition_state *partition, uint32_t shard);
 void kl__state_scan(kl__state *state, kl_scan *scan);
 
 kl__segment *kl__state_segment(const kl__state *state, uint64_t number); /* NULL: there is none */
-bool kl__state_add_segment(kl__state *state, kl__segment *segment);      /* the next number; false: out of memory */
-kl__segment *kl__state_drop_segment(kl__state *state);                   /* the first */
+
+/* The next number, of so many bytes as it will have; false: out of memory. */
+bool kl__state_add_segment(kl__state *state, kl__segment *segment);
+kl__segment *kl__state_drop_segment(kl__state *state); /* the first */
+void kl__segment_free(kl__segment *segment);           /* NULL is fine; its file is closed, or was never opened */
+
+/* Is anything but tokens live that begins between these places of the segment? */
+bool kl__segment_has_live(const kl__segment *segment, uint64_t from, uint64_t to);
 
 /* Is there a segment to drop, and a durable frame behind it that names partitions and fences? May it be, now that the
  * journal knows what history has taken over? Is more of the journal not needed than may be, `slack` bytes more (G2 of

@@ -69,6 +69,16 @@ kl__token_info *kl__tokens_find(kl__tokens *tokens, const kl_token *token)
     return NULL;
 }
 
+const kl__token_info *kl__tokens_next(const kl__tokens *tokens, uint64_t segment, uint32_t *place)
+{
+    while (*place < tokens->count) {
+        const kl__token_info *info = &tokens->ring[(*place)++];
+        if (info->segment == segment)
+            return info;
+    }
+    return NULL;
+}
+
 /* All three or none. Only the buckets are read before they are written; the rest costs no memory until it is used. */
 static bool make(kl__tokens *tokens)
 {
