@@ -340,3 +340,27 @@ TEST(a_copy_in_another_shard_takes_its_task_along)
     kl__free(segment.part_live);
     kl__state_close(&state);
 }
+
+/* ---- The spare ---- */
+
+static bool has_spare(void *ctx) { return workdir_files(((struct rig *)ctx)->journal, "spare").count > 0; }
+
+/* Beside the segment being written and the next there is none, however the store was closed. */
+TEST(no_spare_outlives_the_store)
+{
+    struct rig rig;
+    char path[sizeof rig.journal + 32];
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    fill(&rig);
+    rig_settle(&rig, 0, COUNT);
+    CHECK(rig_await(has_spare, &rig, "a dropped segment is kept for a while"));
+    rig_close(&rig);
+    CHECK(!has_spare(&rig));
+    snprintf(path, sizeof path, "%s/spare", rig.journal); /* as a kill leaves it */
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+    CHECK(fd >= 0 && ftruncate(fd, SEGMENT) == 0);
+    close(fd);
+    CHECK_OK(rig_open(&rig));
+    CHECK(!has_spare(&rig));
+    rig_end(&rig);
+}

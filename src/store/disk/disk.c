@@ -296,10 +296,12 @@ static kl_rc check_journal(kl__disk *disk, const kl__recovered *recovered)
         disk->segments.dir, (unsigned long long)recovered->last_sequence, (unsigned long long)known);
 }
 
-/* The next segment, unless the disk is full: then the store opens and refuses appends. */
+/* The next segment, unless the disk is full: then the store opens and refuses appends. A spare of a process that was killed
+ * has become the next by then, or is one too many. */
 static kl_rc prepare_segments(kl__disk *disk)
 {
     int error = kl__segments_prepare(&disk->segments);
+    kl__segments_remove_spare(&disk->segments);
     bool is_full = kl__vfs_is_full(error);
     if (error && !(is_full && disk->segments.active))
         return kl__fail(is_full ? KL_EFULL : KL_ESYSTEM, "the journal in %s could not be prepared: %s; make room there",

@@ -195,15 +195,19 @@ static int put_away(kl__segments *segments, const kl__segment *segment)
     return error;
 }
 
-void kl__segments_give_back(kl__segments *segments)
+void kl__segments_remove_spare(kl__segments *segments)
 {
     char spare[KL_PATH_BYTES];
+    spare_path(segments, spare);
+    (void)segments->vfs->unlink(segments->vfs, spare); /* if it stays, it is found as the spare next time */
+    segments->spare_ns = 0;
+}
+
+void kl__segments_give_back(kl__segments *segments)
+{
     pthread_mutex_lock(&segments->files);
-    if (segments->spare_ns && kl__monotonic_ns() - segments->spare_ns >= KL_SPARE_MS * INT64_C(1000000)) {
-        spare_path(segments, spare);
-        (void)segments->vfs->unlink(segments->vfs, spare); /* if it stays, it is found as the spare next time */
-        segments->spare_ns = 0;
-    }
+    if (segments->spare_ns && kl__monotonic_ns() - segments->spare_ns >= KL_SPARE_MS * INT64_C(1000000))
+        kl__segments_remove_spare(segments);
     pthread_mutex_unlock(&segments->files);
 }
 
@@ -354,6 +358,8 @@ void kl__segments_close(kl__segments *segments)
     if (segments->next)
         segments->vfs->close(segments->vfs, segments->next->file);
     kl__segment_free(segments->next);
+    if (segments->spare_ns)
+        kl__segments_remove_spare(segments);
     pthread_cond_destroy(&segments->changed);
     pthread_mutex_destroy(&segments->mutex);
     pthread_mutex_destroy(&segments->files);

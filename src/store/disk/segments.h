@@ -74,6 +74,9 @@ void kl__segments_drop(kl__segments *segments);
 /* Gives the spare back to the file system when it was not needed for KL_SPARE_MS. */
 void kl__segments_give_back(kl__segments *segments);
 
+/* Does so at once, while nobody else is there or with `files` held. */
+void kl__segments_remove_spare(kl__segments *segments);
+
 /* Makes the next segment of the spare, if it is wanted and there is one: that is quick. */
 void kl__segments_prepare_spare(kl__segments *segments);
 
@@ -94,7 +97,7 @@ void kl__segments_want_next(kl__segments *segments);
 
 void kl__segments_log(const kl__segments *segments, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
 
-/* Closes every file. */
+/* Closes every file, and removes the spare. */
 void kl__segments_close(kl__segments *segments);
 
 #endif
