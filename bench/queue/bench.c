@@ -60,7 +60,7 @@ static _Noreturn void usage(void)
     for (const struct mode *mode = modes; mode->name; mode++)
         fprintf(stderr, "%s%s", mode == modes ? "" : "|", mode->name);
     fprintf(stderr, " --dir=DIR [--group=N] [--ms=N] [--warm=N] [--threads=N] [--tasks=N] [--failing=N]\n"
-                    "       [--rate=N] [--processes=N] [--sleep-us=N] [--paused=1]\n"
+                    "       [--rate=N] [--processes=N] [--sleep-us=N] [--paused=1] [--fresh=1]\n"
                     "bench/queue/run compares everything.\n");
     exit(2);
 }
@@ -72,11 +72,17 @@ static void parse_option(const char *text)
         long *value;
         long min, max;
     } options[] = {
-        {"--group=", &args.group, 1, GROUP_MAX},     {"--ms=", &args.ms, 1, 3600000},
-        {"--warm=", &args.warm, 0, 100000000},       {"--threads=", &args.threads, 0, 1024},
-        {"--tasks=", &args.tasks, 1, 100000000},     {"--failing=", &args.failing, 0, 10000000},
-        {"--rate=", &args.rate, 1, 100000},          {"--processes=", &args.processes, 1, 64},
-        {"--sleep-us=", &args.sleep_us, 0, 1000000}, {"--paused=", &args.paused, 0, 1},
+        {"--group=", &args.group, 1, GROUP_MAX},
+        {"--ms=", &args.ms, 1, 3600000},
+        {"--warm=", &args.warm, 0, 100000000},
+        {"--threads=", &args.threads, 0, 1024},
+        {"--tasks=", &args.tasks, 1, 100000000},
+        {"--failing=", &args.failing, 0, 10000000},
+        {"--rate=", &args.rate, 1, 100000},
+        {"--processes=", &args.processes, 1, 64},
+        {"--sleep-us=", &args.sleep_us, 0, 1000000},
+        {"--paused=", &args.paused, 0, 1},
+        {"--fresh=", &args.fresh, 0, 1},
     };
     if (strncmp(text, "--dir=", 6) == 0) {
         args.dir = text + 6;

@@ -22,7 +22,8 @@ struct settings {
     long warm;      /* tasks before that */
     long threads;   /* of all workers together; 0: the worker's default */
     long tasks;     /* fill: of the hot key; failing: good tasks */
-    long failing;   /* failing: keys that fail for ever */
+    long failing;   /* failing: keys that fail for ever, */
+    long fresh;     /* 1: by the queue's policy, 0: the handler puts retries off for long */
     long rate;      /* start: tasks a second */
     long processes; /* processes, workers: how many work */
     long sleep_us;  /* what a task takes: start: of the hot key; processes, workers: any */
