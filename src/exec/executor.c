@@ -624,12 +624,18 @@ static size_t submit_free(kl_exec *exec, struct order *orders, size_t count, kl_
     return taken;
 }
 
-/* Keys may have become blocked while another order waited for its place. */
+/* Keys may have become blocked while another order waited for its place. Whether they are may change at any moment, so what
+ * follows an order of the same key is as careful as that: it must not be taken before it. */
 static void look_again(struct order *orders, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        if (KL_UNLIKELY(kl__lane_signs_say(orders[i].shard->signs, (uint32_t)orders[i].hash)))
-            orders[i].careful = true;
+    for (size_t i = 0; i < count; i++) {
+        if (KL_LIKELY(!orders[i].careful && !kl__lane_signs_say(orders[i].shard->signs, (uint32_t)orders[i].hash)))
+            continue;
+        orders[i].careful = true;
+        for (size_t j = i + 1; j < count; j++)
+            if (has_key(&orders[j], (struct order_key){orders[i].shard, orders[i].hash}))
+                orders[j].careful = true;
+    }
 }
 
 /* Submits the first that found no place, waiting for one, then all that finds one now, and so on: in order, for once one
@@ -639,8 +645,6 @@ static size_t submit_rest(struct batch *batch, struct order *orders, size_t coun
 {
     size_t taken = 0;
     for (size_t i = 0; i < count; i++) {
-        look_again(&orders[i], 1);
-        bool careful = orders[i].careful;
         uint32_t shard = orders[i].shard->index;
         if (ids[i] != 0)
             continue;
@@ -648,6 +652,8 @@ static size_t submit_rest(struct batch *batch, struct order *orders, size_t coun
             drop_order(&orders[i]);
             continue;
         }
+        look_again(orders + i, count - i);
+        bool careful = orders[i].careful;
         kl_rc rc = submit_order(batch->exec, &orders[i], &ids[i]);
         if (rc != KL_OK) {
             shares[shard].is_over = note_failure(batch, &orders[i], rc);
@@ -670,7 +676,7 @@ static size_t submit_chunk(struct batch *batch, struct order *orders, size_t cou
         shares[i].is_over = false;
     for (size_t i = 0; i < count; i++)
         ids[i] = 0;
-    for (size_t i = 0; KL_UNLIKELY(batch->careful) && i < count; i++)
+    for (size_t i = 0; KL_UNLIKELY(batch->careful || batch->refused_count > 0) && i < count; i++)
         orders[i].careful = needs_care(batch, orders, i);
     size_t taken = submit_free(batch->exec, orders, count, ids, shares);
     return KL_LIKELY(taken == count) ? taken : taken + submit_rest(batch, orders, count, ids, shares);

@@ -1,4 +1,5 @@
 /* test_blocked.c - what keys that cannot run may take up of a shard, so that the others go on. */
+#include "base/random.h"
 #include "exec/support.h"
 
 enum { CAPACITY = 48, QUARTER = CAPACITY / 4, HALF = CAPACITY / 2 };
@@ -254,6 +255,61 @@ TEST(a_batch_that_waits_for_room_takes_no_more_of_it_for_a_key_that_has_failed_m
         submit(exec, "good", add_one, &tally, NULL);
     tally_await(&tally, 10 * CAPACITY);
     kl_exec_close(exec);
+}
+
+enum { BATCH_KEYS = 6, BATCHES = 500, BATCH_SIZE = 160 };
+
+static const char *const batch_keys[BATCH_KEYS] = {"a", "b", "c", "d", "e", "f"};
+static _Atomic(int) batchers;
+
+static kl_outcome fail_now_and_then(kl_run *run, void *ctx)
+{
+    (void)ctx;
+    kl_run_retry_after(run, 0);
+    return kl_run_id(run) % 3 == 0 && kl_run_attempt(run) < 3 ? KL_RETRY : KL_DONE;
+}
+
+/* What was taken of each key must be its first tasks. */
+static void submit_batches(void *exec)
+{
+    uint64_t random = test_seed();
+    for (int i = 0; i < BATCHES; i++) {
+        kl_exec_task batch[BATCH_SIZE];
+        kl_exec_id ids[BATCH_SIZE];
+        size_t keys[BATCH_SIZE], taken;
+        bool is_over[BATCH_KEYS] = {false};
+        for (size_t j = 0; j < BATCH_SIZE; j++) {
+            keys[j] = kl__random_below(&random, BATCH_KEYS);
+            batch[j] = (kl_exec_task){kl_str(batch_keys[keys[j]]), fail_now_and_then, NULL, NULL};
+        }
+        kl_rc rc = kl_exec_submit_batch(exec, batch, BATCH_SIZE, ids, &taken);
+        CHECK(rc == KL_OK || rc == KL_EFULL);
+        for (size_t j = 0; j < BATCH_SIZE; j++) {
+            CHECK(!ids[j] || !is_over[keys[j]]);
+            is_over[keys[j]] |= !ids[j];
+        }
+    }
+    atomic_fetch_sub(&batchers, 1);
+}
+
+TEST(of_each_key_of_a_batch_the_first_tasks_are_taken_whenever_keys_fail)
+{
+    struct helper helpers[2];
+    for (int capacity = 2; capacity <= 32; capacity *= 2) {
+        kl_exec *exec = open_exec(OPTS(.shards = 2, .threads = 2, .shard_capacity = capacity, .submit_timeout_ms = 1));
+        REQUIRE(exec != NULL);
+        atomic_store(&batchers, 2);
+        for (int i = 0; i < 2; i++)
+            helper_start(&helpers[i], submit_batches, exec);
+        for (int i = 0; atomic_load(&batchers) > 0; i++) {
+            kl_bytes key = kl_str(batch_keys[i % BATCH_KEYS]);
+            CHECK_INT(kl_exec_key_pause(exec, key), KL_OK);
+            CHECK_INT(kl_exec_key_resume(exec, key), KL_OK);
+        }
+        for (int i = 0; i < 2; i++)
+            helper_join(&helpers[i]);
+        kl_exec_close(exec);
+    }
 }
 
 TEST(who_waits_for_ever_waits_for_a_blocked_key_until_it_runs_or_the_executor_stops)
