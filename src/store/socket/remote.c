@@ -16,6 +16,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -26,31 +27,41 @@
 
 enum { CONNECT_MS = 5000, HEAD_BYTES_MAX = 8192, URL_BYTES = 1024, TOKEN_BYTES = 256 };
 
+struct carrier {
+    struct carrier *next;
+    pthread_t thread;
+    CURL *curl;
+    int fd;     /* our end of the pair */
+    int socket; /* libcurl's */
+    atomic_bool ended;
+};
+
 struct remote {
     char url[URL_BYTES]; /* without a slash behind */
     char host[256];      /* for Host */
     char token[TOKEN_BYTES];
     bool secure;
+    pthread_mutex_t guard;
+    struct carrier
+        *carriers; /* under the guard; those that have ended are joined when one is added, and all at the end */
 };
 
 /* ---- Bytes between libcurl and a pair of sockets ---- */
 
-struct carrier {
-    CURL *curl;
-    int fd;     /* our end of the pair */
-    int socket; /* libcurl's */
-};
-
-/* All of it. False: the connection has ended. */
-static bool send_all(CURL *curl, int socket, const char *bytes, size_t len)
+/* All of it. False: the connection has ended, or whoever is at the other end of `ours` (-1: nobody) has gone. */
+static bool send_all(CURL *curl, int socket, int ours, const char *bytes, size_t len)
 {
     while (len > 0) {
         size_t sent = 0;
         CURLcode code = curl_easy_send(curl, bytes, len, &sent);
-        if (code == CURLE_AGAIN)
-            poll(&(struct pollfd){.fd = socket, .events = POLLOUT}, 1, CONNECT_MS);
-        else if (code != CURLE_OK)
+        if (code == CURLE_AGAIN) {
+            struct pollfd wait[2] = {{.fd = socket, .events = POLLOUT}, {.fd = ours}};
+            poll(wait, 2, CONNECT_MS);
+            if (wait[1].revents)
+                return false;
+        } else if (code != CURLE_OK) {
             return false;
+        }
         bytes += sent;
         len -= sent;
     }
@@ -96,7 +107,7 @@ static void *carry(void *context)
             break;
         if (ready[1].revents) {
             ssize_t len = recv(carrier->fd, buffer, size, 0);
-            goes_on = len > 0 && send_all(carrier->curl, carrier->socket, buffer, (size_t)len);
+            goes_on = len > 0 && send_all(carrier->curl, carrier->socket, carrier->fd, buffer, (size_t)len);
         }
         if (goes_on && ready[0].revents)
             goes_on = carry_in(carrier, buffer, size);
@@ -105,23 +116,49 @@ static void *carry(void *context)
     shutdown(carrier->fd, SHUT_RDWR);
     close(carrier->fd);
     curl_easy_cleanup(carrier->curl);
-    kl__free(carrier);
+    atomic_store(&carrier->ended, true);
     return NULL;
 }
 
+/* A carrier that still ran when the process ends would use OpenSSL while that is taken down: so each is waited for. */
+static void join_carriers(struct remote *remote, bool all)
+{
+    for (struct carrier **at = &remote->carriers; *at;) {
+        struct carrier *carrier = *at;
+        if (!all && !atomic_load(&carrier->ended)) {
+            at = &carrier->next;
+            continue;
+        }
+        pthread_join(carrier->thread, NULL);
+        *at = carrier->next;
+        kl__free(carrier);
+    }
+}
+
+static bool add_carrier(struct remote *remote, struct carrier *carrier)
+{
+    pthread_mutex_lock(&remote->guard);
+    join_carriers(remote, false);
+    bool ok = pthread_create(&carrier->thread, NULL, carry, carrier) == 0;
+    if (ok) {
+        carrier->next = remote->carriers;
+        remote->carriers = carrier;
+    }
+    pthread_mutex_unlock(&remote->guard);
+    return ok;
+}
+
 /* Takes the handle over, also on failure. */
-static kl_rc start_carrier(CURL *curl, int socket, int *ret_fd)
+static kl_rc start_carrier(struct remote *remote, CURL *curl, int socket, int *ret_fd)
 {
     int pair[2] = {-1, -1};
-    pthread_t thread;
     struct carrier *carrier = kl__alloc(sizeof *carrier);
     bool ok = carrier && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0;
     if (ok) {
-        *carrier = (struct carrier){curl, pair[0], socket};
-        ok = pthread_create(&thread, NULL, carry, carrier) == 0;
+        *carrier = (struct carrier){.curl = curl, .fd = pair[0], .socket = socket};
+        ok = add_carrier(remote, carrier);
     }
     if (ok) {
-        pthread_detach(thread);
         *ret_fd = pair[1];
         return KL_OK;
     }
@@ -182,7 +219,7 @@ static kl_rc ask_for_store(const struct remote *remote, CURL *curl, int socket)
         head, sizeof head,
         "GET /v1/store HTTP/1.1\r\nHost: %s\r\nConnection: Upgrade\r\nUpgrade: keyline-store\r\n%s%s%s\r\n",
         remote->host, *remote->token ? "Authorization: Bearer " : "", remote->token, *remote->token ? "\r\n" : "");
-    int status = send_all(curl, socket, head, (size_t)len) ? read_head(curl, socket, head) : -1;
+    int status = send_all(curl, socket, -1, head, (size_t)len) ? read_head(curl, socket, head) : -1;
     return status == 101 ? KL_OK : refuse(remote, status);
 }
 
@@ -248,7 +285,7 @@ static kl_rc dial(void *context, int *ret_fd)
         return rc;
     }
     kl__socket_notice_silence(socket);
-    return remote->secure ? start_carrier(curl, socket, ret_fd) : keep_socket(curl, socket, ret_fd);
+    return remote->secure ? start_carrier(remote, curl, socket, ret_fd) : keep_socket(curl, socket, ret_fd);
 }
 
 /* ---- Open and close ---- */
@@ -256,8 +293,10 @@ static kl_rc dial(void *context, int *ret_fd)
 static void close_remote(void *self)
 {
     kl__client *client = self;
-    void *remote = client->dial_ctx;
+    struct remote *remote = client->dial_ctx;
     kl__client_close(client);
+    join_carriers(remote, true);
+    pthread_mutex_destroy(&remote->guard);
     kl__free(remote);
 }
 
@@ -288,10 +327,12 @@ static kl_rc open_remote(const char *where, bool secure, void **ret_self)
     struct remote *remote = kl__alloc_zeroed(1, sizeof *remote);
     if (!remote)
         return kl__fail_memory();
+    pthread_mutex_init(&remote->guard, NULL);
     kl_rc rc = read_url(remote, where, secure);
     if (rc == KL_OK)
         rc = kl__client_open(remote->url, NULL, NULL, &client);
     if (rc != KL_OK) {
+        pthread_mutex_destroy(&remote->guard);
         kl__free(remote);
         return rc;
     }
