@@ -35,7 +35,7 @@ static void add(struct bench *b, kl__lane_task *task)
 {
     kl_bytes name = {b->names[kl__random_below(&b->random, b->keys)], KEY_BYTES};
     kl__lane_key key = {name, (uint32_t)kl__hash_local(name)};
-    kl__lane *lane = kl__lanes_lane(b->lanes, &key);
+    kl__lane *lane = kl__lanes_lane(b->lanes, key.bytes, key.hash);
     if (!lane)
         abort();
     *task = (kl__lane_task){.due_ms = b->now_ms, .position = ++b->position};

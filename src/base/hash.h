@@ -20,8 +20,17 @@ static inline uint64_t kl__key_hash(kl_bytes key)
     return key.len && hash == 0 ? 1 : hash;
 }
 
-/* A hash that never leaves the process: XXH3, which is cheaper for short keys. */
-static inline uint64_t kl__hash_local(kl_bytes key) { return XXH3_64bits(key.data, key.len); }
+/* A hash that never leaves the process: XXH3, which is cheaper for short keys. What it does with long ones stays apart, so
+ * that the rest can be inlined. */
+static __attribute__((noinline, unused)) uint64_t kl__hash_local_long(kl_bytes key)
+{
+    return XXH3_64bits(key.data, key.len);
+}
+
+static inline __attribute__((always_inline, flatten)) uint64_t kl__hash_local(kl_bytes key)
+{
+    return key.len <= 16 ? XXH3_64bits(key.data, key.len) : kl__hash_local_long(key);
+}
 
 /* Maps a hash evenly onto [0, count): the high 64 bits of hash * count. Uses the hash's high bits. */
 static inline uint32_t kl__hash_scale(uint64_t hash, uint32_t count)

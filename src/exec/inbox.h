@@ -122,18 +122,25 @@ static inline void kl__inbox_publish(kl__inbox *inbox, uint64_t number, uint32_t
                           memory_order_release);
 }
 
-/* The next slot to drain, or 0 when it is not published. */
-static inline uint64_t kl__inbox_peek(kl__inbox *inbox)
+/* How many slots are done with: the number of the next to drain. */
+static inline uint64_t kl__inbox_drained(kl__inbox *inbox)
 {
-    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
+    return atomic_load_explicit(&inbox->drained, memory_order_relaxed);
+}
+
+/* The slot of a number that is not done with, or 0 when it is not published. */
+static inline uint64_t kl__inbox_peek(kl__inbox *inbox, uint64_t number)
+{
     uint64_t slot = atomic_load_explicit(kl__inbox_slot(inbox, number), memory_order_acquire);
     return (slot & (KL_INBOX_PUBLISHED | KL_INBOX_ODD_ROUND)) == kl__inbox_round(inbox, number) ? slot : 0;
 }
 
-/* A task that the owner will soon drain, to be fetched into the cache; its slot has been fetched before. */
-static inline uint32_t kl__inbox_ahead(kl__inbox *inbox)
+static inline bool kl__inbox_has_next(kl__inbox *inbox) { return kl__inbox_peek(inbox, kl__inbox_drained(inbox)) != 0; }
+
+/* A task that the owner will drain soon after this number, to be fetched into the cache; its slot has been fetched
+ * before. */
+static inline uint32_t kl__inbox_ahead(kl__inbox *inbox, uint64_t number)
 {
-    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
     kl__fetch_to_write(kl__inbox_slot(inbox, number + KL_INBOX_SLOTS_AHEAD));
     return kl__inbox_free_task(inbox, number + KL_INBOX_DRAIN_AHEAD);
 }
@@ -144,11 +151,10 @@ static inline bool kl__inbox_waiting(kl__inbox *inbox)
     return kl__inbox_claimed(inbox) != atomic_load(&inbox->drained);
 }
 
-/* The peeked slot is done with. */
-static inline void kl__inbox_pop(kl__inbox *inbox)
+/* The slots below this number are done with. */
+static inline void kl__inbox_pop(kl__inbox *inbox, uint64_t number)
 {
-    uint64_t number = atomic_load_explicit(&inbox->drained, memory_order_relaxed);
-    atomic_store_explicit(&inbox->drained, number + 1, memory_order_relaxed);
+    atomic_store_explicit(&inbox->drained, number, memory_order_relaxed);
 }
 
 /* A task is given back, as number `freed` of all that ever were: its memory is free for another once the owner stores the

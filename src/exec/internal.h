@@ -1,6 +1,6 @@
 /* internal.h - what the files of the executor share: task, shard, thread, executor.
  *
- * Reading order: executor.c (submit) -> admit.c (blocked keys) -> inbox.h -> shard.c (drain, take, settle) -> hand.c ->
+ * Reading order: submit.c, batch.c -> admit.c (blocked keys) -> inbox.h -> shard.c (drain, take, settle) -> hand.c ->
  * thread.c (run). stop.c ends it, control.c looks at it and steers it. */
 #ifndef KL_EXEC_INTERNAL_H
 #define KL_EXEC_INTERNAL_H
@@ -224,11 +224,15 @@ static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint64_t
 /* An id is a task's number in its shard, the shard, and which of the shard's tasks it is, counted from 1, so that no id is
  * 0. The number's upper bits are lost in it: with the default settings after 2^54 tasks, whatever they are not before
  * 2^36. */
-static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task *task, uint64_t number)
+static inline kl_exec_id kl__exec_id_at(const kl__shard *shard, uint64_t index, uint64_t number)
 {
     const struct kl_exec *exec = shard->exec;
-    uint64_t index = (uint64_t)(task - shard->tasks) + 1;
-    return ((number << exec->shard_bits | shard->index) << exec->index_bits) | index;
+    return ((number << exec->shard_bits | shard->index) << exec->index_bits) | (index + 1);
+}
+
+static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task *task, uint64_t number)
+{
+    return kl__exec_id_at(shard, (uint64_t)(task - shard->tasks), number);
 }
 
 /* options.c */

@@ -1,6 +1,6 @@
 /* shard.c - one shard: the inbox is drained into the lanes, tasks are taken from them and ended.
  *
- * From: executor.c (published tasks).  To: thread.c (which runs what is taken).
+ * From: submit.c, batch.c (published tasks).  To: thread.c (which runs what is taken).
  *
  * Everything here happens under the shard's mutex, except the reports to the caller's functions: a task that is to be
  * reported is first withdrawn from its line, then reported without the mutex, then ended. Until it is ended it counts, so
@@ -158,7 +158,7 @@ enum entry { WAITS, STARTED, NO_MEMORY };
 
 /* Moves one published task into the lanes, or starts it if it may and need not wait. NO_MEMORY: it stays where it is. The
  * key's bytes lie where the lane's links will be, so the lane is found first. */
-static inline enum entry enter(kl__shard *shard, uint64_t slot, int64_t now_ms, bool may_start)
+static inline enum entry enter(kl__shard *shard, uint64_t number, uint64_t slot, int64_t now_ms, bool may_start)
 {
     kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
     uint32_t hash = (uint32_t)(slot >> KL_INBOX_INDEX_BITS), stamp = hash;
@@ -167,46 +167,52 @@ static inline enum entry enter(kl__shard *shard, uint64_t slot, int64_t now_ms, 
     kl_bytes bytes = {far ? far : task->key.near, task->key.len};
     if (KL_UNLIKELY(stamped))
         hash = (uint32_t)kl__hash_local(bytes);
-    kl__lane_key key = {bytes, hash};
-    kl__lane *lane = kl__lanes_lane(shard->lanes, &key);
+    kl__lane *lane = kl__lanes_lane(shard->lanes, bytes, hash);
     if (KL_UNLIKELY(!lane))
         return NO_MEMORY;
     task->lane.mark.kind &= (uint8_t)~KL_KIND_STAMPED;
     task->lane.due_ms = submit_time(shard, stamped, stamp, now_ms);
-    task->lane.position = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
+    task->lane.position = number;
     bool started = may_start && !task->lane.mark.kind && kl__lanes_start(shard->lanes, lane, &task->lane);
     if (!started)
         add(shard, task, lane, now_ms);
     if (KL_UNLIKELY(far != NULL))
         kl__free(far);
-    kl__inbox_pop(&shard->inbox);
     return started ? STARTED : WAITS;
 }
 
 kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns)
 {
-    uint64_t slot;
-    enum entry entry = WAITS;
+    kl__inbox *inbox = &shard->inbox;
+    uint64_t number = kl__inbox_drained(inbox), slot;
+    kl_rc rc = KL_OK;
     shard->looked_ns = now_ns;
-    for (; most > 0 && entry != NO_MEMORY && (slot = kl__inbox_peek(&shard->inbox)); most--)
-        entry = enter(shard, slot, kl__ns_to_ms(now_ns), false);
-    return entry == NO_MEMORY ? KL_ENOMEM : KL_OK;
+    for (; most > 0 && (slot = kl__inbox_peek(inbox, number)); most--, number++)
+        if (enter(shard, number, slot, kl__ns_to_ms(now_ns), false) == NO_MEMORY) {
+            rc = KL_ENOMEM;
+            break;
+        }
+    kl__inbox_pop(inbox, number);
+    return rc;
 }
 
 /* A helping of the inbox of which up to `most` tasks are started and the others wait. Returns how many were started. */
-static uint32_t start_some(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+static __attribute__((noinline)) uint32_t start_some(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most,
+                                                     int64_t now_ns)
 {
-    uint64_t slot;
+    kl__inbox *inbox = &shard->inbox;
+    uint64_t number = kl__inbox_drained(inbox), end = number + HELPING, slot;
     uint32_t count = 0;
     int64_t now_ms = kl__ns_to_ms(now_ns);
-    for (int i = 0; i < HELPING && count < most && (slot = kl__inbox_peek(&shard->inbox)); i++) {
-        kl__fetch_to_write(&shard->tasks[kl__inbox_ahead(&shard->inbox)]);
-        enum entry entry = enter(shard, slot, now_ms, true);
+    for (; number < end && count < most && (slot = kl__inbox_peek(inbox, number)); number++) {
+        kl__fetch_to_write(&shard->tasks[kl__inbox_ahead(inbox, number)]);
+        enum entry entry = enter(shard, number, slot, now_ms, true);
         if (entry == STARTED)
             ret_tasks[count++] = &shard->tasks[slot & KL_INBOX_INDEX_MASK].lane;
         else if (KL_UNLIKELY(entry == NO_MEMORY))
             break; /* the rest waits in the inbox until there is some */
     }
+    kl__inbox_pop(inbox, number);
     return count;
 }
 
@@ -238,12 +244,12 @@ uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t mo
 uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
 {
     uint32_t count = 0;
-    while (count == 0 && kl__inbox_peek(&shard->inbox)) {
-        uint64_t before = atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed);
+    while (count == 0 && kl__inbox_has_next(&shard->inbox)) {
+        uint64_t before = kl__inbox_drained(&shard->inbox);
         count = start_some(shard, ret_tasks, most, now_ns);
         if (count == 0) /* what came in may have made something ready, unless nothing could come in */
             count = kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(now_ns));
-        if (atomic_load_explicit(&shard->inbox.drained, memory_order_relaxed) == before)
+        if (kl__inbox_drained(&shard->inbox) == before)
             break;
     }
     return count;
@@ -253,7 +259,7 @@ uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t m
  * run, there is no reason to let them wait. */
 static void let_in(kl__shard *shard)
 {
-    bool more = kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox);
+    bool more = kl__lanes_ready(shard->lanes) || kl__inbox_has_next(&shard->inbox);
     if (!more || kl__inbox_length(&shard->inbox) <= shard->inbox.capacity / 2)
         pthread_cond_broadcast(&shard->room);
 }
@@ -298,12 +304,12 @@ bool kl__shard_publish_hints(kl__shard *shard)
 void kl__shard_offer(kl__shard *shard)
 {
     bool earlier = kl__shard_publish_hints(shard);
-    if ((earlier || kl__lanes_ready(shard->lanes) || kl__inbox_peek(&shard->inbox)) &&
+    if ((earlier || kl__lanes_ready(shard->lanes) || kl__inbox_has_next(&shard->inbox)) &&
         atomic_load(&shard->exec->idle_count) > 0)
         kl__exec_announce(shard->exec, 1);
 }
 
-/* A claimed place counts although its task may not be published yet: see announce() in executor.c. */
+/* A claimed place counts although its task may not be published yet: see kl__place_announce(). */
 bool kl__shard_has_work(kl__shard *shard, int64_t now_ms)
 {
     return atomic_load(&shard->ready) || kl__inbox_waiting(&shard->inbox) || atomic_load(&shard->next_due) <= now_ms;

@@ -277,20 +277,22 @@ static inline bool same_bytes(const char *a, const char *b, size_t len)
     return x == y && z == w;
 }
 
-static kl__lane *find_lane(const kl__lanes *lanes, const kl__lane_key *key)
+static inline kl__lane *find_lane(const kl__lanes *lanes, kl_bytes key, uint32_t hash)
 {
-    if (key->bytes.len == 0)
+    if (key.len == 0)
         return (kl__lane *)&lanes->crowd;
-    for (kl__keytable_entry *entry = *kl__keytable_chain(&lanes->table, key->hash); entry; entry = entry->next) {
+    for (kl__keytable_entry *entry = *kl__keytable_chain(&lanes->table, hash); entry; entry = entry->next) {
         kl__lane *lane = (kl__lane *)entry;
-        if (entry->hash == key->hash && lane->key_len == key->bytes.len &&
-            same_bytes(key_of(lane).data, key->bytes.data, key->bytes.len))
+        if (entry->hash == hash && lane->key_len == key.len && same_bytes(key_of(lane).data, key.data, key.len))
             return lane;
     }
     return NULL;
 }
 
-kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key) { return find_lane(lanes, key); }
+kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key)
+{
+    return find_lane(lanes, key->bytes, key->hash);
+}
 
 void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash)
 {
@@ -385,10 +387,10 @@ void kl__lanes_close(kl__lanes *lanes)
 
 /* --- The life of a task --- */
 
-kl__lane *kl__lanes_lane(kl__lanes *lanes, const kl__lane_key *key)
+kl__lane *kl__lanes_lane(kl__lanes *lanes, kl_bytes key, uint32_t hash)
 {
-    kl__lane *lane = find_lane(lanes, key);
-    return KL_LIKELY(lane != NULL) ? lane : make_lane(lanes, key);
+    kl__lane *lane = find_lane(lanes, key, hash);
+    return KL_LIKELY(lane != NULL) ? lane : make_lane(lanes, &(kl__lane_key){key, hash});
 }
 
 void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms)
@@ -653,7 +655,7 @@ void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
 
 bool kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier)
 {
-    kl__lane *lane = find_lane(lanes, key);
+    kl__lane *lane = kl__lanes_find(lanes, key);
     if (!lane || lane->entry.tasks == 0)
         return false;
     barrier->waits = lane->entry.tasks;
@@ -665,7 +667,7 @@ bool kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier
 
 void kl__lanes_forget(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier)
 {
-    kl__lane *lane = find_lane(lanes, key);
+    kl__lane *lane = kl__lanes_find(lanes, key);
     for (kl__lane_barrier **link = lane ? &lane->barriers : NULL; link && *link; link = &(*link)->next) {
         if (*link == barrier) {
             *link = barrier->next;
@@ -678,7 +680,7 @@ void kl__lanes_forget(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrie
 
 kl_rc kl__lanes_pause(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 {
-    kl__lane *lane = find_lane(lanes, key);
+    kl__lane *lane = kl__lanes_find(lanes, key);
     if (!lane && !(lane = make_lane(lanes, key)))
         return KL_ENOMEM;
     advance(lanes, now_ms);
@@ -697,7 +699,7 @@ static void resume_lane(kl__lanes *lanes, kl__lane *lane)
 
 void kl__lanes_resume(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 {
-    kl__lane *lane = find_lane(lanes, key);
+    kl__lane *lane = kl__lanes_find(lanes, key);
     advance(lanes, now_ms);
     if (lane)
         resume_lane(lanes, lane);
@@ -705,7 +707,7 @@ void kl__lanes_resume(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 
 kl__lane_task *kl__lanes_skip(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms, bool *ret_running)
 {
-    kl__lane *lane = find_lane(lanes, key);
+    kl__lane *lane = kl__lanes_find(lanes, key);
     advance(lanes, now_ms);
     *ret_running = lane && lane->head && lane->head->mark.place != KL_PLACE_HELD;
     if (!lane || *ret_running)
@@ -741,7 +743,7 @@ static kl__lane_task **drain_lane(kl__lanes *lanes, kl__lane *lane, kl__lane_tas
 kl__lane_task *kl__lanes_drain(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 {
     kl__lane_task *chain = NULL;
-    kl__lane *lane = find_lane(lanes, key);
+    kl__lane *lane = kl__lanes_find(lanes, key);
     advance(lanes, now_ms);
     if (lane)
         drain_lane(lanes, lane, &chain);

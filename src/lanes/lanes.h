@@ -96,7 +96,7 @@ void kl__lanes_close(kl__lanes *lanes); /* tasks are the caller's; NULL is fine 
 
 /* Adds a task, in two steps, so that the key may lie where the task will be: first the key's lane, which is made if there
  * is none (NULL: no memory), then at once the task. The caller has set its due_ms, position and priority. */
-kl__lane *kl__lanes_lane(kl__lanes *lanes, const kl__lane_key *key);
+kl__lane *kl__lanes_lane(kl__lanes *lanes, kl_bytes key, uint32_t hash);
 void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
 
 /* The same as adding and then taking the task, but shorter. False: it would not have been the one to be taken, or not at

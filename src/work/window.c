@@ -165,7 +165,7 @@ static bool join_lane(kl__held *held, bool started)
     kl__window *window = held->window;
     kl__lane_key key = kl__lane_key_of(&held->key_hash);
     int64_t now_ms = window->pump->now_ms;
-    kl__lane *lane = kl__lanes_lane(window->lanes, &key);
+    kl__lane *lane = kl__lanes_lane(window->lanes, key.bytes, key.hash);
     bool paused = held->key_hash && !KL_MUTANT(pause_forgotten) && kl__keyset_has(window->pump->paused, held->key_hash);
     if (!lane || (paused && kl__lanes_pause(window->lanes, &key, now_ms) != KL_OK)) {
         let_go(held);
@@ -461,7 +461,7 @@ bool kl__window_serve(kl__window *window, kl__held *held)
             kl__lanes_resume(window->lanes, &key, pump->now_ms);
         return true;
     }
-    kl__lane *lane = kl__lanes_lane(window->lanes, &key);
+    kl__lane *lane = kl__lanes_lane(window->lanes, key.bytes, key.hash);
     if (!lane)
         return false;
     leave_aside(held);

@@ -47,7 +47,7 @@ static kl__lane_task *add(struct stage *s, const char *key, const char *name, in
     actor->task.due_ms = s->now_ms + delay_ms;
     actor->task.position = ++s->position;
     actor->task.mark.priority = (int8_t)priority;
-    kl__lane *lane = kl__lanes_lane(s->lanes, &lane_key);
+    kl__lane *lane = kl__lanes_lane(s->lanes, lane_key.bytes, lane_key.hash);
     CHECK(lane != NULL);
     kl__lanes_add(s->lanes, lane, &actor->task, s->now_ms);
     CHECK(kl__lanes_valid(s->lanes));
@@ -521,7 +521,7 @@ TEST(an_idle_key_costs_nothing_but_a_few_that_were_busy_last_rest)
         kl__lane_task task = {.due_ms = s.now_ms, .position = ++s.position}, *taken = NULL;
         snprintf(key, sizeof key, "a key that is longer than what a lane keeps inside: %d", i);
         kl__lane_key lane_key = key_of(key);
-        kl__lane *lane = kl__lanes_lane(stage->lanes, &lane_key);
+        kl__lane *lane = kl__lanes_lane(stage->lanes, lane_key.bytes, lane_key.hash);
         CHECK(lane != NULL);
         kl__lanes_add(stage->lanes, lane, &task, s.now_ms);
         CHECK_INT(kl__lanes_take(stage->lanes, &taken, 1, s.now_ms), 1);
@@ -546,7 +546,7 @@ TEST(a_lane_that_cannot_be_made_changes_nothing)
     pause_key(&s, "p"); /* has the one that was made at the start */
     for (uint64_t n = 1; n <= 2; n++) {
         kl__alloc_fail_at(n);
-        CHECK(kl__lanes_lane(s.lanes, &key) == NULL);
+        CHECK(kl__lanes_lane(s.lanes, key.bytes, key.hash) == NULL);
         kl__alloc_fail_at(n);
         CHECK_INT(kl__lanes_pause(s.lanes, &key, s.now_ms), KL_ENOMEM);
         kl__alloc_fail_at(0);
@@ -571,7 +571,7 @@ TEST(without_memory_lanes_of_idle_keys_are_used_again)
         char key[] = {'k', (char)('0' + i), '\0'};
         kl__lane_task *task = add(&s, key, key, 0, 0);
         kl__lane_key other = key_of("other");
-        CHECK(kl__lanes_lane(s.lanes, &other) == NULL);
+        CHECK(kl__lanes_lane(s.lanes, other.bytes, other.hash) == NULL);
         CHECK(take(&s) == task);
         end(&s, task);
     }

@@ -185,7 +185,7 @@ static void do_add(struct model *m)
     task->due_ms = m->now_ms - 3 + (int64_t)below(m, below(m, 3) ? 4 : 40);
     task->lane = (kl__lane_task){.due_ms = task->due_ms, .position = ++m->position};
     task->lane.mark.priority = (int8_t)(below(m, 3) ? 0 : (int)below(m, 5) - 2);
-    kl__lane *lane = kl__lanes_lane(m->lanes, key_named(task->key));
+    kl__lane *lane = kl__lanes_lane(m->lanes, key_named(task->key)->bytes, key_named(task->key)->hash);
     REQUIRE(lane != NULL);
     kl__lanes_add(m->lanes, lane, &task->lane, m->now_ms);
     update_turn(m, task->key);

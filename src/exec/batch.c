@@ -1,0 +1,321 @@
+/* batch.c - submitting many tasks at once: one claim and one wake-up for each shard of a chunk.
+ *
+ * Nearly always all of a chunk is plain, no key of it is blocked, and each shard has room: then it is sorted by shard and
+ * written into its places (submit_plain). What is left after that, or a chunk of another kind, is made into orders, which
+ * are submitted like single ones, in order for each key. */
+#include "exec/submit.h"
+
+#include <stdio.h>
+
+enum { BATCH_CHUNK = 64 };
+enum { REFUSED_MAX = 64 }; /* keys of a batch that may be refused before it is cut short */
+
+/* The places that a chunk has in one shard. */
+struct share {
+    uint32_t wanted, taken; /* how many of the chunk's tasks go there, and how many of them have a place */
+    uint64_t next;          /* number of the next one */
+    bool urgent;
+    bool is_over; /* one found no place: no other may */
+};
+
+/* A batch on its way. Keys that were refused get no more of it, for then they would not have its first tasks. */
+struct batch {
+    kl_exec *exec;
+    size_t taken;
+    kl_rc rc;     /* why not all was taken */
+    bool is_over; /* no chunk follows */
+    bool careful; /* some order needs care */
+    uint32_t refused_count;
+    struct order_key {
+        const kl__shard *shard;
+        uint64_t hash;
+    } refused[REFUSED_MAX];
+};
+
+static bool has_key(const kl__order *order, struct order_key key)
+{
+    return order->hash == key.hash && order->shard == key.shard && order->task->key.len > 0;
+}
+
+static bool was_refused(const struct batch *batch, const kl__order *order)
+{
+    for (uint32_t i = 0; i < batch->refused_count; i++)
+        if (has_key(order, batch->refused[i]))
+            return true;
+    return false;
+}
+
+/* An order that another of the same key before it in the chunk must not be overtaken by. */
+static bool needs_care(const struct batch *batch, const kl__order *orders, size_t at)
+{
+    for (size_t i = 0; i < at; i++)
+        if (orders[i].careful && has_key(&orders[at], (struct order_key){orders[i].shard, orders[i].hash}))
+            return true;
+    return orders[at].careful || was_refused(batch, &orders[at]);
+}
+
+/* After an order was not taken: true if nothing more may go to its shard. */
+static bool note_failure(struct batch *batch, const kl__order *order, kl_rc rc)
+{
+    batch->rc = rc;
+    if (order->refused && order->task->key.len == 0)
+        return false;
+    if (order->refused && batch->refused_count < REFUSED_MAX) {
+        batch->refused[batch->refused_count++] = (struct order_key){order->shard, order->hash};
+        return false;
+    }
+    batch->is_over = true;
+    return true;
+}
+
+/* Submits all that finds a place at once, but not what needs care, nor to shards that take no more. Returns how many. */
+static size_t submit_free(kl_exec *exec, kl__order *orders, size_t count, kl_exec_id *ids, struct share *shares)
+{
+    size_t taken = 0;
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        shares[i] = (struct share){.is_over = shares[i].is_over};
+    for (size_t i = 0; i < count; i++)
+        shares[orders[i].shard->index].wanted += ids[i] == 0 && !orders[i].careful;
+    for (uint32_t i = 0; i < exec->shard_count; i++) {
+        uint64_t places = 0;
+        if (shares[i].wanted && !shares[i].is_over &&
+            kl__inbox_claim(&exec->shards[i].inbox, shares[i].wanted, &shares[i].next, &places) == KL_OK)
+            shares[i].taken = (uint32_t)places;
+        taken += places;
+    }
+    for (size_t i = 0; i < count; i++) {
+        struct share *share = &shares[orders[i].shard->index];
+        if (KL_UNLIKELY(share->taken == 0 || orders[i].careful || ids[i] != 0))
+            continue;
+        share->taken--;
+        share->urgent |= orders[i].urgent;
+        ids[i] = kl__order_fill(&orders[i], share->next++);
+    }
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        if (shares[i].next)
+            kl__place_announce(&exec->shards[i], shares[i].next - 1, shares[i].urgent);
+    return taken;
+}
+
+/* Keys may have become blocked while another order waited for its place. Whether they are may change at any moment, so what
+ * follows an order of the same key is as careful as that: it must not be taken before it. */
+static void look_again(kl__order *orders, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (KL_LIKELY(!orders[i].careful && !kl__lane_signs_say(orders[i].shard->signs, (uint32_t)orders[i].hash)))
+            continue;
+        orders[i].careful = true;
+        for (size_t j = i + 1; j < count; j++)
+            if (has_key(&orders[j], (struct order_key){orders[i].shard, orders[i].hash}))
+                orders[j].careful = true;
+    }
+}
+
+/* Submits the first that found no place, waiting for one, then all that finds one now, and so on: in order, for once one
+ * finds none, its shard takes no more of the chunk. Returns how many were taken. */
+static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, kl_exec_id *ids, struct share *shares)
+{
+    size_t taken = 0;
+    for (size_t i = 0; i < count; i++) {
+        uint32_t shard = orders[i].shard->index;
+        if (ids[i] != 0)
+            continue;
+        if (shares[shard].is_over || was_refused(batch, &orders[i])) {
+            kl__order_drop(&orders[i]);
+            continue;
+        }
+        look_again(orders + i, count - i);
+        bool careful = orders[i].careful;
+        kl_rc rc = kl__order_submit(batch->exec, &orders[i], &ids[i]);
+        if (rc != KL_OK) {
+            shares[shard].is_over = note_failure(batch, &orders[i], rc);
+            continue;
+        }
+        taken++;
+        if (careful)
+            continue;
+        look_again(orders + i + 1, count - i - 1);
+        taken += submit_free(batch->exec, orders + i + 1, count - i - 1, ids + i + 1, shares);
+    }
+    return taken;
+}
+
+/* Submits those of up to BATCH_CHUNK prepared orders that have id 0, and gives ids to those that are taken. Returns how
+ * many were. */
+static size_t submit_chunk(struct batch *batch, kl__order *orders, size_t count, kl_exec_id *ids)
+{
+    struct share shares[KL_EXEC_SHARDS_MAX];
+    for (uint32_t i = 0; i < batch->exec->shard_count; i++)
+        shares[i].is_over = false;
+    for (size_t i = 0; KL_UNLIKELY(batch->careful || batch->refused_count > 0) && i < count; i++)
+        orders[i].careful = needs_care(batch, orders, i);
+    size_t taken = submit_free(batch->exec, orders, count, ids, shares);
+    return taken + submit_rest(batch, orders, count, ids, shares);
+}
+
+/* Where a task of a chunk goes: the low half of its key's hash, and the next one that goes to the same shard. */
+struct route {
+    uint32_t hash;
+    uint32_t next;
+};
+
+/* The tasks of a chunk that go to one shard, in order. */
+struct line {
+    uint32_t first, count;
+};
+
+/* False: not all of them are plain and have a key. */
+static bool route_all(kl_exec *exec, const kl_exec_task *tasks, size_t count, struct route *routes, struct line *lines)
+{
+    for (size_t i = count; i-- > 0;) {
+        if (KL_UNLIKELY(!kl__task_is_plain(&tasks[i]) || tasks[i].key.len == 0))
+            return false;
+        uint64_t hash = kl__hash_local(tasks[i].key);
+        struct line *line = &lines[kl__hash_scale(hash, exec->shard_count)];
+        routes[i] = (struct route){(uint32_t)hash, line->first};
+        line->first = (uint32_t)i;
+        line->count++;
+    }
+    return true;
+}
+
+static bool may_be_blocked(const kl__shard *shard, const struct route *routes, struct line line)
+{
+    if (KL_LIKELY(atomic_load_explicit(&shard->signs->blocked_keys, memory_order_relaxed) == 0))
+        return false;
+    for (uint32_t i = line.first; line.count-- > 0; i = routes[i].next)
+        if (kl__lane_signs_say(shard->signs, routes[i].hash))
+            return true;
+    return false;
+}
+
+/* Submits what finds a place at once. What does not gets id 0. Returns how many do. */
+static uint64_t submit_line(kl__shard *shard, const kl_exec_task *tasks, const struct route *routes, struct line line,
+                            kl_exec_id *ids)
+{
+    uint64_t number, places;
+    uint32_t i = line.first;
+    if (kl__inbox_claim(&shard->inbox, line.count, &number, &places) != KL_OK)
+        places = 0;
+    for (uint64_t taken = 0; taken < places; taken++, i = routes[i].next)
+        ids[i] = kl__place_fill(shard, &tasks[i], shard->exec->mark, routes[i].hash, number + taken, NULL);
+    if (places > 0)
+        kl__place_announce(shard, number + places - 1, false);
+    for (uint64_t left = line.count - places; left > 0; left--, i = routes[i].next)
+        ids[i] = 0;
+    return places;
+}
+
+/* The common case of a chunk: tasks without options whose keys are short and not blocked. Submits what finds a place at
+ * once; what does not gets id 0. Returns how many do: 0 also if it is not that case, and then it has not written to ids. */
+static size_t submit_plain(kl_exec *exec, const kl_exec_task *tasks, size_t count, kl_exec_id *ids)
+{
+    struct route routes[BATCH_CHUNK];
+    struct line lines[KL_EXEC_SHARDS_MAX];
+    size_t taken = 0;
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        lines[i].count = 0;
+    if (!route_all(exec, tasks, count, routes, lines))
+        return 0;
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        if (may_be_blocked(&exec->shards[i], routes, lines[i]))
+            return 0;
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        if (lines[i].count > 0)
+            taken += submit_line(&exec->shards[i], tasks, routes, lines[i], ids);
+    return taken;
+}
+
+/* The sentence of what is wrong, with the task before it. */
+static kl_rc name_task(size_t i, size_t count, kl_rc rc)
+{
+    char why[400];
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    return kl__fail(rc, "task %zu of %zu: %s", i + 1, count, why);
+}
+
+static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (KL_LIKELY(tasks[i].fn && !tasks[i].opts && tasks[i].key.data && tasks[i].key.len <= KL_KEY_BYTES_MAX))
+            continue;
+        kl_exec_task_opts opts;
+        kl_rc rc = tasks[i].fn ? kl__exec_check_key(tasks[i].key)
+                               : kl__fail(KL_EINVAL, "it has no function; pass the function that does its work");
+        if (rc == KL_OK && tasks[i].opts)
+            rc = kl__exec_task_opts_check(tasks[i].opts, &opts);
+        if (rc != KL_OK)
+            return name_task(i, count, rc);
+    }
+    return KL_OK;
+}
+
+/* As many orders as fit into a chunk. One that cannot be prepared ends the batch before it. */
+static size_t prepare_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, kl__order *orders)
+{
+    size_t size = 0;
+    for (; size < BATCH_CHUNK && size < count; size++) {
+        kl_rc rc = kl__order_prepare(batch->exec, &tasks[size], &orders[size]);
+        if (KL_UNLIKELY(rc != KL_OK)) {
+            batch->rc = rc;
+            batch->is_over = true;
+            break;
+        }
+        batch->careful |= orders[size].careful;
+    }
+    return size;
+}
+
+/* A chunk that submit_plain has left alone, or not found places for: those of its tasks that have id 0. Returns how many
+ * of the tasks, from the first, it has dealt with. */
+static __attribute__((noinline)) size_t submit_orders(struct batch *batch, const kl_exec_task *tasks, size_t count,
+                                                      kl_exec_id *ids)
+{
+    kl__order orders[BATCH_CHUNK];
+    size_t size = prepare_chunk(batch, tasks, count, orders);
+    batch->taken += submit_chunk(batch, orders, size, ids);
+    return size;
+}
+
+/* A single chunk is checked here: of one that is plain there is nothing to check. */
+static size_t submit_chunk_of(struct batch *batch, const kl_exec_task *tasks, size_t count, bool is_checked,
+                              kl_exec_id *ids)
+{
+    size_t plain = KL_LIKELY(batch->refused_count == 0) ? submit_plain(batch->exec, tasks, count, ids) : 0;
+    batch->taken += plain;
+    if (KL_LIKELY(plain == count))
+        return count;
+    if (plain == 0)
+        memset(ids, 0, count * sizeof ids[0]);
+    if (!is_checked && (batch->rc = check_batch(tasks, count)) != KL_OK) {
+        batch->is_over = true;
+        return 0;
+    }
+    return submit_orders(batch, tasks, count, ids);
+}
+
+kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t count, kl_exec_id *ret_ids,
+                           size_t *ret_taken)
+{
+    if (!exec || (!tasks && count > 0))
+        return kl__exec_fail_null("kl_exec_submit_batch", exec ? "tasks" : "exec");
+    bool is_long = count > BATCH_CHUNK;
+    struct batch batch;
+    batch.exec = exec;
+    batch.taken = 0;
+    batch.rc = is_long ? check_batch(tasks, count) : KL_OK;
+    batch.is_over = batch.rc != KL_OK;
+    batch.careful = false;
+    batch.refused_count = 0; /* `refused` needs no value, and is large */
+    size_t at = 0;
+    while (at < count && !batch.is_over) {
+        kl_exec_id own[BATCH_CHUNK], *ids = ret_ids ? ret_ids + at : own;
+        size_t size = count - at < BATCH_CHUNK ? count - at : BATCH_CHUNK;
+        at += submit_chunk_of(&batch, tasks + at, size, is_long, ids);
+    }
+    if (ret_ids && at < count)
+        memset(ret_ids + at, 0, (count - at) * sizeof ret_ids[0]);
+    if (ret_taken)
+        *ret_taken = batch.taken;
+    return batch.rc;
+}
