@@ -145,6 +145,7 @@ static kl_rc end_task(struct ask *ask, const kl_task_id *id, kl_outcome outcome,
     ask->window->swept_key = kl__key_hash(task.entry.key);
     rc = settle_one(ask, &settled);
     ask->window->sweeping = false;
+    ask->window->due_spoiled |= ask->window->due_asked;
     return rc;
 }
 

@@ -160,6 +160,9 @@ struct kl__window {
     bool due_clear;        /* when last begun it held nothing that was due */
     bool due_under_way;    /* it is being read in pieces, behind this stub */
     kl_stub due_last;
+    bool due_asked;                /* a look at the due line is under way; it may show what was settled meanwhile: */
+    kl__keyset *due_ended;         /* these positions, */
+    bool due_spoiled;              /* or some that are not known */
     kl__cursor *cursors[KL_LINES]; /* by line, less KL_PRIORITY_MIN; NULL: never had anything. The due line has none */
     kl__window *next;              /* in its partition */
 };
@@ -340,6 +343,8 @@ bool kl__window_serve(kl__window *window, kl__held *held);
 void kl__window_withdraw(kl__held *held);
 kl__held *kl__window_hold(kl__window *window, const kl_stub *stub); /* in no lane, to be ended; NULL: no memory */
 void kl__window_release(kl__held *held);
+void kl__window_due_ended(kl__window *window, uint64_t position); /* a task of the due line was settled */
+void kl__window_end_due_look(kl__window *window);
 kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t position);
 kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash); /* NULL: none */
 

@@ -5,7 +5,7 @@
  * One look is one scan call per store, for as many lines as need reading. A window's retry line is read first and to its
  * end, because those tasks hold their keys. Then come the ready lines that are known to be in use, each from where the
  * last look ended; and the due line, from its first task again every DUE_EVERY_MS, because a task can be put into its
- * middle.
+ * middle. A task that is settled while that is under way may be among what it shows, and must not be run again.
  *
  * A side look reads a ready line again from the first task that was left out of some key whose line has become short. It
  * takes turns with the ordinary one, so neither holds the other up. When it has come to where the ordinary one is, the
@@ -60,6 +60,7 @@ static void plan(struct looks *looks, kl__window *window, int32_t line, look_kin
     looks->scans[looks->count++] =
         (kl_scan){.place = window->place, .line = line, .until_ms = window->pump->now_ms, .after = after};
     window->out++; /* it must not be freed while the store is asked */
+    window->due_asked |= line == KL_LINE_DUE;
 }
 
 static bool has_room(const kl__window *window, int32_t line)
@@ -301,13 +302,16 @@ static void apply(struct look *look, const kl_scan *scan)
         kl__window_free_if_done(window);
         return;
     }
-    size_t admitted = admit(look, scan);
+    bool spoiled = !look->cursor && window->due_spoiled;
+    size_t admitted = spoiled ? 0 : admit(look, scan);
     if (look->kind == LOOK_SIDE)
         apply_side(look, scan, admitted);
     else if (look->cursor)
         apply_on(look, scan, admitted);
-    else
+    else if (!spoiled) /* else it is read once more */
         apply_due(look, scan, admitted);
+    if (!look->cursor)
+        kl__window_end_due_look(window);
     window->pump->more |= look->cursor && look->cursor->siding;
     kl__window_ready(window);
 }
@@ -316,6 +320,8 @@ static void give_up(struct looks *looks)
 {
     for (size_t i = 0; i < looks->count; i++) {
         looks->each[i].window->out--;
+        if (!looks->each[i].cursor)
+            kl__window_end_due_look(looks->each[i].window);
         kl__window_free_if_done(looks->each[i].window);
     }
 }

@@ -227,6 +227,8 @@ static void applied(kl__window *window, kl__held *held)
     count(window, (kl_outcome)held->outcome, held->halted);
     held->sending = false;
     window->out--;
+    if (held->lane.mark.kind == KL_HELD_FROM_DUE)
+        kl__window_due_ended(window, held->lane.position);
     if (window->lost) {
         kl__held_delete(window->pump, held);
     } else if (held->outcome == KL_RETRY) {

@@ -228,6 +228,7 @@ kl_rc kl__window_sweep(kl__window *window, kl__sweep_of of, kl_outcome outcome, 
         end_head(sweep, &id);
     hand_over(sweep, of.head != NULL);
     window->sweeping = false;
+    window->due_spoiled |= window->due_asked;
     window->out--;
     *ret_count = sweep->count;
     kl_arena_free(&sweep->arena);

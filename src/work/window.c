@@ -362,6 +362,8 @@ bool kl__window_admit(kl__window *window, int32_t line, const kl_stub *stub, boo
     window->pump->grouped |= stub->group != 0;
     if (kl__held_at(window, stub->position))
         return true;
+    if (line == KL_LINE_DUE && kl__keyset_has(window->due_ended, stub->position))
+        return true;
     if (line == KL_LINE_RETRY)
         return !is_swept(window, stub) && admit_started(window, stub);
     if (line == KL_LINE_DUE)
@@ -526,6 +528,22 @@ void kl__window_release(kl__held *held)
 
 void kl__window_withdraw(kl__held *held) { take_away(held); }
 
+void kl__window_due_ended(kl__window *window, uint64_t position)
+{
+    if (!window->due_asked)
+        return;
+    if (!window->due_ended)
+        window->due_ended = kl__keyset_open();
+    window->due_spoiled |= !window->due_ended || !kl__keyset_add(window->due_ended, position);
+}
+
+void kl__window_end_due_look(kl__window *window)
+{
+    kl__keyset_free(window->due_ended);
+    window->due_ended = NULL;
+    window->due_asked = window->due_spoiled = false;
+}
+
 kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t position)
 {
     kl__held *held = position ? kl__held_at(window, position) : NULL;
@@ -550,6 +568,7 @@ static void free_window(kl__window *window)
         }
         kl__free(window->cursors[i]);
     }
+    kl__keyset_free(window->due_ended);
     kl__free(window->table);
     kl__free(window);
 }
