@@ -8,7 +8,8 @@
  * whose partition lies in another store. They end the run before them, and then go one by one through kl_queue_put, with
  * their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice.
  *
- * A task without a key goes to the partition that its number says. A store that cannot append and take out in one step
+ * A task goes to the partition that it names, unless the layout has none of that name (any more); else a task without a key
+ * goes to the partition that its number says. A store that cannot append and take out in one step
  * (S3) may show a task twice, to two workers at once or after a crash: then both put it into the same partition, which
  * knows it.
  *
@@ -69,6 +70,21 @@ static kl_rc read_tags(kl__json *from, kl_arena *arena, kl_put *task)
     return KL_OK;
 }
 
+/* NULL: it names none. */
+static kl_rc read_partition(kl__json *from, kl_arena *arena, kl_put *task)
+{
+    kl_bytes name = kl__json_bytes_or(from, "partition", arena, (kl_bytes){"", 0});
+    char *text = name.len > 0 ? kl_arena_alloc(arena, name.len + 1) : NULL;
+    if (name.len > 0 && !text)
+        return kl__fail_memory();
+    if (text) {
+        memcpy(text, name.data, name.len);
+        text[name.len] = '\0';
+    }
+    task->partition = text;
+    return KL_OK;
+}
+
 static kl_rc read_options(kl_bytes options, kl_arena *arena, kl_put *task)
 {
     kl__json from;
@@ -88,6 +104,8 @@ static kl_rc read_options(kl_bytes options, kl_arena *arena, kl_put *task)
     rc = read_headers(&from, arena, task);
     if (rc == KL_OK)
         rc = read_tags(&from, arena, task);
+    if (rc == KL_OK)
+        rc = read_partition(&from, arena, task);
     if (rc == KL_OK)
         rc = from.rc;
     kl__json_free(&from);
@@ -151,7 +169,7 @@ static kl_rc choose_partitions(struct taking *taking, const kl_handed *handed, k
     for (size_t i = 0; layout->partitions > 1 && i < count; i++) {
         kl_bytes number = {&handed[i].number, sizeof handed[i].number};
         uint32_t partition = kl__hash_scale(kl__hash(number, KL_SEED_PARTITION), layout->partitions);
-        if (tasks[i].key.len > 0)
+        if (tasks[i].key.len > 0 || tasks[i].partition)
             continue;
         if (!names[partition] && !(names[partition] = kl_arena_alloc(&taking->arena, KL_PARTITION_NAME_BYTES)))
             return kl__fail_memory();
@@ -163,7 +181,8 @@ static kl_rc choose_partitions(struct taking *taking, const kl_handed *handed, k
     return KL_OK;
 }
 
-/* A fault of one among several is found out by taking the first alone. */
+/* A fault of one among several is found out by taking the first alone. A partition that is not there was one when the task
+ * was put; or this layout is out of date, and then the append is refused as sealed and the next try knows better. */
 static kl_rc place(struct taking *taking, const kl_handed *handed, kl_put *tasks, size_t count, kl_taken *ret_taken)
 {
     taking->begun = true;
@@ -174,6 +193,11 @@ static kl_rc place(struct taking *taking, const kl_handed *handed, kl_put *tasks
         rc = kl__put_route_tasks(&taking->call, (kl__put_range){0, count}, false);
     if (is_bad(rc) && count > 1) {
         kl__put_end(&taking->call);
+        return place(taking, handed, tasks, 1, ret_taken);
+    }
+    if (is_bad(rc) && tasks[0].partition) {
+        kl__put_end(&taking->call);
+        tasks[0].partition = NULL;
         return place(taking, handed, tasks, 1, ret_taken);
     }
     if (is_bad(rc))

@@ -273,6 +273,9 @@ TEST(what_is_no_task_is_refused_in_the_application_s_transaction)
         {"SELECT put('orders', 'x', priority => 16)", "priority is 16"},
         {"SELECT put('orders', 'x', delay => '1 s', due => now())", "not both"},
         {"SELECT put('orders', 'x', tags => ARRAY[''])", "tags must be"},
+        {"SELECT put('orders', 'x', due => 'infinity')", "due is infinity; name a time"},
+        {"SELECT put('orders', 'x', unique_for => '1 s')", "unique_key (unique)"},
+        {"SELECT put('orders', 'x', partition => 'orders__p1')", "has no partition orders__p1; it has 1: orders"},
         {"SELECT put_many('orders', ARRAY['x', 'y'], ARRAY['k'])", "not as many keys"},
         {"SELECT put_many('orders', ARRAY['x'], options => ARRAY['{\"prio\": 1}'::jsonb])", "prio is no option"},
         {"SELECT put_many('orders', ARRAY['x'], options => ARRAY['{\"priority\": 3.0}'::jsonb])", "priority is 3.0"},
@@ -309,6 +312,52 @@ TEST(a_mixed_batch_goes_to_its_queues_in_one_call)
     kl_arena_free(&arena);
     PQfinish(app);
     kl_queue_close(bills);
+    close_bed(&bed);
+}
+
+static void check_partition(struct bed *bed, const char *key, const char *partition)
+{
+    kl_found found[2];
+    kl_arena arena = {0};
+    kl_waiting which = {.key = kl_str(key), .max = 2};
+    size_t count = 0;
+    CHECK_INT(kl_queue_waiting(bed->queue, &which, &arena, found, &count, &which.cursor), KL_OK);
+    CHECK_INT(count, 1);
+    if (count == 1)
+        CHECK_STR(found[0].partition, partition);
+    kl_arena_free(&arena);
+}
+
+TEST(a_task_goes_to_the_partition_that_is_named_in_sql)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 3}));
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT put('orders', 'x', key => 'zero', partition => 'orders')");
+    say(app, "SELECT put('orders', 'x', key => 'one', partition => 'orders__p1')");
+    say(app, "SELECT put_many('orders', ARRAY['{}'::jsonb], ARRAY['two'],"
+             " options => ARRAY['{\"partition\": \"orders__p2\"}'::jsonb])");
+    refuse(app, "SELECT put('orders', 'x', partition => 'orders__p3')",
+           "it has 3: orders, and orders__p1 to orders__p2");
+    take_in_all(&bed);
+    check_partition(&bed, "zero", "orders");
+    check_partition(&bed, "one", "orders__p1");
+    check_partition(&bed, "two", "orders__p2");
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(a_task_whose_partition_has_gone_goes_where_its_key_says)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 3}));
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT put('orders', 'x', key => 'a', partition => 'orders__p2')");
+    CHECK_INT(kl_queue_alter(bed.queue, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 1}), KL_OK);
+    take_in_all(&bed);
+    check_partition(&bed, "a", "orders");
+    CHECK_INT(in_inbox(&bed), 0);
+    PQfinish(app);
     close_bed(&bed);
 }
 

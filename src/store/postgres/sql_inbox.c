@@ -51,7 +51,8 @@ BEGIN
         low := CASE f.name WHEN 'priority' THEN -16 WHEN 'due_ms' THEN 0 WHEN 'delay_ms' THEN 0
                            WHEN 'attempts_max' THEN 1 WHEN 'timeout_ms' THEN 0 WHEN 'unique_ms' THEN 0
                            WHEN 'keep_ms' THEN 0 END;
-        most := CASE f.name WHEN 'unique' THEN 256 WHEN 'group' THEN 128 WHEN 'traceparent' THEN 1024 END;
+        most := CASE f.name WHEN 'unique' THEN 256 WHEN 'group' THEN 128 WHEN 'traceparent' THEN 1024
+                            WHEN 'partition' THEN 80 END;
         IF low IS NOT NULL THEN
             high := CASE f.name WHEN 'priority' THEN 15 WHEN 'attempts_max' THEN 65535
                                 WHEN 'delay_ms' THEN 8796093022207 ELSE 17592186044415 END;
@@ -81,12 +82,31 @@ BEGIN
         END IF;
     END LOOP;
     IF o ? 'due_ms' AND o ? 'delay_ms' THEN
-        RETURN 'a task has a delay or a due time, not both';
+        RETURN 'a task has a delay or a due time, not both: leave one of them out';
     END IF;
     IF o ? 'unique_ms' AND NOT o ? 'unique' THEN
-        RETURN 'unique_ms says how long a unique holds; set that, too';
+        RETURN 'unique_for (unique_ms) says how long unique_key (unique) holds; set that, too';
     END IF;
     RETURN NULL;
+END
+$$;
+
+CREATE FUNCTION $S.check_partition(q text, named text)
+RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
+DECLARE
+    width int;
+BEGIN
+    IF named IS NULL OR named = q THEN
+        RETURN NULL;
+    END IF;
+    SELECT (convert_from(r.value, 'UTF8')::jsonb -> 'layouts' -> -1 ->> 'partitions')::int INTO width
+    FROM $S.records r WHERE r.name = convert_to('queue/' || q, 'UTF8');
+    IF EXISTS (SELECT FROM generate_series(1, width - 1) p WHERE named = q || '__p' || p) THEN
+        RETURN NULL;
+    END IF;
+    RETURN format('the queue %s has no partition %s; it has %s: ', q, named, width)
+        || CASE width WHEN 1 THEN q WHEN 2 THEN format('%s and %1$s__p1', q)
+                      ELSE format('%1$s, and %1$s__p1 to %1$s__p%2$s', q, width - 1) END;
 END
 $$;
 
@@ -107,8 +127,11 @@ BEGIN
         FROM (SELECT u.n, CASE WHEN octet_length(u.key) > 512 THEN 'its key has more than 512 bytes'
                                WHEN octet_length(u.kind) > 255 THEN 'its kind has more than 255 bytes'
                                WHEN octet_length(u.payload) > 1048576 THEN 'its payload has more than 1 MiB'
-                               WHEN u.option IS NOT NULL THEN $S.check_options(u.option) END AS why
-              FROM unnest(keys, kinds, payloads, options) WITH ORDINALITY AS u(key, kind, payload, option, n)) t
+                               WHEN u.option IS NOT NULL
+                               THEN coalesce($S.check_options(u.option),
+                                             $S.check_partition(u.queue, u.option ->> 'partition')) END AS why
+              FROM unnest(queues, keys, kinds, payloads, options)
+                   WITH ORDINALITY AS u(queue, key, kind, payload, option, n)) t
         WHERE t.why IS NOT NULL ORDER BY t.n LIMIT 1;
     END IF;
     IF wrong IS NOT NULL THEN
@@ -139,19 +162,23 @@ CREATE FUNCTION $S.put(queue text, payload bytea, key text DEFAULT NULL, kind te
                        priority int DEFAULT NULL, delay interval DEFAULT NULL, due timestamptz DEFAULT NULL,
                        attempts_max int DEFAULT NULL, timeout interval DEFAULT NULL, unique_key text DEFAULT NULL,
                        unique_for interval DEFAULT NULL, group_name text DEFAULT NULL, traceparent text DEFAULT NULL,
-                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL)
+                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL,
+                       partition text DEFAULT NULL)
 RETURNS bigint LANGUAGE plpgsql AS $$ #variable_conflict use_variable
 DECLARE
     option jsonb;
 BEGIN
+    IF NOT isfinite(due) THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('due is %s; name a time', due);
+    END IF;
     IF num_nonnulls(priority, delay, due, attempts_max, timeout, unique_key, unique_for, group_name, traceparent,
-                    headers, tags, keep) > 0 THEN
+                    headers, tags, keep, partition) > 0 THEN
         option := jsonb_strip_nulls(jsonb_build_object(
             'priority', priority, 'delay_ms', $S.ms_of(delay),
             'due_ms', floor(extract(epoch FROM due) * 1000)::bigint, 'attempts_max', attempts_max,
             'timeout_ms', $S.ms_of(timeout), 'unique', unique_key, 'unique_ms', $S.ms_of(unique_for),
             'group', group_name, 'traceparent', traceparent, 'headers', headers, 'tags', to_jsonb(tags),
-            'keep_ms', $S.ms_of(keep)));
+            'keep_ms', $S.ms_of(keep), 'partition', partition));
     END IF;
     RETURN $S.put_rows(ARRAY[queue], ARRAY[payload], ARRAY[convert_to(key, 'UTF8')], ARRAY[convert_to(kind, 'UTF8')],
                        ARRAY[option]);
@@ -162,20 +189,22 @@ CREATE FUNCTION $S.put(queue text, payload text, key text DEFAULT NULL, kind tex
                        priority int DEFAULT NULL, delay interval DEFAULT NULL, due timestamptz DEFAULT NULL,
                        attempts_max int DEFAULT NULL, timeout interval DEFAULT NULL, unique_key text DEFAULT NULL,
                        unique_for interval DEFAULT NULL, group_name text DEFAULT NULL, traceparent text DEFAULT NULL,
-                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL)
+                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL,
+                       partition text DEFAULT NULL)
 RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT $S.put(queue, convert_to(payload, 'UTF8'), key, kind, priority, delay, due, attempts_max, timeout, unique_key,
-                  unique_for, group_name, traceparent, headers, tags, keep)
+                  unique_for, group_name, traceparent, headers, tags, keep, partition)
 $$;
 
 CREATE FUNCTION $S.put(queue text, payload jsonb, key text DEFAULT NULL, kind text DEFAULT NULL,
                        priority int DEFAULT NULL, delay interval DEFAULT NULL, due timestamptz DEFAULT NULL,
                        attempts_max int DEFAULT NULL, timeout interval DEFAULT NULL, unique_key text DEFAULT NULL,
                        unique_for interval DEFAULT NULL, group_name text DEFAULT NULL, traceparent text DEFAULT NULL,
-                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL)
+                       headers jsonb DEFAULT NULL, tags text[] DEFAULT NULL, keep interval DEFAULT NULL,
+                       partition text DEFAULT NULL)
 RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT $S.put(queue, convert_to(payload::text, 'UTF8'), key, kind, priority, delay, due, attempts_max, timeout,
-                  unique_key, unique_for, group_name, traceparent, headers, tags, keep)
+                  unique_key, unique_for, group_name, traceparent, headers, tags, keep, partition)
 $$;
 
 CREATE FUNCTION $S.put_many(queue text, payloads bytea[], keys text[] DEFAULT NULL, kinds text[] DEFAULT NULL,
@@ -211,6 +240,14 @@ CREATE FUNCTION $S.put_many(queue text, payloads text[], keys text[] DEFAULT NUL
 RETURNS bigint LANGUAGE sql VOLATILE AS $$
     SELECT $S.put_many(queue,
                        ARRAY(SELECT convert_to(u.text, 'UTF8') FROM unnest(payloads) WITH ORDINALITY AS u(text, n)
+                             ORDER BY u.n), keys, kinds, queues, options)
+$$;
+
+CREATE FUNCTION $S.put_many(queue text, payloads jsonb[], keys text[] DEFAULT NULL, kinds text[] DEFAULT NULL,
+                            queues text[] DEFAULT NULL, options jsonb[] DEFAULT NULL)
+RETURNS bigint LANGUAGE sql VOLATILE AS $$
+    SELECT $S.put_many(queue,
+                       ARRAY(SELECT convert_to(u.value::text, 'UTF8') FROM unnest(payloads) WITH ORDINALITY AS u(value, n)
                              ORDER BY u.n), keys, kinds, queues, options)
 $$;
 
