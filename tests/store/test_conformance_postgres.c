@@ -641,6 +641,8 @@ CLAIM(a_url_that_is_not_right_is_refused_with_what_should_be_there)
     } cases[] = {{"postgres:somewhere", "//"},
                  {"postgres:///postgres?schema=No+good", "schema"},
                  {"postgres:///postgres?schema=", "schema"},
+                 {"postgres:///postgres?schema=pg_mine", "pg_"},
+                 {"postgres:///postgres?shema=mine", "shema"},
                  {"postgres:///postgres?pool=0", "pool"},
                  {"postgres:///postgres?pool=many", "pool"},
                  {"postgres:///postgres?listen=perhaps", "listen"}};
@@ -651,6 +653,20 @@ CLAIM(a_url_that_is_not_right_is_refused_with_what_should_be_there)
     }
     CHECK(!store);
     (void)t;
+}
+
+CLAIM(a_database_or_user_that_is_not_there_is_a_fault_of_the_url)
+{
+    static const char *const names[][2] = {{"dbname=nowhere", "nowhere"}, {"user=nobody_here", "nobody_here"}};
+    char url[PG_URL_BYTES + 32];
+    kl_store *store = NULL;
+    for (size_t i = 0; i < COUNT(names); i++) {
+        snprintf(url, sizeof url, "%s&%s", ((struct pg_place *)t->place)->url, names[i][0]);
+        CHECK_REFUSED(kl_store_open(url, NULL, &store));
+        CHECK_CONTAINS(kl_error_text(), names[i][1]);
+        CHECK_CONTAINS(kl_error_text(), "see that the URL names");
+    }
+    CHECK(!store);
 }
 
 struct opening {

@@ -66,6 +66,39 @@ static bool finish_connecting(PGconn *conn)
     return wants == PGRES_POLLING_OK;
 }
 
+/* libpq has the server's code for why it refused a connection nowhere but in its text: "FATAL:  3D000: there is no ...". */
+static const char *find_state(const char *text)
+{
+    for (const char *at = text; (at = strstr(at, ":  ")); at++)
+        if (strspn(at + 3, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") == 5 && strncmp(at + 8, ": ", 2) == 0)
+            return at + 3;
+    return NULL;
+}
+
+/* Why there is no connection, and what to do. */
+static kl_rc refuse_connection(const PGconn *conn)
+{
+    const char *text = *PQerrorMessage(conn) ? PQerrorMessage(conn) : "it does not answer", *state = find_state(text);
+    const char *said = state ? state + 7 : text;
+    int length = length_of(said);
+    if (!state)
+        return kl__fail(KL_EBUSY,
+                        "the database is not to be reached; see that the server runs and that the URL names its host "
+                        "and port: %.*s",
+                        length, said);
+    if (strncmp(state, "3D000", 5) == 0 || strncmp(state, "28", 2) == 0)
+        return kl__fail(KL_EINVAL,
+                        "the server refused the connection: %.*s; see that the URL names a database that is there, and "
+                        "a user who may use it, with his password",
+                        length, said);
+    if (strncmp(state, "53300", 5) == 0)
+        return kl__fail(KL_EBUSY,
+                        "the server has no connection left: %.*s; raise its max_connections, or write a smaller `pool` "
+                        "in the URLs",
+                        length, said);
+    return kl__fail(KL_EBUSY, "the server takes no connection now: %.*s; try again", length, said);
+}
+
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
 {
     static const char *const names[] = {"keepalives_idle", "keepalives_interval", "keepalives_count", "dbname", NULL};
@@ -74,15 +107,13 @@ kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
     if (!conn)
         return kl__fail_memory();
     PQsetNoticeProcessor(conn, take_notice, pg);
+    PQsetErrorVerbosity(conn, PQERRORS_VERBOSE);
     if (PQstatus(conn) == CONNECTION_BAD || !finish_connecting(conn)) {
-        const char *text = *PQerrorMessage(conn) ? PQerrorMessage(conn) : "it does not answer";
-        kl_rc rc = kl__fail(KL_EBUSY,
-                            "the database is not to be reached; see that the server runs and that the URL names its "
-                            "host and port: %.*s",
-                            length_of(text), text);
+        kl_rc rc = refuse_connection(conn);
         PQfinish(conn);
         return rc;
     }
+    PQsetErrorVerbosity(conn, PQERRORS_DEFAULT);
     *ret_conn = conn;
     return KL_OK;
 }

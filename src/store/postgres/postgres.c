@@ -18,11 +18,14 @@ static kl_rc set_schema(kl__pg *pg, kl_bytes name)
 {
     char quoted[KL_QUOTE_BYTES];
     const char *text = name.data;
-    bool good = name.len >= 1 && name.len < sizeof pg->schema && !(text[0] >= '0' && text[0] <= '9');
+    bool good = name.len >= 1 && name.len < sizeof pg->schema && !(text[0] >= '0' && text[0] <= '9') &&
+                !(name.len >= 3 && memcmp(text, "pg_", 3) == 0); /* PostgreSQL keeps those for itself */
     for (size_t i = 0; good && i < name.len; i++)
         good = (text[i] >= 'a' && text[i] <= 'z') || (text[i] >= '0' && text[i] <= '9') || text[i] == '_';
     if (!good)
-        return kl__fail(KL_EINVAL, "schema is %s; it must be 1 to %d letters a to z, digits and _, no digit first",
+        return kl__fail(KL_EINVAL,
+                        "schema is %s; it must be 1 to %d letters a to z, digits and _, no digit and no "
+                        "pg_ first",
                         kl__quote(name, quoted), KL_PG_SCHEMA_BYTES - 1);
     memcpy(pg->schema, name.data, name.len);
     pg->schema[name.len] = '\0';
@@ -70,6 +73,22 @@ static kl_rc take_param(kl__pg *pg, kl_bytes param, bool *is_first)
     return KL_OK;
 }
 
+/* Whether libpq understands what is left for it. */
+static kl_rc check_url(const kl__pg *pg)
+{
+    char *text = NULL;
+    PQconninfoOption *parsed = PQconninfoParse(pg->url, &text);
+    kl_rc rc = KL_OK;
+    if (!parsed && text)
+        rc = kl__fail(KL_EINVAL, "the URL of the store is wrong: %.*s; write %s, with parameters of libpq",
+                      (int)strcspn(text, "\n"), text, kl__engine_postgres.usage);
+    else if (!parsed)
+        rc = kl__fail_memory();
+    PQconninfoFree(parsed);
+    PQfreemem(text);
+    return rc;
+}
+
 static kl_rc read_url(kl__pg *pg, const char *where)
 {
     static const char scheme[] = "postgresql:";
@@ -91,7 +110,7 @@ static kl_rc read_url(kl__pg *pg, const char *where)
             rc = take_param(pg, (kl_bytes){at, len}, &is_first);
         at += len;
     }
-    return rc;
+    return rc == KL_OK ? check_url(pg) : rc;
 }
 
 /* --- Open and close --- */

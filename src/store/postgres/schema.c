@@ -17,8 +17,9 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows)
     const char *text = PQerrorMessage(conn), *state = PQresultErrorField(rows, PG_DIAG_SQLSTATE);
     if (state && strcmp(state, "42501") == 0)
         return kl__fail(KL_ESYSTEM,
-                        "the schema of the store is not to be made or read: %.*s; GRANT CREATE ON DATABASE to this "
-                        "user, or call `keyline migrate` as the owner of the schema",
+                        "the schema of the store is not to be made or read: %.*s; to make it, GRANT CREATE ON DATABASE "
+                        "to this user, or call `keyline migrate` as another; to use one that is there, GRANT the role "
+                        "that owns it to this user",
                         (int)strcspn(text, "\n"), text);
     return kl__fail(PQstatus(conn) == CONNECTION_OK ? KL_ESYSTEM : KL_EBUSY,
                     "the schema of the store is not to be made or read: %.*s", (int)strcspn(text, "\n"), text);

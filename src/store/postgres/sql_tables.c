@@ -226,8 +226,9 @@ $$;
 CREATE FUNCTION $S.begin_write() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'Keyline needs the isolation level read committed'
-            USING ERRCODE = 'KL002';
+        RAISE EXCEPTION USING ERRCODE = 'KL002',
+            MESSAGE = format('Keyline needs the isolation level read committed: ALTER ROLE %I SET '
+                             || 'default_transaction_isolation = %L', session_user, 'read committed');
     END IF;
     IF current_setting('synchronous_commit') = 'off' THEN
         PERFORM set_config('synchronous_commit', 'on', true);
