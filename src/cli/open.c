@@ -9,6 +9,7 @@
 #include "cli/cli.h"
 #include "cli/config.h"
 #include "keyline/queue.h"
+#include "store/postgres/migrate.h"
 
 void kl__log_print(void *ctx, kl_log_level level, const char *text)
 {
@@ -27,19 +28,38 @@ static bool has(const char *directory, const char *name)
     return snprintf(path, sizeof path, "%s/%s", directory, name) < (int)sizeof path && stat(path, &about) == 0;
 }
 
-/* Opening makes a disk store where there is none, which is not what somebody means who only looks. */
+static int complain_of_none(const char *sentence)
+{
+    kl__complain_of(KL_ENOTFOUND, KL_EXIT_NOT_FOUND, sentence ? sentence : "there is no such store");
+    return KL_EXIT_NOT_FOUND;
+}
+
+static int check_schema(kl__call *call, const char *url)
+{
+    kl__pg_versions versions;
+    kl_rc rc = kl__pg_migrate(url, true, &versions);
+    if (rc != KL_OK || versions.before > 0)
+        return kl__fail_given(rc);
+    return complain_of_none(
+        kl__format(&call->arena,
+                   "there is no schema %s in that database; name another with schema= in the URL, or "
+                   "make it by `keyline migrate`",
+                   versions.schema));
+}
+
+/* Opening makes a disk store or a schema where there is none, which is not what somebody means who only looks. */
 static int check_there(kl__call *call, const char *url)
 {
     static const char disk[] = "disk:";
+    if (kl__pg_is_url(url))
+        return check_schema(call, url);
     const char *directory = url + sizeof disk - 1;
     if (strncmp(url, disk, sizeof disk - 1) != 0 || has(directory, "journal") || has(directory, "history.db"))
         return KL_EXIT_OK;
-    const char *sentence = kl__format(&call->arena,
-                                      "there is no store in %s; name the directory of one with --store, or make it by "
-                                      "`keyline push`, `work`, `serve` or `queue create`",
-                                      directory);
-    kl__complain_of(KL_ENOTFOUND, KL_EXIT_NOT_FOUND, sentence ? sentence : "there is no such store");
-    return KL_EXIT_NOT_FOUND;
+    return complain_of_none(kl__format(&call->arena,
+                                       "there is no store in %s; name the directory of one with --store, or make it by "
+                                       "`keyline push`, `work`, `serve` or `queue create`",
+                                       directory));
 }
 
 int kl__call_make_store(kl__call *call)
