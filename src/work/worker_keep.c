@@ -22,6 +22,7 @@ enum {
     REST_BUSY_NS = 25000000,     /* where calls have many tasks, */
     REST_BUSY_EACH_NS = 8000000, /* or, where many workers share the queue, for each of them, */
     REST_BUSY_MAX_NS = 64000000,
+    LOOK_PART = 2, /* a look rests so much less than a settle: tasks wait for looks, and for settles nobody does */
     BUSY_TASKS = 16,
     FULL_TASKS = 64, /* for each so many the rest is longer by as much again, */
     FULL_TIMES = 4   /* and in all so many times as long */
@@ -137,7 +138,7 @@ static int64_t rest_ns(uint64_t others, const struct call *call, bool patient)
     uint64_t times = others > 1 ? (others - 1) * REST_EACH * (full < FULL_TIMES ? full : FULL_TIMES)
                      : busy     ? REST_PATIENT
                                 : alone;
-    uint64_t most_ns = busy ? busy_rest_ns(others) : REST_MAX_NS;
+    uint64_t most_ns = !busy ? REST_MAX_NS : call->settles ? busy_rest_ns(others) : busy_rest_ns(others) / LOOK_PART;
     uint64_t took_ns = (uint64_t)(call->ended_ns - call->began_ns + 1);
     uint64_t times_max = most_ns / took_ns;
     return (int64_t)(took_ns * (times < times_max ? times : times_max));
