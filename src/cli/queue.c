@@ -7,8 +7,10 @@
 #include "cli/output.h"
 #include "keyline/exec.h"
 #include "keyline/queue.h"
+#include "keyline/shards.h"
 #include "queue/inside.h"
 #include "queue/json.h"
+#include "work/owners.h"
 #include "work/why.h"
 
 typedef struct queue_opts {
@@ -45,6 +47,7 @@ static const kl__column show_columns[] = {
     {"cancelled", 0},
     {"at_least", KL_COLUMN_MACHINE},
     {"unserved_kind", 0},
+    {"without_worker", 0},
     {"oldest", 0},
     {"created", 0},
     {"layout_number", 0},
@@ -127,6 +130,41 @@ static kl__cell unserved_cell(kl__call *call, kl_queue *queue)
     return kl__cell_none();
 }
 
+/* ", orders__p1 8-f": shards of a partition that nobody owns. */
+struct unowned {
+    kl_arena *arena;
+    const char *text; /* "": none so far */
+};
+
+static kl_rc note_unowned(void *context, const char *partition, const kl_layout *layout, const kl__ownership *ownership)
+{
+    enum { RANGES_BYTES = 64 }; /* more are cut off */
+    struct unowned *unowned = context;
+    char ranges[RANGES_BYTES];
+    kl_shards shards;
+    kl_shards_none(layout, &shards);
+    for (uint32_t shard = 0; shard < kl_layout_shards(layout); shard++)
+        if (!kl__ownership_of(ownership, shard))
+            shards.bits[shard / 64] |= UINT64_C(1) << shard % 64;
+    if (kl_shards_next(&shards, 0) < 0)
+        return KL_OK;
+    kl_shards_print(&shards, ranges, sizeof ranges);
+    const char *text =
+        kl__format(unowned->arena, "%s%s%s %s", unowned->text, *unowned->text ? ", " : "", partition, ranges);
+    unowned->text = text ? text : unowned->text;
+    return text ? KL_OK : kl__fail_memory();
+}
+
+/* Where tasks may wait for ever: nobody works, or nobody may take these shards. */
+static kl__cell unowned_cell(kl__call *call, kl_queue *queue, const kl_counts *counts)
+{
+    struct unowned unowned = {&call->arena, ""};
+    if (counts->ready + counts->due + counts->retry == 0 ||
+        kl__queue_owners(queue, &call->arena, note_unowned, &unowned) != KL_OK || !*unowned.text)
+        return kl__cell_none();
+    return kl__cell_text(unowned.text);
+}
+
 static int show_thing(kl__call *call, kl_queue *queue, const kl_queue_info *info)
 {
     const kl_queue_opts *set = &info->settings;
@@ -142,6 +180,7 @@ static int show_thing(kl__call *call, kl_queue *queue, const kl_queue_info *info
                                       count_cell(counts->cancelled),
                                       kl__cell_flag(counts->at_least),
                                       unserved_cell(call, queue),
+                                      unowned_cell(call, queue, counts),
                                       kl__cell_time(counts->oldest_id_ms),
                                       kl__cell_time(info->created_ms),
                                       count_cell(info->layout_number),

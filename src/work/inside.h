@@ -195,6 +195,9 @@ struct kl__partition {
     uint64_t seen;          /* of kl_store_wait */
     kl__gate *gate;         /* NULL: no older layout holds anything */
     uint64_t *unopened; /* a bit for each shard that is owned and for whose window there was no memory: to be left */
+    bool unowned;       /* some shards had no owner when last looked, */
+    int64_t unowned_ms; /* since then at least; */
+    bool unowned_told;  /* and that was told */
     uint64_t watched;   /* who owned what when last looked, as a hash, */
     kl__reader watch;   /* for that; */
     kl__reader asks;    /* and for requests */

@@ -10,6 +10,8 @@
 #include "base/mutant.h"
 #include "work/inside.h"
 
+enum { UNOWNED_LEASES = 2 };
+
 /* --- As the descriptor says --- */
 
 static kl__partition *find(const kl__pump *pump, uint64_t layout_number, const char *name)
@@ -345,6 +347,34 @@ bool kl__partitions_starve(const kl__pump *pump)
            wanted_permits(pump) > pump->permits;
 }
 
+static void note_unowned(kl__partition *partition, const kl__ownership *ownership)
+{
+    bool unowned = false;
+    for (uint32_t shard = 0; shard < kl_layout_shards(&partition->layout) && !unowned; shard += ownership->group_shards)
+        unowned = !kl__ownership_of(ownership, shard);
+    if (unowned && !partition->unowned)
+        partition->unowned_ms = partition->pump->now_ms;
+    partition->unowned = unowned;
+    partition->unowned_told &= unowned;
+}
+
+/* A worker that may take every shard does. So where some have had none for long, those who run may not. */
+static void tell_unowned(kl__partition *partition)
+{
+    const kl__pump *pump = partition->pump;
+    int64_t lease_ms = pump->descriptor->settings.lease_ms;
+    bool limited = partition->allowed_count < kl_layout_shards(&partition->layout);
+    if (!partition->unowned || partition->unowned_told || !limited || partition->gone ||
+        pump->now_ms - partition->unowned_ms < UNOWNED_LEASES * lease_ms)
+        return;
+    partition->unowned_told = true;
+    kl__pump_log(
+        pump, KL_LOG_WARN,
+        "queue %s: some shards of partition %s have no worker, and what is put there waits; start one that may take "
+        "them, without --shards or --slice or with others",
+        pump->queue->name, partition->name);
+}
+
 kl_rc kl__partitions_watch(kl__pump *pump)
 {
     kl_arena arena = {0};
@@ -362,6 +392,8 @@ kl_rc kl__partitions_watch(kl__pump *pump)
         uint64_t hash = rc == KL_OK ? hash_of(&ownership) : partition->watched;
         pump->beat_now |= hash != partition->watched || (rc == KL_OK && permits_stir(pump, partition, &ownership));
         partition->watched = hash;
+        if (rc == KL_OK)
+            note_unowned(partition, &ownership);
     }
     kl_arena_free(&arena);
     return rc;
@@ -375,6 +407,7 @@ kl_rc kl__partitions_beat(kl__pump *pump)
         kl__partition *partition = *link;
         bool gone = false;
         kl_rc rc = partition->gone ? KL_OK : beat(pump, partition, &gone);
+        tell_unowned(partition);
         first = first != KL_OK ? first : rc;
         partition->gone |= gone;
         if (partition->gone && !partition->windows_alive && !pump->looking && !pump->ticking &&
