@@ -110,10 +110,9 @@ KL_API KL_MUST_USE kl_rc kl_queue_list(kl_store *store, const char *after, size_
                                        const char **ret_names, size_t *ret_count);
 
 /* Changes what opts state. A new number of partitions or shards opens a new layout at once: tasks put from now on go
- * there, those of the old one are finished first, key by key, so that order per key survives. KL_EBUSY: too many older
- * layouts still hold tasks. KL_EINVAL: a bad setting, or a store that cannot do it (it says why). May be repeated
- * after any failure. The latest 16 layouts are remembered: what is kept of tasks that finished in an older one (dead
- * letters, results) is no longer shown, so deal with dead letters before the sixteenth change. */
+ * there, those of the old one are finished first, key by key, so that order per key survives. KL_EBUSY: 15 older
+ * layouts still hold tasks, or something that is kept of finished ones (dead letters, results). KL_EINVAL: a bad setting,
+ * or a store that cannot do it (it says why). May be repeated after any failure. */
 KL_API KL_MUST_USE kl_rc kl_queue_alter(kl_queue *queue, const kl_queue_opts *opts);
 
 /* A paused queue takes tasks and starts none; what runs goes on. Workers see it within about a tenth of a second. Both

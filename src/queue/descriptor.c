@@ -92,17 +92,41 @@ static kl_rc copy_urls(kl_arena *arena, uint32_t count, const char *const *urls,
     return KL_OK;
 }
 
-/* Forgets the oldest layout that is drained. */
+/* It gets nothing more, and nobody could ask for anything there. */
+static kl_rc can_forget(const kl__queue_layout *layout, bool *ret_can)
+{
+    bool keeps = true;
+    bool is_known = layout->drained && layout->numbers; /* another process may have made it just now */
+    kl_rc rc = is_known ? kl__layout_keeps(layout, &keeps) : KL_OK;
+    *ret_can = !keeps;
+    return rc;
+}
+
+/* Forgets the oldest layout that is drained, and of which nothing is kept. */
 static kl_rc make_room(kl__descriptor *draft)
 {
-    size_t gone = 0;
-    while (gone < draft->layout_count && !draft->layouts[gone].drained)
-        gone++;
-    if (gone == draft->layout_count)
+    size_t gone = 0, drained = 0;
+    bool can = false;
+    for (; gone < draft->layout_count; gone++) {
+        kl_rc rc = can_forget(&draft->layouts[gone], &can);
+        if (rc != KL_OK)
+            return rc;
+        if (can)
+            break;
+        drained += draft->layouts[gone].drained;
+    }
+    if (!can && drained == 0)
         return kl__fail(KL_EBUSY,
                         "%zu layouts of this queue still hold tasks, and there are never more; let workers finish the "
                         "oldest, then change the layout",
                         draft->layout_count);
+    if (!can)
+        return kl__fail(
+            KL_EBUSY,
+            "%zu layouts of this queue still hold tasks, dead letters or results, and there are never more; "
+            "retry, move or purge its dead letters, or wait until what is kept has expired, then change the "
+            "layout",
+            draft->layout_count);
     kl__layout_parts_release(draft->layouts[gone].parts);
     draft->layout_count--;
     memmove(&draft->layouts[gone], &draft->layouts[gone + 1], (draft->layout_count - gone) * sizeof draft->layouts[0]);

@@ -33,7 +33,7 @@
 #include "queue/record.h"
 
 enum {
-    KL_LAYOUTS_MAX = 16, /* of one queue, drained ones included: those are forgotten first */
+    KL_LAYOUTS_MAX = 16, /* of one queue; drained ones of which nothing is kept are forgotten */
     KL_PARTITION_NAME_BYTES = KL_PARTITION_BYTES_MAX + 1,
 };
 
@@ -171,6 +171,9 @@ kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts);
 /* Whether nothing waits in any shard. They are asked one by one, until one has something, and each for all that it has: of
  * several an engine may count but what is at hand, and say "at least". One that says so by itself is not empty. */
 kl_rc kl__layout_is_empty(const kl__queue_layout *layout, bool *ret_empty);
+
+/* Whether anything is kept of tasks that finished there. */
+kl_rc kl__layout_keeps(const kl__queue_layout *layout, bool *ret_keeps);
 
 static inline uint64_t kl__counts_waiting(const kl_counts *counts)
 {

@@ -235,6 +235,21 @@ kl_rc kl__layout_is_empty(const kl__queue_layout *layout, bool *ret_empty)
     return rc;
 }
 
+kl_rc kl__layout_keeps(const kl__queue_layout *layout, bool *ret_keeps)
+{
+    kl_arena arena = {0};
+    kl_task task;
+    size_t count = 0;
+    kl_rc rc = KL_OK;
+    for (uint32_t i = 0; rc == KL_OK && count == 0 && i < layout->layout.partitions; i++) {
+        kl_find find = {.partition = layout->numbers[i], .max = 1};
+        rc = kl_store_find(layout->stores[i], &find, &arena, &task, &count);
+    }
+    kl_arena_free(&arena);
+    *ret_keeps = count > 0;
+    return rc;
+}
+
 /* --- Sealing --- */
 
 kl_rc kl__layout_check_seal(const kl_queue *queue, const kl__queue_layout *layout)

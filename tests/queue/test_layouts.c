@@ -257,6 +257,64 @@ CLAIM(a_layout_that_has_become_empty_makes_room_for_the_next)
     kl_queue_close(queue);
 }
 
+/* Settles what waits in a shard as a dead letter. */
+static void bury(kl_queue *queue, size_t index)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    const kl__queue_layout *layout = &descriptor->layouts[index];
+    kl_stub stub;
+    kl_scan scan = {.place = {layout->numbers[0], 0}, .stubs = &stub, .max = 1};
+    CHECK_INT(kl_store_scan(layout->stores[0], &scan, 1), KL_OK);
+    CHECK_INT(scan.count, 1);
+    kl_settled settled = {.id = stub.id,
+                          .position = stub.position,
+                          .outcome = KL_DEAD,
+                          .attempts = 1,
+                          .keep_ms = 100000000,
+                          .error = {"it broke", 8}};
+    kl_settle batch = {.place = scan.place, .tasks = &settled, .count = 1};
+    CHECK_INT(kl_store_settle(layout->stores[0], &batch, 1), KL_OK);
+    kl__descriptor_release(descriptor);
+}
+
+CLAIM(a_layout_with_dead_letters_is_not_forgotten)
+{
+    kl_account account;
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    REQUIRE(queue);
+    for (size_t i = 0; i < KL_LAYOUTS_MAX - 1; i++) { /* a letter in the first two, and in the last */
+        bool dies = i < 2 || i == KL_LAYOUTS_MAX - 2;
+        CHECK_INT(dies ? append_to(queue, i, 0, 0) : KL_OK, KL_OK);
+        if (dies)
+            bury(queue, i);
+        CHECK_INT(alter_to(queue, 1 + (int64_t)(i + 1) % 2, 0), KL_OK);
+    }
+    for (int64_t i = 0; i < KL_LAYOUTS_MAX; i++) /* those between are forgotten */
+        CHECK_INT(alter_to(queue, 1 + i % 2, 0), KL_OK);
+    CHECK_INT(show(rig, queue).counts.dead, 3);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+    CHECK_INT(account.done, 3);
+    CHECK_INT(show(rig, queue).counts.dead, 0);
+    kl_queue_close(queue);
+}
+
+CLAIM(a_layout_too_many_is_refused_while_all_hold_dead_letters)
+{
+    kl_account account;
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    REQUIRE(queue);
+    for (size_t i = 0; i < KL_LAYOUTS_MAX - 1; i++) {
+        CHECK_INT(append_to(queue, i, 0, 0), KL_OK);
+        bury(queue, i);
+        CHECK_INT(alter_to(queue, 1 + (int64_t)(i + 1) % 2, 0), KL_OK);
+    }
+    CHECK_FAILS(alter_to(queue, 3, 0), KL_EBUSY, "retry, move or purge its dead letters");
+    CHECK_INT(show(rig, queue).counts.dead, KL_LAYOUTS_MAX - 1);
+    CHECK_INT(kl_dead_purge(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+    CHECK_INT(alter_to(queue, 3, 0), KL_OK);
+    kl_queue_close(queue);
+}
+
 /* --- Stores --- */
 
 CLAIM(partitions_may_lie_in_several_stores)
