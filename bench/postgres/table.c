@@ -2,7 +2,7 @@
  * order, no leases, no retries: the least that a queue in PostgreSQL can be. Statements are prepared, values binary.
  *
  * It is shown at its best: empty when a run begins, without the dead rows of the run before, and always read by its index
- * (what is planned on an empty table may read all of it, which makes it twenty times slower once there is much). */
+ * (what is planned on an empty table may read all of it each time). */
 #include <arpa/inet.h>
 
 #include "bench.h"
