@@ -468,39 +468,103 @@ TEST(a_batch_without_keys_finds_room_in_all_shards)
 
 /* --- Batches --- */
 
-TEST(a_batch_runs_in_order_for_each_key_and_gives_an_id_for_each_task)
+enum { BATCH_TASKS = 300, BATCH_KEYS = 7 };
+
+/* A batch of notes A0 B0 ... A1 B1 ..., each letter a key. If the last one is long, each chunk is made into orders, else
+ * they are plain. */
+static void make_batch(const char *last_key, kl_exec_task *ret_batch)
 {
-    enum { TASKS = 300, KEYS = 7 };
-    static char names[TASKS][16];
-    kl_exec_task batch[TASKS];
-    kl_exec_id ids[TASKS];
-    size_t taken = 0;
-    struct gate gate = GATE;
-    kl_exec *exec = open_exec(OPTS(.threads = 2, .shards = 3));
-    REQUIRE(exec != NULL);
-    static const char *const keys[KEYS] = {
-        "a", "b", "c", "d", "e", "f", "a key of more than thirty-eight bytes, by far"};
-    for (int i = 0; i < TASKS; i++) {
-        snprintf(names[i], sizeof names[i], "%c%d", 'A' + i % KEYS, i / KEYS);
-        batch[i] = (kl_exec_task){kl_str(keys[i % KEYS]), note, names[i], NULL};
+    static char names[BATCH_TASKS][16];
+    const char *keys[BATCH_KEYS] = {"a", "b", "c", "d", "e", "f", last_key};
+    for (int i = 0; i < BATCH_TASKS; i++) {
+        snprintf(names[i], sizeof names[i], "%c%d", 'A' + i % BATCH_KEYS, i / BATCH_KEYS);
+        ret_batch[i] = (kl_exec_task){kl_str(keys[i % BATCH_KEYS]), note, names[i], NULL};
     }
-    for (int i = 0; i < 2; i++)
-        submit(exec, "", hold, &gate, NULL);
-    gate_await(&gate, 2);
-    CHECK_INT(kl_exec_submit_batch(exec, batch, TASKS, ids, &taken), KL_OK);
-    CHECK_INT(taken, TASKS);
-    for (int i = 0; i < TASKS; i++)
-        CHECK_INT(status_of(exec, ids[i]).state, KL_EXEC_WAITING);
-    gate_open(&gate);
-    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
-    int next[KEYS] = {0}, words = 0;
+}
+
+static void check_each_ran_once_in_order(void)
+{
+    int next[BATCH_KEYS] = {0}, words = 0;
     for (const char *at = journal_text(); *at; words++) {
         int key = at[0] - 'A', number = atoi(at + 1);
         CHECK_INT(number, next[key]++);
         at += strcspn(at, " ");
         at += *at == ' ';
     }
-    CHECK_INT(words, TASKS);
+    CHECK_INT(words, BATCH_TASKS);
+}
+
+static void check_batch_order(const char *last_key)
+{
+    kl_exec_task batch[BATCH_TASKS];
+    kl_exec_id ids[BATCH_TASKS];
+    size_t taken = 0;
+    struct gate gate = GATE;
+    kl_exec *exec = open_exec(OPTS(.threads = 2, .shards = 3));
+    REQUIRE(exec != NULL);
+    make_batch(last_key, batch);
+    for (int i = 0; i < 2; i++)
+        submit(exec, "", hold, &gate, NULL);
+    gate_await(&gate, 2);
+    CHECK_INT(kl_exec_submit_batch(exec, batch, BATCH_TASKS, ids, &taken), KL_OK);
+    CHECK_INT(taken, BATCH_TASKS);
+    for (int i = 0; i < BATCH_TASKS; i++)
+        CHECK_INT(status_of(exec, ids[i]).state, KL_EXEC_WAITING);
+    gate_open(&gate);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    check_each_ran_once_in_order();
+    kl_exec_close(exec);
+}
+
+TEST(a_batch_runs_in_order_for_each_key_and_gives_an_id_for_each_task)
+{
+    check_batch_order("a key of more than thirty-eight bytes, by far");
+}
+
+TEST(a_plain_batch_runs_in_order_for_each_key_and_gives_an_id_for_each_task) { check_batch_order("g"); }
+
+TEST(what_a_plain_batch_waits_for_room_with_follows_what_found_some_at_once)
+{
+    kl_exec_task batch[BATCH_TASKS];
+    kl_exec_id ids[BATCH_TASKS];
+    make_batch("g", batch);
+    for (int capacity = 1; capacity <= 64; capacity *= 2) {
+        kl_exec *exec =
+            open_exec(OPTS(.threads = 2, .shards = 3, .shard_capacity = capacity, .submit_timeout_ms = KL_FOREVER));
+        REQUIRE(exec != NULL);
+        journal_clear();
+        memset(ids, 0, sizeof ids);
+        CHECK_INT(kl_exec_submit_batch(exec, batch, BATCH_TASKS, ids, NULL), KL_OK);
+        for (int i = 0; i < BATCH_TASKS; i++)
+            CHECK(ids[i] != 0);
+        CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+        check_each_ran_once_in_order();
+        kl_exec_close(exec);
+    }
+}
+
+TEST(a_wrong_task_has_its_batch_refused_whole_wherever_it_stands)
+{
+    enum { TASKS = 200 };
+    static const size_t places[] = {0, 63, 64, 127, 128, TASKS - 1}; /* at the borders of chunks */
+    kl_exec_task batch[TASKS];
+    kl_exec_id ids[TASKS];
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    for (size_t p = 0; p < COUNT(places); p++)
+        for (size_t count = places[p] + 1; count <= TASKS; count++) {
+            size_t taken = 7;
+            memset(ids, 7, sizeof ids);
+            for (size_t i = 0; i < count; i++)
+                batch[i] = (kl_exec_task){kl_str("k"), i == places[p] ? NULL : note, "ran", NULL};
+            CHECK_INT(kl_exec_submit_batch(exec, batch, count, ids, &taken), KL_EINVAL);
+            CHECK_INT(taken, 0);
+            for (size_t i = 0; i < count; i++)
+                CHECK_INT(ids[i], 0);
+            CHECK_INT(kl_exec_submit_batch(exec, batch, count, NULL, NULL), KL_EINVAL);
+        }
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "");
     kl_exec_close(exec);
 }
 
@@ -515,7 +579,7 @@ TEST(an_empty_batch_is_fine)
 }
 
 /* What a batch has taken of each key is its beginning, whatever was full. */
-TEST(a_batch_that_is_taken_in_part_keeps_a_prefix_of_each_key)
+static void check_part(bool plain)
 {
     enum { TASKS = 200, KEYS = 11, SHARDS = 3, CAPACITY = 20 };
     uint64_t random = test_seed();
@@ -533,12 +597,14 @@ TEST(a_batch_that_is_taken_in_part_keeps_a_prefix_of_each_key)
     gate_await(&gate, 1);
     static char keys[KEYS][48];
     for (int k = 0; k < KEYS; k++)
-        snprintf(keys[k], sizeof keys[k], k % 2 ? "key %d" : "a key that is too long to be kept inside, %d", k);
+        snprintf(keys[k], sizeof keys[k], plain || k % 2 ? "key %d" : "a key that is too long to be kept inside, %d",
+                 k);
     for (int i = 0; i < TASKS; i++) {
         key_of[i] = (int)kl__random_below(&random, KEYS);
         snprintf(names[i], sizeof names[i], "%d", i);
-        batch[i] = (kl_exec_task){kl_str(keys[key_of[i]]), note, names[i], i % 3 ? NULL : timed};
+        batch[i] = (kl_exec_task){kl_str(keys[key_of[i]]), note, names[i], plain || i % 3 ? NULL : timed};
     }
+    memset(ids, 7, sizeof ids);
     CHECK_INT(kl_exec_submit_batch(exec, batch, TASKS, ids, &taken), KL_EFULL);
     CHECK_INT(kl_exec_last_full().capacity, CAPACITY);
     CHECK(taken >= CAPACITY - 1 && taken < SHARDS * CAPACITY);
@@ -564,6 +630,10 @@ TEST(a_batch_that_is_taken_in_part_keeps_a_prefix_of_each_key)
     CHECK_INT(ran, taken);
     kl_exec_close(exec);
 }
+
+TEST(a_batch_that_is_taken_in_part_keeps_a_prefix_of_each_key) { check_part(false); }
+
+TEST(a_plain_batch_that_is_taken_in_part_keeps_a_prefix_of_each_key) { check_part(true); }
 
 /* --- Ids --- */
 
