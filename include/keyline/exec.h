@@ -150,7 +150,8 @@ typedef struct kl_exec_task {
 /* Hands over many tasks at once, several times cheaper than one by one. ret_ids (or NULL) gets one id per task, 0 for a
  * task that was not taken; ret_taken (or NULL) gets how many were. Unlike elsewhere, both are also set on failure: what
  * was not taken is the end of its shards' or keys' share, so for each key the tasks taken are its first ones, in order.
- * KL_EINVAL: some task is not valid, and none was taken (or a pointer is NULL, and neither is set). KL_EFULL, KL_ECLOSED, KL_ENOMEM: as for submit, for those not taken.
+ * KL_EINVAL: some task is not valid, and none was taken (or a pointer is NULL, and neither is set). KL_EFULL, KL_ECLOSED,
+ * KL_ENOMEM: as for submit, for those not taken.
  * When only blocked keys are refused, the tasks of all others are taken, unless more than 64 keys are. */
 KL_API KL_MUST_USE kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t count,
                                               kl_exec_id *ret_ids, size_t *ret_taken);

@@ -125,7 +125,7 @@ uint32_t kl__place_stamp(const kl_exec *exec, kl__exec_task *task)
 {
     kl__lane_mark mark = task->lane.mark;
     mark.kind |= KL_KIND_STAMPED;
-    write_mark(task, mark);
+    kl__mark_write(task, mark);
     return (uint32_t)(kl__exec_now_ms(exec) - exec->opened_ms);
 }
 

@@ -29,7 +29,7 @@ typedef struct kl__order {
 /* --- Places --- */
 
 /* memcpy for the lengths that most keys have, without the call. */
-static inline void copy_key(char *to, kl_bytes key)
+static inline void kl__key_copy(char *to, kl_bytes key)
 {
     if (KL_UNLIKELY(key.len < 8 || key.len > 16)) {
         if (key.len > 0)
@@ -44,7 +44,7 @@ static inline void copy_key(char *to, kl_bytes key)
 }
 
 /* Atomic for find_task(), which may look whether a task lives in this memory. */
-static inline void write_mark(kl__exec_task *task, kl__lane_mark mark)
+static inline void kl__mark_write(kl__exec_task *task, kl__lane_mark mark)
 {
     __atomic_store(&task->lane.mark, &mark, __ATOMIC_RELAXED);
 }
@@ -64,14 +64,14 @@ static inline __attribute__((always_inline)) kl_exec_id kl__place_fill(kl__shard
     kl__fetch_to_write(kl__inbox_slot(&shard->inbox, number + KL_INBOX_SLOTS_AHEAD));
     task->fn = from->fn;
     task->ctx = from->ctx;
-    write_mark(task, mark);
+    kl__mark_write(task, mark);
     if (KL_UNLIKELY(atomic_load_explicit(&shard->delayed, memory_order_relaxed) > 0))
         hash = kl__place_stamp(shard->exec, task);
     task->key.len = (uint16_t)from->key.len;
     if (order && order->far_key)
         task->key.far = order->far_key;
     else
-        copy_key(task->key.near, from->key);
+        kl__key_copy(task->key.near, from->key);
     if (order && order->extra) {
         task->extra = order->extra;
         order->extra->task = task;
