@@ -8,8 +8,8 @@
  *
  * The inbox is drained in small helpings, when nothing is ready or a millisecond has passed: what waits in the ring is in
  * order and compact, and a task that finds its key idle and nothing ready starts at once, without standing in line. Only
- * priorities can tell the difference, so while any task with a priority is about, everything is drained before each
- * take.
+ * priorities and delays can tell the difference, for by them a task may belong before or behind one that it has not met
+ * yet; so while any task with one is about, everything is drained before each take.
  *
  * A task that cannot run, because its key is blocked or it is not due, keeps its memory, but as long as there are spare
  * tasks, a quarter as many as places but at least one, it takes nobody's place: one is lent to producers in its stead. When
@@ -222,7 +222,7 @@ static __attribute__((noinline)) uint32_t start_some(kl__shard *shard, kl__lane_
 static bool must_look(kl__shard *shard)
 {
     return atomic_load_explicit(&shard->urgent, memory_order_relaxed) != shard->seen_urgent ||
-           kl__lanes_prioritized(shard->lanes);
+           kl__lanes_prioritized(shard->lanes) || atomic_load_explicit(&shard->delayed, memory_order_relaxed) > 0;
 }
 
 /* Takes up to `most` tasks that stand ready in the lanes, each of another key. */

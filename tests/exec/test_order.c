@@ -199,6 +199,29 @@ TEST(a_delayed_task_stands_behind_what_was_submitted_before_it_was_due)
     expect_journal(exec, &gate, "at5 due10 at15");
 }
 
+/* Likewise, when it has been seen and the others have not, however many they are. */
+static void check_seen_before(int others)
+{
+    struct gate first = GATE, second = GATE;
+    kl_exec *exec = open_held(&first, true);
+    REQUIRE(exec != NULL);
+    submit(exec, "k", note, "due1", TASK(.delay_ms = 1));
+    submit(exec, "second", hold, &second, NULL);
+    gate_open(&first);
+    gate_await(&second, 1);
+    for (int i = 0; i < others; i++)
+        submit(exec, "other", nothing, NULL, NULL);
+    submit_note(exec, "k", "at0");
+    pass_ms(exec, 1);
+    expect_journal(exec, &second, "at0 due1");
+}
+
+TEST(a_delayed_task_that_was_seen_stands_behind_what_was_not_and_was_submitted_before_it_was_due)
+{
+    check_seen_before(0);
+    check_seen_before(500);
+}
+
 TEST(two_delayed_tasks_of_a_key_start_in_the_order_in_which_they_are_due)
 {
     struct gate gate = GATE;
