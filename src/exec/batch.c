@@ -142,7 +142,7 @@ static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, 
 
 /* Submits those of up to BATCH_CHUNK prepared orders that have id 0, and gives ids to those that are taken. Returns how
  * many were. */
-static size_t submit_chunk(struct batch *batch, kl__order *orders, size_t count, kl_exec_id *ids)
+static size_t submit_prepared(struct batch *batch, kl__order *orders, size_t count, kl_exec_id *ids)
 {
     struct share shares[KL_EXEC_SHARDS_MAX];
     for (uint32_t i = 0; i < batch->exec->shard_count; i++)
@@ -214,7 +214,7 @@ static size_t submit_plain(kl_exec *exec, const kl_exec_task *tasks, size_t coun
     struct line lines[KL_EXEC_SHARDS_MAX];
     size_t taken = 0;
     for (uint32_t i = 0; i < exec->shard_count; i++)
-        lines[i].count = 0;
+        lines[i] = (struct line){0};
     if (!route_all(exec, tasks, count, routes, lines))
         return 0;
     for (uint32_t i = 0; i < exec->shard_count; i++)
@@ -250,11 +250,11 @@ static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
     return KL_OK;
 }
 
-/* As many orders as fit into a chunk. One that cannot be prepared ends the batch before it. */
+/* Makes a chunk into orders. One that cannot be prepared ends the batch before it. Returns how many there are. */
 static size_t prepare_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, kl__order *orders)
 {
     size_t size = 0;
-    for (; size < BATCH_CHUNK && size < count; size++) {
+    for (; size < count; size++) {
         kl_rc rc = kl__order_prepare(batch->exec, &tasks[size], &orders[size]);
         if (KL_UNLIKELY(rc != KL_OK)) {
             batch->rc = rc;
@@ -273,13 +273,13 @@ static __attribute__((noinline)) size_t submit_orders(struct batch *batch, const
 {
     kl__order orders[BATCH_CHUNK];
     size_t size = prepare_chunk(batch, tasks, count, orders);
-    batch->taken += submit_chunk(batch, orders, size, ids);
+    batch->taken += submit_prepared(batch, orders, size, ids);
     return size;
 }
 
 /* A single chunk is checked here: of one that is plain there is nothing to check. */
-static size_t submit_chunk_of(struct batch *batch, const kl_exec_task *tasks, size_t count, bool is_checked,
-                              kl_exec_id *ids)
+static size_t submit_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, bool is_checked,
+                           kl_exec_id *ids)
 {
     size_t plain = KL_LIKELY(batch->refused_count == 0) ? submit_plain(batch->exec, tasks, count, ids) : 0;
     batch->taken += plain;
@@ -311,7 +311,7 @@ kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t coun
     while (at < count && !batch.is_over) {
         kl_exec_id own[BATCH_CHUNK], *ids = ret_ids ? ret_ids + at : own;
         size_t size = count - at < BATCH_CHUNK ? count - at : BATCH_CHUNK;
-        at += submit_chunk_of(&batch, tasks + at, size, is_long, ids);
+        at += submit_chunk(&batch, tasks + at, size, is_long, ids);
     }
     if (ret_ids && at < count)
         memset(ret_ids + at, 0, (count - at) * sizeof ret_ids[0]);
