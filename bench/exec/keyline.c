@@ -8,6 +8,7 @@ enum { HOUR_MS = 3600000 };
 struct ours {
     kl_exec *exec;
     long failing;
+    char failing_keys[KEYS][sizeof "failing-0000"];
     kl_exec_id failing_ids[KEYS];
 };
 
@@ -30,8 +31,8 @@ static void *keyline_open(const struct settings *settings)
 
     kl_exec_task_opts for_ever = {.size = sizeof for_ever, .attempts_max = KL_EXEC_ATTEMPTS_MAX};
     for (; ours->failing < settings->failing; ours->failing++) {
-        char key[32];
-        snprintf(key, sizeof key, "failing-%04ld", ours->failing);
+        char *key = ours->failing_keys[ours->failing];
+        snprintf(key, sizeof ours->failing_keys[0], "failing-%04ld", ours->failing % KEYS);
         MUST(kl_exec_submit(ours->exec, kl_str(key), fail, NULL, &for_ever, &ours->failing_ids[ours->failing]) ==
              KL_OK);
     }
@@ -57,11 +58,8 @@ static kl_outcome nothing(kl_run *run, void *ctx)
 static void keyline_knock(void *queue, size_t failing_key)
 {
     struct ours *ours = queue;
-    char key[32];
-    memcpy(key, "failing-0000", sizeof "failing-0000");
-    for (size_t i = 11, n = failing_key; n > 0; n /= 10)
-        key[i--] = (char)('0' + n % 10);
-    kl_rc rc = kl_exec_submit(ours->exec, kl_str(key), nothing, NULL, NULL, NULL);
+    kl_bytes key = {ours->failing_keys[failing_key], sizeof ours->failing_keys[0] - 1};
+    kl_rc rc = kl_exec_submit(ours->exec, key, nothing, NULL, NULL, NULL);
     MUST(rc == KL_OK || rc == KL_EFULL);
 }
 

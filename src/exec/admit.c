@@ -23,16 +23,16 @@
 #include "base/wait.h"
 #include "exec/hand.h"
 
-enum { KEY_SHOWN_BYTES = 64, REFUSED_KEYS_MAX = 1024 };
+enum { KEY_SHOWN_BYTES = 64, REFUSED_KEYS_MAX = 1024, BUCKET = KL_CACHE_LINE / sizeof(uint64_t) };
 
 /* --- Refusals that still hold --- */
 
 kl_rc kl__refused_open(kl__refused *refused, uint32_t capacity)
 {
-    uint32_t size = 1;
+    uint32_t size = BUCKET;
     while (size < capacity && size < REFUSED_KEYS_MAX)
         size *= 2;
-    refused->mask = size - 1;
+    refused->mask = size / BUCKET - 1;
     refused->keys = kl__alloc_aligned(KL_CACHE_LINE, size, sizeof *refused->keys);
     return refused->keys ? KL_OK : KL_ENOMEM;
 }
@@ -44,20 +44,37 @@ static uint64_t mark_of(const kl__shard *shard, uint64_t hash)
     return hash + (relieved + 1) * 0x9e3779b97f4a7c15u;
 }
 
-static _Atomic(uint64_t) *place_of(const kl__shard *shard, uint64_t hash)
+/* A cache line of marks, the newest first: keys that share a place would undo each other's. */
+static _Atomic(uint64_t) *bucket_of(const kl__shard *shard, uint64_t hash)
 {
-    return &shard->refused.keys[hash & shard->refused.mask];
+    return &shard->refused.keys[(hash & shard->refused.mask) * BUCKET];
 }
 
 static bool is_still_refused(const kl__shard *shard, uint64_t hash)
 {
-    return atomic_load_explicit(place_of(shard, hash), memory_order_relaxed) == mark_of(shard, hash);
+    uint64_t mark = mark_of(shard, hash);
+    const _Atomic(uint64_t) *bucket = bucket_of(shard, hash);
+    for (int i = 0; i < BUCKET; i++)
+        if (atomic_load_explicit(&bucket[i], memory_order_relaxed) == mark)
+            return true;
+    return false;
 }
 
 /* With the mutex held. */
 static void note_refused(kl__shard *shard, uint64_t hash)
 {
-    atomic_store_explicit(place_of(shard, hash), mark_of(shard, hash), memory_order_relaxed);
+    _Atomic(uint64_t) *bucket = bucket_of(shard, hash);
+    for (int i = BUCKET - 1; i > 0; i--)
+        atomic_store_explicit(&bucket[i], atomic_load_explicit(&bucket[i - 1], memory_order_relaxed),
+                              memory_order_relaxed);
+    atomic_store_explicit(&bucket[0], mark_of(shard, hash), memory_order_relaxed);
+}
+
+/* With the mutex held: the shard is about to be shut, and those who were refused are to be told that instead. */
+void kl__refused_forget(kl__shard *shard)
+{
+    for (uint64_t i = 0; i < (shard->refused.mask + 1) * BUCKET; i++)
+        atomic_store_explicit(&shard->refused.keys[i], 0, memory_order_relaxed);
 }
 
 /* --- Admitting --- */
@@ -67,14 +84,15 @@ static bool has_share(kl__shard *shard, const kl__lane_key *key, bool delayed, b
 {
     const kl__lane *lane = kl__lanes_find(shard->lanes, key);
     bool blocked = lane && kl__lane_blocked(lane), keyed = key->bytes.len > 0;
+    *ret_blocked = blocked;
     if (!blocked && !delayed)
         return true;
     uint64_t stuck = kl__lanes_stuck(shard->lanes), own = lane && keyed ? kl__lane_stuck(lane) : 0;
-    *ret_blocked = blocked;
     return stuck == 0 || own + stuck < shard->inbox.capacity / 2;
 }
 
-/* The same, when all is known: what is done, what is due by now, and what is still on the way. */
+/* The same, when all is known: what is done, what is due by now, and what is still on the way. A key that is not blocked,
+ * and only has the signs of one that is, need not know. */
 static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed, bool *ret_blocked)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);
@@ -84,6 +102,8 @@ static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed,
         if (!has_share(shard, key, delayed, ret_blocked))
             return false;
     }
+    if (!*ret_blocked && !delayed)
+        return true;
     kl__shard_drain_inbox(shard, UINT64_MAX, now_ns); /* without memory, as far as it goes */
     return has_share(shard, key, delayed, ret_blocked);
 }
@@ -94,7 +114,7 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
     kl__lane_key key = {who->key, (uint32_t)who->hash};
     if (!who->patient && is_still_refused(shard, who->hash)) {
         *ret_blocked = true;
-        return kl__inbox_is_shut(&shard->inbox) ? KL_ECLOSED : KL_EFULL;
+        return KL_EFULL;
     }
     pthread_mutex_lock(&shard->mutex);
     for (;;) {
@@ -105,8 +125,11 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
         kl__shard_offer(shard);
         kl__cond_wait(&shard->room, &shard->mutex, kl__monotonic_ns() + KL_EXEC_LOOK_NS);
     }
-    if (rc == KL_EFULL && *ret_blocked)
-        note_refused(shard, who->hash);
+    if (rc == KL_EFULL) {
+        atomic_store_explicit(&shard->refused.length, (uint32_t)kl__inbox_length(&shard->inbox), memory_order_relaxed);
+        if (*ret_blocked)
+            note_refused(shard, who->hash);
+    }
     kl__shard_offer(shard); /* what came in needs a thread */
     pthread_mutex_unlock(&shard->mutex);
     return rc;
@@ -158,24 +181,46 @@ static void say_blocked(const void *facts, char *text, size_t bytes)
         key, f->key_len > KEY_SHOWN_BYTES ? "..." : "", f->full.shard, f->full.capacity);
 }
 
-static kl_rc fail(kl__shard *shard, kl__say_fn *say, struct facts *facts)
+/* Counts a submit that got no place: where few other threads do, for the line would go from core to core. */
+static void count_full(kl__shard *shard)
 {
-    kl__inbox *inbox = &shard->inbox;
-    uint64_t length = kl__inbox_length(inbox), capacity = inbox->capacity;
-    atomic_fetch_add_explicit(&inbox->full, 1, memory_order_relaxed);
-    last_full = (kl_exec_full){shard->index, (uint32_t)(length < capacity ? length : capacity), (uint32_t)capacity,
-                               say != say_full};
+    static _Atomic(uint32_t) threads;
+    static _Thread_local uint32_t number;
+    if (KL_UNLIKELY(number == 0))
+        number = atomic_fetch_add(&threads, 1) + 1;
+    atomic_fetch_add_explicit(&shard->full[number % KL_FULL_COUNTS].count, 1, memory_order_relaxed);
+}
+
+uint64_t kl__shard_full_count(kl__shard *shard)
+{
+    uint64_t full = 0;
+    for (int i = 0; i < KL_FULL_COUNTS; i++)
+        full += atomic_load(&shard->full[i].count);
+    return full;
+}
+
+static kl_rc fail(kl__shard *shard, uint64_t length, kl__say_fn *say, struct facts *facts)
+{
+    uint32_t capacity = (uint32_t)shard->inbox.capacity;
+    count_full(shard);
+    last_full =
+        (kl_exec_full){shard->index, length < capacity ? (uint32_t)length : capacity, capacity, say != say_full};
     facts->full = last_full;
     return kl__fail_with(KL_EFULL, say, facts, sizeof *facts);
 }
 
-kl_rc kl__shard_fail_full(kl__shard *shard) { return fail(shard, say_full, &(struct facts){.key_len = 0}); }
+kl_rc kl__shard_fail_full(kl__shard *shard)
+{
+    return fail(shard, kl__inbox_length(&shard->inbox), say_full, &(struct facts){.key_len = 0});
+}
 
+/* How full it is was seen when a key was last refused under the mutex: to look again would take lines that others need. */
 kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked)
 {
     struct facts facts;
     facts.key_len = (uint16_t)key.len;
     if (key.len > 0)
         memcpy(facts.key, key.data, bytes_shown(key.len));
-    return fail(shard, blocked ? say_blocked : say_delayed, &facts);
+    uint32_t length = atomic_load_explicit(&shard->refused.length, memory_order_relaxed);
+    return fail(shard, length, blocked ? say_blocked : say_delayed, &facts);
 }

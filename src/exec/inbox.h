@@ -41,7 +41,6 @@ typedef struct kl__inbox {
     uint64_t capacity;
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) tail;
     _Atomic(uint64_t) limit;
-    _Atomic(uint64_t) full; /* counts submits that got no place */
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) freed;
     _Atomic(uint64_t) ended; /* this and the next are written by the owner only */
     _Atomic(uint64_t) drained;

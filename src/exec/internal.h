@@ -16,7 +16,7 @@
 #include "keyline/exec.h"
 #include "lanes/lanes.h"
 
-enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 64 };
+enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 64, KL_FULL_COUNTS = 4 };
 
 /* How often to yield before sleeping, and how often to look up while waiting for room. */
 enum { KL_EXEC_YIELDS = 16, KL_EXEC_LOOK_NS = 2000000 };
@@ -99,11 +99,12 @@ typedef struct kl__run_histogram {
 /* Keys that were refused a place; which, and whether that still holds, is in one word for each: admit.c. */
 typedef struct kl__refused {
     _Atomic(uint64_t) *keys;
-    uint64_t mask;
+    uint64_t mask;            /* of the number of buckets */
+    _Atomic(uint32_t) length; /* places that were taken when a key was last refused */
 } kl__refused;
 
 typedef struct kl__shard {
-    /* This line never changes. */
+    /* This line hardly ever changes. */
     alignas(KL_CACHE_LINE) struct kl_exec *exec;
     kl__lanes *lanes;
     kl__exec_task *tasks; /* `task_count` of them: one for each place, and the spare ones */
@@ -129,6 +130,9 @@ typedef struct kl__shard {
     _Atomic(int64_t) next_due;
     alignas(KL_CACHE_LINE) _Atomic(uint32_t)
         delayed; /* live tasks with a delay: while there are any, the others' times matter */
+    struct {
+        alignas(KL_CACHE_LINE) _Atomic(uint64_t) count;
+    } full[KL_FULL_COUNTS]; /* submits that got no place, by thread */
 } kl__shard;
 
 struct kl_run {
@@ -270,7 +274,9 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
 /* KL_EFULL, with its sentence and for kl_exec_last_full(): there is no place, or none for more of what cannot run. */
 kl_rc kl__shard_fail_full(kl__shard *shard);
 kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked);
+uint64_t kl__shard_full_count(kl__shard *shard); /* how often */
 
+void kl__refused_forget(kl__shard *shard);
 KL_MUST_USE kl_rc kl__refused_open(kl__refused *refused, uint32_t capacity); /* KL_ENOMEM, without a sentence */
 
 /* thread.c */

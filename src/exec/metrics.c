@@ -17,7 +17,7 @@ static void take_sample(kl__shard *shard, struct sample *ret_sample)
     uint64_t ended = atomic_load(&shard->inbox.ended), claimed = kl__inbox_claimed(&shard->inbox);
     kl__lane_counts counts = kl__lanes_counts(shard->lanes);
     *ret_sample = (struct sample){.submitted = claimed,
-                                  .full = atomic_load(&shard->inbox.full),
+                                  .full = kl__shard_full_count(shard),
                                   .depth = claimed - ended,
                                   .retries = shard->retries,
                                   .dead = shard->dead,

@@ -45,8 +45,9 @@ static void stop_shards(kl_exec *exec)
 {
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[i];
-        kl__inbox_shut(&shard->inbox);
         pthread_mutex_lock(&shard->mutex);
+        kl__refused_forget(shard); /* first: whoever sees that it is shut is told so */
+        kl__inbox_shut(&shard->inbox);
         pthread_cond_broadcast(&shard->room); /* those who wait for room wait in vain */
         if (atomic_load(&exec->phase) == KL_EXEC_ABORTING)
             kl__shard_give_up(shard);

@@ -219,8 +219,8 @@ static void set_blocked(kl__lanes *lanes, kl__lane *lane, bool blocked)
     lane->odd ^= ODD_BLOCKED;
     atomic_store_explicit(keys, atomic_load_explicit(keys, memory_order_relaxed) + (blocked ? 1 : -1u),
                           memory_order_relaxed);
-    count_sign(lanes, lane->entry.hash % KL_LANE_SIGNS, blocked);
-    count_sign(lanes, (lane->entry.hash >> 16) % KL_LANE_SIGNS, blocked);
+    for (int i = 0; i < KL_LANE_SIGNS_EACH; i++)
+        count_sign(lanes, kl__lane_sign(lane->entry.hash, i) % KL_LANE_SIGNS, blocked);
 }
 
 static void note_relief(kl__lanes *lanes)

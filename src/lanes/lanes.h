@@ -183,7 +183,7 @@ bool kl__lane_awaited(
 
 /* For other threads, at any time, without any mutex: whether a key with this hash may be blocked. Nearly always right, and
  * if not, for the answer that costs more: false means that none is, or that one has just become it. */
-enum { KL_LANE_SIGNS = 2048 };
+enum { KL_LANE_SIGNS = 2048, KL_LANE_SIGNS_EACH = 3 };
 
 typedef struct kl__lane_signs {
     _Atomic(uint32_t) blocked_keys; /* nearly always 0, and then there is no need to look at more */
@@ -198,11 +198,17 @@ static inline bool kl__lane_sign_is_set(const kl__lane_signs *signs, uint32_t si
     return atomic_load_explicit(&signs->bits[sign % KL_LANE_SIGNS / 64], memory_order_relaxed) >> sign % 64 & 1;
 }
 
-/* A key has two signs: with 25 of 250 keys blocked, one in 2,000 others has both by chance. */
+/* A key has three signs: with 25 of 250 keys blocked, one in 20,000 others has them all by chance. */
+static inline uint32_t kl__lane_sign(uint32_t hash, int which)
+{
+    return which == 0 ? hash : which == 1 ? hash >> 16 : (hash * 0x9e3779b1u) >> 21;
+}
+
 static inline bool kl__lane_signs_say(const kl__lane_signs *signs, uint32_t hash)
 {
     return KL_UNLIKELY(atomic_load_explicit(&signs->blocked_keys, memory_order_relaxed) > 0) &&
-           kl__lane_sign_is_set(signs, hash) && kl__lane_sign_is_set(signs, hash >> 16);
+           kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0)) && kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1)) &&
+           kl__lane_sign_is_set(signs, kl__lane_sign(hash, 2));
 }
 
 /* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether any live task

@@ -51,15 +51,15 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
 static bool signs_valid(const kl__lanes *lanes)
 {
     uint64_t stuck = lanes->crowd.stuck;
-    uint32_t keys = kl__lane_blocked(&lanes->crowd), blocked[KL_LANE_SIGNS] = {2 * keys};
+    uint32_t keys = kl__lane_blocked(&lanes->crowd), blocked[KL_LANE_SIGNS] = {KL_LANE_SIGNS_EACH * keys};
     bool ok = true;
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
         for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
             const kl__lane *lane = (const kl__lane *)entry;
             stuck += lane->stuck;
             keys += kl__lane_blocked(lane);
-            blocked[entry->hash % KL_LANE_SIGNS] += kl__lane_blocked(lane);
-            blocked[(entry->hash >> 16) % KL_LANE_SIGNS] += kl__lane_blocked(lane);
+            for (int j = 0; j < KL_LANE_SIGNS_EACH; j++)
+                blocked[kl__lane_sign(entry->hash, j) % KL_LANE_SIGNS] += kl__lane_blocked(lane);
         }
     }
     for (uint32_t i = 0; i < KL_LANE_SIGNS; i++)

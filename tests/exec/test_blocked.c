@@ -349,9 +349,29 @@ TEST(who_is_refused_again_waits_for_nobody_until_the_shard_is_relieved_of_someth
     CHECK_INT(submit_until_refused(exec, "a", TASK(.delay_ms = 50)), 0);
     pthread_mutex_unlock(&exec->shards[0].mutex);
     CHECK_CONTAINS(kl_error_text(), "key 'a' is blocked");
-    CHECK_INT(atomic_load(&exec->shards[0].inbox.full), 3);
+    CHECK_INT(kl__shard_full_count(&exec->shards[0]), 3);
     CHECK_INT(kl_exec_key_drain(exec, kl_str("b"), NULL), KL_OK);
     CHECK_INT(submit_until_refused(exec, "a", NULL), 1);
+    kl_exec_close(exec);
+}
+
+TEST(many_keys_that_were_refused_do_not_make_each_other_forgotten)
+{
+    enum { KEYS = 24 };
+    kl_exec *exec = open_frozen(OPTS(.shards = 1, .shard_capacity = 128, .submit_timeout_ms = KL_NO_WAIT));
+    REQUIRE(exec != NULL);
+    char keys[KEYS][16];
+    for (int i = 0; i < KEYS; i++) {
+        snprintf(keys[i], sizeof keys[i], "paused-%d", i);
+        CHECK_INT(kl_exec_key_pause(exec, kl_str(keys[i])), KL_OK);
+    }
+    for (int pass = 0; pass < 2; pass++) /* what one leaves, the first could take */
+        for (int i = 0; i < KEYS; i++)
+            submit_until_refused(exec, keys[i], NULL);
+    pthread_mutex_lock(&exec->shards[0].mutex);
+    for (int i = 0; i < KEYS; i++)
+        CHECK_INT(submit_until_refused(exec, keys[i], NULL), 0);
+    pthread_mutex_unlock(&exec->shards[0].mutex);
     kl_exec_close(exec);
 }
 
