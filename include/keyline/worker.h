@@ -77,7 +77,8 @@ typedef struct kl_worker_opts {
 /* Starts a worker, which is the caller's, to be closed. The queues and what handlers' ctx point to must outlive it;
  * all else is copied. KL_EINVAL: a setting is out of range, the minimums exceed the concurrency, one kind has two
  * handlers, one queue is named twice, or `shards` are none of its layout. KL_ENOMEM. KL_ESYSTEM: no more threads. What
- * fails later, such as a store that is away, is told to `log` and tried again. */
+ * fails later, such as a store that is away, is tried again; `log` is told at once, then at intervals that double up to a
+ * minute, and when it works again. */
 KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts,
                                          kl_worker **ret_worker);
 

@@ -412,7 +412,7 @@ static kl_rc load(kl__claims *claims, size_t count, size_t *ret_run)
 static void fail(kl__claims *claims, kl_rc rc)
 {
     kl__batch *batch = &claims->batch;
-    kl__worker_log(claims->worker, KL_LOG_ERROR, kl_error_text());
+    kl__worker_failed(claims->worker, KL_DOING_LOAD);
     claims->rest_until_ns = kl__claims_until_ns(kl__monotonic_ns(), KL_RETRY_MS);
     for (size_t i = 0; i < batch->wanted; i++) {
         batch->giving[i].ask->reserved--;
@@ -441,6 +441,7 @@ static size_t serve_once(kl__claims *claims)
         fail(claims, rc);
         return 0;
     }
+    kl__worker_worked(claims->worker, KL_DOING_LOAD);
     batch->dry = batch->wanted == 0;
     claim_loaded(claims, run);
     hand_over_all(claims);
@@ -504,7 +505,7 @@ void kl__claims_look(kl__claims *claims)
     if (claims->hasty == 0 || claims->serving || kl__pump_ready(pump) || !kl__pump_wants_look(pump))
         return;
     if (kl__pump_look(pump, &ready) != KL_OK)
-        kl__worker_log(claims->worker, KL_LOG_ERROR, kl_error_text());
+        kl__worker_failed(claims->worker, KL_DOING_LOOK);
 }
 
 /* Shards are still to come: so the first one who asks is not told that there is nothing. */

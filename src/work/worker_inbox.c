@@ -29,7 +29,7 @@ static kl_rc take_in(kl_worker *worker, kl_queue *queue, int64_t wait_ms, size_t
     kl_rc rc = kl__queue_take_in(queue, wait_ms, worker->opts.log, worker->opts.log_ctx, ret_count);
     pthread_mutex_lock(&worker->mutex);
     if (rc != KL_OK)
-        kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+        kl__worker_failed(worker, KL_DOING_TAKE_IN);
     return rc;
 }
 
@@ -46,6 +46,8 @@ static bool take_all(kl_worker *worker, bool waits, size_t *ret_count)
         waits = false;
         *ret_count += count;
     }
+    if (good)
+        kl__worker_worked(worker, KL_DOING_TAKE_IN);
     return good;
 }
 

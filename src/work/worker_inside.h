@@ -16,6 +16,7 @@ enum {
     KL_HAND_SIZE_MAX = 64, /* tasks in one hand */
     KL_STEAL_NS = 1000000, /* a task that takes longer is long */
     KL_RETRY_MS = 100,     /* after the store has failed */
+    KL_TOLD_MAX = 8,       /* sentences that are known to have been told */
 };
 
 /* A queue that is served. */
@@ -69,6 +70,22 @@ typedef struct kl__thread {
     kl_work work;
 } kl__thread;
 
+/* What is done with the store again and again, for telling once that it fails. */
+typedef enum kl__doing {
+    KL_DOING_LOOK,
+    KL_DOING_LOAD,
+    KL_DOING_SETTLE,
+    KL_DOING_TICK,
+    KL_DOING_BEAT,
+    KL_DOING_TAKE_IN
+} kl__doing;
+
+typedef struct kl__told {
+    uint64_t sentence; /* its hash */
+    int64_t until_ns;  /* not told again before, */
+    int64_t rest_ns;   /* which is so long after the last time; 0: there is none */
+} kl__told;
+
 /* Whoever gives tasks out instead of running them (claims.c): the first three as in kl__pump_opts; `after` is called with
  * the mutex held, and may leave it, when outcomes may have been settled. */
 typedef struct kl__giver {
@@ -102,6 +119,9 @@ struct kl_worker {
     bool closing;             /* threads go home */
     _Atomic(bool) abandoning; /* what runs is asked to stop */
     int64_t stopping_ns;
+    uint32_t failing;   /* bits: what failed when it was last done, */
+    int64_t failing_ns; /* since when anything has */
+    kl__told told[KL_TOLD_MAX];
     kl__giver giver; /* all NULL: there is none, and it runs tasks itself */
 };
 
@@ -126,6 +146,17 @@ bool kl__worker_has_outcomes(const kl_worker *worker);  /* that nobody is sendin
 bool kl__worker_has_run_all(const kl_worker *worker);   /* and nothing more comes soon */
 void kl__worker_tell_giver(kl_worker *worker);          /* outcomes may have been settled */
 void kl__worker_log(const kl_worker *worker, kl_log_level level, const char *text);
+void kl__worker_failed(kl_worker *worker, kl__doing doing); /* tells kl_error_text, but not all the time */
+void kl__worker_recovered(kl_worker *worker, kl__doing doing);
 void kl__worker_wait(kl_worker *worker, pthread_cond_t *condition, int64_t wait_ms);
+
+/* Whether the sentence is to be told now; remembers that it was. */
+bool kl__told_anew(kl__told told[KL_TOLD_MAX], kl_bytes sentence, int64_t now_ns);
+
+static inline void kl__worker_worked(kl_worker *worker, kl__doing doing)
+{
+    if (worker->failing & 1u << doing)
+        kl__worker_recovered(worker, doing);
+}
 
 #endif

@@ -55,11 +55,13 @@ static bool look(kl_worker *worker, uint64_t *ret_ready)
         if (!kl__pump_wants_look(worker->served[i].pump))
             continue;
         if (kl__pump_look(worker->served[i].pump, &ready) != KL_OK) {
-            kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+            kl__worker_failed(worker, KL_DOING_LOOK);
             good = false;
         }
         *ret_ready += ready;
     }
+    if (good)
+        kl__worker_worked(worker, KL_DOING_LOOK);
     kl__worker_wake(worker, *ret_ready);
     return good;
 }
@@ -215,15 +217,19 @@ bool kl__worker_has_outcomes(const kl_worker *worker)
 static void settle(kl_worker *worker)
 {
     struct call call = {.began_ns = kl__monotonic_ns(), .settles = true};
+    bool good = true;
     for (size_t i = 0; i < worker->served_count; i++) {
         uint64_t sent = 0;
         if (kl__pump_settle(worker->served[i].pump, &sent) != KL_OK) {
-            kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+            kl__worker_failed(worker, KL_DOING_SETTLE);
+            good = false;
             kl__worker_wait(worker, &worker->changed, KL_RETRY_MS);
         }
         call.tasks += sent;
         kl__worker_wake(worker, kl__pump_ready(worker->served[i].pump));
     }
+    if (good)
+        kl__worker_worked(worker, KL_DOING_SETTLE);
     kl__worker_tell_giver(worker);
     if (worker->stopping)
         pthread_cond_broadcast(&worker->changed);
@@ -284,15 +290,26 @@ static int64_t beat_ms(const kl_worker *worker)
     return least_ms;
 }
 
+static void each_served(kl_worker *worker, kl__doing doing, kl_rc (*step)(kl__pump *pump))
+{
+    bool good = true;
+    for (size_t i = 0; i < worker->served_count; i++) {
+        if (step(worker->served[i].pump) == KL_OK)
+            continue;
+        kl__worker_failed(worker, doing);
+        good = false;
+    }
+    if (good)
+        kl__worker_worked(worker, doing);
+}
+
 /* What may take long has a thread of its own, so that the lease is renewed meanwhile. */
 void *kl__worker_tick(void *context)
 {
     kl_worker *worker = context;
     pthread_mutex_lock(&worker->mutex);
     while (!worker->closing && !worker->ended) {
-        for (size_t i = 0; i < worker->served_count; i++)
-            if (kl__pump_tick(worker->served[i].pump) != KL_OK)
-                kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+        each_served(worker, KL_DOING_TICK, kl__pump_tick);
         kl__worker_tell_giver(worker); /* a request may have sent outcomes */
         if (!worker->ended && !worker->closing)
             kl__worker_wait(worker, &worker->changed, beat_ms(worker));
@@ -307,9 +324,7 @@ void *kl__worker_beat(void *context)
     int empty = 0; /* in a row */
     pthread_mutex_lock(&worker->mutex);
     while (!worker->closing && !worker->ended) {
-        for (size_t i = 0; i < worker->served_count; i++)
-            if (kl__pump_keep(worker->served[i].pump) != KL_OK)
-                kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+        each_served(worker, KL_DOING_BEAT, kl__pump_keep);
         for (size_t i = 0; i < worker->served_count; i++) /* it may have been let on: resumed, permitted */
             kl__worker_wake(worker, kl__pump_ready(worker->served[i].pump));
         kl__worker_tell_giver(worker); /* shards may have been lost */

@@ -86,7 +86,9 @@ static kl_rc load(kl__thread *thread, size_t count, size_t *ret_run)
     kl_rc rc = kl__pump_load(thread->served->pump, thread->held, count, &thread->arena, thread->tasks, thread->extras,
                              thread->handlers, ret_run);
     if (rc != KL_OK)
-        kl__worker_log(thread->worker, KL_LOG_ERROR, kl_error_text());
+        kl__worker_failed(thread->worker, KL_DOING_LOAD);
+    else
+        kl__worker_worked(thread->worker, KL_DOING_LOAD);
     thread->load_ns = kl__monotonic_ns() - began_ns;
     return rc;
 }

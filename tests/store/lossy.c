@@ -18,11 +18,11 @@ static uint64_t draw(struct lossy *lossy, uint64_t bound)
 static enum fate choose(struct lossy *lossy)
 {
     uint64_t dice = draw(lossy, 100);
-    if (dice < lossy->replies_lost) {
+    if (dice < lossy->replies_lost && !lossy->down) {
         atomic_fetch_add(&lossy->lost_replies, 1);
         return REPLY_LOST;
     }
-    if (dice < lossy->replies_lost + lossy->requests_lost) {
+    if (dice < lossy->replies_lost + lossy->requests_lost || lossy->down) {
         atomic_fetch_add(&lossy->lost_requests, 1);
         return REQUEST_LOST;
     }

@@ -7,6 +7,7 @@
 #define TESTS_STORE_LOSSY_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 
 #include "keyline/store.h"
 
@@ -18,6 +19,7 @@ struct lossy {
     _Atomic uint64_t random;
     uint32_t replies_lost;  /* of 100 calls */
     uint32_t requests_lost; /* likewise */
+    _Atomic bool down;      /* all requests are; may be changed while the store is used */
     _Atomic uint64_t lost_replies, lost_requests;
 };
 
