@@ -46,6 +46,7 @@ _keyline()
     'work --color') words='auto always never' ;;
     'work --log') words='error warn info debug' ;;
     'work --concurrency') return ;;
+    'work --per-partition') return ;;
     'work --shards') return ;;
     'work --shard-range') return ;;
     'work --slice') return ;;
@@ -355,6 +356,7 @@ _keyline()
     'config --color') words='auto always never' ;;
     'config --log') words='error warn info debug' ;;
     'config --concurrency') return ;;
+    'config --per-partition') return ;;
     'config --shards') return ;;
     'config --shard-range') return ;;
     'config --slice') return ;;
@@ -395,7 +397,7 @@ _keyline()
     job) words='submit ls show results rerun cancel rm' ;;
     cron) words='add ls pause resume run rm' ;;
     'push') words=' --key --kind --priority --attempts --timeout --group --header --tag --traceparent --in --at --unique --unique-for --partition --token --file --skip-bad --batch --progress --no-progress --store --color --log --json --config --help' ;;
-    'work') words=' --kind --until-empty --weight --min --name --verbose --progress --no-progress --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --json --config --help' ;;
+    'work') words=' --kind --until-empty --weight --min --name --verbose --progress --no-progress --store --color --log --concurrency --per-partition --shards --shard-range --slice --window --stop --grace --json --config --help' ;;
     'serve') words=' --demo --no-demo --store --log --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --server-stop --json --config --help' ;;
     'token add') words=' --role --queues --tokens --color --json --config --help' ;;
     'token ls') words=' --tokens --color --json --config --help' ;;
@@ -442,7 +444,7 @@ _keyline()
     'bench') words=' --tasks --payload --batch --keys --store --color --log --json --config --help' ;;
     'doctor') words=' --repair --cost --color --json --config --help' ;;
     'migrate') words=' --check --store --color --log --json --config --help' ;;
-    'config') words=' --origin --queue --store --color --log --concurrency --shards --shard-range --slice --window --stop --grace --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --server-stop --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
+    'config') words=' --origin --queue --store --color --log --concurrency --per-partition --shards --shard-range --slice --window --stop --grace --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --server-stop --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
     'completion') words=' --help' ;;
     'help') words=' --help' ;;
     'version') words=' --help' ;;

@@ -52,6 +52,7 @@ typedef enum kl_why {
     KL_WHY_LAYOUT,    /* tasks of it in an older layout come first */
     KL_WHY_RATE,      /* the queue's rate or concurrency is used up */
     KL_WHY_NO_WORKER, /* no worker owns its shard */
+    KL_WHY_PARTITION, /* its worker runs as many tasks of its partition as it may (per_partition) */
 } kl_why;
 
 typedef struct kl_key_status {

@@ -60,6 +60,7 @@ typedef struct kl_worker_queue {
     int64_t min;           /* 0: threads that are kept for it alone */
     const char *shards;    /* "00-3f", "0,1,8-f": only these shards of each partition; NULL: any */
     int64_t slice, slices; /* or only the part number `slice` (from 0) of `slices` equal ones; slices 0: any */
+    int64_t per_partition; /* 0: no limit; else at most so many of each of its partitions' tasks run here at a time */
 } kl_worker_queue;
 
 /* Zero in a field means its default; start from {.size = sizeof(kl_worker_opts)}. */
@@ -75,10 +76,10 @@ typedef struct kl_worker_opts {
 } kl_worker_opts;
 
 /* Starts a worker, which is the caller's, to be closed. The queues and what handlers' ctx point to must outlive it;
- * all else is copied. KL_EINVAL: a setting is out of range, the minimums exceed the concurrency, one kind has two
- * handlers, one queue is named twice, or `shards` are none of its layout. KL_ENOMEM. KL_ESYSTEM: no more threads. What
- * fails later, such as a store that is away, is tried again; `log` is told at once, then at intervals that double up to a
- * minute, and when it works again. */
+ * all else is copied. KL_EINVAL: a setting is out of range, the minimums exceed the concurrency or what
+ * per_partition lets run, one kind has two handlers, one queue is named twice, or `shards` are none of its layout.
+ * KL_ENOMEM. KL_ESYSTEM: no more threads. What fails later, such as a store that is away, is tried again; `log` is told at
+ * once, then at intervals that double up to a minute, and when it works again. */
 KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts,
                                          kl_worker **ret_worker);
 

@@ -50,7 +50,9 @@
     X(copy_left, "a delayed task is drained in an older layout, and its copy is not",                                  \
       "found here by seed 267988500855")                                                                               \
     X(submit_blind, "a submit that is continued does not look for what it has put",                                    \
-      "what the oracle forgives must not hide it")
+      "what the oracle forgives must not hide it")                                                                     \
+    X(partition_unlimited, "more tasks of a partition are started than may run at a time", "Awa (003)")                \
+    X(capacity_leaks, "a task that ends leaves its partition as full as it was", "every limit that counts by hand")
 
 enum kl__mutant_name {
 #define KL_MUTANT_ENUM(name, bug, seen) KL_MUTANT_##name,

@@ -146,6 +146,9 @@ static const char *reason_of(kl_why why)
 {
     if (why == KL_WHY_KIND)
         return "no worker has a handler for its kind; start one that has";
+    if (why == KL_WHY_PARTITION) /* the records do not tell which tasks run */
+        return "unless it runs: its worker runs as many tasks of its partition as it may at a time; wait, or raise "
+               "--per-partition";
     return why == KL_WHY_NO_WORKER ? "no worker owns its shard; start one" : NULL;
 }
 

@@ -179,6 +179,8 @@ static bool restrict_queue(const kl__config *config, const char *name, kl_worker
                      range.text, range.origin);
         return false;
     }
+    int64_t per_partition = kl__config_value(config, KL_SET_WORKER_PER_PARTITION, name).number;
+    queue->per_partition = per_partition == KL_FOREVER ? 0 : per_partition;
     queue->shards = *shards.text ? shards.text : *range.text ? range.text : NULL;
     return !*slice.text || parse_slice(&slice, &queue->slice, &queue->slices);
 }

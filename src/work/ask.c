@@ -331,6 +331,8 @@ static kl_why why(const struct ask *ask, const kl__held *head, const kl__lane *l
         return KL_WHY_QUEUE_PAUSED;
     if (pump->opts.handler_count == 0)
         return KL_WHY_NO_WORKER;
+    if (kl__capacity_used_up(pump, ask->window->partition->capacity))
+        return KL_WHY_PARTITION;
     return pump->limited ? KL_WHY_RATE : KL_WHY_READY;
 }
 
@@ -364,7 +366,8 @@ static kl_rc show(struct ask *ask)
         lane = NULL;
     kl__held *head = head_of(ask);
     kl_why reason = why(ask, head, lane, found);
-    bool free = reason == KL_WHY_READY || reason == KL_WHY_RATE || reason == KL_WHY_NO_WORKER;
+    bool free =
+        reason == KL_WHY_READY || reason == KL_WHY_RATE || reason == KL_WHY_NO_WORKER || reason == KL_WHY_PARTITION;
     if (free && found && !lane && stub.due_ms > ask->pump->now_ms)
         reason = KL_WHY_DELAYED;
     int64_t until_ms = reason == KL_WHY_DELAYED ? stub.due_ms : 0;

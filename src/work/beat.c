@@ -83,7 +83,7 @@ static void pause_key(kl__window *window, uint64_t key_hash)
         return;
     kl__held *held = head ? kl__held_of(head) : NULL;
     if (held && held->state == KL_HELD_ROOM) {
-        kl__room_remove(window->pump->room, held);
+        kl__room_remove(held);
         held->state = KL_HELD_LINE;
         kl__lanes_untake(window->lanes, head, held->retry_line, now_ms);
     }

@@ -111,7 +111,7 @@ static void fetch(kl__claims *claims, kl__shelf *shelf, size_t max, int64_t now_
     shelf->asked_ns = now_ns;
     if (shelf->count == 0 && shelf->over)
         shelf->over = kl__pump_serve(claims->pump, shelf->hash, KL_SHELF_MAX) == KL_SHELF_MAX;
-    kl__room_unshelve(claims->pump->room, shelf, max);
+    kl__room_unshelve(shelf, max);
 }
 
 static void fetch_for(kl__claims *claims, const kl__claim_ask *ask, int64_t now_ns)

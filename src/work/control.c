@@ -461,6 +461,10 @@ static const char *reason_text(kl_why why)
         return "the queue's rate or concurrency is used up";
     case KL_WHY_NO_WORKER:
         return "no worker owns its shard; start one";
+    case KL_WHY_PARTITION:
+        return "its worker runs as many tasks of its partition as it may at a time; wait, raise --per-partition, or "
+               "start "
+               "another worker";
     }
     return "";
 }
@@ -505,7 +509,7 @@ static kl_rc fill_status(struct key_ask *ask, kl_key_status *status)
 {
     kl__json *answer = &ask->answer;
     status->key = ask->key;
-    status->why = (kl_why)kl__json_int(answer, "why", 0, KL_WHY_NO_WORKER);
+    status->why = (kl_why)kl__json_int(answer, "why", 0, KL_WHY_PARTITION);
     status->until_ms = kl__json_int_or(answer, "until", 0, INT64_MAX, 0);
     status->head = kl__json_id_or(answer, "head", (kl_task_id){{0}});
     status->attempts = (uint32_t)kl__json_int_or(answer, "attempts", 0, UINT32_MAX, 0);

@@ -64,6 +64,8 @@ typedef struct kl__window kl__window;
 typedef struct kl__group kl__group;
 typedef struct kl__partition kl__partition;
 typedef struct kl__settles kl__settles;
+typedef struct kl__room kl__room;
+typedef struct kl__capacity kl__capacity;
 
 struct kl__held {
     kl__lane_task lane; /* position is the stub's; mark.attempts: made so far */
@@ -194,6 +196,8 @@ struct kl__partition {
     bool counts_known;      /* if more than the lines in use was asked */
     uint64_t seen;          /* of kl_store_wait */
     kl__gate *gate;         /* NULL: no older layout holds anything */
+    kl__room *room;         /* where its ready tasks wait: the pump's, or */
+    kl__capacity *capacity; /* this one's; NULL: there is no limit */
     uint64_t *unopened; /* a bit for each shard that is owned and for whose window there was no memory: to be left */
     bool unowned;       /* some shards had no owner when last looked, */
     int64_t unowned_ms; /* since then at least; */
@@ -208,15 +212,15 @@ struct kl__partition {
 
 /* --- room.c: ready tasks, in the order in which threads get them --- */
 
-typedef struct kl__room kl__room;
 kl__room *kl__room_open(void);
 void kl__room_close(kl__room *room);
 kl__group *kl__room_group(kl__room *room, uint16_t group); /* NULL: no memory */
-void kl__room_put(kl__room *room, kl__held *held);         /* behind all others of its priority and group */
-void kl__room_put_back(kl__room *room, kl__held *held);    /* before them */
-void kl__room_remove(kl__room *room, kl__held *held);
+void kl__room_put(kl__held *held);      /* into its group's room, behind all others of its priority and group */
+void kl__room_put_back(kl__held *held); /* before them */
+void kl__room_remove(kl__held *held);
 kl__held *kl__room_take(kl__room *room);       /* lowest priority first, then one of each group in turn; NULL: empty */
 uint64_t kl__room_count(const kl__room *room); /* without shelves */
+int kl__room_urgency(const kl__room *room);    /* of what is taken next; the lowest comes first */
 
 /* Tasks whose kind was read and that nobody wanted then. */
 struct kl__shelf {
@@ -230,12 +234,13 @@ struct kl__shelf {
     char kind[];
 };
 
-kl__shelf *kl__room_shelves(const kl__room *room);                      /* the first */
-kl__shelf *kl__room_shelf(kl__room *room, kl_bytes kind, bool make);    /* NULL: there is none, or no room for it */
-void kl__room_shelve(kl__room *room, kl__shelf *shelf, kl__held *held); /* one that is in no line */
-size_t kl__room_unshelve(kl__room *room, kl__shelf *shelf, size_t max); /* up to max go before all others */
+kl__shelf *kl__room_shelves(const kl__room *room);                   /* the first */
+kl__shelf *kl__room_shelf(kl__room *room, kl_bytes kind, bool make); /* NULL: there is none, or no room for it */
+void kl__room_shelve(kl__shelf *shelf, kl__held *held);              /* one that is in no line */
+size_t kl__room_unshelve(kl__shelf *shelf, size_t max);              /* up to max go before all others */
 
 struct kl__group {
+    kl__room *room;
     uint16_t number;
     uint64_t held; /* tasks in windows */
     struct kl__group_line {
@@ -246,12 +251,35 @@ struct kl__group {
     kl__group *next; /* in its bucket */
 };
 
+/* --- capacity.c: at most so many tasks of a partition at a time --- */
+
+struct kl__capacity {
+    uint32_t index; /* of the partition, in its layouts */
+    uint32_t users; /* layouts that have it */
+    kl__room *room;
+    uint64_t running, held; /* as in the pump, of this partition */
+    kl__capacity *next;     /* in turn */
+};
+
+kl__capacity *kl__capacity_join(kl__pump *pump, uint32_t index);               /* NULL: no memory */
+void kl__capacity_leave(kl__pump *pump, kl__capacity *capacity);               /* NULL is fine */
+bool kl__capacity_used_up(const kl__pump *pump, const kl__capacity *capacity); /* NULL: no */
+uint64_t kl__pump_startable(const kl__pump *pump); /* of the ready tasks, those that partitions' limits let start */
+
+/* Of the partition whose turn it is; NULL: none has ready tasks and may start one. */
+kl__room *kl__capacity_next(kl__pump *pump);
+
+/* Whether a look could bring more, in view of what is ready and in memory. */
+bool kl__pump_has_space(const kl__pump *pump, uint64_t enough, bool is_time);
+
 struct kl__pump {
     kl__pump_opts opts;
     kl_queue *queue;
     kl__descriptor *descriptor;
     kl__partition *partitions;
     kl__room *room;
+    kl__capacity *capacities; /* with a limit for each partition: theirs; else NULL */
+    uint64_t capacity_count;
     kl__held *free_held; /* for reuse */
     struct held_block *held_blocks;
     kl_stub *stubs;          /* of a look: KL_LOOK_STUBS */

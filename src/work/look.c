@@ -83,9 +83,9 @@ static bool is_wanted(kl__window *window, const kl__skip *skip)
         return false;
     if (lane && kl__lane_tasks(lane) > 0 && kl__keyset_has(pump->paused, skip->key))
         return false;
-    if (window->held < kl__window_max(pump) && pump->held < (uint64_t)pump->opts.window_max)
+    if (!kl__window_full(window, INT32_MAX))
         return true;
-    kl__group *group = pump->grouped ? kl__room_group(pump->room, skip->group) : NULL;
+    kl__group *group = pump->grouped ? kl__room_group(window->partition->room, skip->group) : NULL;
     return group && group->held < KL_GROUP_MIN / 2;
 }
 
@@ -422,7 +422,7 @@ static bool seen_before(kl__pump *pump, const kl__partition *partition)
 kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
 {
     kl_rc rc, first;
-    *ret_ready = kl__room_count(pump->room);
+    *ret_ready = kl__pump_startable(pump);
     if (pump->looking || pump->stopping)
         return KL_OK;
     pump->looking = true;
@@ -441,7 +441,7 @@ kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
     }
     pump->side_wanted = false;
     pump->looking = false;
-    *ret_ready = kl__room_count(pump->room);
+    *ret_ready = kl__pump_startable(pump);
     return first;
 }
 

@@ -234,6 +234,7 @@ static void refresh(kl__owners *owners, kl__record_worker *entry, const kl__owne
     entry->concurrency = owners->concurrency;
     entry->wants = report->permits_wanted;
     entry->leaving = report->leaving;
+    entry->full = report->full;
     entry->shards = owners->shards;
     entry->kinds = owners->kinds;
     entry->allowed = owners->allowed;
@@ -595,7 +596,8 @@ static kl__owner show(const kl__record_worker *worker, uint32_t group_shards)
                        .wants = worker->wants,
                        .seen_ms = worker->seen_ms,
                        .expires_ms = worker->expires_ms,
-                       .leaving = worker->leaving};
+                       .leaving = worker->leaving,
+                       .full = worker->full};
 }
 
 kl_rc kl__owners_read(kl_store *store, const char *name, const kl_layout *layout, kl_arena *arena,

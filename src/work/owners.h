@@ -74,6 +74,7 @@ typedef struct kl__owners_report {
     size_t unserved_count;
     uint64_t permits_wanted; /* tasks that run or could run now */
     uint64_t permits_max;    /* the queue's limit on tasks running at a time; UINT64_MAX: none */
+    bool full;               /* tasks wait because so many of the partition run as may at a time */
 } kl__owners_report;
 
 typedef struct kl__owned {
@@ -121,6 +122,7 @@ typedef struct kl__owner {
     uint64_t permits, wants; /* at most so many of its tasks run; so many could */
     int64_t seen_ms, expires_ms;
     bool leaving;
+    bool full; /* tasks wait because it runs as many of this partition as it may */
 } kl__owner;
 
 typedef struct kl__ownership {

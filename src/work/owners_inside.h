@@ -49,6 +49,7 @@ typedef struct kl__record_worker {
     uint64_t permits; /* at most so many of its tasks run */
     uint64_t wants;   /* so many could */
     bool leaving;
+    bool full;          /* some wait because it runs as many of this partition as it may */
     const char *shards; /* text of `allowed` */
     const char *kinds;  /* four hex digits each; "": every kind */
     kl__groups allowed;

@@ -5,9 +5,11 @@
  *     {"shard_prefix_len": 2, "epoch": 9,
  *      "workers": [{"id": "<32 hex digits>", "name": "host:4711", "beat": 88, "seen_ms": 1, "expires_ms": 2,
  *                   "running": 3, "concurrency": 8, "permits": 5, "wants": 4, "leaving": false,
- *                   "shards": "00-3f", "kinds": "07d1f20c"}],
+ *                   "shards": "00-3f", "kinds": "07d1f20c", "full": true}],
  *      "groups": "0:7*64,-*190,0:9!,-!",
  *      "wishes": [{"group": 1, "worker": 0, "until_ms": 3}]}
+ *
+ * full: tasks wait because it runs as many of the partition as it may; else left out.
  *
  * groups: runs of neighbours that are alike, OWNER:EPOCH in hex, or - for none; `!` when the owner before did not give
  * them back; *COUNT in decimal when there are more than one.
@@ -16,7 +18,7 @@
  *
  *     groups  4,096 of 2 + 1 + 16 + 1 + 1 bytes                       86,016
  *     workers 64 of 32 (id) + 64 (name) + 1,024 (shards) + 1,024
- *             (kinds) + 7 numbers of 20 + 138 (the rest)             155,008
+ *             (kinds) + 7 numbers of 20 + 150 (the rest)             155,776
  *     wishes  256 of 60                                               15,360
  *     head                                                               128 */
 #include <stdio.h>
@@ -29,7 +31,7 @@
 
 enum {
     GROUP_BYTES = 21,
-    WORKER_BYTES = 32 + KL_OWNERS_NAME_BYTES + KL_OWNERS_RANGES_BYTES + 4 * KL_OWNERS_KINDS_MAX + 7 * 20 + 138,
+    WORKER_BYTES = 32 + KL_OWNERS_NAME_BYTES + KL_OWNERS_RANGES_BYTES + 4 * KL_OWNERS_KINDS_MAX + 7 * 20 + 150,
     WISH_BYTES = 60,
     HEAD_BYTES = 128,
     WORKERS_SURE = 64,
@@ -152,7 +154,7 @@ static json_t *print_worker(const kl__record_worker *worker)
         kl__json_set_int(object, "permits", fit(worker->permits)) &&
         kl__json_set_int(object, "wants", fit(worker->wants)) &&
         kl__json_set_bool(object, "leaving", worker->leaving) && kl__json_set_text(object, "shards", worker->shards) &&
-        kl__json_set_text(object, "kinds", worker->kinds))
+        kl__json_set_text(object, "kinds", worker->kinds) && (!worker->full || kl__json_set_bool(object, "full", true)))
         return object;
     json_decref(object);
     return NULL;
@@ -298,6 +300,7 @@ static void parse_worker(kl__json *from, const kl_layout *layout, kl_arena *aren
         .leaving = kl__json_bool(from, "leaving"),
         .shards = kl__json_text(from, "shards", arena),
         .kinds = kl__json_text(from, "kinds", arena),
+        .full = kl__json_bool_or(from, "full", false),
     };
     const char *id = kl__json_text(from, "id", arena);
     if (from->rc != KL_OK)

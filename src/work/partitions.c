@@ -87,6 +87,7 @@ static void free_partition(kl__partition *partition)
     while (partition->windows)
         kl__window_drop(partition->windows);
     kl__owners_close(partition->owners);
+    kl__capacity_leave(partition->pump, partition->capacity);
     kl__free(partition->unopened);
     kl__free(partition);
 }
@@ -110,7 +111,11 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     memcpy(partition->name, name, sizeof name);
     partition->gate = kl__gate_of(pump, layout->number);
     partition->unopened = kl__alloc_zeroed((kl_layout_shards(&partition->layout) + 63) / 64, sizeof(uint64_t));
-    rc = partition->unopened ? open_owners(pump, partition) : kl__fail_memory();
+    partition->room = pump->room;
+    if (pump->opts.per_partition && (partition->capacity = kl__capacity_join(pump, index)))
+        partition->room = partition->capacity->room;
+    bool made = partition->unopened && (partition->capacity || !pump->opts.per_partition);
+    rc = made ? open_owners(pump, partition) : kl__fail_memory();
     if (rc != KL_OK) {
         free_partition(partition);
         return rc;
@@ -255,7 +260,7 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
 /* Tasks that run or could run now. */
 static uint64_t wanted_permits(const kl__pump *pump)
 {
-    uint64_t wanted = pump->running + kl__room_count(pump->room), most = (uint64_t)pump->opts.concurrency;
+    uint64_t wanted = pump->running + kl__pump_startable(pump), most = (uint64_t)pump->opts.concurrency;
     return wanted < most ? wanted : most;
 }
 
@@ -288,6 +293,7 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
         .unserved_kinds = kinds,
         .unserved_count = list_unserved(partition, lists + shards, kinds),
         .permits_wanted = wanted_permits(pump),
+        .full = kl__capacity_used_up(pump, partition->capacity) && kl__room_count(partition->room) > 0,
         .permits_max = settings->concurrency == KL_FOREVER ? UINT64_MAX : (uint64_t)settings->concurrency,
     };
     kl__owners_change change;

@@ -103,7 +103,7 @@ static void wake_windows(kl__pump *pump)
 static int64_t next_token(const kl__pump *pump)
 {
     const kl_queue_opts *settings = &pump->descriptor->settings;
-    if (settings->rate == KL_FOREVER || pump->tokens < 0 || pump->tokens >= 1 || !kl__room_count(pump->room) ||
+    if (settings->rate == KL_FOREVER || pump->tokens < 0 || pump->tokens >= 1 || !kl__pump_startable(pump) ||
         pump->shard_count == 0)
         return KL_NEVER;
     double per_ms = (double)settings->rate * (double)pump->shard_count / (double)pump->all_shards / 1000;
@@ -159,14 +159,16 @@ size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
 {
     size_t count = 0;
     kl__held *held;
+    kl__room *room;
     int64_t before_ms = pump->now_ms;
     if (kl__pump_now(pump) != before_ms)
         wake_windows(pump);
     max = allowed(pump, max);
     int64_t local_ms = max ? pump->opts.local_ms(pump->opts.local_ctx) : 0;
-    while (count < max && (held = kl__room_take(pump->room))) {
+    while (count < max && (room = pump->capacities ? kl__capacity_next(pump) : pump->room) &&
+           (held = kl__room_take(room))) {
         if (!lease_holds(held, local_ms)) { /* P4: the next beat gets the lease back, or tells that it is lost */
-            kl__room_put_back(pump->room, held);
+            kl__room_put_back(held);
             held->window->lapsed = pump->beat_now = true;
             kl__window_clear_room(held->window);
             continue;
@@ -174,6 +176,8 @@ size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
         held->state = KL_HELD_RUNNING;
         held->started_ms = pump->now_ms;
         held->window->out++;
+        if (pump->capacities)
+            held->window->partition->capacity->running++;
         ret_held[count++] = held;
     }
     pump->running += count;
@@ -187,7 +191,8 @@ uint64_t kl__pump_ready(kl__pump *pump)
     int64_t before_ms = pump->now_ms;
     if (kl__pump_now(pump) != before_ms)
         wake_windows(pump);
-    return kl__room_count(pump->room) && allowed(pump, 1) ? kl__room_count(pump->room) : 0;
+    uint64_t ready = kl__pump_startable(pump);
+    return ready && allowed(pump, 1) ? ready : 0;
 }
 
 /* It is no longer with a thread. False: its window is lost, and it is gone. */
@@ -196,6 +201,8 @@ static bool come_back(kl__pump *pump, kl__held *held)
     kl__window *window = held->window;
     pump->running--;
     window->out--;
+    if (pump->capacities && !KL_MUTANT(capacity_leaks))
+        window->partition->capacity->running--;
     if (!window->lost)
         return true;
     pump->counts.refused++;
@@ -390,7 +397,7 @@ static bool shelve(kl__pump *pump, kl__held *held, kl_bytes kind)
         return false;
     }
     if (come_back(pump, held))
-        kl__room_shelve(pump->room, shelf, held);
+        kl__room_shelve(shelf, held);
     return true;
 }
 
@@ -398,7 +405,7 @@ void kl__pump_unserve(kl__pump *pump, kl__shelf *shelf)
 {
     while (shelf->first) {
         kl__held *held = shelf->first;
-        kl__room_remove(pump->room, held);
+        kl__room_remove(held);
         note_unserved(pump, held, shelf->hash);
         put_aside(pump, held, KL_BLOCKED_KIND);
         shelf->over = true;
@@ -649,16 +656,22 @@ kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *are
 
 /* --- The end, and what is told --- */
 
+static void clear_room(kl__pump *pump, kl__room *room)
+{
+    kl__held *held;
+    while ((held = kl__room_take(room))) {
+        held->state = KL_HELD_LINE;
+        kl__lanes_untake(held->window->lanes, &held->lane, held->retry_line, pump->now_ms);
+    }
+}
+
 void kl__pump_stop(kl__pump *pump)
 {
     pump->stopping = pump->beat_now = true;
     for (kl__shelf *shelf = kl__room_shelves(pump->room); shelf; shelf = shelf->next)
-        kl__room_unshelve(pump->room, shelf, SIZE_MAX);
-    kl__held *held;
-    while ((held = kl__room_take(pump->room))) {
-        held->state = KL_HELD_LINE;
-        kl__lanes_untake(held->window->lanes, &held->lane, held->retry_line, pump->now_ms);
-    }
+        kl__room_unshelve(shelf, SIZE_MAX);
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        clear_room(pump, partition->room);
 }
 
 /* A store that is away must not hold up the end: when no beat came through for a whole lease, nothing is left to give
@@ -679,9 +692,9 @@ bool kl__pump_gone(const kl__pump *pump)
 bool kl__pump_wants_look(kl__pump *pump)
 {
     uint64_t enough = (uint64_t)KL_LOAD_MAX * 2 * (uint64_t)pump->opts.concurrency;
-    bool wants = kl__room_count(pump->room) < enough || kl__pump_now(pump) - pump->looked_ms >= KL_LOOK_EVERY_MS;
+    bool is_time = kl__pump_now(pump) - pump->looked_ms >= KL_LOOK_EVERY_MS;
     return !pump->looking && !pump->stopping &&
-           ((wants && pump->held < (uint64_t)pump->opts.window_max / 2) || pump->grouped || pump->prioritized);
+           (kl__pump_has_space(pump, enough, is_time) || pump->grouped || pump->prioritized);
 }
 
 /* Nothing ready, running or to be sent in the window, nothing to be read, and nothing that waits for a retry. */
@@ -728,7 +741,7 @@ bool kl__pump_empty(kl__pump *pump)
         return false;
     if (pump->descriptor->paused)
         return true;
-    if (pump->more || kl__room_count(pump->room))
+    if (pump->more || kl__pump_startable(pump))
         return false;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (kl__gate_shut(partition->gate) || partition->counted_ms <= pump->ended_ms)

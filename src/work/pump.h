@@ -27,6 +27,7 @@ typedef struct kl__pump_opts {
     int64_t slice, slices;
     int64_t window_max;
     int64_t concurrency;
+    int64_t per_partition; /* tasks of one partition that run at a time; 0: no limit */
     uint64_t seed;
     int64_t (*local_ms)(void *ctx); /* a clock that runs evenly, whatever it shows */
     void *local_ctx;

@@ -58,6 +58,7 @@ kl__group *kl__room_group(kl__room *room, uint16_t number)
     if (!group)
         return NULL;
     group->number = number;
+    group->room = room;
     group->next = *bucket;
     *bucket = group;
     return group;
@@ -93,8 +94,9 @@ static void leave_ring(kl__room *room, kl__group *group, int index)
         room->bits &= ~(1u << index);
 }
 
-void kl__room_put(kl__room *room, kl__held *held)
+void kl__room_put(kl__held *held)
 {
+    kl__room *room = held->group->room;
     int index = index_of(held);
     struct kl__group_line *line = &held->group->lines[index];
     held->state = KL_HELD_ROOM;
@@ -107,8 +109,9 @@ void kl__room_put(kl__room *room, kl__held *held)
         join_ring(room, held->group, index);
 }
 
-void kl__room_put_back(kl__room *room, kl__held *held)
+void kl__room_put_back(kl__held *held)
 {
+    kl__room *room = held->group->room;
     int index = index_of(held);
     struct kl__group_line *line = &held->group->lines[index];
     held->state = KL_HELD_ROOM;
@@ -138,8 +141,9 @@ static void leave_shelf(kl__held *held)
     held->shelf = NULL;
 }
 
-void kl__room_remove(kl__room *room, kl__held *held)
+void kl__room_remove(kl__held *held)
 {
+    kl__room *room = held->group->room;
     if (held->shelf) {
         leave_shelf(held);
         return;
@@ -169,6 +173,8 @@ kl__held *kl__room_take(kl__room *room)
 
 uint64_t kl__room_count(const kl__room *room) { return room->count; }
 
+int kl__room_urgency(const kl__room *room) { return room->bits ? __builtin_ctz(room->bits) : KL_LANE_PRIORITIES; }
+
 /* --- Shelves --- */
 
 kl__shelf *kl__room_shelves(const kl__room *room) { return room->shelves; }
@@ -194,9 +200,8 @@ kl__shelf *kl__room_shelf(kl__room *room, kl_bytes kind, bool make)
 }
 
 /* Behind those that are as urgent. */
-void kl__room_shelve(kl__room *room, kl__shelf *shelf, kl__held *held)
+void kl__room_shelve(kl__shelf *shelf, kl__held *held)
 {
-    (void)room;
     kl__held *before = shelf->last;
     while (before && before->lane.mark.priority > held->lane.mark.priority)
         before = before->prev;
@@ -209,7 +214,7 @@ void kl__room_shelve(kl__room *room, kl__shelf *shelf, kl__held *held)
     shelf->count++;
 }
 
-size_t kl__room_unshelve(kl__room *room, kl__shelf *shelf, size_t max)
+size_t kl__room_unshelve(kl__shelf *shelf, size_t max)
 {
     kl__held *last = shelf->first;
     size_t count = last != NULL && max > 0;
@@ -218,7 +223,7 @@ size_t kl__room_unshelve(kl__room *room, kl__shelf *shelf, size_t max)
     for (size_t i = 0; i < count; i++) { /* from the last, so that the first stands first */
         kl__held *before = last->prev;
         leave_shelf(last);
-        kl__room_put_back(room, last);
+        kl__room_put_back(last);
         last = before;
     }
     return count;

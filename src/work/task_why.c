@@ -19,7 +19,9 @@ static kl_why why_of(const kl__ownership *ownership, const kl_entry *entry)
     const kl__owner *owner = kl__ownership_of(ownership, entry->place.shard);
     if (!owner || strcmp(owner->name, KL_OPERATOR_NAME) == 0)
         return KL_WHY_NO_WORKER;
-    return kl__ownership_serves(ownership, kl__owners_kind(entry->kind)) ? KL_WHY_READY : KL_WHY_KIND;
+    if (!kl__ownership_serves(ownership, kl__owners_kind(entry->kind)))
+        return KL_WHY_KIND;
+    return owner->full ? KL_WHY_PARTITION : KL_WHY_READY;
 }
 
 static kl_rc look_at(void *ctx, const char *partition, const kl_layout *layout, const kl__ownership *ownership)

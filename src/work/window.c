@@ -25,9 +25,14 @@ uint64_t kl__key_max(const kl__pump *pump)
 bool kl__window_full(const kl__window *window, int32_t line)
 {
     const kl__pump *pump = window->pump;
+    const kl__capacity *capacity = window->partition->capacity;
     uint64_t extra = line < window->least_urgent ? 4 : 0, max = kl__window_max(pump),
-             all = (uint64_t)pump->opts.window_max;
-    return window->held >= max + (extra ? max / extra : 0) || pump->held >= all + (extra ? all / extra : 0);
+             all = (uint64_t)pump->opts.window_max, held = pump->held;
+    if (capacity) {
+        all /= pump->capacity_count;
+        held = capacity->held;
+    }
+    return window->held >= max + (extra ? max / extra : 0) || held >= all + (extra ? all / extra : 0);
 }
 
 kl__window *kl__window_open(kl__partition *partition, uint32_t shard, uint64_t epoch, bool clean)
@@ -83,9 +88,12 @@ kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash)
 
 static void count_held(kl__held *held, int by)
 {
+    kl__pump *pump = held->window->pump;
     held->window->held += (uint64_t)(int64_t)by;
-    held->window->pump->held += (uint64_t)(int64_t)by;
+    pump->held += (uint64_t)(int64_t)by;
     held->group->held += (uint64_t)(int64_t)by;
+    if (pump->capacities)
+        held->window->partition->capacity->held += (uint64_t)(int64_t)by;
 }
 
 static void count_blocked(kl__held *held, int by)
@@ -129,7 +137,7 @@ static kl__held *hold(kl__window *window, const kl_stub *stub)
             return NULL;
         kl__lanes_rest_few(window->lanes); /* a worker has one for each shard, and all of them share its caches */
     }
-    kl__group *group = kl__room_group(pump->room, stub->group);
+    kl__group *group = kl__room_group(window->partition->room, stub->group);
     kl__held *held = group ? kl__held_new(pump) : NULL;
     if (!held)
         return NULL;
@@ -191,7 +199,7 @@ static void overtake(kl__held *held)
     if (!first || first->state != KL_HELD_ROOM || first->lane.mark.priority <= held->lane.mark.priority ||
         first->retry_line)
         return;
-    kl__room_remove(held->window->pump->room, first);
+    kl__room_remove(first);
     first->state = KL_HELD_LINE;
     kl__lanes_untake(held->window->lanes, &first->lane, false, held->window->pump->now_ms);
 }
@@ -286,7 +294,7 @@ static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint
         return ADMIT;
     if (!pump->grouped)
         return STOP;
-    kl__group *group = kl__room_group(pump->room, stub->group);
+    kl__group *group = kl__room_group(window->partition->room, stub->group);
     return !group ? STOP : group->held < KL_GROUP_MIN ? ADMIT : LEAVE_OUT;
 }
 
@@ -386,7 +394,7 @@ void kl__window_ready(kl__window *window)
         for (uint32_t i = 0; i < count; i++) {
             kl__held *held = kl__held_of(tasks[i]);
             set_blocked(held, KL_BLOCKED_NOT);
-            kl__room_put(pump->room, held);
+            kl__room_put(held);
         }
     }
 }
@@ -487,7 +495,7 @@ static void take_away(kl__held *held)
         kl__lanes_end(window->lanes, &held->lane, now_ms);
         break;
     case KL_HELD_ROOM:
-        kl__room_remove(window->pump->room, held);
+        kl__room_remove(held);
         kl__lanes_end(window->lanes, &held->lane, now_ms);
         break;
     case KL_HELD_ASIDE:
@@ -504,7 +512,7 @@ void kl__window_clear_room(kl__window *window)
         kl__held *held = window->table[i];
         if (!held || held->state != KL_HELD_ROOM)
             continue;
-        kl__room_remove(window->pump->room, held);
+        kl__room_remove(held);
         held->state = KL_HELD_LINE;
         kl__lanes_untake(window->lanes, &held->lane, held->retry_line, window->pump->now_ms);
     }
@@ -602,7 +610,7 @@ void kl__window_drop(kl__window *window)
         set_blocked(held, KL_BLOCKED_NOT);
         count_held(held, -1);
         if (held->state == KL_HELD_ROOM)
-            kl__room_remove(pump->room, held);
+            kl__room_remove(held);
         if (held->state == KL_HELD_FINISHED && !held->sending)
             pump->finished--;
         if (!is_out(held))

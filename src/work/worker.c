@@ -128,6 +128,22 @@ static kl_rc check_handlers(const kl_worker_queue *queue)
     return KL_OK;
 }
 
+/* As the queue's layout is now; it may change, and then the minimum is as much as can be had. */
+static kl_rc check_per_partition(const kl_worker_queue *queue)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(queue->queue);
+    int64_t partitions = kl__newest_layout(descriptor)->layout.partitions;
+    kl__descriptor_release(descriptor);
+    int64_t all = partitions * queue->per_partition;
+    if (queue->per_partition == 0 || queue->min <= all)
+        return KL_OK;
+    return kl__fail(KL_EINVAL,
+                    "queue %s is to have at least %lld threads, and its %lld partition%s with %lld each come to %lld; "
+                    "lower the minimum or raise the limit per partition",
+                    queue->queue->name, (long long)queue->min, (long long)partitions, partitions == 1 ? "" : "s",
+                    (long long)queue->per_partition, (long long)all);
+}
+
 static kl_rc check_queue(const kl_worker_queue *queues, size_t index, int64_t *minimums)
 {
     const kl_worker_queue *queue = &queues[index];
@@ -142,6 +158,10 @@ static kl_rc check_queue(const kl_worker_queue *queues, size_t index, int64_t *m
     kl_rc rc = check_range("weight", queue->weight, 0, WEIGHT_MAX);
     if (rc == KL_OK)
         rc = check_range("min", queue->min, 0, KL_WORKER_THREADS_MAX);
+    if (rc == KL_OK)
+        rc = check_range("per_partition", queue->per_partition, 0, KL_WORKER_THREADS_MAX);
+    if (rc == KL_OK)
+        rc = check_per_partition(queue);
     if (rc == KL_OK)
         rc = check_handlers(queue);
     *minimums += queue->min;
@@ -241,6 +261,7 @@ static kl_rc open_served(kl_worker *worker, kl__served *served, const kl_worker_
                           .slices = queue->slices,
                           .window_max = worker->opts.window_max,
                           .concurrency = worker->opts.concurrency,
+                          .per_partition = queue->per_partition,
                           .seed = kl__random_seed(),
                           .local_ms = kl__local_ms,
                           .leave = leave,

@@ -61,6 +61,13 @@ static void count_taken(kl_worker *worker, kl__served *served, size_t count)
 
 /* --- A hand --- */
 
+/* With a limit for each partition tasks that are ready may be let on when others end; idle threads do not know of it. */
+static void wake_others(kl_worker *worker, const kl__served *served)
+{
+    if (worker->idle && served->pump->capacities)
+        kl__worker_wake(worker, kl__pump_ready(served->pump));
+}
+
 static size_t take(kl__thread *thread)
 {
     kl_worker *worker = thread->worker;
@@ -75,6 +82,7 @@ static size_t take(kl__thread *thread)
     thread->served = served;
     served->busy++;
     count_taken(worker, served, count);
+    wake_others(worker, served);
     return count;
 }
 
@@ -261,6 +269,7 @@ static void run_hand(kl__thread *thread, size_t count)
             continue;
         pthread_mutex_lock(&worker->mutex);
         hand_in(thread, done);
+        wake_others(worker, thread->served);
         pthread_cond_signal(&worker->outcomes);
         pthread_mutex_unlock(&worker->mutex);
         handed_ns = now_ns = kl__monotonic_ns();
@@ -363,6 +372,8 @@ void *kl__worker_thread(void *context)
                 for (; run > 0; run--)
                     kl__pump_untake(thread->served->pump, thread->held[run - 1]);
             }
+            if (run < count)
+                wake_others(worker, thread->served);
             if (run > 0)
                 run_hand(thread, run);
             release(thread);

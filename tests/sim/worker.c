@@ -151,6 +151,27 @@ static size_t load(struct sim_process *process, struct hand *hand, size_t count,
     return run;
 }
 
+/* Not by the pump's own count: by what is in its windows. */
+static int64_t running_of(const kl__pump *pump, uint32_t index)
+{
+    int64_t count = 0;
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        for (const kl__window *window = partition->index == index ? partition->windows : NULL; window;
+             window = window->next)
+            for (uint32_t i = 0; i < window->table_capacity; i++)
+                count += window->table[i] && window->table[i]->state == KL_HELD_RUNNING;
+    return count;
+}
+
+static void check_limit(struct sim_process *process, const kl__held *held)
+{
+    int64_t limit = process->world->plan.per_partition;
+    uint32_t index = held->window->partition->index;
+    if (limit && running_of(process->pump, index) > limit)
+        sim_break(process->world, "I8", NULL, "p%u has more than %lld tasks of partition %u", process->number,
+                  (long long)limit, index);
+}
+
 /* True: there was something to do. */
 static bool take(struct sim_process *process)
 {
@@ -161,6 +182,8 @@ static bool take(struct sim_process *process)
     for (size_t i = 0; i < count; i++)
         if (!(hand.taken[i] = oracle_taken(process, hand.held[i])))
             sim_crash(process, "what it takes is not there");
+    for (size_t i = 0; i < count; i++)
+        check_limit(process, hand.held[i]);
     if (process->dead) {
         for (size_t i = count; i-- > 0;)
             kl__pump_untake(process->pump, hand.held[i]);
@@ -198,6 +221,7 @@ static kl_rc open_pump(struct sim_process *process)
                           .handler_count = 1,
                           .window_max = world->plan.window_max,
                           .concurrency = process->concurrency,
+                          .per_partition = world->plan.per_partition,
                           .seed = kl__random_next(&world->random),
                           .local_ms = sim_local_ms,
                           .local_ctx = process,

@@ -1,7 +1,7 @@
 /* world.h - a simulated world: processes, threads, a clock, a network, a store; all decided by one seed.
  *
  *     fiber.c   threads                     store.c    the store as a process sees it: late, lossy, or gone
- *     world.c   clock, scheduler, processes oracle.c   what is true, and what must not happen (I1..I7)
+ *     world.c   clock, scheduler, processes oracle.c   what is true, and what must not happen (I1..I8)
  *     worker.c  worker processes            clients.c  producers, submitters, operators
  *     run.c     one seed from beginning to end          mutants.c  bugs that are switched on
  *     by_hand.c seed 0: what chance comes to too seldom
@@ -17,7 +17,8 @@
  * I4  A blocked key blocks nobody.
  * I5  Every task ends, or is visibly waiting with a reason.
  * I6  One idempotency key (token, unique, tick of a schedule), one job, one answer.
- * I7  Recovery invents nothing: no task, no outcome and no attempt that was not there. */
+ * I7  Recovery invents nothing: no task, no outcome and no attempt that was not there.
+ * I8  No more tasks of one partition are with a worker than may run there at a time. */
 #ifndef TESTS_SIM_WORLD_H
 #define TESTS_SIM_WORLD_H
 
@@ -61,6 +62,7 @@ struct sim_plan {
     uint32_t attempts_max;
     kl_head_policy policy;
     int64_t window_max;
+    int64_t per_partition;    /* tasks of one partition in one worker; 0: no limit */
     uint32_t lost_per_mille;  /* requests, and as many replies */
     uint32_t stall_per_10000; /* calls that take up to several leases */
     uint32_t slow_per_mille;  /* calls that take up to 100 ms */

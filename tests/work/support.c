@@ -316,7 +316,8 @@ kl_worker *start_worker(kl_queue *queue, const struct start *start)
                               .handler_count = 1,
                               .shards = start->shards,
                               .slice = start->slice,
-                              .slices = start->slices};
+                              .slices = start->slices,
+                              .per_partition = start->per_partition};
     kl_worker_opts opts = {.size = sizeof opts,
                            .name = start->name,
                            .concurrency = start->concurrency ? start->concurrency : 4,

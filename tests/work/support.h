@@ -99,7 +99,7 @@ struct start {
     kl_handler_fn *fn;
     void *ctx;
     const char *kind, *name, *shards;
-    int64_t concurrency, window_max, slice, slices, stop_ms;
+    int64_t concurrency, per_partition, window_max, slice, slices, stop_ms;
     bool until_empty;
 };
 
