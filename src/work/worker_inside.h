@@ -10,13 +10,13 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "base/told.h"
 #include "work/inside.h"
 
 enum {
     KL_HAND_SIZE_MAX = 64, /* tasks in one hand */
     KL_STEAL_NS = 1000000, /* a task that takes longer is long */
     KL_RETRY_MS = 100,     /* after the store has failed */
-    KL_TOLD_MAX = 8,       /* sentences that are known to have been told */
 };
 
 /* A queue that is served. */
@@ -79,12 +79,6 @@ typedef enum kl__doing {
     KL_DOING_BEAT,
     KL_DOING_TAKE_IN
 } kl__doing;
-
-typedef struct kl__told {
-    uint64_t sentence; /* its hash */
-    int64_t until_ns;  /* not told again before, */
-    int64_t rest_ns;   /* which is so long after the last time; 0: there is none */
-} kl__told;
 
 /* Whoever gives tasks out instead of running them (claims.c): the first three as in kl__pump_opts; `after` is called with
  * the mutex held, and may leave it, when outcomes may have been settled. */
@@ -149,9 +143,6 @@ void kl__worker_log(const kl_worker *worker, kl_log_level level, const char *tex
 void kl__worker_failed(kl_worker *worker, kl__doing doing); /* tells kl_error_text, but not all the time */
 void kl__worker_recovered(kl_worker *worker, kl__doing doing);
 void kl__worker_wait(kl_worker *worker, pthread_cond_t *condition, int64_t wait_ms);
-
-/* Whether the sentence is to be told now; remembers that it was. */
-bool kl__told_anew(kl__told told[KL_TOLD_MAX], kl_bytes sentence, int64_t now_ns);
 
 static inline void kl__worker_worked(kl_worker *worker, kl__doing doing)
 {

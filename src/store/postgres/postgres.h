@@ -27,6 +27,7 @@
 
 #include "base/base.h"
 #include "base/compare.h"
+#include "base/told.h"
 #include "keyline/store.h"
 
 enum {
@@ -115,6 +116,7 @@ typedef struct kl__pg {
     pthread_cond_t upkeep_wakes;
     pthread_t upkeep;
     bool upkeep_runs;
+    kl__told upkeep_told[KL_TOLD_MAX]; /* the thread's own */
     atomic_bool closing;
     atomic_bool settles; /* somebody has settled by this handle */
 } kl__pg;

@@ -20,9 +20,10 @@ enum {
     HISTORY_MS = 5 * 60000, /* the number of rows that the server guesses is too high for so long */
 };
 
-static void complain(const kl__pg *pg)
+static void complain(kl__pg *pg)
 {
-    kl__pg_log(pg, KL_LOG_WARN, "clearing away failed, and is tried again: %s", kl_error_text());
+    if (kl__told_anew(pg->upkeep_told, kl_str(kl_error_text()), kl__monotonic_ns()))
+        kl__pg_log(pg, KL_LOG_WARN, "clearing away failed, and is tried again: %s", kl_error_text());
 }
 
 /* True: there is more. Where there turned out to be no more history than there may be, it is left alone for a while. */
