@@ -20,10 +20,11 @@
  *     text; a key takes about 200 while it has tasks, and its length if that is over 38. Some 1,300 keys of each shard may
  *     keep theirs to be used again.
  *   - A blocked key blocks nobody. A key is blocked from when a task of it has to wait for a retry, or it is paused, until
- *     one of its tasks is done or it has none left. One more task that cannot run is taken only while those in the shard,
- *     with those of its own key counted twice, are fewer than half of the places, or there are none.
- *     With the 128 places that are the default: a blocked key may have 32 tasks; while it has them, a second one may have
- *     16 and a third 8. Delayed tasks, each of another key or of none, may be 64. With 32 that take no place, the shard
+ *     one of its tasks is done or it has none left. One more task of a blocked key is taken only while those of blocked
+ *     keys in the shard, with those of its own key counted twice, are fewer than a quarter of the places, or there are
+ *     none. One more that is not due is taken while all that cannot run, likewise, are fewer than half.
+ *     With the 128 places that are the default: a blocked key may have 16 tasks; while it has them, a second one may have
+ *     8 and a third 4. Delayed tasks, each of another key or of none, may be 64. With 32 that take no place, the shard
  *     holds 160 tasks at most.
  *     A submit beyond that gets KL_EFULL at once, and the shard's other keys go on. What was in line before it had to wait
  *     stays, so only keys that fill the shard first and then fail, or many failing keys or tasks without one, of which each

@@ -2,13 +2,15 @@
  *
  * The tasks of a key that waits for its retry, or is paused, keep their places for as long as that takes, and so does a
  * task that is not due. A producer that goes on submitting such tasks would fill the shard, and its other keys would wait
- * after all. So they get half of the places together, and a key of them what the others leave of that:
+ * after all. So blocked keys get a quarter as many as there are places together, which is what can be lent for them
+ * (shard.c), so that the others have all places for themselves; and a key of them what the others leave of that:
  *
- *      stuck tasks of this key + stuck tasks of all keys  <  capacity / 2
+ *      tasks of this key + tasks of all blocked keys  <  capacity / 4
  *
- * One key alone gets a quarter of the shard, two a sixth each, and there is always some left for one more. What a key had
- * in line before it was blocked stays, whatever it was; for that, places are lent (shard.c). Between being admitted and
- * claiming a place there is no mutex, so of several threads that submit at the same moment each may be one too many.
+ * One key alone gets an eighth, two a twelfth each, and there is always some left for one more. Tasks that are not due get
+ * what blocked keys leave of half of the places, by the same rule. What a key had in line before it was blocked stays,
+ * whatever it was. Between being admitted and claiming a place there is no mutex, so of several threads that submit at the
+ * same moment each may be one too many.
  *
  * Hardly a submit comes here: the lanes show signs of blocked keys, which producers look at without the mutex. And whoever
  * goes on submitting to a key that was refused is refused again without it, and without a sentence unless he asks: a
@@ -87,8 +89,9 @@ static bool has_share(kl__shard *shard, const kl__lane_key *key, bool delayed, b
     *ret_blocked = blocked;
     if (!blocked && !delayed)
         return true;
-    uint64_t stuck = kl__lanes_stuck(shard->lanes), own = lane && keyed ? kl__lane_stuck(lane) : 0;
-    return stuck == 0 || own + stuck < shard->inbox.capacity / 2;
+    uint64_t own = lane && keyed ? kl__lane_stuck(lane) : 0, capacity = shard->inbox.capacity;
+    uint64_t all = blocked ? kl__lanes_blocked(shard->lanes) : kl__lanes_stuck(shard->lanes);
+    return all == 0 || own + all < (blocked ? capacity / KL_EXEC_SPARE_SHARE : capacity / 2);
 }
 
 /* The same, when all is known: what is done, what is due by now, and what is still on the way. A key that is not blocked,
@@ -125,12 +128,11 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
         kl__shard_offer(shard);
         kl__cond_wait(&shard->room, &shard->mutex, kl__monotonic_ns() + KL_EXEC_LOOK_NS);
     }
-    if (rc == KL_EFULL) {
-        atomic_store_explicit(&shard->refused.length, (uint32_t)kl__inbox_length(&shard->inbox), memory_order_relaxed);
-        if (*ret_blocked)
-            note_refused(shard, who->hash);
-    }
+    if (rc == KL_EFULL && *ret_blocked)
+        note_refused(shard, who->hash);
     kl__shard_offer(shard); /* what came in needs a thread */
+    if (rc == KL_EFULL)
+        atomic_store_explicit(&shard->refused.length, (uint32_t)kl__inbox_length(&shard->inbox), memory_order_relaxed);
     pthread_mutex_unlock(&shard->mutex);
     return rc;
 }
@@ -176,8 +178,8 @@ static void say_blocked(const void *facts, char *text, size_t bytes)
     snprintf(
         text, bytes,
         "key '%s%s' is blocked: it is paused, or a task of it has failed and none been done since; it has all that it "
-        "may of shard %u, where tasks that cannot run share half of %u places; submit again when it runs, or "
-        "resume, skip or drain it",
+        "may of shard %u, where blocked keys share a quarter of %u places; submit again when it runs, or resume, skip "
+        "or drain it",
         key, f->key_len > KEY_SHOWN_BYTES ? "..." : "", f->full.shard, f->full.capacity);
 }
 

@@ -18,6 +18,9 @@
 
 enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 64, KL_FULL_COUNTS = 4 };
 
+/* A shard has one spare task for so many places, to be lent for one that cannot run. */
+enum { KL_EXEC_SPARE_SHARE = 4 };
+
 /* How often to yield before sleeping, and how often to look up while waiting for room. */
 enum { KL_EXEC_YIELDS = 16, KL_EXEC_LOOK_NS = 2000000 };
 
@@ -59,7 +62,7 @@ typedef struct kl__exec_task {
 
 _Static_assert(sizeof(kl__exec_task) == KL_CACHE_LINE, "a task is one cache line");
 _Static_assert(
-    sizeof(kl__exec_task) * 5 / 4 + 2 * sizeof(uint64_t) <= 96,
+    sizeof(kl__exec_task) * (KL_EXEC_SPARE_SHARE + 1) / KL_EXEC_SPARE_SHARE + 2 * sizeof(uint64_t) <= 96,
     "a place, its share of the spare tasks, and its slots in a ring of up to twice as many: at most 96 bytes");
 _Static_assert(sizeof(kl__task_key) <= offsetof(kl__lane_task, mark), "the key must leave the other fields alone");
 

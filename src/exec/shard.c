@@ -21,11 +21,12 @@
 #include "base/wait.h"
 #include "exec/hand.h"
 
-enum { HELPING = 256, LOOK_EVERY_NS = 1000000, SPARE_SHARE = 4, QUOTED_BYTES = 160 };
+enum { HELPING = 256, LOOK_EVERY_NS = 1000000, QUOTED_BYTES = 160 };
 
 static uint32_t count_tasks(uint32_t capacity)
 {
-    uint32_t spare = capacity < SPARE_SHARE ? 1 : capacity / SPARE_SHARE, left = KL_EXEC_SHARD_CAPACITY_MAX - capacity;
+    uint32_t spare = capacity < KL_EXEC_SPARE_SHARE ? 1 : capacity / KL_EXEC_SPARE_SHARE,
+             left = KL_EXEC_SHARD_CAPACITY_MAX - capacity;
     return capacity + (spare < left ? spare : left); /* more than that have no number in a slot */
 }
 

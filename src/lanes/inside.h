@@ -60,7 +60,7 @@ struct kl__lanes {
     kl__tree_node *timers;
     uint64_t tasks, running, prioritized; /* as in kl__lane_counts */
     uint64_t ready_keys, crowd_running;
-    uint64_t stuck;                         /* tasks that cannot run: L8 */
+    uint64_t stuck, blocked;                /* tasks that cannot run, and those of them whose key is blocked: L8 */
     uint64_t waiting_keys[KL_LANE_STATES];  /* RETRYING to HALTED; the others are not kept here */
     kl__lane *first_resting, *last_resting; /* in the order in which they fell idle; some may be busy again */
     bool visiting;                          /* all lanes are being visited: free none */

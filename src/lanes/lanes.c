@@ -29,8 +29,8 @@
  * L6  A lane is in the timer tree exactly while its wake time is not KL_NEVER, and next_due is the least of them.
  * L7  Time does not run backwards: a call with an earlier now sees the latest one.
  * L8  A lane is blocked while it is retrying, paused or halted, and from then on until a task of it ends well or it has
- *     none; `stuck` counts the tasks of blocked lanes and of the others those that are not due. A sign is set exactly
- *     while a blocked key has it. */
+ *     none; `stuck` counts the tasks of blocked lanes and of the others those that are not due, `blocked` the former. A
+ *     sign is set exactly while a blocked key has it. */
 #include "lanes/lanes.h"
 
 #include <string.h>
@@ -217,6 +217,7 @@ static void set_blocked(kl__lanes *lanes, kl__lane *lane, bool blocked)
 {
     _Atomic(uint32_t) *keys = &lanes->signs.blocked_keys;
     lane->odd ^= ODD_BLOCKED;
+    lanes->blocked += blocked ? lane->stuck : -(uint64_t)lane->stuck;
     atomic_store_explicit(keys, atomic_load_explicit(keys, memory_order_relaxed) + (blocked ? 1 : -1u),
                           memory_order_relaxed);
     for (int i = 0; i < KL_LANE_SIGNS_EACH; i++)
@@ -239,6 +240,7 @@ static void count_blocked(kl__lanes *lanes, kl__lane *lane, kl__lane_state state
     if (KL_UNLIKELY(stuck < lane->stuck || (was && !is)))
         note_relief(lanes);
     lanes->stuck += (uint64_t)stuck - lane->stuck;
+    lanes->blocked += is ? (uint64_t)stuck - lane->stuck : 0;
     lane->stuck = stuck;
 }
 

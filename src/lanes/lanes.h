@@ -176,6 +176,7 @@ void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__l
  * tasks ends well, or none is left: a task that fails again and again is blocked while it runs, too. Of a blocked key all
  * tasks count, of others those that were not due when the key was last looked at. */
 uint64_t kl__lanes_stuck(const kl__lanes *lanes);
+uint64_t kl__lanes_blocked(const kl__lanes *lanes); /* of these, the tasks of blocked keys */
 uint64_t kl__lane_stuck(const kl__lane *lane);
 bool kl__lane_blocked(const kl__lane *lane);
 bool kl__lane_awaited(

@@ -36,6 +36,7 @@ bool kl__lanes_ready(const kl__lanes *lanes) { return lanes->ready_bits != 0; }
 kl_bytes kl__lane_task_key(const kl__lane_task *task) { return key_of(task->lane); }
 bool kl__lanes_prioritized(const kl__lanes *lanes) { return lanes->prioritized > 0; }
 uint64_t kl__lanes_stuck(const kl__lanes *lanes) { return lanes->stuck; }
+uint64_t kl__lanes_blocked(const kl__lanes *lanes) { return lanes->blocked; }
 uint64_t kl__lane_stuck(const kl__lane *lane) { return lane->stuck; }
 bool kl__lane_blocked(const kl__lane *lane) { return lane->odd & ODD_BLOCKED; }
 bool kl__lane_awaited(const kl__lane *lane) { return lane->odd & (ODD_BLOCKED | ODD_BARRIER); }

@@ -50,13 +50,15 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
 /* L8 for all lanes together. */
 static bool signs_valid(const kl__lanes *lanes)
 {
-    uint64_t stuck = lanes->crowd.stuck;
-    uint32_t keys = kl__lane_blocked(&lanes->crowd), blocked[KL_LANE_SIGNS] = {KL_LANE_SIGNS_EACH * keys};
+    bool crowd_blocked = kl__lane_blocked(&lanes->crowd);
+    uint64_t stuck = lanes->crowd.stuck, of_blocked = crowd_blocked ? stuck : 0;
+    uint32_t keys = crowd_blocked, blocked[KL_LANE_SIGNS] = {KL_LANE_SIGNS_EACH * keys};
     bool ok = true;
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
         for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
             const kl__lane *lane = (const kl__lane *)entry;
             stuck += lane->stuck;
+            of_blocked += kl__lane_blocked(lane) ? lane->stuck : 0;
             keys += kl__lane_blocked(lane);
             for (int j = 0; j < KL_LANE_SIGNS_EACH; j++)
                 blocked[kl__lane_sign(entry->hash, j) % KL_LANE_SIGNS] += kl__lane_blocked(lane);
@@ -64,7 +66,8 @@ static bool signs_valid(const kl__lanes *lanes)
     }
     for (uint32_t i = 0; i < KL_LANE_SIGNS; i++)
         ok &= blocked[i] == lanes->blocked_by_sign[i] && kl__lane_sign_is_set(&lanes->signs, i) == (blocked[i] > 0);
-    return ok && stuck == lanes->stuck && keys == atomic_load(&lanes->signs.blocked_keys);
+    return ok && stuck == lanes->stuck && of_blocked == lanes->blocked &&
+           keys == atomic_load(&lanes->signs.blocked_keys);
 }
 
 bool kl__lanes_valid(const kl__lanes *lanes)

@@ -2,7 +2,7 @@
 #include "base/random.h"
 #include "exec/support.h"
 
-enum { CAPACITY = 48, QUARTER = CAPACITY / 4, HALF = CAPACITY / 2 };
+enum { CAPACITY = 64, EIGHTH = CAPACITY / 8, QUARTER = CAPACITY / 4, HALF = CAPACITY / 2 };
 
 /* Submits to the key until it is refused. Returns how many were taken. */
 static int submit_until_refused(kl_exec *exec, const char *key, const kl_exec_task_opts *opts)
@@ -43,20 +43,20 @@ TEST(one_failing_key_of_a_hundred_does_not_stop_a_producer_that_submits_to_all_o
         refused += kl_exec_submit(exec, kl_str("bad"), play, &failing, NULL, NULL) != KL_OK;
     }
     tally_await(&tally, (KEYS - 1) * ROUNDS);
-    CHECK_INT(refused, ROUNDS - 32); /* at once: with the patience above, this test would not end */
-    CHECK_INT(info_of(exec, "bad").tasks, 32);
+    CHECK_INT(refused, ROUNDS - 16); /* at once: with the patience above, this test would not end */
+    CHECK_INT(info_of(exec, "bad").tasks, 16);
     kl_exec_close(exec);
 }
 
-TEST(a_paused_key_is_refused_beyond_a_quarter_of_the_shard_and_the_sentence_says_why)
+TEST(a_paused_key_is_refused_beyond_an_eighth_of_the_shard_and_the_sentence_says_why)
 {
     struct tally tally = TALLY;
     kl_exec *exec = open_small();
     REQUIRE(exec != NULL);
     CHECK_INT(kl_exec_key_pause(exec, kl_str("pau\nsed")), KL_OK);
-    CHECK_INT(submit_until_refused(exec, "pau\nsed", NULL), QUARTER);
+    CHECK_INT(submit_until_refused(exec, "pau\nsed", NULL), EIGHTH);
     CHECK_CONTAINS(kl_error_text(), "key 'pau\\x0ased' is blocked");
-    CHECK_CONTAINS(kl_error_text(), "half of 48 places");
+    CHECK_CONTAINS(kl_error_text(), "a quarter of 64 places");
     kl_exec_full full = kl_exec_last_full();
     CHECK(full.blocked && full.shard == 0 && full.capacity == CAPACITY && full.length < CAPACITY);
     for (int i = 0; i < 10 * CAPACITY; i++)
@@ -70,16 +70,16 @@ TEST(a_paused_key_is_refused_beyond_a_quarter_of_the_shard_and_the_sentence_says
     kl_exec_close(exec);
 }
 
-TEST(each_further_blocked_key_finds_room_in_the_half_that_they_share)
+TEST(each_further_blocked_key_finds_room_in_the_quarter_that_they_share)
 {
     kl_exec *exec = open_small();
     REQUIRE(exec != NULL);
     CHECK_INT(kl_exec_key_pause(exec, kl_str("a")), KL_OK);
     CHECK_INT(kl_exec_key_pause(exec, kl_str("b")), KL_OK);
     CHECK_INT(kl_exec_key_pause(exec, kl_str("c")), KL_OK);
-    CHECK_INT(submit_until_refused(exec, "a", NULL), QUARTER);
-    CHECK_INT(submit_until_refused(exec, "b", NULL), QUARTER / 2);
-    CHECK_INT(submit_until_refused(exec, "c", NULL), QUARTER / 4);
+    CHECK_INT(submit_until_refused(exec, "a", NULL), EIGHTH);
+    CHECK_INT(submit_until_refused(exec, "b", NULL), EIGHTH / 2);
+    CHECK_INT(submit_until_refused(exec, "c", NULL), EIGHTH / 4);
     CHECK_INT(submit_until_refused(exec, "a", NULL), 0);
     CHECK_INT(kl_exec_key_drain(exec, kl_str("a"), NULL), KL_OK);
     CHECK(submit_until_refused(exec, "b", NULL) > 0);
@@ -89,14 +89,14 @@ TEST(each_further_blocked_key_finds_room_in_the_half_that_they_share)
 TEST(the_example_that_exec_h_works_out_is_right)
 {
     static const char *const keys[] = {"a", "b", "c"};
-    static const int taken[] = {32, 16, 8};
+    static const int taken[] = {16, 8, 4};
     kl_exec *exec = open_frozen(OPTS(.shards = 1, .shard_capacity = 128, .submit_timeout_ms = KL_NO_WAIT));
     REQUIRE(exec != NULL);
     for (size_t i = 0; i < COUNT(keys); i++) {
         CHECK_INT(kl_exec_key_pause(exec, kl_str(keys[i])), KL_OK);
         CHECK_INT(submit_until_refused(exec, keys[i], NULL), taken[i]);
     }
-    CHECK_INT(kl_exec_last_full().length, 32 + 16 + 8 - 32); /* places: 32 of them take none */
+    CHECK_INT(kl_exec_last_full().length, 0); /* places: those 28 take none */
     for (size_t i = 0; i < COUNT(keys); i++)
         CHECK_INT(kl_exec_key_drain(exec, kl_str(keys[i]), NULL), KL_OK);
     CHECK_INT(submit_until_refused(exec, "", TASK(.delay_ms = 50)), 64);
@@ -111,7 +111,7 @@ TEST(a_key_that_keeps_failing_is_bounded_also_while_it_runs_until_a_task_of_it_i
     REQUIRE(exec != NULL);
     block_by_failing(exec, "k", &dead);
     submit_script(exec, "k", &slow, NULL);
-    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER - 2);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), EIGHTH - 2);
     pass_ms(exec, 50);
     gate_await(&gate, 1); /* the first is dead, the second runs */
     CHECK_INT(submit_until_refused(exec, "k", NULL), 1);
@@ -135,7 +135,7 @@ TEST(delayed_tasks_take_up_no_more_than_half_of_a_shard)
     }
     CHECK_INT(submit_until_refused(exec, "one more", TASK(.delay_ms = 50)), 0);
     for (int i = 0; i < 2; i++) { /* the second time for the same reason */
-        CHECK_CONTAINS(kl_error_text(), "all that they may of shard 0, half of its 48 places");
+        CHECK_CONTAINS(kl_error_text(), "all that they may of shard 0, half of its 64 places");
         CHECK_INT(submit_until_refused(exec, "one more", TASK(.delay_ms = 50)), 0);
     }
     CHECK_INT(kl_exec_submit(exec, (kl_bytes){NULL, 0}, add_one, &tally, TASK(.delay_ms = 50), NULL), KL_EFULL);
@@ -195,7 +195,7 @@ TEST(a_batch_goes_on_past_a_key_that_is_refused)
     kl_exec_id ids[TASKS];
     size_t taken;
     struct tally tally = TALLY;
-    kl_exec *exec = open_frozen(OPTS(.shard_capacity = 512));
+    kl_exec *exec = open_frozen(OPTS(.shard_capacity = 1024));
     REQUIRE(exec != NULL);
     CHECK_INT(kl_exec_key_pause(exec, kl_str("paused")), KL_OK);
     for (int i = 0; i < 100; i++)
@@ -205,7 +205,7 @@ TEST(a_batch_goes_on_past_a_key_that_is_refused)
     CHECK_INT(kl_exec_submit_batch(exec, tasks, TASKS, ids, &taken), KL_EFULL);
     CHECK(kl_exec_last_full().blocked);
     for (int i = 0; i < TASKS; i++)
-        CHECK_INT(ids[i] != 0, i % 3 != 0 || i / 3 < 28); /* 128 is a quarter */
+        CHECK_INT(ids[i] != 0, i % 3 != 0 || i / 3 < 28); /* 128 is an eighth */
     CHECK_INT(taken, 133 + 28);
     tally_await(&tally, 133);
     kl_exec_close(exec);
@@ -318,7 +318,7 @@ TEST(who_waits_for_ever_waits_for_a_blocked_key_until_it_runs_or_the_executor_st
     kl_exec *exec = open_small();
     REQUIRE(exec != NULL);
     CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_OK);
-    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), EIGHTH);
     helper_start(&helper, submit_for_ever, exec);
     CHECK_INT(kl_exec_key_resume(exec, kl_str("k")), KL_OK);
     helper_join(&helper);
@@ -326,7 +326,7 @@ TEST(who_waits_for_ever_waits_for_a_blocked_key_until_it_runs_or_the_executor_st
     CHECK_CONTAINS(journal_text(), "KL_OK");
     CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_OK);
     AWAIT(tasks_live(exec) == 0);
-    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), EIGHTH);
     helper_start(&helper, submit_for_ever, exec);
     CHECK_INT(kl_exec_abort(exec), KL_OK);
     helper_join(&helper);
@@ -432,7 +432,7 @@ TEST(an_executor_that_has_been_stopped_says_so_also_to_a_blocked_key)
     kl_exec *exec = open_small();
     REQUIRE(exec != NULL);
     block_by_failing(exec, "k", &failing);
-    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER - 1);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), EIGHTH - 1);
     helper_start(&helper, drain_for_ever, exec);
     AWAIT(kl_exec_submit(exec, kl_str("other"), nothing, NULL, NULL, NULL) == KL_ECLOSED);
     CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL), KL_ECLOSED);
@@ -518,7 +518,7 @@ TEST(a_key_of_which_a_task_is_done_is_not_blocked_although_the_next_in_hand_bloc
         AWAIT(tasks_live(exec) == 0);
     }
     block_by_failing(exec, "k", &script);
-    CHECK_INT(submit_until_refused(exec, "k", NULL), QUARTER - 1);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), EIGHTH - 1);
     submit(exec, "dealer", hold, &dealer, NULL);
     gate_await(&dealer, 1);
     CHECK_INT(kl_exec_key_resume(exec, kl_str("k")), KL_OK); /* ready at once */
