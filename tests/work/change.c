@@ -1,7 +1,7 @@
 /* change.c - what tests of layouts that change under load share (change.h). */
 #include "change.h"
 
-enum { KEYS = 200, PRODUCERS = 2 };
+enum { KEYS = 200, PRODUCERS = 2, AHEAD_MAX = 20000 }; /* the last: what waits, at most, however quick puts are */
 
 struct load {
     kl_store *store;
@@ -40,6 +40,10 @@ static void *produce(void *context)
     if (kl_queue_open(load->store, "orders", NULL, &queue) != KL_OK)
         return "cannot open";
     while (!load->stop) {
+        if (load->total > load->order.done + load->delayed + AHEAD_MAX) {
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+            continue;
+        }
         for (int i = 0; i < 32; i++) {
             int key = (int)((round * 32 + (uint64_t)i) % (KEYS / PRODUCERS)) * PRODUCERS + producer->number;
             bool later = i == 31;
