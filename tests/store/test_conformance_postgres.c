@@ -218,14 +218,15 @@ CLAIM(many_small_settles_are_cleared_away_in_bounded_time)
     kl_counts counts;
     kl_task_id id;
     append_many(t, order_place(t, 4), &id, 1); /* moves to segment 0 */
-    snprintf(sql, sizeof sql,
-             "INSERT INTO %s.entries (partition, slot, last, number, ats, ids, segment)"
-             " SELECT %u, 4 * 64 + 16, (n::bigint << 24) + 80, 1, '\\x00', ARRAY[md5(n::text)::uuid], 1"
-             " FROM generate_series(1, %d) n;"
-             "INSERT INTO %s.settled (partition, shard, first, last, segment, positions)"
-             " SELECT partition, 4, last, last, 1, ARRAY[last] FROM %s.entries_1 WHERE last & 16777215 = 80;"
-             "ANALYZE %s.entries_1, %s.settled_1",
-             schema_of(t), t->orders, ROWS, schema_of(t), schema_of(t), schema_of(t), schema_of(t));
+    snprintf(
+        sql, sizeof sql,
+        "INSERT INTO %s.entries (partition, slot, last, number, tasks, segment)"
+        " SELECT %u, 4 * 64 + 16, (n::bigint << 24) + 80, 1, %s.pack(0, md5(n::text)::uuid, NULL, NULL, NULL, NULL),"
+        " 1 FROM generate_series(1, %d) n;"
+        "INSERT INTO %s.settled (partition, shard, first, last, segment, positions)"
+        " SELECT partition, 4, last, last, 1, ARRAY[last] FROM %s.entries_1 WHERE last & 16777215 = 80;"
+        "ANALYZE %s.entries_1, %s.settled_1",
+        schema_of(t), t->orders, schema_of(t), ROWS, schema_of(t), schema_of(t), schema_of(t), schema_of(t));
     pg_server_run(sql);
     snprintf(sql, sizeof sql, "SET statement_timeout = '%ds'", PATIENCE);
     pg_server_run(sql);
@@ -268,9 +269,9 @@ CLAIM(an_append_that_comes_late_does_not_keep_its_segment_from_being_emptied_aga
     for (size_t i = 0; i < sizeof late_id.bytes; i++)
         snprintf(hex + 2 * i, 3, "%02x", late_id.bytes[i]);
     snprintf(sql, sizeof sql,
-             "INSERT INTO %s.entries (partition, slot, last, number, ats, ids, segment)"
-             " VALUES (%u, 9 * 64 + 16, %lld, 1, '\\x00', ARRAY['%s'::uuid], %lld); COMMIT",
-             schema_of(t), t->orders, number * 65536 + segment * 64 + 16, hex, segment);
+             "INSERT INTO %s.entries (partition, slot, last, number, tasks, segment)"
+             " VALUES (%u, 9 * 64 + 16, %lld, 1, %s.pack(0, '%s', NULL, NULL, NULL, NULL), %lld); COMMIT",
+             schema_of(t), t->orders, number * 65536 + segment * 64 + 16, schema_of(t), hex, segment);
     PQclear(PQexec(late, sql));
     PQfinish(late);
     CHECK_INT(rows_of(t, "tasks"), 1);

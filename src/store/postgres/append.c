@@ -5,8 +5,8 @@
  * One entry with a token, which is what a plain put makes, goes by the function append_one: its parts are parameters.
  * Calls that threads make at the same time go together (append_group.c).
  *
- * Else parameters are columns: of the places, of the rows (append.h), and of the entries in the order of rows, of which
- * each row takes a slice. A row names its place and its number by their index; the function draws the numbers.
+ * Else parameters are columns: of the places, of the rows (append.h), and, where entries have any, of their jobs and groups
+ * in the order of rows, of which each row takes a slice. A row names its number by its index; the function draws them.
  *
  * From some entries on, the transaction is committed without waiting for the disk, which ends the shards' locks early,
  * and so producers share one sync: a second statement, sent in the same packet, commits a message in the log, and waits.
@@ -15,6 +15,7 @@
 #include <stdlib.h>
 
 #include "store/postgres/append.h"
+#include "store/postgres/row.h"
 
 /* --- Which entries make a row --- */
 
@@ -142,28 +143,32 @@ static void add_places(kl__pg_args *args, const kl__pg_plan *plan)
         kl__pg_add_int(args, KL_PG_INT4, plan->places[i].shard);
 }
 
-/* What a row says that it has from its place, or from its entry. */
+static kl_place place_of(const kl__pg_plan *plan, const kl__pg_row *row) { return plan->places[row->at - 1]; }
+
+static int line_of(const kl__pg_plan *plan, const kl__pg_row *row) { return plan->spots[row->first].line; }
+
+/* What a row says that it has from its place, or from its entries. */
 static void add_rows(kl__pg_args *args, const kl__pg_plan *plan)
 {
     const kl__pg_row *rows = plan->rows;
     kl__pg_array(args, KL_PG_INT4, plan->row_count);
     for (size_t i = 0; i < plan->row_count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, plan->places[rows[i].at - 1].partition);
+        kl__pg_add_int(args, KL_PG_INT4, place_of(plan, &rows[i]).partition);
     kl__pg_array(args, KL_PG_INT4, plan->row_count);
     for (size_t i = 0; i < plan->row_count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, plan->places[rows[i].at - 1].shard);
-    kl__pg_array(args, KL_PG_INT4, plan->row_count);
-    for (size_t i = 0; i < plan->row_count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, plan->spots[rows[i].first].line);
+        kl__pg_add_int(args, KL_PG_INT4, place_of(plan, &rows[i]).shard * 64 + (uint32_t)line_of(plan, &rows[i]));
     kl__pg_array(args, KL_PG_INT4, plan->row_count);
     for (size_t i = 0; i < plan->row_count; i++)
         kl__pg_add_int(args, KL_PG_INT4, rows[i].draw);
     kl__pg_array(args, KL_PG_INT4, plan->row_count);
     for (size_t i = 0; i < plan->row_count; i++)
-        kl__pg_add_int(args, KL_PG_INT4, rows[i].first + 1);
+        kl__pg_add_int(args, KL_PG_INT4, plan->ats[plan->spots[rows[i].first + rows[i].count - 1].entry]);
     kl__pg_array(args, KL_PG_INT4, plan->row_count);
     for (size_t i = 0; i < plan->row_count; i++)
         kl__pg_add_int(args, KL_PG_INT4, rows[i].count);
+    kl__pg_array(args, KL_PG_INT4, plan->row_count);
+    for (size_t i = 0; i < plan->row_count; i++)
+        kl__pg_add_int(args, KL_PG_INT4, rows[i].first + 1);
 }
 
 /* Of rows that have one entry. A ready line says the priority itself. */
@@ -189,23 +194,12 @@ static void add_singles(kl__pg_args *args, const kl_append *append, const kl__pg
                                kl__pg_large_bytes(&append->entries[plan->spots[plan->rows[i].first].entry]));
 }
 
-static void add_ats(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
+static void add_jobs(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
 {
-    kl__pg_bytes(args, (kl_bytes){"", 0});
+    bool any = false;
     for (size_t i = 0; i < append->count; i++)
-        kl__pg_add_raw(args, &plan->ats[plan->spots[i].entry], 1);
-}
-
-static void add_ids(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan)
-{
-    bool jobs = false;
-    kl__pg_array(args, KL_PG_UUID, append->count);
-    for (size_t i = 0; i < append->count; i++) {
-        const kl_entry *entry = &append->entries[plan->spots[i].entry];
-        kl__pg_add_uuid(args, &entry->id);
-        jobs |= !kl__id_is_none(&entry->job);
-    }
-    if (!jobs) {
+        any |= !kl__id_is_none(&append->entries[i].job);
+    if (!any) {
         kl__pg_null_array(args, KL_PG_UUID);
         return;
     }
@@ -233,18 +227,16 @@ static void add_groups(kl__pg_args *args, const kl_append *append, const kl__pg_
         kl__pg_add_int_or_null(args, KL_PG_INT2, append->entries[plan->spots[i].entry].group);
 }
 
-static void add_part(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, kl__pg_part part)
+void kl__pg_add_tasks(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_row *row)
 {
-    bool any = false;
-    for (size_t i = 0; i < append->count; i++)
-        any |= kl__pg_part_of(&append->entries[i], part).len > 0;
-    if (!any) {
-        kl__pg_null_array(args, KL_PG_BYTEA);
-        return;
-    }
-    kl__pg_array(args, KL_PG_BYTEA, append->count);
-    for (size_t i = 0; i < append->count; i++)
-        kl__pg_add_bytes_or_null(args, kl__pg_part_of(&append->entries[plan->spots[i].entry], part));
+    const kl__pg_spot *spots = &plan->spots[row->first];
+    size_t bytes = 0, end = 0;
+    for (size_t i = 0; i < row->count; i++)
+        bytes += kl__pg_entry_bytes(&append->entries[spots[i].entry]);
+    unsigned char *heads = kl__pg_add_room(args, row->count * KL_PG_HEAD + bytes);
+    for (size_t i = 0; heads && i < row->count; i++)
+        end = kl__pg_pack(heads + i * KL_PG_HEAD, (char *)heads + row->count * KL_PG_HEAD, end,
+                          plan->ats[spots[i].entry], &append->entries[spots[i].entry]);
 }
 
 /* --- The call --- */
@@ -301,20 +293,20 @@ static void add_open(kl__pg_args *args, const kl_append *append, const kl__pg_pl
     kl__pg_int(args, KL_PG_BOOL, early);
 }
 
-static void add_all(kl__pg_appending *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_names *names,
+static void add_all(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_names *names,
                     bool early)
 {
-    add_open(&args->open, append, plan, names, early);
-    add_rows(&args->rows, plan);
-    add_singles(&args->rows, append, plan);
-    add_ats(&args->rows, append, plan);
-    add_ids(&args->rows, append, plan);
-    add_groups(&args->rows, append, plan);
-    for (kl__pg_part part = 0; part < KL_PG_PARTS; part++)
-        add_part(&args->rows, append, plan, part);
+    add_open(args, append, plan, names, early);
+    add_rows(args, plan);
+    add_singles(args, append, plan);
+    add_jobs(args, append, plan);
+    add_groups(args, append, plan);
+    kl__pg_array(args, KL_PG_BYTEA, plan->row_count);
+    for (size_t i = 0; i < plan->row_count; i++)
+        kl__pg_add_tasks(args, append, plan, &plan->rows[i]);
 }
 
-kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_appending *args)
+kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_args *args)
 {
     kl__pg_plan plan = {0};
     kl__pg_names names = names_of(append);
@@ -325,37 +317,22 @@ kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_appending *
     return rc;
 }
 
-void kl__pg_append_args_free(kl__pg_appending *args)
-{
-    kl__pg_args_free(&args->open);
-    kl__pg_args_free(&args->rows);
-}
-
 /* *ret_appended: none of the tokens was known. */
 static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan, const kl__pg_names *names,
                          bool early, bool *ret_appended)
 {
     static const kl__pg_args none;
-    kl__pg_appending args = {0};
+    kl__pg_args args = {0};
     PGresult *rows = NULL;
     add_all(&args, append, plan, names, early);
-    const kl__pg_step steps[] = {{KL_PG_OPEN, &args.open}, {KL_PG_APPEND, &args.rows}};
-    const kl__pg_step flush = {KL_PG_FLUSH, &none};
-    kl_rc rc = kl__pg_ask_steps(pg, steps, 2, early ? &flush : NULL, append->token != NULL, &rows);
+    const kl__pg_step step = {KL_PG_APPEND, &args}, flush = {KL_PG_FLUSH, &none};
+    kl_rc rc = kl__pg_ask_steps(pg, &step, 1, early ? &flush : NULL, append->token != NULL, &rows);
     if (rc == KL_OK) {
         *ret_appended = kl__pg_get_int(rows, 0, 0) != 0;
         PQclear(rows);
     }
-    kl__pg_append_args_free(&args);
+    kl__pg_args_free(&args);
     return rc;
-}
-
-static void add_bytes_or_null(kl__pg_args *args, kl_bytes bytes)
-{
-    if (bytes.len > 0)
-        kl__pg_bytes(args, bytes);
-    else
-        kl__pg_null(args, KL_PG_BYTEA);
 }
 
 static void add_int_or_null(kl__pg_args *args, kl__pg_type type, int64_t value)
@@ -377,11 +354,11 @@ static void add_entry(kl__pg_args *args, const kl_append *append)
     add_int_or_null(args, KL_PG_INT8, entry->due_ms);
     add_int_or_null(args, KL_PG_INT2, due ? entry->priority : 0);
     add_int_or_null(args, KL_PG_INT4, kl__pg_large_bytes(entry));
-    kl__pg_uuid(args, &entry->id);
     kl__pg_uuid(args, kl__id_is_none(&entry->job) ? NULL : &entry->job);
     add_int_or_null(args, KL_PG_INT2, entry->group);
-    for (kl__pg_part part = 0; part < KL_PG_PARTS; part++)
-        add_bytes_or_null(args, kl__pg_part_of(entry, part));
+    unsigned char *head = kl__pg_room(args, KL_PG_HEAD + kl__pg_entry_bytes(entry));
+    if (head)
+        kl__pg_pack(head, (char *)head + KL_PG_HEAD, 0, 0, entry);
 }
 
 /* Transactions that notify are committed one after the other, the disk included; so the notice comes behind it, by
@@ -392,7 +369,7 @@ static kl_rc append_one(kl__pg *pg, const kl_append *append)
     PGresult *rows = NULL;
     add_entry(&args, append);
     kl__pg_int(&notice, KL_PG_INT4, append->entries[0].place.partition);
-    const kl__pg_step step = {"SELECT $S.append_one($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14)", &args};
+    const kl__pg_step step = {"SELECT $S.append_one($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)", &args};
     const kl__pg_step then = {"SELECT pg_catalog.pg_notify($C, $1::pg_catalog.text)", &notice};
     kl_rc rc = kl__pg_ask_steps(pg, &step, 1, &then, true, &rows);
     if (rc == KL_OK)

@@ -41,17 +41,6 @@ typedef struct kl__pg_plan {
     uint32_t draw_count;
 } kl__pg_plan;
 
-/* Some goes to a NULL array when it is empty. */
-typedef enum kl__pg_part { KL_PG_KEYS, KL_PG_KINDS, KL_PG_HEADERS, KL_PG_PAYLOADS, KL_PG_PARTS } kl__pg_part;
-
-static inline kl_bytes kl__pg_part_of(const kl_entry *entry, kl__pg_part part)
-{
-    return part == KL_PG_KEYS      ? entry->key
-           : part == KL_PG_KINDS   ? entry->kind
-           : part == KL_PG_HEADERS ? entry->headers
-                                   : entry->payload;
-}
-
 static inline size_t kl__pg_entry_bytes(const kl_entry *entry)
 {
     return entry->key.len + entry->kind.len + entry->headers.len + entry->payload.len;
@@ -64,36 +53,15 @@ static inline int64_t kl__pg_large_bytes(const kl_entry *entry)
     return bytes > KL_PG_ROW_BYTES ? (int64_t)bytes : 0;
 }
 
-/* The statements that append, one behind the other in one transaction, and their parameters; to be freed, also after a
- * failure. The first says whether anything is appended; it leaves what it drew in settings of the transaction, because a
- * statement of its own is quicker with large arrays than a function. early: it is committed without waiting for the
- * disk, and KL_PG_FLUSH follows. */
-#define KL_PG_OPEN "SELECT $S.append_open($1,$2,$3,$4,$5,$6,$7)"
-#define KL_PG_APPEND                                                                                                   \
-    "WITH d AS MATERIALIZED (SELECT pg_catalog.current_setting('keyline.drawn')::bigint[] AS drawn,"                   \
-    " pg_catalog.current_setting('keyline.skips')::int[] AS skips)"                                                    \
-    " INSERT INTO $S.entries (partition, slot, last, segment, number, due_ms, priority, bytes, ats, ids, jobs, "       \
-    "groups,"                                                                                                          \
-    " keys, kinds, headers, payloads)"                                                                                 \
-    " SELECT a.p, a.s * 64 + a.line, (d.drawn[1 + a.draw] * 256 + pg_catalog.get_byte($10, a.first + a.number - 2))"   \
-    " * 256 + CASE WHEN a.line = 32 THEN 0 ELSE d.drawn[1] * 64 END + a.line,"                                         \
-    " CASE WHEN a.line = 32 THEN 0 ELSE d.drawn[1] END, a.number, a.due, a.priority, a.bytes,"                         \
-    " pg_catalog.substr($10, a.first, a.number), $11[a.first : a.first + a.number - 1],"                               \
-    " $12[a.first : a.first + a.number - 1], $13[a.first : a.first + a.number - 1],"                                   \
-    " $14[a.first : a.first + a.number - 1], $15[a.first : a.first + a.number - 1],"                                   \
-    " $16[a.first : a.first + a.number - 1], $17[a.first : a.first + a.number - 1]"                                    \
-    " FROM d, ROWS FROM (pg_catalog.unnest($1), pg_catalog.unnest($2), pg_catalog.unnest($3), pg_catalog.unnest($4),"  \
-    " pg_catalog.unnest($5), pg_catalog.unnest($6), pg_catalog.unnest($7), pg_catalog.unnest($8),"                     \
-    " pg_catalog.unnest($9)) WITH ORDINALITY"                                                                          \
-    " AS a(p, s, line, draw, first, number, due, priority, bytes, n)"                                                  \
-    " WHERE d.drawn <> '{}' AND NOT a.n::int OPERATOR(pg_catalog.=) ANY (d.skips)"
-#define KL_PG_FLUSH "SELECT $S.flush()"
-typedef struct kl__pg_appending {
-    kl__pg_args open, rows;
-} kl__pg_appending;
+/* The statement that appends; it says whether anything was, and its parameters, to be freed, also after a failure. early: it
+ * is committed without waiting for the disk, and KL_PG_FLUSH follows. */
+#define KL_PG_APPEND "SELECT $S.append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16,$17,$18,$19)"
+#define KL_PG_FLUSH  "SELECT $S.flush()"
 
-kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_appending *args);
-void kl__pg_append_args_free(kl__pg_appending *args);
+kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_args *args);
+
+/* The entries of a row, as its column `tasks` has them (row.h). */
+void kl__pg_add_tasks(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_row *row);
 
 /* append_group.c: an append with a token, together with those of other threads, or alone. */
 kl_rc kl__pg_append_grouped(kl__pg *pg, const kl_append *append);

@@ -70,31 +70,19 @@ static kl_rc show(struct moving *moving, const PGresult *rows, kl_taken *ret_tak
     return rc;
 }
 
-/* The answer of the first statement that failed; else whether they were appended. */
-static PGresult *make_append(const struct moving *moving, PGconn *conn, kl__pg_appending *args)
-{
-    PGresult *opened = ask(moving, conn, KL_PG_OPEN, &args->open);
-    if (!kl__pg_is_good(opened))
-        return opened;
-    PGresult *rows = ask(moving, conn, KL_PG_APPEND, &args->rows);
-    bool good = kl__pg_is_good(rows);
-    PQclear(good ? rows : opened);
-    return good ? opened : rows;
-}
-
 /* A token, so that nothing is compared with what waits. */
 static PGresult *append_taken(struct moving *moving, PGconn *conn, const kl_taken *taken)
 {
     kl_token token;
-    kl__pg_appending args = {0};
+    kl__pg_args args = {0};
     PGresult *rows = NULL;
     memcpy(token.bytes, taken->entries[0].id.bytes, sizeof token.bytes);
     moving->append = (kl_append){.entries = taken->entries, .count = taken->entry_count, .token = &token};
     moving->rc = kl__pg_append_args(&moving->append, false, &args);
     moving->append.token = NULL;
     if (moving->rc == KL_OK)
-        rows = make_append(moving, conn, &args);
-    kl__pg_append_args_free(&args);
+        rows = ask(moving, conn, KL_PG_APPEND, &args);
+    kl__pg_args_free(&args);
     return moving->rc == KL_OK ? rows : PQexec(conn, "ROLLBACK");
 }
 

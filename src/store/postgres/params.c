@@ -89,6 +89,12 @@ void kl__pg_uuid(kl__pg_args *args, const void *bytes16)
         put_bytes(args, bytes16, 16);
 }
 
+void *kl__pg_room(kl__pg_args *args, size_t len)
+{
+    begin(args, types[KL_PG_BYTEA].type, (int)len);
+    return extend(args, len);
+}
+
 void kl__pg_bytes(kl__pg_args *args, kl_bytes bytes)
 {
     begin(args, types[KL_PG_BYTEA].type, (int)bytes.len);
@@ -130,6 +136,13 @@ void kl__pg_add_int_or_null(kl__pg_args *args, kl__pg_type type, int64_t value)
 void kl__pg_add_uuid(kl__pg_args *args, const void *bytes16) { put_element(args, bytes16, 16); }
 
 void kl__pg_add_bytes(kl__pg_args *args, kl_bytes bytes) { put_element(args, bytes.data, bytes.len); }
+
+void *kl__pg_add_room(kl__pg_args *args, size_t len)
+{
+    put_int(args, 4, (int64_t)len);
+    args->lengths[args->count - 1] += 4 + (int)len;
+    return extend(args, len);
+}
 
 void kl__pg_add_raw(kl__pg_args *args, const void *bytes, size_t len)
 {

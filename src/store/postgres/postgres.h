@@ -148,6 +148,7 @@ void kl__pg_null_array(kl__pg_args *args, kl__pg_type type); /* of such elements
 Oid kl__pg_type_oid(kl__pg_type type);
 void kl__pg_uuid(kl__pg_args *args, const void *bytes16);
 void kl__pg_bytes(kl__pg_args *args, kl_bytes bytes);
+void *kl__pg_room(kl__pg_args *args, size_t len); /* the same, for the caller to fill; NULL: out of memory */
 
 /* An array: its elements follow, `count` of them. */
 void kl__pg_array(kl__pg_args *args, kl__pg_type type, size_t count);
@@ -156,6 +157,7 @@ void kl__pg_add_int_or_null(kl__pg_args *args, kl__pg_type type, int64_t value);
 void kl__pg_add_uuid(kl__pg_args *args, const void *bytes16);
 void kl__pg_add_bytes(kl__pg_args *args, kl_bytes bytes);
 void kl__pg_add_bytes_or_null(kl__pg_args *args, kl_bytes bytes); /* empty: NULL */
+void *kl__pg_add_room(kl__pg_args *args, size_t len);             /* bytes for the caller to fill, as above */
 void kl__pg_add_null(kl__pg_args *args);
 void kl__pg_add_raw(kl__pg_args *args, const void *bytes, size_t len); /* without a length in front */
 

@@ -73,34 +73,27 @@ static kl_rc ask_rows(kl__pg *pg, struct part *const *parts, size_t count, PGres
 
 /* --- Taking rows apart --- */
 
-/* Where the next task's value is in each array of a row; empty where that is NULL. */
+/* A row whose tasks are taken one by one. */
 struct walk {
-    kl_bytes ids, groups, keys, kinds, headers, payloads;
-    kl_bytes ats, hidden;
-    size_t hidden_count;
+    kl_bytes tasks, groups, hidden;
+    size_t number, hidden_count;
     uint64_t base; /* of positions */
-    int64_t bytes; /* -1: to be added up */
+    int64_t bytes; /* of a task that was cut; else -1 */
 };
 
 static struct walk walk_of(const PGresult *rows, int row)
 {
-    bool large = !PQgetisnull(rows, row, KL_PG_SHOWN_BYTES);
+    bool cut = !PQgetisnull(rows, row, KL_PG_SHOWN_BYTES);
     return (struct walk){
-        .ids = kl__pg_get_elements(rows, row, KL_PG_SHOWN_IDS),
+        .tasks = kl__pg_get_bytes(rows, row, KL_PG_SHOWN_TASKS),
         .groups = kl__pg_get_elements(rows, row, KL_PG_SHOWN_GROUPS),
-        .keys = kl__pg_get_elements(rows, row, KL_PG_SHOWN_KEYS),
-        .kinds = kl__pg_get_elements(rows, row, KL_PG_SHOWN_KINDS),
-        .headers = kl__pg_get_elements(rows, row, KL_PG_SHOWN_HEADERS),
-        .payloads = kl__pg_get_elements(rows, row, KL_PG_SHOWN_PAYLOADS),
-        .ats = kl__pg_get_bytes(rows, row, KL_PG_SHOWN_ATS),
         .hidden = kl__pg_get_elements(rows, row, KL_PG_SHOWN_HIDDEN),
+        .number = (size_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_NUMBER),
         .hidden_count = kl__pg_get_length(rows, row, KL_PG_SHOWN_HIDDEN),
         .base = (uint64_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_LAST) & ~UINT64_C(0xff00),
-        .bytes = large ? kl__pg_get_int(rows, row, KL_PG_SHOWN_BYTES) : -1,
+        .bytes = cut ? kl__pg_get_int(rows, row, KL_PG_SHOWN_BYTES) : -1,
     };
 }
-
-static kl_bytes next(kl_bytes *rest) { return rest->len > 0 ? kl__pg_next_element(rest) : (kl_bytes){"", 0}; }
 
 static bool is_hidden(const struct walk *walk, uint64_t position)
 {
@@ -119,18 +112,16 @@ static bool is_hidden(const struct walk *walk, uint64_t position)
 /* Number `at` of the row, as a stub without what the row says of all of its tasks. */
 static kl_stub next_stub(struct walk *walk, size_t at)
 {
-    kl_bytes id = next(&walk->ids), group = next(&walk->groups), key = next(&walk->keys);
-    size_t bytes = key.len + next(&walk->kinds).len + next(&walk->headers).len + next(&walk->payloads).len;
+    kl__pg_packed packed = kl__pg_unpack(walk->tasks, walk->number, at);
+    kl_bytes group = walk->groups.len > 0 ? kl__pg_next_element(&walk->groups) : (kl_bytes){"", 0};
     const unsigned char *digits = group.data;
-    kl_stub stub = {
-        .position = walk->base + ((uint64_t)((const uint8_t *)walk->ats.data)[at] << 8),
-        .key_hash = kl__key_hash(key),
-        .bytes = walk->bytes < 0 ? (uint32_t)bytes : (uint32_t)walk->bytes,
+    return (kl_stub){
+        .id = packed.id,
+        .position = walk->base + ((uint64_t)packed.at << 8),
+        .key_hash = kl__key_hash(packed.key),
+        .bytes = walk->bytes < 0 ? (uint32_t)packed.bytes : (uint32_t)walk->bytes,
         .group = group.len == 2 ? (uint16_t)(digits[0] << 8 | digits[1]) : 0,
     };
-    KL_ASSERT(id.len == sizeof stub.id);
-    memcpy(&stub.id, id.data, sizeof stub.id);
-    return stub;
 }
 
 static void take_row(kl__pg *pg, kl__pg_shown *shown, const PGresult *rows, int row, struct part *part)
@@ -141,7 +132,7 @@ static void take_row(kl__pg *pg, kl__pg_shown *shown, const PGresult *rows, int 
     bool ready = line != KL_LINE_DUE && line != KL_LINE_RETRY;
     uint64_t after = part->after;
     part->shown++;
-    for (size_t at = 0; at < walk.ats.len && scan->count < scan->max; at++) {
+    for (size_t at = 0; at < walk.number && scan->count < scan->max; at++) {
         kl_stub stub = next_stub(&walk, at);
         if ((ready && stub.position <= after) || is_hidden(&walk, stub.position))
             continue;
@@ -198,7 +189,7 @@ static void count_rows(kl__pg *pg, const PGresult *rows)
     size_t tasks = 0;
     int count = PQntuples(rows);
     for (int row = 0; row < count; row++)
-        tasks += (size_t)PQgetlength(rows, row, KL_PG_SHOWN_ATS);
+        tasks += (size_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_NUMBER);
     if (count > 0)
         atomic_store(&pg->row_tasks, (uint32_t)(tasks / (size_t)count));
 }

@@ -179,9 +179,8 @@ static kl_bytes element(const PGresult *rows, int row, int column, size_t at)
     return found;
 }
 
-static bool copy(const struct task *task, int column, kl_arena *arena, kl_bytes *ret_copy)
+static bool copy(kl_bytes bytes, kl_arena *arena, kl_bytes *ret_copy)
 {
-    kl_bytes bytes = element(task->shown->rows, (int)task->row, column, task->at);
     *ret_copy = (kl_bytes){"", 0};
     return bytes.len == 0 || kl_arena_copy(arena, bytes, ret_copy);
 }
@@ -193,6 +192,7 @@ static bool copy_task(const struct task *task, uint64_t position, kl_arena *aren
     kl_bytes job = element(rows, row, KL_PG_SHOWN_JOBS, task->at);
     kl_bytes group = element(rows, row, KL_PG_SHOWN_GROUPS, task->at);
     const unsigned char *digits = group.data;
+    kl__pg_packed packed = kl__pg_shown_task(rows, row, task->at);
     *ret_task = (kl_task){
         .entry = {.place = task->place,
                   .id = task->id,
@@ -206,10 +206,9 @@ static bool copy_task(const struct task *task, uint64_t position, kl_arena *aren
     };
     if (job.len == sizeof ret_task->entry.job)
         memcpy(&ret_task->entry.job, job.data, job.len);
-    return copy(task, KL_PG_SHOWN_KEYS, arena, &ret_task->entry.key) &&
-           copy(task, KL_PG_SHOWN_KINDS, arena, &ret_task->entry.kind) &&
-           copy(task, KL_PG_SHOWN_HEADERS, arena, &ret_task->entry.headers) &&
-           copy(task, KL_PG_SHOWN_PAYLOADS, arena, &ret_task->entry.payload);
+    return copy(packed.key, arena, &ret_task->entry.key) && copy(packed.kind, arena, &ret_task->entry.kind) &&
+           copy(packed.headers, arena, &ret_task->entry.headers) &&
+           copy(packed.payload, arena, &ret_task->entry.payload);
 }
 
 kl_rc kl__pg_seen_read(kl__pg_seen *seen, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,

@@ -11,6 +11,7 @@
 #define KL_STORE_POSTGRES_SEEN_H
 
 #include "store/postgres/postgres.h"
+#include "store/postgres/row.h"
 
 enum {
     KL_PG_SEEN_MAX = 1 << 17, /* 48 B each: twice as many as a worker holds */
@@ -24,19 +25,22 @@ enum {
     KL_PG_SHOWN_DUE,
     KL_PG_SHOWN_ATTEMPTS,
     KL_PG_SHOWN_PRIORITY,
-    KL_PG_SHOWN_BYTES, /* not NULL: kinds, headers and payloads are left out */
-    KL_PG_SHOWN_ATS,
-    KL_PG_SHOWN_IDS,
+    KL_PG_SHOWN_BYTES, /* not NULL: the row is cut behind its key */
+    KL_PG_SHOWN_NUMBER,
     KL_PG_SHOWN_JOBS,
     KL_PG_SHOWN_GROUPS,
-    KL_PG_SHOWN_KEYS,
-    KL_PG_SHOWN_KINDS,
-    KL_PG_SHOWN_HEADERS,
-    KL_PG_SHOWN_PAYLOADS,
+    KL_PG_SHOWN_TASKS,
     KL_PG_SHOWN_HIDDEN,
 };
 
 typedef struct kl__pg_shown kl__pg_shown; /* an answer of a scan */
+
+/* Task `at`, from 0, of a row of such an answer. */
+static inline kl__pg_packed kl__pg_shown_task(const PGresult *rows, int row, size_t at)
+{
+    return kl__pg_unpack(kl__pg_get_bytes(rows, row, KL_PG_SHOWN_TASKS),
+                         (size_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_NUMBER), at);
+}
 
 /* NULL: no memory. Every function below may be called from any thread; NULL as `seen` is fine and knows nothing. */
 kl__pg_seen *kl__pg_seen_open(void);

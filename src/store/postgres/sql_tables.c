@@ -7,11 +7,11 @@
  *                 it: so whoever finds no row puts the sequence far ahead, and commits that before anybody draws.
  *     sealed      a row per sealed shard.
  *     entries     tasks, never updated. A row has those that one append put into one line of a shard, up to some 4 KB, as
- *                 arrays: `ids[n]` is one task, and so on; an array is NULL where no task of the row has the thing.
+ *                 bytes (row.h); `number` says how many. `jobs` and `groups` are arrays, NULL where no task has one.
  *                 slot = shard * 64 + line, where line is 0 to 31 for priorities -16 to 15, and 32 for the due line.
  *                 position = number * 65536 + at * 256 + segment * 64 + line: a number that was drawn, the task's place
  *                 among the (up to 256) that share it, and the segment that it was put into. So a position leads to its
- *                 row. `last` is the position of the row's last task, and `ats` has a byte for each, its place.
+ *                 row. `last` is the position of the row's last task.
  *                 `bytes` is the size of a task that fills a row alone; it is not shown by scans with its payload.
  *     settled     a row per settled batch, shard and segment: the positions that are finished.
  *     tokens      a row per append that named itself.
@@ -104,14 +104,9 @@ CREATE TABLE $S.entries (
     segment smallint NOT NULL,
     number smallint NOT NULL,
     priority smallint,
-    ats bytea NOT NULL,
-    ids uuid[] NOT NULL,
     jobs uuid[],
     groups smallint[],
-    keys bytea[],
-    kinds bytea[],
-    headers bytea[],
-    payloads bytea[]
+    tasks bytea NOT NULL
 ) PARTITION BY LIST (segment);
 CREATE TABLE $S.entries_0 PARTITION OF $S.entries FOR VALUES IN (0)
     WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0, toast_tuple_target = 8160);
@@ -119,12 +114,9 @@ CREATE TABLE $S.entries_1 PARTITION OF $S.entries FOR VALUES IN (1)
     WITH (autovacuum_enabled = off, toast_tuple_target = 8160);
 CREATE TABLE $S.entries_2 PARTITION OF $S.entries FOR VALUES IN (2)
     WITH (autovacuum_enabled = off, toast_tuple_target = 8160);
-ALTER TABLE $S.entries_0 ALTER headers SET STORAGE external, ALTER payloads SET STORAGE external,
-                         ALTER keys SET STORAGE external;
-ALTER TABLE $S.entries_1 ALTER headers SET STORAGE external, ALTER payloads SET STORAGE external,
-                         ALTER keys SET STORAGE external;
-ALTER TABLE $S.entries_2 ALTER headers SET STORAGE external, ALTER payloads SET STORAGE external,
-                         ALTER keys SET STORAGE external;
+ALTER TABLE $S.entries_0 ALTER tasks SET STORAGE external;
+ALTER TABLE $S.entries_1 ALTER tasks SET STORAGE external;
+ALTER TABLE $S.entries_2 ALTER tasks SET STORAGE external;
 CREATE UNIQUE INDEX entries_0_place ON $S.entries_0 (partition, slot, last);
 CREATE UNIQUE INDEX entries_1_place ON $S.entries_1 (partition, slot, last);
 CREATE UNIQUE INDEX entries_2_place ON $S.entries_2 (partition, slot, last);
@@ -132,12 +124,40 @@ CREATE INDEX entries_due ON $S.entries_0 (partition, slot, due_ms, last) WHERE d
 
 CREATE VIEW $S.tasks AS
 SELECT e.segment, e.partition, e.slot, e.slot >> 6 AS shard, e.last,
-       (e.last & -65281) + (get_byte(e.ats, u.n::int - 1) << 8) AS position, u.id, u.job, e.due_ms, u.grp,
+       (e.last & -65281) + (get_byte(h.head, 0) << 8) AS position, encode(substr(h.head, 10), 'hex')::uuid AS id,
+       e.jobs[u.n] AS job, e.due_ms, e.groups[u.n] AS grp,
        coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
-       u.key, u.kind, u.headers, u.payload
+       nullif(substr(e.tasks, l.begin, l.key), '\x') AS key,
+       nullif(substr(e.tasks, l.begin + l.key, l.kind), '\x') AS kind,
+       nullif(substr(e.tasks, l.begin + l.key + l.kind, l.headers), '\x') AS headers,
+       nullif(substr(e.tasks, l.begin + l.key + l.kind + l.headers, l.all_bytes - l.key - l.kind - l.headers), '\x')
+           AS payload
 FROM $S.entries e
-CROSS JOIN LATERAL unnest(e.ids, e.jobs, e.groups, e.keys, e.kinds, e.headers, e.payloads)
-    WITH ORDINALITY AS u(id, job, grp, key, kind, headers, payload, n);
+CROSS JOIN LATERAL generate_series(1, e.number) AS u(n)
+CROSS JOIN LATERAL (SELECT substr(e.tasks, 25 * u.n - 24, 25) AS head) h
+CROSS JOIN LATERAL (
+    SELECT (get_byte(h.head, 1) << 16) + (get_byte(h.head, 2) << 8) + get_byte(h.head, 3) AS ends,
+           CASE WHEN u.n > 1 THEN (get_byte(e.tasks, 25 * u.n - 49) << 16) + (get_byte(e.tasks, 25 * u.n - 48) << 8)
+                                  + get_byte(e.tasks, 25 * u.n - 47) ELSE 0 END AS begins) w
+CROSS JOIN LATERAL (
+    SELECT 25 * e.number + 1 + w.begins AS begin, w.ends - w.begins AS all_bytes,
+           (get_byte(h.head, 4) << 8) + get_byte(h.head, 5) AS key, get_byte(h.head, 6) AS kind,
+           (get_byte(h.head, 7) << 8) + get_byte(h.head, 8) AS headers) l;
+
+CREATE FUNCTION $S.pack(at int, id uuid, key bytea, kind bytea, headers bytea, payload bytea)
+RETURNS bytea LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    a bytea := coalesce(key, '\x');
+    b bytea := coalesce(kind, '\x');
+    c bytea := coalesce(headers, '\x');
+    d bytea := coalesce(payload, '\x');
+BEGIN
+    RETURN substr(int2send(at::smallint), 2)
+        || substr(int4send(octet_length(a) + octet_length(b) + octet_length(c) + octet_length(d)), 2)
+        || substr(int4send(octet_length(a)), 3) || substr(int4send(octet_length(b)), 4)
+        || substr(int4send(octet_length(c)), 3) || uuid_send(id) || a || b || c || d;
+END
+$$;
 
 CREATE TABLE $S.settled (
     partition int NOT NULL,

@@ -47,9 +47,8 @@ $$;
 CREATE FUNCTION $S.append_begin(toks uuid[], ps int[], ss int[], draws int)
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
+    found record;
     answer bigint[];
-    its_part smallint;
-    is_started boolean;
     shut text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off' THEN
@@ -58,26 +57,27 @@ BEGIN
     PERFORM pg_advisory_xact_lock($L, x.number)
     FROM (SELECT DISTINCT 2048 + (hashint8((u.p::bigint << 16) | u.s) & 1023) AS number
           FROM unnest(ps, ss) AS u(p, s) ORDER BY 1) x;
-    SELECT ARRAY[t.segment::bigint], t.part, EXISTS (SELECT FROM $S.started)
-    INTO answer, its_part, is_started FROM $S.state t;
-    IF NOT is_started THEN
+    SELECT t.segment, t.part, EXISTS (SELECT FROM $S.started) AS is_started,
+           EXISTS (SELECT FROM $S.tokens k WHERE k.token = ANY (toks)) AS is_known,
+           EXISTS (SELECT FROM $S.sealed) AS are_sealed
+    INTO found FROM $S.state t;
+    IF NOT found.is_started THEN
         PERFORM $S.skip_positions();
     END IF;
-    IF toks IS NOT NULL THEN
-        IF EXISTS (SELECT FROM $S.tokens t WHERE t.token = ANY (toks)) THEN
-            RETURN NULL;
-        END IF;
-        INSERT INTO $S.tokens (token, part) SELECT u.token, its_part FROM unnest(toks) AS u(token);
+    IF found.is_known THEN
+        RETURN NULL;
     END IF;
-    IF EXISTS (SELECT FROM $S.sealed) THEN
+    INSERT INTO $S.tokens (token, part) SELECT u.token, found.part FROM unnest(toks) AS u(token);
+    IF found.are_sealed THEN
         SELECT string_agg(x.partition || '/' || x.shard, ' ') INTO shut
         FROM unnest(ps, ss) AS b(p, s) JOIN $S.sealed x ON x.partition = b.p AND x.shard = b.s;
         IF shut IS NOT NULL THEN
             RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = shut;
         END IF;
     END IF;
+    answer := ARRAY[found.segment::bigint];
     FOR i IN 1 .. draws LOOP
-        answer := answer || nextval($C || '.positions');
+        answer := answer || nextval('$S.positions');
     END LOOP;
     RETURN answer;
 END
@@ -100,18 +100,32 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.append_open(toks uuid[], ps int[], ss int[], draws int, row_ats int[], row_ids uuid[],
-                               early boolean)
-RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE FUNCTION $S.append(toks uuid[], ps int[], ss int[], draws int, row_ats int[], row_ids uuid[], early boolean,
+                          row_ps int[], row_slots int[], row_draws int[], row_lasts int[], numbers int[], firsts int[],
+                          dues bigint[], priorities smallint[], larges int[], jobs uuid[], groups smallint[],
+                          tasks bytea[])
+RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$ #variable_conflict use_variable
 DECLARE
     drawn bigint[] := $S.append_begin(toks, ps, ss, draws);
+    skips int[] := ARRAY[]::int[];
 BEGIN
-    PERFORM set_config('keyline.drawn', coalesce(drawn, ARRAY[]::bigint[])::text, true),
-            set_config('keyline.skips', CASE WHEN toks IS NULL THEN $S.append_skips(ps, ss, row_ats, row_ids)
-                                             ELSE ARRAY[]::int[] END::text, true);
     IF drawn IS NULL THEN
         RETURN false;
     END IF;
+    IF toks IS NULL THEN
+        skips := $S.append_skips(ps, ss, row_ats, row_ids);
+    END IF;
+    INSERT INTO $S.entries (partition, slot, last, segment, number, due_ms, priority, bytes, jobs, groups, tasks)
+    SELECT a.p, a.slot,
+           (drawn[1 + a.draw] * 256 + a.at) * 256 + CASE WHEN a.line = 32 THEN 0 ELSE drawn[1] * 64 END + a.line,
+           CASE WHEN a.line = 32 THEN 0 ELSE drawn[1] END, a.number, a.due, a.priority, a.large,
+           jobs[a.first : a.first + a.number - 1], groups[a.first : a.first + a.number - 1], a.its_tasks
+    FROM (SELECT generate_subscripts(row_ps, 1) AS n, unnest(row_ps) AS p, unnest(row_slots) AS slot,
+                 unnest(row_slots) & 63 AS line, unnest(row_draws) AS draw, unnest(row_lasts) AS at,
+                 unnest(numbers) AS number, unnest(firsts) AS first, unnest(dues) AS due, unnest(priorities) AS priority,
+                 unnest(larges) AS large, unnest(tasks) AS its_tasks) a
+    WHERE a.n <> ALL (skips);
     PERFORM pg_notify($C, x.p::text) FROM (SELECT DISTINCT u.p FROM unnest(ps) AS u(p)) x;
     IF early AND current_setting('keyline.skipped', true) IS DISTINCT FROM 'yes' THEN
         PERFORM set_config('synchronous_commit', 'off', true);
@@ -120,8 +134,8 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.append_one(tok uuid, p int, s int, line int, due bigint, rank smallint, large int, id uuid, job uuid,
-                              grp smallint, key bytea, kind bytea, header bytea, payload bytea)
+CREATE FUNCTION $S.append_one(tok uuid, p int, s int, line int, due bigint, rank smallint, large int, job uuid,
+                              grp smallint, packed bytea)
 RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$ #variable_conflict use_variable
 DECLARE
@@ -147,13 +161,9 @@ BEGIN
     END IF;
     INSERT INTO $S.tokens (token, part) VALUES (tok, found.part);
     its_segment := CASE WHEN line = 32 THEN 0 ELSE found.segment END;
-    INSERT INTO $S.entries (partition, slot, last, segment, number, due_ms, priority, bytes, ats, ids, jobs, groups, keys,
-                            kinds, headers, payloads)
-    VALUES (p, s * 64 + line, nextval($C || '.positions') * 65536 + its_segment * 64 + line, its_segment, 1, due, rank,
-            large, '\x00', ARRAY[id], CASE WHEN job IS NOT NULL THEN ARRAY[job] END,
-            CASE WHEN grp IS NOT NULL THEN ARRAY[grp] END, CASE WHEN key IS NOT NULL THEN ARRAY[key] END,
-            CASE WHEN kind IS NOT NULL THEN ARRAY[kind] END, CASE WHEN header IS NOT NULL THEN ARRAY[header] END,
-            CASE WHEN payload IS NOT NULL THEN ARRAY[payload] END);
+    INSERT INTO $S.entries (partition, slot, last, segment, number, due_ms, priority, bytes, jobs, groups, tasks)
+    VALUES (p, s * 64 + line, nextval('$S.positions') * 65536 + its_segment * 64 + line, its_segment, 1, due, rank,
+            large, CASE WHEN job IS NOT NULL THEN ARRAY[job] END, CASE WHEN grp IS NOT NULL THEN ARRAY[grp] END, packed);
     RETURN true;
 END
 $$;
@@ -195,9 +205,8 @@ END
 $$;
 
 CREATE FUNCTION $S.scan(ps int[], ss int[], lines int[], afters bigint[], dues bigint[], untils bigint[], lims int[])
-RETURNS TABLE (n int, last bigint, due_ms bigint, attempts int, priority int, bytes int, ats bytea, ids uuid[],
-               jobs uuid[], groups smallint[], keys bytea[], kinds bytea[], headers bytea[], payloads bytea[],
-               hidden bigint[])
+RETURNS TABLE (n int, last bigint, due_ms bigint, attempts int, priority int, bytes int, number int, jobs uuid[],
+               groups smallint[], tasks bytea, hidden bigint[])
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan SET enable_sort = off SET enable_bitmapscan = off
 AS $$ #variable_conflict use_column
@@ -219,9 +228,8 @@ BEGIN
                   WHERE e.partition = a.p AND e.slot = a.s * 64 + a.line AND e.last > a.after);
     IF ready IS NOT NULL THEN
         RETURN QUERY
-        SELECT a.n::int, e.last, NULL::bigint, NULL::int, NULL::int, e.bytes, e.ats, e.ids, e.jobs, e.groups, e.keys,
-               CASE WHEN e.bytes IS NULL THEN e.kinds END, CASE WHEN e.bytes IS NULL THEN e.headers END,
-               CASE WHEN e.bytes IS NULL THEN e.payloads END, NULL::bigint[]
+        SELECT a.n::int, e.last, NULL::bigint, NULL::int, NULL::int, e.bytes, e.number::int, e.jobs, e.groups,
+               CASE WHEN e.bytes IS NULL THEN e.tasks ELSE substr(e.tasks, 1, 537) END, NULL::bigint[]
         FROM unnest(ready) AS a(n)
         CROSS JOIN LATERAL (
             SELECT * FROM $S.entries e
@@ -252,9 +260,8 @@ BEGIN
                        e.number::bigint)
                       NOT IN (SELECT g.segment, g.partition, g.slot, g.row_key, g.number FROM gone g)
                 ORDER BY e.last LIMIT a.lim) e)
-        SELECT x.n::int, x.last, NULL::bigint, NULL::int, NULL::int, x.bytes, x.ats, x.ids, x.jobs, x.groups, x.keys,
-               CASE WHEN x.bytes IS NULL THEN x.kinds END, CASE WHEN x.bytes IS NULL THEN x.headers END,
-               CASE WHEN x.bytes IS NULL THEN x.payloads END, g.positions
+        SELECT x.n::int, x.last, NULL::bigint, NULL::int, NULL::int, x.bytes, x.number::int, x.jobs, x.groups,
+               CASE WHEN x.bytes IS NULL THEN x.tasks ELSE substr(x.tasks, 1, 537) END, g.positions
         FROM x LEFT JOIN gone g ON g.segment = x.segment AND g.partition = x.partition AND g.slot = x.slot
                                AND g.row_key = x.row_key;
     END IF;
@@ -271,9 +278,8 @@ BEGIN
             UNION ALL
             SELECT r.partition, r.shard, r.position
             FROM a JOIN $S.retries r ON r.partition = a.p AND r.shard = a.s)
-        SELECT a.n::int, e.last, e.due_ms, NULL::int, coalesce(e.priority, 0)::int, e.bytes, e.ats, e.ids, e.jobs,
-               e.groups, e.keys, CASE WHEN e.bytes IS NULL THEN e.kinds END, CASE WHEN e.bytes IS NULL THEN e.headers END,
-               CASE WHEN e.bytes IS NULL THEN e.payloads END, NULL::bigint[]
+        SELECT a.n::int, e.last, e.due_ms, NULL::int, coalesce(e.priority, 0)::int, e.bytes, e.number::int, e.jobs,
+               e.groups, CASE WHEN e.bytes IS NULL THEN e.tasks ELSE substr(e.tasks, 1, 537) END, NULL::bigint[]
         FROM a CROSS JOIN LATERAL (
             SELECT * FROM $S.entries_0 e
             WHERE e.partition = a.p AND e.slot = a.s * 64 + 32 AND e.due_ms IS NOT NULL
@@ -286,8 +292,8 @@ BEGIN
         SELECT a.n::int, e.position, e.not_before_ms, e.attempts, e.priority,
                coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0) +
                coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0),
-               set_byte('\x00'::bytea, 0, (e.position >> 8 & 255)::int), ARRAY[e.id], NULL::uuid[], ARRAY[e.grp],
-               ARRAY[e.key], NULL::bytea[], NULL::bytea[], NULL::bytea[], NULL::bigint[]
+               1, NULL::uuid[], ARRAY[e.grp],
+               $S.pack((e.position >> 8 & 255)::int, e.id, e.key, NULL::bytea, NULL::bytea, NULL::bytea), NULL::bigint[]
         FROM unnest(ps, ss, lines, afters, lims) WITH ORDINALITY AS a(p, s, line, after, lim, n)
         CROSS JOIN LATERAL (
             SELECT e.*, r.not_before_ms, r.attempts

@@ -154,11 +154,12 @@ BEGIN
     PERFORM $S.lock_shards(1024, ps, ARRAY(SELECT u.slot >> 6 FROM unnest(slots) WITH ORDINALITY AS u(slot, n)
                                            ORDER BY u.n));
     EXECUTE format('WITH m AS ('
-        || 'INSERT INTO $S.entries_0 (partition, slot, last, segment, number, due_ms, priority, bytes, ats, ids, jobs,'
-        || ' groups, keys, kinds, headers, payloads)'
+        || 'INSERT INTO $S.entries_0 (partition, slot, last, segment, number, due_ms, priority, bytes, jobs, groups,'
+        || ' tasks)'
         || ' SELECT e.partition, e.slot, e.position, 0, 1, e.due_ms, e.priority,'
-        || ' CASE WHEN z.bytes > 3900 THEN z.bytes END, set_byte(''\x00'', 0, (e.position >> 8 & 255)::int),'
-        || ' ARRAY[e.id], ARRAY[e.job], ARRAY[e.grp], ARRAY[e.key], ARRAY[e.kind], ARRAY[e.headers], ARRAY[e.payload]'
+        || ' CASE WHEN z.bytes > 3900 THEN z.bytes END, CASE WHEN e.job IS NOT NULL THEN ARRAY[e.job] END,'
+        || ' CASE WHEN e.grp IS NOT NULL THEN ARRAY[e.grp] END,'
+        || ' $S.pack((e.position >> 8 & 255)::int, e.id, e.key, e.kind, e.headers, e.payload)'
         || ' FROM unnest($1, $2, $3) AS u(p, slot, position) JOIN (%s) e'
         || ' ON e.partition = u.p AND e.slot = u.slot AND e.position = u.position'
         || ' CROSS JOIN LATERAL (SELECT coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0)'
