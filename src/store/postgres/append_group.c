@@ -6,7 +6,7 @@
  *                                        └──no──► leads: takes the line ──► one append ──► tells the others
  *
  * One group is under way at a time; what comes meanwhile goes with the next. Callers that put again as soon as they are
- * answered would take turns for ever, in two halves; so whoever leads waits for a moment for as many as were there when
+ * answered would take turns for ever, in two halves; so whoever comes waits for a moment for as many as were there when
  * the last group ended, unless that was in vain of late.
  *
  * A group is all or nothing, and each of its calls has its own token. Where it did not work out, for whatever reason,
@@ -40,14 +40,12 @@ struct kl__pg_member {
 void kl__pg_groups_open(kl__pg_groups *groups)
 {
     pthread_mutex_init(&groups->mutex, NULL);
-    kl__cond_init(&groups->came);
     kl__cond_init(&groups->ended);
 }
 
 void kl__pg_groups_close(kl__pg_groups *groups)
 {
     pthread_mutex_destroy(&groups->mutex);
-    pthread_cond_destroy(&groups->came);
     pthread_cond_destroy(&groups->ended);
 }
 
@@ -60,7 +58,6 @@ static void enter(kl__pg_groups *groups, kl__pg_member *member)
         link = &(*link)->next;
     *link = member;
     groups->count++;
-    pthread_cond_signal(&groups->came);
 }
 
 static void leave(kl__pg_groups *groups, const kl__pg_member *member)
@@ -72,21 +69,28 @@ static void leave(kl__pg_groups *groups, const kl__pg_member *member)
     groups->count--;
 }
 
-/* Waits for those who were there when the last group ended. */
-static void linger(kl__pg_groups *groups)
+/* Waits for those who were there when the last group ended; the last of them leads, and need not be woken. True: look
+ * again. False: it is time to lead. */
+static bool linger(kl__pg_groups *groups)
 {
     int64_t until_ns = groups->ended_ns + LINGER_NS;
-    if (groups->count >= groups->expected || kl__monotonic_ns() >= until_ns)
-        return;
+    bool all = groups->count >= groups->expected;
+    if (all && groups->lingering > 0)
+        groups->vain = 0;
+    if (all || kl__monotonic_ns() >= until_ns)
+        return false;
     if (groups->rests > 0) {
         groups->rests--;
-        return;
+        return false;
     }
-    while (groups->count < groups->expected && kl__cond_wait(&groups->came, &groups->mutex, until_ns))
-        ;
-    bool in_vain = groups->count < groups->expected;
-    groups->vain = in_vain ? (2 * groups->vain + 1 < VAIN_MAX ? 2 * groups->vain + 1 : VAIN_MAX) : 0;
+    groups->lingering++;
+    bool woken = kl__cond_wait(&groups->ended, &groups->mutex, until_ns);
+    groups->lingering--;
+    if (woken || groups->under_way)
+        return true;
+    groups->vain = 2 * groups->vain + 1 < VAIN_MAX ? 2 * groups->vain + 1 : VAIN_MAX;
     groups->rests = groups->vain;
+    return false;
 }
 
 /* The first of the line, as many as may go together: at least one. */
@@ -142,7 +146,6 @@ static void lead(kl__pg *pg, const kl__pg_member *leader)
     kl__pg_groups *groups = &pg->groups;
     size_t count = 0;
     groups->under_way = true;
-    linger(groups);
     kl__pg_member *first = take(groups, &count);
     bool single = first == leader && count == 1;
     pthread_mutex_unlock(&groups->mutex);
@@ -179,7 +182,8 @@ kl_rc kl__pg_append_grouped(kl__pg *pg, const kl_append *append)
     enter(groups, &member);
     while (member.state == IN_LINE || member.state == CARRIED) {
         if (member.state == IN_LINE && !groups->under_way) {
-            lead_whole(pg, &member);
+            if (!linger(groups))
+                lead_whole(pg, &member);
         } else if (!kl__cond_wait(&groups->ended, &groups->mutex, member.state == CARRIED ? KL_NEVER : until_ns) &&
                    member.state == IN_LINE && groups->under_way) {
             leave(groups, &member);

@@ -65,15 +65,16 @@ typedef struct kl__pg_member kl__pg_member;
 
 /* Appends of several threads; append_group.c. */
 typedef struct kl__pg_groups {
-    pthread_mutex_t mutex;      /* holds for all that follows */
-    pthread_cond_t came, ended; /* somebody came; a group ended */
+    pthread_mutex_t mutex; /* holds for all that follows */
+    pthread_cond_t ended;  /* a group ended */
     kl__pg_member *line;
     uint32_t count; /* in the line */
     bool under_way; /* somebody leads */
     int64_t ended_ns;
-    uint32_t expected; /* how many were there when the last group ended, its own included */
-    uint32_t vain;     /* the longer nobody came who was waited for, */
-    uint32_t rests;    /* the more groups do not wait */
+    uint32_t expected;  /* how many were there when the last group ended, its own included; */
+    uint32_t lingering; /* how many wait for the rest of them */
+    uint32_t vain;      /* the longer nobody came who was waited for, */
+    uint32_t rests;     /* the more groups do not wait */
 } kl__pg_groups;
 
 typedef struct kl__pg {
