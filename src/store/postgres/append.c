@@ -8,10 +8,12 @@
  * Else parameters are columns: of the places, of the rows (append.h), and, where entries have any, of their jobs and groups
  * in the order of rows, of which each row takes a slice. A row names its number by its index; the function draws them.
  *
- * From some entries on, the transaction is committed without waiting for the disk, which ends the shards' locks early,
+ * Where others append, too, the transaction is committed without waiting for the disk, which ends the shards' locks early,
  * and so producers share one sync: a second statement, sent in the same packet, commits a message in the log, and waits.
  * Everything before it in the log is on disk then. Whoever sees the tasks before they are durable can only lose them
- * together with everything that came after; their positions are not used again then (`started` in sql_tables.c). */
+ * together with everything that came after; their positions are not used again then (`started` in sql_tables.c). Who is
+ * alone waits for the disk with his locks, which is one transaction less. That others append is seen by the numbers that
+ * are drawn: then one's own do not follow one another. */
 #include <stdlib.h>
 
 #include "store/postgres/append.h"
@@ -230,13 +232,13 @@ static void add_groups(kl__pg_args *args, const kl_append *append, const kl__pg_
 void kl__pg_add_tasks(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_row *row)
 {
     const kl__pg_spot *spots = &plan->spots[row->first];
-    size_t bytes = 0, end = 0;
+    size_t bytes = 0, end = 0, head_bytes = (size_t)row->count * KL_PG_HEAD;
     for (size_t i = 0; i < row->count; i++)
         bytes += kl__pg_entry_bytes(&append->entries[spots[i].entry]);
-    unsigned char *heads = kl__pg_add_room(args, row->count * KL_PG_HEAD + bytes);
+    unsigned char *heads = kl__pg_add_room(args, head_bytes + bytes);
     for (size_t i = 0; heads && i < row->count; i++)
-        end = kl__pg_pack(heads + i * KL_PG_HEAD, (char *)heads + row->count * KL_PG_HEAD, end,
-                          plan->ats[spots[i].entry], &append->entries[spots[i].entry]);
+        end = kl__pg_pack(heads + i * KL_PG_HEAD, (char *)heads + head_bytes, end, plan->ats[spots[i].entry],
+                          &append->entries[spots[i].entry]);
 }
 
 /* --- The call --- */
@@ -317,22 +319,44 @@ kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_args *args)
     return rc;
 }
 
-/* *ret_appended: none of the tokens was known. */
-static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan, const kl__pg_names *names,
-                         bool early, bool *ret_appended)
+/* A call begins. True: others append, too, in this process now, or in another one before its last call. */
+static bool begin_call(kl__pg *pg) { return atomic_fetch_add(&pg->appending, 1) > 0 || atomic_load(&pg->shared); }
+
+static void note_drawn(kl__pg *pg, uint64_t first, uint32_t count)
 {
+    atomic_store(&pg->shared, atomic_exchange(&pg->number_next, first + count) != first);
+}
+
+/* A token is known: whoever brought it may have been lost before the disk was waited for. */
+static kl_rc flush_known(kl__pg *pg)
+{
+    kl__pg_args none = {0};
+    return kl__pg_do(pg, &(kl__pg_call){KL_PG_FLUSH, &none, true});
+}
+
+/* flushes: it may have been made before. *ret_appended: none of the tokens was known. */
+static kl_rc append_rows(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan, const kl__pg_names *names,
+                         bool flushes, bool *ret_appended)
+{
+    enum { EARLY_MIN = 8 }; /* the second commit is worth it */
     static const kl__pg_args none;
     kl__pg_args args = {0};
     PGresult *rows = NULL;
+    bool shared = begin_call(pg), many = append->count >= EARLY_MIN || names->count > 1;
+    bool early = flushes || (shared && many);
     add_all(&args, append, plan, names, early);
-    const kl__pg_step step = {KL_PG_APPEND, &args}, flush = {KL_PG_FLUSH, &none};
-    kl_rc rc = kl__pg_ask_steps(pg, &step, 1, early ? &flush : NULL, append->token != NULL, &rows);
+    const kl__pg_step flush = {KL_PG_FLUSH, &none};
+    kl_rc rc =
+        kl__pg_ask_then(pg, &(kl__pg_call){KL_PG_APPEND, &args, append->token != NULL}, early ? &flush : NULL, &rows);
+    atomic_fetch_sub(&pg->appending, 1);
     if (rc == KL_OK) {
-        *ret_appended = kl__pg_get_int(rows, 0, 0) != 0;
+        *ret_appended = !PQgetisnull(rows, 0, 0);
+        if (*ret_appended)
+            note_drawn(pg, (uint64_t)kl__pg_get_int(rows, 0, 0), plan->draw_count);
         PQclear(rows);
     }
     kl__pg_args_free(&args);
-    return rc;
+    return rc == KL_OK && !early && !*ret_appended ? flush_known(pg) : rc;
 }
 
 static void add_int_or_null(kl__pg_args *args, kl__pg_type type, int64_t value)
@@ -369,19 +393,19 @@ static kl_rc append_one(kl__pg *pg, const kl_append *append)
     PGresult *rows = NULL;
     add_entry(&args, append);
     kl__pg_int(&notice, KL_PG_INT4, append->entries[0].place.partition);
-    const kl__pg_step step = {"SELECT $S.append_one($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)", &args};
+    const kl__pg_call call = {"SELECT $S.append_one($1,$2,$3,$4,$5,$6,$7,$8,$9,$10)", &args, true};
     const kl__pg_step then = {"SELECT pg_catalog.pg_notify($C, $1::pg_catalog.text)", &notice};
-    kl_rc rc = kl__pg_ask_steps(pg, &step, 1, &then, true, &rows);
+    kl_rc rc = kl__pg_ask_then(pg, &call, &then, &rows);
+    bool known = rc == KL_OK && kl__pg_get_int(rows, 0, 0) == 0;
     if (rc == KL_OK)
         PQclear(rows);
     kl__pg_args_free(&args);
     kl__pg_args_free(&notice);
-    return rc;
+    return known ? flush_known(pg) : rc;
 }
 
 static kl_rc append_many(kl__pg *pg, const kl_append *append, bool flushes)
 {
-    enum { EARLY_MIN = 8 }; /* the second commit is worth it */
     kl__pg_plan plan = {0};
     kl__pg_names names = names_of(append);
     bool appended;
@@ -389,7 +413,7 @@ static kl_rc append_many(kl__pg *pg, const kl_append *append, bool flushes)
     if (rc == KL_OK && append->token && append->count >= KL_PG_COPY_MIN)
         rc = kl__pg_append_copy(pg, append, &plan);
     else if (rc == KL_OK)
-        rc = append_rows(pg, append, &plan, &names, flushes || append->count >= EARLY_MIN, &appended);
+        rc = append_rows(pg, append, &plan, &names, flushes, &appended);
     free_plan(&plan);
     return rc;
 }
@@ -401,7 +425,7 @@ kl_rc kl__pg_append_together(kl__pg *pg, const kl_append *whole, const kl_token 
     bool appended = false;
     kl_rc rc = make_plan(whole, &plan);
     if (rc == KL_OK)
-        rc = append_rows(pg, whole, &plan, &names, true, &appended);
+        rc = append_rows(pg, whole, &plan, &names, false, &appended);
     free_plan(&plan);
     return rc == KL_OK && !appended ? KL_EBUSY : rc;
 }

@@ -9,7 +9,7 @@
 #include "store/postgres/postgres.h"
 
 enum {
-    KL_PG_COPY_MIN = 512,   /* from so many entries on COPY is worth its round trips */
+    KL_PG_COPY_MIN = 512,   /* from so many entries on by COPY */
     KL_PG_DRAW = 256,       /* entries for each number that is drawn from the sequence */
     KL_PG_ROW_BYTES = 3900, /* of its entries: two rows fit into a page; move_left_over (sql_upkeep.c) knows it, too */
     KL_PG_ENTRY_BYTES = 32, /* beside its key and so on */
@@ -53,8 +53,8 @@ static inline int64_t kl__pg_large_bytes(const kl_entry *entry)
     return bytes > KL_PG_ROW_BYTES ? (int64_t)bytes : 0;
 }
 
-/* The statement that appends; it says whether anything was, and its parameters, to be freed, also after a failure. early: it
- * is committed without waiting for the disk, and KL_PG_FLUSH follows. */
+/* The statement that appends: it tells the first number that it drew, NULL if a token was known. And its parameters, to be
+ * freed, also after a failure. early: it is committed without waiting for the disk, and KL_PG_FLUSH follows. */
 #define KL_PG_APPEND "SELECT $S.append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16,$17,$18,$19)"
 #define KL_PG_FLUSH  "SELECT $S.flush()"
 

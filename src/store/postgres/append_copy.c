@@ -1,13 +1,13 @@
-/* append_copy.c - many entries at once: by COPY, where each row brings its own arrays.
+/* append_copy.c - many entries at once: by COPY, which puts several rows into one record of the log.
  *
  *     BEGIN; append_begin (locks, token)    -> the segment, and numbers that make positions
  *     COPY entries FROM STDIN                rows in binary
  *     pg_notify; COMMIT; flush
  *
- * Four round trips instead of one; but a slice of a long array costs the time to walk to it. The shards' locks are held
- * meanwhile, as in any append, so others wait for those of the same shards as long as this takes; but they do not wait
- * for the disk (append.c). Any failure closes the connection or rolls back, which takes everything back, except when
- * COMMIT was sent and no answer came: then the call is repeated, and its token tells. */
+ * Four round trips instead of one, and some bytes less of the log. The shards' locks are held meanwhile, as in any append,
+ * so others wait for those of the same shards as long as this takes; but they do not wait for the disk (append.c). Any
+ * failure closes the connection or rolls back, which takes everything back, except when COMMIT was sent and no answer came:
+ * then the call is repeated, and its token tells. */
 #include <stdio.h>
 
 #include "base/text.h"

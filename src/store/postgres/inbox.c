@@ -108,7 +108,7 @@ static PGresult *apply(struct moving *moving, PGconn *conn, const PGresult *show
         rows = append_taken(moving, conn, taken);
         if (moving->rc != KL_OK || !kl__pg_is_good(rows))
             return rows;
-        KL_ASSERT(kl__pg_get_int(rows, 0, 0) != 0); /* the token is new, so they were appended */
+        KL_ASSERT(!PQgetisnull(rows, 0, 0)); /* the token is new, so they were appended */
         PQclear(rows);
     }
     rows = end_rows(moving, conn, shown, taken);

@@ -415,9 +415,8 @@ struct statement {
 
 struct batch {
     kl__pg *pg;
-    struct statement steps[KL_PG_STEPS_MAX + 1]; /* the last one by itself */
-    size_t count;                                /* without that */
-    bool then;
+    struct statement steps[2]; /* each a transaction */
+    size_t count;
 };
 
 /* Values of a statement as libpq takes them. */
@@ -501,11 +500,9 @@ static bool send_statement(PGconn *conn, const struct statement *statement)
 static bool send_batch(PGconn *conn, const struct batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++)
-        if (!send_statement(conn, &batch->steps[i]))
+        if (!send_statement(conn, &batch->steps[i]) || !PQpipelineSync(conn))
             return false;
-    if (!PQpipelineSync(conn))
-        return false;
-    return !batch->then || (send_statement(conn, &batch->steps[batch->count]) && PQpipelineSync(conn));
+    return true;
 }
 
 /* Of several answers the first, or the first that is a failure. */
@@ -542,7 +539,7 @@ static PGresult *make_batch(PGconn *conn, const struct batch *batch)
         return NULL;
     if (send_batch(conn, batch)) {
         rows = take_answers(conn);
-        rows = batch->then && rows ? choose_answer(rows, take_answers(conn)) : rows;
+        rows = rows ? choose_answer(rows, take_answers(conn)) : rows;
     }
     if (PQexitPipelineMode(conn))
         return rows;
@@ -554,35 +551,32 @@ static PGresult *send_steps(PGconn *conn, void *ctx)
 {
     struct batch *batch = ctx;
     PGresult *rows = NULL;
-    for (size_t i = 0; !rows && i < batch->count + batch->then; i++)
+    for (size_t i = 0; !rows && i < batch->count; i++)
         rows = prepare(batch->pg, conn, &batch->steps[i]);
     if (rows)
         return rows;
-    return batch->count == 1 && !batch->then ? make_statement(conn, &batch->steps[0]) : make_batch(conn, batch);
+    return batch->count == 1 ? make_statement(conn, &batch->steps[0]) : make_batch(conn, batch);
 }
 
-kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const kl__pg_step *then, bool repeats,
-                       PGresult **ret_rows)
+kl_rc kl__pg_ask_then(kl__pg *pg, const kl__pg_call *call, const kl__pg_step *then, PGresult **ret_rows)
 {
-    struct batch batch = {.pg = pg, .count = count, .then = then != NULL};
+    struct batch batch = {.pg = pg, .count = then ? 2 : 1};
     bool good = true;
-    KL_ASSERT(count <= KL_PG_STEPS_MAX);
-    for (size_t i = 0; i < count + batch.then; i++) {
+    for (size_t i = 0; i < batch.count; i++) {
         struct statement *statement = &batch.steps[i];
-        const kl__pg_step *step = i < count ? &steps[i] : then;
-        *statement = (struct statement){step->sql, NULL, step->args, ""};
+        *statement = (struct statement){i == 0 ? call->sql : then->sql, NULL, i == 0 ? call->args : then->args, ""};
         statement->text = statement->args->failed ? NULL : kl__pg_expand(pg, statement->sql);
         good = good && statement->text;
     }
-    kl_rc rc = good ? send_it(pg, steps[0].sql, send_steps, &batch, repeats, ret_rows) : kl__fail_memory();
-    for (size_t i = 0; i < count + batch.then; i++)
+    kl_rc rc = good ? send_it(pg, call->sql, send_steps, &batch, call->repeats, ret_rows) : kl__fail_memory();
+    for (size_t i = 0; i < batch.count; i++)
         kl__free(batch.steps[i].text);
     return rc;
 }
 
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows)
 {
-    return kl__pg_ask_steps(pg, &(kl__pg_step){call->sql, call->args}, 1, NULL, call->repeats, ret_rows);
+    return kl__pg_ask_then(pg, call, NULL, ret_rows);
 }
 
 kl_rc kl__pg_do(kl__pg *pg, const kl__pg_call *call)

@@ -7,6 +7,7 @@
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
  *     append.c, append_copy.c, append_group.c, scan.c, read.c, settle.c, records.c      the calls
+ *     row.h        the tasks of a row, as bytes
  *     seen.c       what scans have shown, kept for those who read and settle it
  *     inbox.c      taking in what was put in SQL
  *     wait.c       being told of appends by LISTEN, or else asking now and then
@@ -98,6 +99,11 @@ typedef struct kl__pg {
 
     kl__pg_groups groups;
 
+    /* append.c */
+    atomic_int appending;              /* calls under way */
+    atomic_uint_least64_t number_next; /* that is drawn if nobody else draws one, */
+    atomic_bool shared;                /* and somebody did before the last call */
+
     /* inbox.c: held by whoever takes in. He needs a second connection at times, so there is one such at a time, and
      * connections are two at least. */
     pthread_mutex_t taking;
@@ -186,16 +192,14 @@ typedef struct kl__pg_call {
  * the server's list of sealed places, for append.c. */
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows);
 
-/* Several statements of one transaction in one packet, and behind it a transaction of another one (NULL: none), which is
- * made also when the first has failed. *ret_rows: the answer of the first statement. */
+/* The same, and in the same packet a transaction of another statement behind it (NULL: none), which is made also when the
+ * first has failed. *ret_rows: the answer of the first. */
 typedef struct kl__pg_step {
     const char *sql;
     const kl__pg_args *args;
 } kl__pg_step;
 
-enum { KL_PG_STEPS_MAX = 2 };
-kl_rc kl__pg_ask_steps(kl__pg *pg, const kl__pg_step *steps, size_t count, const kl__pg_step *then, bool repeats,
-                       PGresult **ret_rows);
+kl_rc kl__pg_ask_then(kl__pg *pg, const kl__pg_call *call, const kl__pg_step *then, PGresult **ret_rows);
 
 /* The same where the rows do not matter. */
 kl_rc kl__pg_do(kl__pg *pg, const kl__pg_call *call);

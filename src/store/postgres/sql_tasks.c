@@ -104,14 +104,14 @@ CREATE FUNCTION $S.append(toks uuid[], ps int[], ss int[], draws int, row_ats in
                           row_ps int[], row_slots int[], row_draws int[], row_lasts int[], numbers int[], firsts int[],
                           dues bigint[], priorities smallint[], larges int[], jobs uuid[], groups smallint[],
                           tasks bytea[])
-RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$ #variable_conflict use_variable
 DECLARE
     drawn bigint[] := $S.append_begin(toks, ps, ss, draws);
     skips int[] := ARRAY[]::int[];
 BEGIN
     IF drawn IS NULL THEN
-        RETURN false;
+        RETURN NULL;
     END IF;
     IF toks IS NULL THEN
         skips := $S.append_skips(ps, ss, row_ats, row_ids);
@@ -130,7 +130,7 @@ BEGIN
     IF early AND current_setting('keyline.skipped', true) IS DISTINCT FROM 'yes' THEN
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
-    RETURN true;
+    RETURN drawn[2];
 END
 $$;
 
