@@ -16,9 +16,10 @@ static bool pass_barrier_everywhere(void)
     return syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
 
+/* The last first: each goes before those that are ready, and so they are taken again in the same order. */
 static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_ns)
 {
-    for (uint32_t i = from; i < hand->count; i++) {
+    for (uint32_t i = hand->count; i-- > from;) {
         if (!hand->tasks[i])
             continue; /* it was recalled */
         bool started_before = --hand->tasks[i]->mark.attempts > 0;

@@ -126,6 +126,17 @@ static void join_ready(kl__lanes *lanes, kl__lane *lane, int8_t priority)
     lanes->ready_keys++;
 }
 
+/* For a ready key whose turn had come already. */
+static void go_first(kl__lanes *lanes, kl__lane *lane)
+{
+    struct lane_list *list = &lanes->ready[lane->ready_priority - KL_LANE_PRIORITY_MIN];
+    unlink_lane(list, lane);
+    lane->prev = NULL;
+    lane->next = list->first;
+    *(list->first ? &list->first->prev : &list->last) = lane;
+    list->first = lane;
+}
+
 static void set_state(kl__lanes *lanes, kl__lane *lane, kl__lane_state state)
 {
     lanes->waiting_keys[lane->state]--;
@@ -597,6 +608,8 @@ void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64
         insert(lane, task, lanes->now_ms);
     }
     settle_lane(lanes, lane);
+    if (lane->state == KL_LANE_READY)
+        go_first(lanes, lane);
 }
 
 void kl__lanes_retry(kl__lanes *lanes, kl__lane_task *task, int64_t due_ms, int64_t now_ms)

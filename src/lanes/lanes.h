@@ -149,7 +149,8 @@ void kl__lanes_retry(kl__lanes *lanes, kl__lane_task *task, int64_t due_ms,
                      int64_t now_ms);                                       /* holds the key until due */
 void kl__lanes_halt(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* holds the key until somebody acts */
 
-/* The task was taken and not run after all. If it has started before, it still holds its key. */
+/* The task was taken and not run after all: its key is the first whose turn it is. If it has started before, it still
+ * holds its key. */
 void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64_t now_ms);
 
 /* Takes a task that is not running out of its line; its key and its count stay until kl__lanes_end, and if it has run it

@@ -471,3 +471,44 @@ TEST(what_is_done_gives_its_place_back_although_the_next_in_hand_blocks)
     gate_open(&block);
     kl_exec_close(exec);
 }
+
+static _Atomic(int) ran_before;
+
+static kl_outcome count_before(kl_run *run, void *ctx)
+{
+    (void)run, (void)ctx;
+    atomic_fetch_add(&ran_before, 1);
+    return KL_DONE;
+}
+
+static kl_outcome tell_before(kl_run *run, void *ctx)
+{
+    (void)run, (void)ctx;
+    journal_add("%d", atomic_load(&ran_before));
+    return KL_DONE;
+}
+
+/* It cannot be run as one of many, but its turn is its turn. */
+TEST(a_task_with_a_report_has_its_turn_among_short_ones)
+{
+    enum { KEYS = 100, EACH = 20, BEFORE = 30 };
+    static struct gate dealer;
+    dealer = (struct gate)GATE;
+    atomic_store(&ran_before, 0);
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = 4 * KEYS * EACH));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    submit(exec, "dealer", hold, &dealer, NULL);
+    gate_await(&dealer, 1);
+    for (int i = 0; i < KEYS * EACH; i++) {
+        char key[16];
+        if (i == BEFORE)
+            submit(exec, "reported", tell_before, NULL, TASK(.end = note_end, .end_ctx = "end"));
+        snprintf(key, sizeof key, "%d", i % KEYS);
+        submit(exec, key, count_before, NULL, NULL);
+    }
+    gate_open(&dealer);
+    AWAIT(tasks_live(exec) == 0);
+    CHECK_STR(journal_text(), "30 end=KL_OK/1");
+    kl_exec_close(exec);
+}

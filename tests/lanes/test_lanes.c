@@ -482,6 +482,22 @@ TEST(an_untaken_task_is_back_in_its_place)
     stage_close(&s);
 }
 
+TEST(a_key_whose_task_was_not_run_after_all_has_its_turn_again)
+{
+    struct stage s;
+    stage_open(&s);
+    add(&s, "a", "a", 0, 0);
+    add(&s, "b", "b", 0, 0);
+    add(&s, "", "none", 0, 0);
+    add(&s, "c", "c", 0, 0);
+    kl__lane_task *taken[3];
+    CHECK_INT(kl__lanes_take(s.lanes, taken, 3, s.now_ms), 3);
+    for (int i = 3; i-- > 0;)
+        kl__lanes_untake(s.lanes, taken[i], false, s.now_ms);
+    expect(&s, "a b none c");
+    stage_close(&s);
+}
+
 /* --- Memory --- */
 
 static void run_once(struct stage *s, int number)

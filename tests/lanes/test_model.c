@@ -23,7 +23,7 @@ struct key {
     bool paused, halted, blocked;
     bool ready; /* and since when, for the turns */
     int8_t priority;
-    uint64_t turn;
+    int64_t turn;
 };
 
 /* A barrier, and the positions that must end before it is reached. */
@@ -37,7 +37,8 @@ struct barrier {
 struct model {
     uint64_t random;
     int64_t now_ms;
-    uint64_t position, turn;
+    uint64_t position;
+    int64_t first_turn, turn;
     kl__lanes *lanes;
     struct task tasks[TASKS];
     struct key keys[KEYS];
@@ -111,7 +112,7 @@ static uint64_t count_live(const struct model *m, int key)
 }
 
 /* Turns: a key that becomes ready, or whose first task's priority changes, goes to the end of that priority's round. */
-static void stamp_turn(struct model *m, int key, uint64_t turn)
+static void stamp_turn(struct model *m, int key, int64_t turn)
 {
     kl__lane_state state;
     struct task *first = next_of(m, key, &state);
@@ -128,6 +129,13 @@ static void stamp_turn(struct model *m, int key, uint64_t turn)
 }
 
 static void update_turn(struct model *m, int key) { stamp_turn(m, key, ++m->turn); }
+
+/* A task of the key was taken and not run: it is the first whose turn it is. */
+static void return_turn(struct model *m, int key)
+{
+    update_turn(m, key);
+    m->keys[key].turn = --m->first_turn;
+}
 
 static int free_slot(struct model *m)
 {
@@ -253,7 +261,7 @@ static void do_settle(struct model *m)
         bool started = below(m, 2);
         task->is = started && task->key ? HELD : WAITING;
         kl__lanes_untake(m->lanes, &task->lane, started, m->now_ms);
-        update_turn(m, task->key);
+        return_turn(m, task->key);
         break;
     }
     case 2:
