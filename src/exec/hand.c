@@ -36,6 +36,7 @@ static void part_from_special(kl__hand *hand, kl__shard *shard, int64_t now_ns)
             uint32_t keep = i > 0 ? i : 1;
             untake(hand, shard, keep, now_ns);
             hand->count = keep;
+            hand->cut_short = true;
         }
     }
 }
@@ -47,6 +48,7 @@ uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t 
         hand->count = kl__shard_start(shard, hand->tasks, most, now_ns);
     for (uint32_t i = 0; i < hand->count; i++)
         hand->tasks[i]->mark.attempts++;
+    hand->cut_short = false;
     if (hand->count > 1)
         part_from_special(hand, shard, now_ns);
     atomic_store_explicit(&hand->next, 0, memory_order_relaxed);

@@ -151,6 +151,7 @@ typedef struct kl__hand {
     _Atomic(uint32_t) next;
     _Atomic(bool) recalled;
     uint32_t count;
+    bool cut_short;             /* there were more, but a task that is taken alone was among them */
     _Atomic(kl__shard *) shard; /* whose tasks they are, or NULL; written under its mutex */
     kl__lane_task *tasks[KL_HAND_MAX];
 } kl__hand;

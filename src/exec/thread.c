@@ -209,6 +209,14 @@ static void record_run(kl__shard *shard, int64_t ns)
     shard->runs.sum_ns += ns;
 }
 
+/* Twice as many as before; but after a hand that was cut short as many as were left: more would be taken in vain. */
+static uint32_t next_size(const kl__exec_thread *thread, uint32_t count)
+{
+    uint32_t most = atomic_load_explicit(&thread->exec->hand_most, memory_order_relaxed);
+    uint32_t size = thread->hand.cut_short ? count : thread->hand_size * 2;
+    return size < most ? size : most;
+}
+
 /* A hand is timed as a whole. When that is short, so was every task in it. Otherwise all but one are taken to have run
  * for as long as those of the hand before, which was short, and the rest of the time is put down to the one. */
 static void record_hand(kl__exec_thread *thread, kl__shard *shard, uint32_t count, int64_t ns)
@@ -218,8 +226,7 @@ static void record_hand(kl__exec_thread *thread, kl__shard *shard, uint32_t coun
         shard->runs.sum_ns += ns;
         thread->mean_ns = ns / count;
         set_brisk(thread, true);
-        uint32_t most = atomic_load_explicit(&thread->exec->hand_most, memory_order_relaxed);
-        thread->hand_size = thread->hand_size < most ? thread->hand_size * 2 : most;
+        thread->hand_size = next_size(thread, count);
         return;
     }
     int64_t usual_ns = thread->mean_ns < ns / count ? thread->mean_ns : ns / count;

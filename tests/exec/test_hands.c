@@ -512,3 +512,35 @@ TEST(a_task_with_a_report_has_its_turn_among_short_ones)
     CHECK_STR(journal_text(), "30 end=KL_OK/1");
     kl_exec_close(exec);
 }
+
+static _Atomic(uint64_t) taken_in_all;
+
+static void count_taken(kl__lane_task **tasks, uint32_t count)
+{
+    (void)tasks;
+    atomic_fetch_add(&taken_in_all, count);
+}
+
+TEST(where_all_tasks_are_taken_alone_hands_are_small)
+{
+    enum { KEYS = 100, EACH = 5 };
+    static struct gate dealer;
+    dealer = (struct gate)GATE;
+    atomic_store(&taken_in_all, 0);
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    submit(exec, "dealer", hold, &dealer, NULL);
+    gate_await(&dealer, 1);
+    for (int i = 0; i < KEYS * EACH; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "%d", i % KEYS);
+        submit(exec, key, nothing, NULL, TASK(.deadline_ms = PATIENCE_MS));
+    }
+    atomic_store(&on_take, count_taken);
+    gate_open(&dealer);
+    AWAIT(tasks_live(exec) == 0);
+    atomic_store(&on_take, NULL);
+    CHECK(atomic_load(&taken_in_all) < 2 * KEYS * EACH); /* each once, and every other one in vain */
+    kl_exec_close(exec);
+}
