@@ -160,7 +160,7 @@ KL_API KL_MUST_USE kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task 
 /* Which shard was full at this thread's last KL_EFULL, and how full; zeros before the first. */
 typedef struct kl_exec_full {
     uint32_t shard;
-    uint32_t length; /* places taken: fewer than it has tasks, when some that cannot run take none */
+    uint32_t length; /* places taken: fewer than tasks, when some that cannot run take none; if blocked, as last seen */
     uint32_t capacity;
     bool blocked; /* there was room, but not for more that cannot run: the key is blocked or the task delayed */
 } kl_exec_full;
