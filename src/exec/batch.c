@@ -45,7 +45,7 @@ static bool was_refused(const struct batch *batch, const kl__order *order)
     return false;
 }
 
-/* An order that another of the same key before it in the chunk must not be overtaken by. */
+/* Its key may be blocked or was refused, or it must not overtake one of the same key that needs care. */
 static bool needs_care(const struct batch *batch, const kl__order *orders, size_t at)
 {
     for (size_t i = 0; i < at; i++)
