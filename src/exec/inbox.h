@@ -25,6 +25,7 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "base/fetch.h"
 
 enum { KL_INBOX_INDEX_BITS = 24, KL_INBOX_AHEAD = 8, KL_INBOX_DRAIN_AHEAD = 24, KL_INBOX_SLOTS_AHEAD = 64 };
 
@@ -48,17 +49,6 @@ typedef struct kl__inbox {
 
 KL_MUST_USE kl_rc kl__inbox_open(kl__inbox *inbox, uint32_t capacity);
 void kl__inbox_close(kl__inbox *inbox);
-
-/* Fetches a line that will be written, without sharing it first: that would take two trips to the other core. The compiler
- * has this instruction only for newer processors; older ones pass over it. */
-static inline void kl__fetch_to_write(const void *line)
-{
-#ifdef __x86_64__
-    __asm__ volatile("prefetchw %0" : : "m"(*(const char *)line));
-#else
-    __builtin_prefetch(line, 1);
-#endif
-}
 
 static inline uint64_t kl__inbox_claimed(kl__inbox *inbox) { return atomic_load(&inbox->tail) & KL_INBOX_COUNT_MASK; }
 

@@ -35,6 +35,7 @@
 
 #include <string.h>
 
+#include "base/fetch.h"
 #include "lanes/inside.h"
 
 /* --- A lane's own tasks --- */
@@ -307,14 +308,11 @@ kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key)
     return find_lane(lanes, key->bytes, key->hash);
 }
 
-void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash)
-{
-    __builtin_prefetch(kl__keytable_chain(&lanes->table, hash));
-}
+void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash) { kl__fetch(kl__keytable_chain(&lanes->table, hash)); }
 
 void kl__lanes_prefetch_lane(const kl__lanes *lanes, uint32_t hash)
 {
-    __builtin_prefetch(*kl__keytable_chain(&lanes->table, hash));
+    kl__fetch(*kl__keytable_chain(&lanes->table, hash));
 }
 
 /* Its memory, with anything in it; NULL: there is none. Without memory, lanes of idle keys are used again: as one was made

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/fetch.h"
+
 enum { PIECES = 8 }; /* segments are usually as large as the ring */
 
 /* What is here of one segment. */
@@ -96,7 +98,7 @@ void kl__recent_prefetch(const kl__recent *recent, uint64_t segment, uint64_t of
     if (!find_bytes(recent, segment, offset, count, &at))
         return;
     for (size_t i = 0; i < count && i < MOST && at + i < recent->size; i += LINE)
-        __builtin_prefetch(recent->ring + at + i);
+        kl__fetch(recent->ring + at + i);
 }
 
 bool kl__recent_copy(const kl__recent *recent, uint64_t segment, uint64_t offset, void *ret_bytes, size_t count)

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/base.h"
+#include "base/fetch.h"
 
 enum {
     SLAB_BITS = 15,
@@ -120,7 +121,7 @@ static bool rebuild(kl__stubs *stubs, struct stripe *old)
     for (uint32_t i = 0; i < old->capacity; i++) {
         uint32_t ahead = i + AHEAD < old->capacity ? old->elements[i + AHEAD] : EMPTY;
         if (is_element(ahead))
-            __builtin_prefetch(kl__stubs_slot(stubs, SLOT_OF(ahead)));
+            kl__fetch(kl__stubs_slot(stubs, SLOT_OF(ahead)));
         if (is_element(old->elements[i]))
             place(&new, hash_of(&kl__stubs_slot(stubs, SLOT_OF(old->elements[i]))->id), SLOT_OF(old->elements[i]));
     }
@@ -156,14 +157,14 @@ void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id)
     uint64_t hash = hash_of(id);
     const struct stripe *stripe = stripe_of(stubs, hash);
     if (stripe->capacity)
-        __builtin_prefetch(&stripe->elements[home_of(stripe, hash)]);
+        kl__fetch(&stripe->elements[home_of(stripe, hash)]);
 }
 
 void kl__stubs_prefetch_number(const kl__stubs *stubs, uint32_t slot)
 {
     const kl__slot *ahead = kl__stubs_slot(stubs, slot);
-    __builtin_prefetch(ahead);
-    __builtin_prefetch((const char *)(ahead + 1) - 1);
+    kl__fetch(ahead);
+    kl__fetch((const char *)(ahead + 1) - 1);
 }
 
 void kl__stubs_prefetch_slot(const kl__stubs *stubs, const kl_task_id *id)
