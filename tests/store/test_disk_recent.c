@@ -18,7 +18,8 @@ static void add_frame(kl__recent *recent, uint64_t segment, uint64_t offset)
     static unsigned char bytes[FRAME];
     for (size_t i = 0; i < FRAME; i++)
         bytes[i] = byte_at(segment, offset + i);
-    kl__recent_add(recent, segment, offset, bytes, FRAME);
+    kl__recent_claim(recent, segment, offset, FRAME);
+    kl__recent_fill(recent, bytes, FRAME);
 }
 
 static bool is_true_at(const kl__recent *recent, uint64_t segment, uint64_t offset)
@@ -108,7 +109,8 @@ TEST(a_frame_larger_than_the_ring_leaves_its_end)
     REQUIRE(recent && large);
     for (size_t i = 0; i < LARGE; i++)
         large[i] = byte_at(3, 4096 + i);
-    kl__recent_add(recent, 3, 4096, large, LARGE);
+    kl__recent_claim(recent, 3, 4096, LARGE);
+    kl__recent_fill(recent, large, LARGE);
     CHECK(is_true_at(recent, 3, 4096 + LARGE - PROBE));
     CHECK(is_true_at(recent, 3, 4096 + LARGE - (1 << 20)));
     CHECK(!is_true_at(recent, 3, 4096));

@@ -296,24 +296,33 @@ static const kl__record_header *next_record(const kl__record_header *record)
     return (const kl__record_header *)(const void *)((const char *)record + record->bytes);
 }
 
+static void keep_recent(kl__journal *journal, const char *bytes, size_t count, uint64_t offset)
+{
+    kl__state *state = journal->state;
+    pthread_mutex_lock(&state->mutex);
+    kl__recent_claim(state->recent, journal->segments->active->number, offset, count);
+    pthread_mutex_unlock(&state->mutex);
+    kl__recent_fill(state->recent, bytes, count);
+}
+
 /* What was written becomes visible. `offset` is that of the records in the segment. */
-static kl_rc apply(kl__journal *journal, const char *bytes, size_t records, uint64_t offset, int64_t now_ms)
+static kl_rc apply(kl__journal *journal, const char *bytes, const frame_info *info, uint64_t offset)
 {
     kl__state *state = journal->state;
     const kl__record_header *record = (const void *)bytes, *ahead = record;
+    size_t records = info->records;
     kl_rc rc = KL_OK;
     size_t fetched = 0;
+    keep_recent(journal, bytes, info->bytes, offset);
     pthread_mutex_lock(&state->mutex);
     size_t kept = state->kept_count;
     for (size_t i = 0; i < records && rc == KL_OK; i++) {
         for (; fetched < records && fetched < i + APPLY_AHEAD; fetched++, ahead = next_record(ahead))
             kl__state_prefetch(state, ahead);
         kl__where where = {journal->segments->active->number, offset + (uint64_t)((const char *)record - bytes)};
-        rc = kl__state_apply(state, record, where, now_ms);
+        rc = kl__state_apply(state, record, where, info->now_ms);
         record = next_record(record);
     }
-    kl__recent_add(state->recent, journal->segments->active->number, offset, bytes,
-                   (size_t)((const char *)record - bytes));
     bool wants_upkeep = kl__segments_need_upkeep(journal->segments);
     if (state->waiters)
         pthread_cond_broadcast(&state->appended);
@@ -335,7 +344,7 @@ static kl_rc write_and_apply(kl__journal *journal, char *frame, frame_info info)
         return rc;
     uint64_t offset = journal->segments->active->end + KL_FRAME_HEADER;
     rc = write_frame(journal, frame, &info);
-    return rc == KL_OK ? apply(journal, frame + KL_FRAME_HEADER, info.records, offset, info.now_ms) : rc;
+    return rc == KL_OK ? apply(journal, frame + KL_FRAME_HEADER, &info, offset) : rc;
 }
 
 /* All that a closed group has collected. */

@@ -57,15 +57,20 @@ static struct piece *piece_at(kl__recent *recent, uint64_t segment, uint64_t off
     return newest;
 }
 
-void kl__recent_add(kl__recent *recent, uint64_t segment, uint64_t offset, const void *bytes, size_t count)
+void kl__recent_claim(kl__recent *recent, uint64_t segment, uint64_t offset, size_t count)
 {
     struct piece *piece = piece_at(recent, segment, offset);
+    piece->to = piece->base + offset + count;
+}
+
+void kl__recent_fill(kl__recent *recent, const void *bytes, size_t count)
+{
     size_t skipped = count > recent->size ? count - recent->size : 0;
-    size_t at = (size_t)((piece->base + offset + skipped) % recent->size), rest = recent->size - at;
+    uint64_t from = recent->pieces[recent->newest].to - count;
+    size_t at = (size_t)((from + skipped) % recent->size), rest = recent->size - at;
     size_t first = count - skipped < rest ? count - skipped : rest;
     memcpy(recent->ring + at, (const char *)bytes + skipped, first);
     memcpy(recent->ring, (const char *)bytes + skipped + first, count - skipped - first);
-    piece->to = piece->base + offset + count;
 }
 
 static const struct piece *find_piece(const kl__recent *recent, uint64_t segment)
