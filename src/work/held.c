@@ -64,23 +64,23 @@ static uint32_t home(const kl__window *window, uint64_t position)
 static void insert(kl__window *window, kl__held *held)
 {
     uint32_t i = home(window, held->lane.position);
-    while (window->table[i])
+    while (window->table[i].held)
         i = (i + 1) & (window->table_capacity - 1);
-    window->table[i] = held;
+    window->table[i] = (kl__held_place){held->lane.position, held};
 }
 
 static bool grow(kl__window *window)
 {
-    kl__held **old = window->table;
+    kl__held_place *old = window->table;
     uint32_t capacity = window->table_capacity;
-    kl__held **table = kl__alloc_zeroed(capacity ? (size_t)capacity * 2 : TABLE_FIRST, sizeof *table);
+    kl__held_place *table = kl__alloc_zeroed(capacity ? (size_t)capacity * 2 : TABLE_FIRST, sizeof *table);
     if (!table)
         return false;
     window->table = table;
     window->table_capacity = capacity ? capacity * 2 : TABLE_FIRST;
     for (uint32_t i = 0; i < capacity; i++)
-        if (old[i])
-            insert(window, old[i]);
+        if (old[i].held)
+            insert(window, old[i].held);
     kl__free(old);
     return true;
 }
@@ -98,23 +98,23 @@ kl__held *kl__held_at(const kl__window *window, uint64_t position)
 {
     if (window->table_count == 0)
         return NULL;
-    for (uint32_t i = home(window, position); window->table[i]; i = (i + 1) & (window->table_capacity - 1))
-        if (window->table[i]->lane.position == position)
-            return window->table[i];
+    for (uint32_t i = home(window, position); window->table[i].held; i = (i + 1) & (window->table_capacity - 1))
+        if (window->table[i].position == position)
+            return window->table[i].held;
     return NULL;
 }
 
 void kl__held_forget(kl__window *window, kl__held *held)
 {
     uint32_t mask = window->table_capacity - 1, hole = home(window, held->lane.position);
-    while (window->table[hole] != held)
+    while (window->table[hole].held != held)
         hole = (hole + 1) & mask;
-    for (uint32_t i = (hole + 1) & mask; window->table[i]; i = (i + 1) & mask) {
-        if (((i - home(window, window->table[i]->lane.position)) & mask) < ((i - hole) & mask))
+    for (uint32_t i = (hole + 1) & mask; window->table[i].held; i = (i + 1) & mask) {
+        if (((i - home(window, window->table[i].position)) & mask) < ((i - hole) & mask))
             continue;
         window->table[hole] = window->table[i];
         hole = i;
     }
-    window->table[hole] = NULL;
+    window->table[hole].held = NULL;
     window->table_count--;
 }

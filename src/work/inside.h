@@ -114,6 +114,13 @@ struct kl__verdict_text {
     char bytes[];
 };
 
+/* A place in a window's table. Most positions that are looked for are not there, and strangers on the way to that are
+ * passed without looking at their tasks. */
+typedef struct kl__held_place {
+    uint64_t position;
+    kl__held *held; /* NULL: free */
+} kl__held_place;
+
 /* One line of a window. */
 typedef struct kl__cursor {
     kl_stub last;  /* the last stub read */
@@ -136,9 +143,9 @@ struct kl__window {
     kl__partition *partition;
     kl_place place;
     uint64_t epoch;
-    uint64_t opened;  /* after so many refreshes of the pump had been begun */
-    kl__lanes *lanes; /* NULL while nothing is held */
-    kl__held **table; /* every held task by position, for what is read twice */
+    uint64_t opened;       /* after so many refreshes of the pump had been begun */
+    kl__lanes *lanes;      /* NULL while nothing is held */
+    kl__held_place *table; /* every held task by position, for what is read twice */
     uint32_t table_capacity, table_count;
     uint64_t held;       /* that count */
     int8_t least_urgent; /* the highest priority value among what filled it */

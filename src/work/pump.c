@@ -416,7 +416,7 @@ static size_t serve_window(kl__window *window, uint16_t kind, size_t max)
 {
     size_t count = 0;
     for (uint32_t i = 0; i < window->table_capacity && count < max; i++) {
-        kl__held *held = window->table[i];
+        kl__held *held = window->table[i].held;
         if (held && held->blocked == KL_BLOCKED_KIND && (kind == 0 || held->kind == kind))
             count += kl__window_serve(window, held);
     }

@@ -245,7 +245,7 @@ kl_rc kl__window_sweep(kl__window *window, kl__sweep_of of, kl_outcome outcome, 
 static kl__held *next_draining(kl__window *window)
 {
     for (uint32_t i = 0; i < window->table_capacity; i++) {
-        kl__held *held = window->table[i];
+        kl__held *held = window->table[i].held;
         if (held && held->draining && held->state == KL_HELD_LINE)
             return held;
     }

@@ -65,7 +65,7 @@ bool kl__window_is_suspect(const kl__window *window)
             return true; /* some of it is not in memory */
     }
     for (uint32_t i = 0; i < window->table_capacity; i++)
-        if (window->table[i] && window->table[i]->suspect)
+        if (window->table[i].held && window->table[i].held->suspect)
             return true;
     return !window->retry_read || !window->due_clear;
 }
@@ -509,7 +509,7 @@ static void take_away(kl__held *held)
 void kl__window_clear_room(kl__window *window)
 {
     for (uint32_t i = 0; i < window->table_capacity; i++) {
-        kl__held *held = window->table[i];
+        kl__held *held = window->table[i].held;
         if (!held || held->state != KL_HELD_ROOM)
             continue;
         kl__room_remove(held);
@@ -558,8 +558,8 @@ kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t pos
     if (held)
         return memcmp(&held->id, id, sizeof *id) == 0 ? held : NULL;
     for (uint32_t i = 0; i < window->table_capacity; i++)
-        if (window->table[i] && memcmp(&window->table[i]->id, id, sizeof *id) == 0)
-            return window->table[i];
+        if (window->table[i].held && memcmp(&window->table[i].held->id, id, sizeof *id) == 0)
+            return window->table[i].held;
     return NULL;
 }
 
@@ -604,7 +604,7 @@ void kl__window_drop(kl__window *window)
     pump->shard_count--;
     window->lost = true;
     for (uint32_t i = 0; i < window->table_capacity; i++) {
-        kl__held *held = window->table[i];
+        kl__held *held = window->table[i].held;
         if (!held)
             continue;
         set_blocked(held, KL_BLOCKED_NOT);

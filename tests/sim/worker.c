@@ -159,7 +159,7 @@ static int64_t running_of(const kl__pump *pump, uint32_t index)
         for (const kl__window *window = partition->index == index ? partition->windows : NULL; window;
              window = window->next)
             for (uint32_t i = 0; i < window->table_capacity; i++)
-                count += window->table[i] && window->table[i]->state == KL_HELD_RUNNING;
+                count += window->table[i].held && window->table[i].held->state == KL_HELD_RUNNING;
     return count;
 }
 
