@@ -181,6 +181,10 @@ static void make_room(kl__lanes *lanes)
 {
     kl__lane *lane = lanes->first_resting;
     lanes->first_resting = lane->next_resting;
+    if (lanes->first_resting) { /* the next one to be looked at has left the caches */
+        kl__fetch(lanes->first_resting);
+        kl__fetch(&lanes->first_resting->next_resting);
+    }
     lanes->resting_count--;
     lane->resting = false;
     if (lane->state == KL_LANE_IDLE && lane->entry.tasks == 0) {
