@@ -109,12 +109,6 @@ static kl_rc check(const kl__claims_opts *opts)
     return KL_OK;
 }
 
-static bool is_far(kl_store *store)
-{
-    uint32_t can = kl_store_info_of(store).can;
-    return (can & KL_STORE_SHARED) && !(can & KL_STORE_ASYNC);
-}
-
 static void ended(void *context, uint32_t partition, kl_outcome outcome)
 {
     const kl__claims *claims = context;
@@ -158,7 +152,7 @@ kl_rc kl__claims_open(const kl__claims_opts *opts, kl__claims **ret_claims)
     claims->told_ctx = opts->told_ctx;
     claims->running_max = opts->running_max ? (uint64_t)opts->running_max : RUNNING_MAX;
     claims->kind_ms = opts->kind_ms > 0 ? opts->kind_ms : KIND_MS;
-    claims->far = is_far(opts->queue->store);
+    claims->far = kl__store_is_far(opts->queue->store);
     claims->ask_until_ns = KL_NEVER;
     claims->began_ns = claims->busy_ns = kl__monotonic_ns();
     rc = start(claims, opts);

@@ -41,7 +41,8 @@ enum {
     KL_WINDOW_MIN = 64,        /* tasks of one shard, however many shards share window_max */
     KL_KEY_MAX = 1024,         /* tasks of one key in a window; a quarter of the window where that is less */
     KL_GROUP_MIN = 64,         /* tasks of a group that are held even if the window is full */
-    KL_LOOK_STUBS = 8192,      /* stubs read in one look: 448 KiB */
+    KL_LOOK_STUBS = 8192,      /* stubs read in one look: 448 KiB; */
+    KL_LOOK_NEAR = 2048,       /* where that is no journey: so few are still in the caches when they are run */
     KL_LOOK_EVERY_MS = 20,     /* also while enough is ready: something urgent may have come */
     KL_SETTLE_MAX = 8192,      /* outcomes in one settle */
     KL_SETTLE_BYTES = 4 << 20, /* and bytes of errors and results, below KL_BATCH_BYTES_MAX */
@@ -484,6 +485,13 @@ bool kl__pump_has_news(kl__pump *pump, const kl_store *store, kl__reader *reader
 static inline uint64_t kl__pump_sharers(const kl__pump *pump)
 {
     return pump->shard_count ? pump->all_shards / pump->shard_count : 1;
+}
+
+/* Whether each call of the store is a journey. */
+static inline bool kl__store_is_far(kl_store *store)
+{
+    uint32_t can = kl_store_info_of(store).can;
+    return (can & KL_STORE_SHARED) && !(can & KL_STORE_ASYNC);
 }
 
 /* Leaves and enters the worker's mutex around a store call. */

@@ -18,6 +18,7 @@
 
 enum {
     SCANS_MAX = 512,
+    LINE_STUBS = 16, /* that are read of a line, at least */
     DUE_EVERY_MS = 20,
     DUE_REST_MS = 1000,
     COUNTS_EVERY_MS = 20,
@@ -29,7 +30,7 @@ enum {
     SIDE_REST_MS = 1000
 };
 
-_Static_assert(KL_LOOK_STUBS / SCANS_MAX >= 16, "every line that is read gets some room");
+_Static_assert(KL_LOOK_STUBS / SCANS_MAX >= LINE_STUBS, "every line that is read gets some room");
 
 typedef enum look_kind { LOOK_ON, LOOK_SIDE } look_kind;
 
@@ -326,11 +327,15 @@ static void give_up(struct looks *looks)
     }
 }
 
+static size_t stubs_of(kl_store *store) { return kl__store_is_far(store) ? KL_LOOK_STUBS : KL_LOOK_NEAR; }
+
 static kl_rc look_at(kl__pump *pump, struct looks *looks)
 {
     if (looks->count == 0)
         return KL_OK;
-    size_t each = KL_LOOK_STUBS / looks->count;
+    size_t each = stubs_of(looks->store) / looks->count;
+    if (each < LINE_STUBS)
+        each = LINE_STUBS;
     for (size_t i = 0; i < looks->count; i++) {
         looks->scans[i].stubs = pump->stubs + i * each;
         looks->scans[i].max = each;
@@ -353,6 +358,9 @@ static kl_rc look_at_store(kl__pump *pump, struct looks *looks, kl_store *store)
     bool all = false;
     kl_rc rc = KL_OK;
     looks->store = store;
+    pump->side_credit += stubs_of(store) / 8;
+    if (pump->side_credit > KL_SKIPS_MAX)
+        pump->side_credit = KL_SKIPS_MAX;
     while (!all && rc == KL_OK) {
         all = plan_store(pump, looks, &from);
         rc = look_at(pump, looks);
@@ -429,9 +437,6 @@ kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
     pump->more = pump->eager = false;
     pump->counts.looks++;
     pump->looked_ms = kl__pump_now(pump);
-    pump->side_credit += KL_LOOK_STUBS / 8;
-    if (pump->side_credit > KL_SKIPS_MAX)
-        pump->side_credit = KL_SKIPS_MAX;
     first = count_all(pump, false);
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (seen_before(pump, partition))

@@ -97,12 +97,6 @@ static void wait_for_work(kl_worker *worker, int64_t *poll_ms)
         kl__worker_wait(worker, &worker->scout, FAILED_MS);
 }
 
-static bool is_far(kl_store *store)
-{
-    uint32_t can = kl_store_info_of(store).can;
-    return (can & KL_STORE_SHARED) && !(can & KL_STORE_ASYNC);
-}
-
 /* How many workers share a queue in a store that is far; 0: none is far. */
 static uint64_t sharers(const kl_worker *worker)
 {
@@ -111,7 +105,7 @@ static uint64_t sharers(const kl_worker *worker)
         const kl__pump *pump = worker->served[i].pump;
         bool far = false;
         for (const kl__partition *each = pump->partitions; each; each = each->next)
-            far |= is_far(each->store);
+            far |= kl__store_is_far(each->store);
         uint64_t count = kl__pump_sharers(pump);
         most = far && count > most ? count : most;
     }
