@@ -76,7 +76,7 @@ typedef struct kl_exec_end {
                          * as done. KL_ECLOSED: given up by a stop. */
     uint32_t attempts;  /* how often it was started; 0 = never ran */
     uint32_t shard;
-    const char *error; /* the last attempt's text, or "" */
+    const char *error; /* the last attempt's text, or ""; of one that ended its thread, that it did */
 } kl_exec_end;
 
 /* Called once when a task ends, with no mutex held; if the task has run, before the next task of its key starts. It may
@@ -125,8 +125,9 @@ typedef struct kl_exec_task_opts {
     int64_t deadline_ms;  /* this long from now it is over: a waiting task then ends as KL_DEAD with KL_ETIMEDOUT, and
                                 * one that fails does at once, if its next attempt would be due later. A running one is
                                 * asked to stop (kl_run_cancelled): returning KL_DONE it is done, late as it is, and
-                                * else it ends like the waiting one */
-    int64_t submit_timeout_ms; /* the executor's */
+                                * else it ends like the waiting one. While every thread is busy, a waiting one is told
+                                * when the first comes by; it is not run late */
+    int64_t submit_timeout_ms; /* the executor's; if it is set here, the submit waits for a blocked key as well */
     kl_end_fn *end;            /* this task's own report, whatever the outcome; called before on_failure */
     void *end_ctx;
 } kl_exec_task_opts;
@@ -136,8 +137,9 @@ typedef struct kl_exec_task_opts {
  * because the waiter might be what everybody waits for.
  * KL_EINVAL: fn is NULL, the key is too long, an option is out of range. KL_EFULL: no room in time, or its key is blocked,
  * or the task delayed, and there are enough of those (see above): that is said at once, since waiting would hold up the
- * caller's other keys, unless the timeout is KL_FOREVER. kl_exec_last_full() has the figures. KL_ECLOSED: the executor has
- * been stopped. KL_ENOMEM. In each case nothing was taken. */
+ * caller's other keys, unless the task's own options say how long to wait, or the executor's timeout is KL_FOREVER.
+ * kl_exec_last_full() has the figures. KL_ECLOSED: the executor has been stopped. KL_ENOMEM. In each case nothing was
+ * taken. */
 KL_API KL_MUST_USE kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx,
                                         const kl_exec_task_opts *opts, kl_exec_id *ret_id);
 

@@ -115,7 +115,7 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
 {
     kl_rc rc;
     kl__lane_key key = {who->key, (uint32_t)who->hash};
-    if (!who->patient && is_still_refused(shard, who->hash)) {
+    if (!who->until_ns && is_still_refused(shard, who->hash)) {
         *ret_blocked = true;
         return KL_EFULL;
     }
@@ -123,10 +123,11 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
     for (;;) {
         bool admitted = is_admitted(shard, &key, who->delayed, ret_blocked);
         rc = admitted ? KL_OK : kl__inbox_is_shut(&shard->inbox) ? KL_ECLOSED : KL_EFULL;
-        if (rc != KL_EFULL || !who->patient)
+        int64_t now_ns = kl__monotonic_ns(), look_ns = now_ns + KL_EXEC_LOOK_NS;
+        if (rc != KL_EFULL || now_ns >= who->until_ns)
             break;
         kl__shard_offer(shard);
-        kl__cond_wait(&shard->room, &shard->mutex, kl__monotonic_ns() + KL_EXEC_LOOK_NS);
+        kl__cond_wait(&shard->room, &shard->mutex, who->until_ns < look_ns ? who->until_ns : look_ns);
     }
     if (rc == KL_EFULL && *ret_blocked)
         note_refused(shard, who->hash);

@@ -270,7 +270,7 @@ typedef struct kl__applicant {
     kl_bytes key;
     uint64_t hash;
     bool delayed;
-    bool patient;
+    int64_t until_ns; /* waits until then; 0: does not */
 } kl__applicant;
 
 kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_blocked);

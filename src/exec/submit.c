@@ -63,6 +63,7 @@ static void make_order(kl_exec *exec, const kl_exec_task *task, kl__order *ret_o
                              .shard = shard,
                              .hash = hash,
                              .careful = kl__lane_signs_say(shard->signs, (uint32_t)hash),
+                             .patient = exec->opts.submit_timeout_ms == KL_FOREVER,
                              .mark = exec->mark,
                              .timeout_ms = exec->opts.submit_timeout_ms};
 }
@@ -76,8 +77,10 @@ static kl_rc apply_options(kl_exec *exec, kl__order *order)
     order->mark.priority = (int8_t)opts.priority;
     if (opts.attempts_max)
         order->mark.attempts_max = (uint16_t)opts.attempts_max;
-    if (opts.submit_timeout_ms)
+    if (opts.submit_timeout_ms) {
         order->timeout_ms = opts.submit_timeout_ms;
+        order->patient = true;
+    }
     if ((opts.delay_ms || opts.deadline_ms || opts.end) && (rc = add_extra(exec, order, &opts)) != KL_OK)
         return rc;
     order->urgent = order->mark.priority != 0 || order->extra;
@@ -236,15 +239,17 @@ static kl_rc claim_patiently(kl_exec *exec, kl__order *order, uint64_t *ret_numb
 }
 
 /* Asks whether an order that needs care may come in; one without a key may at any shard. Waiting would hold up the
- * caller's other keys, so only who has said to wait for ever does. Records the sentence if it may not. */
+ * caller's other keys, so only a task does that says itself how long, or all if they wait for ever. Records the sentence
+ * if it may not. */
 static kl_rc admit(kl_exec *exec, kl__order *order)
 {
     kl__applicant who = {.key = order->task->key, .hash = order->hash, .delayed = is_delayed(order)};
-    bool waits = order->timeout_ms == KL_FOREVER && kl__inside != exec, blocked = false;
+    int64_t until_ns = order->patient ? wait_until(exec, order->timeout_ms) : 0;
+    bool blocked = false;
     uint32_t shards = who.key.len > 0 ? 1 : exec->shard_count;
     kl_rc rc = KL_EFULL;
     for (uint32_t i = 1; rc == KL_EFULL && i <= shards; i++) {
-        who.patient = waits && i == shards;
+        who.until_ns = i == shards ? until_ns : 0;
         rc = kl__shard_admit(order->shard, &who, &blocked);
         if (rc == KL_EFULL && i < shards)
             go_elsewhere(exec, order);

@@ -20,6 +20,7 @@ typedef struct kl__order {
     bool urgent; /* not to wait in the inbox while others are taken: it may belong before them, or has a time to keep */
     bool careful; /* its key may be blocked, or it is delayed: it must be admitted before it may claim a place */
     bool refused; /* it was not */
+    bool patient; /* it is to wait for a blocked key, too */
     kl__lane_mark mark;
     int64_t timeout_ms;
     kl__task_extra *extra; /* ours until the place is claimed */

@@ -334,6 +334,30 @@ TEST(who_waits_for_ever_waits_for_a_blocked_key_until_it_runs_or_the_executor_st
     kl_exec_close(exec);
 }
 
+static void submit_in_time(void *exec)
+{
+    kl_rc rc = kl_exec_submit(exec, kl_str("k"), note, "in time", TASK(.submit_timeout_ms = PATIENCE_MS), NULL);
+    journal_add("%s", kl_rc_name(rc));
+}
+
+TEST(a_task_that_says_how_long_to_wait_waits_for_a_blocked_key_too)
+{
+    struct helper helper;
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_OK);
+    CHECK_INT(submit_until_refused(exec, "k", NULL), EIGHTH);
+    CHECK_INT(submit_until_refused(exec, "k", TASK(.submit_timeout_ms = 5)), 0);
+    CHECK(kl_exec_last_full().blocked);
+    helper_start(&helper, submit_in_time, exec);
+    CHECK_INT(kl_exec_key_resume(exec, kl_str("k")), KL_OK);
+    helper_join(&helper);
+    journal_await(2);
+    CHECK_CONTAINS(journal_text(), "KL_OK");
+    CHECK_CONTAINS(journal_text(), "in time");
+    kl_exec_close(exec);
+}
+
 TEST(who_is_refused_again_waits_for_nobody_until_the_shard_is_relieved_of_something)
 {
     struct script failing = {.name = "x", .plan = "r"};
