@@ -514,13 +514,23 @@ static bool is_new(const kl__claims *claims, int64_t now_ns)
     return kl__pump_shards(claims->pump) == 0 && now_ns < kl__claims_until_ns(claims->began_ns, LOOK_MS);
 }
 
+/* The first look at a shard reads its retries, and only the next one the tasks that are ready. */
+static uint64_t looks_needed(const kl__pump *pump)
+{
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        for (const kl__window *window = partition->windows; window; window = window->next)
+            if (!window->retry_read && !window->leaving && !window->lost && !kl__gate_shut(partition->gate))
+                return 2;
+    return 1;
+}
+
 /* It would wait for nothing: what was in the store when it asked has been looked at. */
 static bool has_looked(kl__claims *claims, kl__claim_ask *ask, int64_t now_ns)
 {
     kl__pump *pump = claims->pump;
     if (ask->early) { /* a look that has begun since may have found no shards */
         ask->early = is_new(claims, now_ns);
-        ask->looks = pump->counts.looks + 1;
+        ask->looks = pump->counts.looks + 2;
         return false;
     }
     return ask->wait_ms == 0 && !claims->serving && !pump->looking &&
@@ -577,7 +587,7 @@ static void begin(kl__claims *claims, kl__claim_ask *ask)
 {
     int64_t now_ns = kl__monotonic_ns();
     ask->until_ns = kl__claims_until_ns(now_ns, ask->wait_ms ? ask->wait_ms : LOOK_MS);
-    ask->looks = claims->pump->counts.looks + 1;
+    ask->looks = claims->pump->counts.looks + (ask->wait_ms ? 1 : looks_needed(claims->pump));
     ask->tasks = NULL;
     ask->count = ask->room = ask->reserved = ask->bytes = 0;
     ask->rc = KL_OK;
