@@ -313,6 +313,47 @@ CLAIM(positions_ascend_when_the_server_crashed_before_it_wrote_its_log)
     pg_server_run("SELECT pg_reload_conf()");
 }
 
+/* Somebody else appends the entry, under the token, and is lost before he waits for the disk. Returns where the log ends. */
+static long long append_and_vanish(const struct trial *t, const kl_entry *entry, const kl_token *token)
+{
+    char sql[1024], id[2 * sizeof entry->id.bytes + 1], name[2 * sizeof token->bytes + 1];
+    for (size_t i = 0; i < sizeof entry->id.bytes; i++)
+        snprintf(id + 2 * i, 3, "%02x", entry->id.bytes[i]);
+    for (size_t i = 0; i < sizeof token->bytes; i++)
+        snprintf(name + 2 * i, 3, "%02x", token->bytes[i]);
+    snprintf(sql, sizeof sql,
+             "BEGIN; SET LOCAL synchronous_commit = off;"
+             "INSERT INTO %s.tokens (token, part) VALUES ('%s', 0);"
+             "INSERT INTO %s.entries (partition, slot, last, number, tasks, segment)"
+             " VALUES (%u, %u * 64 + 16, nextval('%s.positions') * 65536 + 80, 1, %s.pack(0, '%s', NULL, NULL, NULL,"
+             " NULL), 1); COMMIT",
+             schema_of(t), name, schema_of(t), entry->place.partition, entry->place.shard, schema_of(t), schema_of(t),
+             id);
+    pg_server_run(sql);
+    return pg_server_number("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint");
+}
+
+/* By its token, alone or with others, or because the task waits. */
+CLAIM(what_is_acknowledged_is_on_disk_though_somebody_else_did_it_and_did_not_wait)
+{
+    enum { ROUNDS = 12 };
+    pg_server_run("ALTER SYSTEM SET wal_writer_delay = '10s'");
+    pg_server_run("SELECT pg_reload_conf()");
+    for (int i = 0; i < ROUNDS; i++) {
+        kl_token token = make_token();
+        kl_entry entries[2];
+        size_t count = i % 3 == 1 ? 2 : 1;
+        for (size_t j = 0; j < count; j++)
+            entries[j] = make_entry(t, order_place(t, 4), NULL, NULL);
+        long long end = append_and_vanish(t, &entries[0], &token);
+        CHECK_OK(kl_store_append(t->store, entries, count, i % 3 == 2 ? NULL : &token));
+        CHECK(pg_server_number("SELECT (pg_current_wal_flush_lsn() - '0/0')::bigint") >= end);
+    }
+    CHECK_INT(rows_of(t, "tasks"), ROUNDS);
+    pg_server_run("ALTER SYSTEM RESET wal_writer_delay");
+    pg_server_run("SELECT pg_reload_conf()");
+}
+
 CLAIM(a_batch_is_one_row_however_many_tasks_it_settles)
 {
     kl_entry entries[500];

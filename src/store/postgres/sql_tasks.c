@@ -11,7 +11,11 @@
  * shard shares its number with others, so that a call takes 1024 of them at most; and they are taken in order, so that
  * two calls never wait for each other. A statement sees everything that was committed before it got its locks, because a
  * function that writes takes a new snapshot for each statement (the isolation level is read committed), and takes it
- * after the locks of its tables: so a TRUNCATE never comes between the two. */
+ * after the locks of its tables: so a TRUNCATE never comes between the two.
+ *
+ * What an append finds done already, by its token or because its tasks wait, may have been committed without waiting for
+ * the disk by somebody who did not come to do so (append.c). So it waits for the disk itself, though it writes nothing: an
+ * append of tasks that wait by a message in its own transaction, one whose token is known by another call. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -115,6 +119,9 @@ BEGIN
     END IF;
     IF toks IS NULL THEN
         skips := $S.append_skips(ps, ss, row_ats, row_ids);
+        IF cardinality(skips) > 0 THEN
+            PERFORM $S.flush();
+        END IF;
     END IF;
     INSERT INTO $S.entries (partition, slot, last, segment, number, due_ms, priority, bytes, jobs, groups, tasks)
     SELECT a.p, a.slot,
