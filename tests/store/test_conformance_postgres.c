@@ -354,6 +354,53 @@ CLAIM(what_is_acknowledged_is_on_disk_though_somebody_else_did_it_and_did_not_wa
     pg_server_run("SELECT pg_reload_conf()");
 }
 
+/* As it was written, and then the numbers in it made wrong in every way. */
+CLAIM(a_row_whose_lengths_do_not_fit_its_bytes_is_an_error_and_nothing_of_it_is_shown)
+{
+    static const char *const wrong[] = {
+        "tasks = set_byte(tasks, 1, 255)",
+        "tasks = set_byte(tasks, 3, 0)",
+        "tasks = set_byte(tasks, 4, 255)",
+        "tasks = set_byte(tasks, 6, 255)",
+        "tasks = set_byte(tasks, 7, 255)",
+        "tasks = set_byte(tasks, 28, 0)",
+        "tasks = substr(tasks, 1, 60)",
+        "tasks = substr(tasks, 1, 49)",
+        "tasks = ''::bytea",
+        "number = 3",
+        "number = -1",
+        "tasks = tasks, number = 32767",
+        "tasks = substr(tasks, 1, 50), bytes = 5000",
+    };
+    char sql[512];
+    kl_entry entries[2];
+    kl_stub stubs[4];
+    size_t count = 0;
+    for (size_t i = 0; i < COUNT(entries); i++) {
+        entries[i] = make_entry(t, order_place(t, 4), "key", "payload");
+        entries[i].kind = kl_str("kind");
+        entries[i].headers = kl_str("headers");
+    }
+    kl_token token = make_token();
+    kl_scan scan = {.place = order_place(t, 4), .max = COUNT(stubs)};
+    CHECK_OK(kl_store_append(t->store, entries, COUNT(entries), &token));
+    for (size_t i = 0; i < COUNT(wrong); i++) {
+        snprintf(sql, sizeof sql,
+                 "CREATE TABLE %s.good AS SELECT tasks, number FROM %s.entries; UPDATE %s.entries SET %s", schema_of(t),
+                 schema_of(t), schema_of(t), wrong[i]);
+        pg_server_run(sql);
+        CHECK_RC(scan_one(t->store, &scan, stubs, &count), KL_EDAMAGED);
+        CHECK_CONTAINS(kl_error_text(), "shard 4 of");
+        snprintf(
+            sql, sizeof sql,
+            "UPDATE %s.entries SET tasks = g.tasks, number = g.number, bytes = NULL FROM %s.good g; DROP TABLE %s.good",
+            schema_of(t), schema_of(t), schema_of(t));
+        pg_server_run(sql);
+        CHECK_OK(scan_one(t->store, &scan, stubs, &count));
+        CHECK_INT(count, COUNT(entries));
+    }
+}
+
 CLAIM(a_batch_is_one_row_however_many_tasks_it_settles)
 {
     kl_entry entries[500];

@@ -67,28 +67,33 @@ typedef struct kl__pg_packed {
     kl_task_id id;
     uint8_t at;
     size_t bytes;
-    kl_bytes key, kind, headers, payload; /* all but the key are empty where the row was cut */
+    bool cut;                             /* the row ends before its bytes do */
+    kl_bytes key, kind, headers, payload; /* all but the key are empty where it was cut */
 } kl__pg_packed;
 
-/* Task `n`, from 0, of `number`. */
-static inline kl__pg_packed kl__pg_unpack(kl_bytes tasks, size_t number, size_t n)
+/* Task `n`, from 0, of `number`. False: the lengths do not fit one another or the bytes, so the row is damaged. */
+static inline bool kl__pg_unpack(kl_bytes tasks, size_t number, size_t n, kl__pg_packed *ret_packed)
 {
+    KL_ASSERT(n < number);
+    if (number > tasks.len / KL_PG_HEAD)
+        return false;
     const unsigned char *head = (const unsigned char *)tasks.data + n * KL_PG_HEAD;
-    KL_ASSERT(n < number && tasks.len >= number * KL_PG_HEAD);
     size_t begin = n > 0 ? kl__pg_read_number(head - KL_PG_HEAD + KL_PG_HEAD_END, 3) : 0;
     size_t end = kl__pg_read_number(head + KL_PG_HEAD_END, 3), there = tasks.len - number * KL_PG_HEAD;
     size_t key = kl__pg_read_number(head + KL_PG_HEAD_KEY, 2), kind = kl__pg_read_number(head + KL_PG_HEAD_KIND, 1);
     size_t headers = kl__pg_read_number(head + KL_PG_HEAD_HEADERS, 2);
+    if (begin + key + kind + headers > end || begin + key > there)
+        return false;
     const char *bytes = (const char *)tasks.data + number * KL_PG_HEAD + begin;
-    KL_ASSERT(begin + key + kind + headers <= end && begin + key <= there);
-    kl__pg_packed packed = {.at = head[0], .bytes = end - begin, .key = {bytes, key}};
+    kl__pg_packed packed = {.at = head[0], .bytes = end - begin, .cut = end > there, .key = {bytes, key}};
     memcpy(&packed.id, head + KL_PG_HEAD_ID, sizeof packed.id);
-    if (end <= there) {
+    if (!packed.cut) {
         packed.kind = (kl_bytes){bytes + key, kind};
         packed.headers = (kl_bytes){bytes + key + kind, headers};
         packed.payload = (kl_bytes){bytes + key + kind + headers, end - begin - key - kind - headers};
     }
-    return packed;
+    *ret_packed = packed;
+    return true;
 }
 
 #endif

@@ -109,22 +109,34 @@ static bool is_hidden(const struct walk *walk, uint64_t position)
     return false;
 }
 
-/* Number `at` of the row, as a stub without what the row says of all of its tasks. */
-static kl_stub next_stub(struct walk *walk, size_t at)
+/* Number `at` of the row, as a stub without what the row says of all of its tasks. False: the row is damaged. */
+static bool next_stub(struct walk *walk, size_t at, kl_stub *ret_stub)
 {
-    kl__pg_packed packed = kl__pg_unpack(walk->tasks, walk->number, at);
+    kl__pg_packed packed;
+    if (!kl__pg_unpack(walk->tasks, walk->number, at, &packed) || (packed.cut && walk->bytes < 0))
+        return false;
     kl_bytes group = walk->groups.len > 0 ? kl__pg_next_element(&walk->groups) : (kl_bytes){"", 0};
     const unsigned char *digits = group.data;
-    return (kl_stub){
+    *ret_stub = (kl_stub){
         .id = packed.id,
         .position = walk->base + ((uint64_t)packed.at << 8),
         .key_hash = kl__key_hash(packed.key),
         .bytes = walk->bytes < 0 ? (uint32_t)packed.bytes : (uint32_t)walk->bytes,
         .group = group.len == 2 ? (uint16_t)(digits[0] << 8 | digits[1]) : 0,
     };
+    return true;
 }
 
-static void take_row(kl__pg *pg, kl__pg_shown *shown, const PGresult *rows, int row, struct part *part)
+static kl_rc refuse_row(const kl__pg *pg, const PGresult *rows, int row, kl_place place)
+{
+    return kl__fail(
+        KL_EDAMAGED,
+        "shard %u of partition %u has a row of %s.entries whose lengths do not fit its bytes (last = %lld); "
+        "restore it, or delete it with the tasks in it",
+        place.shard, place.partition, pg->schema, (long long)kl__pg_get_int(rows, row, KL_PG_SHOWN_LAST));
+}
+
+static kl_rc take_row(kl__pg *pg, kl__pg_shown *shown, const PGresult *rows, int row, struct part *part)
 {
     kl_scan *scan = part->scan;
     struct walk walk = walk_of(rows, row);
@@ -133,7 +145,9 @@ static void take_row(kl__pg *pg, kl__pg_shown *shown, const PGresult *rows, int 
     uint64_t after = part->after;
     part->shown++;
     for (size_t at = 0; at < walk.number && scan->count < scan->max; at++) {
-        kl_stub stub = next_stub(&walk, at);
+        kl_stub stub;
+        if (!next_stub(&walk, at, &stub))
+            return refuse_row(pg, rows, row, scan->place);
         if ((ready && stub.position <= after) || is_hidden(&walk, stub.position))
             continue;
         stub.due_ms = kl__pg_get_int(rows, row, KL_PG_SHOWN_DUE);
@@ -146,6 +160,7 @@ static void take_row(kl__pg *pg, kl__pg_shown *shown, const PGresult *rows, int 
     uint64_t last = (uint64_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_LAST);
     part->after = last;
     part->due_ms = kl__pg_get_int(rows, row, KL_PG_SHOWN_DUE);
+    return KL_OK;
 }
 
 /* Rows in their order. The server shows them so, unless a join of it has turned them. */
@@ -204,10 +219,9 @@ static kl_rc take_rows(kl__pg *pg, PGresult *rows, struct part *const *parts, si
     }
     count_rows(pg, rows);
     kl__pg_shown *shown = kl__pg_seen_begin(pg->seen, rows);
-    for (int i = 0; i < PQntuples(rows); i++) {
-        struct part *part = parts[order[i].scan - 1];
-        take_row(pg, shown, rows, order[i].row, part);
-    }
+    kl_rc rc = KL_OK;
+    for (int i = 0; rc == KL_OK && i < PQntuples(rows); i++)
+        rc = take_row(pg, shown, rows, order[i].row, parts[order[i].scan - 1]);
     for (size_t i = 0; i < count; i++)
         parts[i]->ended = parts[i]->shown < parts[i]->rows;
     kl__free(order);
@@ -215,7 +229,7 @@ static kl_rc take_rows(kl__pg *pg, PGresult *rows, struct part *const *parts, si
         kl__pg_seen_end(pg->seen, shown);
     else
         PQclear(rows);
-    return KL_OK;
+    return rc;
 }
 
 /* Those that have neither ended nor got all that they want. */

@@ -35,11 +35,14 @@ enum {
 
 typedef struct kl__pg_shown kl__pg_shown; /* an answer of a scan */
 
-/* Task `at`, from 0, of a row of such an answer. */
+/* Task `at`, from 0, of a row of such an answer, which the scan has found to be whole. */
 static inline kl__pg_packed kl__pg_shown_task(const PGresult *rows, int row, size_t at)
 {
-    return kl__pg_unpack(kl__pg_get_bytes(rows, row, KL_PG_SHOWN_TASKS),
-                         (size_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_NUMBER), at);
+    kl__pg_packed packed = {.at = 0};
+    bool whole = kl__pg_unpack(kl__pg_get_bytes(rows, row, KL_PG_SHOWN_TASKS),
+                               (size_t)kl__pg_get_int(rows, row, KL_PG_SHOWN_NUMBER), at, &packed);
+    KL_ASSERT(whole);
+    return packed;
 }
 
 /* NULL: no memory. Every function below may be called from any thread; NULL as `seen` is fine and knows nothing. */
