@@ -71,7 +71,7 @@ static void leave(kl__pg_groups *groups, const kl__pg_member *member)
 
 /* Waits for those who were there when the last group ended; the last of them leads, and need not be woken. True: look
  * again. False: it is time to lead. */
-static bool linger(kl__pg_groups *groups)
+static bool linger(kl__pg_groups *groups, const kl__pg_member *member)
 {
     int64_t until_ns = groups->ended_ns + LINGER_NS;
     bool all = groups->count >= groups->expected;
@@ -86,7 +86,7 @@ static bool linger(kl__pg_groups *groups)
     groups->lingering++;
     bool woken = kl__cond_wait(&groups->ended, &groups->mutex, until_ns);
     groups->lingering--;
-    if (woken || groups->under_way)
+    if (woken || groups->under_way || member->state != IN_LINE) /* who wakes late may have been carried meanwhile */
         return true;
     groups->vain = 2 * groups->vain + 1 < VAIN_MAX ? 2 * groups->vain + 1 : VAIN_MAX;
     groups->rests = groups->vain;
@@ -182,7 +182,7 @@ kl_rc kl__pg_append_grouped(kl__pg *pg, const kl_append *append)
     enter(groups, &member);
     while (member.state == IN_LINE || member.state == CARRIED) {
         if (member.state == IN_LINE && !groups->under_way) {
-            if (!linger(groups))
+            if (!linger(groups, &member))
                 lead_whole(pg, &member);
         } else if (!kl__cond_wait(&groups->ended, &groups->mutex, member.state == CARRIED ? KL_NEVER : until_ns) &&
                    member.state == IN_LINE && groups->under_way) {
