@@ -95,7 +95,7 @@ bool kl__pump_has_space(const kl__pump *pump, uint64_t enough, bool is_time)
     if (!pump->capacities)
         return (is_time || kl__room_count(pump->room) < enough) && pump->held < half;
     for (const kl__capacity *capacity = pump->capacities; capacity; capacity = capacity->next)
-        if ((is_time || kl__room_count(capacity->room) < enough) && capacity->held < half / pump->capacity_count)
+        if ((is_time || kl__room_count(capacity->room) < enough) && capacity->held * pump->capacity_count < half)
             return true;
     return false;
 }

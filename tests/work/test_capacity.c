@@ -172,6 +172,26 @@ TEST(whatever_becomes_of_tasks_a_partition_can_run_as_many_afterwards)
     rig_close(&rig);
 }
 
+/* Half of the memory, shared out, is less than a task for each. */
+TEST(more_partitions_than_a_worker_has_memory_for_are_served_all_the_same)
+{
+    enum { MANY = 600, TASKS = 50 };
+    static struct counted counted;
+    struct rig rig;
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = MANY};
+    counted_init(&counted);
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    kl_worker *worker = start_worker(
+        rig.queue, &(struct start){.fn = runs_handle, .ctx = &counted.runs, .per_partition = 1, .window_max = 1024});
+    put_numbers(rig.queue, "done-", TASKS, 1);
+    await_waiting(&rig, 0);
+    drain_and_close(worker);
+    CHECK_INT(runs_count(&counted.runs), TASKS);
+    runs_free(&counted.runs);
+    rig_close(&rig);
+}
+
 struct waiting {
     struct rig *rig;
     kl_task_id id;
