@@ -463,8 +463,7 @@ static const char *reason_text(kl_why why)
         return "no worker owns its shard; start one";
     case KL_WHY_PARTITION:
         return "its worker runs as many tasks of its partition as it may at a time; wait, raise --per-partition, or "
-               "start "
-               "another worker";
+               "start another worker";
     }
     return "";
 }
