@@ -333,7 +333,7 @@ struct kl__pump {
     int64_t tick_ms;             /* when everything else was */
     int64_t ended_ms;            /* when an outcome was last durable, on the store's clock */
     int64_t cron_ms;             /* when schedules are to be looked at, on the store's clock */
-    bool beat_now;               /* something is to be given back */
+    bool beat_now;               /* something is to be given back or taken */
     uint64_t elsewhere;          /* tasks in partitions that are not all owned here, */
     int64_t elsewhere_ms;        /* and since when so many */
     kl__pump_counts counts;

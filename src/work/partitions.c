@@ -124,6 +124,7 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     while (*link)
         link = &(*link)->next;
     *link = partition;
+    pump->beat_now = true; /* its shards have no owner, and older layouts may be drained long before the next beat */
     return KL_OK;
 }
 

@@ -1,6 +1,6 @@
 /* by_hand.c - seed 0: what chance comes to too seldom, done on purpose.
  *
- * Two steps of a worker while the layout changes, each with what others may do just then. A pump is driven by hand, by a
+ * Three steps of a worker while the layout changes, each with what others may do just then. A pump is driven by hand, by a
  * clock that goes on when it is told to. */
 #include <stdio.h>
 
@@ -159,9 +159,29 @@ static void move_owned(struct hand *hand)
     must(hand, waiting_in(hand, 1) == 0 && waiting_in(hand, 2) == 1, "a task is not moved by its owner");
 }
 
+/* Who has taken a shard runs and ends nothing of its due line before the record was read again: the owner before may have
+ * known of a newer layout, and have put a copy there. */
+static void read_first(struct hand *hand)
+{
+    put_one(hand, 3600000);
+    for (int i = 0; i < STEPS_MAX && hand->pump->shard_count < SHARDS; i++)
+        step(hand);
+    alter(hand);
+    hand->now_ms += LEASE_MS / 2;
+    for (int i = 0; i < 2; i++) { /* they are lost, and taken again */
+        hand->now_ms += LEASE_MS / 2;
+        must(hand, kl__pump_keep(hand->pump) == KL_OK, "a call fails");
+    }
+    must(hand, hand->pump->shard_count == SHARDS, "a worker does not get its shards");
+    for (kl__window *window = hand->pump->partitions->windows; window; window = window->next) {
+        must(hand, !kl__window_keeps_due(window), "a delayed task is run where another owner may have moved it from");
+        must(hand, !kl__window_clear_due(window), "a delayed task is ended, and a copy of it may be left");
+    }
+}
+
 struct sim_result sim_by_hand(void *out)
 {
-    static void (*const scenes[])(struct hand * hand) = {believe_late, move_owned};
+    static void (*const scenes[])(struct hand * hand) = {believe_late, move_owned, read_first};
     struct sim_result result = {.broken = NULL};
     for (size_t i = 0; i < sizeof scenes / sizeof scenes[0] && !result.broken; i++) {
         struct hand hand;
