@@ -1,6 +1,6 @@
 /* bench.c - the program bench-postgres: one side of the comparison, once. bench/postgres/run makes them in turns.
  *
- *     bench-postgres keyline|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS [LEASE_MS]]]]]] */
+ *     bench-postgres keyline|sql|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS [LEASE_MS]]]]]] */
 #include <sys/mman.h>
 
 #include "bench.h"
@@ -108,27 +108,32 @@ static long number(int argc, char **argv, int at, long otherwise) { return argc 
 int main(int argc, char **argv)
 {
     if (argc < 5) {
-        fprintf(stderr, "usage: bench-postgres keyline|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS"
-                        " [LEASE_MS]]]]]]\n");
+        fprintf(stderr,
+                "usage: bench-postgres keyline|sql|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS"
+                " [LEASE_MS]]]]]]\n");
         return 2;
     }
-    struct settings settings = {argv[2],
-                                number(argc, argv, 3, 0),
-                                number(argc, argv, 4, 0),
-                                number(argc, argv, 5, 0),
-                                number(argc, argv, 6, 0),
-                                number(argc, argv, 7, 1),
-                                number(argc, argv, 8, 0),
-                                number(argc, argv, 9, CONSUMERS),
-                                number(argc, argv, 10, 0)};
+    struct settings settings = {.url = argv[2],
+                                .group = number(argc, argv, 3, 0),
+                                .ms = number(argc, argv, 4, 0),
+                                .most = number(argc, argv, 5, 0),
+                                .rate = number(argc, argv, 6, 0),
+                                .partitions = number(argc, argv, 7, 1),
+                                .processes = number(argc, argv, 8, 0),
+                                .handlers = number(argc, argv, 9, CONSUMERS),
+                                .lease_ms = number(argc, argv, 10, 0)};
     struct load *load = mmap(NULL, sizeof *load, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     MUST(load != MAP_FAILED, "memory");
     MUST(settings.group >= 1 && settings.group <= GROUP_MAX, "a group has 1 to 10000 tasks");
     MUST(settings.processes >= 0 && settings.processes <= PROCESSES_MAX, "there are 0 to 16 processes");
     load->settings = &settings;
-    if (strcmp(argv[1], "keyline") == 0)
-        run_keyline(load);
-    else
+    snprintf(settings.queue, sizeof settings.queue, "bench%ld_%ld", settings.partitions, settings.lease_ms);
+    if (strcmp(argv[1], "sql") == 0)
+        snprintf(settings.put_sql, sizeof settings.put_sql, "SELECT keyline.put_many('%s', $2, keys => $1)",
+                 settings.queue);
+    if (strcmp(argv[1], "table") == 0)
         run_table(load);
+    else
+        run_keyline(load);
     return 0;
 }

@@ -37,6 +37,8 @@ struct settings {
     long rate;  /* tasks a second; 0: as fast as it goes */
 
     /* Keyline alone. */
+    char queue[32];
+    char put_sql[128]; /* puts a group of tasks; "": kl_queue_put does */
     long partitions;
     long processes; /* that work; 0: the one that puts */
     long handlers;  /* at once, in all of them together */
@@ -83,6 +85,11 @@ void await_run(struct load *load);
 
 /* The same, and prints. */
 void finish(struct load *load, int64_t put_ns);
+
+PGconn *open_connection(const struct load *load);
+
+/* Puts groups of tasks by a statement: $1 are their keys, $2 their payloads. */
+void produce_sql(struct load *load, const char *sql);
 
 void run_keyline(struct load *load);
 void run_table(struct load *load);

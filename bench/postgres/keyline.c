@@ -1,4 +1,4 @@
-/* keyline.c - Keyline's side: kl_queue_put from two threads, and a worker in the same process, or some in processes of their
+/* keyline.c - Keyline's side: kl_queue_put, or put_many in SQL, from two threads, and a worker in the same process, or some in processes of their
  * own. Keys are strictly serial.
  *
  * Processes are forked before anything is opened, and share struct load. */
@@ -23,6 +23,13 @@ static kl_outcome handle(kl_work *work, void *ctx)
     note_latency(load, kl_work_payload(work).data);
     atomic_fetch_add(&load->run, 1);
     return KL_DONE;
+}
+
+static void *produce_in_sql(void *ctx)
+{
+    struct load *load = ((struct side *)ctx)->load;
+    produce_sql(load, load->settings->put_sql);
+    return NULL;
 }
 
 static void *produce(void *ctx)
@@ -53,13 +60,11 @@ static void nap(void) { rest_ms(2); }
 
 static kl_queue *open_queue(const struct load *load, kl_store **ret_store)
 {
-    char name[32];
     kl_queue *queue;
     kl_queue_opts opts = {
         .size = sizeof opts, .partitions = load->settings->partitions, .lease_ms = load->settings->lease_ms};
-    snprintf(name, sizeof name, "bench%ld_%ld", load->settings->partitions, load->settings->lease_ms);
     MUST(kl_store_open(load->settings->url, NULL, ret_store) == KL_OK, kl_error_text());
-    MUST(kl_queue_open(*ret_store, name, &opts, &queue) == KL_OK, kl_error_text());
+    MUST(kl_queue_open(*ret_store, load->settings->queue, &opts, &queue) == KL_OK, kl_error_text());
     return queue;
 }
 
@@ -139,9 +144,10 @@ static int64_t put_all(struct side *side, long ms, pid_t first)
 {
     pthread_t threads[PRODUCERS];
     struct load *load = side->load;
+    bool in_sql = load->settings->put_sql[0] != '\0';
     begin(load, ms);
     for (int i = 0; i < PRODUCERS; i++)
-        MUST(pthread_create(&threads[i], NULL, produce, side) == 0, "no thread");
+        MUST(pthread_create(&threads[i], NULL, in_sql ? produce_in_sql : produce, side) == 0, "no thread");
     if (first)
         kill_one(load, first);
     for (int i = 0; i < PRODUCERS; i++)

@@ -168,6 +168,24 @@ TEST(what_is_put_in_sql_and_not_taken_in_yet_is_shown_as_waiting)
     close_bed(&bed);
 }
 
+/* As the functions of the schema ask. */
+TEST(a_queue_s_rows_are_found_by_the_index)
+{
+    struct bed bed;
+    char plan[1024] = "";
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "SET enable_seqscan = off; SET enable_bitmapscan = off");
+    PGresult *rows =
+        PQexec(app, "EXPLAIN SELECT FROM inbox WHERE queue = convert_from('\\x61', 'UTF8') AND number > 7");
+    for (int i = 0; i < PQntuples(rows); i++)
+        strncat(plan, PQgetvalue(rows, i, 0), sizeof plan - strlen(plan) - 1);
+    CHECK_CONTAINS(plan, "Index Cond: ((queue = ");
+    PQclear(rows);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 TEST(what_was_rolled_back_is_never_taken_in)
 {
     struct bed bed;
