@@ -72,7 +72,7 @@ int main(void)
     put(queue, key, "invoice 2");
     must(kl_key_pause(queue, key));
     show_key(queue, key, &arena);
-    must(kl_key_skip(queue, key, &skipped)); /* ends invoice 1 as cancelled */
+    must(kl_key_skip(queue, key, NULL, &skipped)); /* ends invoice 1 as cancelled */
     change_layout(queue, &arena);
     put(queue, key, "invoice 3");
     must(kl_key_resume(queue, key));

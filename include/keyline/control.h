@@ -57,9 +57,11 @@ typedef enum kl_why {
 
 typedef struct kl_key_status {
     kl_bytes key;
+    const char *partition; /* where this is so: "orders__p1", */
+    uint64_t layout;       /* of this layout; in lists of keys NULL and 0 */
     kl_why why;
     const char *reason; /* a sentence for people that says what to do */
-    uint64_t waiting;   /* tasks of the key, the running one included; at least, if more */
+    uint64_t waiting;   /* tasks of the key there, the running one included; at least, if more */
     bool at_least;
     int64_t until_ms;   /* RETRYING, DELAYED */
     kl_task_id head;    /* its first task; all zero: none */
@@ -76,6 +78,13 @@ typedef struct kl_key_status {
  * key, or too long a one. */
 KL_API KL_MUST_USE kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status);
 
+/* The same of each partition and layout in which tasks of the key wait, the oldest layout first; where none does, of the one
+ * that its next would go to. Tasks that were put into a partition by name (kl_put.partition) are a line of their own there,
+ * beside the key's others. partition: only of this one; NULL: all. Up to max, 1 or more, for which ret_places has room.
+ * KL_EINVAL: no key, too long a one, or no such partition. */
+KL_API KL_MUST_USE kl_rc kl_key_places(kl_queue *queue, kl_bytes key, const char *partition, size_t max,
+                                       kl_arena *arena, kl_key_status *ret_places, size_t *ret_count);
+
 /* Which keys come first in a list. */
 typedef enum kl_key_order {
     KL_KEYS_UNSET,    /* as BY_DEPTH */
@@ -91,20 +100,23 @@ typedef enum kl_key_order {
 KL_API KL_MUST_USE kl_rc kl_key_list(kl_queue *queue, kl_key_order order, size_t look_max, size_t max, kl_arena *arena,
                                      kl_key_status *ret_keys, size_t *ret_count);
 
-/* A paused key starts no tasks until it is resumed, whoever owns its shard; what runs goes on. Resume also tries the
- * key's first task now, if it is halted or retrying, with all attempts again. Workers hear of a pause within a tenth of a
- * second. KL_EINVAL: no key, or too long a
- * one. */
+/* A paused key starts no tasks until it is resumed, in any partition and whoever owns its shard; what runs goes on. Resume
+ * also tries the key's first task now, if it is halted or retrying, with all attempts again, in each partition. Workers
+ * hear of a pause within a tenth of a second. KL_EINVAL: no key, or too long a one. */
 KL_API KL_MUST_USE kl_rc kl_key_pause(kl_queue *queue, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_key_resume(kl_queue *queue, kl_bytes key);
 
-/* Retry tries the key's first task again now, with all attempts; KL_EBUSY: it is running. Skip ends it as cancelled; *ret_id says which it
- * was, and KL_EBUSY that it is running. Drain ends all of its tasks that are not running as cancelled (dead: as dead
- * letters), in all layouts; *ret_count says how many. KL_ENOTFOUND: none waits. KL_EINVAL: no key, or too long a
- * one. */
-KL_API KL_MUST_USE kl_rc kl_key_retry(kl_queue *queue, kl_bytes key);
-KL_API KL_MUST_USE kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, kl_task_id *ret_id);
-KL_API KL_MUST_USE kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, bool dead, uint64_t *ret_count);
+/* Retry tries the key's first task again now, with all attempts; KL_EBUSY: it is running. Skip ends it as cancelled; *ret_id
+ * says which it was, and KL_EBUSY that it is running. Drain ends all of its tasks that are not running as cancelled (dead:
+ * as dead letters), in all layouts; *ret_count says how many.
+ *
+ * partition: only there; NULL: wherever the key has tasks. In several partitions it has several first tasks: retry tries
+ * each of them, and skip is KL_EINVAL until one partition is named. KL_ENOTFOUND: none waits. KL_EINVAL: no key, too long a
+ * one, or no such partition. */
+KL_API KL_MUST_USE kl_rc kl_key_retry(kl_queue *queue, kl_bytes key, const char *partition);
+KL_API KL_MUST_USE kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, const char *partition, kl_task_id *ret_id);
+KL_API KL_MUST_USE kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, const char *partition, bool dead,
+                                      uint64_t *ret_count);
 
 /* A worker of the queue, as it last told. */
 typedef struct kl_worker_status {

@@ -204,6 +204,9 @@ int kl__call_make_store(kl__call *call);
 int kl__call_find(kl__call *call, const char *name, struct kl_queue **ret_queue);
 int kl__call_open(kl__call *call, const char *name, struct kl_queue **ret_queue);
 
+/* Finds a queue by its name, or by that of one of its partitions, which is returned then; else that is NULL. */
+int kl__call_find_partition(kl__call *call, const char *name, struct kl_queue **ret_queue, const char **ret_partition);
+
 /* A kl_log_fn that prints on standard error what --log asks for; ctx is the kl__config. */
 void kl__log_print(void *ctx, kl_log_level level, const char *text);
 

@@ -11,11 +11,11 @@
 #include "work/why.h"
 
 typedef struct key_opts {
-    const char *queue, *key;
+    const char *queue, *key, *partition;
     int64_t limit, by, dead;
 } key_opts;
 
-enum { KEYS_MAX = 1000, PAUSED_MAX = 256 };
+enum { KEYS_MAX = 1000, PAUSED_MAX = 256, PLACES_MAX = 64 };
 
 /* ---- Showing ---- */
 
@@ -28,6 +28,8 @@ static const kl__column list_columns[] = {
 
 static const kl__column show_columns[] = {
     {"key", 0},
+    {"partition", 0},
+    {"layout", 0},
     {"waiting", 0},
     {"state", KL_COLUMN_STATE},
     {"until", 0},
@@ -44,7 +46,7 @@ static const kl__column show_columns[] = {
     {NULL, 0},
 };
 
-enum { KEY_COLUMNS = 14 };
+enum { KEY_COLUMNS = 16 };
 
 static kl__cell text_or_none(const char *text) { return kl__cell_bytes_or_none(kl_str(text)); }
 
@@ -61,6 +63,8 @@ static void fill_cells(kl__call *call, const kl_key_status *key, kl_bytes kind, 
     bool running = key->why == KL_WHY_RUNNING;
     const kl__cell filled[KEY_COLUMNS] = {
         kl__cell_bytes(key->key),
+        kl__cell_text(key->partition),
+        kl__cell_number((int64_t)key->layout),
         waiting_cell(call, key),
         kl__cell_text(kl__why_name(key->why)),
         kl__cell_time(key->until_ms),
@@ -143,11 +147,20 @@ static int run_ls(kl__call *call)
     return rc == KL_OK ? status : kl__fail_call(rc);
 }
 
-static int begin(kl__call *call, kl_queue **ret_queue, kl_bytes *ret_key)
+/* QUEUE may be the name of a partition. */
+static int begin(kl__call *call, kl_queue **ret_queue, kl_bytes *ret_key, const char **ret_partition)
 {
     const key_opts *opts = call->values;
     *ret_key = kl_str(opts->key);
-    return kl__call_find(call, opts->queue, ret_queue);
+    int status = kl__call_find_partition(call, opts->queue, ret_queue, ret_partition);
+    if (status != KL_EXIT_OK || !opts->partition)
+        return status;
+    if (*ret_partition && strcmp(*ret_partition, opts->partition) != 0) {
+        kl__complain("%s and --partition %s are two partitions; keep one of the two", *ret_partition, opts->partition);
+        return KL_EXIT_USAGE;
+    }
+    *ret_partition = opts->partition;
+    return KL_EXIT_OK;
 }
 
 /* Of the key's first task, which may have ended meanwhile; that is no failure, and the rest is worth telling. */
@@ -163,17 +176,24 @@ static kl_bytes kind_of(kl_queue *queue, const kl_key_status *key, kl_arena *are
 static int run_show(kl__call *call)
 {
     kl__cell cells[KEY_COLUMNS];
-    kl_key_status status_of;
+    kl_key_status places[PLACES_MAX];
+    size_t count = 0;
+    const char *partition;
     kl_queue *queue;
     kl_bytes key;
-    int status = begin(call, &queue, &key);
+    int status = begin(call, &queue, &key, &partition);
     if (status != KL_EXIT_OK)
         return status;
-    kl_rc rc = kl_key_show(queue, key, &call->arena, &status_of);
+    kl_rc rc = kl_key_places(queue, key, partition, PLACES_MAX, &call->arena, places, &count);
     if (rc != KL_OK)
         return kl__fail_given(rc);
-    fill_cells(call, &status_of, kind_of(queue, &status_of, &call->arena), cells);
-    return kl__out_thing(call, show_columns, cells);
+    for (size_t i = 0; i < count && status == KL_EXIT_OK; i++) {
+        if (i > 0 && !kl__call_json(call))
+            putchar('\n');
+        fill_cells(call, &places[i], kind_of(queue, &places[i], &call->arena), cells);
+        status = kl__out_thing(call, show_columns, cells);
+    }
+    return status;
 }
 
 /* ---- Acting ---- */
@@ -197,30 +217,48 @@ static int say_done(kl__call *call, const char *done, const kl_task_id *id, int6
                         "key %s of %s %s%s", key ? key : "", opts->queue, done, rest);
 }
 
+/* Of a key as a whole: pauses know no partitions. */
 static int act(kl__call *call, kl_rc (*action)(kl_queue *queue, kl_bytes key), const char *done)
 {
+    const char *partition;
     kl_queue *queue;
     kl_bytes key;
-    int status = begin(call, &queue, &key);
+    int status = begin(call, &queue, &key, &partition);
     if (status != KL_EXIT_OK)
         return status;
+    if (partition) {
+        kl__complain("a key is %s in all partitions together, and %s is one of them; name the queue", done, partition);
+        return KL_EXIT_USAGE;
+    }
     kl_rc rc = action(queue, key);
     return rc == KL_OK ? say_done(call, done, NULL, -1) : kl__fail_given(rc);
 }
 
 static int run_pause(kl__call *call) { return act(call, kl_key_pause, "paused"); }
 static int run_resume(kl__call *call) { return act(call, kl_key_resume, "resumed"); }
-static int run_retry(kl__call *call) { return act(call, kl_key_retry, "tried now"); }
+
+static int run_retry(kl__call *call)
+{
+    const char *partition;
+    kl_queue *queue;
+    kl_bytes key;
+    int status = begin(call, &queue, &key, &partition);
+    if (status != KL_EXIT_OK)
+        return status;
+    kl_rc rc = kl_key_retry(queue, key, partition);
+    return rc == KL_OK ? say_done(call, "tried now", NULL, -1) : kl__fail_given(rc);
+}
 
 static int run_skip(kl__call *call)
 {
     kl_queue *queue;
     kl_bytes key;
     kl_task_id id;
-    int status = begin(call, &queue, &key);
+    const char *partition;
+    int status = begin(call, &queue, &key, &partition);
     if (status != KL_EXIT_OK)
         return status;
-    kl_rc rc = kl_key_skip(queue, key, &id);
+    kl_rc rc = kl_key_skip(queue, key, partition, &id);
     return rc == KL_OK ? say_done(call, "skips its first task", &id, -1) : kl__fail_given(rc);
 }
 
@@ -230,10 +268,11 @@ static int run_drain(kl__call *call)
     kl_queue *queue;
     kl_bytes key;
     uint64_t count;
-    int status = begin(call, &queue, &key);
+    const char *partition;
+    int status = begin(call, &queue, &key, &partition);
     if (status != KL_EXIT_OK)
         return status;
-    kl_rc rc = kl_key_drain(queue, key, opts->dead, &count);
+    kl_rc rc = kl_key_drain(queue, key, partition, opts->dead, &count);
     return rc == KL_OK ? say_done(call, "drained", NULL, (int64_t)count) : kl__fail_given(rc);
 }
 
@@ -250,6 +289,12 @@ static const kl__argument key_arguments[] = {
     {NULL, 0, 0, NULL},
 };
 
+static const kl__argument place_arguments[] = {
+    {"QUEUE", offsetof(key_opts, queue), KL_NEEDED, "the queue, or one of its partitions"},
+    {"KEY", offsetof(key_opts, key), KL_NEEDED, "the key"},
+    {NULL, 0, 0, NULL},
+};
+
 static const kl__option ls_options[] = {
     {"--by", "depth|age|state", "which first: long lines, old tasks, or those that are held up (depth)",
      offsetof(key_opts, by), 0, 0},
@@ -257,7 +302,18 @@ static const kl__option ls_options[] = {
     {NULL, NULL, NULL, 0, 0, 0},
 };
 
+#define PARTITION_OPTION                                                                                               \
+    {                                                                                                                  \
+        "--partition", "NAME", "only in this partition of the queue", offsetof(key_opts, partition), 0, 0              \
+    }
+
+static const kl__option place_options[] = {
+    PARTITION_OPTION,
+    {NULL, NULL, NULL, 0, 0, 0},
+};
+
 static const kl__option drain_options[] = {
+    PARTITION_OPTION,
     {"--dead", NULL, "as dead letters, which can be put back later", offsetof(key_opts, dead), 0, 0},
     {NULL, NULL, NULL, 0, 0, 0},
 };
@@ -278,24 +334,28 @@ KEY_COMMAND(ls, "ls", "list keys with waiting tasks, the longest lines first",
             "and tells running from waiting and why.\n",
             queue_argument, ls_options, run_ls);
 KEY_COMMAND(show, "show", "say why a key waits",
-            "Shows a key's line and says why its first task does not run right now, and what to do about it.\n",
-            key_arguments, NULL, run_show);
+            "Shows a key's line and says why its first task does not run right now, and what to do about it.\n"
+            "A key has a line in each partition where tasks of it were put by name, and in each older layout\n"
+            "that is not drained: each of them is shown. QUEUE may be the name of one partition.\n",
+            place_arguments, place_options, run_show);
 KEY_COMMAND(pause_it, "pause", "start none of a key's tasks",
-            "Starts none of the key's tasks until it is resumed, whoever works on it.\n", key_arguments, NULL,
-            run_pause);
+            "Starts none of the key's tasks, in any partition, until it is resumed, whoever works on it.\n",
+            key_arguments, NULL, run_pause);
 KEY_COMMAND(resume, "resume", "start a key's tasks again",
             "Lets a paused key go on. Also wakes a halted or retrying key, giving its first task all\n"
             "attempts again.\n",
             key_arguments, NULL, run_resume);
 KEY_COMMAND(skip, "skip", "end a key's first task",
             "Ends the key's first task as cancelled, so that the key goes on with the next. Exits with 75\n"
-            "when that task is running: cancel it instead.\n",
-            key_arguments, NULL, run_skip);
+            "when that task is running: cancel it instead. Where it has lines in several partitions, name one.\n",
+            place_arguments, place_options, run_skip);
 KEY_COMMAND(drain, "drain", "end all waiting tasks of a key",
             "Ends all of the key's tasks that are not running, as cancelled or, with --dead, as dead letters.\n",
-            key_arguments, drain_options, run_drain);
+            place_arguments, drain_options, run_drain);
 KEY_COMMAND(retry, "retry", "try a key's first task now",
-            "Tries the key's first task again now, with all attempts before it.\n", key_arguments, NULL, run_retry);
+            "Tries the key's first task again now, with all attempts before it; in each partition where it\n"
+            "has tasks.\n",
+            place_arguments, place_options, run_retry);
 
 static const kl__command *const subs[] = {&ls, &show, &pause_it, &resume, &skip, &drain, &retry, NULL};
 

@@ -101,6 +101,16 @@ int kl__call_find(kl__call *call, const char *name, kl_queue **ret_queue)
     return KL_EXIT_OK;
 }
 
+/* No queue has __p in its name, so what stands before that names the queue; whether this is a partition of it, is for the one
+ * who is asked about it to say. */
+int kl__call_find_partition(kl__call *call, const char *name, kl_queue **ret_queue, const char **ret_partition)
+{
+    const char *suffix = strstr(name, "__p");
+    const char *queue = suffix ? kl__format(&call->arena, "%.*s", (int)(suffix - name), name) : name;
+    *ret_partition = suffix ? name : NULL;
+    return queue ? kl__call_find(call, queue, ret_queue) : kl__fail_call(kl__fail_memory());
+}
+
 int kl__call_open_as(kl__call *call, const char *name, const kl_queue_opts *stated, kl_queue **ret_queue)
 {
     int status = kl__call_make_store(call);

@@ -5,6 +5,8 @@
 #include "net/routes.h"
 #include "work/why.h"
 
+enum { PLACES_MAX = 64 /* of one key that are told */ };
+
 /* ---- Showing ---- */
 
 /* `listed`: only the store was asked, and what owners alone know is left out. */
@@ -18,6 +20,9 @@ static json_t *shape_key(const kl_key_status *key, bool listed)
         kl__json_set_text(object, "state", listed ? kl__why_listed(key->why) : kl__why_name(key->why)) &&
         kl__json_set(object, "until", kl__shape_time(key->until_ms)) &&
         kl__json_set_int(object, "attempts", key->attempts) && kl__json_set(object, "head", kl__shape_id(&key->head));
+    if (!listed)
+        made = made && kl__json_set(object, "partition", kl__shape_text(key->partition)) &&
+               kl__json_set_int(object, "layout", (int64_t)key->layout);
     if (listed)
         made = made && kl__json_set(object, "oldest", kl__shape_time(key->oldest_ms));
     else
@@ -34,11 +39,11 @@ static json_t *shape_key(const kl_key_status *key, bool listed)
     return NULL;
 }
 
-static json_t *shape_keys(const kl_key_status *keys, size_t count)
+static json_t *shape_keys(const kl_key_status *keys, size_t count, bool listed)
 {
     json_t *items = kl__json_array();
     for (size_t i = 0; items && i < count; i++)
-        if (!kl__json_append(items, shape_key(&keys[i], true))) {
+        if (!kl__json_append(items, shape_key(&keys[i], listed))) {
             json_decref(items);
             return NULL;
         }
@@ -55,19 +60,39 @@ void kl__api_list_keys(kl__exchange *exchange)
     kl_key_status *keys = kl_arena_alloc(exchange->arena, max * sizeof *keys);
     kl_rc rc = keys ? kl_key_list(exchange->queue, order, 0, max, exchange->arena, keys, &count) : kl__fail_memory();
     if (rc == KL_OK)
-        kl__reply(exchange, 200, kl__shape_page(shape_keys(keys, count), (kl_bytes){0}));
+        kl__reply(exchange, 200, kl__shape_page(shape_keys(keys, count, true), (kl_bytes){0}));
     else
         kl__reply_rc(exchange, rc);
 }
 
+/* NULL: all that have tasks of the key. */
+static const char *take_partition(kl__exchange *exchange)
+{
+    kl_bytes given = kl__param_text(exchange, "partition");
+    return given.len > 0 ? given.data : NULL;
+}
+
+/* The first place, and all of them. */
+static json_t *shape_places(const kl_key_status *places, size_t count)
+{
+    json_t *object = shape_key(&places[0], false);
+    if (kl__json_set(object, "places", shape_keys(places, count, false)))
+        return object;
+    json_decref(object);
+    return NULL;
+}
+
 void kl__api_show_key(kl__exchange *exchange)
 {
-    kl_key_status key;
+    kl_key_status places[PLACES_MAX];
+    size_t count;
+    const char *partition = take_partition(exchange);
     if (kl__params_refused(exchange))
         return;
-    kl_rc rc = kl_key_show(exchange->queue, exchange->parts[1], exchange->arena, &key);
+    kl_rc rc =
+        kl_key_places(exchange->queue, exchange->parts[1], partition, PLACES_MAX, exchange->arena, places, &count);
     if (rc == KL_OK)
-        kl__reply(exchange, 200, shape_key(&key, false));
+        kl__reply(exchange, 200, shape_places(places, count));
     else
         kl__reply_rc(exchange, rc);
 }
@@ -88,27 +113,37 @@ static void reply_done(kl__exchange *exchange, const char *done, json_t *task, j
     kl__reply(exchange, 200, object);
 }
 
-static void act(kl__exchange *exchange, kl_rc (*action)(kl_queue *queue, kl_bytes key), const char *done)
+static void reply_acted(kl__exchange *exchange, kl_rc rc, const char *done)
 {
-    if (!kl__body_none(exchange))
-        return;
-    kl_rc rc = action(exchange->queue, exchange->parts[1]);
     if (rc == KL_OK)
         reply_done(exchange, done, json_null(), json_null());
     else
         kl__reply_rc(exchange, rc);
 }
 
+static void act(kl__exchange *exchange, kl_rc (*action)(kl_queue *queue, kl_bytes key), const char *done)
+{
+    if (kl__body_none(exchange))
+        reply_acted(exchange, action(exchange->queue, exchange->parts[1]), done);
+}
+
 void kl__api_pause_key(kl__exchange *exchange) { act(exchange, kl_key_pause, "paused"); }
 void kl__api_resume_key(kl__exchange *exchange) { act(exchange, kl_key_resume, "resumed"); }
-void kl__api_retry_key(kl__exchange *exchange) { act(exchange, kl_key_retry, "tried now"); }
+
+void kl__api_retry_key(kl__exchange *exchange)
+{
+    const char *partition = take_partition(exchange);
+    if (kl__body_none(exchange))
+        reply_acted(exchange, kl_key_retry(exchange->queue, exchange->parts[1], partition), "tried now");
+}
 
 void kl__api_skip_key(kl__exchange *exchange)
 {
     kl_task_id id;
+    const char *partition = take_partition(exchange);
     if (!kl__body_none(exchange))
         return;
-    kl_rc rc = kl_key_skip(exchange->queue, exchange->parts[1], &id);
+    kl_rc rc = kl_key_skip(exchange->queue, exchange->parts[1], partition, &id);
     if (rc == KL_OK)
         reply_done(exchange, "skips its first task", kl__shape_id(&id), json_null());
     else
@@ -118,9 +153,10 @@ void kl__api_skip_key(kl__exchange *exchange)
 static void drain(kl__exchange *exchange, bool dead)
 {
     uint64_t count;
+    const char *partition = take_partition(exchange);
     if (!kl__body_none(exchange))
         return;
-    kl_rc rc = kl_key_drain(exchange->queue, exchange->parts[1], dead, &count);
+    kl_rc rc = kl_key_drain(exchange->queue, exchange->parts[1], partition, dead, &count);
     if (rc == KL_OK)
         reply_done(exchange, "drained", json_null(), json_integer((int64_t)count));
     else

@@ -6,7 +6,8 @@
  *      "settings": {"attempts_max": 8, "timeout_ms": "none", "head_policy": "continue", ...},
  *      "stores": ["disk:/mnt/b"],                           those that are not the queue's own
  *      "layouts": [{"number": 1, "partitions": 4, "shard_prefix_len": 1, "origin": "keyline.toml line 3",
- *                   "sealed": false, "drained": false, "stores": [0, 0, 1, 1]}]}     0: own; 1: the first of "stores"
+ *                   "sealed": false, "drained": false, "by_name": false,
+ *                   "stores": [0, 0, 1, 1]}]}                                        0: own; 1: the first of "stores"
  *
  * Fields that are not known here are kept when the record is written, in it, in its settings and in its layouts: they
  * come from a newer program, which shall find them again. A program that could do harm by not knowing a field must find
@@ -195,6 +196,7 @@ static void read_layout(kl__json *from, kl__json *item, kl__descriptor *descript
     layout->origin = kl__json_text_or(item, "origin", &descriptor->arena, "");
     layout->sealed = kl__json_bool_or(item, "sealed", false);
     layout->drained = kl__json_bool_or(item, "drained", false);
+    layout->by_name = kl__json_bool_or(item, "by_name", false);
     if (layout->drained && !layout->sealed)
         kl__json_damaged(item, "drained", "is true of a layout that is not sealed");
     if (item->rc == KL_OK)
@@ -294,7 +296,8 @@ static bool write_layout(json_t *item, json_t *table, const kl__queue_layout *la
            kl__json_set_int(item, "partitions", layout->layout.partitions) &&
            kl__json_set_int(item, "shard_prefix_len", layout->layout.shard_prefix_len) &&
            kl__json_set_text(item, "origin", layout->origin) && kl__json_set_bool(item, "sealed", layout->sealed) &&
-           kl__json_set_bool(item, "drained", layout->drained) && write_urls(item, table, layout);
+           kl__json_set_bool(item, "drained", layout->drained) && kl__json_set_bool(item, "by_name", layout->by_name) &&
+           write_urls(item, table, layout);
 }
 
 /* The item of this layout in the record as it was, to be written over; or a new one. To be released. */

@@ -10,6 +10,7 @@
  * Q1  Every process computes the same place for a key in a given layout, and the layout stands in the queue's record.
  * Q2  A layout is run only when all older ones are sealed.
  * Q3  A layout that is drained stays drained: it is sealed and holds nothing.
+ * Q4  In a layout that is not marked `by_name` every task with a key lies in the partition that its key says.
  *
  * Records of a queue (values are JSON):
  *
@@ -46,6 +47,7 @@ typedef struct kl__queue_layout {
     kl_layout layout;
     bool sealed;
     bool drained;
+    bool by_name;            /* tasks were put into other partitions than their keys say: a key may have some in any */
     const char *origin;      /* who stated it; "": nobody said */
     const char *const *urls; /* of the store of each partition, "" for the queue's own; NULL: all there */
     kl__layout_parts *parts; /* what the three below belong to */
@@ -183,6 +185,15 @@ static inline uint64_t kl__counts_waiting(const kl_counts *counts)
 /* The name of a partition in its store: kl_partition_name, and for layout n > 1 "@n" behind it. */
 kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *layout, uint32_t partition,
                                 char ret_name[KL_PARTITION_NAME_BYTES]);
+
+/* Which partition of the layout is called so (without "@n"). Names are made and compared, never taken apart. KL_EINVAL: none,
+ * and the sentence says which there are. */
+kl_rc kl__layout_partition_find(const kl_queue *queue, const kl_layout *layout, const char *name,
+                                uint32_t *ret_partition);
+
+/* Writes into the record, unless it is known to say so, that the layout is `by_name` from now on. Done before the first such
+ * task is appended, so that who has read the record misses none. */
+kl_rc kl__queue_mark_by_name(kl_queue *queue, const kl__queue_layout *layout);
 
 /* KL_EINVAL: a store of the layout cannot seal. */
 kl_rc kl__layout_check_seal(const kl_queue *queue, const kl__queue_layout *layout);

@@ -95,6 +95,7 @@ typedef struct kl__job_task {
     kl_entry entry;        /* id and bytes set; the place is chosen by the call */
     uint64_t spread;       /* decides where it goes when it has no key; the same on a repeat */
     const char *partition; /* the name of the one it must go to; NULL: as key or spread say */
+    bool by_name;          /* that is not its key's, in the layout where it is being placed */
     kl_store *store;       /* set by the call */
     bool stored;           /* likewise */
 } kl__job_task;

@@ -39,31 +39,16 @@ uint32_t kl__job_shard(const kl_layout *layout, kl_bytes key, uint64_t spread)
     return key.len > 0 ? kl_shard_of(layout, key) : kl__hash_scale(spread, kl_layout_shards(layout));
 }
 
-static kl_rc find_named(const kl_queue *queue, const kl_layout *layout, const char *wanted, uint32_t *ret_partition)
-{
-    char name[KL_PARTITION_NAME_BYTES];
-    for (uint32_t i = 0; i < layout->partitions; i++) {
-        kl_rc rc = kl_partition_name(layout, queue->name, i, sizeof name, name);
-        if (rc != KL_OK)
-            return rc;
-        if (strcmp(name, wanted) == 0) {
-            *ret_partition = i;
-            return KL_OK;
-        }
-    }
-    return kl__fail(KL_EINVAL, "the queue %s has no partition %.80s; leave it out, or name one of its %u", queue->name,
-                    wanted, layout->partitions);
-}
-
 /* Partition and shard of a task without a key come from different halves of its spread. */
 static kl_rc place(const kl_queue *queue, const kl__queue_layout *in, kl__job_task *task)
 {
     kl_bytes key = task->entry.key;
     uint32_t partition =
         key.len > 0 ? kl_partition_of(&in->layout, key) : kl__hash_scale(task->spread << 32, in->layout.partitions);
-    kl_rc rc = task->partition ? find_named(queue, &in->layout, task->partition, &partition) : KL_OK;
+    kl_rc rc = task->partition ? kl__layout_partition_find(queue, &in->layout, task->partition, &partition) : KL_OK;
     if (rc != KL_OK)
         return rc;
+    task->by_name = key.len > 0 && partition != kl_partition_of(&in->layout, key);
     task->entry.place = (kl_place){in->numbers[partition], kl_id_shard(&in->layout, &task->entry.id)};
     task->store = in->stores[partition];
     return KL_OK;
@@ -221,9 +206,21 @@ static void move_ids(const kl_layout *from, const kl_layout *to, kl__job_task *t
     }
 }
 
+/* Q4 */
+static kl_rc mark_by_name(kl_queue *queue, const kl__queue_layout *layout, const kl__job_task *tasks, size_t count)
+{
+    bool by_name = false;
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; i < count; i++)
+        by_name |= tasks[i].by_name && !tasks[i].stored;
+    if (by_name)
+        KL_ASK(rc, kl__queue_mark_by_name(queue, layout));
+    return rc;
+}
+
 /* From the layout that the ids were made with to the one that tasks are put into, one by one: somebody else may have put some of the tasks
  * into any of them, under the ids that they have on this way. What an older one knows is not put again. */
-static kl_rc put_in_newest(const kl_queue *queue, const kl__descriptor *descriptor, kl__job_task *tasks, size_t count,
+static kl_rc put_in_newest(kl_queue *queue, const kl__descriptor *descriptor, kl__job_task *tasks, size_t count,
                            kl__job_made *made, bool careful, uint64_t *put)
 {
     const kl__queue_layout *newest = kl__put_layout(descriptor);
@@ -242,6 +239,8 @@ static kl_rc put_in_newest(const kl_queue *queue, const kl__descriptor *descript
         if (rc == KL_OK && (layout != newest || careful) && !KL_MUTANT(submit_blind))
             rc = mark_known(layout, tasks, count);
     }
+    if (rc == KL_OK)
+        rc = mark_by_name(queue, newest, tasks, count);
     return rc == KL_OK ? append_all(newest, tasks, count, put) : rc;
 }
 
@@ -319,7 +318,7 @@ static kl_rc check_named(kl_queue *queue, const kl_put *task)
     if (!task->partition)
         return KL_OK;
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    kl_rc rc = find_named(queue, &kl__put_layout(descriptor)->layout, task->partition, &partition);
+    kl_rc rc = kl__layout_partition_find(queue, &kl__put_layout(descriptor)->layout, task->partition, &partition);
     kl__descriptor_release(descriptor);
     return rc;
 }

@@ -36,6 +36,33 @@ kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *l
     return rc;
 }
 
+static kl_rc refuse_partition(const kl_queue *queue, const kl_layout *layout, const char *name)
+{
+    const char *is = queue->name;
+    if (layout->partitions == 1)
+        return kl__fail(KL_EINVAL, "the queue %s has no partition %.80s; it has one, called %s", is, name, is);
+    if (layout->partitions == 2)
+        return kl__fail(KL_EINVAL, "the queue %s has no partition %.80s; it has %s and %s__p1", is, name, is, is);
+    return kl__fail(KL_EINVAL, "the queue %s has no partition %.80s; it has %u: %s, and %s__p1 to %s__p%u", is, name,
+                    layout->partitions, is, is, is, layout->partitions - 1);
+}
+
+kl_rc kl__layout_partition_find(const kl_queue *queue, const kl_layout *layout, const char *name,
+                                uint32_t *ret_partition)
+{
+    char made[KL_PARTITION_NAME_BYTES];
+    for (uint32_t i = 0; i < layout->partitions; i++) {
+        kl_rc rc = kl_partition_name(layout, queue->name, i, sizeof made, made);
+        if (rc != KL_OK)
+            return rc;
+        if (strcmp(made, name) == 0) {
+            *ret_partition = i;
+            return KL_OK;
+        }
+    }
+    return refuse_partition(queue, layout, name);
+}
+
 /* --- Parts --- */
 
 void kl__layout_parts_release(kl__layout_parts *parts)
@@ -318,6 +345,23 @@ kl_rc kl__queue_seal(kl_queue *queue)
     }
     kl__descriptor_release(descriptor);
     return rc == KL_OK && any ? kl__queue_change(queue, mark_sealed, &newest) : rc;
+}
+
+/* --- Partitions by name --- */
+
+/* ctx: a layout's number. */
+static kl_rc mark_by_name(kl__descriptor *draft, void *ctx)
+{
+    const uint64_t *number = ctx;
+    for (size_t i = 0; i < draft->layout_count; i++)
+        draft->layouts[i].by_name |= draft->layouts[i].number == *number;
+    return KL_OK; /* one that is forgotten is sealed, and the append finds that out */
+}
+
+kl_rc kl__queue_mark_by_name(kl_queue *queue, const kl__queue_layout *layout)
+{
+    uint64_t number = layout->number;
+    return layout->by_name ? KL_OK : kl__queue_change(queue, mark_by_name, &number);
 }
 
 /* --- Drained --- */

@@ -439,6 +439,13 @@ static kl_rc walk_shard(struct walk *walk, kl__source source)
     return rc;
 }
 
+/* A key's tasks are where the key says, unless some were put into a partition by name (Q4). */
+static bool may_hold(const struct walk *walk, kl__source source)
+{
+    kl_bytes key = walk->which->key;
+    return key.len == 0 || source.layout->by_name || kl_partition_of(&source.layout->layout, key) == source.partition;
+}
+
 /* All shards, or the one that the key belongs to. */
 static kl_rc walk_partition(struct walk *walk, kl__source source)
 {
@@ -464,7 +471,8 @@ static kl_rc walk_layout(struct walk *walk, const kl__queue_layout *layout)
     if (layout->number != walk->spot.layout)
         walk->spot = (struct spot){.layout = layout->number};
     for (; rc == KL_OK && walk->spot.partition < layout->layout.partitions; walk->spot.partition++) {
-        rc = walk_partition(walk, (kl__source){layout, walk->spot.partition});
+        kl__source source = {layout, walk->spot.partition};
+        rc = may_hold(walk, source) ? walk_partition(walk, source) : KL_OK;
         if (walk->full)
             break;
         walk->spot.shard = 0;
@@ -537,19 +545,51 @@ static kl_rc check_waiting(const kl_waiting *which)
     return KL_OK;
 }
 
-static kl_rc list_waiting(struct walk *walk, kl_bytes *ret_cursor)
+static kl_rc begin_walk(struct walk *walk)
 {
     walk->stubs = kl__alloc_zeroed(STUBS_MAX, sizeof *walk->stubs);
     walk->refs = kl__alloc_zeroed(STUBS_MAX, sizeof *walk->refs);
     walk->tasks = kl__alloc_zeroed(STUBS_MAX, sizeof *walk->tasks);
-    kl_rc rc = walk->stubs && walk->refs && walk->tasks ? read_spot(walk) : kl__fail_memory();
+    return walk->stubs && walk->refs && walk->tasks ? KL_OK : kl__fail_memory();
+}
+
+static void end_walk(const struct walk *walk)
+{
+    kl__free(walk->stubs);
+    kl__free(walk->refs);
+    kl__free(walk->tasks);
+}
+
+static kl_rc list_waiting(struct walk *walk, kl_bytes *ret_cursor)
+{
+    kl_rc rc = begin_walk(walk);
+    if (rc == KL_OK)
+        rc = read_spot(walk);
     if (rc == KL_OK)
         rc = walk_all(walk);
     if (rc == KL_OK)
         rc = write_spot(walk, ret_cursor);
-    kl__free(walk->stubs);
-    kl__free(walk->refs);
-    kl__free(walk->tasks);
+    end_walk(walk);
+    return rc;
+}
+
+kl_rc kl__look_key(kl_queue *queue, kl__source source, kl_bytes key, size_t max, kl_arena *arena, kl_found *ret_found,
+                   size_t *ret_count, bool *ret_more)
+{
+    kl_waiting which = {.key = key, .max = max};
+    struct walk walk = {.queue = queue,
+                        .which = &which,
+                        .arena = arena,
+                        .found = ret_found,
+                        .look_left = SIZE_MAX,
+                        .key_hash = kl__key_hash(key),
+                        .spot.shard = kl_shard_of(&source.layout->layout, key)};
+    kl_rc rc = begin_walk(&walk);
+    if (rc == KL_OK)
+        rc = walk_shard(&walk, source);
+    end_walk(&walk);
+    *ret_count = walk.count;
+    *ret_more = walk.full;
     return rc;
 }
 

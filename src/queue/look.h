@@ -25,6 +25,11 @@ kl_rc kl__refuse_no_queue(void);
 kl_rc kl__look_task(kl_queue *queue, const kl__descriptor *descriptor, const kl_task_id *id, kl_arena *arena,
                     kl_task *ret_task, kl__source *ret_source);
 
+/* Tasks of the key that wait in this partition, in the order of a worker: up to max (1..KL_LIST_MAX), in ret_found.
+ * *ret_more: there may be more. However many others stand before them, they are found. */
+kl_rc kl__look_key(kl_queue *queue, kl__source source, kl_bytes key, size_t max, kl_arena *arena, kl_found *ret_found,
+                   size_t *ret_count, bool *ret_more);
+
 /* Adds to found->task what it carries and where it is. */
 kl_rc kl__look_describe(const kl_queue *queue, kl__source source, kl_arena *arena, kl_found *found);
 

@@ -259,36 +259,14 @@ static kl_rc prepare(kl__put_call *call)
 
 /* --- Places --- */
 
-static kl_rc refuse_partition(kl__put_call *call, size_t i, const kl__put_route *route)
-{
-    const char *queue = route->queue->name, *name = call->tasks[i].partition;
-    uint32_t count = route->layout->layout.partitions;
-    if (count == 1)
-        return REFUSE(call, i, "the queue %s has no partition %.80s; it has one, called %s", queue, name, queue);
-    if (count == 2)
-        return REFUSE(call, i, "the queue %s has no partition %.80s; it has %s and %s__p1", queue, name, queue, queue);
-    return REFUSE(call, i, "the queue %s has no partition %.80s; it has %u: %s, and %s__p1 to %s__p%u", queue, name,
-                  count, queue, queue, queue, count - 1);
-}
-
-/* The number of the partition that the task names. Names are made and compared, never taken apart. */
 static kl_rc resolve_named(kl__put_call *call, size_t i, kl__put_route *route)
 {
     const char *name = call->tasks[i].partition;
-    char made[KL_PARTITION_NAME_BYTES];
     if (route->named && (route->named == name || strcmp(route->named, name) == 0))
         return KL_OK;
-    for (uint32_t p = 0; p < route->layout->layout.partitions; p++) {
-        kl_rc rc = kl_partition_name(&route->layout->layout, route->queue->name, p, sizeof made, made);
-        if (rc != KL_OK)
-            return rc;
-        if (strcmp(made, name) == 0) {
-            route->named = name;
-            route->named_number = p;
-            return KL_OK;
-        }
-    }
-    return refuse_partition(call, i, route);
+    kl_rc rc = kl__layout_partition_find(route->queue, &route->layout->layout, name, &route->named_number);
+    route->named = rc == KL_OK ? name : NULL;
+    return rc == KL_EINVAL ? refuse_again(call, i) : rc;
 }
 
 /* Threads share no state for it. */
@@ -366,6 +344,7 @@ static inline kl_rc choose_partition(kl__put_call *call, size_t i, kl__put_route
     if (KL_UNLIKELY(call->tasks[i].partition)) {
         kl_rc rc = resolve_named(call, i, route);
         *ret_partition = route->named_number;
+        route->by_name |= key.len > 0 && *ret_partition != kl_partition_of(&route->layout->layout, key);
         return rc;
     }
     *ret_partition = key.len > 0 ? kl_partition_of(&route->layout->layout, key) : otherwise;
@@ -437,8 +416,18 @@ static void use_layout(kl__put_route *route, const kl__queue_layout *layout)
     if (route->layout == layout)
         return;
     route->layout = layout;
-    route->spreads = false;
+    route->spreads = route->by_name = false;
     route->named = NULL;
+}
+
+/* Q4 */
+static kl_rc mark_by_name(kl__put_call *call)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < call->route_count; i++)
+        if (KL_UNLIKELY(call->routes[i].by_name))
+            KL_ASK(rc, kl__queue_mark_by_name(call->routes[i].queue, call->routes[i].layout));
+    return rc;
 }
 
 static kl_rc place_all_by_id(kl__put_call *call, kl__put_range range)
@@ -447,7 +436,7 @@ static kl_rc place_all_by_id(kl__put_call *call, kl__put_range range)
     for (size_t i = range.from; rc == KL_OK && i < range.to; i++)
         if (!call->ways[i].stored)
             rc = place_by_id(call, i);
-    return rc;
+    return rc == KL_OK ? mark_by_name(call) : rc;
 }
 
 static void use_newest(kl__put_call *call)
@@ -465,7 +454,9 @@ kl_rc kl__put_route_tasks(kl__put_call *call, kl__put_range range, bool claimed)
             rc = choose_place(call, i);
     if (rc == KL_OK)
         rc = make_ids(call, range);
-    return rc == KL_OK && claimed ? place_all_by_id(call, range) : rc;
+    if (rc != KL_OK)
+        return rc;
+    return claimed ? place_all_by_id(call, range) : mark_by_name(call);
 }
 
 static const kl__queue_layout *find_layout(const kl__descriptor *descriptor, uint64_t number)

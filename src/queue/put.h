@@ -42,6 +42,7 @@ typedef struct kl__put_route {
     bool spreads;                   /* those three are set */
     const char *named;              /* the last partition that a task named, */
     uint32_t named_number;          /* and which it is */
+    bool by_name;                   /* a task of a key goes to another partition than the key says */
 } kl__put_route;
 
 /* A store that tasks of the call go to. */

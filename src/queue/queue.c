@@ -49,6 +49,9 @@ kl_rc kl__queue_check_name(const char *name)
     if (!name)
         return kl__fail(KL_EINVAL, "the queue's name is NULL; pass one such as \"orders\"");
     const char *wrong = what_is_wrong(name);
+    if (wrong && strstr(name, "__p"))
+        return kl__fail(KL_EINVAL, "the queue's name %s %s; name the queue, and its partition apart from it",
+                        kl__quote(kl_str(name), quoted), wrong);
     if (wrong)
         return kl__fail(KL_EINVAL, "the queue's name %s %s; write one such as orders or billing.invoices",
                         kl__quote(kl_str(name), quoted), wrong);

@@ -262,19 +262,23 @@ kl_rc kl_job_remove(kl_queue *queue, const kl_task_id *job)
 
 /* --- Single keys --- */
 
-/* A request about a key to the owner of its shard in each layout, the oldest first. */
+/* A request about a key to the owners of its shard: in each layout, the oldest first, in each partition where it has tasks. */
 struct key_ask {
     kl_bytes key;
+    const char *partition; /* only there; NULL: wherever it has tasks */
     const char *verb;
     bool dead;
-    bool first_only; /* the first layout in which there is something of the key answers */
+    bool first_layout; /* the first layout in which there is something of the key answers, */
+    bool first_place;  /* and of it the first partition */
     kl_arena *arena;
-    bool answered;
-    bool running; /* its first task is, and so was left alone */
+    bool exists;   /* a layout that holds tasks has the partition */
+    bool answered; /* something of the key was there */
+    bool running;  /* its first task is, and so was left alone; */
+    bool acted;    /* in another partition it was not */
     uint64_t count;
     kl_task_id id;
-    kl__json answer; /* of `show` */
-    const char *owner;
+    kl_key_status *places; /* of `show`: room for max */
+    size_t max, place_count;
 };
 
 static json_t *key_request(const struct key_ask *ask)
@@ -302,90 +306,169 @@ static kl_rc name_owner(const kl_queue *queue, kl__source source, uint32_t shard
     return KL_OK;
 }
 
-static kl_rc ask_source(kl_queue *queue, kl__source source, void *ctx)
+static kl_rc note_place(kl_queue *queue, kl__source source, struct key_ask *ask, kl__json *answer, const char *owner);
+
+static kl_rc ask_place(kl_queue *queue, kl__source source, struct key_ask *ask)
 {
-    struct key_ask *ask = ctx;
-    const kl_layout *layout = &source.layout->layout;
-    if (source.partition != kl_partition_of(layout, ask->key) || (ask->first_only && ask->answered))
-        return KL_OK;
     kl__json answer = {0};
-    uint32_t shard = kl_shard_of(layout, ask->key);
-    kl_rc rc = name_owner(queue, source, shard, ask->arena, &ask->owner);
+    const char *owner = "";
+    uint32_t shard = kl_shard_of(&source.layout->layout, ask->key);
+    kl_rc rc = name_owner(queue, source, shard, ask->arena, &owner);
     if (rc == KL_OK)
         rc = kl__ask_send(queue, source, shard, key_request(ask), ask->arena, &answer);
     if (rc != KL_OK)
         return rc == KL_ENOTFOUND ? KL_OK : rc;
-    bool idle = strcmp(ask->verb, "show") == 0 && kl__json_int_or(&answer, "why", 0, 100, 0) == KL_WHY_IDLE;
+    bool running = kl__json_bool_or(&answer, "running", false);
     ask->count += (uint64_t)kl__json_int_or(&answer, "count", 0, INT64_MAX, 0);
     ask->id = kl__json_id_or(&answer, "id", (kl_task_id){{0}});
-    ask->running = kl__json_bool_or(&answer, "running", false);
-    ask->answered = !idle;
-    kl__json_free(&ask->answer);
-    ask->answer = answer;
+    ask->running |= running;
+    ask->acted |= !running;
+    if (ask->places)
+        rc = note_place(queue, source, ask, &answer, owner);
+    else
+        ask->answered = true;
+    kl__json_free(&answer);
+    return rc;
+}
+
+static kl_rc look_for_key(kl_queue *queue, kl__source source, kl_bytes key, bool *ret_there)
+{
+    kl_arena arena = {0};
+    kl_found found;
+    size_t count;
+    bool more;
+    kl_rc rc = kl__look_key(queue, source, key, 1, &arena, &found, &count, &more);
+    kl_arena_free(&arena);
+    *ret_there = count > 0;
+    return rc;
+}
+
+/* Whom to ask in one layout. Owners are slow to answer, so where a key may be in any partition the store says in which it is. */
+static kl_rc choose_places(kl_queue *queue, const kl__queue_layout *layout, struct key_ask *ask,
+                           uint32_t ret_partitions[KL_PARTITIONS_MAX], size_t *ret_count)
+{
+    size_t count = 0;
+    *ret_count = 0;
+    if (ask->partition) {
+        kl_rc rc = kl__layout_partition_find(queue, &layout->layout, ask->partition, ret_partitions);
+        *ret_count = rc == KL_OK;
+        ask->exists |= rc == KL_OK;
+        return rc == KL_EINVAL ? KL_OK : rc;
+    }
+    for (uint32_t p = 0; layout->by_name && p < layout->layout.partitions; p++) {
+        bool there = false;
+        kl_rc rc = look_for_key(queue, (kl__source){layout, p}, ask->key, &there);
+        if (rc != KL_OK)
+            return rc;
+        if (there)
+            ret_partitions[count++] = p;
+    }
+    if (count == 0)
+        ret_partitions[count++] = kl_partition_of(&layout->layout, ask->key);
+    *ret_count = count;
     return KL_OK;
 }
 
-/* KL_ENOTFOUND: no layout holds anything of the key. */
+static kl_rc refuse_many(const kl_queue *queue, const kl__queue_layout *layout, const struct key_ask *ask,
+                         const uint32_t *partitions)
+{
+    char first[KL_PARTITION_NAME_BYTES], second[KL_PARTITION_NAME_BYTES];
+    kl_rc rc = kl_partition_name(&layout->layout, queue->name, partitions[0], sizeof first, first);
+    if (rc == KL_OK)
+        rc = kl_partition_name(&layout->layout, queue->name, partitions[1], sizeof second, second);
+    return rc != KL_OK ? rc
+                       : kl__fail(KL_EINVAL,
+                                  "tasks of the key '%.*s' wait in more than one partition, %s and %s, with no order "
+                                  "between them; name the partition",
+                                  (int)ask->key.len, (const char *)ask->key.data, first, second);
+}
+
+static kl_rc ask_layout(kl_queue *queue, const kl__queue_layout *layout, struct key_ask *ask)
+{
+    uint32_t partitions[KL_PARTITIONS_MAX];
+    size_t count;
+    kl_rc rc = choose_places(queue, layout, ask, partitions, &count);
+    if (rc == KL_OK && count > 1 && strcmp(ask->verb, "skip") == 0)
+        return refuse_many(queue, layout, ask, partitions);
+    for (size_t i = 0; rc == KL_OK && i < count && !(ask->first_place && ask->answered); i++)
+        rc = ask_place(queue, (kl__source){layout, partitions[i]}, ask);
+    return rc;
+}
+
+static kl_rc ask_layouts(kl_queue *queue, struct key_ask *ask)
+{
+    kl_rc rc = kl__queue_refresh(queue);
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count && !(ask->first_layout && ask->answered); i++)
+        if (!descriptor->layouts[i].drained)
+            rc = ask_layout(queue, &descriptor->layouts[i], ask);
+    if (rc == KL_OK && ask->partition && !ask->exists) {
+        uint32_t ignored;
+        rc = kl__layout_partition_find(queue, &kl__newest_layout(descriptor)->layout, ask->partition, &ignored);
+    }
+    kl__descriptor_release(descriptor);
+    return rc;
+}
+
+static kl_rc fail_none(const struct key_ask *ask)
+{
+    const char *in = ask->partition ? " in " : "", *partition = ask->partition ? ask->partition : "";
+    if (strcmp(ask->verb, "wake") == 0)
+        return kl__fail(
+            KL_ENOTFOUND,
+            "no task of the key '%.*s' waits%s%s for anything but its time; list the keys that have some, or "
+            "retry a delayed task by its id",
+            (int)ask->key.len, (const char *)ask->key.data, in, partition);
+    return kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits%s%s; list the keys that have some",
+                    (int)ask->key.len, (const char *)ask->key.data, in, partition);
+}
+
+/* KL_ENOTFOUND: nothing of the key is there. */
 static kl_rc ask_key(kl_queue *queue, struct key_ask *ask)
 {
     kl_rc rc = check_key(ask->key);
     if (rc == KL_OK)
-        rc = each_source(queue, ask_source, ask);
-    if (rc == KL_OK && !ask->answered && strcmp(ask->verb, "wake") == 0)
-        return kl__fail(KL_ENOTFOUND,
-                        "no task of the key '%.*s' waits for anything but its time; list the keys that have some, or "
-                        "retry a delayed task by its id",
-                        (int)ask->key.len, (const char *)ask->key.data);
-    if (rc == KL_OK && !ask->answered && strcmp(ask->verb, "show") != 0)
-        rc = kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits; list the keys that have some", (int)ask->key.len,
-                      (const char *)ask->key.data);
-    return rc;
+        rc = ask_layouts(queue, ask);
+    bool none = strcmp(ask->verb, "drain") == 0 ? ask->count == 0 : !ask->answered;
+    return rc == KL_OK && none && !ask->places ? fail_none(ask) : rc;
 }
 
-static kl_rc ask_key_simply(kl_queue *queue, kl_bytes key, const char *verb, bool dead, bool first_only,
-                            uint64_t *ret_count, kl_task_id *ret_id)
+static kl_rc wake(kl_queue *queue, kl_bytes key, const char *partition, bool *ret_running)
 {
     kl_arena arena = {0};
-    struct key_ask ask = {.key = key, .verb = verb, .dead = dead, .first_only = first_only, .arena = &arena};
+    struct key_ask ask = {.key = key, .partition = partition, .verb = "wake", .first_layout = true, .arena = &arena};
     kl_rc rc = ask_key(queue, &ask);
-    if (rc == KL_OK && ret_count)
-        *ret_count = ask.count;
-    if (rc == KL_OK && ret_id)
-        *ret_id = ask.id;
-    kl__json_free(&ask.answer);
+    *ret_running = ask.running && !ask.acted;
     kl_arena_free(&arena);
     return rc;
 }
 
-static kl_rc wake(kl_queue *queue, kl_bytes key, bool *ret_running)
-{
-    kl_arena arena = {0};
-    struct key_ask ask = {.key = key, .verb = "wake", .first_only = true, .arena = &arena};
-    kl_rc rc = ask_key(queue, &ask);
-    *ret_running = ask.running;
-    kl__json_free(&ask.answer);
-    kl_arena_free(&arena);
-    return rc;
-}
-
-kl_rc kl_key_retry(kl_queue *queue, kl_bytes key)
+kl_rc kl_key_retry(kl_queue *queue, kl_bytes key, const char *partition)
 {
     bool running = false;
-    kl_rc rc = wake(queue, key, &running);
+    kl_rc rc = wake(queue, key, partition, &running);
     return rc == KL_OK && running ? kl__fail(KL_EBUSY, "the key's first task is running; wait for its end") : rc;
 }
 
-kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, kl_task_id *ret_id)
+kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, const char *partition, kl_task_id *ret_id)
 {
-    return ask_key_simply(queue, key, "skip", false, true, NULL, ret_id);
+    kl_arena arena = {0};
+    struct key_ask ask = {.key = key, .partition = partition, .verb = "skip", .first_layout = true, .arena = &arena};
+    kl_rc rc = ask_key(queue, &ask);
+    if (rc == KL_OK)
+        *ret_id = ask.id;
+    kl_arena_free(&arena);
+    return rc;
 }
 
-kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, bool dead, uint64_t *ret_count)
+kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, const char *partition, bool dead, uint64_t *ret_count)
 {
-    kl_rc rc = ask_key_simply(queue, key, "drain", dead, false, ret_count, NULL);
-    if (rc == KL_OK && *ret_count == 0)
-        return kl__fail(KL_ENOTFOUND, "no task of the key '%.*s' waits; list the keys that have some", (int)key.len,
-                        (const char *)key.data);
+    kl_arena arena = {0};
+    struct key_ask ask = {.key = key, .partition = partition, .verb = "drain", .dead = dead, .arena = &arena};
+    kl_rc rc = ask_key(queue, &ask);
+    if (rc == KL_OK)
+        *ret_count = ask.count;
+    kl_arena_free(&arena);
     return rc;
 }
 
@@ -421,7 +504,7 @@ kl_rc kl_key_resume(kl_queue *queue, kl_bytes key)
     bool running; /* then there is nothing to be tried again */
     kl_rc rc = check_key(key);
     if (rc == KL_OK)
-        rc = wake(queue, key, &running);
+        rc = wake(queue, key, NULL, &running);
     if (rc != KL_OK && rc != KL_ENOTFOUND)
         return rc;
     kl_bytes name = pause_name(queue, key, buffer);
@@ -481,21 +564,18 @@ static const kl_found *first_of(const kl_found *found, size_t count)
     return first;
 }
 
-/* How many tasks of the key wait, and which is the first where no worker has said: read from the store, up to a bound. */
-static kl_rc count_tasks(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *status)
+/* How many tasks of the key wait there, and which is the first where no worker has said: read from the store, up to a
+ * bound. */
+static kl_rc count_tasks(kl_queue *queue, kl__source source, kl_bytes key, kl_arena *arena, kl_key_status *status)
 {
     enum { COUNT_MAX = 1000 };
     kl_found *found = kl_arena_alloc(arena, COUNT_MAX * sizeof *found);
     size_t count = 0;
-    kl_bytes cursor = {0};
-    kl_waiting which = {.key = key, .max = COUNT_MAX};
-    if (!found)
-        return kl__fail_memory();
-    kl_rc rc = kl_queue_waiting(queue, &which, arena, found, &count, &cursor);
+    kl_rc rc = found ? kl__look_key(queue, source, key, COUNT_MAX, arena, found, &count, &status->at_least)
+                     : kl__fail_memory();
     if (rc != KL_OK)
         return rc;
     status->waiting = count;
-    status->at_least = cursor.len > 0;
     const kl_found *head = kl__id_is_none(&status->head) ? first_of(found, count) : NULL;
     if (head) {
         status->head = head->task.entry.id;
@@ -504,10 +584,19 @@ static kl_rc count_tasks(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_
     return KL_OK;
 }
 
-static kl_rc fill_status(struct key_ask *ask, kl_key_status *status)
+static kl_rc fill_status(const kl_queue *queue, kl__source source, struct key_ask *ask, kl__json *answer,
+                         kl_key_status *status)
 {
-    kl__json *answer = &ask->answer;
+    char name[KL_PARTITION_NAME_BYTES];
+    kl_bytes copy;
+    kl_rc rc = kl_partition_name(&source.layout->layout, queue->name, source.partition, sizeof name, name);
+    if (rc == KL_OK && !kl_arena_copy(ask->arena, kl_str(name), &copy))
+        rc = kl__fail_memory();
+    if (rc != KL_OK)
+        return rc;
     status->key = ask->key;
+    status->partition = copy.data;
+    status->layout = source.layout->number;
     status->why = (kl_why)kl__json_int(answer, "why", 0, KL_WHY_PARTITION);
     status->until_ms = kl__json_int_or(answer, "until", 0, INT64_MAX, 0);
     status->head = kl__json_id_or(answer, "head", (kl_task_id){{0}});
@@ -516,23 +605,55 @@ static kl_rc fill_status(struct key_ask *ask, kl_key_status *status)
     status->running_ms = kl__json_int_or(answer, "running_ms", 0, INT64_MAX, 0);
     status->percent = (int)kl__json_int_or(answer, "percent", -1, 100, -1);
     status->progress = kl__json_text_or(answer, "progress", ask->arena, "");
-    status->owner = ask->owner ? ask->owner : "";
     status->reason = reason_text(status->why);
     return answer->rc;
 }
 
-kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status)
+/* One where nothing waits is told only if there is no other: then the next takes its place. */
+static kl_rc note_place(kl_queue *queue, kl__source source, struct key_ask *ask, kl__json *answer, const char *owner)
 {
-    struct key_ask ask = {.key = key, .verb = "show", .first_only = true, .arena = arena};
-    kl_key_status status = {0};
+    kl_key_status status = {.owner = owner};
+    kl_rc rc = fill_status(queue, source, ask, answer, &status);
+    if (rc == KL_OK)
+        rc = count_tasks(queue, source, ask->key, ask->arena, &status);
+    if (rc != KL_OK)
+        return rc;
+    ask->answered |= status.waiting > 0;
+    size_t last = ask->place_count ? ask->place_count - 1 : 0;
+    if (ask->place_count && ask->places[last].waiting == 0)
+        ask->place_count = last;
+    else if (ask->place_count && (status.waiting == 0 || ask->place_count == ask->max))
+        return KL_OK;
+    ask->places[ask->place_count++] = status;
+    return KL_OK;
+}
+
+kl_rc kl_key_places(kl_queue *queue, kl_bytes key, const char *partition, size_t max, kl_arena *arena,
+                    kl_key_status *ret_places, size_t *ret_count)
+{
+    struct key_ask ask = {
+        .key = key, .partition = partition, .verb = "show", .arena = arena, .places = ret_places, .max = max};
+    if (max == 0)
+        return kl__fail(KL_EINVAL, "max is 0; ask for at least one place");
     kl_rc rc = ask_key(queue, &ask);
     if (rc == KL_OK)
-        rc = fill_status(&ask, &status);
-    if (rc == KL_OK)
-        rc = count_tasks(queue, key, arena, &status);
+        *ret_count = ask.place_count;
+    return rc;
+}
+
+kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status)
+{
+    kl_key_status status;
+    struct key_ask ask = {.key = key,
+                          .verb = "show",
+                          .first_layout = true,
+                          .first_place = true,
+                          .arena = arena,
+                          .places = &status,
+                          .max = 1};
+    kl_rc rc = ask_key(queue, &ask);
     if (rc == KL_OK)
         *ret_status = status;
-    kl__json_free(&ask.answer);
     return rc;
 }
 

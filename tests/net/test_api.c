@@ -383,6 +383,40 @@ TEST(keys_are_listed_shown_and_steered)
     asking_close(&rig);
 }
 
+TEST(a_key_is_shown_and_steered_in_each_partition_or_in_one)
+{
+    struct asking rig;
+    char first[40], id[40];
+    if (!open_orders(&rig))
+        return;
+    CHECK_INT(asking_say(&rig, "PATCH", ORDERS, "{\"partitions\": 2}"), 200);
+    put(&rig, "{\"key\": \"k\", \"partition\": \"orders\"}", first);
+    put(&rig, "{\"key\": \"k\", \"partition\": \"orders__p1\"}", id);
+    CHECK_INT(asking_say(&rig, "GET", ORDERS "/keys/k", NULL), 200);
+    CHECK_STR(asking_field(&rig, "head"), first);
+    CHECK_STR(asking_field(&rig, "partition"), "orders");
+    CHECK_STR(asking_field(&rig, "places.0.head"), first);
+    CHECK_STR(asking_field(&rig, "places.1.head"), id);
+    CHECK_STR(asking_field(&rig, "places.1.partition"), "orders__p1");
+    CHECK_STR(asking_field(&rig, "places.1.layout"), "2");
+    CHECK_INT(asking_say(&rig, "GET", ORDERS "/keys/k?partition=orders__p1", NULL), 200);
+    CHECK_STR(asking_field(&rig, "head"), id);
+    CHECK_INT(asking_say(&rig, "GET", ORDERS "/keys/k?partition=orders__p2", NULL), 400);
+    CHECK_PROBLEM(&rig, "bad-request", "it has orders and orders__p1");
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/keys/k/skip", NULL), 400);
+    CHECK_PROBLEM(&rig, "bad-request", "name the partition");
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/keys/k/skip?partition=orders__p1", NULL), 200);
+    CHECK_STR(asking_field(&rig, "task"), id);
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/keys/k/retry?partition=orders__p1", NULL), 404);
+    put(&rig, "{\"key\": \"k\", \"partition\": \"orders__p1\"}", id);
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/keys/k/retry", NULL), 200);
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/keys/k/dead?partition=orders", NULL), 200);
+    CHECK_STR(asking_field(&rig, "tasks"), "1");
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/keys/k/drain", NULL), 200);
+    CHECK_STR(asking_field(&rig, "tasks"), "1");
+    asking_close(&rig);
+}
+
 TEST(a_key_may_be_any_bytes)
 {
     struct asking rig;

@@ -3,6 +3,7 @@
 
 #include "base/compare.h"
 #include "base/random.h"
+#include "keyline/job.h"
 #include "queue/tasks.h"
 
 static kl_bytes none(void) { return (kl_bytes){NULL, 0}; }
@@ -251,6 +252,51 @@ CLAIM_IN_MEMORY(a_task_goes_to_the_partition_that_it_names)
     }
     kl__descriptor_release(descriptor);
     kl_queue_close(queue);
+}
+
+static bool by_name(kl_queue *queue)
+{
+    CHECK_INT(kl__queue_refresh(queue), KL_OK);
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    bool marked = kl__newest_layout(descriptor)->by_name;
+    kl__descriptor_release(descriptor);
+    return marked;
+}
+
+static void put_by_job(kl_queue *queue, const kl_put *put)
+{
+    kl_job_answer answer;
+    kl_job_spec spec = {.size = sizeof spec, .tasks = put, .count = 1};
+    CHECK_INT(kl_job_submit(queue, &spec, &answer, NULL), KL_OK);
+}
+
+/* Q4: who looks for a key looks into all partitions only where that is of use. */
+CLAIM_IN_MEMORY(the_record_says_when_a_key_has_tasks_in_another_partition_than_its_own)
+{
+    enum { PLAINLY, WITH_A_TOKEN, BY_A_JOB, WAYS };
+    for (int way = 0; way < WAYS; way++) {
+        char name[16], own[32], foreign[32];
+        kl_layout layout = {3, 1};
+        uint32_t partition = kl_partition_of(&layout, kl_str("k"));
+        snprintf(name, sizeof name, "orders%d", way);
+        CHECK_INT(kl_partition_name(&layout, name, partition, sizeof own, own), KL_OK);
+        CHECK_INT(kl_partition_name(&layout, name, (partition + 1) % 3, sizeof foreign, foreign), KL_OK);
+        kl_queue *queue = OPEN(rig->store, name, .partitions = 3), *other = OPEN(rig->store, name);
+        REQUIRE(queue && other);
+        kl_put harmless[] = {{.key = kl_str("k")}, {.key = kl_str("k"), .partition = own}, {.partition = foreign}};
+        kl_put put = {.key = kl_str("k"), .partition = foreign};
+        CHECK_INT(kl_queue_put(queue, harmless, 3, none(), NULL), KL_OK);
+        CHECK(!by_name(other));
+        if (way == BY_A_JOB)
+            put_by_job(queue, &put);
+        else
+            CHECK_INT(kl_queue_put(queue, &put, 1, kl_str(way == WITH_A_TOKEN ? "once" : ""), NULL), KL_OK);
+        CHECK(by_name(other));
+        CHECK_INT(kl_queue_alter(queue, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 2}), KL_OK);
+        CHECK(!by_name(other));
+        kl_queue_close(other);
+        kl_queue_close(queue);
+    }
 }
 
 /* --- Several queues, stores and layouts --- */

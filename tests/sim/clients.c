@@ -296,13 +296,13 @@ static void request(struct sim_process *process)
         rc = kl_task_cancel(process->queue, &id, &running);
     } else if (dice == 1) {
         key->skip_asked = true;
-        rc = kl_key_skip(process->queue, kl_str(key->name), &id);
+        rc = kl_key_skip(process->queue, kl_str(key->name), NULL, &id);
     } else if (dice == 2) {
         key->again_asked = true;
-        rc = kl_key_retry(process->queue, kl_str(key->name));
+        rc = kl_key_retry(process->queue, kl_str(key->name), NULL);
     } else {
         key->drain_asked = true;
-        rc = kl_key_drain(process->queue, kl_str(key->name), sim_chance(world, 1, 2), &count);
+        rc = kl_key_drain(process->queue, kl_str(key->name), NULL, sim_chance(world, 1, 2), &count);
     }
     sim_note(world, process, NULL, "request %llu: %s", (unsigned long long)dice, kl_rc_name(rc));
 }

@@ -163,7 +163,7 @@ TEST(whatever_becomes_of_tasks_a_partition_can_run_as_many_afterwards)
     for (int i = 0; i < EACH; i++) {
         snprintf(key, sizeof key, "other-%d", i);
         kl_task_id skipped;
-        CHECK_INT(kl_key_skip(rig.queue, kl_str(key), &skipped), KL_OK);
+        CHECK_INT(kl_key_skip(rig.queue, kl_str(key), NULL, &skipped), KL_OK);
     }
     await_waiting(&rig, 0);
     check_whole(&rig, &counted);

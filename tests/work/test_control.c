@@ -162,7 +162,7 @@ static void retry_waiting(bool with_worker)
         runs_wait_for(&stage.runs, "fail first", 2);
         CHECK_INT(stage.runs.list[1].attempt, 1); /* with all attempts before it */
         await_why(&stage.rig, "k", KL_WHY_RETRYING);
-        CHECK_INT(kl_key_retry(stage.rig.queue, kl_str("k")), KL_OK);
+        CHECK_INT(kl_key_retry(stage.rig.queue, kl_str("k"), NULL), KL_OK);
         runs_wait_for(&stage.runs, "fail first", 3);
     }
     kl_put later = {.key = kl_str("later"), .payload = kl_str("done later"), .delay_ms = 3600000};
@@ -191,7 +191,7 @@ TEST(a_running_task_is_not_said_to_be_tried_again)
     runs_wait_for(&stage.runs, "hold", 1);
     CHECK_INT(kl_task_retry(stage.rig.queue, &id, &again), KL_EBUSY);
     CHECK_CONTAINS(kl_error_text(), "running already");
-    CHECK_INT(kl_key_retry(stage.rig.queue, kl_str("k")), KL_EBUSY);
+    CHECK_INT(kl_key_retry(stage.rig.queue, kl_str("k"), NULL), KL_EBUSY);
     stage_close(&stage);
 }
 
@@ -292,16 +292,16 @@ static void skip_and_drain(bool with_worker)
     if (!stage_open(&stage, with_worker))
         return;
     begin_line(&stage, ids);
-    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("nobody"), &skipped), KL_ENOTFOUND);
-    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), &skipped), KL_OK);
+    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("nobody"), NULL, &skipped), KL_ENOTFOUND);
+    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), NULL, &skipped), KL_OK);
     CHECK(memcmp(&skipped, &ids[0], sizeof skipped) == 0);
     await_state(stage.rig.queue, &ids[0], KL_TASK_CANCELLED);
     if (with_worker)
         runs_wait_for(&stage.runs, "done third", 1);
-    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("nobody"), false, &count), KL_ENOTFOUND);
-    CHECK_INT(kl_key_drain(stage.rig.queue, (kl_bytes){0}, false, &count), KL_EINVAL);
+    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("nobody"), NULL, false, &count), KL_ENOTFOUND);
+    CHECK_INT(kl_key_drain(stage.rig.queue, (kl_bytes){0}, NULL, false, &count), KL_EINVAL);
     if (!with_worker) {
-        CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), true, &count), KL_OK);
+        CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), NULL, true, &count), KL_OK);
         CHECK_INT(count, 2);
         await_state(stage.rig.queue, &ids[2], KL_TASK_DEAD);
     }
@@ -321,10 +321,10 @@ TEST(a_key_whose_first_task_runs_is_not_skipped)
     put_task(stage.rig.queue, "k", "hold");
     put_task(stage.rig.queue, "k", "done");
     runs_wait_for(&stage.runs, "hold", 1);
-    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), &skipped), KL_EBUSY);
+    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), NULL, &skipped), KL_EBUSY);
     CHECK_INT(show(&stage, "k").why, KL_WHY_RUNNING);
     uint64_t count = 0;
-    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), false, &count), KL_OK);
+    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), NULL, false, &count), KL_OK);
     CHECK_INT(count, 1);
     runs_open(&stage.runs, true);
     await_waiting(&stage.rig, 0);
@@ -626,8 +626,8 @@ static void end_unrun(bool with_worker)
         puts[i] = (kl_put){.key = kl_str(i % 2 ? "k" : "l"), .payload = kl_str("done of the job")};
     kl_job_spec spec = {.size = sizeof spec, .tasks = puts, .count = TASKS};
     CHECK_INT(kl_job_submit(stage.rig.queue, &spec, &answer, NULL), KL_OK);
-    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), &skipped), KL_OK);
-    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), false, &drained), KL_OK);
+    CHECK_INT(kl_key_skip(stage.rig.queue, kl_str("k"), NULL, &skipped), KL_OK);
+    CHECK_INT(kl_key_drain(stage.rig.queue, kl_str("k"), NULL, false, &drained), KL_OK);
     CHECK_INT(kl_queue_purge(stage.rig.queue, &purged), KL_OK);
     CHECK_INT(drained + 1, TASKS / 2);
     CHECK_INT(purged, TASKS / 2);

@@ -81,11 +81,11 @@ static void halts(rig_kind kind, bool takeover)
     CHECK(memcmp(&status.head, &head, sizeof head) == 0);
     CHECK_INT(runs_of(&runs, "dead"), 1);
     CHECK_INT(runs_of(&runs, "done second"), 0);
-    CHECK_INT(kl_key_retry(rig.queue, kl_str("k")), KL_OK);
+    CHECK_INT(kl_key_retry(rig.queue, kl_str("k"), NULL), KL_OK);
     runs_wait_for(&runs, "dead", 2);
     await_why(&rig, "k", KL_WHY_HALTED);
     kl_task_id skipped;
-    CHECK_INT(kl_key_skip(rig.queue, kl_str("k"), &skipped), KL_OK);
+    CHECK_INT(kl_key_skip(rig.queue, kl_str("k"), NULL, &skipped), KL_OK);
     CHECK(memcmp(&skipped, &head, sizeof head) == 0);
     runs_wait_for(&runs, "done third", 1);
     CHECK(runs_first(&runs, "done second") < runs_first(&runs, "done third"));
@@ -112,7 +112,7 @@ TEST(a_halted_key_can_be_drained)
             return;
         runs_init(&runs);
         kl_worker *worker = halt(&rig, &runs, &head, false);
-        CHECK_INT(kl_key_drain(rig.queue, kl_str("k"), dead == 1, &count), KL_OK);
+        CHECK_INT(kl_key_drain(rig.queue, kl_str("k"), NULL, dead == 1, &count), KL_OK);
         CHECK_INT(count, 3);
         await_waiting(&rig, 0);
         await_state(rig.queue, &head, dead ? KL_TASK_DEAD : KL_TASK_CANCELLED);
@@ -219,7 +219,7 @@ TEST(tasks_of_a_key_that_is_drained_stay_in_order_among_the_dead_letters)
         put_task(rig.queue, "k", "done");
     kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .window_max = 1024});
     await_why(&rig, "k", KL_WHY_HALTED);
-    CHECK_INT(kl_key_drain(rig.queue, kl_str("k"), true, &count), KL_OK);
+    CHECK_INT(kl_key_drain(rig.queue, kl_str("k"), NULL, true, &count), KL_OK);
     CHECK_INT(count, LINE + 1);
     check_order(&rig, LINE + 1);
     drain_and_close(worker);

@@ -359,6 +359,45 @@ TEST(a_task_goes_to_the_partition_that_is_named_in_sql)
     close_bed(&bed);
 }
 
+/* With a worker and with none: the owner of the shard answers, or whoever asks. */
+static void steer_named(bool with_worker)
+{
+    struct bed bed;
+    kl_arena arena = {0};
+    kl_key_status places[4];
+    kl_task_id skipped;
+    uint64_t drained = 0;
+    size_t count = 0;
+    REQUIRE(open_bed(&bed, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 3}));
+    PGconn *app = connect_app(&bed);
+    CHECK_INT(kl_key_pause(bed.queue, kl_str("k")), KL_OK); /* so that nothing of it runs meanwhile */
+    for (int i = 0; i < 3; i++)
+        say(app, "SELECT put('orders', 'done', key => 'k', partition => '%s')", i < 2 ? "orders__p1" : "orders__p2");
+    take_in_all(&bed);
+    if (with_worker && work(&bed))
+        await_shards(bed.worker, 48);
+    CHECK_INT(kl_key_places(bed.queue, kl_str("k"), NULL, 4, &arena, places, &count), KL_OK);
+    CHECK_INT(count, 2);
+    for (size_t i = 0; i < 2 && count == 2; i++) {
+        CHECK_STR(places[i].partition, i == 0 ? "orders__p1" : "orders__p2");
+        CHECK_INT(places[i].waiting, 2 - i);
+        CHECK_INT(places[i].why, KL_WHY_PAUSED);
+    }
+    CHECK_INT(kl_key_skip(bed.queue, kl_str("k"), NULL, &skipped), KL_EINVAL);
+    CHECK_INT(kl_key_skip(bed.queue, kl_str("k"), "orders__p2", &skipped), KL_OK);
+    CHECK_INT(kl_key_drain(bed.queue, kl_str("k"), NULL, false, &drained), KL_OK);
+    CHECK_INT(drained, 2);
+    kl_arena_free(&arena);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(a_key_whose_partition_was_named_in_sql_is_found_there)
+{
+    steer_named(false);
+    steer_named(true);
+}
+
 TEST(a_task_whose_partition_has_gone_goes_where_its_key_says)
 {
     struct bed bed;
