@@ -83,3 +83,79 @@ TEST(tasks_put_in_sql_come_through_a_pooler)
     close_bed(&bed);
     runs_free(&runs);
 }
+
+/* --- What is told of it --- */
+
+struct lines {
+    pthread_mutex_t mutex;
+    int heard, deaf, lost;
+};
+
+static void note(void *ctx, kl_log_level level, const char *text)
+{
+    struct lines *lines = ctx;
+    (void)level;
+    pthread_mutex_lock(&lines->mutex);
+    lines->heard += strstr(text, "heard of by LISTEN") != NULL;
+    lines->deaf += strstr(text, "LISTEN does not work here") != NULL;
+    lines->lost += strstr(text, "the connection that listens is lost") != NULL;
+    pthread_mutex_unlock(&lines->mutex);
+}
+
+struct told {
+    struct lines *lines;
+    const int *count;
+};
+
+static bool is_told(void *ctx)
+{
+    const struct told *told = ctx;
+    pthread_mutex_lock(&told->lines->mutex);
+    bool yes = *told->count > 0;
+    pthread_mutex_unlock(&told->lines->mutex);
+    return yes;
+}
+
+/* Opens a store, waits for tasks until the line was told that `count` counts, and closes it. */
+static void wait_until_told(const char *url, struct lines *lines, const int *count, void (*disturb)(void))
+{
+    kl_store_opts opts = {.size = sizeof opts, .log = note, .log_ctx = lines};
+    kl_store *store = NULL;
+    uint64_t seen = 0;
+    uint32_t partition;
+    CHECK_INT(kl_store_open(url, &opts, &store), KL_OK);
+    REQUIRE(store);
+    CHECK_INT(kl_store_partition(store, "orders", 1, &partition), KL_OK);
+    CHECK_INT(kl_store_wait(store, partition, 1, &seen), KL_OK);
+    if (disturb) {
+        await_condition("it listens", is_told, &(struct told){lines, &lines->heard});
+        disturb();
+    }
+    await_condition("it is told", is_told, &(struct told){lines, count});
+    kl_store_close(store);
+}
+
+/* All but the session that says so. */
+static void end_listeners(void)
+{
+    pg_server_run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%proof%'"
+                  " AND pid <> pg_backend_pid()");
+}
+
+TEST(that_listen_does_not_work_is_told_once_and_only_behind_a_pooler)
+{
+    struct bed bed;
+    struct lines direct = {.mutex = PTHREAD_MUTEX_INITIALIZER}, pooled = direct, lost = direct;
+    char url[PG_URL_BYTES];
+    REQUIRE(open_bed(&bed));
+    REQUIRE(pg_server_url(url) == KL_OK);
+    size_t length = strlen(url);
+    snprintf(url + length, sizeof url - length, "%cschema=%s", strchr(url, '?') ? '&' : '?', bed.schema);
+    wait_until_told(url, &direct, &direct.heard, NULL);
+    CHECK(direct.heard == 1 && direct.deaf == 0 && direct.lost == 0);
+    wait_until_told(bed.url, &pooled, &pooled.deaf, NULL);
+    CHECK(pooled.heard == 0 && pooled.deaf == 1 && pooled.lost == 0);
+    wait_until_told(url, &lost, &lost.lost, end_listeners);
+    CHECK(lost.deaf == 0 && lost.lost == 1);
+    close_bed(&bed);
+}

@@ -51,10 +51,29 @@ static bool set_listens(kl__pg *pg, bool listens)
     return changed;
 }
 
-static void tell_listens(kl__pg *pg, bool listens)
+static void tell_listens(kl__pg *pg)
 {
-    if (set_listens(pg, listens))
-        kl__pg_log(pg, KL_LOG_INFO, listens ? "appends are heard of by LISTEN" : "LISTEN does not work here: asking");
+    if (set_listens(pg, true))
+        kl__pg_log(pg, KL_LOG_INFO, "appends are heard of by LISTEN");
+}
+
+/* Waits for bytes of the connection (NULL: just waits), for the end of a pause, or for the end. False: the end. */
+static bool await_bytes(const kl__pg *pg, PGconn *conn, int wait_ms)
+{
+    struct pollfd ready[2] = {{.fd = pg->wake[0], .events = POLLIN},
+                              {.fd = conn ? PQsocket(conn) : -1, .events = POLLIN}};
+    char byte;
+    poll(ready, 2, wait_ms);
+    return ready[0].revents == 0 || read(pg->wake[0], &byte, 1) == 1;
+}
+
+/* Until the store is closed: false. */
+static bool stay_deaf(kl__pg *pg)
+{
+    kl__pg_log(pg, KL_LOG_INFO, "LISTEN does not work here, as behind a pooler: asking for appends now and then");
+    while (await_bytes(pg, NULL, -1))
+        continue;
+    return false;
 }
 
 static void tell(kl__pg *pg, uint32_t partition)
@@ -74,7 +93,7 @@ static void hear(kl__pg *pg, PGconn *conn)
     PGnotify *notice;
     while ((notice = PQnotifies(conn))) {
         if (strcmp(notice->extra, "proof") == 0 && notice->be_pid == PQbackendPID(conn))
-            tell_listens(pg, true);
+            tell_listens(pg);
         else
             tell(pg, (uint32_t)strtoul(notice->extra, NULL, 10));
         PQfreemem(notice);
@@ -87,16 +106,6 @@ static bool run(const kl__pg *pg, PGconn *conn, const char *sql)
     bool good = kl__pg_is_good(rows);
     PQclear(rows);
     return good;
-}
-
-/* Waits for bytes of the connection (NULL: just waits), for the end of a pause, or for the end. False: the end. */
-static bool await_bytes(const kl__pg *pg, PGconn *conn, int wait_ms)
-{
-    struct pollfd ready[2] = {{.fd = pg->wake[0], .events = POLLIN},
-                              {.fd = conn ? PQsocket(conn) : -1, .events = POLLIN}};
-    char byte;
-    poll(ready, 2, wait_ms);
-    return ready[0].revents == 0 || read(pg->wake[0], &byte, 1) == 1;
 }
 
 /* Notices come for nobody. */
@@ -136,14 +145,14 @@ static bool pause_listening(kl__pg *pg, PGconn *conn)
 static bool listen_on(kl__pg *pg, PGconn *conn)
 {
     if (!kl__pg_is_direct(conn) && PQstatus(conn) == CONNECTION_OK)
-        return await_bytes(pg, NULL, -1); /* LISTEN would stay behind in a session that others use */
+        return stay_deaf(pg); /* LISTEN would stay behind in a session that others use */
     bool goes_on = run(pg, conn, "LISTEN $S") && run(pg, conn, "SELECT pg_catalog.pg_notify($C, 'proof')");
     int64_t proof_ns = kl__deadline_ns(PROOF_MS);
     while (goes_on) {
         hear(pg, conn);
         bool deaf = !pg->listens && kl__monotonic_ns() >= proof_ns; /* this thread alone writes it */
         if (deaf)
-            return await_bytes(pg, NULL, -1);
+            return stay_deaf(pg);
         if (is_unheard(pg) && !pause_listening(pg, conn))
             return await_bytes(pg, NULL, 0);
         if (!await_bytes(pg, conn, pg->listens ? -1 : PROOF_MS))
@@ -163,7 +172,8 @@ static void *listen_thread(void *ctx)
             goes_on = listen_on(pg, conn);
             PQfinish(conn);
         }
-        tell_listens(pg, false);
+        if (set_listens(pg, false) && goes_on)
+            kl__pg_log(pg, KL_LOG_INFO, "the connection that listens is lost: asking until there is another");
         goes_on = goes_on && await_bytes(pg, NULL, RECONNECT_MS);
     }
     return NULL;
