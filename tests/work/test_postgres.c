@@ -281,6 +281,13 @@ TEST(what_is_no_task_is_refused_in_the_application_s_transaction)
 {
     static const char *const cases[][2] = {
         {"SELECT put('none', 'x')", "there is no queue 'none'"},
+        {"SELECT put(NULL, 'x')", "there is no queue NULL"},
+        {"SELECT put('orders', NULL)", "task 1: its payload is NULL; pass one, or an empty text"},
+        {"SELECT put('orders', NULL::jsonb)", "its payload is NULL"},
+        {"SELECT put('orders', NULL::bytea)", "its payload is NULL"},
+        {"SELECT put_many('orders', ARRAY['x', NULL])", "task 2: its payload is NULL"},
+        {"SELECT put_many('orders', ARRAY['1'::jsonb, NULL])", "task 2: its payload is NULL"},
+        {"SELECT put_many('orders', ARRAY['x'::bytea, NULL])", "task 2: its payload is NULL"},
         {"SELECT put('orders', 'x', key => repeat('k', 513))", "its key has more than 512 bytes"},
         {"SELECT put('orders', 'x', priority => 16)", "priority is 16"},
         {"SELECT put('orders', 'x', delay => '1 s', due => now())", "not both"},
@@ -299,6 +306,38 @@ TEST(what_is_no_task_is_refused_in_the_application_s_transaction)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         refuse(app, cases[i][0], cases[i][1]);
     CHECK_INT(in_inbox(&bed), 0);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(an_empty_payload_is_one_and_no_payloads_are_no_tasks)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT put('orders', ''), put('orders', ''::bytea), put('orders', 'null'::jsonb)");
+    say(app, "SELECT put_many('orders', array_agg(x)) FROM (SELECT 'x' AS x WHERE false) AS nothing");
+    CHECK_INT(in_inbox(&bed), 3);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+/* As step 2 left it. */
+TEST(a_schema_that_is_there_gets_what_newer_steps_refuse)
+{
+    struct bed bed;
+    kl_store *store = NULL;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "UPDATE meta SET version = 2; DROP FUNCTION refuse_queue");
+    say(app, "CREATE OR REPLACE FUNCTION put_rows(queues text[], payloads bytea[], keys bytea[], kinds bytea[],"
+             " options jsonb[]) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'");
+    say(app, "SELECT put('orders', NULL)");
+    CHECK_INT(kl_store_open(bed.url, NULL, &store), KL_OK);
+    refuse(app, "SELECT put('orders', NULL)", "its payload is NULL");
+    say(app, "SELECT put('orders', 'x')");
+    CHECK_INT(in_inbox(&bed), 1);
+    kl_store_close(store);
     PQfinish(app);
     close_bed(&bed);
 }
@@ -351,6 +390,14 @@ TEST(a_task_goes_to_the_partition_that_is_named_in_sql)
              " options => ARRAY['{\"partition\": \"orders__p2\"}'::jsonb])");
     refuse(app, "SELECT put('orders', 'x', partition => 'orders__p3')",
            "it has 3: orders, and orders__p1 to orders__p2");
+    refuse(app, "SELECT put('orders__p3', 'x')",
+           "the queue orders has no partition orders__p3; it has 3: orders, and orders__p1 to orders__p2");
+    refuse(app, "SELECT put('orders__p2', 'x')",
+           "'orders__p2' is a partition of the queue orders; name the queue, and the partition beside it: partition => "
+           "'orders__p2'");
+    refuse(app, "SELECT put('bills__p1', 'x')", "a partition of the queue bills, and there is none");
+    refuse(app, "SELECT put_many('orders', ARRAY['x', 'x'], queues => ARRAY[NULL, 'orders__p1'])",
+           "in put_many the option partition");
     take_in_all(&bed);
     check_partition(&bed, "zero", "orders");
     check_partition(&bed, "one", "orders__p1");

@@ -32,7 +32,7 @@
 #include "keyline/store.h"
 
 enum {
-    KL_PG_VERSION = 2,         /* of the schema */
+    KL_PG_VERSION = 3,         /* of the schema */
     KL_PG_SERVER_MIN = 130000, /* as PQserverVersion tells it */
     KL_PG_POOL = 8,            /* connections, beside the one that listens; ?pool= */
     KL_PG_POOL_MAX = 64,

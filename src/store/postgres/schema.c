@@ -10,7 +10,8 @@
 static const char *const step_1[] = {kl__pg_sql_tables,  kl__pg_sql_tasks,  kl__pg_sql_settle,
                                      kl__pg_sql_records, kl__pg_sql_upkeep, NULL};
 static const char *const step_2[] = {kl__pg_sql_inbox, NULL};
-static const char *const *const steps[KL_PG_VERSION] = {step_1, step_2};
+static const char *const step_3[] = {kl__pg_sql_refuse, NULL};
+static const char *const *const steps[KL_PG_VERSION] = {step_1, step_2, step_3};
 
 static kl_rc refuse(const PGconn *conn, const PGresult *rows)
 {
