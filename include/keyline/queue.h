@@ -194,7 +194,8 @@ typedef struct kl_found {
     kl_task task;
     kl_task_extra extra;
     const char *queue;
-    const char *partition; /* its name, "orders__p1" */
+    const char *partition; /* its name, "orders__p1", */
+    uint64_t layout;       /* and the number of the layout */
     int64_t made_ms;       /* when it was put, by its id */
 } kl_found;
 

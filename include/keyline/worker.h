@@ -116,7 +116,8 @@ KL_API KL_MUST_USE kl_rc kl_worker_metrics(kl_worker *worker, kl_arena *arena, k
  * the handler returns. */
 KL_API kl_task_id kl_work_id(const kl_work *work);
 KL_API const char *kl_work_queue(const kl_work *work);
-KL_API const char *kl_work_partition(const kl_work *work); /* its name in the store: "orders__p1" */
+KL_API const char *kl_work_partition(const kl_work *work); /* its name, "orders__p1"; in each layout the same */
+KL_API uint64_t kl_work_layout(const kl_work *work);       /* the number of the layout that the task lies in, from 1 */
 KL_API kl_bytes kl_work_key(const kl_work *work);
 KL_API kl_bytes kl_work_kind(const kl_work *work);
 KL_API kl_bytes kl_work_payload(const kl_work *work);

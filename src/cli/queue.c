@@ -133,10 +133,12 @@ static kl__cell unserved_cell(kl__call *call, kl_queue *queue)
 /* ", orders__p1 8-f": shards of a partition that nobody owns. */
 struct unowned {
     kl_arena *arena;
+    uint64_t newest;  /* layout; others are named */
     const char *text; /* "": none so far */
 };
 
-static kl_rc note_unowned(void *context, const char *partition, const kl_layout *layout, const kl__ownership *ownership)
+static kl_rc note_unowned(void *context, const char *partition, uint64_t number, const kl_layout *layout,
+                          const kl__ownership *ownership)
 {
     enum { RANGES_BYTES = 64 }; /* more are cut off */
     struct unowned *unowned = context;
@@ -151,14 +153,17 @@ static kl_rc note_unowned(void *context, const char *partition, const kl_layout 
     kl_shards_print(&shards, ranges, sizeof ranges);
     const char *text =
         kl__format(unowned->arena, "%s%s%s %s", unowned->text, *unowned->text ? ", " : "", partition, ranges);
+    if (text && number != unowned->newest)
+        text = kl__format(unowned->arena, "%s of layout %" PRIu64, text, number);
     unowned->text = text ? text : unowned->text;
     return text ? KL_OK : kl__fail_memory();
 }
 
 /* Where tasks may wait for ever: nobody works, or nobody may take these shards. */
-static kl__cell unowned_cell(kl__call *call, kl_queue *queue, const kl_counts *counts)
+static kl__cell unowned_cell(kl__call *call, kl_queue *queue, const kl_queue_info *info)
 {
-    struct unowned unowned = {&call->arena, ""};
+    const kl_counts *counts = &info->counts;
+    struct unowned unowned = {&call->arena, info->layout_number, ""};
     if (counts->ready + counts->due + counts->retry == 0 ||
         kl__queue_owners(queue, &call->arena, note_unowned, &unowned) != KL_OK || !*unowned.text)
         return kl__cell_none();
@@ -180,7 +185,7 @@ static int show_thing(kl__call *call, kl_queue *queue, const kl_queue_info *info
                                       count_cell(counts->cancelled),
                                       kl__cell_flag(counts->at_least),
                                       unserved_cell(call, queue),
-                                      unowned_cell(call, queue, counts),
+                                      unowned_cell(call, queue, info),
                                       kl__cell_time(counts->oldest_id_ms),
                                       kl__cell_time(info->created_ms),
                                       count_cell(info->layout_number),

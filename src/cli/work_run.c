@@ -33,13 +33,10 @@ static const char header_prefix[] = "KEYLINE_HEADER_";
 /* ---- The environment ---- */
 
 /* Names of what a handler is told; ends with NULL. settings.c exempts them, and so a handler may call `keyline`. */
-static const char *const told[] = {"KEYLINE_TASK_ID",     "KEYLINE_QUEUE",
-                                   "KEYLINE_KEY",         "KEYLINE_KIND",
-                                   "KEYLINE_ATTEMPT",     "KEYLINE_PRIORITY",
-                                   "KEYLINE_PARTITION",   "KEYLINE_GROUP",
-                                   "KEYLINE_JOB",         "KEYLINE_HEADER_",
-                                   "KEYLINE_TRACEPARENT", "TRACEPARENT",
-                                   "KEYLINE_STORE",       NULL};
+static const char *const told[] = {
+    "KEYLINE_TASK_ID",  "KEYLINE_QUEUE",       "KEYLINE_KEY",    "KEYLINE_KIND",  "KEYLINE_ATTEMPT",
+    "KEYLINE_PRIORITY", "KEYLINE_PARTITION",   "KEYLINE_LAYOUT", "KEYLINE_GROUP", "KEYLINE_JOB",
+    "KEYLINE_HEADER_",  "KEYLINE_TRACEPARENT", "TRACEPARENT",    "KEYLINE_STORE", NULL};
 
 static bool is_told(const char *variable)
 {
@@ -141,6 +138,7 @@ static void add_facts(struct facts *facts, const kl_work *work)
     add(facts, "KEYLINE_ATTEMPT=%" PRIu32, kl_work_attempt(work));
     add(facts, "KEYLINE_PRIORITY=%" PRId32, entry->priority);
     add(facts, "KEYLINE_PARTITION=%s", kl_work_partition(work));
+    add(facts, "KEYLINE_LAYOUT=%" PRIu64, kl_work_layout(work));
     add_bytes(facts, "KEYLINE_KEY", entry->key);
     add_bytes(facts, "KEYLINE_KIND", entry->kind);
     add_bytes(facts, "KEYLINE_GROUP", extra->group);

@@ -445,12 +445,14 @@ static json_t *shape_worker(const char *queue, const kl_worker_status *worker)
     return NULL;
 }
 
-static json_t *shape_range(const char *partition, int digits, uint32_t from, uint32_t to, const kl__owner *owner)
+static json_t *shape_range(const char *partition, uint64_t layout, int digits, uint32_t from, uint32_t to,
+                           const kl__owner *owner)
 {
     char shards[16];
     json_t *object = kl__json_object();
     snprintf(shards, sizeof shards, from == to ? "%0*x" : "%0*x-%0*x", digits, from, digits, to);
-    if (kl__json_set_text(object, "partition", partition) && kl__json_set_text(object, "shards", shards) &&
+    if (kl__json_set_text(object, "partition", partition) && kl__json_set_int(object, "layout", (int64_t)layout) &&
+        kl__json_set_text(object, "shards", shards) &&
         kl__json_set(object, "worker", kl__shape_text(owner ? owner->name : "")))
         return object;
     json_decref(object);
@@ -458,7 +460,8 @@ static json_t *shape_range(const char *partition, int digits, uint32_t from, uin
 }
 
 /* Neighbours of one owner are one range. */
-static kl_rc show_owners(void *context, const char *partition, const kl_layout *layout, const kl__ownership *ownership)
+static kl_rc show_owners(void *context, const char *partition, uint64_t number, const kl_layout *layout,
+                         const kl__ownership *ownership)
 {
     json_t *ranges = context;
     uint32_t shards = kl_layout_shards(layout), from = 0;
@@ -466,7 +469,8 @@ static kl_rc show_owners(void *context, const char *partition, const kl_layout *
         const kl__owner *owner = kl__ownership_of(ownership, from);
         if (shard < shards && kl__ownership_of(ownership, shard) == owner)
             continue;
-        if (!kl__json_append(ranges, shape_range(partition, (int)layout->shard_prefix_len, from, shard - 1, owner)))
+        int digits = (int)layout->shard_prefix_len;
+        if (!kl__json_append(ranges, shape_range(partition, number, digits, from, shard - 1, owner)))
             return kl__fail_memory();
         from = shard;
     }

@@ -455,6 +455,7 @@ static kl_rc fill_found(const kl_queue *queue, const kl__merged *merged, kl_aren
     if (!kl_arena_copy(arena, kl_str(name), &partition) || !kl_arena_copy(arena, kl_str(queue->name), &own_name))
         return kl__fail_memory();
     ret_found->partition = partition.data;
+    ret_found->layout = merged->layout->number;
     ret_found->queue = own_name.data;
     return KL_OK;
 }

@@ -44,6 +44,7 @@ kl_rc kl__look_describe(const kl_queue *queue, kl__source source, kl_arena *aren
 {
     kl_bytes name;
     found->extra = (kl_task_extra){0};
+    found->layout = source.layout->number;
     found->made_ms = kl_id_ms(&source.layout->layout, &found->task.entry.id);
     kl_rc rc = kl__envelope_decode(found->task.entry.headers, arena, &found->extra);
     if (rc != KL_OK && rc != KL_EDAMAGED)

@@ -219,7 +219,7 @@ static kl_rc claim_one(kl__claims *claims, kl__giving *giving, const kl_task_ext
 {
     kl__claim *claim;
     kl__held *held = giving->held;
-    giving->partition = keep_name(claims, held->window->partition->name);
+    giving->partition = keep_name(claims, held->window->partition->plain);
     giving->partition_index = held->window->partition->index;
     kl_rc rc = giving->partition ? kl__claim_new(claims, &claim) : kl__fail_memory();
     if (rc != KL_OK)

@@ -723,7 +723,9 @@ static kl_rc show_source(kl_queue *queue, kl__source source, void *ctx)
     kl_rc rc = kl__layout_partition_name(queue, source.layout, source.partition, name);
     if (rc == KL_OK)
         rc = kl__owners_read(kl__source_store(source), name, layout, showing->arena, &ownership);
-    return rc == KL_OK ? showing->show(showing->ctx, name, layout, &ownership) : rc;
+    if (rc == KL_OK)
+        rc = kl_partition_name(layout, queue->name, source.partition, sizeof name, name);
+    return rc == KL_OK ? showing->show(showing->ctx, name, source.layout->number, layout, &ownership) : rc;
 }
 
 kl_rc kl__queue_owners(kl_queue *queue, kl_arena *arena, kl__ownership_fn *show, void *ctx)

@@ -191,7 +191,8 @@ struct kl__partition {
     uint32_t number, index; /* in its store, in its layout */
     kl_layout layout;
     uint64_t layout_number;
-    char name[KL_PARTITION_NAME_BYTES];
+    char name[KL_PARTITION_NAME_BYTES];  /* in its store and in names of records, with "@n" for layout n > 1 */
+    char plain[KL_PARTITION_NAME_BYTES]; /* as everybody else is told, without */
     kl__owners *owners;
     kl__window *windows;
     uint32_t window_count;

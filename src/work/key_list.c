@@ -175,14 +175,15 @@ static kl_rc find_paused(kl_queue *queue, const struct keys *keys)
 }
 
 /* What keeps a task that is due from being started, as far as its partition's owners and their kinds tell. */
-static kl_rc find_unserved(void *ctx, const char *partition, const kl_layout *layout, const kl__ownership *ownership)
+static kl_rc find_unserved(void *ctx, const char *partition, uint64_t layout_number, const kl_layout *layout,
+                           const kl__ownership *ownership)
 {
     const struct keys *keys = ctx;
     uint64_t hash = partition_hash(partition);
     (void)layout;
     for (size_t i = 0; i < keys->capacity; i++) {
         struct key *key = &keys->slots[i];
-        if (!key->count || key->why != KL_WHY_READY || key->partition != hash)
+        if (!key->count || key->why != KL_WHY_READY || key->partition != hash || key->first.layout != layout_number)
             continue;
         const kl__owner *owner = kl__ownership_of(ownership, key->first.task.entry.place.shard);
         if (!owner || strcmp(owner->name, KL_OPERATOR_NAME) == 0)

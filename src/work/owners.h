@@ -144,7 +144,7 @@ const kl__owner *kl__ownership_of(const kl__ownership *ownership, uint32_t shard
 
 /* Shows who owns what in each partition of each layout of a queue that may hold tasks, the oldest layout first. What is
  * shown lies in the arena; anything but KL_OK from `show` ends it. Errors as from kl__owners_read. (control.c) */
-typedef kl_rc kl__ownership_fn(void *ctx, const char *partition, const kl_layout *layout,
+typedef kl_rc kl__ownership_fn(void *ctx, const char *partition, uint64_t layout_number, const kl_layout *layout,
                                const kl__ownership *ownership);
 KL_MUST_USE kl_rc kl__queue_owners(kl_queue *queue, kl_arena *arena, kl__ownership_fn *show, void *ctx);
 

@@ -94,8 +94,10 @@ static void free_partition(kl__partition *partition)
 
 static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
 {
-    char name[KL_PARTITION_NAME_BYTES];
+    char name[KL_PARTITION_NAME_BYTES], plain[KL_PARTITION_NAME_BYTES];
     kl_rc rc = kl__layout_partition_name(pump->queue, layout, index, name);
+    if (rc == KL_OK)
+        rc = kl_partition_name(&layout->layout, pump->queue->name, index, sizeof plain, plain);
     if (rc != KL_OK || find(pump, layout->number, name) ||
         (pump->opts.partition && strcmp(pump->opts.partition, name) != 0))
         return rc;
@@ -109,6 +111,7 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     partition->layout = layout->layout;
     partition->layout_number = layout->number;
     memcpy(partition->name, name, sizeof name);
+    memcpy(partition->plain, plain, sizeof plain);
     partition->gate = kl__gate_of(pump, layout->number);
     partition->unopened = kl__alloc_zeroed((kl_layout_shards(&partition->layout) + 63) / 64, sizeof(uint64_t));
     partition->room = pump->room;
@@ -379,7 +382,7 @@ static void tell_unowned(kl__partition *partition)
         pump, KL_LOG_WARN,
         "queue %s: some shards of partition %s have no worker, and what is put there waits; start one that may take "
         "them, without --shards or --slice or with others",
-        pump->queue->name, partition->name);
+        pump->queue->name, partition->plain);
 }
 
 kl_rc kl__partitions_watch(kl__pump *pump)

@@ -24,12 +24,14 @@ static kl_why why_of(const kl__ownership *ownership, const kl_entry *entry)
     return owner->full ? KL_WHY_PARTITION : KL_WHY_READY;
 }
 
-static kl_rc look_at(void *ctx, const char *partition, const kl_layout *layout, const kl__ownership *ownership)
+static kl_rc look_at(void *ctx, const char *partition, uint64_t layout_number, const kl_layout *layout,
+                     const kl__ownership *ownership)
 {
     const struct lookup *lookup = ctx;
     (void)layout;
     for (size_t i = 0; i < lookup->count; i++)
-        if (lookup->why[i] == KL_WHY_READY && strcmp(lookup->found[i].partition, partition) == 0)
+        if (lookup->why[i] == KL_WHY_READY && lookup->found[i].layout == layout_number &&
+            strcmp(lookup->found[i].partition, partition) == 0)
             lookup->why[i] = why_of(ownership, &lookup->found[i].task.entry);
     return KL_OK;
 }

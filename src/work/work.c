@@ -7,7 +7,8 @@
 
 kl_task_id kl_work_id(const kl_work *work) { return work->task->entry.id; }
 const char *kl_work_queue(const kl_work *work) { return work->served->queue->name; }
-const char *kl_work_partition(const kl_work *work) { return work->held->window->partition->name; }
+const char *kl_work_partition(const kl_work *work) { return work->held->window->partition->plain; }
+uint64_t kl_work_layout(const kl_work *work) { return work->held->window->partition->layout_number; }
 kl_bytes kl_work_key(const kl_work *work) { return work->task->entry.key; }
 kl_bytes kl_work_kind(const kl_work *work) { return work->task->entry.kind; }
 kl_bytes kl_work_payload(const kl_work *work) { return work->task->entry.payload; }

@@ -177,6 +177,7 @@ TEST(workers_are_listed_with_the_shards_that_they_own)
     CHECK_STR(asking_field(&rig, "items.0.shards"), "16");
     CHECK_STR(asking_field(&rig, "items.0.queue"), "orders");
     CHECK_STR(asking_field(&rig, "owners.0.partition"), "orders");
+    CHECK_STR(asking_field(&rig, "owners.0.layout"), "1");
     CHECK_STR(asking_field(&rig, "owners.0.shards"), "0-f");
     CHECK(strcmp(asking_field(&rig, "owners.0.worker"), "null") != 0);
     asking_close(&rig);
