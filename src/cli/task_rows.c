@@ -66,18 +66,22 @@ static const char *job_state(const kl_found *found, const kl__cancelled *mark)
 
 static kl__cell state_cell(kl__out *out, const kl_found *found, const char *job, kl_why why)
 {
-    const char *state = kl__task_state_name(&found->task);
-    bool unserved = !job && why == KL_WHY_KIND;
-    if ((!job && !unserved) || out->json)
-        return kl__cell_text(state);
-    const char *text =
-        kl__format(&out->arena, "%s, %s%s", state, unserved ? "no worker for its kind" : "job ", unserved ? "" : job);
+    const char *state = kl__task_state_name(&found->task), *more = NULL;
+    if (job)
+        more = kl__format(&out->arena, "job %s", job);
+    else if (why == KL_WHY_KIND)
+        more = "no worker for its kind";
+    else if (why == KL_WHY_HALTED || why == KL_WHY_PAUSED)
+        more = kl__why_name(why);
+    const char *text = more && !out->json ? kl__format(&out->arena, "%s, %s", state, more) : NULL;
     return kl__cell_text(text ? text : state);
 }
 
 static kl__cell why_cell(kl_why why)
 {
-    return why == KL_WHY_KIND || why == KL_WHY_NO_WORKER ? kl__cell_text(kl__why_name(why)) : kl__cell_none();
+    bool told = why == KL_WHY_KIND || why == KL_WHY_NO_WORKER || why == KL_WHY_HALTED || why == KL_WHY_PAUSED ||
+                why == KL_WHY_QUEUE_PAUSED;
+    return told ? kl__cell_text(kl__why_name(why)) : kl__cell_none();
 }
 
 static kl__cell text_or_none(const char *text) { return text ? kl__cell_text(text) : kl__cell_none(); }
@@ -144,21 +148,58 @@ static kl__cell duration_or_none(int64_t ms) { return ms ? kl__cell_duration(ms)
 /* A sentence that says what to do; NULL: nothing is known. */
 static const char *reason_of(kl_why why)
 {
-    if (why == KL_WHY_KIND)
+    switch (why) {
+    case KL_WHY_PAUSED:
+        return "its key is paused; `key resume` lets it go on";
+    case KL_WHY_HALTED:
+        return "it failed for good and halts its key; `key retry`, `key skip` or `key drain` lets that go on";
+    case KL_WHY_RETRYING:
+        return "it failed and is tried again when it is due; `retry` tries it now";
+    case KL_WHY_DELAYED:
+        return "it is not due yet";
+    case KL_WHY_QUEUE_PAUSED:
+        return "the queue is paused; `queue resume` lets it go on";
+    case KL_WHY_NO_WORKER:
+        return "no worker owns its shard; start one";
+    case KL_WHY_KIND:
         return "no worker has a handler for its kind; start one that has";
-    if (why == KL_WHY_PARTITION) /* the records do not tell which tasks run */
+    case KL_WHY_PARTITION: /* the records do not tell which tasks run */
         return "unless it runs: its worker runs as many tasks of its partition as it may at a time; wait, or raise "
                "--per-partition";
-    return why == KL_WHY_NO_WORKER ? "no worker owns its shard; start one" : NULL;
+    default:
+        return NULL;
+    }
 }
 
-int kl__task_thing(const kl__call *call, kl_queue *queue, const kl_found *found)
+/* Others of its key before it are told where nothing holds it up that somebody must act on. */
+static kl_rc find_reason(kl__call *call, kl_queue *queue, const kl_found *found, const char **ret_reason)
 {
+    static const kl_task_id none;
+    char text[KL_ID_TEXT_BYTES];
+    kl_task_id first;
     kl_why why;
+    kl_rc rc = kl__tasks_why(queue, found, 1, &why);
+    if (rc == KL_OK)
+        rc = kl__task_behind(queue, found, &first);
+    if (rc != KL_OK)
+        return rc;
+    *ret_reason = reason_of(why);
+    bool free = why == KL_WHY_READY || why == KL_WHY_KIND || why == KL_WHY_PARTITION;
+    if (free && memcmp(&first, &none, sizeof none) != 0) {
+        kl_id_print(&first, text);
+        *ret_reason =
+            kl__format(&call->arena, "tasks of its key come before it, first %s; `key show` says why that waits", text);
+    }
+    return KL_OK;
+}
+
+int kl__task_thing(kl__call *call, kl_queue *queue, const kl_found *found)
+{
+    const char *reason = NULL;
     kl__cancelled mark = {.run = 0};
     kl_rc rc = waits_for_job(found) ? kl__cancel_read(queue, &found->task.entry.job, &mark) : KL_OK;
     if (rc == KL_OK)
-        rc = kl__tasks_why(queue, found, 1, &why);
+        rc = find_reason(call, queue, found, &reason);
     if (rc != KL_OK)
         return kl__fail_call(rc);
     const kl_task *task = &found->task;
@@ -177,7 +218,7 @@ int kl__task_thing(const kl__call *call, kl_queue *queue, const kl_found *found)
                                       duration_or_none(extra->timeout_ms),
                                       kl__cell_time(found->made_ms),
                                       kl__cell_time(task->not_before_ms),
-                                      text_or_none(reason_of(why)),
+                                      text_or_none(reason),
                                       kl__cell_time(task->finished_ms),
                                       kl__cell_id_or_none(&entry->job),
                                       text_or_none(job_state(found, mark.run ? &mark : NULL)),

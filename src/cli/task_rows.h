@@ -17,7 +17,7 @@ extern const kl__column kl__waiting_columns[], kl__finished_columns[];
 void kl__task_row(kl__out *out, const kl_found *found, const kl__cancelled_set *marks, kl_why why);
 
 /* Everything about one task. KL_EXIT_OK, or it has complained. */
-int kl__task_thing(const kl__call *call, kl_queue *queue, const kl_found *found);
+int kl__task_thing(kl__call *call, kl_queue *queue, const kl_found *found);
 
 /* Reads a task's or job's id. False: it has complained. */
 bool kl__id_read(const char *what, const char *text, kl_task_id *ret_id);

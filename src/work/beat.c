@@ -15,7 +15,7 @@
 #include "work/ask.h"
 #include "work/inside.h"
 
-enum { TICK_MS = 100, WATCH_MS = 200, NEWS_MS = 1000, PAUSED_PAGE = 256, PAUSED_MAX = 1000000 };
+enum { TICK_MS = 100, WATCH_MS = 200, NEWS_MS = 1000 };
 
 int64_t kl__pump_beat_ms(const kl__pump *pump)
 {
@@ -117,32 +117,6 @@ static void each_new(kl__pump *pump, const kl__keyset *keys, const kl__keyset *k
     }
 }
 
-/* Names end in the 16 hex digits of the key's hash. */
-static kl_rc read_paused(kl__pump *pump, kl_arena *arena, kl__keyset *keys)
-{
-    char name[KL_RECORD_NAME_BYTES];
-    kl_bytes prefix = kl__record_name(name, sizeof name, "pause", pump->queue->name, ""), after = {0};
-    kl_record *records = kl_arena_alloc(arena, PAUSED_PAGE * sizeof *records);
-    size_t count = PAUSED_PAGE;
-    if (!records)
-        return kl__fail_memory();
-    while (count == PAUSED_PAGE && kl__keyset_count(keys) < PAUSED_MAX) {
-        kl_rc rc = kl_store_list(pump->queue->store, prefix, after, PAUSED_PAGE, arena, records, &count);
-        if (rc != KL_OK)
-            return rc;
-        for (size_t i = 0; i < count; i++) {
-            uint64_t key_hash = strtoull((const char *)records[i].name.data + prefix.len, NULL, 16);
-            if (key_hash && !kl__keyset_add(keys, key_hash))
-                return kl__fail_memory();
-        }
-        if (count)
-            after = records[count - 1].name;
-    }
-    if (count == PAUSED_PAGE)
-        return kl__fail(KL_EFULL, "more than %d keys are paused, and changes are not seen; resume some", PAUSED_MAX);
-    return KL_OK;
-}
-
 static kl_rc look_at_paused(kl__pump *pump)
 {
     kl_arena arena = {0};
@@ -150,7 +124,7 @@ static kl_rc look_at_paused(kl__pump *pump)
     if (!keys)
         return kl__fail_memory();
     kl__pump_leave(pump);
-    kl_rc rc = read_paused(pump, &arena, keys);
+    kl_rc rc = kl__keyset_read_paused(keys, pump->queue, &arena);
     kl__pump_enter(pump);
     kl_arena_free(&arena);
     if (rc != KL_OK) {

@@ -29,6 +29,7 @@
 
 #include "base/base.h"
 #include "base/clock.h"
+#include "keyline/control.h"
 #include "keyline/worker.h"
 #include "lanes/lanes.h"
 #include "queue/inside.h"
@@ -419,6 +420,13 @@ bool kl__keyset_has(const kl__keyset *set, uint64_t key_hash); /* NULL set: no *
 uint64_t kl__keyset_count(const kl__keyset *set);
 uint64_t kl__keyset_at(const kl__keyset *set, uint64_t index); /* for visiting, index < capacity; 0: nothing there */
 uint64_t kl__keyset_capacity(const kl__keyset *set);
+kl_rc kl__keyset_read_paused(kl__keyset *set, const kl_queue *queue,
+                             kl_arena *arena); /* adds the queue's paused keys */
+
+/* --- task_why.c --- */
+
+/* What keeps a task from being started, but for its partition's owners; READY: nothing of this. */
+kl_why kl__found_why(const kl_found *found, const kl__descriptor *descriptor, const kl__keyset *paused, int64_t now_ms);
 
 /* --- settle.c --- */
 

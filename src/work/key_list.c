@@ -9,7 +9,8 @@
 #include "keyline/control.h"
 #include "queue/inside.h"
 #include "work/ask.h"
-#include "work/owners.h"
+#include "work/inside.h"
+#include "work/why.h"
 
 enum { PAGE = 500, LOOK_DEFAULT = 100000, LIST_MAX = 1000 };
 
@@ -20,7 +21,7 @@ struct key {
     kl_why why;
     uint64_t partition; /* of the first task: a hash of its name */
     uint16_t kind;      /* likewise, by kl__owners_kind */
-    kl_found first;     /* of its tasks in line; bytes of its payload are gone */
+    kl_found first;     /* of its tasks in line; of what it points to only the key is there */
 };
 
 struct keys {
@@ -57,6 +58,7 @@ static uint64_t partition_hash(const char *name) { return kl__hash(kl_str(name),
 static void set_first(struct key *key, const kl_found *found)
 {
     key->first = *found;
+    key->first.task.entry.key = key->bytes; /* what it pointed to lies in a page that goes */
     key->partition = partition_hash(found->partition);
     key->kind = kl__owners_kind(found->task.entry.kind);
 }
@@ -145,35 +147,6 @@ static int by_state(const void *a, const void *b)
 
 /* --- What the store alone tells; kl_key_show asks the owner --- */
 
-static void note_paused(const struct keys *keys, kl_bytes name, size_t prefix)
-{
-    uint64_t hash = strtoull((const char *)name.data + prefix, NULL, 16);
-    struct key *slot = keys->capacity ? place_for(keys, hash) : NULL;
-    if (slot && slot->count)
-        slot->why = KL_WHY_PAUSED;
-}
-
-/* All records of paused keys at once: there are few, and keys may be many. */
-static kl_rc find_paused(kl_queue *queue, const struct keys *keys)
-{
-    enum { RECORDS_MAX = 256 };
-    char name[KL_RECORD_NAME_BYTES], after[KL_RECORD_NAME_BYTES] = "";
-    kl_bytes prefix = kl__record_name(name, sizeof name, "pause", queue->name, "");
-    kl_record records[RECORDS_MAX];
-    kl_arena arena = {0};
-    kl_rc rc = KL_OK;
-    for (size_t count = RECORDS_MAX; rc == KL_OK && count == RECORDS_MAX; kl_arena_reset(&arena)) {
-        rc = kl_store_list(queue->store, prefix, kl_str(after), RECORDS_MAX, &arena, records, &count);
-        for (size_t i = 0; rc == KL_OK && i < count; i++)
-            note_paused(keys, records[i].name, prefix.len);
-        if (rc == KL_OK && count == RECORDS_MAX)
-            snprintf(after, sizeof after, "%.*s", (int)records[count - 1].name.len,
-                     (const char *)records[count - 1].name.data);
-    }
-    kl_arena_free(&arena);
-    return rc;
-}
-
 /* What keeps a task that is due from being started, as far as its partition's owners and their kinds tell. */
 static kl_rc find_unserved(void *ctx, const char *partition, uint64_t layout_number, const kl_layout *layout,
                            const kl__ownership *ownership)
@@ -194,36 +167,24 @@ static kl_rc find_unserved(void *ctx, const char *partition, uint64_t layout_num
     return KL_OK;
 }
 
-static kl_why state_of(const struct key *key, const kl__descriptor *descriptor, int64_t now_ms)
-{
-    const kl_queue_opts *settings = &descriptor->settings;
-    const kl_task *first = &key->first.task;
-    uint32_t attempts_max = key->first.extra.attempts_max;
-    attempts_max = attempts_max ? attempts_max : (uint32_t)settings->attempts_max;
-    if (settings->head_policy == KL_HEAD_HALT && first->attempts > 0 && first->attempts >= attempts_max)
-        return KL_WHY_HALTED;
-    if (first->not_before_ms > now_ms)
-        return first->attempts ? KL_WHY_RETRYING : KL_WHY_DELAYED;
-    return descriptor->paused ? KL_WHY_QUEUE_PAUSED : KL_WHY_READY;
-}
-
 static kl_rc find_states(kl_queue *queue, struct keys *keys)
 {
     int64_t now_ms;
     kl_arena arena = {0};
-    kl_rc rc = kl_store_now(queue->store, &now_ms);
+    kl__keyset *paused = kl__keyset_open(); /* all at once: there are few, and keys may be many */
+    kl_rc rc = paused ? kl__keyset_read_paused(paused, queue, &arena) : kl__fail_memory();
+    if (rc == KL_OK)
+        rc = kl_store_now(queue->store, &now_ms);
     if (rc == KL_OK)
         rc = kl__queue_refresh(queue);
-    if (rc != KL_OK)
-        return rc;
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    for (size_t i = 0; i < keys->capacity; i++)
+    for (size_t i = 0; rc == KL_OK && i < keys->capacity; i++)
         if (keys->slots[i].count)
-            keys->slots[i].why = state_of(&keys->slots[i], descriptor, now_ms);
+            keys->slots[i].why = kl__found_why(&keys->slots[i].first, descriptor, paused, now_ms);
     kl__descriptor_release(descriptor);
-    rc = find_paused(queue, keys);
     if (rc == KL_OK)
         rc = kl__queue_owners(queue, &arena, find_unserved, keys);
+    kl__keyset_free(paused);
     kl_arena_free(&arena);
     return rc;
 }

@@ -1,4 +1,6 @@
 /* keyset.c - a set of key hashes: linear probing, grows, never shrinks. */
+#include <stdlib.h>
+
 #include "base/base.h"
 #include "work/inside.h"
 
@@ -59,3 +61,30 @@ bool kl__keyset_has(const kl__keyset *set, uint64_t key_hash)
 uint64_t kl__keyset_count(const kl__keyset *set) { return set ? set->count : 0; }
 uint64_t kl__keyset_capacity(const kl__keyset *set) { return set ? set->capacity : 0; }
 uint64_t kl__keyset_at(const kl__keyset *set, uint64_t index) { return set->slots[index]; }
+
+/* Names end in the 16 hex digits of the key's hash. */
+kl_rc kl__keyset_read_paused(kl__keyset *set, const kl_queue *queue, kl_arena *arena)
+{
+    enum { PAGE = 256, PAUSED_MAX = 1000000 };
+    char name[KL_RECORD_NAME_BYTES];
+    kl_bytes prefix = kl__record_name(name, sizeof name, "pause", queue->name, ""), after = {0};
+    kl_record *records = kl_arena_alloc(arena, PAGE * sizeof *records);
+    size_t count = PAGE;
+    if (!records)
+        return kl__fail_memory();
+    while (count == PAGE && kl__keyset_count(set) < PAUSED_MAX) {
+        kl_rc rc = kl_store_list(queue->store, prefix, after, PAGE, arena, records, &count);
+        if (rc != KL_OK)
+            return rc;
+        for (size_t i = 0; i < count; i++) {
+            uint64_t key_hash = strtoull((const char *)records[i].name.data + prefix.len, NULL, 16);
+            if (key_hash && !kl__keyset_add(set, key_hash))
+                return kl__fail_memory();
+        }
+        if (count)
+            after = records[count - 1].name;
+    }
+    if (count == PAGE)
+        return kl__fail(KL_EFULL, "more than %d keys are paused, and changes are not seen; resume some", PAUSED_MAX);
+    return KL_OK;
+}
