@@ -231,7 +231,7 @@ static kl_rc keep(kl__pump *pump)
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
     if (first != KL_OK || pump->tick_ms == 0)
         return first;
-    if (!pump->beat_now && local_ms - pump->watch_ms >= WATCH_MS && pump->opts.handler_count > 0) {
+    if (local_ms - pump->watch_ms >= WATCH_MS && pump->opts.handler_count > 0) {
         first = kl__partitions_watch(pump);
         pump->watch_ms = local_ms;
     }
