@@ -20,7 +20,7 @@
 #include "queue/json.h"
 #include "queue/put.h"
 
-enum { TAKE_MAX = 1000, WHY_BYTES = 512 };
+enum { TAKE_MAX = 8000, WHY_BYTES = 512 };
 
 struct taking {
     kl_queue *queue;
