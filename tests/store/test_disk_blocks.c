@@ -11,7 +11,7 @@ static struct {
     kl__vfs vfs;
     unsigned reads, version;
     int error;
-    uint64_t size;
+    uint64_t size, end; /* of the file, and of what is written in it */
 } files;
 
 static unsigned char byte_at(uint64_t offset)
@@ -36,13 +36,13 @@ static kl__blocks *begin(void)
 {
     memset(&files, 0, sizeof files);
     files.vfs.read = read_file;
-    files.size = FILE_BYTES;
+    files.size = files.end = FILE_BYTES;
     return kl__blocks_open();
 }
 
 static bool copy(kl__blocks *blocks, uint64_t segment, uint64_t offset, bool load, unsigned char *ret_bytes)
 {
-    kl__segment its = {.number = segment};
+    kl__segment its = {.number = segment, .end = files.end};
     return kl__blocks_copy(blocks, &files.vfs, &its, offset, RECORD, load, ret_bytes);
 }
 
@@ -122,5 +122,22 @@ TEST(a_block_that_could_not_be_read_is_read_again)
     CHECK(!copy(blocks, 3, 0, false, bytes)); /* the place may hold anything now */
     files.error = 0;
     CHECK(is_true_at(blocks, 3, AROUND, true));
+    kl__blocks_close(blocks);
+}
+
+/* The file was in use before, and whole records of that time may stand where the next ones will. */
+TEST(what_stands_behind_the_end_of_the_journal_is_never_given)
+{
+    unsigned char bytes[RECORD];
+    kl__blocks *blocks = begin();
+    REQUIRE(blocks);
+    files.end = KL_BLOCK_BYTES + 2 * RECORD;
+    CHECK(is_true_at(blocks, 3, KL_BLOCK_BYTES, true));
+    CHECK(!copy(blocks, 3, KL_BLOCK_BYTES + 2 * RECORD, true, bytes));
+    CHECK(!copy(blocks, 3, UINT64_C(2) * KL_BLOCK_BYTES, true, bytes));
+    files.version++;
+    files.end += RECORD;
+    CHECK(!copy(blocks, 3, KL_BLOCK_BYTES + 2 * RECORD, false, bytes));
+    CHECK(is_true_at(blocks, 3, KL_BLOCK_BYTES + 2 * RECORD, true));
     kl__blocks_close(blocks);
 }

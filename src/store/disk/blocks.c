@@ -42,11 +42,18 @@ void kl__blocks_close(kl__blocks *blocks)
 
 static void load_block(kl__vfs *vfs, const kl__segment *segment, uint64_t number, struct block *block, char *bytes)
 {
+    uint64_t begin = number * KL_BLOCK_BYTES, end = segment->end;
+    size_t most = end - begin < KL_BLOCK_BYTES ? (size_t)(end - begin) : KL_BLOCK_BYTES;
     block->segment = block->number = 0;
-    if (kl__vfs_read(vfs, segment->file, bytes, KL_BLOCK_BYTES, number * KL_BLOCK_BYTES, &block->bytes) != 0)
+    if (end <= begin || kl__vfs_read(vfs, segment->file, bytes, most, begin, &block->bytes) != 0)
         return;
     block->segment = segment->number;
     block->number = number;
+}
+
+static bool holds(const struct block *block, const kl__segment *segment, uint64_t number, size_t bytes)
+{
+    return block->segment == segment->number && block->number == number && bytes <= block->bytes;
 }
 
 bool kl__blocks_copy(kl__blocks *blocks, kl__vfs *vfs, const kl__segment *segment, uint64_t offset, size_t count,
@@ -58,12 +65,11 @@ bool kl__blocks_copy(kl__blocks *blocks, kl__vfs *vfs, const kl__segment *segmen
     if (in_block + count > KL_BLOCK_BYTES)
         return false;
     pthread_mutex_lock(&block->mutex);
-    bool is_here = block->segment == segment->number && block->number == number;
+    bool is_here = holds(block, segment, number, in_block + count);
     if (!is_here && load) {
         load_block(vfs, segment, number, block, blocks->bytes[place]);
-        is_here = block->segment == segment->number;
+        is_here = holds(block, segment, number, in_block + count);
     }
-    is_here &= in_block + count <= block->bytes;
     if (is_here)
         memcpy(ret_bytes, blocks->bytes[place] + in_block, count);
     pthread_mutex_unlock(&block->mutex);

@@ -6,8 +6,9 @@
  * Blocks are taken from the system as they are filled for the first time, 16 MiB at most. A later one takes the place of the
  * one that stands as many blocks before it. Any thread may call these.
  *
- * K1  What copy gives is what the file held when it was read. Bytes that were not written then may be among it: whoever
- *     wants a record checks its CRC, and reads it from its file where that is wrong. */
+ * K1  What copy gives is what the journal holds there. Behind the end of the segment, as it was when the block was read, its
+ *     file may hold whole records of what it was used for before: nothing of that is kept.
+ * K2  Whoever wants a record checks its CRC, and reads it from its file where that is wrong. */
 #ifndef KL_STORE_BLOCKS_H
 #define KL_STORE_BLOCKS_H
 
@@ -21,8 +22,8 @@ typedef struct kl__blocks kl__blocks;
 kl__blocks *kl__blocks_open(void); /* NULL: no memory */
 void kl__blocks_close(kl__blocks *blocks);
 
-/* The bytes of the segment at `offset`, whose file is open. False: their block is not here, and `load` was not asked for, or
- * it cannot be read, or they stand in two blocks. */
+/* The bytes of the segment at `offset`, whose file is open. False: their block is not here, or was read before they were
+ * written, and `load` was not asked for, or it cannot be read, or they stand in two blocks. */
 bool kl__blocks_copy(kl__blocks *blocks, kl__vfs *vfs, const kl__segment *segment, uint64_t offset, size_t count,
                      bool load, void *ret_bytes);
 

@@ -36,11 +36,11 @@ enum { KL_STATE_LINES = KL_LINE_RETRY - KL_PRIORITY_MIN + 1, KL_DISK_PARTITIONS_
 typedef struct kl__segment {
     uint64_t number;
     kl__file *file;
-    uint64_t bytes;      /* of the file */
-    uint64_t end;        /* behind its last frame */
-    uint64_t live;       /* bytes of records that are needed, */
-    uint32_t *part_live; /* and of those, tokens apart, that begin in each KL_PART_BYTES of the file */
-    uint64_t pins;       /* settled tasks in it that history has yet to take over */
+    uint64_t bytes;        /* of the file */
+    _Atomic(uint64_t) end; /* behind its last frame; readers of blocks look at it without a mutex */
+    uint64_t live;         /* bytes of records that are needed, */
+    uint32_t *part_live;   /* and of those, tokens apart, that begin in each KL_PART_BYTES of the file */
+    uint64_t pins;         /* settled tasks in it that history has yet to take over */
     uint32_t readers;
 } kl__segment;
 
