@@ -244,6 +244,9 @@ const char *kl__task_state_name(const kl_task *task);
  * some. Sets how many there were; 0: none, or somebody else is at it. A log is told of those that are refused. */
 kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *log_ctx, size_t *ret_count);
 
+/* All that was left, for who wants to end or steer tasks and must find them in their lines. */
+kl_rc kl__queue_take_in_all(kl_queue *queue);
+
 /* --- envelope.c: what a task carries beside its entry, in entry.headers --- */
 
 /* Bytes in the arena; empty when there is nothing to carry. KL_EINVAL: over KL_HEADERS_BYTES_MAX. */

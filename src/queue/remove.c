@@ -11,6 +11,7 @@
  * as it was. They are sealed last: whoever has the queue open still and puts something looks for its record and is told
  * that it is gone, or finds the one that was made since. */
 #include "queue/inside.h"
+#include "store/quick.h"
 
 enum {
     FORGET_PIECE = 64, /* kept tasks forgotten at once: they come with their payloads */
@@ -25,7 +26,10 @@ static kl_rc check_no_tasks(const kl_queue *queue, const kl__descriptor *descrip
     kl_rc rc = KL_OK;
     for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++)
         rc = kl__layout_count(&descriptor->layouts[i], &counts);
-    uint64_t waiting = kl__counts_waiting(&counts);
+    uint64_t left = 0;
+    if (rc == KL_OK)
+        rc = kl__store_left(queue->store, queue->name, &left); /* put in SQL, and not taken in */
+    uint64_t waiting = kl__counts_waiting(&counts) + left;
     bool empty = true;
     for (size_t i = 0; rc == KL_OK && empty && waiting == 0 && counts.at_least && i < descriptor->layout_count; i++)
         rc = kl__layout_is_empty(&descriptor->layouts[i], &empty);

@@ -1,6 +1,6 @@
 /* take_in.c - tasks that were left in the store by its own means become tasks of the queue.
  *
- * From: work/worker_keep.c.  To: the store, which shows what was left and does the rest in one step.
+ * From: work/worker_inbox.c, and operators (work/control.c).  To: the store, which shows what was left and does the rest in one step.
  *
  *     options (JSON) -> kl_put -> checked, placed, given ids as by any put -> appended, while they leave the inbox
  *
@@ -14,11 +14,13 @@
  * knows it.
  *
  * What put() in SQL lets through is a valid task; should one be refused all the same, it is set aside with the sentence. */
+#include <poll.h>
 #include <stdio.h>
 
 #include "base/hash.h"
 #include "queue/json.h"
 #include "queue/put.h"
+#include "store/quick.h"
 
 enum { TAKE_MAX = 8000, WHY_BYTES = 512 };
 
@@ -254,5 +256,22 @@ kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *
     }
     kl_arena_free(&taking->arena);
     kl__free(taking);
+    return rc;
+}
+
+/* Of several who take in, one does at a time and the others are shown nothing, so it counts what is left. */
+kl_rc kl__queue_take_in_all(kl_queue *queue)
+{
+    enum { TRIES_MAX = 200, PAUSE_MS = 20 };
+    size_t count = 0;
+    uint64_t left = 0;
+    kl_rc rc = kl__store_left(queue->store, queue->name, &left);
+    for (int tries = 0; rc == KL_OK && left > 0 && tries < TRIES_MAX; tries += count == 0) {
+        rc = kl__queue_take_in(queue, 0, NULL, NULL, &count);
+        if (rc == KL_OK && count == 0)
+            poll(NULL, 0, PAUSE_MS);
+        if (rc == KL_OK)
+            rc = kl__store_left(queue->store, queue->name, &left);
+    }
     return rc;
 }

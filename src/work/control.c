@@ -241,7 +241,9 @@ static kl_rc purge_source(kl_queue *queue, kl__source source, void *ctx)
 kl_rc kl_queue_purge(kl_queue *queue, uint64_t *ret_count)
 {
     struct purge purge = {.verb = "purge"};
-    kl_rc rc = each_source(queue, purge_source, &purge);
+    kl_rc rc = queue ? kl__queue_take_in_all(queue) : KL_OK;
+    if (rc == KL_OK)
+        rc = each_source(queue, purge_source, &purge);
     if (rc == KL_OK)
         *ret_count = purge.count;
     return rc;
@@ -397,7 +399,9 @@ static kl_rc ask_layout(kl_queue *queue, const kl__queue_layout *layout, struct 
 
 static kl_rc ask_layouts(kl_queue *queue, struct key_ask *ask)
 {
-    kl_rc rc = kl__queue_refresh(queue);
+    kl_rc rc = kl__queue_take_in_all(queue);
+    if (rc == KL_OK)
+        rc = kl__queue_refresh(queue);
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
     for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count && !(ask->first_layout && ask->answered); i++)
         if (!descriptor->layouts[i].drained)

@@ -186,6 +186,43 @@ TEST(a_queue_s_rows_are_found_by_the_index)
     close_bed(&bed);
 }
 
+TEST(what_is_not_taken_in_is_a_task_for_who_removes_or_purges_its_queue)
+{
+    struct bed bed;
+    uint64_t purged = 0, drained = 0;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT put('orders', 'done 1', key => 'a'); SELECT put('orders', 'done 2', key => 'b')");
+    CHECK_INT(kl_queue_remove(bed.queue), KL_EBUSY);
+    CHECK_INT(kl_key_drain(bed.queue, kl_str("a"), NULL, false, &drained), KL_OK);
+    CHECK_INT(drained, 1);
+    say(app, "SELECT put('orders', 'done 3', key => 'a')");
+    CHECK_INT(kl_queue_purge(bed.queue, &purged), KL_OK);
+    CHECK_INT(purged, 2);
+    CHECK_INT(in_inbox(&bed), 0);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+/* As on a standby, where nothing is to be repeated in vain. */
+TEST(a_database_that_takes_no_writes_says_so)
+{
+    struct bed bed;
+    char url[PG_URL_BYTES + 80];
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    kl_put task = {.payload = kl_str("done")};
+    kl_put_result result;
+    REQUIRE(open_bed(&bed, NULL));
+    snprintf(url, sizeof url, "%s&options=-c%%20default_transaction_read_only%%3Don", bed.url);
+    REQUIRE(kl_store_open(url, NULL, &store) == KL_OK && kl_queue_open(store, "orders", NULL, &queue) == KL_OK);
+    CHECK_INT(kl_queue_put(queue, &task, 1, (kl_bytes){0}, &result), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "nothing was done");
+    kl_queue_close(queue);
+    kl_store_close(store);
+    close_bed(&bed);
+}
+
 TEST(what_was_rolled_back_is_never_taken_in)
 {
     struct bed bed;
@@ -334,6 +371,8 @@ TEST(a_schema_that_is_there_gets_what_newer_steps_refuse)
              " options jsonb[]) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'");
     say(app, "SELECT put('orders', NULL)");
     CHECK_INT(kl_store_open(bed.url, NULL, &store), KL_OK);
+    refuse(app, "SELECT put('orders', 'x', unique_key => '')", "1 to 256 bytes");
+    refuse(app, "SELECT put('orders', 'x', unique_key => 'u', unique_for => '0s')", "unique_ms is 0");
     refuse(app, "SELECT put('orders', NULL)", "its payload is NULL");
     say(app, "SELECT put('orders', 'x')");
     CHECK_INT(in_inbox(&bed), 1);

@@ -9,8 +9,10 @@
 #include "store/disk/history_inside.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum {
     WAL_PAGES = 8192,              /* of 4 KiB: 32 MiB */
@@ -373,12 +375,22 @@ static kl_rc prepare_connection(kl__hdb *db, bool writer)
     return execute(db, "PRAGMA cache_size = -16384; PRAGMA query_only = ON; PRAGMA temp_store = MEMORY");
 }
 
+/* SQLite would let everybody read it, and gives the files beside it the same mode. What fails here fails there. */
+static void make_file(const char *path)
+{
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (file >= 0)
+        close(file);
+}
+
 kl_rc kl__hdb_open(const char *path, const char *vfs, bool writer, kl__hdb **ret_db)
 {
     kl__hdb *db = kl__alloc_zeroed(1, sizeof *db);
     if (!db)
         return kl__fail_memory();
     db->path = path;
+    if (writer && !vfs)
+        make_file(path);
     int flags = SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX | (writer ? SQLITE_OPEN_CREATE : 0);
     int open_rc = sqlite3_open_v2(path, &db->sqlite, flags, vfs);
     kl_rc rc = open_rc == SQLITE_OK ? prepare_connection(db, writer) : kl__hdb_fail(db, open_rc);

@@ -20,6 +20,7 @@
 
 enum {
     PAUSE_MIN_MS = 5,
+    READ_ONLY_TRIES = 1, /* more on another connection */
     PAUSE_MAX_MS = 250,
     LOG_BYTES = 512,
     TEXT_MAX = 300,
@@ -304,8 +305,9 @@ PGresult *kl__pg_run(const kl__pg *pg, PGconn *conn, const char *sql)
 
 /* --- Errors --- */
 
-/* UNPREPARED: what was prepared is not there, or is out of date. Nothing was done; another connection knows better. */
-enum fate { FAILED, LOST, TAKEN_BACK, UNPREPARED };
+/* UNPREPARED: what was prepared is not there, or is out of date. READ_ONLY: the server has become a standby, perhaps. Nothing
+ * was done in either case; another connection knows better. */
+enum fate { FAILED, LOST, TAKEN_BACK, UNPREPARED, READ_ONLY };
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
@@ -315,9 +317,9 @@ static enum fate fate_of(const PGconn *conn, const char *state)
         return TAKEN_BACK;
     if (begins(state, "26000") || begins(state, "42P05") || begins(state, "0A000"))
         return UNPREPARED;
-    bool lost =
-        PQstatus(conn) != CONNECTION_OK || begins(state, "08") || begins(state, "57P") || begins(state, "25006");
-    return lost ? LOST : FAILED;
+    if (begins(state, "25006"))
+        return READ_ONLY;
+    return PQstatus(conn) != CONNECTION_OK || begins(state, "08") || begins(state, "57P") ? LOST : FAILED;
 }
 
 static kl_rc code_of(const char *state)
@@ -340,6 +342,12 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state,
         text = PQerrorMessage(conn);
     if (fate == TAKEN_BACK || fate == UNPREPARED)
         return kl__fail(KL_EBUSY, "the database took the call back: %.*s; make it again", length_of(text), text);
+    if (fate == READ_ONLY)
+        return kl__fail(
+            KL_EBUSY,
+            "the database takes no writes (%.*s), and nothing was done: name the primary and not a standby, or "
+            "take default_transaction_read_only from this user",
+            length_of(text), text);
     if (fate == LOST)
         return kl__fail(KL_EBUSY,
                         "the connection to the database was lost (%.*s), and whether the call had its effect is not "
@@ -378,7 +386,7 @@ static kl_rc try_once(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *c
         *ret_rows = rows;
     else
         PQclear(rows);
-    if (rc != KL_OK && (*ret_fate == LOST || *ret_fate == UNPREPARED))
+    if (rc != KL_OK && (*ret_fate == LOST || *ret_fate == UNPREPARED || *ret_fate == READ_ONLY))
         give_up(pg, conn);
     else
         give_back(pg, conn);
@@ -390,10 +398,11 @@ static kl_rc send_it(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ct
 {
     int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
     int pause_ms = PAUSE_MIN_MS;
-    for (;;) {
+    for (int tries = 0;; tries++) {
         enum fate fate = FAILED;
         kl_rc rc = try_once(pg, sql, send, ctx, &fate, ret_rows);
-        bool again = rc != KL_OK && (fate == TAKEN_BACK || fate == UNPREPARED || (fate == LOST && repeats));
+        bool again = rc != KL_OK && (fate == TAKEN_BACK || fate == UNPREPARED || (fate == LOST && repeats) ||
+                                     (fate == READ_ONLY && tries < READ_ONLY_TRIES));
         if (!again || kl__monotonic_ns() >= until_ns || atomic_load(&pg->closing))
             return rc;
         poll(NULL, 0, pause_ms);

@@ -65,6 +65,15 @@ static kl_rc read_version(kl__pg *pg, PGconn *conn, int *ret_version)
     return rc == KL_OK && there ? ask_number(pg, conn, "SELECT version FROM $S.meta", 0, ret_version) : rc;
 }
 
+/* CREATE SCHEMA IF NOT EXISTS wants the right to make one also where it is there already. */
+static kl_rc make_schema(kl__pg *pg, PGconn *conn)
+{
+    int there = 0;
+    kl_rc rc = ask_number(
+        pg, conn, "SELECT pg_catalog.count(*)::int FROM pg_catalog.pg_namespace n WHERE n.nspname = $C", 0, &there);
+    return rc == KL_OK && !there ? run(pg, conn, "CREATE SCHEMA $S") : rc;
+}
+
 static kl_rc apply_step(kl__pg *pg, PGconn *conn, int step)
 {
     kl_rc rc = KL_OK;
@@ -81,9 +90,10 @@ static kl_rc apply_missing(kl__pg *pg, PGconn *conn)
     if (rc == KL_OK)
         rc = read_version(pg, conn, &version);
     if (rc == KL_OK && version == 0)
+        rc = make_schema(pg, conn);
+    if (rc == KL_OK && version == 0)
         rc = run(
             pg, conn,
-            "CREATE SCHEMA IF NOT EXISTS $S;"
             "CREATE TABLE $S.meta (only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row), version int NOT NULL);"
             "INSERT INTO $S.meta (version) VALUES (0)");
     for (int step = version; rc == KL_OK && step < KL_PG_VERSION; step++)

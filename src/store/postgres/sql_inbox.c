@@ -52,7 +52,7 @@ BEGIN
     END IF;
     FOR f IN SELECT x.key AS name, x.value FROM jsonb_each(o) x LOOP
         low := CASE f.name WHEN 'priority' THEN -16 WHEN 'due_ms' THEN 0 WHEN 'delay_ms' THEN 0
-                           WHEN 'attempts_max' THEN 1 WHEN 'timeout_ms' THEN 0 WHEN 'unique_ms' THEN 0
+                           WHEN 'attempts_max' THEN 1 WHEN 'timeout_ms' THEN 0 WHEN 'unique_ms' THEN 1
                            WHEN 'keep_ms' THEN 0 END;
         most := CASE f.name WHEN 'unique' THEN 256 WHEN 'group' THEN 128 WHEN 'traceparent' THEN 1024
                             WHEN 'partition' THEN 80 END;
@@ -64,8 +64,8 @@ BEGIN
                 RETURN format('%s is %s; write a whole number from %s to %s', f.name, f.value, low, high);
             END IF;
         ELSIF most IS NOT NULL THEN
-            IF jsonb_typeof(f.value) <> 'string' OR octet_length(f.value #>> '{}') > most THEN
-                RETURN format('%s must be a text of up to %s bytes', f.name, most);
+            IF jsonb_typeof(f.value) <> 'string' OR octet_length(f.value #>> '{}') NOT BETWEEN 1 AND most THEN
+                RETURN format('%s must be a text of 1 to %s bytes; leave it out for none', f.name, most);
             END IF;
         ELSIF f.name = 'headers' THEN
             IF jsonb_typeof(f.value) <> 'object' OR octet_length(f.value::text) > 60000
