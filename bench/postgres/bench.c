@@ -1,6 +1,6 @@
 /* bench.c - the program bench-postgres: one side of the comparison, once. bench/postgres/run makes them in turns.
  *
- *     bench-postgres keyline|sql|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS [LEASE_MS]]]]]] */
+ *     bench-postgres keyline|sql|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS [LEASE_MS [KEPT]]]]]]] */
 #include <sys/mman.h>
 
 #include "bench.h"
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
     if (argc < 5) {
         fprintf(stderr,
                 "usage: bench-postgres keyline|sql|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS"
-                " [LEASE_MS]]]]]]\n");
+                " [LEASE_MS [KEPT]]]]]]]\n");
         return 2;
     }
     struct settings settings = {.url = argv[2],
@@ -121,13 +121,15 @@ int main(int argc, char **argv)
                                 .partitions = number(argc, argv, 7, 1),
                                 .processes = number(argc, argv, 8, 0),
                                 .handlers = number(argc, argv, 9, CONSUMERS),
-                                .lease_ms = number(argc, argv, 10, 0)};
+                                .lease_ms = number(argc, argv, 10, 0),
+                                .kept = (enum kept)number(argc, argv, 11, KEPT_NOT)};
     struct load *load = mmap(NULL, sizeof *load, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     MUST(load != MAP_FAILED, "memory");
     MUST(settings.group >= 1 && settings.group <= GROUP_MAX, "a group has 1 to 10000 tasks");
     MUST(settings.processes >= 0 && settings.processes <= PROCESSES_MAX, "there are 0 to 16 processes");
     load->settings = &settings;
-    snprintf(settings.queue, sizeof settings.queue, "bench%ld_%ld", settings.partitions, settings.lease_ms);
+    snprintf(settings.queue, sizeof settings.queue, "bench%ld_%ld_%d", settings.partitions, settings.lease_ms,
+             (int)settings.kept);
     if (strcmp(argv[1], "sql") == 0)
         snprintf(settings.put_sql, sizeof settings.put_sql, "SELECT keyline.put_many('%s', $2, keys => $1)",
                  settings.queue);

@@ -29,6 +29,9 @@ enum {
     TELL_MS = 10        /* how often a worker says how far it is */
 };
 
+/* Whether finished tasks are kept, and how they come: by puts, or each call as a job. Those that are kept have a result. */
+enum kept { KEPT_NOT, KEPT_TASKS, KEPT_JOBS };
+
 struct settings {
     const char *url;
     long group; /* tasks in a call */
@@ -43,6 +46,7 @@ struct settings {
     long processes; /* that work; 0: the one that puts */
     long handlers;  /* at once, in all of them together */
     long lease_ms;  /* 0: the usual one; else the first of the processes is killed after a quarter of the time */
+    enum kept kept;
 };
 
 extern const char payload[PAYLOAD_BYTES + 1];

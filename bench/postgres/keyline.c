@@ -9,8 +9,12 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "keyline/job.h"
 #include "keyline/queue.h"
 #include "keyline/worker.h"
+
+enum { KEEP_MS = 3600000 };
+#define RESULT "{\"ok\": true, \"took_ms\": 17}"
 
 struct side {
     struct load *load;
@@ -21,6 +25,8 @@ static kl_outcome handle(kl_work *work, void *ctx)
 {
     struct load *load = ctx;
     note_latency(load, kl_work_payload(work).data);
+    if (load->settings->kept != KEPT_NOT)
+        MUST(kl_work_result(work, kl_str(RESULT)) == KL_OK, kl_error_text());
     atomic_fetch_add(&load->run, 1);
     return KL_DONE;
 }
@@ -32,10 +38,20 @@ static void *produce_in_sql(void *ctx)
     return NULL;
 }
 
+static void put(const struct side *side, const kl_put *tasks, size_t count)
+{
+    kl_job_spec spec = {.size = sizeof spec, .tasks = tasks, .count = count, .keep_ms = KEEP_MS};
+    kl_job_answer answer;
+    kl_rc rc = side->load->settings->kept == KEPT_JOBS ? kl_job_submit(side->queue, &spec, &answer, NULL)
+                                                       : kl_queue_put(side->queue, tasks, count, (kl_bytes){0}, NULL);
+    MUST(rc == KL_OK, kl_error_text());
+}
+
 static void *produce(void *ctx)
 {
     struct side *side = ctx;
     long group = side->load->settings->group;
+    int64_t keep_ms = side->load->settings->kept == KEPT_TASKS ? KEEP_MS : 0;
     kl_put *tasks = calloc((size_t)group, sizeof *tasks);
     char(*keys)[KEY_BYTES + 1] = calloc((size_t)group, sizeof *keys);
     char bytes[PAYLOAD_BYTES];
@@ -45,9 +61,9 @@ static void *produce(void *ctx)
         stamp(bytes);
         for (long i = 0; i < group; i++) {
             make_key(keys[i], number++);
-            tasks[i] = (kl_put){.key = kl_str(keys[i]), .payload = {bytes, PAYLOAD_BYTES}};
+            tasks[i] = (kl_put){.key = kl_str(keys[i]), .payload = {bytes, PAYLOAD_BYTES}, .keep_ms = keep_ms};
         }
-        MUST(kl_queue_put(side->queue, tasks, (size_t)group, (kl_bytes){0}, NULL) == KL_OK, kl_error_text());
+        put(side, tasks, (size_t)group);
         atomic_fetch_add(&side->load->put, group);
     }
     free(tasks);

@@ -486,6 +486,67 @@ CLAIM(many_entries_are_refused_whole_when_one_is_for_a_sealed_shard)
     CHECK_OK(kl_store_append(t->store, entries, 1, &token));
 }
 
+/* ---- What is kept ---- */
+
+/* `settle` compares every task, and is not there: so settle_sure has done it all. */
+CLAIM(tasks_that_a_scan_has_shown_are_kept_without_being_compared)
+{
+    enum { TASKS = 120, STALE = 51, TRIES = 3 };
+    static kl_entry entries[MANY];
+    static kl_settled outcomes[TASKS];
+    static kl_settle batches[TASKS];
+    static const kl_outcome ends[] = {KL_DONE, KL_DEAD, KL_CANCELLED};
+    static const kl_task_state states[] = {KL_TASK_DONE, KL_TASK_DEAD, KL_TASK_CANCELLED};
+    char sql[128];
+    make_many(t, entries);
+    CHECK_OK(kl_store_append(t->store, entries, TASKS, NULL));
+    for (size_t i = 0; i < TASKS; i++) {
+        outcomes[i] = outcome_of(t, entries[i].place, &entries[i].id, ends[i % COUNT(ends)]);
+        outcomes[i].keep_ms = i % 10 ? KEEP_MS : 0;
+        outcomes[i].attempts = TRIES;
+        outcomes[i].result = kl_str(i % 4 ? "result" : NULL);
+        outcomes[i].error = kl_str(i % 5 ? NULL : "error");
+        batches[i] = (kl_settle){.place = entries[i].place, .tasks = &outcomes[i], .count = 1};
+    }
+    kl_place stale = entries[STALE].place;
+    CHECK_OK(kl_store_fence(t->store, &(kl_fence){.place = stale, .epoch = 1}, 1));
+    snprintf(sql, sizeof sql, "ALTER FUNCTION %s.settle RENAME TO settle_away", schema_of(t));
+    pg_server_run(sql);
+    CHECK_RC(kl_store_settle(t->store, batches, TASKS), KL_ESTALE);
+    snprintf(sql, sizeof sql, "ALTER FUNCTION %s.settle_away RENAME TO settle", schema_of(t));
+    pg_server_run(sql);
+    for (size_t i = 0; i < TASKS; i++) {
+        bool is_stale = entries[i].place.partition == stale.partition && entries[i].place.shard == stale.shard;
+        kl_task task = read_one(t, entries[i].place, &entries[i].id);
+        CHECK_INT(batches[i].rc, is_stale ? KL_ESTALE : KL_OK);
+        CHECK_INT(task.state, is_stale ? KL_TASK_WAITING : i % 10 ? states[i % COUNT(states)] : KL_TASK_UNKNOWN);
+        if (is_stale || i % 10 == 0)
+            continue;
+        CHECK_ENTRY(&task.entry, &entries[i]);
+        CHECK_INT(task.attempts, TRIES);
+        CHECK_BYTES(task.result, outcomes[i].result);
+        CHECK_BYTES(task.error, outcomes[i].error);
+    }
+}
+
+/* The index is read from its end once for all that are to go. */
+CLAIM(what_is_more_than_may_be_kept_goes_many_at_a_time)
+{
+    enum { ROWS = 5000, MOST = 100 };
+    char sql[512];
+    snprintf(sql, sizeof sql,
+             "INSERT INTO %s.kept (partition, shard, id, state, attempts, finished_ms, expires_ms)"
+             " SELECT 1, 0, md5(n::text)::uuid, 2, 1, n, %lld FROM generate_series(1, %d) n; ANALYZE %s.kept",
+             schema_of(t), (long long)INT64_MAX, ROWS, schema_of(t));
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SELECT u.cut FROM %s.upkeep(%d, %d, %d) u", schema_of(t), MOST, MOST, MOST);
+    CHECK_INT(pg_server_number(sql), 20 * MOST);
+    pg_server_run(sql);
+    CHECK_INT(pg_server_number(sql), ROWS - MOST - 40 * MOST);
+    snprintf(sql, sizeof sql, "SELECT min(finished_ms) FROM %s.kept", schema_of(t));
+    CHECK_INT(pg_server_number(sql), ROWS - MOST + 1);
+}
+
 /* ---- Connections ---- */
 
 /* Ends all connections of the trial's store. */

@@ -5,7 +5,8 @@
  * All batches of a call are one transaction, up to KL_PG_SHARDS_MAX of them; more are several, one after the other,
  * which the contract allows: each batch is whole for itself.
  *
- * Where all tasks are known from a scan and nothing is kept of them, their positions are all that is sent (settle_sure).
+ * Where all tasks are known from a scan and none is to be tried again, their positions are all that is sent, and of those
+ * that are kept what the run left (settle_sure).
  * That is done once: when no answer comes, everything is compared, because it may have been done. */
 #include <stdlib.h>
 
@@ -102,8 +103,11 @@ struct work {
     struct outcome *outcomes;
     size_t count;
     uint32_t last_round;
-    bool leaves; /* something beside the positions: retries, and what is kept */
+    size_t kept;
+    bool retries; /* some are to be tried again */
 };
+
+static bool is_kept(const kl_settled *settled) { return settled->outcome != KL_RETRY && settled->keep_ms > 0; }
 
 static int by_task(const void *a, const void *b)
 {
@@ -147,7 +151,8 @@ static kl_rc make_work(const kl_settle *batches, const struct claim *claims, siz
         for (size_t j = 0; j < batch->count; j++, work->count++) {
             work->outcomes[work->count] =
                 (struct outcome){&batch->tasks[j], batch->place, (uint32_t)i + 1, (uint32_t)work->count, 0};
-            work->leaves |= batch->tasks[j].outcome == KL_RETRY || batch->tasks[j].keep_ms > 0;
+            work->kept += is_kept(&batch->tasks[j]);
+            work->retries |= batch->tasks[j].outcome == KL_RETRY;
         }
     }
     return KL_OK;
@@ -175,18 +180,18 @@ static void add_tasks(kl__pg_args *args, const struct work *work)
         kl__pg_add_int(args, KL_PG_INT4, work->outcomes[i].settled->attempts);
 }
 
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 /* What only some outcomes have. Where none does, the arrays are empty, which gives NULLs. */
 static void add_left(kl__pg_args *args, const struct work *work, int64_t keep_ms_max)
 {
-    size_t count = work->leaves ? work->count : 0;
+    size_t count = work->kept > 0 || work->retries ? work->count : 0;
     kl__pg_array(args, KL_PG_INT8, count);
     for (size_t i = 0; i < count; i++)
         kl__pg_add_int(args, KL_PG_INT8, work->outcomes[i].settled->due_ms);
     kl__pg_array(args, KL_PG_INT8, count);
-    for (size_t i = 0; i < count; i++) {
-        int64_t keep_ms = work->outcomes[i].settled->keep_ms;
-        kl__pg_add_int(args, KL_PG_INT8, keep_ms < keep_ms_max ? keep_ms : keep_ms_max);
-    }
+    for (size_t i = 0; i < count; i++)
+        kl__pg_add_int(args, KL_PG_INT8, least(work->outcomes[i].settled->keep_ms, keep_ms_max));
     kl__pg_array(args, KL_PG_BYTEA, count);
     for (size_t i = 0; i < count; i++) {
         const kl_settled *settled = work->outcomes[i].settled;
@@ -262,6 +267,32 @@ static void add_runs(kl__pg_args *args, const struct work *work)
         kl__pg_add_int(args, KL_PG_INT8, (int64_t)work->outcomes[i].settled->position);
 }
 
+/* States of finished tasks as the schema numbers them. */
+static int state_of(kl_outcome outcome) { return outcome == KL_DONE ? 2 : outcome == KL_DEAD ? 3 : 4; }
+
+static void add_kept(kl__pg_args *args, const struct work *work, int64_t keep_ms_max)
+{
+    const struct outcome *outcomes = work->outcomes, *end = outcomes + work->count, *each;
+#define EACH_KEPT                                                                                                      \
+    for (each = outcomes; each < end; each++)                                                                          \
+        if (is_kept(each->settled))
+    kl__pg_array(args, KL_PG_INT4, work->kept);
+    EACH_KEPT kl__pg_add_int(args, KL_PG_INT4, each->at);
+    kl__pg_array(args, KL_PG_INT8, work->kept);
+    EACH_KEPT kl__pg_add_int(args, KL_PG_INT8, (int64_t)each->settled->position);
+    kl__pg_array(args, KL_PG_INT2, work->kept);
+    EACH_KEPT kl__pg_add_int(args, KL_PG_INT2, state_of(each->settled->outcome));
+    kl__pg_array(args, KL_PG_INT4, work->kept);
+    EACH_KEPT kl__pg_add_int(args, KL_PG_INT4, each->settled->attempts);
+    kl__pg_array(args, KL_PG_INT8, work->kept);
+    EACH_KEPT kl__pg_add_int(args, KL_PG_INT8, least(each->settled->keep_ms, keep_ms_max));
+    kl__pg_array(args, KL_PG_BYTEA, work->kept);
+    EACH_KEPT kl__pg_add_bytes_or_null(args, each->settled->error);
+    kl__pg_array(args, KL_PG_BYTEA, work->kept);
+    EACH_KEPT kl__pg_add_bytes_or_null(args, each->settled->result);
+#undef EACH_KEPT
+}
+
 /* *ret_rows stays NULL where it was not done, or nobody knows: then everything is to be compared. */
 static kl_rc ask_sure(kl__pg *pg, const struct claim *claims, size_t count, struct work *work, PGresult **ret_rows)
 {
@@ -270,7 +301,10 @@ static kl_rc ask_sure(kl__pg *pg, const struct claim *claims, size_t count, stru
     qsort(work->outcomes, work->count, sizeof *work->outcomes, by_segment);
     add_claims(&args, claims, count);
     add_runs(&args, work);
-    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.settle_sure($1,$2,$3,$4,$5,$6,$7,$8)", &args, false}, &rows);
+    add_kept(&args, work, pg->opts.history_ms_max);
+    kl_rc rc = kl__pg_ask(
+        pg, &(kl__pg_call){"SELECT $S.settle_sure($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15)", &args, false},
+        &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK && PQgetisnull(rows, 0, 0))
         PQclear(rows);
@@ -290,7 +324,7 @@ static kl_rc ask_settle(kl__pg *pg, const struct claim *claims, size_t count, vo
     struct work work = {0};
     PGresult *rows = NULL;
     kl_rc rc = make_work(settling->batches, claims, count, &work);
-    if (rc == KL_OK && settling->sure && !work.leaves && work.count > 0)
+    if (rc == KL_OK && settling->sure && !work.retries && work.count > 0)
         rc = ask_sure(pg, claims, count, &work, &rows);
     if (rc == KL_OK && !rows)
         rc = ask_compared(pg, claims, count, &work, &rows);

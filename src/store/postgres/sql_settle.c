@@ -4,9 +4,13 @@
  * (sql_tasks.c). A statement that follows it sees everything that was committed by whoever held it before, so the fence
  * that settle compares with is the one that counts.
  *
- * settle_sure is for the common case: nothing is kept, and whoever settles has the tasks from a scan (seen.c), so they
- * are there and were not settled before. Then it is enough to note their positions. Where some of a shard's tasks are in
- * the retry line, or were moved to segment 0, it returns NULL and has done nothing; then `settle` looks at each.
+ * settle_sure is for the common case: whoever settles has the tasks from a scan (seen.c), so they are there and were not
+ * settled before. Then it is enough to note their positions, and to copy those that are kept (k_*). Where some of a shard's
+ * tasks are in the retry line, or were moved to segment 0, it returns NULL and has done nothing; then `settle` looks at
+ * each. In settle_more `segs` has an element for each task: where it was found, NULL where it was not.
+ *
+ * Arrays of a call are taken apart side by side and never joined with one another: the server takes each for a few rows, and
+ * would compare every one with every other.
  *
  * Outcomes: 0 done, 1 retry, 2 dead, 3 cancelled. States: 2 done, 3 dead, 4 cancelled. A task that stands in a call
  * more than once is settled once in each round. */
@@ -15,10 +19,12 @@
 /* clang-format off */
 const char kl__pg_sql_settle[] = KL_SQL(
 CREATE FUNCTION $S.settle_sure(bp int[], bs int[], be bigint[], ats int[], segs smallint[], firsts int[], counts int[],
-                               poss bigint[])
+                               poss bigint[], k_ats int[], k_poss bigint[], k_states smallint[], k_atts int[],
+                               k_keeps bigint[], k_errs bytea[], k_ress bytea[])
 RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
+    at_ms bigint;
     fenced bigint[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off' THEN
@@ -43,6 +49,24 @@ BEGIN
            poss[u.first : u.first + u.number - 1]
     FROM unnest(ats, segs, firsts, counts) AS u(at, segment, first, number)
     WHERE be[u.at] >= fenced[u.at];
+    IF cardinality(k_ats) > 0 THEN
+        at_ms := $S.now_ms();
+        INSERT INTO $S.kept AS k (partition, shard, id, state, attempts, finished_ms, expires_ms, job, due_ms, grp,
+                                  priority, key, kind, headers, payload, result, errors)
+        SELECT e.partition, e.slot >> 6, e.id, u.state, u.att, at_ms, at_ms + u.keep, e.job, e.due_ms, e.grp,
+               e.priority, e.key, e.kind, e.headers, e.payload, u.res, CASE WHEN u.err IS NOT NULL THEN ARRAY[u.err] END
+        FROM unnest(k_ats, k_poss, k_states, k_atts, k_keeps, k_errs, k_ress) AS u(at, pos, state, att, keep, err, res)
+        JOIN $S.tasks e ON e.segment = (u.pos >> 6 & 3)::smallint AND e.partition = bp[u.at]
+                       AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.last BETWEEN u.pos AND u.pos | 65535
+                       AND e.position = u.pos
+        WHERE be[u.at] >= fenced[u.at]
+        ON CONFLICT (partition, shard, id) DO UPDATE SET
+            (state, attempts, finished_ms, expires_ms, job, due_ms, grp, priority, key, kind, headers, payload, result,
+             errors)
+            = (excluded.state, excluded.attempts, excluded.finished_ms, excluded.expires_ms, excluded.job,
+               excluded.due_ms, excluded.grp, excluded.priority, excluded.key, excluded.kind, excluded.headers,
+               excluded.payload, excluded.result, excluded.errors);
+    END IF;
     RETURN fenced;
 END
 $$;
@@ -55,7 +79,6 @@ SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     at_ms bigint;
     fenced bigint[];
-    won bigint[];
     segs smallint[];
 BEGIN
     PERFORM $S.begin_write();
@@ -68,34 +91,32 @@ BEGIN
 
     FOR r IN 0 .. last_round LOOP
         WITH t AS MATERIALIZED (
-            SELECT u.n, bp[u.at] AS p, bs[u.at] AS s, u.pos, u.id
-            FROM unnest(ats, poss, ids, rounds) WITH ORDINALITY AS u(at, pos, id, round, n)
-            WHERE u.round = r AND be[u.at] >= fenced[u.at]),
-        low AS MATERIALIZED (SELECT t.p, t.s, min(t.pos) AS pos FROM t GROUP BY t.p, t.s),
+            SELECT u.n, bp[u.at] AS p, bs[u.at] AS s, u.pos, u.id, u.round = r AND be[u.at] >= fenced[u.at] AS counts
+            FROM unnest(ats, poss, ids, rounds) WITH ORDINALITY AS u(at, pos, id, round, n)),
+        low AS MATERIALIZED (SELECT t.p, t.s, min(t.pos) AS pos FROM t WHERE t.counts GROUP BY t.p, t.s),
         gone AS MATERIALIZED (
             SELECT d.segment, d.partition, d.shard, x.position
             FROM low JOIN $S.settled d ON d.partition = low.p AND d.shard = low.s AND d.last >= low.pos
             CROSS JOIN LATERAL unnest(d.positions) AS x(position))
-        SELECT array_agg(t.n ORDER BY t.n), array_agg(e.segment ORDER BY t.n) INTO won, segs
-        FROM t JOIN $S.tasks e ON e.partition = t.p AND e.slot = t.s * 64 + (t.pos & 63)::int
-                              AND e.last BETWEEN t.pos AND t.pos | 65535 AND e.position = t.pos AND e.id = t.id
-        WHERE (e.segment, t.p, t.s, t.pos) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g);
-        CONTINUE WHEN won IS NULL;
-        PERFORM $S.settle_more(bp, bs, ats, ids, poss, outcomes, atts, dues, keeps, errs, ress, won, segs, at_ms);
+        SELECT array_agg(e.segment ORDER BY t.n) INTO segs
+        FROM t LEFT JOIN $S.tasks e
+          ON t.counts AND e.partition = t.p AND e.slot = t.s * 64 + (t.pos & 63)::int
+         AND e.last BETWEEN t.pos AND t.pos | 65535 AND e.position = t.pos AND e.id = t.id
+         AND (e.segment, t.p, t.s, t.pos) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g);
+        PERFORM $S.settle_more(bp, bs, ats, poss, outcomes, atts, dues, keeps, errs, ress, segs, at_ms);
         INSERT INTO $S.settled (partition, shard, first, last, segment, positions)
-            SELECT min(bp[ats[x.n]]), min(bs[ats[x.n]]), min(poss[x.n]), max(poss[x.n]), x.segment,
-                   array_agg(poss[x.n] ORDER BY poss[x.n])
-            FROM unnest(won, segs) AS x(n, segment) WHERE outcomes[x.n] <> 1
-            GROUP BY bp[ats[x.n]], bs[ats[x.n]], x.segment;
+            SELECT bp[u.at], bs[u.at], min(u.pos), max(u.pos), u.segment, array_agg(u.pos ORDER BY u.pos)
+            FROM unnest(ats, poss, outcomes, segs) AS u(at, pos, outcome, segment)
+            WHERE u.segment IS NOT NULL AND u.outcome <> 1 GROUP BY 1, 2, u.segment;
     END LOOP;
     RETURN fenced;
 END
 $$;
 
-CREATE FUNCTION $S.settle_more(bp int[], bs int[], ats int[], ids uuid[], poss bigint[], outcomes int[], atts int[],
-                               dues bigint[], keeps bigint[], errs bytea[], ress bytea[], won bigint[], segs smallint[],
-                               at_ms bigint)
-RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+CREATE FUNCTION $S.settle_more(bp int[], bs int[], ats int[], poss bigint[], outcomes int[], atts int[], dues bigint[],
+                               keeps bigint[], errs bytea[], ress bytea[], segs smallint[], at_ms bigint)
+RETURNS void LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     INSERT INTO $S.kept AS k (partition, shard, id, state, attempts, finished_ms, expires_ms, job, due_ms, grp,
                               priority, key, kind, headers, payload, result, errors)
@@ -105,10 +126,8 @@ BEGIN
            (SELECT array_agg(x.error ORDER BY x.number DESC) FROM $S.errors x
             WHERE x.partition = e.partition AND x.shard = e.slot >> 6 AND x.position = e.position
               AND x.expires_ms > at_ms)
-    FROM unnest(ats, poss, outcomes, atts, keeps, errs, ress)
-         WITH ORDINALITY AS u(at, pos, outcome, att, keep, err, res, n)
-    JOIN unnest(won, segs) AS w(n, segment) ON w.n = u.n
-    JOIN $S.tasks e ON e.partition = bp[u.at] AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.segment = w.segment
+    FROM unnest(ats, poss, outcomes, atts, keeps, errs, ress, segs) AS u(at, pos, outcome, att, keep, err, res, segment)
+    JOIN $S.tasks e ON e.partition = bp[u.at] AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.segment = u.segment
                    AND e.last BETWEEN u.pos AND u.pos | 65535 AND e.position = u.pos
     WHERE u.outcome <> 1 AND u.keep > 0
     ON CONFLICT (partition, shard, id) DO UPDATE SET
@@ -119,20 +138,22 @@ BEGIN
            excluded.result, excluded.errors);
 
     DELETE FROM $S.errors x
-    USING unnest(ats, poss, outcomes, atts, errs) WITH ORDINALITY AS u(at, pos, outcome, att, err, n)
-    WHERE u.n IN (SELECT unnest(won)) AND x.partition = bp[u.at] AND x.shard = bs[u.at] AND x.position = u.pos
+    USING unnest(ats, poss, outcomes, atts, errs, segs) AS u(at, pos, outcome, att, err, segment)
+    WHERE u.segment IS NOT NULL AND x.partition = bp[u.at] AND x.shard = bs[u.at] AND x.position = u.pos
       AND (u.outcome <> 1 OR x.expires_ms <= at_ms OR (u.err IS NOT NULL AND x.attempts = u.att));
     INSERT INTO $S.errors (partition, shard, position, attempts, expires_ms, error)
     SELECT bp[u.at], bs[u.at], u.pos, u.att, at_ms + u.keep, u.err
-    FROM unnest(ats, poss, outcomes, atts, keeps, errs) WITH ORDINALITY AS u(at, pos, outcome, att, keep, err, n)
-    WHERE u.n IN (SELECT unnest(won)) AND u.outcome = 1 AND u.err IS NOT NULL;
+    FROM unnest(ats, poss, outcomes, atts, keeps, errs, segs) AS u(at, pos, outcome, att, keep, err, segment)
+    WHERE u.segment IS NOT NULL AND u.outcome = 1 AND u.err IS NOT NULL;
 
     DELETE FROM $S.retries y
-    USING unnest(won) AS x(n)
-    WHERE outcomes[x.n] <> 1 AND y.partition = bp[ats[x.n]] AND y.shard = bs[ats[x.n]] AND y.position = poss[x.n];
+    USING unnest(ats, poss, outcomes, segs) AS u(at, pos, outcome, segment)
+    WHERE u.segment IS NOT NULL AND u.outcome <> 1
+      AND y.partition = bp[u.at] AND y.shard = bs[u.at] AND y.position = u.pos;
     INSERT INTO $S.retries AS y (partition, shard, position, attempts, not_before_ms)
-    SELECT bp[ats[x.n]], bs[ats[x.n]], poss[x.n], atts[x.n], dues[x.n]
-    FROM unnest(won) AS x(n) WHERE outcomes[x.n] = 1
+    SELECT bp[u.at], bs[u.at], u.pos, u.att, u.due
+    FROM unnest(ats, poss, outcomes, atts, dues, segs) AS u(at, pos, outcome, att, due, segment)
+    WHERE u.segment IS NOT NULL AND u.outcome = 1
     ON CONFLICT (partition, shard, position) DO UPDATE
         SET attempts = excluded.attempts, not_before_ms = excluded.not_before_ms;
 END
