@@ -16,6 +16,7 @@
 #include "keyline/shards.h"
 #include "keyline/store.h"
 #include "keyline/task.h"
+#include "keyline/version.h"
 #include "keyline/worker.h"
 
 #endif
