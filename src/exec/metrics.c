@@ -6,7 +6,7 @@
 
 /* What one shard shows, copied out under its mutex. */
 struct sample {
-    uint64_t submitted, full, depth, retries, dead, cancelled;
+    uint64_t submitted, full, depth, done, retries, dead, cancelled;
     kl__run_histogram runs;
     uint64_t keys[KL_LANE_STATES];
 };
@@ -19,6 +19,7 @@ static void take_sample(kl__shard *shard, struct sample *ret_sample)
     *ret_sample = (struct sample){.submitted = claimed,
                                   .full = kl__shard_full_count(shard),
                                   .depth = claimed - ended,
+                                  .done = ended - shard->dead - shard->cancelled,
                                   .retries = shard->retries,
                                   .dead = shard->dead,
                                   .cancelled = shard->cancelled,
@@ -68,6 +69,7 @@ static const struct family families[] = {
     {"keyline_exec_full_total", "counter", "Submits refused because the shard was full, or the key blocked.",
      offsetof(struct sample, full)},
     {"keyline_exec_depth", "gauge", "Tasks taken and not ended.", offsetof(struct sample, depth)},
+    {"keyline_exec_done_total", "counter", "Tasks that were done.", offsetof(struct sample, done)},
     {"keyline_exec_retries_total", "counter", "Attempts that failed and were followed by another.",
      offsetof(struct sample, retries)},
     {"keyline_exec_dead_total", "counter", "Tasks that failed for good or timed out.", offsetof(struct sample, dead)},

@@ -182,6 +182,7 @@ TEST(metrics_count_what_happened_in_each_shard)
         CHECK_INT(count_of(exec, "submitted_total", s), submitted[s]);
         CHECK_INT(count_of(exec, "retries_total", s), retries[s]);
         CHECK_INT(count_of(exec, "dead_total", s), dead[s]);
+        CHECK_INT(count_of(exec, "done_total", s), submitted[s] - dead[s]);
         CHECK_INT(count_of(exec, "cancelled_total", s), 0);
         CHECK_INT(count_of(exec, "full_total", s), 0);
         CHECK_INT(count_of(exec, "depth", s), 0);
