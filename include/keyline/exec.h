@@ -175,7 +175,8 @@ KL_API kl_exec_full kl_exec_last_full(void);
 KL_API KL_MUST_USE kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms);
 
 /* Cancels a task. KL_OK: it will not run (again); it has been reported as cancelled. KL_EBUSY: it is running; it has been
- * asked to stop (kl_run_cancelled) and will not be retried. KL_ENOTFOUND: it has ended, or there never was one. */
+ * asked to stop (kl_run_cancelled) and will not be retried. KL_ENOTFOUND: it has ended, if only just and is being reported,
+ * or there never was one. */
 KL_API KL_MUST_USE kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id);
 
 typedef enum kl_exec_state {
@@ -192,7 +193,7 @@ typedef struct kl_exec_status {
     bool stop_asked;   /* running: cancelled or past its deadline */
 } kl_exec_status;
 
-/* KL_ENOTFOUND: the task has ended, or there never was one. */
+/* KL_ENOTFOUND: the task has ended, if only just and is being reported, or there never was one. */
 KL_API KL_MUST_USE kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status);
 
 /* One key. */

@@ -69,6 +69,12 @@ static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__
     }
 }
 
+/* It has ended, or never will run, and is just being reported. */
+static bool is_over(const kl__exec_task *task)
+{
+    return task->lane.mark.place == KL_PLACE_OUT || kl__stop_asked(task) == KL_STOP_OVER;
+}
+
 kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
 {
     if (!exec)
@@ -78,11 +84,11 @@ kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id)
     kl_rc rc = find_task(exec, id, &shard, &task);
     if (rc != KL_OK)
         return rc;
-    if (task->lane.mark.place == KL_PLACE_RUNNING) {
+    if (is_over(task)) {
+        rc = fail_gone();
+    } else if (task->lane.mark.place == KL_PLACE_RUNNING) {
         kl__ask_stop(task, KL_STOP_CANCEL);
         rc = kl__fail(KL_EBUSY, "the task is running: it has been asked to stop and will not be retried");
-    } else if (task->lane.mark.place == KL_PLACE_OUT) {
-        rc = fail_gone(); /* somebody else is just reporting it */
     } else {
         kl__lanes_withdraw(shard->lanes, &task->lane, kl__exec_now_ms(exec));
         kl__shard_end_chain(shard, &task->lane, KL_CANCELLED, KL_ECANCELLED);
@@ -120,9 +126,9 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
     kl_rc rc = find_task(exec, id, &shard, &task);
     if (rc != KL_OK)
         return rc;
-    if (task->lane.mark.place == KL_PLACE_OUT) {
+    if (is_over(task)) {
         leave(shard);
-        return fail_gone(); /* it is just being reported */
+        return fail_gone();
     }
     kl_exec_state state = state_of(task, kl__exec_now_ms(exec));
     *ret_status = (kl_exec_status){

@@ -81,8 +81,9 @@ static inline void *kl__ctx_of(const kl__exec_task *task)
     return KL_UNLIKELY(task->lane.mark.kind & KL_KIND_EXTRA) ? task->extra->ctx : task->ctx;
 }
 
-/* kl__lane_mark.stop_asked: written under the shard's mutex, read by the task itself. */
-enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE };
+/* kl__lane_mark.stop_asked: written under the shard's mutex, read by the task itself. OVER is written by who reports the task,
+ * before he does, and stays. */
+enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE, KL_STOP_OVER };
 
 static inline uint8_t kl__stop_asked(const kl__exec_task *task)
 {
@@ -91,7 +92,10 @@ static inline uint8_t kl__stop_asked(const kl__exec_task *task)
 
 static inline void kl__ask_stop(kl__exec_task *task, uint8_t stop)
 {
-    __atomic_store_n(&task->lane.mark.stop_asked, stop, __ATOMIC_SEQ_CST);
+    uint8_t before = kl__stop_asked(task);
+    while (before != KL_STOP_OVER && !__atomic_compare_exchange_n(&task->lane.mark.stop_asked, &before, stop, false,
+                                                                  __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST))
+        ;
 }
 
 typedef struct kl__run_histogram {

@@ -394,6 +394,7 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
                                                         : ""};
     int state;
     const kl_exec *outside = kl__inside;
+    kl__ask_stop(task, KL_STOP_OVER);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
     kl__inside = shard->exec;
     if (extra && extra->end)

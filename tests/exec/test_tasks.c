@@ -172,7 +172,8 @@ static void look_around(void *ctx, const kl_exec_end *end)
     kl_exec_status status;
     CHECK_INT(kl_exec_key_show(exec, end->key, &info), KL_OK);
     CHECK_INT(info.tasks, 2); /* this one and the next, which has not started */
-    CHECK_INT(kl_exec_status_of(exec, end->id, &status), KL_OK);
+    CHECK_INT(kl_exec_status_of(exec, end->id, &status), KL_ENOTFOUND); /* it has ended, in whatever way */
+    CHECK_INT(kl_exec_cancel(exec, end->id), KL_ENOTFOUND);
     CHECK_INT(kl_exec_metrics(exec, text, sizeof text, &length), KL_OK);
     CHECK_INT(kl_exec_submit(exec, kl_str("another"), note, "another", NULL, NULL), KL_OK);
     journal_add("end");
@@ -188,6 +189,24 @@ TEST(a_report_comes_before_the_next_task_of_the_key_and_with_no_lock_held)
     gate_open(&gate);
     journal_await(3);
     CHECK(strcmp(journal_text(), "end another next") == 0 || strcmp(journal_text(), "end next another") == 0);
+    kl_exec_close(exec);
+}
+
+static kl_outcome hold_and_die(kl_run *run, void *gate)
+{
+    hold(run, gate);
+    return KL_DEAD;
+}
+
+TEST(a_task_that_failed_for_good_has_ended_when_it_is_reported)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", hold_and_die, &gate, TASK(.end = look_around, .end_ctx = exec));
+    submit_note(exec, "k", "next");
+    gate_open(&gate);
+    journal_await(3);
     kl_exec_close(exec);
 }
 
