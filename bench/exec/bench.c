@@ -21,13 +21,13 @@
 #define TICK_NS      100000
 #define TICKS_S      (1000000000 / TICK_NS)
 #define SAMPLE_EVERY 16
-#define KNOCK_EVERY  9
+#define KNOCK_EVERY  10
 #define KEY_STRIDE   617 /* a prime: visits all keys, neighbours far apart */
 
 struct producer {
     _Alignas(64) pthread_t thread; /* a cache line of its own */
     size_t key;                    /* index of the next one */
-    size_t knocks;                 /* tasks that were submitted since the start, for every ninth of which it knocks */
+    size_t turns;                  /* tasks since the start, every tenth of which knocks */
     int64_t submitted;
     int64_t submitted_max;
     int64_t *samples; /* a sampled task's submit time and, once it ran, its latency */
@@ -91,10 +91,10 @@ static void submit_some(struct producer *producer, int64_t left)
     while (left > 0) {
         size_t n = left < args.batch ? (size_t)left : (size_t)args.batch;
         for (size_t i = 0; i < n; i++)
-            tasks[i] = next_task(producer);
-        for (size_t i = 0; args.knocking && i < n; i++)
-            if (++producer->knocks % KNOCK_EVERY == 0)
-                carrier->knock(queue, producer->knocks / KNOCK_EVERY % (size_t)args.failing);
+            if (args.knocking && ++producer->turns % KNOCK_EVERY == 0)
+                tasks[i] = carrier->knock(queue, producer->turns / KNOCK_EVERY % (size_t)args.failing);
+            else
+                tasks[i] = next_task(producer);
         if (n == 1)
             carrier->submit(queue, tasks[0].key, tasks[0].fn, tasks[0].ctx);
         else
@@ -141,6 +141,8 @@ static void make_keys(void)
     if (args.one_shard)
         key_count = keyline_same_shard(keys, key_count);
     key_stride = KEY_STRIDE % key_count;
+    if (key_stride == 0)
+        key_stride = 1;
 }
 
 static void start(struct producer *producer, int index)

@@ -22,7 +22,7 @@ struct settings {
     long rate;      /* tasks/s of all producers together; 0: as fast as possible */
     long keys;      /* how many, at most KEYS; 0, for memory only: each task has its own */
     long failing;   /* how many more have one task, which asks for a retry each time */
-    long knocking;  /* 1: one submit of ten is to one of those, and refused once they have their share */
+    long knocking;  /* 1: one task of ten is for one of those, and refused once they have their share */
     long one_shard; /* 1: only keys of one and the same shard */
     long work;      /* steps of computing in a task; 0: it only counts itself */
 };
@@ -32,8 +32,8 @@ struct side {
     void *(*open)(const struct settings *settings);
     void (*submit)(void *queue, kl_bytes key, kl_task_fn *fn, void *ctx); /* waits for room */
     void (*submit_batch)(void *queue, const kl_exec_task *tasks, size_t count);
-    void (*knock)(void *queue, size_t failing_key); /* submits to a failing key, if there is room for more of such */
-    void (*finish)(void *queue);                    /* returns when every task has run, and frees the queue */
+    kl_exec_task (*knock)(void *queue, size_t failing_key); /* a task for a failing key, which may be refused */
+    void (*finish)(void *queue);                            /* returns when every task has run, and frees the queue */
 };
 
 extern const struct side keyline_side, mutex_side;

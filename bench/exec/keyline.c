@@ -39,14 +39,17 @@ static void *keyline_open(const struct settings *settings)
     return ours;
 }
 
+/* Only failing keys are refused: of the others all must have run in the end. */
+static bool is_taken(kl_rc rc) { return rc == KL_OK || (rc == KL_EFULL && kl_exec_last_full().blocked); }
+
 static void keyline_submit(void *queue, kl_bytes key, kl_task_fn *fn, void *ctx)
 {
-    MUST(kl_exec_submit(((struct ours *)queue)->exec, key, fn, ctx, NULL, NULL) == KL_OK);
+    MUST(is_taken(kl_exec_submit(((struct ours *)queue)->exec, key, fn, ctx, NULL, NULL)));
 }
 
 static void keyline_submit_batch(void *queue, const kl_exec_task *tasks, size_t count)
 {
-    MUST(kl_exec_submit_batch(((struct ours *)queue)->exec, tasks, count, NULL, NULL) == KL_OK);
+    MUST(is_taken(kl_exec_submit_batch(((struct ours *)queue)->exec, tasks, count, NULL, NULL)));
 }
 
 static kl_outcome nothing(kl_run *run, void *ctx)
@@ -55,12 +58,10 @@ static kl_outcome nothing(kl_run *run, void *ctx)
     return KL_DONE;
 }
 
-static void keyline_knock(void *queue, size_t failing_key)
+static kl_exec_task keyline_knock(void *queue, size_t failing_key)
 {
     struct ours *ours = queue;
-    kl_bytes key = {ours->failing_keys[failing_key], sizeof ours->failing_keys[0] - 1};
-    kl_rc rc = kl_exec_submit(ours->exec, key, nothing, NULL, NULL, NULL);
-    MUST(rc == KL_OK || rc == KL_EFULL);
+    return (kl_exec_task){.key = {ours->failing_keys[failing_key], sizeof ours->failing_keys[0] - 1}, .fn = nothing};
 }
 
 static void keyline_finish(void *queue)
