@@ -63,12 +63,10 @@ kl_rc kl__fail(kl_rc rc, const char *format, ...)
     return rc;
 }
 
-kl_rc kl__fail_with(kl_rc rc, kl__say_fn *say, const void *facts, size_t bytes)
+void *kl__fail_facts(kl__say_fn *say)
 {
-    KL_ASSERT(bytes <= sizeof error_facts);
-    memcpy(error_facts, facts, bytes);
     say_error = say;
-    return rc;
+    return error_facts;
 }
 
 _Noreturn void kl__assert_failed(const char *condition, const char *file, int line)

@@ -30,11 +30,11 @@ _Noreturn void kl__assert_failed(const char *condition, const char *file, int li
 /* Records the sentence that kl_error_text() returns to this thread, and returns rc. */
 kl_rc kl__fail(kl_rc rc, const char *format, ...) KL_PRINTF(2, 3);
 
-/* The same, but the sentence is made when somebody asks for it, by `say` from a copy of the facts: for what fails so often
- * that a sentence would cost more than all the rest. */
+/* The same, but the sentence is made when somebody asks for it, by `say` from facts: for what fails so often that a sentence
+ * would cost more than all the rest. Returns where the caller is to write them, in up to KL_FACTS_BYTES_MAX bytes. */
 enum { KL_FACTS_BYTES_MAX = 96 };
 typedef void kl__say_fn(const void *facts, char *text, size_t bytes);
-kl_rc kl__fail_with(kl_rc rc, kl__say_fn *say, const void *facts, size_t bytes);
+void *kl__fail_facts(kl__say_fn *say);
 
 /* The end of a noun that is counted, for sentences: "%u task%s". */
 static inline const char *kl__plural(uint64_t count) { return count == 1 ? "" : "s"; }

@@ -16,10 +16,9 @@
  * goes on submitting to a key that was refused is refused again without it, and without a sentence unless he asks: a
  * refusal holds until the shard has been relieved of something stuck, which the lanes count; a task that has become due
  * counts when a thread comes by, as one that is done in a long hand does (hand.c takes those of blocked keys alone). */
-#include "exec/internal.h"
+#include "exec/submit.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/text.h"
 #include "base/wait.h"
@@ -52,14 +51,14 @@ static _Atomic(uint64_t) *bucket_of(const kl__shard *shard, uint64_t hash)
     return &shard->refused.keys[(hash & shard->refused.mask) * BUCKET];
 }
 
-static bool is_still_refused(const kl__shard *shard, uint64_t hash)
+bool kl__shard_refuses(const kl__shard *shard, uint64_t hash)
 {
     uint64_t mark = mark_of(shard, hash);
     const _Atomic(uint64_t) *bucket = bucket_of(shard, hash);
-    for (int i = 0; i < BUCKET; i++)
-        if (atomic_load_explicit(&bucket[i], memory_order_relaxed) == mark)
-            return true;
-    return false;
+    bool found = false;
+    for (int i = 0; i < BUCKET; i++) /* all of them: where it stands cannot be foretold */
+        found |= atomic_load_explicit(&bucket[i], memory_order_relaxed) == mark;
+    return found;
 }
 
 /* With the mutex held. */
@@ -115,7 +114,7 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
 {
     kl_rc rc;
     kl__lane_key key = {who->key, (uint32_t)who->hash};
-    if (!who->until_ns && is_still_refused(shard, who->hash)) {
+    if (!who->until_ns && kl__shard_refuses(shard, who->hash)) {
         *ret_blocked = true;
         return KL_EFULL;
     }
@@ -184,14 +183,19 @@ static void say_blocked(const void *facts, char *text, size_t bytes)
         key, f->key_len > KEY_SHOWN_BYTES ? "..." : "", f->full.shard, f->full.capacity);
 }
 
-/* Counts a submit that got no place: where few other threads do, for the line would go from core to core. */
+/* Counts a submit that got no place. The first threads that do have a counter each: to share one takes a locked
+ * instruction, which waits for all that was written before, and that may be on another core. */
 static void count_full(kl__shard *shard)
 {
     static _Atomic(uint32_t) threads;
     static _Thread_local uint32_t number;
     if (KL_UNLIKELY(number == 0))
         number = atomic_fetch_add(&threads, 1) + 1;
-    atomic_fetch_add_explicit(&shard->full[number % KL_FULL_COUNTS].count, 1, memory_order_relaxed);
+    _Atomic(uint64_t) *count = &shard->full[number < KL_FULL_COUNTS ? number : 0].count;
+    if (KL_LIKELY(number < KL_FULL_COUNTS))
+        atomic_store_explicit(count, atomic_load_explicit(count, memory_order_relaxed) + 1, memory_order_relaxed);
+    else
+        atomic_fetch_add_explicit(count, 1, memory_order_relaxed);
 }
 
 uint64_t kl__shard_full_count(kl__shard *shard)
@@ -202,28 +206,32 @@ uint64_t kl__shard_full_count(kl__shard *shard)
     return full;
 }
 
-static kl_rc fail(kl__shard *shard, uint64_t length, kl__say_fn *say, struct facts *facts)
+/* Where they lie they are read again only if somebody asks: what is read just after it was written in other pieces waits
+ * until all has been written. */
+static struct facts *note_full(kl__shard *shard, uint64_t length, kl__say_fn *say)
 {
+    struct facts *facts = kl__fail_facts(say);
     uint32_t capacity = (uint32_t)shard->inbox.capacity;
     count_full(shard);
-    last_full =
-        (kl_exec_full){shard->index, length < capacity ? (uint32_t)length : capacity, capacity, say != say_full};
-    facts->full = last_full;
-    return kl__fail_with(KL_EFULL, say, facts, sizeof *facts);
+    facts->full.shard = last_full.shard = shard->index;
+    facts->full.length = last_full.length = length < capacity ? (uint32_t)length : capacity;
+    facts->full.capacity = last_full.capacity = capacity;
+    facts->full.blocked = last_full.blocked = say != say_full;
+    return facts;
 }
 
 kl_rc kl__shard_fail_full(kl__shard *shard)
 {
-    return fail(shard, kl__inbox_length(&shard->inbox), say_full, &(struct facts){.key_len = 0});
+    note_full(shard, kl__inbox_length(&shard->inbox), say_full);
+    return KL_EFULL;
 }
 
 /* How full it is was seen when a key was last refused under the mutex: to look again would take lines that others need. */
 kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked)
 {
-    struct facts facts;
-    facts.key_len = (uint16_t)key.len;
-    if (key.len > 0)
-        memcpy(facts.key, key.data, bytes_shown(key.len));
     uint32_t length = atomic_load_explicit(&shard->refused.length, memory_order_relaxed);
-    return fail(shard, length, blocked ? say_blocked : say_delayed, &facts);
+    struct facts *facts = note_full(shard, length, blocked ? say_blocked : say_delayed);
+    facts->key_len = (uint16_t)key.len;
+    kl__key_copy(facts->key, (kl_bytes){key.data, bytes_shown(key.len)});
+    return KL_EFULL;
 }

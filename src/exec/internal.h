@@ -16,7 +16,7 @@
 #include "keyline/exec.h"
 #include "lanes/lanes.h"
 
-enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 64, KL_FULL_COUNTS = 4 };
+enum { KL_TASK_KEY_INLINE = 38, KL_RUN_BUCKETS = 12, KL_HAND_MAX = 64, KL_FULL_COUNTS = 8 };
 
 /* A shard has one spare task for so many places, to be lent for one that cannot run. */
 enum { KL_EXEC_SPARE_SHARE = 4 };
@@ -139,7 +139,7 @@ typedef struct kl__shard {
         delayed; /* live tasks with a delay: while there are any, the others' times matter */
     struct {
         alignas(KL_CACHE_LINE) _Atomic(uint64_t) count;
-    } full[KL_FULL_COUNTS]; /* submits that got no place, by thread */
+    } full[KL_FULL_COUNTS]; /* submits that got no place, by thread; the first is for all that have none of their own */
 } kl__shard;
 
 struct kl_run {
@@ -278,6 +278,9 @@ typedef struct kl__applicant {
 } kl__applicant;
 
 kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_blocked);
+
+/* Whether a key with this hash was refused a place and still would be. Without the mutex. */
+bool kl__shard_refuses(const kl__shard *shard, uint64_t hash);
 
 /* KL_EFULL, with its sentence and for kl_exec_last_full(): there is no place, or none for more of what cannot run. */
 kl_rc kl__shard_fail_full(kl__shard *shard);

@@ -295,6 +295,15 @@ static __attribute__((noinline)) kl_rc submit_special(kl_exec *exec, const kl_ex
     return rc == KL_OK ? kl__order_submit(exec, &order, ret_id) : rc;
 }
 
+/* A plain task whose key may be blocked. Whoever is refused again shall hear it soon: he may have tasks of other keys. */
+static __attribute__((noinline)) kl_rc submit_to_blocked(kl_exec *exec, const kl_exec_task *task, kl__shard *shard,
+                                                         uint64_t hash, kl_exec_id *ret_id)
+{
+    if (kl__exec_refuses(exec, shard, hash))
+        return kl__shard_fail_refused(shard, task->key, true);
+    return submit_special(exec, task, ret_id);
+}
+
 kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, const kl_exec_task_opts *opts,
                      kl_exec_id *ret_id)
 {
@@ -305,8 +314,9 @@ kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, con
         return submit_special(exec, &task, ret_id);
     uint64_t hash, number, count;
     kl__shard *shard = route(exec, key, &hash);
-    if (KL_UNLIKELY(kl__lane_signs_say(shard->signs, (uint32_t)hash) ||
-                    kl__inbox_claim(&shard->inbox, 1, &number, &count) != KL_OK))
+    if (KL_UNLIKELY(kl__lane_signs_say(shard->signs, (uint32_t)hash)))
+        return submit_to_blocked(exec, &task, shard, hash, ret_id);
+    if (KL_UNLIKELY(kl__inbox_claim(&shard->inbox, 1, &number, &count) != KL_OK))
         return submit_special(exec, &task, ret_id);
     kl_exec_id id = kl__place_fill(shard, &task, exec->mark, (uint32_t)hash, number, NULL);
     if (ret_id)

@@ -12,6 +12,13 @@ static inline bool kl__task_is_plain(const kl_exec_task *task)
     return task->fn && !task->opts && task->key.data && task->key.len <= KL_TASK_KEY_INLINE;
 }
 
+/* Whether a plain task of a key with this hash would be refused, as its key was before. Where submits wait for ever it is
+ * not, but waits. */
+static inline bool kl__exec_refuses(const kl_exec *exec, const kl__shard *shard, uint64_t hash)
+{
+    return exec->opts.submit_timeout_ms != KL_FOREVER && kl__shard_refuses(shard, hash);
+}
+
 /* A task that is ready to be written into a place. */
 typedef struct kl__order {
     const kl_exec_task *task;
