@@ -1,13 +1,15 @@
 /* batch.c - submitting many tasks at once: one claim and one wake-up for each shard of a chunk.
  *
  * Nearly always all of a chunk is plain, no key of it is blocked, and each shard has room: then it is sorted by shard and
- * written into its places (submit_plain). What is left after that, or a chunk of another kind, is made into orders, which
- * are submitted like single ones, in order for each key. */
+ * written into its places (submit_plain). Tasks whose keys may be blocked are set aside, with all that follow them in the
+ * batch and may be of the same key. They, what found no place, and a chunk of another kind are left: of those whose keys are
+ * refused again that is said at once, and the others are made into orders, which are submitted like single ones, in order
+ * for each key. */
 #include "exec/submit.h"
 
 #include <stdio.h>
 
-enum { BATCH_CHUNK = 64 };
+enum { BATCH_CHUNK = 64, ASIDE_BITS = 1024 };
 enum { REFUSED_MAX = 64 }; /* keys of a batch that may be refused before it is cut short */
 
 /* The places that a chunk has in one shard. */
@@ -22,9 +24,11 @@ struct share {
 struct batch {
     kl_exec *exec;
     size_t taken;
-    kl_rc rc;     /* why not all was taken */
-    bool is_over; /* no chunk follows */
-    bool careful; /* some order needs care */
+    kl_rc rc;                        /* why not all was taken */
+    bool is_over;                    /* no chunk follows */
+    bool careful;                    /* some order needs care */
+    bool is_parted;                  /* some key was set aside: then `aside` has a value */
+    uint64_t aside[ASIDE_BITS / 64]; /* by their hash: keys of which nothing more is submitted as plain */
     uint32_t refused_count;
     struct order_key {
         const kl__shard *shard;
@@ -32,26 +36,56 @@ struct batch {
     } refused[REFUSED_MAX];
 };
 
+static struct order_key key_of(const kl__order *order) { return (struct order_key){order->shard, order->hash}; }
+
 static bool has_key(const kl__order *order, struct order_key key)
 {
     return order->hash == key.hash && order->shard == key.shard && order->task->key.len > 0;
 }
 
-static bool was_refused(const struct batch *batch, const kl__order *order)
+static bool was_key_refused(const struct batch *batch, struct order_key key)
 {
     for (uint32_t i = 0; i < batch->refused_count; i++)
-        if (has_key(order, batch->refused[i]))
+        if (batch->refused[i].hash == key.hash && batch->refused[i].shard == key.shard)
             return true;
     return false;
+}
+
+static bool was_refused(const struct batch *batch, const kl__order *order)
+{
+    return order->task->key.len > 0 && was_key_refused(batch, key_of(order));
 }
 
 /* Its key may be blocked or was refused, or it must not overtake one of the same key that needs care. */
 static bool needs_care(const struct batch *batch, const kl__order *orders, size_t at)
 {
     for (size_t i = 0; i < at; i++)
-        if (orders[i].careful && has_key(&orders[at], (struct order_key){orders[i].shard, orders[i].hash}))
+        if (orders[i].careful && has_key(&orders[at], key_of(&orders[i])))
             return true;
     return orders[at].careful || was_refused(batch, &orders[at]);
+}
+
+static uint64_t aside_bit(uint64_t hash) { return UINT64_C(1) << hash % 64; }
+static uint64_t *aside_word(struct batch *batch, uint64_t hash) { return &batch->aside[hash % ASIDE_BITS / 64]; }
+
+static bool is_aside(struct batch *batch, uint64_t hash)
+{
+    return batch->is_parted && (*aside_word(batch, hash) & aside_bit(hash));
+}
+
+/* No more of the key is plain. */
+static void set_aside(struct batch *batch, uint64_t hash)
+{
+    if (!batch->is_parted)
+        memset(batch->aside, 0, sizeof batch->aside);
+    batch->is_parted = true;
+    *aside_word(batch, hash) |= aside_bit(hash);
+}
+
+static void note_refused(struct batch *batch, struct order_key key)
+{
+    batch->refused[batch->refused_count++] = key;
+    set_aside(batch, key.hash);
 }
 
 /* After an order was not taken: true if nothing more may go to its shard. */
@@ -61,7 +95,7 @@ static bool note_failure(struct batch *batch, const kl__order *order, kl_rc rc)
     if (order->refused && order->task->key.len == 0)
         return false;
     if (order->refused && batch->refused_count < REFUSED_MAX) {
-        batch->refused[batch->refused_count++] = (struct order_key){order->shard, order->hash};
+        note_refused(batch, key_of(order));
         return false;
     }
     batch->is_over = true;
@@ -69,13 +103,13 @@ static bool note_failure(struct batch *batch, const kl__order *order, kl_rc rc)
 }
 
 /* Submits all that finds a place at once, but not what needs care, nor to shards that take no more. Returns how many. */
-static size_t submit_free(kl_exec *exec, kl__order *orders, size_t count, kl_exec_id *ids, struct share *shares)
+static size_t submit_free(kl_exec *exec, kl__order *orders, size_t count, struct share *shares)
 {
     size_t taken = 0;
     for (uint32_t i = 0; i < exec->shard_count; i++)
         shares[i] = (struct share){.is_over = shares[i].is_over};
     for (size_t i = 0; i < count; i++)
-        shares[orders[i].shard->index].wanted += ids[i] == 0 && !orders[i].careful;
+        shares[orders[i].shard->index].wanted += *orders[i].id == 0 && !orders[i].careful;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         uint64_t places = 0;
         if (shares[i].wanted && !shares[i].is_over &&
@@ -85,11 +119,11 @@ static size_t submit_free(kl_exec *exec, kl__order *orders, size_t count, kl_exe
     }
     for (size_t i = 0; i < count; i++) {
         struct share *share = &shares[orders[i].shard->index];
-        if (KL_UNLIKELY(share->taken == 0 || orders[i].careful || ids[i] != 0))
+        if (KL_UNLIKELY(share->taken == 0 || orders[i].careful || *orders[i].id != 0))
             continue;
         share->taken--;
         share->urgent |= orders[i].urgent;
-        ids[i] = kl__order_fill(&orders[i], share->next++);
+        *orders[i].id = kl__order_fill(&orders[i], share->next++);
     }
     for (uint32_t i = 0; i < exec->shard_count; i++)
         if (shares[i].next)
@@ -106,19 +140,19 @@ static void look_again(kl__order *orders, size_t count)
             continue;
         orders[i].careful = true;
         for (size_t j = i + 1; j < count; j++)
-            if (has_key(&orders[j], (struct order_key){orders[i].shard, orders[i].hash}))
+            if (has_key(&orders[j], key_of(&orders[i])))
                 orders[j].careful = true;
     }
 }
 
 /* Submits the first that found no place, waiting for one, then all that finds one now, and so on: in order, for once one
  * finds none, its shard takes no more of the chunk. Returns how many were taken. */
-static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, kl_exec_id *ids, struct share *shares)
+static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, struct share *shares)
 {
     size_t taken = 0;
     for (size_t i = 0; i < count; i++) {
         uint32_t shard = orders[i].shard->index;
-        if (ids[i] != 0)
+        if (*orders[i].id != 0)
             continue;
         if (shares[shard].is_over || was_refused(batch, &orders[i])) {
             kl__order_drop(&orders[i]);
@@ -126,7 +160,7 @@ static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, 
         }
         look_again(orders + i, count - i);
         bool careful = orders[i].careful;
-        kl_rc rc = kl__order_submit(batch->exec, &orders[i], &ids[i]);
+        kl_rc rc = kl__order_submit(batch->exec, &orders[i], orders[i].id);
         if (rc != KL_OK) {
             shares[shard].is_over = note_failure(batch, &orders[i], rc);
             continue;
@@ -135,95 +169,111 @@ static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, 
         if (careful)
             continue;
         look_again(orders + i + 1, count - i - 1);
-        taken += submit_free(batch->exec, orders + i + 1, count - i - 1, ids + i + 1, shares);
+        taken += submit_free(batch->exec, orders + i + 1, count - i - 1, shares);
     }
     return taken;
 }
 
-/* Submits those of up to BATCH_CHUNK prepared orders that have id 0, and gives ids to those that are taken. Returns how
- * many were. */
-static size_t submit_prepared(struct batch *batch, kl__order *orders, size_t count, kl_exec_id *ids)
+/* Submits up to BATCH_CHUNK prepared orders, and gives ids to those that are taken. Returns how many were. */
+static size_t submit_prepared(struct batch *batch, kl__order *orders, size_t count)
 {
     struct share shares[KL_EXEC_SHARDS_MAX];
     for (uint32_t i = 0; i < batch->exec->shard_count; i++)
         shares[i].is_over = false;
     for (size_t i = 0; KL_UNLIKELY(batch->careful || batch->refused_count > 0) && i < count; i++)
         orders[i].careful = needs_care(batch, orders, i);
-    size_t taken = submit_free(batch->exec, orders, count, ids, shares);
-    return taken + submit_rest(batch, orders, count, ids, shares);
+    size_t taken = submit_free(batch->exec, orders, count, shares);
+    return taken + submit_rest(batch, orders, count, shares);
 }
 
-/* Where a task of a chunk goes: the low half of its key's hash, and the next one that goes to the same shard. */
-struct route {
-    uint32_t hash;
-    uint32_t next;
+/* Where the tasks of a chunk go: their keys' hashes, and for each the next one that goes to the same shard. */
+struct routes {
+    uint64_t hash[BATCH_CHUNK];
+    uint8_t next[BATCH_CHUNK];
 };
 
 /* The tasks of a chunk that go to one shard, in order. */
 struct line {
-    uint32_t first, count;
+    uint8_t first, count;
 };
 
 /* False: not all of them are plain and have a key. */
-static bool route_all(kl_exec *exec, const kl_exec_task *tasks, size_t count, struct route *routes, struct line *lines)
+static bool route_all(kl_exec *exec, const kl_exec_task *tasks, size_t count, struct routes *routes, struct line *lines)
 {
     for (size_t i = count; i-- > 0;) {
         if (KL_UNLIKELY(!kl__task_is_plain(&tasks[i]) || tasks[i].key.len == 0))
             return false;
         uint64_t hash = kl__hash_local(tasks[i].key);
         struct line *line = &lines[kl__hash_scale(hash, exec->shard_count)];
-        routes[i] = (struct route){(uint32_t)hash, line->first};
-        line->first = (uint32_t)i;
+        routes->hash[i] = hash;
+        routes->next[i] = line->first;
+        line->first = (uint8_t)i;
         line->count++;
     }
     return true;
 }
 
-static bool may_be_blocked(const kl__shard *shard, const struct route *routes, struct line line)
+/* Sets aside what may be of a blocked key, and all that follows it in the batch and may be of the same key, for whether that
+ * is blocked may change at any moment: it gets id 0. Returns the rest of the line. */
+static struct line part_line(struct batch *batch, const kl__shard *shard, struct routes *routes, struct line line,
+                             kl_exec_id *ids)
 {
-    if (KL_LIKELY(atomic_load_explicit(&shard->signs->blocked_keys, memory_order_relaxed) == 0))
-        return false;
-    for (uint32_t i = line.first; line.count-- > 0; i = routes[i].next)
-        if (kl__lane_signs_say(shard->signs, routes[i].hash))
-            return true;
-    return false;
+    struct line rest = {0};
+    uint8_t *end = &rest.first;
+    for (uint8_t i = line.first; line.count-- > 0; i = routes->next[i]) {
+        uint64_t hash = routes->hash[i];
+        if (KL_UNLIKELY(is_aside(batch, hash) || kl__lane_signs_say(shard->signs, (uint32_t)hash))) {
+            set_aside(batch, hash);
+            ids[i] = 0;
+            continue;
+        }
+        *end = i;
+        end = &routes->next[i];
+        rest.count++;
+    }
+    return rest;
 }
 
-/* Submits what finds a place at once. What does not gets id 0. Returns how many do. */
-static uint64_t submit_line(kl__shard *shard, const kl_exec_task *tasks, const struct route *routes, struct line line,
-                            kl_exec_id *ids)
+/* Submits what finds a place at once; what does not gets id 0. Returns how many do. */
+static size_t submit_line(kl__shard *shard, const kl_exec_task *tasks, const struct routes *routes, struct line line,
+                          kl_exec_id *ids)
 {
-    uint64_t number, places;
-    uint32_t i = line.first;
+    uint64_t number = 0, places = 0;
+    uint8_t i = line.first;
     if (kl__inbox_claim(&shard->inbox, line.count, &number, &places) != KL_OK)
         places = 0;
-    for (uint64_t taken = 0; taken < places; taken++, i = routes[i].next)
-        ids[i] = kl__place_fill(shard, &tasks[i], shard->exec->mark, routes[i].hash, number + taken, NULL);
+    for (uint64_t taken = 0; taken < places; taken++, i = routes->next[i])
+        ids[i] = kl__place_fill(shard, &tasks[i], shard->exec->mark, (uint32_t)routes->hash[i], number + taken, NULL);
     if (places > 0)
         kl__place_announce(shard, number + places - 1, false);
-    for (uint64_t left = line.count - places; left > 0; left--, i = routes[i].next)
+    for (uint64_t left = line.count - places; left > 0; left--, i = routes->next[i])
         ids[i] = 0;
     return places;
 }
 
-/* The common case of a chunk: tasks without options whose keys are short and not blocked. Submits what finds a place at
- * once; what does not gets id 0. Returns how many do: 0 also if it is not that case, and then it has not written to ids. */
-static size_t submit_plain(kl_exec *exec, const kl_exec_task *tasks, size_t count, kl_exec_id *ids)
+/* The common case of a chunk: tasks without options whose keys are short. Submits those that need not be set aside and find
+ * a place at once; the others get id 0. False: it is not that case, and nothing has happened. */
+static bool submit_plain(struct batch *batch, const kl_exec_task *tasks, size_t count, kl_exec_id *ids,
+                         size_t *ret_taken)
 {
-    struct route routes[BATCH_CHUNK];
+    kl_exec *exec = batch->exec;
+    struct routes routes;
     struct line lines[KL_EXEC_SHARDS_MAX];
     size_t taken = 0;
     for (uint32_t i = 0; i < exec->shard_count; i++)
         lines[i] = (struct line){0};
-    if (!route_all(exec, tasks, count, routes, lines))
-        return 0;
-    for (uint32_t i = 0; i < exec->shard_count; i++)
-        if (may_be_blocked(&exec->shards[i], routes, lines[i]))
-            return 0;
-    for (uint32_t i = 0; i < exec->shard_count; i++)
+    if (!route_all(exec, tasks, count, &routes, lines))
+        return false;
+    for (uint32_t i = 0; i < exec->shard_count; i++) {
+        kl__shard *shard = &exec->shards[i];
+        if (KL_UNLIKELY(batch->is_parted ||
+                        atomic_load_explicit(&shard->signs->blocked_keys, memory_order_relaxed) > 0))
+            lines[i] = part_line(batch, shard, &routes, lines[i], ids);
         if (lines[i].count > 0)
-            taken += submit_line(&exec->shards[i], tasks, routes, lines[i], ids);
-    return taken;
+            taken += submit_line(shard, tasks, &routes, lines[i], ids);
+    }
+    *ret_taken = taken;
+    return true;
 }
 
 /* The sentence of what is wrong, with the task before it. */
@@ -250,46 +300,72 @@ static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
     return KL_OK;
 }
 
-/* Makes a chunk into orders. One that cannot be prepared ends the batch before it. Returns how many there are. */
-static size_t prepare_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, kl__order *orders)
+/* Whether the task's key was refused, in this batch or before it, and still would be: then that has been said. */
+static bool is_refused_again(struct batch *batch, const kl_exec_task *task)
 {
-    size_t size = 0;
-    for (; size < count; size++) {
-        kl_rc rc = kl__order_prepare(batch->exec, &tasks[size], &orders[size]);
+    if (!batch->is_parted || !kl__task_is_plain(task) || task->key.len == 0)
+        return false;
+    struct order_key key;
+    kl__shard *shard = kl__exec_shard_of(batch->exec, task->key, &key.hash);
+    key.shard = shard;
+    if (was_key_refused(batch, key))
+        return true;
+    if (batch->refused_count == REFUSED_MAX || !kl__exec_refuses(batch->exec, shard, key.hash))
+        return false;
+    note_refused(batch, key);
+    batch->rc = kl__shard_fail_refused(shard, task->key, true);
+    return true;
+}
+
+/* Makes what is left of a chunk into orders. One that cannot be prepared ends the batch before it. Returns how many of the
+ * tasks, from the first, it has dealt with. */
+static size_t prepare_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, kl_exec_id *ids,
+                            kl__order *orders, size_t *ret_size)
+{
+    size_t at = 0, size = 0;
+    for (; at < count; at++) {
+        if (ids[at] != 0 || is_refused_again(batch, &tasks[at]))
+            continue;
+        kl_rc rc = kl__order_prepare(batch->exec, &tasks[at], &orders[size]);
         if (KL_UNLIKELY(rc != KL_OK)) {
             batch->rc = rc;
             batch->is_over = true;
             break;
         }
-        batch->careful |= orders[size].careful;
+        orders[size].id = &ids[at];
+        batch->careful |= orders[size++].careful;
     }
-    return size;
+    *ret_size = size;
+    return at;
 }
 
-/* A chunk that submit_plain has left alone, or not found places for: those of its tasks that have id 0. Returns how many
- * of the tasks, from the first, it has dealt with. */
+/* What submit_plain has left of a chunk: those of its tasks that have id 0. Returns how many of the tasks, from the first,
+ * it has dealt with. */
 static __attribute__((noinline)) size_t submit_orders(struct batch *batch, const kl_exec_task *tasks, size_t count,
                                                       kl_exec_id *ids)
 {
     kl__order orders[BATCH_CHUNK];
-    size_t size = prepare_chunk(batch, tasks, count, orders);
-    batch->taken += submit_prepared(batch, orders, size, ids);
-    return size;
+    size_t size, at = prepare_chunk(batch, tasks, count, ids, orders, &size);
+    if (size > 0)
+        batch->taken += submit_prepared(batch, orders, size);
+    return at;
 }
 
 /* A single chunk is checked here: of one that is plain there is nothing to check. */
 static size_t submit_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, bool is_checked,
                            kl_exec_id *ids)
 {
-    size_t plain = KL_LIKELY(batch->refused_count == 0) ? submit_plain(batch->exec, tasks, count, ids) : 0;
-    batch->taken += plain;
-    if (KL_LIKELY(plain == count))
-        return count;
-    if (plain == 0)
+    size_t plain = 0;
+    if (KL_LIKELY(submit_plain(batch, tasks, count, ids, &plain))) {
+        batch->taken += plain;
+        if (KL_LIKELY(plain == count))
+            return count;
+    } else {
         memset(ids, 0, count * sizeof ids[0]);
-    if (!is_checked && (batch->rc = check_batch(tasks, count)) != KL_OK) {
-        batch->is_over = true;
-        return 0;
+        if (!is_checked && (batch->rc = check_batch(tasks, count)) != KL_OK) {
+            batch->is_over = true;
+            return 0;
+        }
     }
     return submit_orders(batch, tasks, count, ids);
 }
@@ -306,7 +382,8 @@ kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t coun
     batch.rc = is_long ? check_batch(tasks, count) : KL_OK;
     batch.is_over = batch.rc != KL_OK;
     batch.careful = false;
-    batch.refused_count = 0; /* `refused` needs no value, and is large */
+    batch.is_parted = false; /* `aside` needs no value before, */
+    batch.refused_count = 0; /* nor `refused`, and they are large */
     size_t at = 0;
     while (at < count && !batch.is_over) {
         kl_exec_id own[BATCH_CHUNK], *ids = ret_ids ? ret_ids + at : own;

@@ -32,6 +32,7 @@ typedef struct kl__order {
     int64_t timeout_ms;
     kl__task_extra *extra; /* ours until the place is claimed */
     char *far_key;         /* likewise */
+    kl_exec_id *id;        /* of a batch: 0 while it is not taken */
 } kl__order;
 
 /* --- Places --- */

@@ -269,9 +269,10 @@ static kl_outcome fail_now_and_then(kl_run *run, void *ctx)
     return kl_run_id(run) % 3 == 0 && kl_run_attempt(run) < 3 ? KL_RETRY : KL_DONE;
 }
 
-/* What was taken of each key must be its first tasks. */
+/* What was taken of each key must be its first tasks. Of every other batch the first part has options, the rest has none. */
 static void submit_batches(void *exec)
 {
+    static const kl_exec_task_opts options = {.size = sizeof options, .attempts_max = 5};
     uint64_t random = test_seed();
     for (int i = 0; i < BATCHES; i++) {
         kl_exec_task batch[BATCH_SIZE];
@@ -280,7 +281,8 @@ static void submit_batches(void *exec)
         bool is_over[BATCH_KEYS] = {false};
         for (size_t j = 0; j < BATCH_SIZE; j++) {
             keys[j] = kl__random_below(&random, BATCH_KEYS);
-            batch[j] = (kl_exec_task){kl_str(batch_keys[keys[j]]), fail_now_and_then, NULL, NULL};
+            bool is_plain = i % 2 || j >= BATCH_SIZE / 2;
+            batch[j] = (kl_exec_task){kl_str(batch_keys[keys[j]]), fail_now_and_then, NULL, is_plain ? NULL : &options};
         }
         kl_rc rc = kl_exec_submit_batch(exec, batch, BATCH_SIZE, ids, &taken);
         CHECK(rc == KL_OK || rc == KL_EFULL);
@@ -376,6 +378,31 @@ TEST(who_is_refused_again_waits_for_nobody_until_the_shard_is_relieved_of_someth
     CHECK_INT(kl__shard_full_count(&exec->shards[0]), 3);
     CHECK_INT(kl_exec_key_drain(exec, kl_str("b"), NULL), KL_OK);
     CHECK_INT(submit_until_refused(exec, "a", NULL), 1);
+    kl_exec_close(exec);
+}
+
+TEST(a_batch_with_a_key_that_is_refused_again_waits_for_nobody_either)
+{
+    struct script failing = {.name = "x", .plan = "r"};
+    kl_exec_id ids[4];
+    size_t taken;
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    block_by_failing(exec, "a", &failing);
+    CHECK(submit_until_refused(exec, "a", NULL) > 0);
+    kl_exec_task tasks[] = {{kl_str("a"), note, "a1", NULL},
+                            {kl_str("b"), note, "b1", NULL},
+                            {kl_str("a"), note, "a2", NULL},
+                            {kl_str("b"), note, "b2", NULL}};
+    pthread_mutex_lock(&exec->shards[0].mutex);
+    CHECK_INT(kl_exec_submit_batch(exec, tasks, COUNT(tasks), ids, &taken), KL_EFULL);
+    pthread_mutex_unlock(&exec->shards[0].mutex);
+    CHECK_CONTAINS(kl_error_text(), "key 'a' is blocked");
+    CHECK(kl_exec_last_full().blocked && taken == 2);
+    CHECK(!ids[0] && ids[1] && !ids[2] && ids[3]);
+    CHECK_INT(kl__shard_full_count(&exec->shards[0]), 2); /* once for all that the batch had of the key */
+    journal_await(3);
+    CHECK_STR(journal_text(), "x b1 b2");
     kl_exec_close(exec);
 }
 
