@@ -255,6 +255,28 @@ TEST(stubs_are_found_until_they_are_removed)
     kl__stubs_close(stubs);
 }
 
+/* Where few tasks wait, others come and go beside them until every bucket of theirs was once too full for somebody. */
+TEST(a_stub_that_is_not_there_is_looked_for_and_not_found)
+{
+    enum { WAITING_MAX = IDS / 2, CHURN = 8 };
+    kl__stubs *stubs = kl__stubs_open();
+    uint32_t *slots = calloc(WAITING_MAX, sizeof *slots);
+    uint64_t random = test_seed(), next = 0;
+    for (uint64_t waiting = 0; waiting < WAITING_MAX && !test_failed(); waiting++) {
+        for (int i = 0; i < CHURN; i++) {
+            uint64_t which = i ? kl__random_below(&random, waiting + 1) : waiting;
+            if (i)
+                kl__stubs_remove(stubs, slots[which]);
+            kl_task_id id = id_of(next++), other = id_of(UINT32_MAX + next);
+            slots[which] = kl__stubs_add(stubs, 1, &id);
+            CHECK_INT(kl__stubs_find(stubs, 1, &other), KL_SLOT_NONE);
+        }
+        CHECK_INT(kl__stubs_count(stubs), waiting + 1);
+    }
+    free(slots);
+    kl__stubs_close(stubs);
+}
+
 TEST(a_slot_has_room_for_the_largest_task_at_the_last_place)
 {
     enum { BYTES = KL_KEY_BYTES_MAX + KL_KIND_BYTES_MAX + KL_HEADERS_BYTES_MAX + KL_PAYLOAD_BYTES_MAX };

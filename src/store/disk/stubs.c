@@ -1,13 +1,13 @@
 /* stubs.c - slots in slabs, and a table of ids over them.
  *
- * The table is cut into STRIPES by the id's hash. Each is an open-addressed array of slot numbers that grows by
- * half when it is three quarters full: no call ever moves more than a 256th of the table, and half of it is used. The
- * top four bits of an element are bits of the hash, so that 15 of 16 strangers on the way are passed without looking at
- * their slots, which would each be a cache miss.
+ * The table is cut into STRIPES by the id's hash, and no call ever moves more than one of them. A stripe is an array of
+ * buckets, each a cache line with room for twelve elements. An element is a slot number and a tag, a byte of the hash, so
+ * that strangers are passed without looking at their slots, which would each be a cache miss. One whose bucket is full goes
+ * into the next that is not, and every bucket on its way counts it: a search ends at the first bucket that nobody has
+ * passed, and what is removed leaves no trace.
  *
- * B1  Every slot in use is in the table once, between the home of its hash and the next empty element.
- * B2  Elements that were removed are GONE until their stripe is built anew; GONE and used ones together are at most
- *     LOAD of the stripe. */
+ * B1  Every slot in use is in the table once, in the home bucket of its hash or behind it.
+ * B2  `passed` of a bucket is the number of elements whose home is that bucket or one before it, and that stand behind. */
 #include "store/disk/stubs.h"
 
 #include <stdatomic.h>
@@ -21,20 +21,28 @@ enum {
     SLAB = 1 << SLAB_BITS, /* slots; 1.8 MiB */
     SLABS_MAX = 1 << (KL_SLOT_BITS - SLAB_BITS),
     STRIPES = 256,
-    STRIPE_MIN = 16,
+    BUCKET = 12, /* elements */
+    FEW = 4,     /* buckets of a stripe, which keeps at least so many once it has them */
+    MANY = 256,  /* from then on it grows by a quarter instead of a half, to save memory */
     AHEAD = 16,  /* how far to fetch before a slot is looked at */
-    GUESSES = 4, /* elements that are looked at for the one whose slot is to be fetched */
-    TAG_SHIFT = KL_SLOT_BITS,
+    FREE = 0,    /* the tag of a free element, and of no other */
 };
 
-#define EMPTY       UINT32_C(0)
-#define GONE        (UINT32_C(1) << TAG_SHIFT) /* slot 0 is never given out, so this is no element */
-#define SLOT_OF(e)  ((e) & (uint32_t)KL_SLOTS_MAX)
-#define LOAD(bytes) ((bytes) / 4 * 3)
+#define MOST(buckets)  ((buckets)*BUCKET / 8 * 7) /* elements that so many buckets take before there must be more, */
+#define LEAST(buckets) ((buckets)*BUCKET / 8)     /* and fewer than these are moved into half as many */
+
+struct bucket {
+    uint32_t slots[BUCKET];
+    uint8_t tags[BUCKET];
+    uint32_t passed;
+};
+_Static_assert(sizeof(struct bucket) == KL_CACHE_LINE,
+               "an element is found with one cache miss, and its slot with another");
 
 struct stripe {
-    uint32_t *elements;
-    uint32_t capacity, used, gone;
+    struct bucket *buckets;
+    uint32_t capacity; /* buckets */
+    uint32_t used;     /* elements */
 };
 
 struct kl__stubs {
@@ -60,12 +68,19 @@ static struct stripe *stripe_of(const kl__stubs *stubs, uint64_t hash)
 {
     return (struct stripe *)&stubs->stripes[hash & (STRIPES - 1)];
 }
-static uint32_t tag_of(uint64_t hash) { return (uint32_t)(hash >> 8 & 15) << TAG_SHIFT; }
-static uint32_t home_of(const struct stripe *stripe, uint64_t hash)
+static uint8_t tag_of(uint64_t hash)
 {
-    return (uint32_t)(((hash >> 32) * stripe->capacity) >> 32);
+    uint8_t tag = (uint8_t)(hash >> 8);
+    return tag == FREE ? 1 : tag;
 }
-static uint32_t next_of(const struct stripe *stripe, uint32_t at) { return at + 1 == stripe->capacity ? 0 : at + 1; }
+static struct bucket *home_of(const struct stripe *stripe, uint64_t hash)
+{
+    return &stripe->buckets[((hash >> 32) * stripe->capacity) >> 32];
+}
+static struct bucket *next_of(const struct stripe *stripe, struct bucket *bucket)
+{
+    return bucket + 1 == stripe->buckets + stripe->capacity ? stripe->buckets : bucket + 1;
+}
 
 kl__slot *kl__stubs_slot(const kl__stubs *stubs, uint32_t slot)
 {
@@ -87,69 +102,97 @@ void kl__stubs_close(kl__stubs *stubs)
     for (size_t i = 0; i < SLABS_MAX; i++)
         kl__free(stubs->slabs[i]);
     for (size_t i = 0; i < STRIPES; i++)
-        kl__free(stubs->stripes[i].elements);
+        kl__free(stubs->stripes[i].buckets);
     kl__free(stubs);
 }
 
-static bool is_element(uint32_t element) { return SLOT_OF(element) != 0; }
+/* The top bit of each byte that is the tag. */
+static uint64_t equal_bytes(uint64_t bytes, uint8_t tag)
+{
+    const uint64_t ones = UINT64_C(0x0101010101010101), rests = ones * 0x7f;
+    uint64_t differ = bytes ^ ones * tag;
+    return ~(((differ & rests) + rests) | differ | rests);
+}
 
-/* Puts an element behind its home; there is room. */
+/* The elements with that tag: bit 8 * n is the n-th, and bit 8 * n + 1 the eighth behind it. */
+static uint64_t tagged(const struct bucket *bucket, uint8_t tag)
+{
+    uint64_t low;
+    uint32_t high;
+    memcpy(&low, bucket->tags, sizeof low);
+    memcpy(&high, bucket->tags + sizeof low, sizeof high);
+    return equal_bytes(low, tag) >> 7 | (equal_bytes(high, tag) & UINT32_MAX) >> 6;
+}
+static uint32_t first_of(uint64_t elements)
+{
+    uint32_t bit = (uint32_t)__builtin_ctzll(elements);
+    return bit / 8 + bit % 8 * 8;
+}
+
+/* Puts an element into its home or behind it; there is room. */
 static void place(struct stripe *stripe, uint64_t hash, uint32_t slot)
 {
-    uint32_t at = home_of(stripe, hash);
-    while (is_element(stripe->elements[at]))
-        at = next_of(stripe, at);
-    if (stripe->elements[at] == GONE)
-        stripe->gone--;
-    stripe->elements[at] = tag_of(hash) | slot;
+    struct bucket *bucket = home_of(stripe, hash);
+    uint64_t free;
+    for (; !(free = tagged(bucket, FREE)); bucket = next_of(stripe, bucket))
+        bucket->passed++;
+    bucket->slots[first_of(free)] = slot;
+    bucket->tags[first_of(free)] = tag_of(hash);
     stripe->used++;
 }
 
-/* Makes room for one more: without the gone elements, and larger by half unless those were many. */
-static bool rebuild(kl__stubs *stubs, struct stripe *old)
+static uint32_t slot_at(const struct stripe *stripe, uint32_t element)
 {
-    struct stripe new = {.capacity = old->capacity};
-    if (new.capacity == 0)
-        new.capacity = STRIPE_MIN;
-    else if (old->used >= LOAD(old->capacity) / 8 * 7)
-        new.capacity += new.capacity / 2;
-    else if (old->used < old->capacity / 4 && new.capacity > STRIPE_MIN * 2)
-        new.capacity /= 2;
-    new.elements = kl__alloc_zeroed(new.capacity, sizeof(*new.elements));
-    if (!new.elements)
+    return stripe->buckets[element / BUCKET].slots[element % BUCKET];
+}
+
+/* Into so many buckets; false: out of memory, nothing changed. */
+static bool rebuild(const kl__stubs *stubs, struct stripe *old, uint32_t capacity)
+{
+    struct stripe new = {.capacity = capacity};
+    new.buckets = kl__alloc_aligned(KL_CACHE_LINE, capacity, sizeof *new.buckets);
+    if (!new.buckets)
         return false;
-    for (uint32_t i = 0; i < old->capacity; i++) {
-        uint32_t ahead = i + AHEAD < old->capacity ? old->elements[i + AHEAD] : EMPTY;
-        if (is_element(ahead))
-            kl__fetch(kl__stubs_slot(stubs, SLOT_OF(ahead)));
-        if (is_element(old->elements[i]))
-            place(&new, hash_of(&kl__stubs_slot(stubs, SLOT_OF(old->elements[i]))->id), SLOT_OF(old->elements[i]));
+    for (uint32_t i = 0, end = old->capacity * BUCKET; i < end; i++) {
+        uint32_t slot = slot_at(old, i), ahead = i + AHEAD < end ? slot_at(old, i + AHEAD) : KL_SLOT_NONE;
+        if (ahead != KL_SLOT_NONE)
+            kl__fetch(kl__stubs_slot(stubs, ahead));
+        if (slot != KL_SLOT_NONE)
+            place(&new, hash_of(&kl__stubs_slot(stubs, slot)->id), slot);
     }
-    kl__free(old->elements);
+    kl__free(old->buckets);
     *old = new;
     return true;
 }
 
-static uint32_t *find(const kl__stubs *stubs, uint32_t partition, const kl_task_id *id, uint64_t hash)
+/* Where an element is; no bucket: it is not there. */
+struct found {
+    struct bucket *bucket;
+    uint32_t element;
+};
+
+static struct found find(const kl__stubs *stubs, uint32_t partition, const kl_task_id *id, uint64_t hash)
 {
     const struct stripe *stripe = stripe_of(stubs, hash);
-    if (!stripe->capacity)
-        return NULL;
-    for (uint32_t at = home_of(stripe, hash); stripe->elements[at] != EMPTY; at = next_of(stripe, at)) {
-        uint32_t element = stripe->elements[at];
-        if (!is_element(element) || (element & ~(uint32_t)KL_SLOTS_MAX) != tag_of(hash))
-            continue;
-        const kl__slot *slot = kl__stubs_slot(stubs, SLOT_OF(element));
-        if (memcmp(&slot->id, id, sizeof *id) == 0 && slot->partition == partition)
-            return &stripe->elements[at];
+    uint8_t tag = tag_of(hash);
+    struct bucket *bucket = stripe->capacity ? home_of(stripe, hash) : NULL;
+    for (uint32_t i = 0; i < stripe->capacity; i++) { /* every bucket may have been passed */
+        for (uint64_t alike = tagged(bucket, tag); alike; alike &= alike - 1) {
+            const kl__slot *slot = kl__stubs_slot(stubs, bucket->slots[first_of(alike)]);
+            if (memcmp(&slot->id, id, sizeof *id) == 0 && slot->partition == partition)
+                return (struct found){bucket, first_of(alike)};
+        }
+        if (bucket->passed == 0)
+            break;
+        bucket = next_of(stripe, bucket);
     }
-    return NULL;
+    return (struct found){0};
 }
 
 uint32_t kl__stubs_find(const kl__stubs *stubs, uint32_t partition, const kl_task_id *id)
 {
-    const uint32_t *element = find(stubs, partition, id, hash_of(id));
-    return element ? SLOT_OF(*element) : KL_SLOT_NONE;
+    struct found found = find(stubs, partition, id, hash_of(id));
+    return found.bucket ? found.bucket->slots[found.element] : KL_SLOT_NONE;
 }
 
 void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id)
@@ -157,7 +200,7 @@ void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id)
     uint64_t hash = hash_of(id);
     const struct stripe *stripe = stripe_of(stubs, hash);
     if (stripe->capacity)
-        kl__fetch(&stripe->elements[home_of(stripe, hash)]);
+        kl__fetch(home_of(stripe, hash));
 }
 
 void kl__stubs_prefetch_number(const kl__stubs *stubs, uint32_t slot)
@@ -171,16 +214,10 @@ void kl__stubs_prefetch_slot(const kl__stubs *stubs, const kl_task_id *id)
 {
     uint64_t hash = hash_of(id);
     const struct stripe *stripe = stripe_of(stubs, hash);
-    if (!stripe->capacity)
-        return;
-    for (uint32_t at = home_of(stripe, hash), i = 0; i < GUESSES && stripe->elements[at] != EMPTY; i++) {
-        uint32_t element = stripe->elements[at];
-        if (is_element(element) && (element & ~(uint32_t)KL_SLOTS_MAX) == tag_of(hash)) {
-            kl__stubs_prefetch_number(stubs, SLOT_OF(element));
-            return;
-        }
-        at = next_of(stripe, at);
-    }
+    const struct bucket *home = stripe->capacity ? home_of(stripe, hash) : NULL;
+    uint64_t alike = home ? tagged(home, tag_of(hash)) : 0;
+    if (alike)
+        kl__stubs_prefetch_number(stubs, home->slots[first_of(alike)]);
 }
 
 static uint32_t take_slot(kl__stubs *stubs)
@@ -206,7 +243,8 @@ uint32_t kl__stubs_add(kl__stubs *stubs, uint32_t partition, const kl_task_id *i
 {
     uint64_t hash = hash_of(id);
     struct stripe *stripe = stripe_of(stubs, hash);
-    if (stripe->used + stripe->gone >= LOAD(stripe->capacity) && !rebuild(stubs, stripe))
+    if (stripe->used >= MOST(stripe->capacity) &&
+        !rebuild(stubs, stripe, stripe->capacity + stripe->capacity / (stripe->capacity < MANY ? 2 : 4) + 1))
         return KL_SLOT_NONE;
     uint32_t slot = take_slot(stubs);
     if (slot == KL_SLOT_NONE)
@@ -218,18 +256,13 @@ uint32_t kl__stubs_add(kl__stubs *stubs, uint32_t partition, const kl_task_id *i
     return slot;
 }
 
-/* In front of an empty element nobody passes by, so neither this one nor those gone before it need a mark. */
-static void take_out(struct stripe *stripe, uint32_t at)
+static void take_out(struct stripe *stripe, struct bucket *home, struct found found)
 {
+    for (struct bucket *bucket = home; bucket != found.bucket; bucket = next_of(stripe, bucket))
+        bucket->passed--;
+    found.bucket->slots[found.element] = KL_SLOT_NONE;
+    found.bucket->tags[found.element] = FREE;
     stripe->used--;
-    stripe->gone++;
-    stripe->elements[at] = GONE;
-    if (stripe->elements[next_of(stripe, at)] != EMPTY)
-        return;
-    for (; stripe->elements[at] == GONE; at = at ? at - 1 : stripe->capacity - 1) {
-        stripe->elements[at] = EMPTY;
-        stripe->gone--;
-    }
 }
 
 void kl__stubs_remove(kl__stubs *stubs, uint32_t slot)
@@ -237,9 +270,11 @@ void kl__stubs_remove(kl__stubs *stubs, uint32_t slot)
     kl__slot *gone = kl__stubs_slot(stubs, slot);
     uint64_t hash = hash_of(&gone->id);
     struct stripe *stripe = stripe_of(stubs, hash);
-    uint32_t *element = find(stubs, gone->partition, &gone->id, hash);
-    KL_ASSERT(element && SLOT_OF(*element) == slot);
-    take_out(stripe, (uint32_t)(element - stripe->elements));
+    struct found found = find(stubs, gone->partition, &gone->id, hash);
+    KL_ASSERT(found.bucket && found.bucket->slots[found.element] == slot);
+    take_out(stripe, home_of(stripe, hash), found);
+    if (stripe->used < LEAST(stripe->capacity) && stripe->capacity >= 2 * FEW)
+        (void)rebuild(stubs, stripe, stripe->capacity / 2); /* without memory it stays as it is */
     gone->segment = stubs->free_first;
     stubs->free_first = slot;
     atomic_store_explicit(&stubs->count, stubs->count - 1, memory_order_relaxed);

@@ -1,6 +1,6 @@
 /* stubs.h - what is kept in memory of each waiting task: 56 bytes in a slot, found by number or by id.
  *
- * With its share of the table of ids (about 6 bytes) and its place in a line (12), a waiting task takes less than 80
+ * With its share of the table of ids (6 to 8 bytes) and its place in a line (12), a waiting task takes less than 80
  * bytes; its payload stays on disk. Slots never move. */
 #ifndef KL_STORE_STUBS_H
 #define KL_STORE_STUBS_H
