@@ -23,37 +23,33 @@ void kl__keytable_grow(kl__keytable *table)
         if (segment >= KL_KEYTABLE_SEGMENTS)
             return;
         if (!table->segments[segment])
-            table->segments[segment] = kl__alloc_zeroed(index, sizeof(kl__keytable_entry *));
+            table->segments[segment] = kl__alloc_zeroed(index, sizeof(kl__keytable_bucket));
         if (!table->segments[segment])
             return;
         table->mask = 2 * index - 1;
     }
-    kl__keytable_entry **from = kl__keytable_at(table, index & (table->mask >> 1));
-    kl__keytable_entry **to = kl__keytable_at(table, index);
+    kl__keytable_bucket *from = kl__keytable_at(table, index & (table->mask >> 1));
+    kl__keytable_bucket *to = kl__keytable_at(table, index);
+    kl__keytable_entry *next, *entry = from->first;
     table->buckets++;
-    while (*from) {
-        kl__keytable_entry *entry = *from;
-        if ((entry->hash & table->mask) == index) {
-            *from = entry->next;
-            *to = entry;
-            to = &entry->next;
-        } else {
-            from = &entry->next;
-        }
+    *from = *to = (kl__keytable_bucket){0};
+    for (; entry; entry = next) {
+        next = entry->next;
+        kl__keytable_push((entry->hash & table->mask) == index ? to : from, entry);
     }
-    *to = NULL;
 }
 
 /* Joins the last bucket to the one it was split from, and frees its segment if it was the segment's first. */
 static void join(kl__keytable *table)
 {
     uint32_t index = --table->buckets;
-    kl__keytable_entry **from = kl__keytable_at(table, index);
-    kl__keytable_entry **to = kl__keytable_at(table, index & (table->mask >> 1));
-    while (*to)
-        to = &(*to)->next;
-    *to = *from;
-    *from = NULL;
+    kl__keytable_bucket *from = kl__keytable_at(table, index);
+    kl__keytable_bucket *to = kl__keytable_at(table, index & (table->mask >> 1));
+    for (kl__keytable_entry *next, *entry = from->first; entry; entry = next) {
+        next = entry->next;
+        kl__keytable_push(to, entry);
+    }
+    *from = (kl__keytable_bucket){0};
     if ((index & (index - 1)) == 0) {
         uint32_t segment = segment_of(index);
         kl__free(table->segments[segment]);

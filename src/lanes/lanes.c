@@ -299,7 +299,7 @@ static inline kl__lane *find_lane(const kl__lanes *lanes, kl_bytes key, uint32_t
 {
     if (key.len == 0)
         return (kl__lane *)&lanes->crowd;
-    for (kl__keytable_entry *entry = *kl__keytable_chain(&lanes->table, hash); entry; entry = entry->next) {
+    for (kl__keytable_entry *entry = kl__keytable_first(&lanes->table, hash); entry; entry = entry->next) {
         kl__lane *lane = (kl__lane *)entry;
         if (entry->hash == hash && lane->key_len == key.len && same_bytes(key_of(lane).data, key.data, key.len))
             return lane;
@@ -312,11 +312,14 @@ kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key)
     return find_lane(lanes, key->bytes, key->hash);
 }
 
-void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash) { kl__fetch(kl__keytable_chain(&lanes->table, hash)); }
+void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash)
+{
+    kl__fetch(kl__keytable_bucket_of(&lanes->table, hash));
+}
 
 void kl__lanes_prefetch_lane(const kl__lanes *lanes, uint32_t hash)
 {
-    kl__fetch(*kl__keytable_chain(&lanes->table, hash));
+    kl__fetch(kl__keytable_first(&lanes->table, hash));
 }
 
 /* Its memory, with anything in it; NULL: there is none. Without memory, lanes of idle keys are used again: as one was made
@@ -387,11 +390,10 @@ void kl__lanes_close(kl__lanes *lanes)
     if (!lanes)
         return;
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
-        kl__keytable_entry **chain = kl__keytable_at(&lanes->table, i);
-        while (*chain) {
-            kl__lane *lane = (kl__lane *)*chain;
-            *chain = lane->entry.next;
-            free_lane(lane);
+        kl__keytable_entry *next, *entry = kl__keytable_at(&lanes->table, i)->first;
+        for (; entry; entry = next) {
+            next = entry->next;
+            free_lane((kl__lane *)entry);
         }
     }
     kl__keytable_close(&lanes->table);
@@ -773,7 +775,7 @@ static void change_all(kl__lanes *lanes, void (*change)(kl__lanes *lanes, kl__la
     lanes->visiting = true;
     change(lanes, &lanes->crowd, ctx);
     for (uint32_t i = 0; i < lanes->table.buckets; i++)
-        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next)
+        for (kl__keytable_entry *entry = kl__keytable_at(&lanes->table, i)->first; entry; entry = entry->next)
             change(lanes, (kl__lane *)entry, ctx);
     lanes->visiting = false;
     while (lanes->resting_count > lanes->resting_max)

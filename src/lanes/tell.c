@@ -19,7 +19,7 @@ kl__lane_info kl__lanes_show(const kl__lanes *lanes, const kl__lane_key *key)
 void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__lane_info *info), void *ctx)
 {
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
-        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
+        for (kl__keytable_entry *entry = kl__keytable_at(&lanes->table, i)->first; entry; entry = entry->next) {
             kl__lane_info info = info_of((kl__lane *)entry);
             if (info.state != KL_LANE_IDLE)
                 visit(ctx, &info);

@@ -55,7 +55,7 @@ static bool signs_valid(const kl__lanes *lanes)
     uint32_t keys = crowd_blocked, blocked[KL_LANE_SIGNS] = {KL_LANE_SIGNS_EACH * keys};
     bool ok = true;
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
-        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next) {
+        for (kl__keytable_entry *entry = kl__keytable_at(&lanes->table, i)->first; entry; entry = entry->next) {
             const kl__lane *lane = (const kl__lane *)entry;
             stuck += lane->stuck;
             of_blocked += kl__lane_blocked(lane) ? lane->stuck : 0;
@@ -77,9 +77,11 @@ bool kl__lanes_valid(const kl__lanes *lanes)
     uint64_t keys[KL_LANE_STATES] = {0}, entries = 0, timers = lanes->crowd.wake_ms != KL_NEVER, all = 0;
     keys[lanes->crowd.state] += lanes->crowd.state != KL_LANE_IDLE;
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
-        for (kl__keytable_entry *entry = *kl__keytable_at(&lanes->table, i); entry; entry = entry->next, entries++) {
+        for (kl__keytable_entry *entry = kl__keytable_at(&lanes->table, i)->first; entry;
+             entry = entry->next, entries++) {
             const kl__lane *lane = (const kl__lane *)entry;
-            ok &= kl__keytable_chain(&lanes->table, entry->hash) == kl__keytable_at(&lanes->table, i);
+            ok &= kl__keytable_bucket_of(&lanes->table, entry->hash) == kl__keytable_at(&lanes->table, i);
+            ok &= kl__keytable_first(&lanes->table, entry->hash) != NULL;
             ok &= lane_valid(lanes, lane);
             timers += lane->wake_ms != KL_NEVER;
             all += lane->entry.tasks;
