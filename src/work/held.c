@@ -1,6 +1,7 @@
 /* held.c - tasks in memory: their memory, and a window's table of them by position. */
 #include <string.h>
 
+#include "base/fetch.h"
 #include "work/inside.h"
 
 enum { HELD_BLOCK = 64, TABLE_FIRST = 16 };
@@ -92,6 +93,12 @@ bool kl__held_enter(kl__window *window, kl__held *held)
     insert(window, held);
     window->table_count++;
     return true;
+}
+
+void kl__held_prefetch(const kl__window *window, uint64_t position)
+{
+    if (window->table_capacity)
+        kl__fetch(&window->table[home(window, position)]);
 }
 
 kl__held *kl__held_at(const kl__window *window, uint64_t position)

@@ -349,6 +349,8 @@ void kl__held_free_blocks(kl__pump *pump);
 bool kl__held_enter(kl__window *window, kl__held *held); /* into the table; false: no memory */
 void kl__held_forget(kl__window *window, kl__held *held);
 kl__held *kl__held_at(const kl__window *window, uint64_t position); /* NULL: not held */
+void kl__held_prefetch(const kl__window *window,
+                       uint64_t position); /* what entering, finding or forgetting it touches */
 
 /* --- window.c --- */
 

@@ -201,11 +201,12 @@ static bool plan_store(kl__pump *pump, struct looks *looks, uint64_t *from)
 
 /* --- What was read --- */
 
-/* Lets the processor fetch the lanes of stubs that come later: where there are many keys, they are in no cache. */
-static void prefetch_lanes(const kl__window *window, const kl_scan *scan, size_t at)
+/* Lets the processor fetch the places and lanes of stubs that come later: where there are many keys, they are in no cache. */
+static void prefetch(const kl__window *window, const kl_scan *scan, size_t at)
 {
     enum { AHEAD = 8, FAR_AHEAD = 2 * AHEAD };
     if (window->lanes && at + FAR_AHEAD < scan->count) {
+        kl__held_prefetch(window, scan->stubs[at + AHEAD].position);
         kl__lanes_prefetch(window->lanes, (uint32_t)scan->stubs[at + FAR_AHEAD].key_hash);
         kl__lanes_prefetch_lane(window->lanes, (uint32_t)scan->stubs[at + AHEAD].key_hash);
     }
@@ -218,7 +219,7 @@ static size_t admit(struct look *look, const kl_scan *scan)
     size_t i = 0;
     while (i < scan->count) {
         const kl_stub *stub = &scan->stubs[i];
-        prefetch_lanes(look->window, scan, i);
+        prefetch(look->window, scan, i);
         if (side && (look->cursor->wanting == 0 || stub->position > look->cursor->last.position))
             break;
         if (!kl__window_admit(look->window, scan->line, stub, side))

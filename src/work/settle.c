@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/fetch.h"
 #include "base/mutant.h"
 #include "work/inside.h"
 
@@ -281,6 +282,18 @@ static void refused(kl__window *window, kl__held **held, size_t count)
     kl__window_free_if_done(window);
 }
 
+static void apply_batch(kl__window *window, const kl_settle *batch, kl__held **held)
+{
+    enum { AHEAD = 8 };
+    for (size_t i = 0; i < batch->count; i++) {
+        if (i + AHEAD < batch->count) {
+            kl__held_prefetch(window, batch->tasks[i + AHEAD].position);
+            kl__fetch_to_write(held[i + AHEAD]);
+        }
+        applied(window, held[i]);
+    }
+}
+
 /* A shard that was taken over, or is damaged, is that batch's alone. */
 static void apply(kl__settles *settles, kl_rc rc)
 {
@@ -299,8 +312,7 @@ static void apply(kl__settles *settles, kl_rc rc)
         if (rc != KL_OK && (!each || batch->rc != KL_OK) && !KL_MUTANT(outcomes_dropped)) {
             put_back(window, held, batch->count, each ? batch->rc : rc);
         } else {
-            for (size_t i = 0; i < batch->count; i++)
-                applied(window, held[i]);
+            apply_batch(window, batch, held);
         }
         if (window->lost)
             kl__window_free_if_done(window);
