@@ -279,6 +279,31 @@ CLAIM(a_finished_task_that_was_not_kept_does_not_come_back)
     }
 }
 
+CLAIM(a_settle_that_is_repeated_leaves_a_task_that_was_appended_again)
+{
+    kl_place place = order_place(t, 4);
+    kl_entry entry = make_entry(t, place, "k", "first");
+    append(t, &entry, 1);
+    kl_settled tasks[4];
+    for (int i = 0; i < 4; i++) {
+        tasks[i] = outcome_of(t, place, &entry.id, i < 3 ? ends[i] : KL_RETRY);
+        tasks[i].keep_ms = i % 2 ? KEEP_MS : 0;
+    }
+    CHECK_OK(settle(t, place, 0, tasks, 1));
+    entry.payload = kl_str("second");
+    append(t, &entry, 1);
+    for (int i = 0; i < 4; i++)
+        CHECK_OK(settle(t, place, 0, &tasks[i], 1));
+    BOTH_LIVES(t)
+    {
+        CHECK_LINE(t, place, 0, &entry.id, 1);
+        CHECK_INT(stub_of(t, place, &entry.id).attempts, 0);
+        CHECK_BYTES(read_one(t, place, &entry.id).entry.payload, kl_str("second"));
+    }
+    finish(t, place, &entry.id, KL_DONE, 0, NULL, NULL);
+    CHECK_LINE(t, place, 0, NULL, 0);
+}
+
 CLAIM(unknown_tasks_are_passed_over_and_the_others_count)
 {
     kl_place place = order_place(t, 4);

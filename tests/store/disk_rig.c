@@ -111,16 +111,63 @@ void rig_append(struct rig *rig, uint64_t first, uint64_t count, size_t size)
     rig_append_due(rig, first, count, size, 0);
 }
 
+static int by_id(const void *a, const void *b)
+{
+    return memcmp(&(*(kl_settled *const *)a)->id, &(*(kl_settled *const *)b)->id, sizeof(kl_task_id));
+}
+
+static void set_position(kl_settled **sorted, size_t count, const kl_stub *stub)
+{
+    kl_settled wanted = {.id = stub->id}, *key = &wanted;
+    kl_settled **found = bsearch(&key, sorted, count, sizeof(*sorted), by_id);
+    if (found)
+        (*found)->position = stub->position;
+}
+
+static kl_rc set_by_line(const struct rig *rig, kl_scan scan, kl_settled **sorted, size_t count)
+{
+    kl_stub stubs[256], last;
+    scan.stubs = stubs;
+    scan.max = sizeof stubs / sizeof *stubs;
+    scan.until_ms = INT64_MAX;
+    do {
+        kl_rc rc = kl_store_scan(rig->store, &scan, 1);
+        if (rc != KL_OK)
+            return rc;
+        for (size_t i = 0; i < scan.count; i++)
+            set_position(sorted, count, &stubs[i]);
+        if (scan.count)
+            last = stubs[scan.count - 1];
+        scan.after = &last;
+    } while (scan.count == scan.max);
+    return KL_OK;
+}
+
+kl_rc rig_set_positions(const struct rig *rig, kl_place place, kl_settled *settled, size_t count)
+{
+    kl_settled **sorted = calloc(count + 1, sizeof(*sorted));
+    kl_rc rc = sorted ? KL_OK : KL_ENOMEM;
+    for (size_t i = 0; sorted && i < count; i++)
+        sorted[i] = &settled[i];
+    if (sorted)
+        qsort(sorted, count, sizeof(*sorted), by_id);
+    for (int32_t line = KL_PRIORITY_MIN; rc == KL_OK && line <= KL_LINE_RETRY; line++)
+        rc = set_by_line(rig, (kl_scan){.place = place, .line = line}, sorted, count);
+    free(sorted);
+    return rc;
+}
+
 /* Those of one shard. */
 static void settle_shard(struct rig *rig, uint32_t shard, const uint64_t *numbers, size_t count, kl_settled *settled)
 {
     kl_settle batch = {.place = {rig->partition, shard}, .tasks = settled};
     for (size_t i = 0; i < count; i++)
         if (numbers[i] % RIG_SHARDS == shard)
-            settled[batch.count++] =
-                (kl_settled){.id = rig_id(numbers[i]), .position = 1, .outcome = KL_DONE, .attempts = 1};
-    if (batch.count)
+            settled[batch.count++] = (kl_settled){.id = rig_id(numbers[i]), .outcome = KL_DONE, .attempts = 1};
+    if (batch.count) {
+        CHECK_OK(rig_set_positions(rig, batch.place, settled, batch.count));
         CHECK_OK(kl_store_settle(rig->store, &batch, 1));
+    }
 }
 
 void rig_settle_some(struct rig *rig, const uint64_t *numbers, size_t count)

@@ -44,6 +44,9 @@ kl_entry rig_entry(const struct rig *rig, uint64_t number, size_t bytes); /* byt
 void rig_append(struct rig *rig, uint64_t first, uint64_t count, size_t bytes);
 void rig_append_due(struct rig *rig, uint64_t first, uint64_t count, size_t bytes, int64_t due_ms);
 
+/* Sets the positions of tasks of one shard as scans show them; of those that do not wait, none. */
+kl_rc rig_set_positions(const struct rig *rig, kl_place place, kl_settled *settled, size_t count);
+
 /* Settles as done, without keeping. */
 void rig_settle(struct rig *rig, uint64_t first, uint64_t count);
 void rig_settle_some(struct rig *rig, const uint64_t *numbers, size_t count);

@@ -149,8 +149,10 @@ static void settle_others(struct rig *rig)
         batches[shard] = (kl_settle){.place = {rig->partition, shard}, .tasks = settled + count};
         for (uint64_t number = shard; number < COUNT; number += RIG_SHARDS)
             if (!stays(number))
-                settled[count++] = (kl_settled){.id = rig_id(number), .position = 1, .outcome = KL_DONE, .attempts = 1};
+                settled[count++] = (kl_settled){.id = rig_id(number), .outcome = KL_DONE, .attempts = 1};
         batches[shard].count = (size_t)(settled + count - batches[shard].tasks);
+        CHECK_OK(
+            rig_set_positions(rig, batches[shard].place, settled + count - batches[shard].count, batches[shard].count));
     }
     if (settled)
         CHECK_OK(kl_store_settle(rig->store, batches, RIG_SHARDS));
@@ -294,11 +296,11 @@ TEST(what_is_live_in_each_part_is_known_whatever_was_done)
         for (uint64_t number = first; number < first + EACH; number++) {
             static const kl_outcome outcomes[] = {KL_DONE, KL_DEAD, KL_RETRY};
             kl_settled settled = {.id = rig_id(number),
-                                  .position = 1,
                                   .outcome = outcomes[kl__random_below(&random, 3)],
                                   .attempts = 1,
                                   .keep_ms = kl__random_below(&random, 2) ? 100000000 : 0};
             kl_settle batch = {.place = rig_place(&rig, number), .tasks = &settled, .count = 1};
+            CHECK_OK(rig_set_positions(&rig, batch.place, &settled, 1));
             if (kl__random_below(&random, 4))
                 CHECK_OK(kl_store_settle(rig.store, &batch, 1));
         }

@@ -79,14 +79,10 @@ static void append_all(struct rig *rig, struct witness *seen)
 
 static bool settle(struct rig *rig, uint64_t number, kl_outcome outcome)
 {
-    kl_settled settled = {.id = rig_id(number),
-                          .position = 1,
-                          .outcome = outcome,
-                          .attempts = 1,
-                          .keep_ms = 1000000000,
-                          .error = {"memory", 6}};
+    kl_settled settled = {
+        .id = rig_id(number), .outcome = outcome, .attempts = 1, .keep_ms = 1000000000, .error = {"memory", 6}};
     kl_settle batch = {.place = rig_place(rig, number), .epoch = 1, .tasks = &settled, .count = 1};
-    return kl_store_settle(rig->store, &batch, 1) == KL_OK;
+    return rig_set_positions(rig, batch.place, &settled, 1) == KL_OK && kl_store_settle(rig->store, &batch, 1) == KL_OK;
 }
 
 static void look_all(struct rig *rig)

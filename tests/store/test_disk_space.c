@@ -163,11 +163,11 @@ TEST(what_is_kept_leaves_the_journal_for_history)
         kl_settle batch = {.place = {rig.partition, shard}, .tasks = settled};
         for (uint64_t number = shard; number < COUNT; number += RIG_SHARDS)
             settled[batch.count++] = (kl_settled){.id = rig_id(number),
-                                                  .position = 1,
                                                   .outcome = number < RETRIED ? KL_RETRY : KL_DEAD,
                                                   .attempts = 1,
                                                   .keep_ms = 100000000,
                                                   .error = {"it broke", 8}};
+        CHECK_OK(rig_set_positions(&rig, batch.place, settled, batch.count));
         CHECK_OK(kl_store_settle(rig.store, &batch, 1));
     }
     check_bound(&rig, RETRIED * (task_bytes(BYTES, false) + KL_MOVED_MORE), "what history has is dropped");

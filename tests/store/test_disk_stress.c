@@ -75,7 +75,6 @@ static kl_settled settled_of(struct owner *owner, uint64_t task)
     uint64_t what = below(owner, 10);
     bool ends = what >= 3 || owner->attempts[task] == ATTEMPTS_MAX;
     kl_settled settled = {.id = rig_id(number_of(owner, task)),
-                          .position = 1,
                           .outcome = !ends       ? KL_RETRY
                                      : what == 9 ? KL_DEAD
                                                  : KL_DONE,
@@ -102,6 +101,7 @@ static void settle(struct owner *owner)
     }
     if (!batch.count)
         return;
+    CHECK_OK(rig_set_positions(owner->rig, batch.place, settled, batch.count));
     CHECK_OK(kl_store_settle(owner->rig->store, &batch, 1));
     for (size_t i = 0; i < batch.count; i++) {
         owner->attempts[tasks[i]]++;

@@ -374,9 +374,10 @@ TEST(large_answers_come_in_parts)
     for (uint64_t i = 0; i < TASKS; i++) {
         kl_entry entry = rig_entry(&second, i * RIG_SHARDS, BYTES);
         entry.job = job;
-        kl_settled settled = {.id = entry.id, .position = 1, .outcome = KL_DEAD, .attempts = 1, .keep_ms = 3600000};
+        kl_settled settled = {.id = entry.id, .outcome = KL_DEAD, .attempts = 1, .keep_ms = 3600000};
         kl_settle batch = {.place = entry.place, .tasks = &settled, .count = 1};
         CHECK_OK(kl_store_append(second.store, &entry, 1, NULL));
+        CHECK_OK(rig_set_positions(&second, entry.place, &settled, 1));
         CHECK_OK(kl_store_settle(second.store, &batch, 1));
     }
     CHECK_INT(count_results(&second, &job, 100, BYTES), TASKS);
@@ -580,8 +581,10 @@ static void *run_load(void *arg)
         memcpy(&token, &entry.id, sizeof token);
         while (again(load, kl_store_append(store, &entry, 1, i % 2 ? &token : NULL)))
             ;
-        kl_settled settled = {.id = entry.id, .position = 1, .outcome = KL_DONE, .attempts = 1};
+        kl_settled settled = {.id = entry.id, .outcome = KL_DONE, .attempts = 1};
         kl_settle batch = {.place = entry.place, .tasks = &settled, .count = 1};
+        while (i % 3 == 0 && again(load, rig_set_positions(load->rig, entry.place, &settled, 1)))
+            ;
         while (i % 3 == 0 && again(load, kl_store_settle(store, &batch, 1)))
             ;
         atomic_fetch_add(load->made, 1);

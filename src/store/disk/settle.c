@@ -3,7 +3,13 @@
  * Records in the journal are facts, so it is decided here, before writing, whether a settle comes too late. A fence is
  * claimed from the decision until it is applied, and settles of its shard wait for that; so a settle is decided on a
  * state that nothing under way can change, and takes its place in the journal before the mutex is released: a fence
- * that comes later stands behind it (S3 of store.h). */
+ * that comes later stands behind it (S3 of store.h).
+ *
+ * So it is with tasks that do not wait any more, or wait again at another position: they are left out of the record. To
+ * compare positions when the record is applied would not do: who reads the journal from a later segment on may find a
+ * task at the position of an append's repeat. A task was scanned at its position, so whether it still waits there the
+ * state knows, but for settles under way; an append that stands behind one of those, and before this settle, began
+ * before the task was settled, and counts as a repeat. */
 #include <string.h>
 #include <time.h>
 
@@ -73,11 +79,11 @@ static size_t item_bytes(const kl_settled *task)
     return task->keep_ms ? kl__round8(bytes + 16 + task->error.len + task->result.len) : bytes;
 }
 
-static size_t batch_bytes(const kl_settle *batch)
+static size_t batch_bytes(const kl_settle *batch, const bool *waits)
 {
     size_t bytes = sizeof(kl__settle_record);
     for (size_t i = 0; i < batch->count; i++)
-        bytes += item_bytes(&batch->tasks[i]);
+        bytes += waits[i] ? item_bytes(&batch->tasks[i]) : 0;
     return bytes;
 }
 
@@ -118,25 +124,53 @@ static char *put_item(const kl_settled *task, int64_t now_ms, char *at)
     return end;
 }
 
-static char *put_batch(const kl_settle *batch, uint64_t sequence, int64_t now_ms, char *at, uint64_t *sum)
+static char *put_batch(const kl_settle *batch, const bool *waits, uint64_t sequence, int64_t now_ms, char *at,
+                       uint64_t *sum)
 {
     kl__settle_record *record = (kl__settle_record *)(void *)at;
     *record = (kl__settle_record){.header = {.sequence = sequence,
                                              .epoch = batch->epoch,
                                              .type = KL_RECORD_SETTLE,
                                              .partition = (uint16_t)batch->place.partition,
-                                             .shard = (uint16_t)batch->place.shard},
-                                  .count = (uint32_t)batch->count};
+                                             .shard = (uint16_t)batch->place.shard}};
     char *end = (char *)(record + 1);
-    for (size_t i = 0; i < batch->count; i++)
+    for (size_t i = 0; i < batch->count; i++) {
+        if (!waits[i])
+            continue;
         end = put_item(&batch->tasks[i], now_ms, end);
+        record->count++;
+    }
     *sum += kl__record_seal(&record->header, end);
     return end;
 }
 
-/* Decides on each batch, and takes a place in the journal for those that are in time. With the mutex held. KL_EBUSY:
- * there is no room in the journal just now. */
-static kl_rc decide(kl__disk *disk, kl_settle *batches, size_t count, kl__commit *call, size_t *ret_accepted)
+static bool is_waiting(const kl__disk *disk, kl_place place, const kl_settled *task)
+{
+    uint32_t number = kl__stubs_find(disk->state.stubs, place.partition, &task->id);
+    if (number == KL_SLOT_NONE)
+        return false;
+    const kl__slot *slot = kl__stubs_slot(disk->state.stubs, number);
+    return slot->shard == place.shard && slot->position == task->position;
+}
+
+/* Which of the batch's tasks wait where they were scanned? With the mutex held. */
+static void find_waiting(const kl__disk *disk, const kl_settle *batch, bool *ret_waits)
+{
+    enum { AHEAD = 8, FAR_AHEAD = 2 * AHEAD };
+    for (size_t i = 0; i < batch->count + FAR_AHEAD; i++) {
+        if (i < batch->count)
+            kl__stubs_prefetch(disk->state.stubs, &batch->tasks[i].id);
+        if (i >= AHEAD && i - AHEAD < batch->count)
+            kl__stubs_prefetch_slot(disk->state.stubs, &batch->tasks[i - AHEAD].id);
+        if (i >= FAR_AHEAD)
+            ret_waits[i - FAR_AHEAD] = is_waiting(disk, batch->place, &batch->tasks[i - FAR_AHEAD]);
+    }
+}
+
+/* Decides on each batch, and takes a place in the journal for those that are in time. `waits` has a place for each task
+ * of all batches. With the mutex held. KL_EBUSY: there is no room in the journal just now. */
+static kl_rc decide(kl__disk *disk, kl_settle *batches, size_t count, bool *waits, kl__commit *call,
+                    size_t *ret_accepted)
 {
     size_t bytes = 0;
     kl_rc first = KL_OK;
@@ -145,24 +179,28 @@ static kl_rc decide(kl__disk *disk, kl_settle *batches, size_t count, kl__commit
         uint64_t epoch = epoch_of(disk, batches[i].place);
         batches[i].rc = batches[i].epoch < epoch ? fail_stale(batches[i].place, batches[i].epoch, epoch) : KL_OK;
         if (batches[i].rc == KL_OK) {
-            bytes += batch_bytes(&batches[i]);
+            find_waiting(disk, &batches[i], waits);
+            bytes += batch_bytes(&batches[i], waits);
             ++*ret_accepted;
         } else if (first == KL_OK) {
             first = batches[i].rc;
         }
+        waits += batches[i].count;
     }
     kl_rc rc = *ret_accepted ? kl__journal_try_reserve(disk->journal, bytes, *ret_accepted, call) : KL_OK;
     return rc == KL_OK ? first : rc;
 }
 
-static void put_batches(kl__disk *disk, const kl_settle *batches, size_t count, kl__commit *call)
+static void put_batches(kl__disk *disk, const kl_settle *batches, size_t count, const bool *waits, kl__commit *call)
 {
     uint64_t sum = 0, sequence = call->sequence;
     int64_t now_ms = kl__disk_now(disk);
     char *at = call->bytes;
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
         if (batches[i].rc == KL_OK)
-            at = put_batch(&batches[i], sequence++, now_ms, at, &sum);
+            at = put_batch(&batches[i], waits, sequence++, now_ms, at, &sum);
+        waits += batches[i].count;
+    }
     kl__journal_publish(disk->journal, call, sum);
 }
 
@@ -183,7 +221,8 @@ static bool keeps_any(const kl_settle *batches, size_t count)
 }
 
 /* As decide, once nothing stands in the way. */
-static kl_rc decide_when_free(kl__disk *disk, kl_settle *batches, size_t count, kl__commit *call, size_t *ret_accepted)
+static kl_rc decide_when_free(kl__disk *disk, kl_settle *batches, size_t count, bool *waits, kl__commit *call,
+                              size_t *ret_accepted)
 {
     kl__claims places = {{0}};
     kl_rc rc = KL_OK;
@@ -198,17 +237,17 @@ static kl_rc decide_when_free(kl__disk *disk, kl_settle *batches, size_t count, 
     while (kl__claims_meet(&disk->claimed_fences, &places))
         kl__cond_wait(&disk->unclaimed, &disk->state.mutex, KL_NEVER);
     if (rc == KL_OK)
-        rc = decide(disk, batches, count, call, ret_accepted);
+        rc = decide(disk, batches, count, waits, call, ret_accepted);
     pthread_mutex_unlock(&disk->state.mutex);
     return rc;
 }
 
-static kl_rc settle_once(kl__disk *disk, kl_settle *batches, size_t count)
+static kl_rc settle_once(kl__disk *disk, kl_settle *batches, size_t count, bool *waits)
 {
     kl__commit call = {.done = NULL};
     size_t accepted;
     kl_rc rc;
-    while ((rc = decide_when_free(disk, batches, count, &call, &accepted)) == KL_EBUSY)
+    while ((rc = decide_when_free(disk, batches, count, waits, &call, &accepted)) == KL_EBUSY)
         kl__journal_make_room(disk->journal);
     if (rc != KL_OK && rc != KL_ESTALE) {
         refuse(batches, count, rc);
@@ -216,7 +255,7 @@ static kl_rc settle_once(kl__disk *disk, kl_settle *batches, size_t count)
     }
     if (!accepted)
         return rc;
-    put_batches(disk, batches, count, &call);
+    put_batches(disk, batches, count, waits, &call);
     kl_rc written = kl__journal_wait(disk->journal, &call);
     if (written != KL_OK)
         refuse(batches, count, written);
@@ -236,15 +275,30 @@ static bool await_relief(kl__disk *disk)
     return true;
 }
 
+static kl_rc settle_patiently(kl__disk *disk, kl_settle *batches, size_t count, bool *waits)
+{
+    kl_rc rc = settle_once(disk, batches, count, waits);
+    for (int i = 0; i < RELIEFS && rc == KL_EFULL && await_relief(disk); i++)
+        rc = settle_once(disk, batches, count, waits);
+    if (rc == KL_EFULL && atomic_load(&disk->segments.has_next)) /* relief came before it was looked for */
+        rc = settle_once(disk, batches, count, waits);
+    return rc;
+}
+
 kl_rc kl__disk_settle(void *self, kl_settle *batches, size_t count)
 {
-    kl__disk *disk = self;
-    kl_rc rc = settle_once(disk, batches, count);
-    for (int i = 0; i < RELIEFS && rc == KL_EFULL && await_relief(disk); i++)
-        rc = settle_once(disk, batches, count);
-    if (rc == KL_EFULL && atomic_load(&disk->segments.has_next)) /* relief came before it was looked for */
-        rc = settle_once(disk, batches, count);
-    return rc;
+    size_t tasks = 0;
+    for (size_t i = 0; i < count; i++)
+        tasks += batches[i].count;
+    bool *waits = kl__alloc(tasks + 1);
+    if (waits) {
+        kl_rc rc = settle_patiently(self, batches, count, waits);
+        kl__free(waits);
+        return rc;
+    }
+    for (size_t i = 0; i < count; i++)
+        batches[i].rc = KL_ENOMEM;
+    return kl__fail_memory();
 }
 
 /* ---- Fence ---- */
