@@ -366,6 +366,47 @@ TEST(an_entry_over_the_limits_of_the_contract_is_not_believed)
     }
 }
 
+/* Where it goes on looking for expired ones, the state has room for a name of the contract. */
+TEST(a_write_over_the_limits_of_the_contract_is_not_believed)
+{
+    static uint64_t room[(sizeof(kl__write_record) + KL_RECORD_NAME_MAX + KL_RECORD_BYTES_MAX + 16) / 8];
+    kl__write_record *write = (void *)room;
+    for (uint32_t over = 0; over < 2; over++) {
+        *write = (kl__write_record){.header = {.type = KL_RECORD_WRITE},
+                                    .name_bytes = (uint16_t)(KL_RECORD_NAME_MAX + over)};
+        write->header.bytes = (uint32_t)kl__round8(sizeof *write + write->name_bytes);
+        CHECK_INT(kl__record_is_sound(&write->header), !over);
+        *write = (kl__write_record){.header = {.type = KL_RECORD_WRITE}, .value_bytes = KL_RECORD_BYTES_MAX + over};
+        write->header.bytes = (uint32_t)kl__round8(sizeof *write + write->value_bytes);
+        CHECK_INT(kl__record_is_sound(&write->header), !over);
+    }
+}
+
+/* History takes no more. */
+TEST(an_outcome_over_the_limits_of_the_contract_is_not_believed)
+{
+    struct kept {
+        kl__settle_record record;
+        kl__settled_item item;
+        int64_t until_ms;
+        uint64_t error_bytes;
+    };
+    static uint64_t room[(sizeof(struct kept) + KL_ERROR_BYTES_MAX + KL_RESULT_BYTES_MAX + 16) / 8];
+    struct kept *kept = (void *)room;
+    *kept = (struct kept){.record = {.header = {.type = KL_RECORD_SETTLE}, .count = 1},
+                          .item = {.outcome = KL_DEAD, .flags = KL_SETTLED_KEPT, .attempts = KL_ATTEMPTS_MAX}};
+    for (uint32_t over = 0; over < 2; over++) {
+        kept->item.result_bytes = 0;
+        kept->error_bytes = KL_ERROR_BYTES_MAX + over;
+        kept->record.header.bytes = (uint32_t)kl__round8(sizeof *kept + kept->error_bytes);
+        CHECK_INT(kl__record_is_sound(&kept->record.header), !over);
+        kept->error_bytes = 0;
+        kept->item.result_bytes = KL_RESULT_BYTES_MAX + over;
+        kept->record.header.bytes = (uint32_t)kl__round8(sizeof *kept + kept->item.result_bytes);
+        CHECK_INT(kl__record_is_sound(&kept->record.header), !over);
+    }
+}
+
 TEST(bytes_that_mean_nothing_are_no_frame)
 {
     uint64_t random = test_seed(), found;

@@ -63,7 +63,14 @@ kl__header_state kl__image_header(const kl__segment_image *image, uint64_t numbe
     return image->size < header->bytes ? KL_HEADER_SHORT : KL_HEADER_OK;
 }
 
-/* ---- Records ---- */
+/* ---- Records ----
+ *
+ * Sound is what the contract allows: what applies records, copies them and hands them to history counts on its limits. */
+
+/* No more than this has a place, so these need not be compared. */
+_Static_assert(KL_KIND_BYTES_MAX == UINT8_MAX, "an entry's kind");
+_Static_assert(KL_HEADERS_BYTES_MAX == UINT16_MAX, "an entry's headers");
+_Static_assert(KL_ATTEMPTS_MAX == UINT16_MAX, "attempts");
 
 static bool is_sound_entry(const kl__entry_record *entry)
 {
@@ -90,6 +97,8 @@ static bool is_sound_settle(const kl__settle_record *settle)
             if ((size_t)(end - at) < bytes + 16)
                 return false;
             memcpy(&error_bytes, at + bytes + 8, sizeof error_bytes);
+            if (error_bytes > KL_ERROR_BYTES_MAX || item.result_bytes > KL_RESULT_BYTES_MAX)
+                return false;
             bytes = kl__round8(bytes + 16 + error_bytes + item.result_bytes);
         }
         if (item.outcome > KL_CANCELLED || bytes > (size_t)(end - at))
@@ -107,6 +116,12 @@ static bool is_sound_partition(const kl__partition_record *record)
            record->header.small[0] <= KL_SHARD_PREFIX_LEN_MAX;
 }
 
+static bool is_sound_write(const kl__write_record *write)
+{
+    return write->name_bytes <= KL_RECORD_NAME_MAX && write->value_bytes <= KL_RECORD_BYTES_MAX &&
+           kl__round8(sizeof *write + write->name_bytes + write->value_bytes) == write->header.bytes;
+}
+
 bool kl__record_is_sound(const kl__record_header *record)
 {
     switch ((kl__record_type)record->type) {
@@ -122,11 +137,8 @@ bool kl__record_is_sound(const kl__record_header *record)
         return record->bytes >= sizeof(kl__partition_record) && is_sound_partition((const void *)record);
     case KL_RECORD_TOKEN:
         return record->bytes == sizeof(kl__token_record);
-    case KL_RECORD_WRITE: {
-        const kl__write_record *write = (const void *)record;
-        return record->bytes >= sizeof *write &&
-               kl__round8(sizeof *write + write->name_bytes + write->value_bytes) == record->bytes;
-    }
+    case KL_RECORD_WRITE:
+        return record->bytes >= sizeof(kl__write_record) && is_sound_write((const void *)record);
     case KL_RECORD_TYPES:
         break;
     }
