@@ -74,8 +74,8 @@ typedef struct kl_key_status {
     const char *progress;
 } kl_key_status;
 
-/* Why the key waits, asked of the owner of its shard in the oldest layout that holds something of it. KL_EINVAL: no
- * key, or too long a one. */
+/* Why the key waits, asked of the owner of its shard in the oldest layout that holds something of it; only `waiting` counts
+ * its tasks everywhere. KL_EINVAL: no key, or too long a one. */
 KL_API KL_MUST_USE kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status);
 
 /* The same of each partition and layout in which tasks of the key wait, the oldest layout first; where none does, of the one

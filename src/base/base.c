@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum { ERROR_TEXT_BYTES = 512 };
 
@@ -119,6 +121,16 @@ void *kl__alloc_aligned(size_t alignment, size_t count, size_t size)
 }
 
 void kl__free(void *memory) { free(memory); }
+
+void kl__free_large(void *memory, size_t bytes)
+{
+    enum { FEW_PAGES = 16 };
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
+    uintptr_t begin = ((uintptr_t)memory + page - 1) / page * page, end = ((uintptr_t)memory + bytes) / page * page;
+    if (bytes >= FEW_PAGES * page)
+        (void)madvise((void *)begin, end - begin, MADV_DONTNEED);
+    free(memory);
+}
 
 void *kl__grow(void *items, size_t count, size_t *room, size_t item_bytes)
 {

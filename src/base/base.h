@@ -45,6 +45,7 @@ void *kl__alloc(size_t size);
 void *kl__alloc_zeroed(size_t count, size_t size);
 void *kl__alloc_aligned(size_t alignment, size_t count, size_t size);
 void kl__free(void *memory);
+void kl__free_large(void *memory, size_t bytes); /* its pages go back to the system, and do not wait for what fits */
 
 /* Room for one more behind `count` items: `items` as they are, or a larger array with them in it, and the old one freed.
  * *room is how many fit. NULL: no memory, and nothing has changed. */

@@ -270,8 +270,7 @@ struct key_ask {
     const char *partition; /* only there; NULL: wherever it has tasks */
     const char *verb;
     bool dead;
-    bool first_layout; /* the first layout in which there is something of the key answers, */
-    bool first_place;  /* and of it the first partition */
+    bool first_layout; /* the first layout in which there is something of the key answers */
     kl_arena *arena;
     bool exists;   /* a layout that holds tasks has the partition */
     bool answered; /* something of the key was there */
@@ -392,7 +391,7 @@ static kl_rc ask_layout(kl_queue *queue, const kl__queue_layout *layout, struct 
     kl_rc rc = choose_places(queue, layout, ask, partitions, &count);
     if (rc == KL_OK && count > 1 && strcmp(ask->verb, "skip") == 0)
         return refuse_many(queue, layout, ask, partitions);
-    for (size_t i = 0; rc == KL_OK && i < count && !(ask->first_place && ask->answered); i++)
+    for (size_t i = 0; rc == KL_OK && i < count; i++)
         rc = ask_place(queue, (kl__source){layout, partitions[i]}, ask);
     return rc;
 }
@@ -647,18 +646,19 @@ kl_rc kl_key_places(kl_queue *queue, kl_bytes key, const char *partition, size_t
 
 kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status)
 {
-    kl_key_status status;
-    struct key_ask ask = {.key = key,
-                          .verb = "show",
-                          .first_layout = true,
-                          .first_place = true,
-                          .arena = arena,
-                          .places = &status,
-                          .max = 1};
-    kl_rc rc = ask_key(queue, &ask);
-    if (rc == KL_OK)
-        *ret_status = status;
-    return rc;
+    enum { SHOWN_MAX = 32 };
+    kl_key_status places[SHOWN_MAX];
+    size_t count;
+    kl_rc rc = kl_key_places(queue, key, NULL, SHOWN_MAX, arena, places, &count);
+    if (rc != KL_OK)
+        return rc;
+    for (size_t i = 1; i < count; i++) {
+        places[0].waiting += places[i].waiting;
+        places[0].at_least |= places[i].at_least;
+    }
+    places[0].at_least |= count == SHOWN_MAX;
+    *ret_status = places[0];
+    return KL_OK;
 }
 
 /* --- Workers --- */

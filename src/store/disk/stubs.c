@@ -160,7 +160,7 @@ static bool rebuild(const kl__stubs *stubs, struct stripe *old, uint32_t capacit
         if (slot != KL_SLOT_NONE)
             place(&new, hash_of(&kl__stubs_slot(stubs, slot)->id), slot);
     }
-    kl__free(old->buckets);
+    kl__free_large(old->buckets, old->capacity * sizeof *old->buckets);
     *old = new;
     return true;
 }
