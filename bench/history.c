@@ -181,7 +181,7 @@ static kl__history *open_new(const char *path, int64_t rows_max)
 {
     kl__history *history;
     remove_db(path);
-    must(kl__history_open(path, NULL, rows_max, &history));
+    must(kl__history_open(path, NULL, rows_max, INT64_MAX, &history));
     return history;
 }
 

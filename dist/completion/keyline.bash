@@ -5,11 +5,12 @@ _keyline()
     for ((i = 1; i < COMP_CWORD; i++)); do
         case ${COMP_WORDS[i]} in
         --) return ;;
+        --key | --kind | --priority | --attempts | --timeout | --group | --header | --tag | --traceparent | --in | --at | --unique | --unique-for | --partition | --token | --file | --batch | --store | --color | --log | --config | --weight | --min | --name | --concurrency | --per-partition | --shards | --shard-range | --slice | --window | --stop | --grace | --listen | --url | --tokens | --hosts | --tls-cert | --tls-key | --audit | --log-format | --body-max | --server-stop | --role | --queues | --state | --words | --job | --from | --until | --limit | --to | --partition-store | --partitions | --shard-prefix-len | --backoff | --backoff-max | --lease | --head-policy | --keep-done | --keep-dead | --rate | --burst | --queue-concurrency | --by | --id | --max | --idempotency-key | --scope | --keep | --after | --zone | --catch-up | --every | --seconds | --seed | --tasks | --payload | --keys | --queue | --docs) [ "${COMP_WORDS[i + 1]}" != = ] && ((i += 1)) || ((i += 2)) ;;
         -*) ;;
         *)
             case $name in
             '') name=${COMP_WORDS[i]} ;;
-            token | queue | key | dead | job | cron) name="$name ${COMP_WORDS[i]}" ;;
+            token | queue | key | dead | job | cron | help) name="$name ${COMP_WORDS[i]}" ;;
             esac
             ;;
         esac
@@ -395,11 +396,17 @@ _keyline()
         case $name in
     '') words='push work serve token ls show retry cancel move purge queue key dead job cron top demo bench doctor migrate config completion help version' ;;
     token) words='add ls rm' ;;
+    'help token') words='add ls rm' ;;
     queue) words='create alter ls show pause resume rm' ;;
+    'help queue') words='create alter ls show pause resume rm' ;;
     key) words='ls show pause resume skip drain retry' ;;
+    'help key') words='ls show pause resume skip drain retry' ;;
     dead) words='ls retry move purge' ;;
+    'help dead') words='ls retry move purge' ;;
     job) words='submit ls show results rerun cancel rm' ;;
+    'help job') words='submit ls show results rerun cancel rm' ;;
     cron) words='add ls pause resume run rm' ;;
+    'help cron') words='add ls pause resume run rm' ;;
     'push') words=' --key --kind --priority --attempts --timeout --group --header --tag --traceparent --in --at --unique --unique-for --partition --token --file --skip-bad --batch --progress --no-progress --store --color --log --json --config --help' ;;
     'work') words=' --kind --until-empty --weight --min --name --verbose --progress --no-progress --store --color --log --concurrency --per-partition --shards --shard-range --slice --window --stop --grace --json --config --help' ;;
     'serve') words=' --demo --no-demo --store --log --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --server-stop --json --config --help' ;;
@@ -449,7 +456,7 @@ _keyline()
     'doctor') words=' --repair --cost --color --json --config --help' ;;
     'migrate') words=' --check --store --color --log --json --config --help' ;;
     'config') words=' --origin --queue --store --color --log --concurrency --per-partition --shards --shard-range --slice --window --stop --grace --listen --url --tokens --hosts --tls-cert --tls-key --audit --log-format --body-max --server-stop --partitions --shard-prefix-len --attempts --backoff --backoff-max --timeout --lease --head-policy --keep-done --keep-dead --rate --burst --queue-concurrency --json --config --help' ;;
-    'completion') words=' --help' ;;
+    'completion') words='bash zsh fish --help' ;;
     'help') words=' --help' ;;
     'version') words=' --help' ;;
         esac

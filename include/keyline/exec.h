@@ -32,7 +32,7 @@
  *
  * Every function is safe from any thread, also from inside a task, unless it says otherwise. Times are milliseconds.
  * KL_EINVAL: the executor, or a pointer to what is to be read or set, is NULL where nothing says that it may be. A kl_run
- * is never NULL. */
+ * is never NULL. After fork the child has none of the threads: it must not use the executor, not even to close it. */
 #ifndef KEYLINE_EXEC_H
 #define KEYLINE_EXEC_H
 
@@ -61,7 +61,8 @@ typedef struct kl_run kl_run; /* one attempt of one task, valid while its functi
 typedef uint64_t kl_exec_id;  /* a submitted task; never 0, and not used again for at least 2^36 tasks of its shard */
 
 /* A task's function. It runs on one of the executor's threads and may block, submit (also to its own key), or end its
- * thread: an attempt that ends in pthread_exit or cancellation counts as KL_RETRY, and the thread is replaced. */
+ * thread: an attempt that ends in pthread_exit or cancellation counts as KL_RETRY, and the thread is replaced. What it
+ * changes of its thread, such as the cancellation state or the signal mask, it puts back: other tasks run there next. */
 typedef kl_outcome kl_task_fn(kl_run *run, void *ctx);
 
 /* How a task ended. Pointers last until the callback returns. */
@@ -79,8 +80,9 @@ typedef struct kl_exec_end {
     const char *error; /* the last attempt's text, or ""; of one that ended its thread, that it did */
 } kl_exec_end;
 
-/* Called once when a task ends, with no mutex held; if the task has run, before the next task of its key starts. It may
- * call anything but must return: like the two functions below, it must not end its thread. */
+/* Called once when a task ends, with no mutex held; if the task has run, before the next task of its key starts. Several
+ * threads may call it at once: the executor's, and those that cancel or stop. It may call anything but must return: like
+ * the two functions below, it must not end its thread. */
 typedef void kl_end_fn(void *ctx, const kl_exec_end *end);
 
 /* The delay before the attempt after `attempt` (1 = the first has failed), or a negative number to give up now. `random`
@@ -154,7 +156,7 @@ typedef struct kl_exec_task {
  * task that was not taken; ret_taken (or NULL) gets how many were. Unlike elsewhere, both are also set on failure: what
  * was not taken is the end of its shards' or keys' share, so for each key the tasks taken are its first ones, in order.
  * KL_EINVAL: some task is not valid, and none was taken (or a pointer is NULL, and neither is set). KL_EFULL, KL_ECLOSED,
- * KL_ENOMEM: as for submit, for those not taken.
+ * KL_ENOMEM: as for submit, for those not taken; whoever waits, the call waits no longer than for one of them.
  * When only blocked keys are refused, the tasks of all others are taken, unless more than 64 keys are. */
 KL_API KL_MUST_USE kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t count,
                                               kl_exec_id *ret_ids, size_t *ret_taken);

@@ -9,7 +9,7 @@ extern "C" {
 
 typedef enum kl_log_level { KL_LOG_ERROR, KL_LOG_WARN, KL_LOG_INFO, KL_LOG_DEBUG } kl_log_level;
 
-/* `text` is one line without its newline, valid during the call. */
+/* `text` is one line without its newline, valid during the call. Several threads may call it at once. */
 typedef void kl_log_fn(void *ctx, kl_log_level level, const char *text);
 
 #ifdef __cplusplus

@@ -82,7 +82,10 @@ typedef struct kl_queue_info {
     uint64_t layout_number; /* counts changes of the layout, from 1; goes on where a removed queue of the name ended */
     uint64_t layouts_draining; /* older layouts that still hold tasks */
     int64_t created_ms;
-    kl_counts counts; /* of all partitions and layouts together */
+    kl_counts counts; /* of all partitions and layouts together; at_least where some could not be asked: */
+    const char *away; /* these, and why: "orders__p1: the database is not to be reached; ..."; "": all were asked */
+    uint64_t refused; /* tasks that were put in SQL and cannot be taken in, and stay in the inbox; not in counts */
+    const char *refused_why; /* of the first, with what to do; "": there is none */
 } kl_queue_info;
 
 /* Opens a queue, which is made when there is none of that name; then it is like opts say, the rest being defaults.

@@ -105,6 +105,11 @@ typedef struct kl_store_opts {
     int64_t history_rows_max; /* finished tasks that are kept: 10,000,000; the oldest go first */
     int64_t history_ms_max;   /* no finished task is kept longer: 366 days */
     bool no_socket; /* disk: for this process alone: do not listen, and do not connect to who has it open: KL_EBUSY */
+    /* postgres, s3: one of several stores, and the others are not to wait for its server. When that is away, the store is
+     * opened all the same, its calls fail with KL_EBUSY without trying for long, and the first that finds the server opens
+     * it. */
+    bool hasty;
+    bool no_make; /* disk: where there is no store, none is made: KL_ENOTFOUND */
 } kl_store_opts;
 
 /* Opens the store that the URL names:
@@ -119,7 +124,8 @@ typedef struct kl_store_opts {
  * with KL_EBUSY: make them again.
  *
  * KL_EINVAL: no such scheme (the sentence lists them), or an option out of range. KL_EBUSY: another process has it open
- * (the sentence names its pid) and does not listen. KL_EDAMAGED: it is damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
+ * (the sentence names its pid) and does not listen. KL_ENOTFOUND: there is none, and none is to be made. KL_EDAMAGED: it is
+ * damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store);
 
 /* Ends the store. What was acknowledged is durable already. Appends under way are completed first; no other call may be
@@ -252,13 +258,14 @@ typedef struct kl_handed {
     kl_bytes options; /* a JSON object; empty: none */
 } kl_handed;
 
-/* What becomes of the first `count` that were shown. Entries and texts stay the callback's, until it is called again or
- * kl_store_take_in returns. */
+/* What becomes of `count` of those that were shown; the others stay. Entries and texts stay the callback's, until it is called
+ * again or kl_store_take_in returns. */
 typedef struct kl_taken {
     size_t count;            /* they leave the inbox; 0: all stay */
     const kl_entry *entries; /* and these are appended */
     size_t entry_count;      /* 0..count */
     const char *refused;     /* not NULL: they stay, set aside with this sentence for people to see; no entries */
+    const size_t *which;     /* their places among those that were shown, ascending; NULL: they are the first */
 } kl_taken;
 
 typedef kl_rc kl_take_fn(void *ctx, const kl_handed *handed, size_t count, kl_taken *ret_taken);
@@ -356,7 +363,7 @@ typedef struct kl_append {
  * `partition` returned; an engine sees valid input only. It sets rc fields itself and returns as the public call does.
  * */
 typedef struct kl_engine {
-    size_t size;        /* sizeof(kl_engine): functions are only ever appended */
+    size_t size;        /* sizeof(kl_engine): functions are only ever appended, and those behind it are NULL */
     const char *scheme; /* "disk" */
     const char *usage;  /* "disk:PATH", for the list of known schemes */
     uint32_t can;
@@ -390,6 +397,12 @@ typedef struct kl_engine {
     /* The clock, and a number that is another one when a record was written or removed since, and not quietly; it may
      * change a moment before that can be read. NULL: `now` tells the clock, and nothing the other. */
     kl_rc (*pulse)(void *self, int64_t *ret_ms, uint64_t *ret_news);
+    /* The server does not answer, and the log of opts was told so and will be told of the end, so that nobody else need do
+     * it. NULL: it never tells. */
+    bool (*is_away)(void *self);
+    /* How many tasks of the queue in the inbox were refused, and of the first one why and what to do, in the arena. NULL:
+     * none ever are. */
+    kl_rc (*refused)(void *self, const char *queue, kl_arena *arena, uint64_t *ret_count, const char **ret_why);
 } kl_engine;
 
 /* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must

@@ -16,8 +16,9 @@
  *       beginning with the first of them.
  *   W3  What a worker says of a task counts only while it owns the task's shard.
  *   W4  A task that ends its process every time runs out of attempts all the same; a drain or a stop costs none.
- *   W5  Memory is bounded by window_max, however many tasks wait, and by the number of keys whose first task failed: of
- *       each of those that task alone is held, about 200 bytes.
+ *   W5  Memory is bounded by window_max for each queue, however many tasks wait, and by what cannot be left out: the first
+ *       task of each key that failed, about 200 bytes; all tasks of kinds that nobody serves and that have no key, and of
+ *       each key with one the first, up to some 600 bytes; and where there are many groups, a few tasks of each.
  *
  * Any number of workers, in any number of processes where the store allows it, share the shards of a queue.
  *
@@ -68,7 +69,7 @@ typedef struct kl_worker_opts {
     size_t size;
     const char *name;    /* for people: host and pid */
     int64_t concurrency; /* threads: the cores this process may use */
-    int64_t window_max;  /* tasks held in memory, running and waiting: 65,536; 1,024..16,777,216 */
+    int64_t window_max;  /* tasks of a queue held in memory, but see W5: 65,536; 1,024..16,777,216 */
     int64_t stop_ms;     /* how long a drain lets running tasks go on before it gives them up: KL_FOREVER */
     bool until_empty;    /* drains by itself once no task of its queues waits, or runs, that it could run */
     kl_log_fn *log;
@@ -79,7 +80,8 @@ typedef struct kl_worker_opts {
  * all else is copied. KL_EINVAL: a setting is out of range, the minimums exceed the concurrency or what
  * per_partition lets run, one kind has two handlers, one queue is named twice, or `shards` are none of its layout.
  * KL_ENOMEM. KL_ESYSTEM: no more threads. What fails later, such as a store that is away, is tried again; `log` is told at
- * once, then at intervals that double up to a minute, and when it works again. */
+ * once, then at intervals that double up to five minutes, and when it works again: that of the store where it knows of it
+ * first, else the worker's. */
 KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts,
                                          kl_worker **ret_worker);
 

@@ -1,25 +1,73 @@
 /* told.c - see told.h. */
 #include "base/told.h"
 
+#include <stdio.h>
+
 #include "base/hash.h"
+#include "keyline/bytes.h"
 
-enum { LONGEST_MS = 60000 };
+#define MS INT64_C(1000000)
 
-/* A sentence that has not come for as long as it was kept back is new. */
-bool kl__told_anew(kl__told told[KL_TOLD_MAX], kl_bytes sentence, int64_t now_ns)
+static double seconds(int64_t ns) { return (double)ns / 1e9; }
+
+static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* What comes back soon has to work longer each time. */
+static void begin(kl__told *told, int64_t now_ns)
 {
-    uint64_t hash = kl__hash(sentence, 0);
-    kl__told *slot = &told[0];
-    for (int i = 0; i < KL_TOLD_MAX && slot->sentence != hash; i++)
-        if (told[i].sentence == hash || told[i].until_ns < slot->until_ns)
-            slot = &told[i];
-    bool known = slot->sentence == hash && slot->rest_ns > 0;
-    if (known && now_ns < slot->until_ns)
+    bool soon = told->ended_ns != 0 && now_ns - told->ended_ns < KL_TOLD_RESTLESS_MS * MS;
+    int64_t calm_ns = soon ? lesser(2 * told->calm_ns, KL_TOLD_RESTLESS_MS * MS) : KL_TOLD_CALM_MS * MS;
+    *told = (kl__told){.failing = true, .since_ns = now_ns, .calm_ns = calm_ns};
+}
+
+/* Its place, or of the others the one that is due first. */
+static kl__told_cause *find(kl__told *told, uint64_t hash)
+{
+    kl__told_cause *cause = &told->causes[0];
+    for (int i = 0; i < KL_TOLD_MAX && cause->hash != hash; i++)
+        if (told->causes[i].hash == hash || told->causes[i].until_ns < cause->until_ns)
+            cause = &told->causes[i];
+    return cause;
+}
+
+static uint64_t hash_of(kl_rc rc, const char *sentence)
+{
+    uint64_t hash = rc == KL_EBUSY ? 1 : kl__hash(kl_str(sentence), 0);
+    return hash ? hash : 1;
+}
+
+bool kl__told_failure(kl__told *told, const kl__told_words *words, kl_rc rc, const char *sentence, int64_t now_ns,
+                      char text[KL_TOLD_BYTES])
+{
+    if (!told->failing)
+        begin(told, now_ns);
+    told->times++;
+    told->worked_ns = 0;
+    uint64_t hash = hash_of(rc, sentence);
+    kl__told_cause *cause = find(told, hash);
+    bool known = cause->hash == hash;
+    if (known && now_ns < cause->until_ns)
         return false;
-    bool again = known && now_ns - slot->until_ns <= slot->rest_ns;
-    int64_t longest_ns = LONGEST_MS * INT64_C(1000000),
-            rest_ns = again ? 2 * slot->rest_ns : KL_TOLD_FIRST_MS * INT64_C(1000000);
-    rest_ns = rest_ns < longest_ns ? rest_ns : longest_ns;
-    *slot = (kl__told){hash, now_ns + rest_ns, rest_ns};
+    int64_t rest_ns = known ? lesser(2 * cause->rest_ns, KL_TOLD_LONGEST_MS * MS) : KL_TOLD_FIRST_MS * MS;
+    *cause = (kl__told_cause){hash, now_ns + rest_ns, rest_ns};
+    if (known)
+        snprintf(text, KL_TOLD_BYTES, "%s, for %.0f s now, and was tried %llu times: %s", words->fails,
+                 seconds(now_ns - told->since_ns), (unsigned long long)told->times, sentence);
+    else
+        snprintf(text, KL_TOLD_BYTES, "%s; trying again, nothing is lost: %s", words->fails, sentence);
+    return true;
+}
+
+bool kl__told_success(kl__told *told, const kl__told_words *words, int64_t now_ns, char text[KL_TOLD_BYTES])
+{
+    if (!told->failing)
+        return false;
+    if (told->worked_ns == 0)
+        told->worked_ns = now_ns;
+    if (now_ns - told->worked_ns < told->calm_ns)
+        return false;
+    snprintf(text, KL_TOLD_BYTES, "%s, after %.1f s in which it failed %llu time%s", words->works,
+             seconds(told->worked_ns - told->since_ns), (unsigned long long)told->times, told->times == 1 ? "" : "s");
+    *told = (kl__told){.calm_ns = told->calm_ns, .ended_ns = now_ns};
     return true;
 }

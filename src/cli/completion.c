@@ -10,6 +10,10 @@ typedef struct completion_opts {
     const char *shell;
 } completion_opts;
 
+static const char shell_names[] = "bash|zsh|fish";
+
+enum { VALUED_MAX = 256 };
+
 /* ---- What all scripts need ---- */
 
 /* Calls `visit` for each command that takes words: "push", "queue create". */
@@ -74,6 +78,8 @@ static void print_bash_command(void *ctx, const kl__command *command, const char
 {
     (void)ctx;
     printf("    '%s') words='", name);
+    if (command == &kl__completion_command)
+        print_choices(shell_names);
     kl__options_visit(command, print_bash_option, NULL);
     fputs(" --help' ;;\n", stdout);
 }
@@ -109,7 +115,42 @@ static void print_bash_subs(void)
         printf("    %s) words='", (*command)->name);
         print_names((*command)->subs);
         fputs("' ;;\n", stdout);
+        printf("    'help %s') words='", (*command)->name);
+        print_names((*command)->subs);
+        fputs("' ;;\n", stdout);
     }
+}
+
+struct valued {
+    const char *names[VALUED_MAX];
+    size_t count;
+};
+
+static void note_valued(void *ctx, const kl__option *option)
+{
+    struct valued *valued = ctx;
+    size_t i = 0;
+    while (i < valued->count && strcmp(valued->names[i], option->name) != 0)
+        i++;
+    if (option->value_name && i == valued->count && i < VALUED_MAX)
+        valued->names[valued->count++] = option->name;
+}
+
+static void note_command(void *ctx, const kl__command *command, const char *name)
+{
+    (void)name;
+    kl__options_visit(command, note_valued, ctx);
+}
+
+/* Options may stand before the command, and the next word is theirs. */
+static void print_bash_valued(void)
+{
+    struct valued valued = {.count = 0};
+    visit_commands(note_command, &valued);
+    fputs("        ", stdout);
+    for (size_t i = 0; i < valued.count; i++)
+        printf("%s%s", i ? " | " : "", valued.names[i]);
+    puts(") [ \"${COMP_WORDS[i + 1]}\" != = ] && ((i += 1)) || ((i += 2)) ;;");
 }
 
 static void print_bash(void)
@@ -120,8 +161,9 @@ static void print_bash(void)
          "    local word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} name='' words='' files='' i\n"
          "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
          "        case ${COMP_WORDS[i]} in\n"
-         "        --) return ;;\n"
-         "        -*) ;;\n"
+         "        --) return ;;");
+    print_bash_valued();
+    puts("        -*) ;;\n"
          "        *)");
     fputs("            case $name in\n            '') name=${COMP_WORDS[i]} ;;\n            ", stdout);
     const char *bar = "";
@@ -131,7 +173,7 @@ static void print_bash(void)
         printf("%s%s", bar, (*command)->name);
         bar = " | ";
     }
-    puts(") name=\"$name ${COMP_WORDS[i]}\" ;;\n"
+    puts(" | help) name=\"$name ${COMP_WORDS[i]}\" ;;\n"
          "            esac\n"
          "            ;;\n"
          "        esac\n"
@@ -327,7 +369,7 @@ static const kl__argument completion_arguments[] = {
 
 static int run_completion(kl__call *call)
 {
-    static const kl__option shells = {"the shell", "bash|zsh|fish", NULL, 0, 0, 0};
+    static const kl__option shells = {"the shell", shell_names, NULL, 0, 0, 0};
     static void (*const print[])(void) = {print_bash, print_zsh, print_fish};
     const completion_opts *opts = call->values;
     int64_t shell;

@@ -283,13 +283,12 @@ static const char *variable_of(char *const *environment, const char *name)
 
 /* ---- All of it ---- */
 
-static bool check_store(const kl__config *config)
+/* `disk:` alone is the usual directory, and from here on has its name. */
+static void name_store(kl__config *config)
 {
-    const kl__value *store = &config->values[KL_SET_STORE];
-    if (strcmp(store->text, "disk:") != 0)
-        return true;
-    kl__complain("the store is 'disk:' (%s), which names no directory; write disk:DIRECTORY", store->origin);
-    return false;
+    kl__value *store = &config->values[KL_SET_STORE];
+    if (strcmp(store->text, "disk:") == 0)
+        store->text = kl__settings[KL_SET_STORE].standard;
 }
 
 /* Settings that exclude one another. */
@@ -330,7 +329,8 @@ bool kl__config_complete(kl__config *config, char *const *environment, kl_arena 
             return false;
         config->values[id].stated = false;
     }
-    return check_store(config) && check_together(config);
+    name_store(config);
+    return check_together(config);
 }
 
 kl__value kl__config_value(const kl__config *config, kl__setting_id id, const char *queue)

@@ -28,6 +28,25 @@ static int say_done(kl__call *call, const char *done)
 
 /* ---- add ---- */
 
+static kl_rc is_there(kl_queue *queue, const char *name, bool *ret_there)
+{
+    kl_cron crons[CRONS_MAX];
+    char after[KL_CRON_NAME_MAX + 1] = "";
+    size_t count = CRONS_MAX;
+    kl_rc rc = KL_OK;
+    *ret_there = false;
+    while (rc == KL_OK && count == CRONS_MAX && !*ret_there) {
+        kl_arena arena = {0};
+        rc = kl_cron_list(queue, after, CRONS_MAX, &arena, crons, &count);
+        for (size_t i = 0; rc == KL_OK && i < count; i++)
+            *ret_there |= strcmp(crons[i].name, name) == 0;
+        if (rc == KL_OK && count > 0)
+            snprintf(after, sizeof after, "%s", crons[count - 1].name);
+        kl_arena_free(&arena);
+    }
+    return rc;
+}
+
 static int run_add(kl__call *call)
 {
     const cron_opts *opts = call->values;
@@ -49,8 +68,11 @@ static int run_add(kl__call *call)
     int status = kl__call_open(call, opts->queue, &queue);
     if (status != KL_EXIT_OK)
         return status;
-    kl_rc rc = kl_cron_add(queue, &cron);
-    return rc == KL_OK ? say_done(call, "added") : kl__fail_given(rc);
+    bool there;
+    kl_rc rc = is_there(queue, opts->name, &there);
+    if (rc == KL_OK)
+        rc = kl_cron_add(queue, &cron);
+    return rc == KL_OK ? say_done(call, there ? "changed" : "added") : kl__fail_given(rc);
 }
 
 /* ---- ls ---- */

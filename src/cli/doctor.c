@@ -38,7 +38,8 @@ static const kl__option options[] = {
 };
 
 static const kl__argument arguments[] = {
-    {"DIR", offsetof(doctor_opts, directory), KL_NEEDED, "the data directory, such as ./keyline-data"},
+    {"DIR", offsetof(doctor_opts, directory), KL_NEEDED,
+     "the data directory, such as ./keyline-data or disk:./keyline-data"},
     {0},
 };
 
@@ -120,15 +121,24 @@ static void tell_totals(const kl__doctor_totals *totals)
     printf("  values       %" PRIu64 " record%s by name\n\n", totals->values, kl__plural(totals->values));
 }
 
+static void tell_repaired(const char *path, const kl__doctor_totals *totals)
+{
+    printf("%s is whole again; ", path);
+    if (totals->lost_frames || totals->left_out_records || !totals->may_have_lost_more)
+        printf("%" PRIu64 " frame%s and %" PRIu64 " other record%s are lost to it%s", totals->lost_frames,
+               kl__plural(totals->lost_frames), totals->left_out_records, kl__plural(totals->left_out_records),
+               totals->may_have_lost_more ? ", and " : ".");
+    if (totals->may_have_lost_more)
+        printf("what is missing may have held more: how much cannot be told.");
+    puts(totals->quarantined ? " Copies of what was damaged are in its quarantine/." : "");
+}
+
 static void tell_verdict(const char *path, const kl__doctor_totals *totals, const doctor_opts *opts)
 {
     if (totals->damages == 0)
         printf("%s is whole.\n", path);
     else if (opts->repair)
-        printf("%s is whole again; %" PRIu64 " frame%s and %" PRIu64 " other record%s are lost to it. Copies of what "
-               "was damaged are in its quarantine/.\n",
-               path, totals->lost_frames, kl__plural(totals->lost_frames), totals->left_out_records,
-               kl__plural(totals->left_out_records));
+        tell_repaired(path, totals);
     else
         printf("%s is damaged in %" PRIu64 " place%s, listed above. Make a copy of it, then run `keyline doctor "
                "--repair %s`.\n",
@@ -191,7 +201,9 @@ static void put_totals(const kl__doctor_totals *totals)
     put_number("damages", totals->damages);
     put_number("warnings", totals->warnings);
     put_number("lost_frames", totals->lost_frames);
+    put_flag("may_have_lost_more", totals->may_have_lost_more);
     put_number("left_out_records", totals->left_out_records);
+    put_number("quarantined", totals->quarantined);
     fputs(",\"records\":{", stdout);
     for (int type = 1; type < KL_RECORD_TYPES; type++)
         printf("%s\"%s\":%" PRIu64, type == 1 ? "" : ",", record_names[type], totals->records[type]);
@@ -261,9 +273,17 @@ static int examine_for_people(const char *path, const doctor_opts *opts, bool co
     return rc == KL_OK ? KL_EXIT_OK : KL_EXIT_FAILURE;
 }
 
+/* The directory of a disk store may be given as its URL. */
+static const char *directory_of(const char *given)
+{
+    const char *rest = strncmp(given, "disk:", 5) == 0 ? given + 5 : given;
+    return *rest || rest == given ? rest : "./keyline-data";
+}
+
 static int run_doctor(kl__call *call)
 {
     const doctor_opts *opts = call->values;
+    const char *path = directory_of(opts->directory);
     if (opts->cost)
         return kl__doctor_cost(opts->directory, kl__call_json(call));
     if (strstr(opts->directory, "://"))
@@ -273,8 +293,8 @@ static int run_doctor(kl__call *call)
                      "says what a store on S3 costs",
                      opts->directory));
     if (kl__call_json(call))
-        return examine_for_machines(opts->directory, opts);
-    return examine_for_people(opts->directory, opts, kl__config_colour(call->config));
+        return examine_for_machines(path, opts);
+    return examine_for_people(path, opts, kl__config_colour(call->config));
 }
 
 const kl__command kl__doctor_command = {

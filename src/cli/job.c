@@ -42,8 +42,9 @@ static bool grow(struct collection *collection)
 /* What a file holds is no word of the command line: 1, as for `push --file`. */
 static int refuse_line(kl__call *call, const kl__lines *lines, const char *why)
 {
-    const char *sentence =
-        kl__format(&call->arena, "line %" PRIu64 " of %s: %s. Nothing was submitted", lines->number, lines->name, why);
+    bool asks = *why && why[strlen(why) - 1] == '?';
+    const char *sentence = kl__format(&call->arena, "line %" PRIu64 " of %s: %s%s Nothing was submitted", lines->number,
+                                      lines->name, why, asks ? "" : ".");
     kl__complain_of(KL_EINVAL, KL_EXIT_FAILURE, sentence ? sentence : why);
     return KL_EXIT_FAILURE;
 }
@@ -290,7 +291,9 @@ static int run_rerun(kl__call *call)
     if (status != KL_EXIT_OK)
         return status;
     kl_rc rc = kl_job_rerun(queue, &id, opts->failed, &count);
-    return rc == KL_OK ? say_done(call, "runs again", (int64_t)count) : kl__fail_call(rc);
+    if (rc != KL_OK)
+        return kl__fail_call(rc);
+    return say_done(call, count == 0 && opts->failed ? "has nothing that failed" : "runs again", (int64_t)count);
 }
 
 static int act(kl__call *call, kl_rc (*action)(kl_queue *queue, const kl_task_id *job), const char *done)

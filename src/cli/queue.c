@@ -48,6 +48,9 @@ static const kl__column show_columns[] = {
     {"at_least", KL_COLUMN_MACHINE},
     {"unserved_kind", 0},
     {"without_worker", 0},
+    {"away", 0},
+    {"refused", 0},
+    {"refused_why", 0},
     {"oldest", 0},
     {"created", 0},
     {"layout_number", 0},
@@ -72,6 +75,8 @@ static const kl__column show_columns[] = {
 static const char *state_of(const kl_queue_info *info) { return info->paused ? "paused" : "active"; }
 
 static kl__cell count_cell(uint64_t count) { return kl__cell_number((int64_t)count); }
+
+static kl__cell text_cell(const char *text) { return *text ? kl__cell_text(text) : kl__cell_none(); }
 
 /* A limit that may be none. */
 static kl__cell limit_cell(int64_t value)
@@ -186,6 +191,9 @@ static int show_thing(kl__call *call, kl_queue *queue, const kl_queue_info *info
                                       kl__cell_flag(counts->at_least),
                                       unserved_cell(call, queue),
                                       unowned_cell(call, queue, info),
+                                      text_cell(info->away),
+                                      info->refused ? count_cell(info->refused) : kl__cell_none(),
+                                      text_cell(info->refused_why),
                                       kl__cell_time(counts->oldest_id_ms),
                                       kl__cell_time(info->created_ms),
                                       count_cell(info->layout_number),

@@ -40,6 +40,7 @@ struct job {
     int first_signal, last_signal; /* 0: none */
     bool shows;                    /* how far it is, on a terminal */
     int64_t began_ns, shown_ns;
+    uint64_t cancelled; /* before the first signal */
 };
 
 /* ---- Handlers ---- */
@@ -194,8 +195,9 @@ static int fill_queues(struct job *job)
         return KL_EXIT_USAGE;
     }
     int64_t *attempts = kl_arena_alloc(&job->call->arena, opts->queues.count * sizeof *attempts);
+    kl_head_policy *policies = kl_arena_alloc(&job->call->arena, opts->queues.count * sizeof *policies);
     job->queues = kl_arena_alloc(&job->call->arena, opts->queues.count * sizeof *job->queues);
-    if (!job->queues || !attempts)
+    if (!job->queues || !attempts || !policies)
         return kl__fail_call(kl__fail_memory());
     memset(job->queues, 0, opts->queues.count * sizeof *job->queues);
     job->crew.queues = opts->queues.items;
@@ -214,8 +216,10 @@ static int fill_queues(struct job *job)
         if (rc != KL_OK)
             return kl__fail_call(rc);
         attempts[i] = info.settings.attempts_max;
+        policies[i] = info.settings.head_policy;
     }
     job->crew.attempts = attempts;
+    job->crew.policies = policies;
     job->crew.queue_count = opts->queues.count;
     return KL_EXIT_OK;
 }
@@ -290,9 +294,8 @@ static uint64_t tell_left(struct job *job)
 
 static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_up, uint64_t left)
 {
-    static const kl__column columns[] = {{"done", 0},      {"retried", 0},  {"dead", 0},
-                                         {"cancelled", 0}, {"given_up", 0}, {"refused", 0},
-                                         {"left", 0},      {"took_ms", 0},  {NULL, 0}};
+    static const kl__column columns[] = {{"done", 0},    {"retried", 0}, {"dead", 0}, {"cancelled", 0}, {"given_up", 0},
+                                         {"refused", 0}, {"halted", 0},  {"left", 0}, {"took_ms", 0},   {NULL, 0}};
     int64_t took_ms = (kl__monotonic_ns() - job->began_ns) / 1000000;
     char rest[192] = "";
     if (info->cancelled)
@@ -311,6 +314,7 @@ static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_
                         (kl__cell[]){kl__cell_number((int64_t)info->done), kl__cell_number((int64_t)info->retried),
                                      kl__cell_number((int64_t)info->dead), kl__cell_number((int64_t)info->cancelled),
                                      kl__cell_number((int64_t)given_up), kl__cell_number((int64_t)info->refused),
+                                     kl__cell_number((int64_t)info->halted),
                                      job->opts->until_empty ? kl__cell_number((int64_t)left) : kl__cell_none(),
                                      kl__cell_duration(took_ms)},
                         "%" PRIu64 " done, %" PRIu64 " retried, %" PRIu64 " dead%s in %.1f s", info->done,
@@ -339,6 +343,8 @@ static void take_signal(struct job *job, int number)
     kl_worker_info info = kl_worker_show(job->worker);
     if (!job->first_signal) {
         job->first_signal = number;
+        job->cancelled = info.cancelled;
+        atomic_store(&job->crew.stopping, true);
         say(job, "starts nothing more, and waits for %" PRIu64 " running task%s; once more ends %s", info.running,
             kl__plural(info.running), info.running == 1 ? "it" : "them");
         if (kl_worker_drain(job->worker, 0) != KL_OK)
@@ -362,7 +368,8 @@ static void wait_for_end(struct job *job)
 }
 
 /* Ends it, and returns what it has done altogether. Figures can only be had before it is closed: where tasks still run,
- * the handlers count those that are done all the same. */
+ * the handlers count those that are done all the same. They also count those that were ended while it stopped; what was
+ * cancelled then is among these. */
 static kl_worker_info close_worker(struct job *job, uint64_t *ret_given_up)
 {
     if (job->last_signal)
@@ -373,7 +380,8 @@ static kl_worker_info close_worker(struct job *job, uint64_t *ret_given_up)
     uint64_t late = atomic_load(&job->crew.done_late);
     late = late < info.running ? late : info.running;
     info.done += late;
-    *ret_given_up = info.running - late;
+    uint64_t ended = atomic_load(&job->crew.given_up), cancelled = info.cancelled - job->cancelled;
+    *ret_given_up = info.running - late + (ended > cancelled ? ended - cancelled : 0);
     return info;
 }
 

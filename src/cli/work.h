@@ -22,8 +22,11 @@ typedef struct kl__crew {
     int64_t grace_ms;
     bool verbose;
     const char *const *queues; /* of the worker, and */
-    const int64_t *attempts;   /* how often each starts a task when the task does not say */
+    const int64_t *attempts;   /* how often each starts a task when the task does not say, and */
+    const kl_head_policy *policies;
     size_t queue_count;
+    atomic_bool stopping;        /* nothing more is started, and what runs too long is ended: */
+    _Atomic(uint64_t) given_up;  /* so many tasks */
     atomic_bool closing;         /* what runs is being ended, and the worker's figures were taken: */
     _Atomic(uint64_t) done_late; /* tasks that were done all the same */
     pthread_mutex_t mutex;       /* of what is printed */

@@ -7,8 +7,12 @@
 #include "cli/config.h"
 #include "cli/output.h"
 #include "cli/work.h"
+#include "keyline/control.h"
 
-enum { LOOK_TASKS = 200 /* of a queue, to find a kind that nobody here runs */ };
+enum {
+    LOOK_TASKS = 200, /* of a queue, to find a kind that nobody here runs */
+    LOOK_KEYS = 200,  /* those that are held up come first */
+};
 
 static bool is_run(const kl_worker_queue *queue, kl_bytes kind)
 {
@@ -42,7 +46,25 @@ static const char *add(kl_arena *arena, const char *reasons, const char *reason)
     return reasons ? kl__format(arena, "%s%s%s", reasons, *reasons ? "; " : "", reason) : NULL;
 }
 
-static const char *reasons_of(const kl_worker_queue *queue, const kl_queue_info *info, kl_arena *arena)
+/* Keys that somebody must let go on. */
+static const char *add_keys(const kl_worker_queue *queue, kl_arena *arena, const char *reasons)
+{
+    kl_key_status *keys = kl_arena_alloc(arena, LOOK_KEYS * sizeof *keys);
+    size_t count = 0, halted = 0, paused = 0;
+    if (!keys || kl_key_list(queue->queue, KL_KEYS_BY_STATE, 0, LOOK_KEYS, arena, keys, &count) != KL_OK)
+        return reasons;
+    for (size_t i = 0; i < count; i++) {
+        halted += keys[i].why == KL_WHY_HALTED;
+        paused += keys[i].why == KL_WHY_PAUSED;
+    }
+    if (halted)
+        reasons = add(arena, reasons, halted == 1 ? "a key is halted" : "some keys are halted");
+    if (paused)
+        reasons = add(arena, reasons, paused == 1 ? "a key is paused" : "some keys are paused");
+    return reasons;
+}
+
+static const char *reasons_of(const kl_worker_queue *queue, const kl_queue_info *info, uint64_t left, kl_arena *arena)
 {
     const char *reasons = "";
     kl_bytes kind;
@@ -54,12 +76,16 @@ static const char *reasons_of(const kl_worker_queue *queue, const kl_queue_info 
     if (queue->shards || queue->slices)
         reasons = add(arena, reasons, "this worker was to leave some shards alone");
     if (info->counts.due)
-        reasons = add(arena, reasons, "some are not due yet");
+        reasons = add(arena, reasons, left == 1 ? "it is not due yet" : "some are not due yet");
     if (info->paused)
         reasons = add(arena, reasons, "the queue is paused");
+    reasons = add_keys(queue, arena, reasons);
     if (!reasons || !*reasons)
         reasons = kl__format(
-            arena, "other workers have them, or `keyline key ls %s --by state` tells what holds them up", info->name);
+            arena,
+            left == 1 ? "another worker has it, or `keyline key ls %s --by state` tells what holds it up"
+                      : "other workers have them, or `keyline key ls %s --by state` tells what holds them up",
+            info->name);
     return reasons ? reasons : "";
 }
 
@@ -72,6 +98,6 @@ uint64_t kl__work_left(const kl_worker_queue *queue, kl_arena *arena, const char
     uint64_t left = info.counts.ready + info.counts.due + info.counts.retry;
     if (left > 0)
         *ret_why = kl__format(arena, "%llu task%s in %s: %s", (unsigned long long)left, left == 1 ? " stays" : "s stay",
-                              info.name, reasons_of(queue, &info, arena));
+                              info.name, reasons_of(queue, &info, left, arena));
     return left;
 }

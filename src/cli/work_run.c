@@ -246,28 +246,45 @@ static void give_result(kl_work *work, kl_outcome outcome, const kl__ended *ende
 
 /* ---- Telling ---- */
 
+static size_t queue_of(const kl__crew *crew, const kl_work *work)
+{
+    size_t i = 0;
+    while (i + 1 < crew->queue_count && strcmp(crew->queues[i], kl_work_queue(work)) != 0)
+        i++;
+    return i;
+}
+
 /* Whether this was the last attempt. */
 static bool is_last(const kl__crew *crew, const kl_work *work)
 {
     int64_t most = kl_work_extra(work)->attempts_max;
-    for (size_t i = 0; most == 0 && i < crew->queue_count; i++)
-        if (strcmp(crew->queues[i], kl_work_queue(work)) == 0)
-            most = crew->attempts[i];
+    most = most ? most : crew->attempts[queue_of(crew, work)];
     return most && (int64_t)kl_work_attempt(work) >= most;
+}
+
+/* Cancelled, given up, or another worker's now. */
+static bool was_stopped(const kl_work *work, const kl__ended *ended)
+{
+    return ended->was_ended && kl_work_timeout_ms(work) > 0;
 }
 
 static const char *outcome_name(const kl__crew *crew, const kl_work *work, kl_outcome outcome, const kl__ended *ended)
 {
     if (outcome == KL_DONE)
         return "done";
-    if (ended->was_ended && kl_work_timeout_ms(work) > 0)
-        return "ended"; /* cancelled, given up, or another worker's now */
-    return outcome == KL_DEAD || is_last(crew, work) ? "dead" : "retry";
+    if (was_stopped(work, ended))
+        return "ended";
+    if (outcome != KL_DEAD && !is_last(crew, work))
+        return "retry";
+    bool halts = crew->policies[queue_of(crew, work)] == KL_HEAD_HALT && kl_work_key(work).len > 0;
+    return halts ? "halted" : "dead";
 }
 
 static void tell_json(const kl__crew *crew, const kl_work *work, kl_outcome outcome, const kl__ended *ended,
                       int64_t took_ms)
 {
+    char reason[160];
+    print_reason(work, ended, reason, sizeof reason);
     static const kl__column columns[] = {{"id", 0},      {"queue", 0},   {"key", 0},  {"kind", 0},  {"attempt", 0},
                                          {"outcome", 0}, {"took_ms", 0}, {"exit", 0}, {"error", 0}, {NULL, 0}};
     kl_task_id id = kl_work_id(work);
@@ -278,7 +295,7 @@ static void tell_json(const kl__crew *crew, const kl_work *work, kl_outcome outc
                      kl__cell_bytes_or_none(kl_work_kind(work)), kl__cell_number(kl_work_attempt(work)),
                      kl__cell_text(outcome_name(crew, work, outcome, ended)), kl__cell_duration(took_ms),
                      exited ? kl__cell_number(WEXITSTATUS(ended->status)) : kl__cell_none(),
-                     outcome == KL_DONE ? kl__cell_none() : kl__cell_text(ended->tail)});
+                     outcome == KL_DONE ? kl__cell_none() : kl__cell_text(ended->tail_len ? ended->tail : reason)});
     fflush(stdout);
 }
 
@@ -333,6 +350,8 @@ static kl_outcome conclude(kl__crew *crew, kl_work *work, kl__ended *ended, int6
         give_result(work, outcome, ended);
     if (outcome == KL_DONE && atomic_load(&crew->closing))
         atomic_fetch_add(&crew->done_late, 1);
+    if (outcome != KL_DONE && was_stopped(work, ended) && atomic_load(&crew->stopping) && !atomic_load(&crew->closing))
+        atomic_fetch_add(&crew->given_up, 1);
     tell(crew, work, outcome, ended, took_ms, arena);
     return outcome;
 }

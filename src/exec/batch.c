@@ -26,6 +26,7 @@ struct batch {
     size_t taken;
     kl_rc rc;                        /* why not all was taken */
     bool is_over;                    /* no chunk follows */
+    int64_t waits_ns;                /* when the first began to wait for a place; 0: none has */
     bool careful;                    /* some order needs care */
     bool is_parted;                  /* some key was set aside: then `aside` has a value */
     uint64_t aside[ASIDE_BITS / 64]; /* by their hash: keys of which nothing more is submitted as plain */
@@ -145,6 +146,18 @@ static void look_again(kl__order *orders, size_t count)
     }
 }
 
+/* Orders that wait one after the other have waited all the time. */
+static void wait_shorter(struct batch *batch, kl__order *order)
+{
+    if (order->timeout_ms <= 0 || order->timeout_ms == KL_FOREVER)
+        return;
+    int64_t now_ns = kl__monotonic_ns();
+    if (!batch->waits_ns)
+        batch->waits_ns = now_ns;
+    int64_t waited_ms = kl__ns_to_ms(now_ns - batch->waits_ns);
+    order->timeout_ms = order->timeout_ms > waited_ms ? order->timeout_ms - waited_ms : 0;
+}
+
 /* Submits the first that found no place, waiting for one, then all that finds one now, and so on: in order, for once one
  * finds none, its shard takes no more of the chunk. Returns how many were taken. */
 static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, struct share *shares)
@@ -160,6 +173,7 @@ static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, 
         }
         look_again(orders + i, count - i);
         bool careful = orders[i].careful;
+        wait_shorter(batch, &orders[i]);
         kl_rc rc = kl__order_submit(batch->exec, &orders[i], orders[i].id);
         if (rc != KL_OK) {
             shares[shard].is_over = note_failure(batch, &orders[i], rc);

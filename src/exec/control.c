@@ -9,8 +9,7 @@
 #include "base/wait.h"
 #include "exec/hand.h"
 
-/* Brings every task that is not in fact running, and whose submit has returned, into the lanes, as of now. */
-static kl_rc look_closely(kl__shard *shard)
+kl_rc kl__shard_look_closely(kl__shard *shard)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);
     kl__hand_recall_all(shard, now_ns);
@@ -53,7 +52,7 @@ static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__
     kl__exec_task *task = &shard->tasks[index];
     for (uint64_t claimed = kl__inbox_claimed(&shard->inbox);;) {
         pthread_mutex_lock(&shard->mutex);
-        kl_rc rc = look_closely(shard);
+        kl_rc rc = kl__shard_look_closely(shard);
         if (is_alive(shard, task, id)) {
             *ret_shard = shard;
             *ret_task = task;
@@ -157,7 +156,7 @@ static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_
     kl__shard *shard = kl__exec_shard_of(exec, key, &hash);
     *ret_key = (kl__lane_key){key, (uint32_t)hash};
     pthread_mutex_lock(&shard->mutex);
-    if (look_closely(shard) != KL_OK) {
+    if (kl__shard_look_closely(shard) != KL_OK) {
         leave(shard);
         return kl__fail_memory();
     }

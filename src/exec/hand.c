@@ -58,10 +58,9 @@ uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t 
     return hand->count;
 }
 
-void kl__hand_settle(kl__hand *hand, kl__shard *shard, int64_t now_ns)
+void kl__hand_settle(kl__hand *hand, kl__shard *shard, uint32_t ran, int64_t now_ns)
 {
-    if (hand->count > 1)
-        untake(hand, shard, atomic_load_explicit(&hand->next, memory_order_relaxed), now_ns);
+    untake(hand, shard, ran, now_ns);
     atomic_store_explicit(&hand->shard, NULL, memory_order_relaxed);
     kl__shard_end(shard, hand->tasks, hand->count, now_ns);
     hand->count = 0;

@@ -167,9 +167,10 @@ typedef struct kl__exec_thread {
     bool replacing;       /* a task has ended it and another is to be started; under park_mutex */
     uint32_t home, homes; /* the shards that it serves first: the first of them, and how many */
     uint32_t hand_size;   /* how many tasks to take at once */
-    uint32_t ran;         /* tasks of the hand that were started */
+    uint32_t ran;         /* tasks of the hand that were started, */
+    uint32_t recorded;    /* and those whose time has been recorded */
     uint32_t urgent;      /* the shard's seen_urgent when it was filled */
-    int64_t began_ns;     /* when the hand was */
+    int64_t began_ns;     /* when the first that is not was started */
     bool brisk;           /* its last hand was short: counted in brisk_count */
     int64_t mean_ns;      /* of a task in the last hand */
     kl_run run;
@@ -251,6 +252,10 @@ static inline kl_exec_id kl__exec_id(const kl__shard *shard, const kl__exec_task
 KL_MUST_USE kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts);
 KL_MUST_USE kl_rc kl__exec_check_wait(const char *call, int64_t wait_ms);
 KL_MUST_USE kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_exec_task_opts *ret_opts);
+
+/* control.c. With the shard's mutex held: brings every task that is not in fact running, and whose submit has returned, into
+ * the lanes, as of now. KL_ENOMEM: not all of them. */
+kl_rc kl__shard_look_closely(kl__shard *shard);
 
 /* shard.c. All but open, close, has_work and report are called with the shard's mutex held. */
 KL_MUST_USE kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index);

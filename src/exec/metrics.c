@@ -14,6 +14,7 @@ struct sample {
 static void take_sample(kl__shard *shard, struct sample *ret_sample)
 {
     pthread_mutex_lock(&shard->mutex);
+    (void)kl__shard_look_closely(shard); /* without memory, what is still in the inbox is no key's yet */
     uint64_t ended = atomic_load(&shard->inbox.ended), claimed = kl__inbox_claimed(&shard->inbox);
     kl__lane_counts counts = kl__lanes_counts(shard->lanes);
     *ret_sample = (struct sample){.submitted = claimed,
@@ -26,6 +27,7 @@ static void take_sample(kl__shard *shard, struct sample *ret_sample)
                                   .runs = shard->runs};
     for (int i = 0; i < KL_LANE_STATES; i++)
         ret_sample->keys[i] = counts.keys[i];
+    kl__shard_offer(shard);
     pthread_mutex_unlock(&shard->mutex);
 }
 
@@ -108,8 +110,10 @@ kl_rc kl_exec_metrics(kl_exec *exec, char *buffer, size_t size, size_t *ret_leng
                         "keyline_exec_keys gauge\n");
     for (uint32_t i = 0; i < exec->shard_count; i++)
         put_keys(&text, i, samples[i].keys);
-    kl__text_put(&text, "# HELP keyline_exec_run_duration_seconds How long attempts ran.\n"
-                        "# TYPE keyline_exec_run_duration_seconds histogram\n");
+    kl__text_put(
+        &text,
+        "# HELP keyline_exec_run_duration_seconds How long attempts ran; those of less than 10 us are timed together.\n"
+        "# TYPE keyline_exec_run_duration_seconds histogram\n");
     for (uint32_t i = 0; i < exec->shard_count; i++)
         put_histogram(&text, i, &samples[i].runs);
     kl__free(samples);

@@ -3,6 +3,7 @@
  * A struct that a caller passes starts with its size: fields that an older caller does not know count as zero, and zero
  * means the default. */
 #include "base/text.h"
+#include "base/times.h"
 #include "exec/internal.h"
 
 #include <ctype.h>
@@ -82,7 +83,7 @@ kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts)
         if (rc != KL_OK)
             return rc;
     }
-    bool max_given = opts.backoff_max_ms != 0;
+    bool base_given = opts.backoff_base_ms != 0, max_given = opts.backoff_max_ms != 0;
     for (int i = 0; i < SETTINGS; i++) {
         int64_t *value = value_of(&opts, &settings[i]);
         if (*value == 0)
@@ -92,8 +93,11 @@ kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts)
                             (long long)*value, (long long)settings[i].min, (long long)settings[i].max,
                             settings[i].unit == WAIT ? ", KL_NO_WAIT or KL_FOREVER" : "");
     }
+    /* Who states only the one is not to hear of the other. */
     if (!max_given && opts.backoff_base_ms > opts.backoff_max_ms)
-        opts.backoff_max_ms = opts.backoff_base_ms; /* who states only the one is not to hear of the other */
+        opts.backoff_max_ms = opts.backoff_base_ms;
+    if (!base_given && opts.backoff_base_ms > opts.backoff_max_ms)
+        opts.backoff_base_ms = opts.backoff_max_ms;
     if (opts.backoff_base_ms > opts.backoff_max_ms)
         return kl__fail(KL_EINVAL, "backoff_base_ms (%lld) is above backoff_max_ms (%lld); lower it or raise the other",
                         (long long)opts.backoff_base_ms, (long long)opts.backoff_max_ms);
@@ -163,21 +167,18 @@ static const char *form_of(enum unit unit)
     }
 }
 
-static bool parse_unit(const char *text, int64_t *ret_factor)
+static bool parse_number(const char *text, int64_t *ret_value)
 {
-    static const struct {
-        const char *name;
-        int64_t factor;
-    } units[] = {{"", 1}, {"ms", 1}, {"s", 1000}, {"m", 60000}, {"h", 3600000}};
-    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
-        if (strcmp(text, units[i].name) == 0) {
-            *ret_factor = units[i].factor;
-            return true;
-        }
-    }
-    return false;
+    if (!isdigit((unsigned char)text[0]))
+        return false;
+    char *rest;
+    errno = 0;
+    long long number = strtoll(text, &rest, 10);
+    *ret_value = number;
+    return !errno && *rest == '\0';
 }
 
+/* A number alone is milliseconds. None of them means KL_FOREVER, which is above all. */
 static bool parse_value(const char *text, enum unit unit, int64_t *ret_value)
 {
     if (unit == WAIT && strcmp(text, "none") == 0) {
@@ -188,18 +189,8 @@ static bool parse_value(const char *text, enum unit unit, int64_t *ret_value)
         *ret_value = KL_FOREVER;
         return true;
     }
-    if (!isdigit((unsigned char)text[0]))
-        return false;
-    char *rest;
-    errno = 0;
-    long long number = strtoll(text, &rest, 10);
-    int64_t factor = 1, value;
-    if (errno || (unit == COUNT ? *rest != '\0' : !parse_unit(rest, &factor)))
-        return false;
-    if (__builtin_mul_overflow((int64_t)number, factor, &value))
-        return false;
-    *ret_value = value;
-    return true;
+    bool parsed = parse_number(text, ret_value) || (unit != COUNT && kl__duration_parse(text, ret_value));
+    return parsed && *ret_value != KL_FOREVER;
 }
 
 static const struct setting *find_setting(const char *variable, size_t length)

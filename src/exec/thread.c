@@ -217,10 +217,15 @@ static uint32_t next_size(const kl__exec_thread *thread, uint32_t count)
     return size < most ? size : most;
 }
 
-/* A hand is timed as a whole. When that is short, so was every task in it. Otherwise all but one are taken to have run
- * for as long as those of the hand before, which was short, and the rest of the time is put down to the one. */
-static void record_hand(kl__exec_thread *thread, kl__shard *shard, uint32_t count, int64_t ns)
+/* Tasks of a hand are timed together. When that is short, so was every one of them. Otherwise all but one are taken to have
+ * run for as long as those before, which were short, and the rest of the time is put down to the one. */
+static void record_runs(kl__exec_thread *thread, kl__shard *shard, int64_t now_ns)
 {
+    uint32_t count = thread->ran - thread->recorded;
+    int64_t ns = now_ns - thread->began_ns;
+    thread->recorded = thread->ran;
+    if (count == 0)
+        return;
     if (KL_LIKELY(ns <= SHORT_HAND_NS)) {
         shard->runs.count[0] += count;
         shard->runs.sum_ns += ns;
@@ -310,6 +315,8 @@ static void keep_error(kl_run *run)
         memcpy(extra->error, run->error, size);
 }
 
+static kl__exec_thread *thread_of(kl_run *run) { return KL_CONTAINER(run, kl__exec_thread, run); }
+
 /* Settles an attempt that was not done. Returns with the shard's mutex held. */
 static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
 {
@@ -323,6 +330,7 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
         delay_ms = KL_EXEC_WAIT_MS_MAX;
     int64_t due_ms = delay_ms < 0 ? KL_NEVER : kl__ns_to_ms(now_ns) + delay_ms;
     pthread_mutex_lock(&shard->mutex);
+    record_runs(thread_of(run), shard, now_ns);
     kl_rc rc = judge_failure(run, outcome, due_ms);
     if (rc == KL_OK) {
         keep_error(run);
@@ -347,31 +355,47 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
 
 /* --- Running --- */
 
+/* Reports the task, or lets it be retried, and ends it. What that takes is not the task's time. Nobody ends the thread
+ * here: once its task has ended, the executor may be closed. */
+static void settle_alone(kl_run *run, kl__lane_task *taken, kl_outcome outcome)
+{
+    kl__exec_thread *thread = thread_of(run);
+    kl__shard *shard = run->shard;
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    int64_t now_ns = kl__exec_now_ns(run->exec);
+    if (outcome == KL_DONE) {
+        kl__exec_report(shard, run->task, KL_DONE, KL_OK, run->error);
+        pthread_mutex_lock(&shard->mutex);
+        record_runs(thread, shard, now_ns);
+        kl__shard_end(shard, &taken, 1, now_ns);
+    } else {
+        settle_failure(run, outcome, now_ns);
+    }
+    pthread_mutex_unlock(&shard->mutex);
+    run->task = NULL;
+    thread->began_ns = kl__exec_now_ns(run->exec);
+    pthread_setcancelstate(state, NULL);
+}
+
 /* Runs one attempt. True: it is done and only has to be ended; else it has been settled. */
 static bool run_task(kl_run *run, kl__lane_task *taken)
 {
     kl__exec_task *task = kl__exec_task_of(taken);
     run->task = task;
-    kl_outcome outcome = task->fn(run, kl__ctx_of(task));
-    if (KL_LIKELY(outcome == KL_DONE && !task->lane.mark.kind)) {
-        run->task = NULL;
-        return true;
-    }
-    if (outcome == KL_DONE) {
-        kl__exec_report(run->shard, task, KL_DONE, KL_OK, run->error);
-        pthread_mutex_lock(&run->shard->mutex);
-        kl__shard_end(run->shard, &taken, 1, kl__exec_now_ns(run->exec));
-    } else {
-        settle_failure(run, outcome, kl__exec_now_ns(run->exec));
-    }
-    pthread_mutex_unlock(&run->shard->mutex);
-    run->task = NULL;
     run->retry_after_ms = -1;
     run->error[0] = '\0';
-    return false;
+    kl_outcome outcome = task->fn(run, kl__ctx_of(task));
+    if (KL_UNLIKELY(outcome != KL_DONE || task->lane.mark.kind)) {
+        settle_alone(run, taken, outcome);
+        return false;
+    }
+    run->task = NULL;
+    return true;
 }
 
-/* Runs the hand's tasks until none is left, it is recalled, or a task has come that may belong before the rest. */
+/* Runs the hand's tasks until none is left, it is recalled, or a task has come that may belong before the rest. A thread can
+ * be cancelled here only: in a task, or before the next one, which then has not ended, so that the executor is there. */
 static void run_hand(kl__exec_thread *thread)
 {
     kl_run *run = &thread->run;
@@ -385,14 +409,16 @@ static void run_hand(kl__exec_thread *thread)
             kl__exec_announce(thread->exec, hand->count);
         task = kl__hand_claim(hand, 0);
     }
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
     for (thread->ran = 0; task; task = kl__hand_claim(hand, thread->ran)) {
+        pthread_testcancel(); /* and not in somebody else's task */
         uint32_t index = thread->ran++;
         if (!run_task(run, task))
             hand->tasks[index] = NULL;
-        pthread_testcancel(); /* a thread whose task has had it cancelled ends here and not in somebody else's task */
         if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != thread->urgent))
             break;
     }
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 }
 
 /* How many tasks to take: several only while tasks are short and no priorities are about. */
@@ -404,9 +430,8 @@ static uint32_t choose_size(const kl__exec_thread *thread, const kl__shard *shar
 /* Settles the hand that has been run. Under the shard's mutex. */
 static void settle_hand(kl__exec_thread *thread, kl__shard *shard, int64_t now_ns)
 {
-    kl__hand_settle(&thread->hand, shard, now_ns);
-    if (thread->ran > 0)
-        record_hand(thread, shard, thread->ran, now_ns - thread->began_ns);
+    kl__hand_settle(&thread->hand, shard, thread->ran, now_ns);
+    record_runs(thread, shard, now_ns);
 }
 
 /* Runs tasks of one shard until it has no more for us, or others deserve a visit. Returns how many. */
@@ -429,6 +454,7 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
         thread->urgent = shard->seen_urgent;
         pthread_mutex_unlock(&shard->mutex);
         thread->began_ns = now_ns;
+        thread->recorded = 0;
         run_hand(thread);
         now_ns = kl__exec_now_ns(exec);
         pthread_mutex_lock(&shard->mutex);
@@ -559,6 +585,7 @@ void *kl__thread_main(void *argument)
     kl__exec_thread *thread = argument;
     thread->run = (kl_run){.exec = thread->exec, .retry_after_ms = -1};
     kl__inside = thread->exec;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     pthread_cleanup_push(thread_ended, thread);
     work(thread);
     pthread_cleanup_pop(0);

@@ -114,6 +114,10 @@ kl__lane_task *kl__lanes_evict(kl__lanes *lanes, kl__lane *lane);
 kl__lane_task *kl__lane_head(const kl__lane *lane);
 uint64_t kl__lane_tasks(const kl__lane *lane);
 
+/* Whether tasks wait in the lane that may run after this one; and whether it runs before another one of its key. */
+bool kl__lane_has_after(const kl__lane *lane, const kl__lane_task *task);
+bool kl__lane_task_before(const kl__lane_task *task, const kl__lane_task *other);
+
 /* The lane of a key, or NULL: it has none. */
 kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key);
 

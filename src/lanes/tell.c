@@ -29,6 +29,14 @@ void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__l
 
 kl__lane_task *kl__lane_head(const kl__lane *lane) { return lane->head; }
 uint64_t kl__lane_tasks(const kl__lane *lane) { return lane->entry.tasks; }
+
+bool kl__lane_has_after(const kl__lane *lane, const kl__lane_task *task)
+{
+    return lane->early || (lane->last && runs_before(task, lane->last));
+}
+
+bool kl__lane_task_before(const kl__lane_task *task, const kl__lane_task *other) { return runs_before(task, other); }
+
 kl__lane_state kl__lane_state_of(const kl__lane *lane) { return (kl__lane_state)lane->state; }
 
 int64_t kl__lanes_next_due(const kl__lanes *lanes) { return lanes->next_due; }

@@ -157,6 +157,8 @@ static json_t *shape_rates(kl__exchange *exchange, const char *name)
     return NULL;
 }
 
+static json_t *shape_text(const char *text) { return *text ? kl__json_bytes_value(kl_str(text)) : json_null(); }
+
 static json_t *shape_queue(kl__exchange *exchange, const kl_queue_info *info, uint64_t running, int64_t now_ms)
 {
     json_t *object = kl__json_object();
@@ -167,7 +169,9 @@ static json_t *shape_queue(kl__exchange *exchange, const kl_queue_info *info, ui
         kl__json_set(object, "created", kl__shape_time(info->created_ms)) &&
         kl__json_set_int(object, "layout_number", (int64_t)info->layout_number) &&
         kl__json_set_int(object, "layouts_draining", (int64_t)info->layouts_draining) &&
-        set_settings(object, &info->settings))
+        kl__json_set(object, "away", shape_text(info->away)) &&
+        kl__json_set_int(object, "refused", (int64_t)info->refused) &&
+        kl__json_set(object, "refused_why", shape_text(info->refused_why)) && set_settings(object, &info->settings))
         return object;
     json_decref(object);
     return NULL;

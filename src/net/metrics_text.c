@@ -109,7 +109,7 @@ static kl_rc count_layout(const kl__queue_layout *layout, kl_counts *parts)
 {
     for (uint32_t i = 0; i < layout->layout.partitions; i++) {
         kl_counts counts = {0};
-        kl_place place = {layout->numbers[i], KL_ALL_SHARDS};
+        kl_place place = {kl__layout_number(layout, i), KL_ALL_SHARDS};
         kl_rc rc = kl_store_counts(layout->stores[i], place, NULL, &counts);
         if (rc != KL_OK)
             return rc;

@@ -242,7 +242,7 @@ static kl_rc append_in(kl_queue *queue, const kl__queue_layout *layout, const kl
     kl_rc rc = make_entry(&schedule->cron, firing->tick_ms, arena, &entry);
     if (rc != KL_OK)
         return rc;
-    entry.place = (kl_place){layout->numbers[partition], kl_id_shard(&layout->layout, &firing->id)};
+    entry.place = (kl_place){kl__layout_number(layout, partition), kl_id_shard(&layout->layout, &firing->id)};
     entry.id = firing->id;
     if (KL_MUTANT(tick_twice))
         entry.id.bytes[15] ^= (uint8_t)kl__random_seed();

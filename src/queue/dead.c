@@ -104,7 +104,7 @@ static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_
     uint32_t partition, shard;
     choose_place(&layout->layout, letter->task, &partition, &shard);
     letter->entry = *old;
-    letter->entry.place = (kl_place){layout->numbers[partition], shard};
+    letter->entry.place = (kl_place){kl__layout_number(layout, partition), shard};
     letter->entry.due_ms = due_of(run, letter->task, now_ms);
     kl_rc rc = kl_idgen_next(layout->idgen, shard, kl_lane_of(old->key), &letter->entry.id);
     if (rc == KL_OK)
@@ -209,7 +209,7 @@ static kl_rc put_again(struct run *run, struct letter *letters, size_t count)
 
 static kl_rc forget_some(struct run *run, uint32_t shard, const kl_task_id *ids, size_t count)
 {
-    kl_place place = {run->source.layout->numbers[run->source.partition], shard};
+    kl_place place = {kl__layout_number(run->source.layout, run->source.partition), shard};
     kl_rc rc;
     KL_ASK(rc, kl_store_forget(kl__source_store(run->source), place, ids, count));
     return rc;

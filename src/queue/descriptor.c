@@ -383,7 +383,7 @@ static kl_rc learn(kl_queue *queue, const kl_record *record, const kl__descripto
     kl__json_free(&from);
     if (rc != KL_OK)
         return rc;
-    rc = kl__layouts_attach(queue, descriptor, known);
+    rc = kl__layouts_attach(queue, descriptor, known, false);
     if (rc == KL_OK)
         rc = kl__layouts_complete(queue, descriptor);
     if (rc == KL_OK)
@@ -424,13 +424,13 @@ static kl_rc draft_and_write(kl_queue *queue, kl__json *from, const kl_record *r
         kl__descriptor_release(known);
         return rc;
     }
-    rc = kl__layouts_attach(queue, draft, known);
+    rc = kl__layouts_attach(queue, draft, known, false);
     if (rc == KL_OK)
         rc = change(draft, ctx);
     if (rc == KL_OK)
         rc = write_descriptor(from->object, draft);
     if (rc == KL_OK)
-        rc = kl__layouts_attach(queue, draft, known); /* a new layout's stores: before the record names them */
+        rc = kl__layouts_attach(queue, draft, known, true); /* a new layout's stores: before the record names them */
     if (rc == KL_OK)
         rc = kl__json_print(from->object, arena, &text);
     if (rc == KL_OK && !kl__bytes_equal(text, record->value))
@@ -515,7 +515,7 @@ static kl_rc fill_first(kl_queue *queue, kl__descriptor *draft, const kl_queue_o
     draft->settings = *settings;
     if (rc == KL_OK)
         rc = append_layout(draft, number, layout, settings->store_count ? settings->stores : NULL, settings->origin);
-    return rc == KL_OK ? kl__layouts_attach(queue, draft, NULL) : rc;
+    return rc == KL_OK ? kl__layouts_attach(queue, draft, NULL, true) : rc;
 }
 
 kl_rc kl__queue_make(kl_queue *queue, const kl_queue_opts *settings)

@@ -44,7 +44,7 @@ struct merge {
 kl_find kl__finished_find(const kl_finished *which, kl__source source)
 {
     return (kl_find){
-        .partition = source.layout->numbers[source.partition],
+        .partition = kl__layout_number(source.layout, source.partition),
         .state = which->state,
         .key = which->key,
         .kind = which->kind,

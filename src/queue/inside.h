@@ -32,6 +32,7 @@
 #include "base/hash.h"
 #include "keyline/queue.h"
 #include "queue/record.h"
+#include "store/quick.h"
 
 enum {
     KL_LAYOUTS_MAX = 16, /* of one queue; drained ones of which nothing is kept are forgotten */
@@ -40,6 +41,8 @@ enum {
 
 /* What a process needs to use a layout, made once and shared by the descriptors that have it (layouts.c). */
 typedef struct kl__layout_parts kl__layout_parts;
+
+typedef _Atomic(uint32_t) kl__number; /* KL_PARTITION_AWAY: not known yet */
 
 /* One layout of a queue. */
 typedef struct kl__queue_layout {
@@ -51,7 +54,7 @@ typedef struct kl__queue_layout {
     const char *origin;      /* who stated it; "": nobody said */
     const char *const *urls; /* of the store of each partition, "" for the queue's own; NULL: all there */
     kl__layout_parts *parts; /* what the three below belong to */
-    uint32_t *numbers;       /* of its partitions in their stores, as kl_store_partition said */
+    kl__number *numbers;     /* of its partitions in their stores: kl__layout_number */
     kl_store **stores;       /* where its partitions are */
     kl_idgen *idgen;         /* every descriptor that has this layout shares it */
 } kl__queue_layout;
@@ -116,7 +119,8 @@ void kl__settings_read(kl__json *from, kl_queue_opts *ret_settings);
 
 /* --- stores.c: other stores, opened once in a process however many queues have partitions there --- */
 
-kl_rc kl__store_share(const char *url, kl_store **ret_store);
+/* may_make: where there is none, it is made; else KL_ENOTFOUND. */
+kl_rc kl__store_share(const char *url, bool may_make, kl_store **ret_store);
 void kl__store_unshare(kl_store *store);
 
 /* Makes relative paths in the URLs absolute, in the arena: the queue's record outlives this process's directory.
@@ -161,14 +165,25 @@ static inline const kl__queue_layout *kl__put_layout(const kl__descriptor *descr
 
 /* --- layouts.c --- */
 
-/* Gives every layout that has no parts those of `known` (or NULL), or makes them: the stores are opened. The rest,
- * which makes partitions in the stores, is done by complete. */
-kl_rc kl__layouts_attach(kl_queue *queue, kl__descriptor *descriptor, const kl__descriptor *known);
+/* Gives every layout that has no parts those of `known` (or NULL), or makes them: the stores are opened, and one that is
+ * away is opened later, unless the layout is new. Only then a store is made where there is none: of any other layout it is
+ * gone, and its tasks with it. The rest, which makes partitions in the stores, is done by complete. */
+kl_rc kl__layouts_attach(kl_queue *queue, kl__descriptor *descriptor, const kl__descriptor *known, bool is_new);
 kl_rc kl__layouts_complete(kl_queue *queue, kl__descriptor *descriptor);
 void kl__layout_parts_release(kl__layout_parts *parts); /* NULL is fine */
 
+/* A partition's number in its store, as kl_store_partition said. KL_PARTITION_AWAY: its store is away, and has not said. */
+uint32_t kl__layout_find_number(const kl__queue_layout *layout, uint32_t partition);
+
+static inline uint32_t kl__layout_number(const kl__queue_layout *layout, uint32_t partition)
+{
+    uint32_t number = atomic_load_explicit(&layout->numbers[partition], memory_order_acquire);
+    return KL_LIKELY(number != KL_PARTITION_AWAY) ? number : kl__layout_find_number(layout, partition);
+}
+
 /* What waits and is kept in all partitions of a layout together; added to what is there. */
 kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts);
+kl_rc kl__layout_count_one(const kl__queue_layout *layout, uint32_t partition, kl_counts *counts);
 
 /* Whether nothing waits in any shard. They are asked one by one, until one has something, and each for all that it has: of
  * several an engine may count but what is at hand, and say "at least". One that says so by itself is not empty. */

@@ -131,7 +131,7 @@ static kl_rc add_counts(const kl__queue_layout *layout, const kl_task_id *job, k
 {
     for (uint32_t i = 0; i < layout->layout.partitions; i++) {
         kl_counts counts;
-        kl_place all = {layout->numbers[i], KL_ALL_SHARDS};
+        kl_place all = {kl__layout_number(layout, i), KL_ALL_SHARDS};
         kl_rc rc;
         KL_ASK(rc, kl_store_counts(layout->stores[i], all, job, &counts));
         if (rc != KL_OK)

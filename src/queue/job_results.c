@@ -179,7 +179,8 @@ static kl_rc search_shards(struct merge *merge, struct stream *stream)
 {
     kl_task rows[FEW_AT_ONCE], last;
     kl_arena arena = {0};
-    kl_find find = {.partition = stream->layout->numbers[stream->partition], .job = merge->job, .max = FEW_AT_ONCE};
+    kl_find find = {
+        .partition = kl__layout_number(stream->layout, stream->partition), .job = merge->job, .max = FEW_AT_ONCE};
     uint32_t *shards = kl__alloc_zeroed(FEW_MAX, sizeof *shards);
     size_t count = FEW_AT_ONCE, known = 0;
     kl_rc rc = shards ? KL_OK : kl__fail_memory();
@@ -238,7 +239,7 @@ static bool make_room(struct stream *stream, size_t max)
 static kl_rc ask(struct merge *merge, struct stream *stream)
 {
     size_t max = rows_to_ask(merge, stream);
-    kl_place place = {stream->layout->numbers[stream->partition], stream->shard};
+    kl_place place = {kl__layout_number(stream->layout, stream->partition), stream->shard};
     stream->at = stream->count = 0;
     if (!make_room(stream, max))
         return kl__fail_memory();
@@ -456,6 +457,7 @@ static kl_rc fill_found(const kl_queue *queue, const kl__merged *merged, kl_aren
         return kl__fail_memory();
     ret_found->partition = partition.data;
     ret_found->layout = merged->layout->number;
+    ret_found->made_ms = kl_id_ms(&merged->layout->layout, &merged->task.entry.id);
     ret_found->queue = own_name.data;
     return KL_OK;
 }

@@ -49,7 +49,7 @@ static kl_rc place(const kl_queue *queue, const kl__queue_layout *in, kl__job_ta
     if (rc != KL_OK)
         return rc;
     task->by_name = key.len > 0 && partition != kl_partition_of(&in->layout, key);
-    task->entry.place = (kl_place){in->numbers[partition], kl_id_shard(&in->layout, &task->entry.id)};
+    task->entry.place = (kl_place){kl__layout_number(in, partition), kl_id_shard(&in->layout, &task->entry.id)};
     task->store = in->stores[partition];
     return KL_OK;
 }

@@ -4,7 +4,10 @@
  *
  * Whatever a process needs to use a layout is made once, in two steps: attach opens the stores, before anything is
  * written into the record that could not be opened; complete makes the partitions there, after it has been written,
- * because a partition's shards can never be changed again and only the record says what they are. */
+ * because a partition's shards can never be changed again and only the record says what they are.
+ *
+ * Of a layout that stands in the record, a store other than the queue's own may be away: its partitions have no numbers until
+ * it is there, calls that name them fail with KL_EBUSY, and the other partitions are used. */
 #include <stdio.h>
 
 #include "base/layout.h"
@@ -16,9 +19,10 @@ enum { SEAL_BATCH = 4096 /* shards sealed in one call */ };
 struct kl__layout_parts {
     _Atomic(uint32_t) references;
     kl_arena arena;
-    kl_store **stores; /* by partition */
-    uint32_t *numbers; /* by partition; NULL until complete */
-    kl_idgen *idgen;   /* likewise */
+    kl_store **stores;   /* by partition */
+    kl__number *numbers; /* by partition; NULL until complete */
+    kl_idgen *idgen;     /* likewise */
+    char queue[KL_QUEUE_NAME_MAX + 1];
     size_t shared_count;
     struct {
         const char *url;
@@ -26,14 +30,20 @@ struct kl__layout_parts {
     } shared[KL_QUEUE_STORES_MAX]; /* by kl__store_share */
 };
 
-kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *layout, uint32_t partition,
-                                char ret_name[KL_PARTITION_NAME_BYTES])
+static kl_rc name_partition(const char *queue, const kl__queue_layout *layout, uint32_t partition,
+                            char ret_name[KL_PARTITION_NAME_BYTES])
 {
-    kl_rc rc = kl_partition_name(&layout->layout, queue->name, partition, KL_PARTITION_NAME_BYTES, ret_name);
+    kl_rc rc = kl_partition_name(&layout->layout, queue, partition, KL_PARTITION_NAME_BYTES, ret_name);
     size_t length = rc == KL_OK ? strlen(ret_name) : 0;
     if (rc == KL_OK && layout->number > 1)
         snprintf(ret_name + length, KL_PARTITION_NAME_BYTES - length, "@%llu", (unsigned long long)layout->number);
     return rc;
+}
+
+kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *layout, uint32_t partition,
+                                char ret_name[KL_PARTITION_NAME_BYTES])
+{
+    return name_partition(queue->name, layout, partition, ret_name);
 }
 
 static kl_rc refuse_partition(const kl_queue *queue, const kl_layout *layout, const char *name)
@@ -76,15 +86,16 @@ void kl__layout_parts_release(kl__layout_parts *parts)
     kl__free(parts);
 }
 
-/* The sentence of what failed, with the place before it. */
-static kl_rc fail_at(kl_rc rc, const kl_queue *queue, uint32_t partition)
+/* The sentence of what failed, with the place before it. It is not the queue that is not found. */
+static kl_rc fail_at(kl_rc rc, const char *queue, uint32_t partition)
 {
     char reason[400];
+    rc = rc == KL_ENOTFOUND ? KL_EDAMAGED : rc;
     snprintf(reason, sizeof reason, "%s", kl_error_text());
-    return kl__fail(rc, "partition %u of queue %s: %s", partition, queue->name, reason);
+    return kl__fail(rc, "partition %u of queue %s: %s", partition, queue, reason);
 }
 
-static kl_rc share(kl__layout_parts *parts, const char *url, kl_store **ret_store)
+static kl_rc share(kl__layout_parts *parts, const char *url, bool is_new, kl_store **ret_store)
 {
     for (size_t i = 0; i < parts->shared_count; i++) {
         if (strcmp(parts->shared[i].url, url) == 0) {
@@ -96,7 +107,7 @@ static kl_rc share(kl__layout_parts *parts, const char *url, kl_store **ret_stor
     kl_bytes copy;
     if (!kl_arena_copy(&parts->arena, kl_str(url), &copy))
         return kl__fail_memory();
-    kl_rc rc = kl__store_share(url, ret_store);
+    kl_rc rc = kl__store_share(url, is_new, ret_store);
     if (rc != KL_OK)
         return rc;
     parts->shared[parts->shared_count].url = copy.data;
@@ -104,7 +115,18 @@ static kl_rc share(kl__layout_parts *parts, const char *url, kl_store **ret_stor
     return KL_OK;
 }
 
-static kl_rc open_stores(kl_queue *queue, const kl__queue_layout *layout, kl__layout_parts *parts)
+/* A store of a layout that is yet to be written into the record: it is there, and keeps what the queue's own would keep. */
+static kl_rc check_new(const kl_queue *queue, kl_store *store)
+{
+    int64_t now_ms;
+    if (kl_store_info_of(queue->store).can & ~kl_store_info_of(store).can & KL_STORE_DURABLE)
+        return kl__fail(KL_EINVAL,
+                        "its store would be gone with this process, and its tasks with it; name one that lasts, "
+                        "as the queue's own does");
+    return kl_store_now(store, &now_ms);
+}
+
+static kl_rc open_stores(kl_queue *queue, const kl__queue_layout *layout, bool is_new, kl__layout_parts *parts)
 {
     uint32_t count = layout->layout.partitions;
     parts->stores = kl_arena_alloc(&parts->arena, count * sizeof(kl_store *));
@@ -113,20 +135,23 @@ static kl_rc open_stores(kl_queue *queue, const kl__queue_layout *layout, kl__la
     for (uint32_t i = 0; i < count; i++) {
         const char *url = layout->urls ? layout->urls[i] : "";
         parts->stores[i] = queue->store;
-        kl_rc rc = *url ? share(parts, url, &parts->stores[i]) : KL_OK;
+        kl_rc rc = *url ? share(parts, url, is_new, &parts->stores[i]) : KL_OK;
+        if (rc == KL_OK && *url && is_new)
+            rc = check_new(queue, parts->stores[i]);
         if (rc != KL_OK)
-            return rc == KL_ENOMEM ? rc : fail_at(rc, queue, i);
+            return rc == KL_ENOMEM ? rc : fail_at(rc, queue->name, i);
     }
     return KL_OK;
 }
 
-static kl_rc make_parts(kl_queue *queue, const kl__queue_layout *layout, kl__layout_parts **ret_parts)
+static kl_rc make_parts(kl_queue *queue, const kl__queue_layout *layout, bool is_new, kl__layout_parts **ret_parts)
 {
     kl__layout_parts *parts = kl__alloc_zeroed(1, sizeof *parts);
     if (!parts)
         return kl__fail_memory();
     atomic_init(&parts->references, 1);
-    kl_rc rc = open_stores(queue, layout, parts);
+    memcpy(parts->queue, queue->name, sizeof parts->queue);
+    kl_rc rc = open_stores(queue, layout, is_new, parts);
     if (rc == KL_OK)
         *ret_parts = parts;
     else
@@ -153,13 +178,13 @@ static void show_parts(kl__queue_layout *layout)
     layout->idgen = layout->parts->idgen;
 }
 
-kl_rc kl__layouts_attach(kl_queue *queue, kl__descriptor *descriptor, const kl__descriptor *known)
+kl_rc kl__layouts_attach(kl_queue *queue, kl__descriptor *descriptor, const kl__descriptor *known, bool is_new)
 {
     for (size_t i = 0; i < descriptor->layout_count; i++) {
         kl__queue_layout *layout = &descriptor->layouts[i];
         if (!layout->parts)
             layout->parts = known_parts(known, layout->number);
-        kl_rc rc = layout->parts ? KL_OK : make_parts(queue, layout, &layout->parts);
+        kl_rc rc = layout->parts ? KL_OK : make_parts(queue, layout, is_new, &layout->parts);
         if (rc != KL_OK)
             return rc;
         show_parts(layout);
@@ -167,15 +192,33 @@ kl_rc kl__layouts_attach(kl_queue *queue, kl__descriptor *descriptor, const kl__
     return KL_OK;
 }
 
-static kl_rc number_partitions(const kl_queue *queue, const kl__queue_layout *layout, uint32_t *ret_numbers)
+static kl_rc ask_number(const kl__queue_layout *layout, uint32_t partition, uint32_t *ret_number)
 {
+    const char *queue = layout->parts->queue;
     char name[KL_PARTITION_NAME_BYTES];
+    kl_rc rc = name_partition(queue, layout, partition, name);
+    if (rc == KL_OK)
+        rc = kl_store_partition(layout->stores[partition], name, layout->layout.shard_prefix_len, ret_number);
+    return rc == KL_OK || rc == KL_ENOMEM ? rc : fail_at(rc, queue, partition);
+}
+
+uint32_t kl__layout_find_number(const kl__queue_layout *layout, uint32_t partition)
+{
+    uint32_t number;
+    if (ask_number(layout, partition, &number) != KL_OK)
+        return KL_PARTITION_AWAY;
+    atomic_store_explicit(&layout->numbers[partition], number, memory_order_release);
+    return number;
+}
+
+static kl_rc number_partitions(const kl_queue *queue, const kl__queue_layout *layout, kl__number *ret_numbers)
+{
     for (uint32_t i = 0; i < layout->layout.partitions; i++) {
-        kl_rc rc = kl__layout_partition_name(queue, layout, i, name);
-        if (rc == KL_OK)
-            rc = kl_store_partition(layout->stores[i], name, layout->layout.shard_prefix_len, &ret_numbers[i]);
-        if (rc != KL_OK)
-            return rc == KL_ENOMEM ? rc : fail_at(rc, queue, i);
+        uint32_t number = KL_PARTITION_AWAY;
+        kl_rc rc = ask_number(layout, i, &number);
+        if (rc != KL_OK && (rc != KL_EBUSY || layout->stores[i] == queue->store))
+            return rc;
+        atomic_init(&ret_numbers[i], number);
     }
     return KL_OK;
 }
@@ -183,7 +226,7 @@ static kl_rc number_partitions(const kl_queue *queue, const kl__queue_layout *la
 static kl_rc complete_one(const kl_queue *queue, kl__queue_layout *layout)
 {
     kl__layout_parts *parts = layout->parts;
-    uint32_t *numbers = kl_arena_alloc(&parts->arena, layout->layout.partitions * sizeof *numbers);
+    kl__number *numbers = kl_arena_alloc(&parts->arena, layout->layout.partitions * sizeof *numbers);
     kl_rc rc = numbers ? number_partitions(queue, layout, numbers) : kl__fail_memory();
     if (rc == KL_OK)
         rc = kl_idgen_open(&layout->layout, NULL, &parts->idgen);
@@ -223,17 +266,22 @@ static void add(kl_counts *sum, const kl_counts *part)
 static kl_rc add_place(const kl__queue_layout *layout, uint32_t partition, uint32_t shard, kl_counts *sum)
 {
     kl_counts part = {0};
-    kl_place place = {layout->numbers[partition], shard};
+    kl_place place = {kl__layout_number(layout, partition), shard};
     kl_rc rc = kl_store_counts(layout->stores[partition], place, NULL, &part);
     if (rc == KL_OK)
         add(sum, &part);
     return rc;
 }
 
+kl_rc kl__layout_count_one(const kl__queue_layout *layout, uint32_t partition, kl_counts *counts)
+{
+    return add_place(layout, partition, KL_ALL_SHARDS, counts);
+}
+
 kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts)
 {
     for (uint32_t i = 0; i < layout->layout.partitions; i++) {
-        kl_rc rc = add_place(layout, i, KL_ALL_SHARDS, counts);
+        kl_rc rc = kl__layout_count_one(layout, i, counts);
         if (rc != KL_OK)
             return rc;
     }
@@ -269,7 +317,7 @@ kl_rc kl__layout_keeps(const kl__queue_layout *layout, bool *ret_keeps)
     size_t count = 0;
     kl_rc rc = KL_OK;
     for (uint32_t i = 0; rc == KL_OK && count == 0 && i < layout->layout.partitions; i++) {
-        kl_find find = {.partition = layout->numbers[i], .max = 1};
+        kl_find find = {.partition = kl__layout_number(layout, i), .max = 1};
         rc = kl_store_find(layout->stores[i], &find, &arena, &task, &count);
     }
     kl_arena_free(&arena);
@@ -314,7 +362,7 @@ kl_rc kl__layout_seal(const kl_queue *queue, const kl__queue_layout *layout)
         return kl__fail_memory();
     uint32_t shards = kl_layout_shards(&layout->layout);
     for (uint32_t i = 0; rc == KL_OK && i < layout->layout.partitions; i++)
-        rc = seal_partition(layout->stores[i], layout->numbers[i], shards, fences);
+        rc = seal_partition(layout->stores[i], kl__layout_number(layout, i), shards, fences);
     kl__free(fences);
     return rc;
 }

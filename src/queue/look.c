@@ -123,7 +123,7 @@ static kl_rc try_id(struct search *search, kl__source source, const kl_task_id *
         rc = ask(search);
     if (rc != KL_OK || search->found)
         return rc;
-    kl_place place = {source.layout->numbers[source.partition], kl_id_shard(&source.layout->layout, id)};
+    kl_place place = {kl__layout_number(source.layout, source.partition), kl_id_shard(&source.layout->layout, id)};
     search->store = store;
     search->refs[search->count] = (kl_ref){.place = place, .id = *id};
     search->sources[search->count++] = source;
@@ -382,7 +382,7 @@ static kl_rc take_page(struct walk *walk, kl__source source, size_t stubs, size_
     bool told = kl_store_info_of(kl__source_store(source)).can & KL_STORE_KEY_HASH;
     size_t asked = 0, looked = 0, read = 0, room = walk->which->max - walk->count;
     size_t last_asked[STUBS_MAX];
-    kl_place place = {source.layout->numbers[source.partition], walk->spot.shard};
+    kl_place place = {kl__layout_number(source.layout, source.partition), walk->spot.shard};
     for (; looked < stubs && asked < room && looked < walk->look_left; looked++) {
         const kl_stub *stub = &walk->stubs[looked];
         if (!may_fit(walk, stub, told))
@@ -408,7 +408,7 @@ static kl_rc walk_line(struct walk *walk, kl__source source)
     for (bool ended = false; rc == KL_OK && !ended && !walk->full;) {
         kl_stub after = {.position = walk->spot.position, .due_ms = walk->spot.due_ms};
         kl_scan scan = {
-            .place = {source.layout->numbers[source.partition], walk->spot.shard},
+            .place = {kl__layout_number(source.layout, source.partition), walk->spot.shard},
             .line = line_number(walk->spot.line),
             .until_ms = INT64_MAX,
             .after = walk->spot.inside ? &after : NULL,
@@ -427,7 +427,7 @@ static kl_rc walk_line(struct walk *walk, kl__source source)
 static kl_rc walk_shard(struct walk *walk, kl__source source)
 {
     kl_counts counts;
-    kl_place place = {source.layout->numbers[source.partition], walk->spot.shard};
+    kl_place place = {kl__layout_number(source.layout, source.partition), walk->spot.shard};
     kl_rc rc = kl_store_counts(kl__source_store(source), place, NULL, &counts);
     for (; rc == KL_OK && !walk->full && walk->spot.line < LINES; walk->spot.line++) {
         int32_t line = line_number(walk->spot.line);
@@ -452,7 +452,7 @@ static kl_rc walk_partition(struct walk *walk, kl__source source)
 {
     const kl_layout *layout = &source.layout->layout;
     kl_counts counts;
-    kl_place all = {source.layout->numbers[source.partition], KL_ALL_SHARDS};
+    kl_place all = {kl__layout_number(source.layout, source.partition), KL_ALL_SHARDS};
     kl_rc rc = kl_store_counts(kl__source_store(source), all, NULL, &counts);
     bool empty = rc == KL_OK && kl__counts_waiting(&counts) == 0 && !counts.at_least;
     uint32_t only = walk->which->key.len > 0 ? kl_shard_of(layout, walk->which->key) : KL_ALL_SHARDS;

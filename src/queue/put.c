@@ -280,7 +280,21 @@ static uint64_t draw(void)
 
 static uint64_t cells_of(const kl_layout *layout) { return (uint64_t)layout->partitions * kl_layout_shards(layout); }
 
-/* Goes on to the next shard when the run is over, partition by partition. */
+static void next_cell(kl__put_route *route)
+{
+    const kl_layout *layout = &route->layout->layout;
+    if (++route->partition == layout->partitions) {
+        route->partition = 0;
+        route->shard = (route->shard + 1) % kl_layout_shards(layout);
+    }
+}
+
+static bool is_away(const kl__put_route *route)
+{
+    return kl__layout_number(route->layout, route->partition) == KL_PARTITION_AWAY;
+}
+
+/* Goes on to the next shard when the run is over, partition by partition, past those whose store is away. */
 static void spread(const kl__put_call *call, kl__put_route *route)
 {
     const kl_layout *layout = &route->layout->layout;
@@ -294,10 +308,11 @@ static void spread(const kl__put_call *call, kl__put_route *route)
         route->partition = kl__hash_scale(draw(), layout->partitions);
         route->shard = kl__hash_scale(draw(), kl_layout_shards(layout));
         route->spreads = true;
-    } else if (++route->partition == layout->partitions) {
-        route->partition = 0;
-        route->shard = (route->shard + 1) % kl_layout_shards(layout);
+    } else {
+        next_cell(route);
     }
+    for (uint32_t i = 1; i < layout->partitions && is_away(route); i++)
+        next_cell(route);
 }
 
 /* Where a task without a key goes once its id is known. */
@@ -329,7 +344,7 @@ static inline kl_rc set_place(kl__put_call *call, size_t i, const kl__queue_layo
                               uint32_t shard)
 {
     kl_entry *entry = &call->entries[i];
-    entry->place = (kl_place){layout->numbers[partition], shard};
+    entry->place = (kl_place){kl__layout_number(layout, partition), shard};
     kl_rc rc = find_store(call, layout->stores[partition], &call->ways[i].store);
     if (rc == KL_OK && KL_UNLIKELY(call->tasks[i].delay_ms > 0 && entry->due_ms == 0))
         rc = set_due(call, i);

@@ -60,11 +60,13 @@ kl_rc kl__queue_check_name(const char *name)
 
 /* --- Layouts: stated and there --- */
 
-/* " (made so by keyline.toml line 3)", or nothing. */
-static const char *made_by(const kl__queue_layout *layout, char *buffer, size_t size)
+/* " (made so by keyline.toml line 3)", " (the default)", or nothing. */
+static const char *made_by(const kl__queue_layout *layout, bool is_default, char *buffer, size_t size)
 {
-    bool known = *layout->origin;
-    snprintf(buffer, size, "%s%s%s", known ? " (made so by " : "", layout->origin, known ? ")" : "");
+    if (*layout->origin)
+        snprintf(buffer, size, " (made so by %s)", layout->origin);
+    else
+        snprintf(buffer, size, "%s", is_default ? " (the default)" : "");
     return buffer;
 }
 
@@ -88,13 +90,14 @@ static kl_rc check_numbers(const kl_queue *queue, const kl__queue_layout *there,
 {
     char by[REASON_BYTES];
     uint32_t partitions = there->layout.partitions, len = there->layout.shard_prefix_len;
-    made_by(there, by, sizeof by);
+    made_by(there, partitions == 1, by, sizeof by);
     if (stated->partitions != 0 && stated->partitions != partitions)
         return kl__fail(KL_EMISMATCH, "queue %s has %u partition%s%s, and %s says %lld; " LEAVE_IT_OUT, queue->name,
                         partitions, partitions == 1 ? "" : "s", by, says(stated), (long long)stated->partitions);
     if (stated->shard_prefix_len != 0 && stated->shard_prefix_len != len)
         return kl__fail(KL_EMISMATCH, "queue %s has a shard_prefix_len of %u%s, and %s says %lld; " LEAVE_IT_OUT,
-                        queue->name, len, by, says(stated), (long long)stated->shard_prefix_len);
+                        queue->name, len, made_by(there, len == 1, by, sizeof by), says(stated),
+                        (long long)stated->shard_prefix_len);
     if (stated->store_count != 0 && stated->store_count != partitions)
         return kl__fail(KL_EMISMATCH, "queue %s has %u partition%s%s, and %s names %zu stores; name one for each",
                         queue->name, partitions, partitions == 1 ? "" : "s", by, says(stated), stated->store_count);
@@ -114,8 +117,8 @@ static kl_rc check_stores(const kl_queue *queue, const kl__queue_layout *there, 
         if (strcmp(url, stated->stores[i]) != 0)
             return kl__fail(KL_EMISMATCH,
                             "partition %zu of queue %s lies in %s%s, and %s says another: %s; " LEAVE_IT_OUT, i,
-                            queue->name, store_text(url, is, sizeof is), made_by(there, by, sizeof by), says(stated),
-                            store_text(stated->stores[i], said, sizeof said));
+                            queue->name, store_text(url, is, sizeof is), made_by(there, !*url, by, sizeof by),
+                            says(stated), store_text(stated->stores[i], said, sizeof said));
     }
     return KL_OK;
 }
@@ -280,20 +283,50 @@ static kl_rc copy_settings(const kl__descriptor *descriptor, kl_arena *arena, kl
     return KL_OK;
 }
 
-/* Of all layouts; *ret_draining: how many of the older ones hold tasks. */
-static kl_rc count_layouts(const kl__descriptor *descriptor, kl_counts *ret_counts, uint64_t *ret_draining)
+/* Adds a partition to those that could not be asked; in every layout it is called the same. */
+static kl_rc note_away(const kl_queue *queue, const kl__queue_layout *layout, uint32_t partition, kl_arena *arena,
+                       kl_queue_info *info)
 {
-    kl_counts sum = {0};
-    uint64_t draining = 0;
+    char name[KL_PARTITION_NAME_BYTES], begins[KL_PARTITION_NAME_BYTES + 2], why[REASON_BYTES];
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    kl_rc rc = kl_partition_name(&layout->layout, queue->name, partition, sizeof name, name);
+    if (rc != KL_OK)
+        return rc;
+    snprintf(begins, sizeof begins, "%s: ", name);
+    info->counts.at_least = true;
+    if (strstr(info->away, begins))
+        return KL_OK;
+    size_t size = strlen(info->away) + strlen("; ") + strlen(begins) + strlen(why) + 1;
+    char *text = kl_arena_alloc(arena, size);
+    if (!text)
+        return kl__fail_memory();
+    snprintf(text, size, "%s%s%s%s", info->away, *info->away ? "; " : "", begins, why);
+    info->away = text;
+    return KL_OK;
+}
+
+static kl_rc count_layout(const kl_queue *queue, const kl__queue_layout *layout, kl_arena *arena, kl_queue_info *info)
+{
+    kl_rc rc = KL_OK;
+    for (uint32_t i = 0; rc == KL_OK && i < layout->layout.partitions; i++) {
+        rc = kl__layout_count_one(layout, i, &info->counts);
+        if (rc == KL_EBUSY && layout->stores[i] != queue->store)
+            rc = note_away(queue, layout, i, arena, info);
+    }
+    return rc;
+}
+
+/* Of all layouts, and how many of the older ones hold tasks. */
+static kl_rc count_layouts(const kl_queue *queue, const kl__descriptor *descriptor, kl_arena *arena,
+                           kl_queue_info *info)
+{
     for (size_t i = 0; i < descriptor->layout_count; i++) {
-        uint64_t before = kl__counts_waiting(&sum);
-        kl_rc rc = kl__layout_count(&descriptor->layouts[i], &sum);
+        uint64_t before = kl__counts_waiting(&info->counts);
+        kl_rc rc = count_layout(queue, &descriptor->layouts[i], arena, info);
         if (rc != KL_OK)
             return rc;
-        draining += i + 1 < descriptor->layout_count && kl__counts_waiting(&sum) > before;
+        info->layouts_draining += i + 1 < descriptor->layout_count && kl__counts_waiting(&info->counts) > before;
     }
-    *ret_counts = sum;
-    *ret_draining = draining;
     return KL_OK;
 }
 
@@ -303,15 +336,19 @@ static kl_rc show(const kl_queue *queue, const kl__descriptor *descriptor, kl_ar
         .paused = descriptor->paused,
         .layout_number = kl__newest_layout(descriptor)->number,
         .created_ms = descriptor->created_ms,
+        .away = "",
+        .refused_why = "",
     };
     uint64_t left = 0;
     kl_rc rc = copy_settings(descriptor, arena, &info.settings);
     if (rc == KL_OK && !copy_text(arena, queue->name, &info.name))
         rc = kl__fail_memory();
     if (rc == KL_OK)
-        rc = count_layouts(descriptor, &info.counts, &info.layouts_draining);
+        rc = count_layouts(queue, descriptor, arena, &info);
     if (rc == KL_OK)
         rc = kl__store_left(queue->store, queue->name, &left);
+    if (rc == KL_OK)
+        rc = kl__store_refused(queue->store, queue->name, arena, &info.refused, &info.refused_why);
     info.counts.ready += left; /* it waits, though it has no place in line yet */
     if (rc == KL_OK)
         *ret_info = info;

@@ -163,7 +163,7 @@ static kl_rc visit_all(const kl_queue *queue, const kl__descriptor *descriptor, 
         for (uint32_t j = 0; rc == KL_OK && j < layout->layout.partitions; j++) {
             rc = kl__layout_partition_name(queue, layout, j, name);
             if (rc == KL_OK)
-                rc = visit(queue, layout->stores[j], name, layout->numbers[j]);
+                rc = visit(queue, layout->stores[j], name, kl__layout_number(layout, j));
         }
     }
     return rc;

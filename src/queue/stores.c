@@ -5,6 +5,8 @@
  * A disk store has one handle in one process, and two queues may well have partitions in the same one, or one queue be
  * opened twice. So the handles are shared by the whole process, by their URLs, and counted.
  *
+ * They are hasty: while one is away, the others are used.
+ *
  * A URL that goes into a queue's record is read by others, who have other current directories: there it is absolute. */
 #include <errno.h>
 #include <limits.h>
@@ -31,7 +33,7 @@ static struct shared *find(const char *url)
     return shared;
 }
 
-static kl_rc open_one(const char *url, struct shared **ret_shared)
+static kl_rc open_one(const char *url, bool may_make, struct shared **ret_shared)
 {
     size_t bytes = strlen(url) + 1;
     struct shared *shared = kl__alloc(sizeof *shared + bytes);
@@ -39,7 +41,8 @@ static kl_rc open_one(const char *url, struct shared **ret_shared)
         return kl__fail_memory();
     *shared = (struct shared){.next = shared_first};
     memcpy(shared->url, url, bytes);
-    kl_rc rc = kl_store_open(url, NULL, &shared->store);
+    kl_store_opts opts = {.size = sizeof opts, .hasty = true, .no_make = !may_make};
+    kl_rc rc = kl_store_open(url, &opts, &shared->store);
     if (rc != KL_OK) {
         kl__free(shared);
         return rc;
@@ -48,11 +51,11 @@ static kl_rc open_one(const char *url, struct shared **ret_shared)
     return KL_OK;
 }
 
-kl_rc kl__store_share(const char *url, kl_store **ret_store)
+kl_rc kl__store_share(const char *url, bool may_make, kl_store **ret_store)
 {
     pthread_mutex_lock(&shared_mutex);
     struct shared *shared = find(url);
-    kl_rc rc = shared ? KL_OK : open_one(url, &shared);
+    kl_rc rc = shared ? KL_OK : open_one(url, may_make, &shared);
     if (rc == KL_OK) {
         shared->users++;
         *ret_store = shared->store;

@@ -8,6 +8,9 @@
  * whose partition lies in another store. They end the run before them, and then go one by one through kl_queue_put, with
  * their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice.
  *
+ * While another store is away, tasks for it stay, and those behind them are taken in. A store that was found to be away is so
+ * until the call ends: else, when it comes back meanwhile, a later task of a key could pass an earlier one.
+ *
  * A task goes to the partition that it names, unless the layout has none of that name (any more); else a task without a key
  * goes to the partition that its number says. A store that cannot append and take out in one step
  * (S3) may show a task twice, to two workers at once or after a crash: then both put it into the same partition, which
@@ -22,7 +25,7 @@
 #include "queue/put.h"
 #include "store/quick.h"
 
-enum { TAKE_MAX = 8000, WHY_BYTES = 512 };
+enum { TAKE_MAX = 8000, WHY_BYTES = 512, AWAY_MAX = 2 * KL_QUEUE_STORES_MAX };
 
 struct taking {
     kl_queue *queue;
@@ -32,6 +35,9 @@ struct taking {
     kl__put_call call; /* what is being appended */
     bool begun;
     char why[WHY_BYTES];
+    const kl_store *away[AWAY_MAX];
+    size_t away_count;
+    char away_why[WHY_BYTES]; /* of the last of them */
 };
 
 /* --- Options --- */
@@ -150,14 +156,89 @@ static kl_rc put_alone(struct taking *taking, const kl_handed *handed, const kl_
     return rc;
 }
 
-/* How many tasks from the first on can go in together. */
-static size_t together(const struct taking *taking, const kl_put *tasks, size_t count)
+static kl_store *store_of(const struct taking *taking, size_t i)
 {
-    const kl__put_call *call = &taking->call;
+    return taking->call.stores[taking->call.ways[i].store].store;
+}
+
+static bool is_away(const struct taking *taking, const kl_store *store)
+{
+    for (size_t i = 0; i < taking->away_count; i++)
+        if (taking->away[i] == store)
+            return true;
+    return false;
+}
+
+/* False: there are too many, and the task holds up what is behind it. */
+static bool note_away(struct taking *taking, const kl_store *store)
+{
+    if (store == taking->queue->store || taking->away_count == AWAY_MAX)
+        return false;
+    snprintf(taking->away_why, sizeof taking->away_why, "%s", kl_error_text());
+    taking->away[taking->away_count++] = store;
+    return true;
+}
+
+/* The places of tasks that can go in together, past those whose store is away; *ret_end: of the first that ends the run. */
+static size_t together(const struct taking *taking, const kl_put *tasks, size_t count, size_t *which, size_t *ret_end)
+{
+    size_t chosen = 0, i = 0;
+    for (; i < count; i++) {
+        const kl_store *store = store_of(taking, i);
+        if (is_away(taking, store))
+            continue;
+        if (tasks[i].unique.len > 0 || store != taking->queue->store)
+            break;
+        which[chosen++] = i;
+    }
+    *ret_end = i;
+    return chosen;
+}
+
+static kl_rc take_together(struct taking *taking, const size_t *which, size_t count, kl_taken *ret_taken)
+{
+    const kl_entry *all = taking->call.entries;
+    *ret_taken = (kl_taken){.count = count, .entries = all, .entry_count = count};
+    if (which[count - 1] == count - 1) /* there is no gap */
+        return KL_OK;
+    kl_entry *entries = kl_arena_alloc(&taking->arena, count * sizeof *entries);
+    if (!entries)
+        return kl__fail_memory();
     for (size_t i = 0; i < count; i++)
-        if (tasks[i].unique.len > 0 || call->stores[call->ways[i].store].store != taking->queue->store)
-            return i;
-    return count;
+        entries[i] = all[which[i]];
+    ret_taken->entries = entries;
+    ret_taken->which = which;
+    return KL_OK;
+}
+
+static kl_rc take_one(struct taking *taking, const kl_handed *handed, const kl_put *task, kl_store *store,
+                      kl_taken *ret_taken)
+{
+    int64_t now_ms;
+    kl_rc rc = store == taking->queue->store ? KL_OK : kl_store_now(store, &now_ms);
+    return rc == KL_OK ? put_alone(taking, handed, task, ret_taken) : rc;
+}
+
+static kl_rc choose(struct taking *taking, const kl_handed *handed, const kl_put *tasks, size_t count,
+                    kl_taken *ret_taken)
+{
+    size_t *which = kl_arena_alloc(&taking->arena, count * sizeof *which), end;
+    if (!which)
+        return kl__fail_memory();
+    for (;;) {
+        size_t chosen = together(taking, tasks, count, which, &end);
+        if (chosen > 0)
+            return take_together(taking, which, chosen, ret_taken);
+        if (end == count)
+            return kl__fail(KL_EBUSY, "%s", taking->away_why);
+        kl_store *store = store_of(taking, end);
+        kl_rc rc = take_one(taking, &handed[end], &tasks[end], store, ret_taken);
+        if (rc == KL_EBUSY && note_away(taking, store))
+            continue;
+        which[0] = end;
+        ret_taken->which = which;
+        return rc;
+    }
 }
 
 /* Names the partitions of those that have no key. */
@@ -206,11 +287,7 @@ static kl_rc place(struct taking *taking, const kl_handed *handed, kl_put *tasks
         return set_aside(taking, handed, ret_taken);
     if (rc != KL_OK)
         return rc;
-    size_t first = together(taking, tasks, count);
-    if (first == 0)
-        return put_alone(taking, handed, tasks, ret_taken);
-    *ret_taken = (kl_taken){.count = first, .entries = taking->call.entries, .entry_count = first};
-    return KL_OK;
+    return choose(taking, handed, tasks, count, ret_taken);
 }
 
 static void forget(struct taking *taking)

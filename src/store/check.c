@@ -8,6 +8,7 @@
 
 #include "base/layout.h"
 #include "store/dispatch.h"
+#include "store/quick.h"
 
 #define NO_BATCH SIZE_MAX
 
@@ -86,6 +87,8 @@ static inline kl_rc check_known(kl_store *store, const struct item *item, uint32
     *ret_prefix_len = kl__partition_prefix_len(store, partition);
     if (KL_LIKELY(*ret_prefix_len))
         return KL_OK;
+    if (partition == KL_PARTITION_AWAY)
+        return kl__late_refuse(store);
     return refuse(item, "partition %u is not known to this store; call kl_store_partition first and use its answer",
                   partition);
 }
@@ -151,11 +154,13 @@ kl_rc kl__check_engine(const kl_engine *engine)
 {
     if (!engine)
         return kl__fail(KL_EINVAL, "the engine is NULL; pass one");
-    if (engine->size != sizeof *engine)
-        return kl__fail(KL_EINVAL,
-                        "kl_engine.size is %zu, but this library's engines have %zu bytes; build the engine with the "
-                        "library's own header and set .size = sizeof(kl_engine)",
-                        engine->size, sizeof *engine);
+    size_t least = offsetof(kl_engine, list) + sizeof engine->list;
+    if (engine->size < least || engine->size > sizeof *engine)
+        return kl__fail(
+            KL_EINVAL,
+            "kl_engine.size is %zu, but this library's engines have %zu to %zu bytes; build the engine with a "
+            "header that is not newer than the library and set .size = sizeof(kl_engine)",
+            engine->size, least, sizeof *engine);
     if (!plain_word(engine->scheme))
         return kl__fail(KL_EINVAL, "the engine's scheme must be a word of a-z, 0-9 and _");
     if (!engine->open || !engine->close || !engine->now || !engine->partition || !engine->append || !engine->scan ||

@@ -62,14 +62,25 @@ typedef struct kl__call_counters {
     _Atomic(uint64_t) errors[KL_CALL_CODES + 1]; /* by -rc; [0] stays 0, the last: codes of no table */
 } kl__call_counters;
 
-enum { KL_PARTITION_LEVELS = 32 };
+enum { KL_PARTITION_LEVELS = 32, KL_LATE_BYTES = 400 };
 
 typedef _Atomic(uint8_t) kl__prefix_len; /* 0: this handle does not know the partition */
+
+/* A store whose server was away when it was opened; late.c. */
+typedef struct kl__late {
+    _Atomic(bool) waits;   /* there is no `self` yet */
+    pthread_mutex_t mutex; /* holds for what follows */
+    char *where;           /* as for the engine's open */
+    bool trying;           /* somebody opens it now; */
+    int64_t again_ns;      /* nobody before */
+    char why[KL_LATE_BYTES];
+} kl__late;
 
 struct kl_store {
     const kl_engine *engine;
     void *self; /* the engine's */
     kl_store_opts opts;
+    kl__late late;
 
     /* Partition number -> shard_prefix_len, read on every call without a mutex: level k has numbers 2^k .. 2^(k+1)-1,
      * is made when the first of them is known, and never moves. */
@@ -77,6 +88,8 @@ struct kl_store {
     _Atomic(kl__prefix_len *) partitions[KL_PARTITION_LEVELS];
 
     kl__call_counters calls[KL_CALLS];
+
+    kl_engine older; /* the engine, when it was built with a header that had fewer functions */
 };
 
 static inline uint32_t kl__partition_level(uint32_t partition) { return 31 - (uint32_t)__builtin_clz(partition); }
@@ -93,6 +106,20 @@ static inline uint32_t kl__partition_prefix_len(kl_store *store, uint32_t partit
 
 /* Copies what the caller's header knows, fills in defaults, checks ranges. */
 kl_rc kl__store_opts_complete(const kl_store_opts *given, kl_store_opts *ret_opts);
+
+/* --- late.c --- */
+
+bool kl__late_may_wait(const kl_store *store);
+kl_rc kl__late_wait(kl_store *store, const char *where, int64_t began_ns); /* opening it failed, just now */
+kl_rc kl__late_ready(kl_store *store);                                     /* KL_EBUSY: not yet */
+kl_rc kl__late_refuse(kl_store *store);                                    /* that, with the reason */
+
+/* Before a call that names no partition: who knows one has an open store. */
+static inline kl_rc kl__store_ready(kl_store *store)
+{
+    bool waits = atomic_load_explicit(&store->late.waits, memory_order_acquire);
+    return KL_LIKELY(!waits) ? KL_OK : kl__late_ready(store);
+}
 
 /* --- check.c: KL_EINVAL with a sentence that names the item and both numbers --- */
 

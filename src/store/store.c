@@ -154,13 +154,22 @@ kl_rc kl_store_open_engine(const kl_engine *engine, const char *where, const kl_
     kl_store *store = kl__alloc_aligned(alignof(kl_store), 1, sizeof *store); /* zeroed: counters and tables are 0 */
     if (!store)
         return kl__fail_memory();
+    if (engine->size < sizeof *engine) {
+        memcpy(&store->older, engine, engine->size);
+        engine = &store->older;
+    }
     store->engine = engine;
     store->opts = complete;
-    rc = engine->open(where ? where : "", &store->opts, &store->self);
+    int64_t began_ns = kl__monotonic_ns();
+    where = where ? where : "";
+    rc = engine->open(where, &store->opts, &store->self);
+    if (rc == KL_EBUSY && kl__late_may_wait(store))
+        rc = kl__late_wait(store, where, began_ns);
     if (rc != KL_OK) {
         kl__free(store);
         return rc;
     }
+    pthread_mutex_init(&store->late.mutex, NULL);
     pthread_mutex_init(&store->partition_mutex, NULL);
     *ret_store = store;
     return KL_OK;
@@ -185,10 +194,13 @@ void kl_store_close(kl_store *store)
 {
     if (!store)
         return;
-    store->engine->close(store->self);
+    if (!atomic_load(&store->late.waits))
+        store->engine->close(store->self);
     for (int i = 0; i < KL_PARTITION_LEVELS; i++)
         kl__free((void *)atomic_load(&store->partitions[i]));
     pthread_mutex_destroy(&store->partition_mutex);
+    pthread_mutex_destroy(&store->late.mutex);
+    kl__free(store->late.where);
     kl__free(store);
 }
 
@@ -212,8 +224,9 @@ kl_rc kl_store_now(kl_store *store, int64_t *ret_ms)
     if (!store)
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
-    kl_rc rc = ret_ms ? store->engine->now(store->self, ret_ms)
-                      : kl__fail(KL_EINVAL, "ret_ms is NULL; pass somewhere to put the time");
+    kl_rc rc = ret_ms ? kl__store_ready(store) : kl__fail(KL_EINVAL, "ret_ms is NULL; pass somewhere to put the time");
+    if (rc == KL_OK)
+        rc = store->engine->now(store->self, ret_ms);
     return kl__store_count(store, KL_CALL_NOW, start_ns, rc, 0, 0);
 }
 
@@ -240,6 +253,8 @@ kl_rc kl_store_partition(kl_store *store, const char *name, uint32_t shard_prefi
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
     kl_rc rc = kl__check_partition(name, shard_prefix_len, ret_partition);
+    if (rc == KL_OK)
+        rc = kl__store_ready(store);
     if (rc == KL_OK)
         rc = store->engine->partition(store->self, name, shard_prefix_len, &partition);
     if (rc == KL_OK)
@@ -387,6 +402,11 @@ kl_rc kl_store_counts(kl_store *store, kl_place place, const kl_task_id *job, kl
     return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
 }
 
+bool kl__store_is_away(const kl_store *store)
+{
+    return store->engine->is_away && !atomic_load(&store->late.waits) && store->engine->is_away(store->self);
+}
+
 bool kl__store_has_lines(const kl_store *store) { return store->engine->lines != NULL; }
 
 kl_rc kl__store_lines(kl_store *store, uint32_t partition, uint32_t *ret_priorities)
@@ -405,7 +425,22 @@ kl_rc kl__store_left(kl_store *store, const char *queue, uint64_t *ret_count)
     *ret_count = 0;
     if (!store->engine->left)
         return KL_OK;
-    kl_rc rc = store->engine->left(store->self, queue, ret_count);
+    kl_rc rc = kl__store_ready(store);
+    if (rc == KL_OK)
+        rc = store->engine->left(store->self, queue, ret_count);
+    return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
+}
+
+kl_rc kl__store_refused(kl_store *store, const char *queue, kl_arena *arena, uint64_t *ret_count, const char **ret_why)
+{
+    int64_t start_ns = kl__monotonic_ns();
+    *ret_count = 0;
+    *ret_why = "";
+    if (!store->engine->refused)
+        return KL_OK;
+    kl_rc rc = kl__store_ready(store);
+    if (rc == KL_OK)
+        rc = store->engine->refused(store->self, queue, arena, ret_count, ret_why);
     return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
 }
 
@@ -415,7 +450,9 @@ kl_rc kl__store_pulse(kl_store *store, int64_t *ret_ms, uint64_t *ret_news)
     if (!store->engine->pulse)
         return kl_store_now(store, ret_ms);
     int64_t start_ns = kl__monotonic_ns();
-    kl_rc rc = store->engine->pulse(store->self, ret_ms, ret_news);
+    kl_rc rc = kl__store_ready(store);
+    if (rc == KL_OK)
+        rc = store->engine->pulse(store->self, ret_ms, ret_news);
     return kl__store_count(store, KL_CALL_NOW, start_ns, rc, 0, 0);
 }
 
@@ -452,6 +489,9 @@ static kl_rc take_checked(void *ctx, const kl_handed *handed, size_t count, kl_t
     if (rc == KL_OK && (taken.count > count || taken.entry_count > taken.count || (taken.refused && taken.entry_count)))
         rc = kl__fail(KL_EINVAL, "of %zu tasks %zu are taken in as %zu entries; it must be as many or fewer each time",
                       count, taken.count, taken.entry_count);
+    for (size_t i = 0; rc == KL_OK && taken.which && i < taken.count; i++)
+        if (taken.which[i] >= count || (i > 0 && taken.which[i] <= taken.which[i - 1]))
+            rc = kl__fail(KL_EINVAL, "which[%zu] is %zu; it must be below %zu, and ascend", i, taken.which[i], count);
     taking->bytes = bytes;
     if (rc == KL_OK)
         *ret_taken = taken;
@@ -467,6 +507,8 @@ kl_rc kl_store_take_in(kl_store *store, const char *queue, int64_t wait_ms, size
     struct taking taking = {store, take, ctx, 0};
     size_t count = 0;
     kl_rc rc = kl__check_take_in(store, queue, max, take, ret_count);
+    if (rc == KL_OK)
+        rc = kl__store_ready(store);
     if (rc == KL_OK)
         rc = store->engine->take_in(store->self, queue, wait_ms > 0 ? wait_ms : 0, max, take_checked, &taking, &count);
     if (rc == KL_OK)
@@ -526,6 +568,8 @@ kl_rc kl_store_get(kl_store *store, const kl_bytes *names, size_t count, kl_aren
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
     kl_rc rc = kl__check_get(names, count, arena, ret_records);
+    if (rc == KL_OK)
+        rc = kl__store_ready(store);
     if (rc == KL_OK && count > 0)
         rc = store->engine->get(store->self, names, count, arena, ret_records);
     size_t known = rc == KL_OK ? count : 0;
@@ -539,6 +583,8 @@ kl_rc kl_store_put(kl_store *store, kl_write *writes, size_t count)
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
     kl_rc rc = kl__check_put(writes, count);
+    if (rc == KL_OK)
+        rc = kl__store_ready(store);
     bool valid = rc == KL_OK;
     if (valid && count > 0)
         rc = store->engine->put(store->self, writes, count);
@@ -558,6 +604,8 @@ kl_rc kl_store_list(kl_store *store, kl_bytes prefix, kl_bytes after, size_t max
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
     kl_rc rc = kl__check_list(prefix, after, max, arena, ret_records, ret_count);
+    if (rc == KL_OK)
+        rc = kl__store_ready(store);
     if (rc == KL_OK)
         rc = store->engine->list(store->self, prefix, after, max, arena, ret_records, ret_count);
     size_t known = rc == KL_OK ? *ret_count : 0;

@@ -480,10 +480,7 @@ static kl__window *asked_window(kl__partition *partition, kl_bytes name, size_t 
     uint32_t shard;
     if (!slash || kl_shard_parse(&partition->layout, (kl_bytes){rest, (size_t)(slash - rest)}, &shard) != KL_OK)
         return NULL;
-    kl__window *window = partition->windows;
-    while (window && window->place.shard != shard)
-        window = window->next;
-    return window;
+    return partition->by_shard[shard];
 }
 
 static kl_rc carry_out_page(kl__pump *pump, kl__partition *partition, kl_bytes prefix, kl_arena *arena, kl_bytes *after)

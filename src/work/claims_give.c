@@ -412,7 +412,7 @@ static kl_rc load(kl__claims *claims, size_t count, size_t *ret_run)
 static void fail(kl__claims *claims, kl_rc rc)
 {
     kl__batch *batch = &claims->batch;
-    kl__worker_failed(claims->worker, KL_DOING_LOAD);
+    kl__worker_failed(claims->worker, KL_DOING_LOAD, rc);
     claims->rest_until_ns = kl__claims_until_ns(kl__monotonic_ns(), KL_RETRY_MS);
     for (size_t i = 0; i < batch->wanted; i++) {
         batch->giving[i].ask->reserved--;
@@ -504,8 +504,9 @@ void kl__claims_look(kl__claims *claims)
     uint64_t ready = 0;
     if (claims->hasty == 0 || claims->serving || kl__pump_ready(pump) || !kl__pump_wants_look(pump))
         return;
-    if (kl__pump_look(pump, &ready) != KL_OK)
-        kl__worker_failed(claims->worker, KL_DOING_LOOK);
+    kl_rc rc = kl__pump_look(pump, &ready);
+    if (rc != KL_OK)
+        kl__worker_failed(claims->worker, KL_DOING_LOOK, rc);
 }
 
 /* Shards are still to come: so the first one who asks is not told that there is nothing. */

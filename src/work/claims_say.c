@@ -151,7 +151,7 @@ kl__claim *kl__claim_find(const kl__claims *claims, const kl__token *token)
 void kl__claim_give_back(kl__claims *claims, kl__claim *claim)
 {
     kl__pump_tell(claims->pump, claim->held, NULL);
-    kl__pump_untake(claims->pump, claim->held);
+    kl__pump_give_up(claims->pump, claim->held, claim->keep_ms);
     kl__claim_free(claims, claim);
 }
 

@@ -174,6 +174,10 @@ kl_rc kl_task_move(kl_queue *queue, const kl_task_id *id, kl_queue *to, kl_task_
 {
     kl_arena arena = {0};
     kl_found found;
+    if (!to)
+        return kl__fail(KL_EINVAL, "there is no queue to move to; pass `to`");
+    if (to->store == queue->store && strcmp(to->name, queue->name) == 0)
+        return kl__fail(KL_EINVAL, "the task is in the queue %s already; name another", queue->name);
     kl_rc rc = kl_queue_task(queue, id, &arena, &found);
     if (rc == KL_OK && found.task.state == KL_TASK_WAITING)
         rc = move_waiting(queue, to, &found, &arena, ret_id);
@@ -224,7 +228,7 @@ static kl_rc purge_source(kl_queue *queue, kl__source source, void *ctx)
     for (uint32_t shard = 0; rc == KL_OK && shard < kl_layout_shards(&source.layout->layout); shard++) {
         kl__json answer = {0};
         kl_counts counts;
-        kl_place place = {source.layout->numbers[source.partition], shard};
+        kl_place place = {kl__layout_number(source.layout, source.partition), shard};
         rc = kl_store_counts(kl__source_store(source), place, NULL, &counts);
         if (rc != KL_OK || (kl__counts_waiting(&counts) == 0 && !counts.at_least))
             continue;
@@ -680,6 +684,12 @@ static kl_worker_status *status_of(struct workers *workers, const char *name)
     return &workers->status[workers->count++];
 }
 
+/* Of a partition whose store is away nobody is known, and the others are shown. */
+static bool is_away(const kl_queue *queue, kl__source source, kl_rc rc)
+{
+    return rc == KL_EBUSY && kl__source_store(source) != queue->store;
+}
+
 static kl_rc add_workers(kl_queue *queue, kl__source source, void *ctx)
 {
     struct workers *workers = ctx;
@@ -688,6 +698,8 @@ static kl_rc add_workers(kl_queue *queue, kl__source source, void *ctx)
     kl_rc rc = kl__layout_partition_name(queue, source.layout, source.partition, name);
     if (rc == KL_OK)
         rc = kl__owners_read(kl__source_store(source), name, &source.layout->layout, workers->arena, &ownership);
+    if (is_away(queue, source, rc))
+        return KL_OK;
     for (size_t i = 0; rc == KL_OK && i < ownership.count; i++) {
         const kl__owner *owner = &ownership.workers[i];
         bool stands_in = strcmp(owner->name, KL_OPERATOR_NAME) == 0;
@@ -727,6 +739,8 @@ static kl_rc show_source(kl_queue *queue, kl__source source, void *ctx)
     kl_rc rc = kl__layout_partition_name(queue, source.layout, source.partition, name);
     if (rc == KL_OK)
         rc = kl__owners_read(kl__source_store(source), name, layout, showing->arena, &ownership);
+    if (is_away(queue, source, rc))
+        return KL_OK;
     if (rc == KL_OK)
         rc = kl_partition_name(layout, queue->name, source.partition, sizeof name, name);
     return rc == KL_OK ? showing->show(showing->ctx, name, source.layout->number, layout, &ownership) : rc;

@@ -111,14 +111,15 @@ static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64
     uint32_t shards = kl_layout_shards(&layout->layout);
     for (uint32_t p = 0; p < layout->layout.partitions; p++) {
         kl_counts counts;
-        kl_rc rc = kl_store_counts(layout->stores[p], (kl_place){layout->numbers[p], KL_ALL_SHARDS}, NULL, &counts);
+        kl_rc rc =
+            kl_store_counts(layout->stores[p], (kl_place){kl__layout_number(layout, p), KL_ALL_SHARDS}, NULL, &counts);
         if (rc != KL_OK)
             return rc;
         uint64_t waiting = kl__counts_waiting(&counts), left = 0;
         bool any = waiting > 0 || counts.at_least;
         *due |= counts.due > 0;
         for (uint32_t s = 0; s < shards && any && *tasks + waiting <= KEYS_MAX && *tasks + left <= KEYS_MAX; s++) {
-            rc = add_shard(layout->stores[p], (kl_place){layout->numbers[p], s}, keys, &left, due);
+            rc = add_shard(layout->stores[p], (kl_place){kl__layout_number(layout, p), s}, keys, &left, due);
             if (rc != KL_OK)
                 return rc;
         }

@@ -19,7 +19,9 @@
  *
  * P1  Every task between the start of a ready line and the window's cursor is held, finished, skipped under its key's
  *     entry, or gone.
- * P2  A key that has an entry in the skips admits nothing of that line behind the entry's position.
+ * P2  A key that has an entry in the skips, or among what is left out of the due line, admits nothing that comes behind
+ *     the entry by (priority, due, position), and keeps nothing of it that waits. Nor is a task with a key admitted before
+ *     the due line was read once, and before more urgent lines have been to their ends.
  * P3  A task's outcome is sent after those of its key that finished before it: outcomes of a shard are sent in one
  *     settle at a time, in the order in which they came. So what is settled of a key is always its first tasks.
  * P4  Nothing is taken from a window whose owner's lease may be over.
@@ -168,14 +170,17 @@ struct kl__window {
     bool draining;         /* holds a first task whose line is to follow it to the dead letters */
     int64_t due_looked_ms; /* when the due line was last begun, */
     int64_t due_again_ms;  /* and when it is to be begun again */
+    bool due_read;         /* it was read to its end once: only then may ready lines be */
     bool due_clear;        /* when last begun it held nothing that was due */
     bool due_under_way;    /* it is being read in pieces, behind this stub */
     kl_stub due_last;
     bool due_asked;                /* a look at the due line is under way; it may show what was settled meanwhile: */
     kl__keyset *due_ended;         /* these positions, */
     bool due_spoiled;              /* or some that are not known */
+    kl__skips due_left;            /* keys of which it has tasks that are due and not held: the first of each, */
+    kl__skips due_leaving;         /* and so far in the reading that is under way */
     kl__cursor *cursors[KL_LINES]; /* by line, less KL_PRIORITY_MIN; NULL: never had anything. The due line has none */
-    kl__window *next;              /* in its partition */
+    kl__window *next, **link;      /* in its partition; and what points to it there */
 };
 
 /* Somebody who reads records from time to time, if they may have changed (kl__pump_has_news). */
@@ -196,6 +201,7 @@ struct kl__partition {
     char plain[KL_PARTITION_NAME_BYTES]; /* as everybody else is told, without */
     kl__owners *owners;
     kl__window *windows;
+    kl__window **by_shard; /* the same, NULL: none */
     uint32_t window_count;
     uint32_t windows_alive; /* dropped ones with something out included */
     uint32_t allowed_count; /* shards that this worker may take */
@@ -338,6 +344,8 @@ struct kl__pump {
     bool beat_now;               /* something is to be given back or taken */
     uint64_t elsewhere;          /* tasks in partitions that are not all owned here, */
     int64_t elsewhere_ms;        /* and since when so many */
+    uint64_t away;               /* partitions whose stores have not answered yet: they are not among these */
+    bool away_told;
     kl__pump_counts counts;
 };
 
@@ -388,6 +396,10 @@ kl__held *kl__window_hold(kl__window *window, const kl_stub *stub); /* in no lan
 void kl__window_release(kl__held *held);
 void kl__window_due_ended(kl__window *window, uint64_t position); /* a task of the due line was settled */
 void kl__window_end_due_look(kl__window *window);
+void kl__window_end_due(kl__window *window); /* the line has been read to its end */
+
+/* A task that is due and left out comes before one of this key, line, time and position. */
+bool kl__window_due_before(const kl__window *window, uint64_t key_hash, int32_t line, int64_t ms, uint64_t position);
 kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t position);
 kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash); /* NULL: none */
 

@@ -3,9 +3,11 @@
  * From: worker.c (memory has room, or something was appended).  To: window.c (stub by stub).
  *
  * One look is one scan call per store, for as many lines as need reading. A window's retry line is read first and to its
- * end, because those tasks hold their keys. Then come the ready lines that are known to be in use, each from where the
- * last look ended; and the due line, from its first task again every DUE_EVERY_MS, because a task can be put into its
- * middle. A task that is settled while that is under way may be among what it shows, and must not be run again.
+ * end, because those tasks hold their keys; then the due line, so that it is known which keys have tasks there that come
+ * first. Then come the ready lines that are known to be in use, each from where the last look ended, a less urgent one
+ * not before the others have come to their ends; and the due line, from its first task again every DUE_EVERY_MS, because
+ * a task can be put into its middle. A task that is settled while that is under way may be among what it shows, and must
+ * not be run again.
  *
  * A side look reads a ready line again from the first task that was left out of some key whose line has become short. It
  * takes turns with the ordinary one, so neither holds the other up. When it has come to where the ordinary one is, the
@@ -66,17 +68,19 @@ static void plan(struct looks *looks, kl__window *window, int32_t line, look_kin
 
 static bool has_room(const kl__window *window, int32_t line)
 {
-    return window->pump->grouped || !kl__window_full(window, line);
+    return window->pump->grouped || (line < window->least_urgent && window->held) || !kl__window_full(window, line);
 }
 
 /* Whether tasks of this key could be held now. */
-static bool is_wanted(kl__window *window, const kl__skip *skip)
+static bool is_wanted(kl__window *window, int32_t line, const kl__skip *skip)
 {
     kl__pump *pump = window->pump;
     bool keyed = skip->key < KL_SKIP_KEYLESS;
     kl__lane *lane = keyed ? kl__window_lane(window, skip->key) : NULL;
     kl__lane_task *head = lane ? kl__lane_head(lane) : NULL;
     if (keyed && kl__gate_closed(window->partition->gate, skip->key))
+        return false;
+    if (keyed && kl__window_due_before(window, skip->key, line, skip->floor, skip->from))
         return false;
     if (lane && kl__lane_tasks(lane) > kl__key_max(pump) / 4)
         return false;
@@ -95,7 +99,7 @@ bool kl__window_wants_side(kl__window *window)
     for (int i = 0; i < KL_LINES; i++) {
         const kl__cursor *cursor = window->cursors[i];
         for (uint32_t s = 0; cursor && s < cursor->skips.capacity; s++)
-            if (cursor->skips.slots[s].key && is_wanted(window, &cursor->skips.slots[s]))
+            if (cursor->skips.slots[s].key && is_wanted(window, i + KL_PRIORITY_MIN, &cursor->skips.slots[s]))
                 return true;
     }
     return false;
@@ -113,7 +117,7 @@ static void rest_side(const kl__pump *pump, kl__cursor *cursor)
 /* Begins a side look if some key that was left out could be held now. Asking that of every key costs time too: it is
  * paid for with credit that each look adds to, and where no line has become short it is done the less often the more
  * keys there are and the more often none was found: keys that fail for ever are searched for nothing. */
-static void begin_side(kl__window *window, kl__cursor *cursor)
+static void begin_side(kl__window *window, int32_t line, kl__cursor *cursor)
 {
     kl__pump *pump = window->pump;
     uint64_t cost = 1 + cursor->skips.count / 8, from = UINT64_MAX;
@@ -125,7 +129,7 @@ static void begin_side(kl__window *window, kl__cursor *cursor)
     pump->side_credit -= cost;
     for (uint32_t i = 0; i < cursor->skips.capacity; i++) {
         kl__skip *skip = &cursor->skips.slots[i];
-        if (skip->key == 0 || !is_wanted(window, skip))
+        if (skip->key == 0 || !is_wanted(window, line, skip))
             continue;
         skip->wanting = true;
         cursor->wanting++;
@@ -143,7 +147,7 @@ static void plan_ready(struct looks *looks, kl__window *window, int32_t line)
 {
     kl__cursor *cursor = window->cursors[line - KL_PRIORITY_MIN];
     if (cursor)
-        begin_side(window, cursor);
+        begin_side(window, line, cursor);
     if (cursor && cursor->siding && cursor->side_turn)
         plan(looks, window, line, LOOK_SIDE);
     else if (has_room(window, line) && !(KL_MUTANT(first_page) && cursor && cursor->any))
@@ -161,40 +165,52 @@ static void plan_window(struct looks *looks, kl__window *window)
         plan(looks, window, KL_LINE_RETRY, LOOK_ON);
         return;
     }
+    if (!window->due_read) {
+        plan(looks, window, KL_LINE_DUE, LOOK_ON);
+        return;
+    }
     uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
     for (int i = 0; window->pump->left_out > 0 && i < KL_LANE_PRIORITIES; i++)
         if (window->cursors[i] && window->cursors[i]->skips.count > 0)
             lines |= 1u << i; /* also when it has become empty: lines behind it wait for the entry to go */
-    for (; lines; lines &= lines - 1)
-        plan_ready(looks, window, __builtin_ctz(lines) + KL_PRIORITY_MIN);
+    for (; lines; lines &= lines - 1) {
+        int index = __builtin_ctz(lines);
+        bool on = !window->cursors[index] || window->cursors[index]->ended;
+        plan_ready(looks, window, index + KL_PRIORITY_MIN);
+        if (!on)
+            break; /* nothing of less urgent lines would be admitted before this one has come to its end */
+    }
     /* Last, so that it is known what stands before its tasks. */
     if (window->due_under_way || now_ms >= window->due_again_ms) {
         if (!window->due_under_way)
             window->due_looked_ms = now_ms;
         plan(looks, window, KL_LINE_DUE, LOOK_ON);
     }
-    if (KL_MUTANT(retry_line_late) && !window->retry_read)
+    if (KL_MUTANT(retry_line_late) && !window->retry_read && window->cursors[-KL_PRIORITY_MIN] &&
+        window->cursors[-KL_PRIORITY_MIN]->ended)
         plan(looks, window, KL_LINE_RETRY, LOOK_ON);
 }
 
-/* Windows of one store, as many as one scan call takes, from number `from` on; false: there are more. Windows may come and
- * go between two calls: one that is passed over is come to by the next look. */
+/* Windows of one store, as many as one scan call takes, from shard `from` of all its partitions on; false: there are
+ * more. Partitions may come and go between two calls: what is passed over is come to by the next look. */
 static bool plan_store(kl__pump *pump, struct looks *looks, uint64_t *from)
 {
-    uint64_t number = 0;
+    uint64_t first = 0; /* shard of the partition */
     looks->count = 0;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        uint64_t shards = kl_layout_shards(&partition->layout);
         if (partition->store != looks->store)
             continue;
-        for (kl__window *window = partition->windows; window; window = window->next, number++) {
-            if (number < *from)
+        for (uint64_t shard = *from > first ? *from - first : 0; shard < shards; shard++) {
+            if (!partition->by_shard[shard])
                 continue;
             if (looks->count + KL_LINES > SCANS_MAX) {
-                *from = number;
+                *from = first + shard;
                 return false;
             }
-            plan_window(looks, window);
+            plan_window(looks, partition->by_shard[shard]);
         }
+        first += shards;
     }
     return true;
 }
@@ -290,20 +306,19 @@ static void apply_due(struct look *look, const kl_scan *scan, size_t admitted)
     window->due_under_way = admitted == scan->count && scan->count == scan->max;
     if (window->due_under_way)
         window->due_last = scan->stubs[admitted - 1];
-    else /* a line that takes long to read, because its keys are blocked, is not read all the time */
+    else if (window->due_read || window->due_clear) /* one that takes long, because its keys are blocked, has to rest */
         window->due_again_ms = now_ms + (took_ms < DUE_REST_MS ? took_ms : DUE_REST_MS) + DUE_EVERY_MS;
-    window->pump->more |= window->due_under_way;
-    window->pump->eager |= window->due_under_way;
+    window->pump->more |= window->due_under_way || !window->due_read;
+    window->pump->eager |= window->due_under_way || !window->due_read;
+    if (!window->due_under_way)
+        kl__window_end_due(window);
 }
 
 static void apply(struct look *look, const kl_scan *scan)
 {
     kl__window *window = look->window;
-    window->out--;
-    if (window->lost) {
-        kl__window_free_if_done(window);
+    if (window->lost)
         return;
-    }
     bool spoiled = !look->cursor && window->due_spoiled;
     size_t admitted = spoiled ? 0 : admit(look, scan);
     if (look->kind == LOOK_SIDE)
@@ -315,7 +330,16 @@ static void apply(struct look *look, const kl_scan *scan)
     if (!look->cursor)
         kl__window_end_due_look(window);
     window->pump->more |= look->cursor && look->cursor->siding;
-    kl__window_ready(window);
+}
+
+/* Only now that all its lines were applied: a task of one may come before those of another. */
+static void release(kl__window *window)
+{
+    window->out--;
+    if (window->lost)
+        kl__window_free_if_done(window);
+    else
+        kl__window_ready(window);
 }
 
 static void give_up(struct looks *looks)
@@ -350,6 +374,8 @@ static kl_rc look_at(kl__pump *pump, struct looks *looks)
     }
     for (size_t i = 0; i < looks->count; i++)
         apply(&looks->each[i], &looks->scans[i]);
+    for (size_t i = 0; i < looks->count; i++)
+        release(looks->each[i].window);
     return KL_OK;
 }
 

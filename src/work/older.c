@@ -6,19 +6,49 @@
  * it comes, so the owner of their shard puts them into the newest layout and ends them here. Their new ids follow from
  * the old ones, so doing that twice puts nothing twice. Nothing more of the due line is taken into memory here, also not
  * when it is due: of a move that was broken off between its two steps, only the other copy is run. For the same reason
- * nobody ends or tries such a task here: it is moved first. */
+ * nobody ends or tries such a task here: it is moved first.
+ *
+ * A tick moves some and leaves the rest to the next: gates, requests and schedules wait for its end. */
+#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/mutant.h"
 #include "base/random.h"
+#include "base/wait.h"
 #include "work/inside.h"
 
-enum { MOVE_MAX = 128 };
+enum {
+    MOVE_MAX = 256, /* tasks at once, */
+    MOVE_FAR = 32,  /* where each is a journey; */
+    MOVE_MS = 100,  /* and again, for so long in one tick, */
+    FAR_MS = 1000,  /* or so: there the other steps of a tick take long, too */
+};
+
+/* What one tick does. */
+struct turn {
+    int64_t until_ms; /* on the local clock */
+    size_t moved;
+    bool more; /* time was up before all of the last shard were moved */
+};
+
+struct mover;
+
+/* A task on its way. */
+struct moving {
+    struct mover *mover;
+    kl_rc rc;
+    char error[128];
+};
 
 struct mover {
     kl__window *window;
     kl__descriptor *descriptor;
     kl_arena arena;
+    pthread_mutex_t mutex; /* of what is on its way */
+    pthread_cond_t landed;
+    size_t flying;
+    struct moving moving[MOVE_MAX];
     size_t count;
     kl_stub stubs[MOVE_MAX];
     kl_ref refs[MOVE_MAX];
@@ -37,36 +67,98 @@ static kl_entry moved(const kl__window *window, const kl__queue_layout *to, cons
         partition =
             kl__hash_scale(kl__hash((kl_bytes){&entry.id, sizeof entry.id}, KL_SEED_PARTITION), to->layout.partitions);
     *ret_store = to->stores[partition];
-    entry.place = (kl_place){to->numbers[partition], shard};
+    entry.place = (kl_place){kl__layout_number(to, partition), shard};
     entry.id = kl__id_moved(&window->partition->layout, &to->layout, shard, &task->entry.id);
     if (KL_MUTANT(due_other_id))
         entry.id.bytes[15] ^= (uint8_t)kl__random_next(&window->pump->random);
     return entry;
 }
 
-/* Puts them where they go, partition stores being what they may, and then ends them here. The mutex is not held. */
-static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch)
+static void note(struct moving *moving, kl_rc rc, const char *error)
+{
+    moving->rc = rc;
+    snprintf(moving->error, sizeof moving->error, "%s", error);
+}
+
+static void land(void *ctx, kl_rc rc, const char *error)
+{
+    struct moving *moving = ctx;
+    struct mover *mover = moving->mover;
+    pthread_mutex_lock(&mover->mutex);
+    note(moving, rc, error);
+    mover->flying--;
+    pthread_cond_signal(&mover->landed);
+    pthread_mutex_unlock(&mover->mutex);
+}
+
+/* Puts one where it goes, partition stores being what they may. Each has a token of its own: whoever repeats this may have
+ * others beside it. */
+static kl_rc launch(struct mover *mover, size_t index)
 {
     const kl__queue_layout *to = kl__newest_layout(mover->descriptor);
-    size_t read = 0, count = 0;
-    kl_rc rc = kl_store_read(store, mover->refs, mover->count, &mover->arena, mover->tasks, &read);
-    for (size_t i = 0; i < read && rc == KL_OK; i++) {
-        if (mover->tasks[i].state != KL_TASK_WAITING)
-            continue;
-        kl_store *there;
-        kl_entry entry = moved(mover->window, to, &mover->tasks[i], &there);
-        rc = KL_MUTANT(due_not_moved) ? KL_OK : kl__queue_append(there, &entry, 1);
-        if (rc != KL_OK)
-            break;
-        mover->settled[count++] = (kl_settled){.id = mover->tasks[i].entry.id,
-                                               .position = mover->tasks[i].position,
-                                               .outcome = KL_DONE,
-                                               .attempts = mover->tasks[i].attempts};
+    kl_store *there;
+    kl_entry entry = moved(mover->window, to, &mover->tasks[index], &there);
+    kl_token token = kl__queue_token(&entry, 1);
+    struct moving *moving = &mover->moving[index];
+    *moving = (struct moving){.mover = mover};
+    if (KL_MUTANT(due_not_moved))
+        return KL_OK;
+    pthread_mutex_lock(&mover->mutex);
+    mover->flying++;
+    pthread_mutex_unlock(&mover->mutex);
+    kl_rc rc = kl_store_append_async(there, &entry, 1, &token, land, moving);
+    if (rc != KL_OK)
+        land(moving, rc, kl_error_text());
+    return rc;
+}
+
+static void await_all(struct mover *mover)
+{
+    pthread_mutex_lock(&mover->mutex);
+    while (mover->flying > 0)
+        kl__cond_wait(&mover->landed, &mover->mutex, KL_NEVER);
+    pthread_mutex_unlock(&mover->mutex);
+}
+
+/* All at once, so that a store makes one write of many, up to the first that is refused: they keep their order. Those that
+ * got there are listed. */
+static kl_rc put_there(struct mover *mover, size_t count, size_t *ret_put)
+{
+    size_t launched = 0;
+    kl_rc rc = KL_OK;
+    *ret_put = 0;
+    while (launched < count && rc == KL_OK) {
+        if (mover->tasks[launched].state == KL_TASK_WAITING)
+            rc = launch(mover, launched);
+        launched++;
     }
-    if (count == 0)
+    await_all(mover);
+    rc = KL_OK;
+    for (size_t i = 0; i < launched; i++) {
+        const kl_task *task = &mover->tasks[i];
+        if (task->state != KL_TASK_WAITING)
+            continue;
+        if (mover->moving[i].rc == KL_OK)
+            mover->settled[(*ret_put)++] = (kl_settled){
+                .id = task->entry.id, .position = task->position, .outcome = KL_DONE, .attempts = task->attempts};
+        else if (rc == KL_OK)
+            rc = kl__fail(mover->moving[i].rc, "%s", mover->moving[i].error);
+    }
+    return rc;
+}
+
+/* Puts them where they go, and then ends them here. *ret_all: no, so many are too large for one call. The mutex is not
+ * held. */
+static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch, bool *ret_all)
+{
+    size_t read = 0;
+    kl_rc rc = kl_store_read(store, mover->refs, mover->count, &mover->arena, mover->tasks, &read);
+    *ret_all = read == mover->count;
+    if (rc == KL_OK)
+        rc = put_there(mover, read, &batch->count);
+    if (batch->count == 0)
         return rc;
     batch->tasks = mover->settled; /* also when not all could be put: the next try may go to another layout */
-    batch->count = count;
     kl_rc settled = kl_store_settle(store, batch, 1);
     return rc != KL_OK ? rc : settled;
 }
@@ -88,8 +180,11 @@ static kl_rc move_page(struct mover *mover, bool *ret_more)
     kl__window *window = mover->window;
     kl__pump *pump = window->pump;
     kl_store *store = window->partition->store;
-    kl_scan scan = {
-        .place = window->place, .line = KL_LINE_DUE, .until_ms = KL_ID_MS_MAX, .stubs = mover->stubs, .max = MOVE_MAX};
+    kl_scan scan = {.place = window->place,
+                    .line = KL_LINE_DUE,
+                    .until_ms = KL_ID_MS_MAX,
+                    .stubs = mover->stubs,
+                    .max = kl__store_is_far(store) ? MOVE_FAR : MOVE_MAX};
     kl_settle batch = {.place = window->place, .epoch = window->epoch};
     kl__pump_leave(pump);
     kl_rc rc = kl_store_scan(store, &scan, 1);
@@ -97,27 +192,40 @@ static kl_rc move_page(struct mover *mover, bool *ret_more)
     if (rc != KL_OK)
         return rc;
     choose(mover, &scan);
-    *ret_more = scan.count == MOVE_MAX && mover->count > 0;
+    bool all = true;
     kl__pump_leave(pump);
-    rc = mover->count ? move(mover, store, &batch) : KL_OK;
+    rc = mover->count ? move(mover, store, &batch, &all) : KL_OK;
     kl__pump_enter(pump);
+    *ret_more = (scan.count == scan.max && mover->count > 0) || !all;
     kl_arena_reset(&mover->arena);
     return rc;
 }
 
-static kl_rc move_window(kl__pump *pump, kl__window *window)
+static int64_t local_ms(const kl__pump *pump) { return pump->opts.local_ms(pump->opts.local_ctx); }
+
+static struct turn begin_turn(const kl__pump *pump)
+{
+    return (struct turn){.until_ms = local_ms(pump) + (kl__store_is_far(pump->queue->store) ? FAR_MS : MOVE_MS)};
+}
+
+static kl_rc move_window(kl__pump *pump, kl__window *window, struct turn *turn)
 {
     struct mover *mover = kl__alloc_zeroed(1, sizeof *mover);
-    bool more = true;
     kl_rc rc = KL_OK;
     if (!mover)
         return kl__fail_memory();
+    pthread_mutex_init(&mover->mutex, NULL);
+    pthread_cond_init(&mover->landed, NULL);
     mover->window = window;
     mover->descriptor = pump->descriptor;
     atomic_fetch_add(&mover->descriptor->references, 1);
-    while (more && rc == KL_OK && !window->lost)
-        rc = move_page(mover, &more);
+    do {
+        rc = move_page(mover, &turn->more);
+        turn->moved += mover->count;
+    } while (turn->more && rc == KL_OK && !window->lost && local_ms(pump) < turn->until_ms);
     kl__descriptor_release(mover->descriptor);
+    pthread_cond_destroy(&mover->landed);
+    pthread_mutex_destroy(&mover->mutex);
     kl_arena_free(&mover->arena);
     kl__free(mover);
     return rc;
@@ -129,12 +237,12 @@ static kl_rc move_window(kl__pump *pump, kl__window *window)
 static bool is_owned_now(const kl__window *window)
 {
     const kl__pump *pump = window->pump;
-    return KL_MUTANT(stale_move) ||
-           kl__owners_holds(window->partition->owners, pump->opts.local_ms(pump->opts.local_ctx));
+    return KL_MUTANT(stale_move) || kl__owners_holds(window->partition->owners, local_ms(pump));
 }
 
-static kl_rc move_all(kl__pump *pump, uint64_t newest)
+static kl_rc move_some(kl__pump *pump, uint64_t newest)
 {
+    struct turn turn = begin_turn(pump);
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (partition->layout_number == newest || partition->ending)
             continue;
@@ -142,13 +250,13 @@ static kl_rc move_all(kl__pump *pump, uint64_t newest)
             if (window->leaving || !is_owned_now(window))
                 continue;
             window->out++;
-            kl_rc rc = move_window(pump, window);
+            kl_rc rc = move_window(pump, window, &turn);
             window->out--;
             bool lost = window->lost;
             kl__window_free_if_done(window);
             if (rc == KL_ESTALE || rc == KL_ESEALED)
                 return KL_OK; /* another owner, or a still newer layout: the next beat knows */
-            if (rc != KL_OK || lost)
+            if (rc != KL_OK || lost || (turn.moved > 0 && local_ms(pump) >= turn.until_ms))
                 return rc;
         }
     }
@@ -180,9 +288,10 @@ bool kl__window_clear_due(kl__window *window)
         return true;
     if (window->opened >= pump->refreshed || !all_sealed(pump->descriptor) || !is_owned_now(window))
         return false;
-    kl_rc rc = move_window(pump, window);
+    struct turn turn = begin_turn(pump);
+    kl_rc rc = move_window(pump, window, &turn);
     bool refused = rc == KL_EINVAL || rc == KL_EFULL || rc == KL_EDAMAGED || rc == KL_EMISMATCH;
-    return !window->lost && (rc == KL_OK || refused);
+    return !window->lost && (rc == KL_OK ? !turn.more : refused);
 }
 
 static kl_rc tell_drained(kl__pump *pump)
@@ -215,7 +324,7 @@ kl_rc kl__older_layouts(kl__pump *pump)
         kl__pump_enter(pump);
     }
     if (rc == KL_OK && !unsealed)
-        rc = move_all(pump, kl__newest_layout(descriptor)->number);
+        rc = move_some(pump, kl__newest_layout(descriptor)->number);
     if (rc == KL_OK && !unsealed)
         rc = tell_drained(pump);
     kl__descriptor_release(descriptor);

@@ -89,7 +89,17 @@ static void free_partition(kl__partition *partition)
     kl__owners_close(partition->owners);
     kl__capacity_leave(partition->pump, partition->capacity);
     kl__free(partition->unopened);
+    kl__free(partition->by_shard);
     kl__free(partition);
+}
+
+/* Its store is away: the next refresh tries again. */
+static void note_away(kl__pump *pump, const char *name)
+{
+    if (pump->away++ == 0 && !pump->away_told)
+        kl__pump_log(pump, KL_LOG_WARN,
+                     "queue %s: partition %s is not worked on until its store answers; the others are: %s",
+                     pump->queue->name, name, kl_error_text());
 }
 
 static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
@@ -101,12 +111,19 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     if (rc != KL_OK || find(pump, layout->number, name) ||
         (pump->opts.partition && strcmp(pump->opts.partition, name) != 0))
         return rc;
+    kl__pump_leave(pump);
+    uint32_t number = kl__layout_number(layout, index);
+    kl__pump_enter(pump);
+    if (number == KL_PARTITION_AWAY) {
+        note_away(pump, plain);
+        return KL_OK;
+    }
     kl__partition *partition = kl__alloc_zeroed(1, sizeof *partition);
     if (!partition)
         return kl__fail_memory();
     partition->pump = pump;
     partition->store = layout->stores[index];
-    partition->number = layout->numbers[index];
+    partition->number = number;
     partition->index = index;
     partition->layout = layout->layout;
     partition->layout_number = layout->number;
@@ -114,10 +131,11 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     memcpy(partition->plain, plain, sizeof plain);
     partition->gate = kl__gate_of(pump, layout->number);
     partition->unopened = kl__alloc_zeroed((kl_layout_shards(&partition->layout) + 63) / 64, sizeof(uint64_t));
+    partition->by_shard = kl__alloc_zeroed(kl_layout_shards(&partition->layout), sizeof *partition->by_shard);
     partition->room = pump->room;
     if (pump->opts.per_partition && (partition->capacity = kl__capacity_join(pump, index)))
         partition->room = partition->capacity->room;
-    bool made = partition->unopened && (partition->capacity || !pump->opts.per_partition);
+    bool made = partition->unopened && partition->by_shard && (partition->capacity || !pump->opts.per_partition);
     rc = made ? open_owners(pump, partition) : kl__fail_memory();
     if (rc != KL_OK) {
         free_partition(partition);
@@ -148,6 +166,7 @@ kl_rc kl__partitions_sync(kl__pump *pump)
     if (rc != KL_OK)
         return rc;
     pump->all_shards = 0;
+    pump->away = 0;
     for (size_t i = 0; i < descriptor->layout_count; i++) {
         const kl__queue_layout *layout = &descriptor->layouts[i];
         if (layout->drained)
@@ -161,6 +180,10 @@ kl_rc kl__partitions_sync(kl__pump *pump)
         const kl__queue_layout *layout = layout_of(descriptor, partition->layout_number);
         partition->ending = !layout || layout->drained;
     }
+    if (pump->away_told && pump->away == 0)
+        kl__pump_log(pump, KL_LOG_WARN, "queue %s: the stores of all partitions answer, and all are worked on",
+                     pump->queue->name);
+    pump->away_told = pump->away > 0;
     return rc;
 }
 
@@ -219,19 +242,11 @@ static size_t list_unserved(const kl__partition *partition, uint32_t *unserved, 
 
 /* --- A beat --- */
 
-static kl__window *window_of(const kl__partition *partition, uint32_t shard)
-{
-    kl__window *window = partition->windows;
-    while (window && window->place.shard != shard)
-        window = window->next;
-    return window;
-}
-
 static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_change *change)
 {
     kl_rc rc = KL_OK;
     for (size_t i = 0; i < change->lost_count; i++) {
-        kl__window *window = window_of(partition, change->lost[i]);
+        kl__window *window = partition->by_shard[change->lost[i]];
         if (window && !KL_MUTANT(lost_kept))
             kl__window_drop(window);
     }
@@ -241,13 +256,13 @@ static kl_rc apply(kl__pump *pump, kl__partition *partition, const kl__owners_ch
             window->leaving = false; /* what is not among the wanted may be kept */
     }
     for (size_t i = 0; i < change->wanted_count; i++) {
-        kl__window *window = window_of(partition, change->wanted[i]);
+        kl__window *window = partition->by_shard[change->wanted[i]];
         if (window && !window->leaving)
             begin_leaving(window);
     }
     for (size_t i = 0; i < change->taken_count; i++) {
         const kl__owned *owned = &change->taken[i];
-        KL_ASSERT(!window_of(partition, owned->shard));
+        KL_ASSERT(!partition->by_shard[owned->shard]);
         if (kl__window_open(partition, owned->shard, owned->epoch, owned->clean))
             continue;
         partition->unopened[owned->shard / 64] |= UINT64_C(1) << owned->shard % 64;
@@ -272,7 +287,7 @@ static uint64_t wanted_permits(const kl__pump *pump)
 static bool shares_permits(const kl__pump *pump, const kl__partition *partition)
 {
     const kl__queue_layout *newest = kl__newest_layout(pump->descriptor);
-    return partition->layout_number == newest->number && partition->number == newest->numbers[0] &&
+    return partition->layout_number == newest->number && partition->number == atomic_load(&newest->numbers[0]) &&
            partition->store == newest->stores[0];
 }
 
@@ -388,15 +403,16 @@ static void tell_unowned(kl__partition *partition)
 kl_rc kl__partitions_watch(kl__pump *pump)
 {
     kl_arena arena = {0};
-    kl_rc rc = KL_OK;
-    for (kl__partition *partition = pump->partitions; partition && rc == KL_OK; partition = partition->next) {
+    kl_rc first = KL_OK;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         kl__ownership ownership;
         if (partition->gone || !kl__pump_has_news(pump, partition->store, &partition->watch))
             continue;
         kl_arena_reset(&arena);
         kl__pump_leave(pump);
-        rc = kl__owners_read(partition->store, partition->name, &partition->layout, &arena, &ownership);
+        kl_rc rc = kl__owners_read(partition->store, partition->name, &partition->layout, &arena, &ownership);
         kl__pump_enter(pump);
+        first = first != KL_OK ? first : rc;
         if (rc != KL_OK)
             partition->watch = (kl__reader){0};
         uint64_t hash = rc == KL_OK ? hash_of(&ownership) : partition->watched;
@@ -406,7 +422,7 @@ kl_rc kl__partitions_watch(kl__pump *pump)
             note_unowned(partition, &ownership);
     }
     kl_arena_free(&arena);
-    return rc;
+    return first;
 }
 
 kl_rc kl__partitions_beat(kl__pump *pump)

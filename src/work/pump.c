@@ -16,7 +16,13 @@
 #include "base/mutant.h"
 #include "base/random.h"
 
-enum { LOG_BYTES = 512 };
+enum {
+    LOG_BYTES = 512,
+    /* What is kept of a task's attempts before the last: one that may be tried for ever does not fill the store, nor do
+     * those that fail once each and then are done. */
+    KEPT_ERRORS = 32,
+    KEPT_ERROR_MS = 24 * 3600 * 1000,
+};
 
 void kl__pump_log(const kl__pump *pump, kl_log_level level, const char *format, ...)
 {
@@ -211,9 +217,17 @@ static bool come_back(kl__pump *pump, kl__held *held)
     return false;
 }
 
+/* Likewise, of one that was not run: the rate is for those that are. */
+static bool come_back_unrun(kl__pump *pump, kl__held *held)
+{
+    if (pump->tokens >= 0)
+        pump->tokens++;
+    return come_back(pump, held);
+}
+
 void kl__pump_untake(kl__pump *pump, kl__held *held)
 {
-    if (!come_back(pump, held))
+    if (!come_back_unrun(pump, held))
         return;
     if (held->marked) { /* the start that was written down is taken back */
         held->lane.mark.attempts -= !KL_MUTANT(stop_costs);
@@ -237,6 +251,18 @@ void kl__pump_settle_later(kl__pump *pump, kl__held *held, kl_outcome outcome, i
     *(window->finished_last ? &window->finished_last->next : &window->finished) = held;
     window->finished_last = held;
     pump->finished++;
+}
+
+/* Nobody may take it again here, and the next owner does not know that it was cancelled. */
+void kl__pump_give_up(kl__pump *pump, kl__held *held, int64_t keep_ms)
+{
+    if (!atomic_load(&held->cancel)) {
+        kl__pump_untake(pump, held);
+    } else if (come_back_unrun(pump, held)) {
+        kl__lanes_end(held->window->lanes, &held->lane, pump->now_ms);
+        kl__pump_settle_later(pump, held, KL_CANCELLED, kl__pump_keep_ms(pump, KL_CANCELLED, keep_ms));
+        kl__window_ready(held->window);
+    }
 }
 
 /* Keeps what the run said. When there is no memory for it, the outcome goes without. */
@@ -278,6 +304,12 @@ int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked
     return asked_ms > queue_ms ? asked_ms : queue_ms;
 }
 
+/* How long the error of an attempt is kept whose task is not finished. When it is, the store keeps with it what is there. */
+static int64_t keep_error_ms(const kl__pump *pump, const kl__held *held, int64_t asked_ms)
+{
+    return held->text && held->text->error.len ? kl__pump_keep_ms(pump, KL_DEAD, asked_ms) : 0;
+}
+
 /* It has failed for good. Where the queue's policy holds the key, the task stays, with all its attempts used up: that is
  * how every later owner knows. */
 static void end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, int64_t asked_ms)
@@ -294,7 +326,7 @@ static void end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, int6
     held->halted = true;
     held->draining = policy == KL_HEAD_DRAIN;
     held->retry_ms = 0;
-    kl__pump_settle_later(pump, held, KL_RETRY, 0);
+    kl__pump_settle_later(pump, held, KL_RETRY, keep_error_ms(pump, held, asked_ms));
 }
 
 void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
@@ -320,7 +352,8 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
         int64_t wait_ms =
             verdict->retry_after_ms >= 0 ? verdict->retry_after_ms : back_off(pump, held->lane.mark.attempts);
         held->retry_ms = pump->now_ms + wait_ms;
-        kl__pump_settle_later(pump, held, KL_RETRY, 0);
+        int64_t keep_ms = held->lane.mark.attempts <= KEPT_ERRORS ? keep_error_ms(pump, held, verdict->keep_ms) : 0;
+        kl__pump_settle_later(pump, held, KL_RETRY, keep_ms < KEPT_ERROR_MS ? keep_ms : KEPT_ERROR_MS);
     } else {
         kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
         kl__pump_settle_later(pump, held, outcome, kl__pump_keep_ms(pump, outcome, verdict->keep_ms));
@@ -377,7 +410,7 @@ static void put_aside(kl__pump *pump, kl__held *held, kl__blocked why)
 /* Nobody here can run it. */
 static void set_aside(kl__pump *pump, kl__held *held, kl__blocked why)
 {
-    if (come_back(pump, held))
+    if (come_back_unrun(pump, held))
         put_aside(pump, held, why);
 }
 
@@ -396,7 +429,7 @@ static bool shelve(kl__pump *pump, kl__held *held, kl_bytes kind)
         *(shelf ? &shelf->over : &pump->strays) = true;
         return false;
     }
-    if (come_back(pump, held))
+    if (come_back_unrun(pump, held))
         kl__room_shelve(shelf, held);
     return true;
 }
@@ -440,7 +473,7 @@ size_t kl__pump_serve(kl__pump *pump, uint16_t kind, size_t max)
 static void forget_gone(kl__pump *pump, kl__held *held)
 {
     kl__window *window = held->window;
-    if (!come_back(pump, held))
+    if (!come_back_unrun(pump, held))
         return;
     kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
     kl__window_release(held);
@@ -450,7 +483,7 @@ static void forget_gone(kl__pump *pump, kl__held *held)
 static void end_unrun(kl__pump *pump, kl__held *held, kl_outcome outcome, const kl_task_extra *extra, bool keep,
                       const char *error)
 {
-    if (!come_back(pump, held))
+    if (!come_back_unrun(pump, held))
         return;
     kl__held_keep_text(held, kl_str(error), (kl_bytes){0});
     uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
@@ -704,8 +737,8 @@ static bool window_is_empty(kl__window *window)
     if (window->lanes)
         counts = kl__lanes_counts(window->lanes);
     if (window->out || window->finished || !window->retry_read || counts.keys[KL_LANE_READY] ||
-        counts.keys[KL_LANE_RETRYING] || counts.keys[KL_LANE_RUNNING])
-        return false;
+        counts.keys[KL_LANE_RETRYING] || counts.keys[KL_LANE_RUNNING] || counts.keys[KL_LANE_DELAYED])
+        return false; /* DELAYED: without a key, and to be tried again; what waits for its first time is not in memory */
     for (int i = 0; i < KL_LINES; i++) {
         const kl__cursor *cursor = window->cursors[i];
         if (cursor && (cursor->siding || (!cursor->ended && i + KL_PRIORITY_MIN != KL_LINE_RETRY)))
@@ -738,6 +771,8 @@ bool kl__pump_empty(kl__pump *pump)
 {
     pump->counts_wanted = true;
     if (pump->running || pump->finished || pump->looking || pump->owners_ms == 0 || pump->counts.looks == 0)
+        return false;
+    if (pump->away > 0)
         return false;
     if (pump->descriptor->paused)
         return true;

@@ -99,6 +99,9 @@ typedef struct kl__verdict {
 void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict);
 void kl__pump_untake(kl__pump *pump, kl__held *held); /* was not run: costs no attempt */
 
+/* Likewise, of one that was loaded and is given up; but if it was cancelled meanwhile it ends so. keep_ms: the task's. */
+void kl__pump_give_up(kl__pump *pump, kl__held *held, int64_t keep_ms);
+
 /* For those who give tasks out, all with the kind's hash by kl__owners_kind. Tasks of a kind that nobody wants are kept on
  * its shelf (room.c), up to KL_SHELF_MAX of them; more are set aside, and so is the whole shelf by `unserve`, as where there
  * is no handler. `serve` brings up to max of those back (kind 0: of all kinds) and says how many. */

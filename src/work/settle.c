@@ -163,7 +163,8 @@ static void collect(kl__pump *pump, kl__settles *settles)
 
 /* --- Afterwards --- */
 
-static void count(const kl__window *window, kl_outcome outcome, bool halted)
+/* One whose line is drained is counted when it is dead. */
+static void count(const kl__window *window, kl_outcome outcome, bool halted, bool draining)
 {
     kl__pump *pump = window->pump;
     if (pump->opts.ended && !halted)
@@ -174,7 +175,7 @@ static void count(const kl__window *window, kl_outcome outcome, bool halted)
         break;
     case KL_RETRY:
         pump->counts.retried += !halted;
-        pump->counts.halted += halted;
+        pump->counts.halted += halted && !draining;
         break;
     case KL_DEAD:
         pump->counts.dead++;
@@ -225,7 +226,7 @@ static void applied(kl__window *window, kl__held *held)
 {
     tell(window->pump, held, KL_OK);
     window->pump->ended_ms = window->pump->now_ms;
-    count(window, (kl_outcome)held->outcome, held->halted);
+    count(window, (kl_outcome)held->outcome, held->halted, held->draining);
     held->sending = false;
     window->out--;
     if (held->lane.mark.kind == KL_HELD_FROM_DUE)
@@ -347,21 +348,30 @@ kl_rc kl__pump_settle(kl__pump *pump, uint64_t *ret_sent)
 
 bool kl__pump_settling(const kl__pump *pump) { return pump->settles->under_way; }
 
-/* Another thread may be at it. */
+/* Another thread may be sending, this window's outcomes or only those of others. */
+static void wait_for_settle(kl__pump *pump)
+{
+    struct timespec while_ms = {.tv_nsec = 1000000};
+    kl__pump_leave(pump);
+    nanosleep(&while_ms, NULL);
+    kl__pump_enter(pump);
+}
+
 kl_rc kl__window_send(kl__window *window)
 {
     enum { TRIES = 5000 };
     kl__pump *pump = window->pump;
-    kl_rc rc = KL_OK;
-    for (int i = 0; i < TRIES && rc == KL_OK && !window->lost && (window->finished || window->settling); i++) {
+    for (int i = 0; !window->lost && (window->finished || window->settling); i++) {
         uint64_t sent = 0;
-        rc = kl__pump_settle(pump, &sent);
-        if (rc == KL_OK && window->settling && pump->opts.leave) {
-            struct timespec while_ms = {.tv_nsec = 1000000};
-            kl__pump_leave(pump);
-            nanosleep(&while_ms, NULL);
-            kl__pump_enter(pump);
+        if (i == TRIES)
+            return kl__fail(KL_EBUSY, "outcomes that were to be sent before take long; ask again");
+        if (pump->settles->under_way) {
+            wait_for_settle(pump);
+            continue;
         }
+        kl_rc rc = kl__pump_settle(pump, &sent);
+        if (rc != KL_OK)
+            return rc;
     }
-    return rc;
+    return KL_OK;
 }

@@ -13,9 +13,10 @@
 typedef struct kl__skip {
     uint64_t key;  /* its hash, or KL_SKIP_KEYLESS | group; 0: no entry */
     uint64_t from; /* position of the first task left out */
-    int64_t floor; /* the latest time of the key's tasks before it */
+    int64_t floor; /* its time, or a little before */
     uint16_t group;
-    bool wanting; /* a side look is to bring more of it */
+    int8_t priority; /* of one that is left out of the due line */
+    bool wanting;    /* a side look is to bring more of it */
 } kl__skip;
 
 #define KL_SKIP_KEYLESS UINT64_C(0xffffffffffff0000)

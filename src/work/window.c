@@ -47,7 +47,10 @@ kl__window *kl__window_open(kl__partition *partition, uint32_t shard, uint64_t e
     window->opened = partition->pump->refreshes;
     window->suspect = !clean;
     window->next = partition->windows;
-    partition->windows = window;
+    window->link = &partition->windows;
+    if (window->next)
+        window->next->link = &window->next;
+    partition->windows = partition->by_shard[shard] = window;
     partition->window_count++;
     partition->windows_alive++;
     partition->pump->shard_count++;
@@ -191,17 +194,31 @@ static bool join_lane(kl__held *held, bool started)
     return true;
 }
 
-/* More urgent than the task of its key that waits for a thread: that one goes back into line. */
-static void overtake(kl__held *held)
+/* It comes before the task of its key that waits for a thread: that one goes back into line. */
+static void overtake(const kl__window *window, kl__lane *lane, const kl__lane_task *task)
 {
-    kl__lane_task *head = held->key_hash ? kl__lane_head(held->lane.lane) : NULL;
+    kl__lane_task *head = kl__lane_head(lane);
     kl__held *first = head ? kl__held_of(head) : NULL;
-    if (!first || first->state != KL_HELD_ROOM || first->lane.mark.priority <= held->lane.mark.priority ||
-        first->retry_line)
+    if (!first || first->state != KL_HELD_ROOM || first->retry_line || !kl__lane_task_before(task, head))
         return;
     kl__room_remove(first);
     first->state = KL_HELD_LINE;
-    kl__lanes_untake(held->window->lanes, &first->lane, false, held->window->pump->now_ms);
+    kl__lanes_untake(window->lanes, head, false, window->pump->now_ms);
+}
+
+static void evict_after(kl__window *window, kl__lane *lane, const kl__lane_task *first);
+
+/* A task is left out: those of its key that come behind it leave the window. */
+static bool evict_behind(kl__window *window, uint64_t key_hash, const kl__lane_task *task)
+{
+    kl__lane *lane = kl__window_lane(window, key_hash);
+    if (!lane)
+        return false;
+    overtake(window, lane, task);
+    if (!kl__lane_has_after(lane, task))
+        return false;
+    evict_after(window, lane, task);
+    return true;
 }
 
 /* Tried before, and not finished: it holds its key. There is no limit: without knowing all of them nothing else of the
@@ -225,44 +242,16 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
     return true;
 }
 
-/* Tasks of the key that come before this time and priority are left out of their lines, or may not have been read yet. */
-static bool earlier_unread(const kl__window *window, const kl_stub *stub)
+/* A line that is more urgent than this one is in use, and was not read to its end. */
+static bool unread_before(const kl__window *window, int32_t line)
 {
     uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
-    for (int32_t line = KL_PRIORITY_MIN; line <= stub->priority; line++) {
-        const kl__cursor *cursor = window->cursors[line - KL_PRIORITY_MIN];
-        if (cursor && kl__skips_find(&cursor->skips, stub->key_hash))
-            return true;
-        if ((lines >> (line - KL_PRIORITY_MIN) & 1) && (!cursor || (!cursor->ended && cursor->floor <= stub->due_ms)))
+    for (lines &= (1u << (line - KL_PRIORITY_MIN)) - 1; lines; lines &= lines - 1) {
+        const kl__cursor *cursor = window->cursors[__builtin_ctz(lines)];
+        if (!cursor || !cursor->ended)
             return true;
     }
     return false;
-}
-
-/* Tasks that are due and cannot be held now are shown again by the next look at the line. */
-static bool admit_due(kl__window *window, const kl_stub *stub)
-{
-    if (!kl__window_keeps_due(window) && !KL_MUTANT(due_run_here))
-        return true; /* older.c moves it, or it is not known yet whether the owner before has */
-    if (!stub->key_hash && kl__gate_due(window->partition->gate))
-        return true; /* it may have a copy in an older layout still, of a move that was broken off */
-    if (kl__gate_closed(window->partition->gate, stub->key_hash) ||
-        key_is_blocked(window, kl__window_lane(window, stub->key_hash), stub->key_hash))
-        return true;
-    if (stub->key_hash && earlier_unread(window, stub))
-        return true;
-    if (kl__window_full(window, stub->priority))
-        return false;
-    kl__held *held = hold(window, stub);
-    if (!held)
-        return false;
-    held->suspect = window->suspect;
-    held->lane.due_ms = stub->due_ms;
-    held->lane.mark.kind = KL_HELD_FROM_DUE;
-    if (!join_lane(held, false))
-        return false;
-    overtake(held);
-    return true;
 }
 
 /* Tasks of the key stand, left out, in a line that comes before this one. */
@@ -276,16 +265,138 @@ static bool left_out_before(const kl__window *window, int32_t line, uint64_t key
     return false;
 }
 
+/* Tasks of the key that come before this one of the due line are left out of their lines, or may not have been read yet. */
+static bool earlier_unread(const kl__window *window, const kl_stub *stub)
+{
+    if (unread_before(window, stub->priority) || left_out_before(window, stub->priority, stub->key_hash))
+        return true;
+    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    const kl__cursor *cursor = window->cursors[stub->priority - KL_PRIORITY_MIN];
+    const kl__skip *skip = cursor ? kl__skips_find(&cursor->skips, stub->key_hash) : NULL;
+    if (skip && (skip->floor < stub->due_ms || (skip->floor == stub->due_ms && skip->from < stub->position)))
+        return true;
+    return (lines >> (stub->priority - KL_PRIORITY_MIN) & 1) &&
+           (!cursor || (!cursor->ended && cursor->floor <= stub->due_ms));
+}
+
+static bool is_before(const kl__skip *skip, int32_t line, int64_t ms, uint64_t position)
+{
+    if (!skip || skip->priority != line)
+        return skip && skip->priority < line;
+    return skip->floor < ms || (skip->floor == ms && skip->from < position);
+}
+
+bool kl__window_due_before(const kl__window *window, uint64_t key_hash, int32_t line, int64_t ms, uint64_t position)
+{
+    if (KL_LIKELY(window->due_left.count + window->due_leaving.count == 0))
+        return false;
+    return is_before(kl__skips_find(&window->due_left, key_hash), line, ms, position) ||
+           is_before(kl__skips_find(&window->due_leaving, key_hash), line, ms, position);
+}
+
+/* Remembers that a task of the due line is left out. False: no room for that. */
+static bool note_due(kl__window *window, uint64_t key_hash, const kl__lane_task *task)
+{
+    kl__skips *skips = window->due_asked || window->due_under_way ? &window->due_leaving : &window->due_left;
+    kl__skip *skip = kl__skips_find(skips, key_hash);
+    if (skip && is_before(skip, task->mark.priority, task->due_ms, task->position))
+        return true;
+    if (!skip && !(skip = kl__skips_add(skips, key_hash)))
+        return false;
+    skip->priority = task->mark.priority;
+    skip->floor = task->due_ms;
+    skip->from = task->position;
+    return true;
+}
+
+void kl__window_end_due(kl__window *window)
+{
+    kl__skips_free(&window->due_left);
+    window->due_left = window->due_leaving;
+    window->due_leaving = (kl__skips){0};
+    window->due_read = true;
+}
+
+/* Others of the due line that come before this one are left out, in this reading or in the one before. */
+static bool earlier_due(const kl__window *window, const kl_stub *stub)
+{
+    const kl__skip *left = kl__skips_find(&window->due_left, stub->key_hash);
+    return is_before(kl__skips_find(&window->due_leaving, stub->key_hash), stub->priority, stub->due_ms,
+                     stub->position) ||
+           (left && left->priority < stub->priority && !kl__held_at(window, left->from));
+}
+
+/* It stays in its line, to be shown again by the next look at that. False: there is no room to remember it, and from here
+ * on the line is not read. */
+static bool leave_due(kl__window *window, const kl_stub *stub)
+{
+    kl__lane_task task = {.due_ms = stub->due_ms, .position = stub->position, .mark = {.priority = stub->priority}};
+    if (!stub->key_hash)
+        return true;
+    if (!note_due(window, stub->key_hash, &task))
+        return false;
+    evict_behind(window, stub->key_hash, &task);
+    return true;
+}
+
+static bool admit_due(kl__window *window, const kl_stub *stub)
+{
+    if (window->partition->layout_number != kl__put_layout(window->pump->descriptor)->number &&
+        !KL_MUTANT(due_run_here))
+        return true; /* older.c moves it */
+    if (!kl__window_keeps_due(window) && !KL_MUTANT(due_run_here))
+        return leave_due(window, stub); /* it is not known yet whether the owner before has moved it */
+    if (!stub->key_hash && kl__gate_due(window->partition->gate))
+        return true; /* it may have a copy in an older layout still, of a move that was broken off */
+    if (kl__gate_closed(window->partition->gate, stub->key_hash) ||
+        key_is_blocked(window, kl__window_lane(window, stub->key_hash), stub->key_hash) ||
+        (stub->key_hash && (earlier_unread(window, stub) || earlier_due(window, stub))) ||
+        kl__window_full(window, stub->priority))
+        return leave_due(window, stub);
+    kl__held *held = hold(window, stub);
+    if (!held)
+        return leave_due(window, stub);
+    held->suspect = window->suspect;
+    held->lane.due_ms = stub->due_ms;
+    held->lane.mark.kind = KL_HELD_FROM_DUE;
+    if (!join_lane(held, false))
+        return leave_due(window, stub);
+    if (stub->key_hash)
+        overtake(window, held->lane.lane, &held->lane);
+    return true;
+}
+
+/* Tasks with a key that are less urgent leave the window: the line that comes before theirs could not be read on. */
+static void make_room(kl__window *window, int32_t line)
+{
+    kl__lane_task urgent = {.due_ms = INT64_MIN, .mark = {.priority = (int8_t)line}};
+    bool again = true;
+    window->least_urgent = (int8_t)line;
+    while (again) { /* who leaves moves others in the table */
+        again = false;
+        for (uint32_t i = 0; i < window->table_capacity; i++) {
+            kl__held *held = window->table[i].held;
+            bool waits = held && (held->state == KL_HELD_LINE || held->state == KL_HELD_ROOM) && !held->blocked;
+            if (waits && held->key_hash && !held->retry_line && held->lane.mark.priority > line)
+                again |= evict_behind(window, held->key_hash, &urgent);
+        }
+    }
+}
+
 typedef enum verdict { ADMIT, LEAVE_OUT, STOP } verdict;
 
-static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint64_t key)
+static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint64_t key, int64_t ms)
 {
     kl__pump *pump = window->pump;
     if (is_swept(window, stub))
         return window->swept_key ? LEAVE_OUT : STOP;
+    if (stub->key_hash && unread_before(window, line))
+        return STOP;
     if (kl__gate_closed(window->partition->gate, stub->key_hash) || left_out_before(window, line, key))
         return LEAVE_OUT;
     if (stub->key_hash) {
+        if (kl__window_due_before(window, stub->key_hash, line, ms, stub->position))
+            return LEAVE_OUT;
         kl__lane *lane = kl__window_lane(window, stub->key_hash);
         if (lane && (key_is_blocked(window, lane, stub->key_hash) || kl__lane_tasks(lane) >= kl__key_max(pump)))
             return LEAVE_OUT;
@@ -305,34 +416,35 @@ static void stop_wanting(kl__cursor *cursor, kl__skip *skip)
     skip->wanting = false;
 }
 
-/* Remembers that tasks of the key are left out from this one on; where it had an entry, that says from where. False: no
- * room for that either. */
-static bool leave_out(kl__window *window, kl__cursor *cursor, kl__skip *skip, const kl_stub *stub, uint64_t key)
+/* Remembers that tasks of the key are left out from this one on. False: no room for that either. */
+static bool leave_out(kl__window *window, kl__cursor *cursor, kl__skip *skip, const kl_stub *stub, uint64_t key,
+                      int64_t ms)
 {
-    if (skip) {
+    kl__lane_task task = {.due_ms = ms, .position = stub->position, .mark = {.priority = stub->priority}};
+    if (skip)
         stop_wanting(cursor, skip);
-        return true;
-    }
     if (KL_MUTANT(skip_forgotten))
         return true;
-    if (!(skip = kl__skips_add(&cursor->skips, key)))
-        return false;
-    window->pump->left_out++;
-    skip->floor = cursor->floor;
+    if (!skip) {
+        if (!(skip = kl__skips_add(&cursor->skips, key)))
+            return false;
+        window->pump->left_out++;
+    }
+    skip->floor = ms;
     skip->from = stub->position;
     skip->group = stub->group;
+    if (stub->key_hash && !is_swept(window, stub))
+        evict_behind(window, stub->key_hash, &task);
     return true;
 }
 
 /* When it came, in a form that never goes back along the line, so that the order of positions is kept. */
-static int64_t time_of(const kl__window *window, const kl_stub *stub, int64_t *floor)
+static int64_t time_of(const kl__window *window, const kl_stub *stub, int64_t floor)
 {
     int64_t ms = kl_id_ms(&window->partition->layout, &stub->id);
     if (ms > window->pump->now_ms)
         ms = window->pump->now_ms;
-    if (ms > *floor)
-        *floor = ms;
-    return *floor;
+    return ms > floor ? ms : floor;
 }
 
 static bool admit_ready(kl__window *window, int32_t line, const kl_stub *stub, bool side)
@@ -340,15 +452,18 @@ static bool admit_ready(kl__window *window, int32_t line, const kl_stub *stub, b
     kl__cursor *cursor = kl__window_cursor(window, line);
     if (!cursor)
         return false;
+    if (line < window->least_urgent && kl__window_full(window, line))
+        make_room(window, line);
     uint64_t key = stub->key_hash ? stub->key_hash : KL_SKIP_KEYLESS | stub->group;
     kl__skip *skip = kl__skips_find(&cursor->skips, key);
     if (side ? !skip || !skip->wanting || stub->position < skip->from : skip != NULL)
         return true;
-    switch (judge(window, line, stub, key)) {
+    int64_t ms = time_of(window, stub, side ? skip->floor : cursor->floor);
+    switch (judge(window, line, stub, key, ms)) {
     case STOP:
         return false;
     case LEAVE_OUT:
-        return leave_out(window, cursor, skip, stub, key);
+        return leave_out(window, cursor, skip, stub, key, ms);
     case ADMIT:
         break;
     }
@@ -356,12 +471,13 @@ static bool admit_ready(kl__window *window, int32_t line, const kl_stub *stub, b
     if (!held)
         return false;
     held->suspect = window->suspect && (cursor->old == 0 || stub->position <= cursor->old);
-    held->lane.due_ms = time_of(window, stub, side ? &skip->floor : &cursor->floor);
+    held->lane.due_ms = *(side ? &skip->floor : &cursor->floor) = ms;
     if (!join_lane(held, false))
         return false;
     if (side)
         skip->from = stub->position + 1;
-    overtake(held);
+    if (stub->key_hash)
+        overtake(window, held->lane.lane, &held->lane);
     return true;
 }
 
@@ -421,7 +537,8 @@ static void evict(kl__held *held)
         *skip = (kl__skip){.key = held->key_hash, .from = UINT64_MAX, .floor = held->lane.due_ms};
         window->pump->left_out++;
     }
-    if (held->retry_line || (cursor && !skip)) { /* it holds its key too, or there is no room to remember it */
+    bool noted = due ? note_due(window, held->key_hash, &held->lane) : skip != NULL;
+    if (held->retry_line || !noted) { /* it holds its key too, or there is no room to remember it */
         kl__lanes_add(window->lanes, held->lane.lane, &held->lane, window->pump->now_ms);
         set_blocked(held, KL_BLOCKED_BEHIND); /* or the room that it takes would be nobody's until its key goes on */
         return;
@@ -439,14 +556,20 @@ static void evict(kl__held *held)
     let_go(held);
 }
 
-void kl__window_evict(kl__window *window, kl__lane *lane)
+/* `first`: only what comes after it; NULL: all. */
+static void evict_after(kl__window *window, kl__lane *lane, const kl__lane_task *first)
 {
     kl__lane_task *next, *task = kl__lanes_evict(window->lanes, lane);
     for (; task; task = next) {
         next = task->next;
-        evict(kl__held_of(task));
+        if (first && !kl__lane_task_before(first, task))
+            kl__lanes_add(window->lanes, lane, task, window->pump->now_ms);
+        else
+            evict(kl__held_of(task));
     }
 }
+
+void kl__window_evict(kl__window *window, kl__lane *lane) { evict_after(window, lane, NULL); }
 
 void kl__window_block(kl__window *window, kl__held *held, kl__blocked why)
 {
@@ -577,6 +700,8 @@ static void free_window(kl__window *window)
         kl__free(window->cursors[i]);
     }
     kl__keyset_free(window->due_ended);
+    kl__skips_free(&window->due_left);
+    kl__skips_free(&window->due_leaving);
     kl__free(window->table);
     kl__free(window);
 }
@@ -596,10 +721,10 @@ static bool is_out(const kl__held *held)
 void kl__window_drop(kl__window *window)
 {
     kl__pump *pump = window->pump;
-    kl__window **link = &window->partition->windows;
-    while (*link != window)
-        link = &(*link)->next;
-    *link = window->next;
+    *window->link = window->next;
+    if (window->next)
+        window->next->link = window->link;
+    window->partition->by_shard[window->place.shard] = NULL;
     window->partition->window_count--;
     pump->shard_count--;
     window->lost = true;

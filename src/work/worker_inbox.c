@@ -29,7 +29,7 @@ static kl_rc take_in(kl_worker *worker, kl_queue *queue, int64_t wait_ms, size_t
     kl_rc rc = kl__queue_take_in(queue, wait_ms, worker->opts.log, worker->opts.log_ctx, ret_count);
     pthread_mutex_lock(&worker->mutex);
     if (rc != KL_OK)
-        kl__worker_failed(worker, KL_DOING_TAKE_IN);
+        kl__worker_failed(worker, KL_DOING_TAKE_IN, rc);
     return rc;
 }
 

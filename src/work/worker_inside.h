@@ -27,6 +27,7 @@ typedef struct kl__served {
     size_t handler_count;
     int64_t weight, min;
     uint64_t busy; /* threads that run its tasks */
+    bool waited;   /* it had ready tasks and could take a thread when last asked */
     double passed; /* tasks taken, divided by weight: the least is next */
 } kl__served;
 
@@ -101,6 +102,7 @@ struct kl_worker {
     char name[128];
     kl__served *served;
     size_t served_count;
+    double passed; /* the most that a queue had passed when it was its turn */
     kl__thread *threads;
     size_t thread_count, idle, threads_ended;
     size_t worth; /* so many tasks take as long to run as a hand takes to load; at least 1 */
@@ -113,9 +115,8 @@ struct kl_worker {
     bool closing;             /* threads go home */
     _Atomic(bool) abandoning; /* what runs is asked to stop */
     int64_t stopping_ns;
-    uint32_t failing;   /* bits: what failed when it was last done, */
-    int64_t failing_ns; /* since when anything has */
-    kl__told told[KL_TOLD_MAX];
+    uint32_t failing; /* bits: what failed when it was last done */
+    kl__told told;
     kl__giver giver; /* all NULL: there is none, and it runs tasks itself */
 };
 
@@ -140,13 +141,13 @@ bool kl__worker_has_outcomes(const kl_worker *worker);  /* that nobody is sendin
 bool kl__worker_has_run_all(const kl_worker *worker);   /* and nothing more comes soon */
 void kl__worker_tell_giver(kl_worker *worker);          /* outcomes may have been settled */
 void kl__worker_log(const kl_worker *worker, kl_log_level level, const char *text);
-void kl__worker_failed(kl_worker *worker, kl__doing doing); /* tells kl_error_text, but not all the time */
+void kl__worker_failed(kl_worker *worker, kl__doing doing, kl_rc rc); /* tells kl_error_text, but not all the time */
 void kl__worker_recovered(kl_worker *worker, kl__doing doing);
 void kl__worker_wait(kl_worker *worker, pthread_cond_t *condition, int64_t wait_ms);
 
 static inline void kl__worker_worked(kl_worker *worker, kl__doing doing)
 {
-    if (worker->failing & 1u << doing)
+    if (KL_UNLIKELY(worker->told.failing))
         kl__worker_recovered(worker, doing);
 }
 

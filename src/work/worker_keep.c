@@ -54,8 +54,9 @@ static bool look(kl_worker *worker, uint64_t *ret_ready)
         uint64_t ready = 0;
         if (!kl__pump_wants_look(worker->served[i].pump))
             continue;
-        if (kl__pump_look(worker->served[i].pump, &ready) != KL_OK) {
-            kl__worker_failed(worker, KL_DOING_LOOK);
+        kl_rc rc = kl__pump_look(worker->served[i].pump, &ready);
+        if (rc != KL_OK) {
+            kl__worker_failed(worker, KL_DOING_LOOK, rc);
             good = false;
         }
         *ret_ready += ready;
@@ -214,8 +215,9 @@ static void settle(kl_worker *worker)
     bool good = true;
     for (size_t i = 0; i < worker->served_count; i++) {
         uint64_t sent = 0;
-        if (kl__pump_settle(worker->served[i].pump, &sent) != KL_OK) {
-            kl__worker_failed(worker, KL_DOING_SETTLE);
+        kl_rc rc = kl__pump_settle(worker->served[i].pump, &sent);
+        if (rc != KL_OK) {
+            kl__worker_failed(worker, KL_DOING_SETTLE, rc);
             good = false;
             kl__worker_wait(worker, &worker->changed, KL_RETRY_MS);
         }
@@ -288,9 +290,10 @@ static void each_served(kl_worker *worker, kl__doing doing, kl_rc (*step)(kl__pu
 {
     bool good = true;
     for (size_t i = 0; i < worker->served_count; i++) {
-        if (step(worker->served[i].pump) == KL_OK)
+        kl_rc rc = step(worker->served[i].pump);
+        if (rc == KL_OK)
             continue;
-        kl__worker_failed(worker, doing);
+        kl__worker_failed(worker, doing, rc);
         good = false;
     }
     if (good)

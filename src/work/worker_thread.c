@@ -37,26 +37,30 @@ static bool may_take(const kl_worker *worker, const kl__served *served)
     return worker->thread_count - busy > kept_for_others(worker, served);
 }
 
+/* A queue that had nothing to run must not make up for it at once; but a hand of tasks, because they come in pieces. */
+static void catch_up(const kl_worker *worker, kl__served *served)
+{
+    double least = worker->passed - (double)KL_HAND_SIZE_MAX / (double)served->weight;
+    if (served->passed < least)
+        served->passed = least;
+}
+
 /* Of the queues with ready tasks the one that has had least for its weight. */
 static kl__served *choose(kl_worker *worker)
 {
     kl__served *best = NULL;
     for (size_t i = 0; i < worker->served_count; i++) {
         kl__served *served = &worker->served[i];
-        if (kl__pump_ready(served->pump) && may_take(worker, served) && (!best || served->passed < best->passed))
+        bool waits = kl__pump_ready(served->pump) && may_take(worker, served);
+        if (waits && !served->waited)
+            catch_up(worker, served);
+        served->waited = waits;
+        if (waits && (!best || served->passed < best->passed))
             best = served;
     }
+    if (best && best->passed > worker->passed)
+        worker->passed = best->passed;
     return best;
-}
-
-/* A queue that was empty for long must not make up for all of it at once. */
-static void count_taken(kl_worker *worker, kl__served *served, size_t count)
-{
-    double least = served->passed;
-    for (size_t i = 0; i < worker->served_count; i++)
-        if (worker->served[i].busy && worker->served[i].passed > least && &worker->served[i] != served)
-            least = worker->served[i].passed - (double)KL_HAND_SIZE_MAX;
-    served->passed = (served->passed > least ? served->passed : least) + (double)count / (double)served->weight;
 }
 
 /* --- A hand --- */
@@ -81,7 +85,7 @@ static size_t take(kl__thread *thread)
         return 0;
     thread->served = served;
     served->busy++;
-    count_taken(worker, served, count);
+    served->passed += (double)count / (double)served->weight;
     wake_others(worker, served);
     return count;
 }
@@ -94,7 +98,7 @@ static kl_rc load(kl__thread *thread, size_t count, size_t *ret_run)
     kl_rc rc = kl__pump_load(thread->served->pump, thread->held, count, &thread->arena, thread->tasks, thread->extras,
                              thread->handlers, ret_run);
     if (rc != KL_OK)
-        kl__worker_failed(thread->worker, KL_DOING_LOAD);
+        kl__worker_failed(thread->worker, KL_DOING_LOAD, rc);
     else
         kl__worker_worked(thread->worker, KL_DOING_LOAD);
     thread->load_ns = kl__monotonic_ns() - began_ns;
@@ -119,7 +123,7 @@ static void hand_in(kl__thread *thread, size_t to)
     for (; thread->handed_in < to; thread->handed_in++) {
         size_t i = thread->handed_in;
         if (thread->stopped[i])
-            kl__pump_untake(pump, thread->held[i]);
+            kl__pump_give_up(pump, thread->held[i], thread->extras[i].keep_ms);
         else
             kl__pump_finish(pump, thread->held[i], &thread->verdicts[i]);
     }
@@ -137,7 +141,7 @@ static size_t take_back(kl__thread *thread)
     if (next > 0)
         hand_in(thread, next - 1);
     for (uint64_t i = count; i-- > next;)
-        kl__pump_untake(thread->served->pump, thread->held[i]);
+        kl__pump_give_up(thread->served->pump, thread->held[i], thread->extras[i].keep_ms);
     return thread->handed_in - before + (size_t)(count - next);
 }
 
@@ -210,6 +214,14 @@ static kl_outcome outcome_of(kl_work *work, kl_outcome said)
     return KL_RETRY;
 }
 
+/* It ended because the worker does: it costs no attempt. What it says of the task itself, that it is done or dead, counts,
+ * and so does a request to cancel it. */
+static bool is_given_up(const kl__thread *thread, size_t index, kl_outcome outcome)
+{
+    return (outcome == KL_RETRY || outcome == KL_CANCELLED) && atomic_load(&thread->worker->abandoning) &&
+           !atomic_load(&thread->held[index]->cancel);
+}
+
 /* Returns when it ended, which is when the next one begins. */
 static int64_t run(kl__thread *thread, size_t index, int64_t now_ns)
 {
@@ -226,7 +238,7 @@ static int64_t run(kl__thread *thread, size_t index, int64_t now_ns)
     bool timed_out = work->deadline_ns != KL_NEVER && ended_ns >= work->deadline_ns;
     if (outcome != KL_DONE && timed_out && work->error_len == 0)
         kl_work_error(work, "it ran longer than %lld ms", (long long)timeout_of(thread, index));
-    thread->stopped[index] = outcome != KL_DONE && atomic_load(&thread->worker->abandoning);
+    thread->stopped[index] = is_given_up(thread, index, outcome);
     *verdict = (kl__verdict){.outcome = outcome,
                              .retry_after_ms = work->retry_after_ms,
                              .error = keep(thread, work->error, work->error_len),
@@ -370,7 +382,7 @@ void *kl__worker_thread(void *context)
                 kl__worker_wait(worker, &worker->changed, KL_RETRY_MS);
             if (worker->stopping) { /* a drain has begun meanwhile */
                 for (; run > 0; run--)
-                    kl__pump_untake(thread->served->pump, thread->held[run - 1]);
+                    kl__pump_give_up(thread->served->pump, thread->held[run - 1], thread->extras[run - 1].keep_ms);
             }
             if (run < count)
                 wake_others(worker, thread->served);

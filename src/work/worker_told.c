@@ -2,31 +2,43 @@
  *
  * From: whatever calls the store.  To: the application's log.
  *
- * A call that fails is made again several times a second, by several threads. Each sentence is told now and then (told.h),
- * and when all goes well again after more than a moment, that is told too. */
-#include <stdio.h>
-
+ * A call that fails is made again several times a second, by several threads: that is told now and then, for all of them
+ * (told.h). It works again when everything that failed has worked. A store that tells of itself that its server does not
+ * answer (away.h) is left to do so. */
+#include "store/quick.h"
 #include "work/worker_inside.h"
 
-void kl__worker_failed(kl_worker *worker, kl__doing doing)
+static const kl__told_words words = {"the store fails", "the store works again"};
+
+static bool is_told(const kl_worker *worker)
 {
-    int64_t now_ns = kl__monotonic_ns();
-    if (!worker->failing)
-        worker->failing_ns = now_ns;
-    worker->failing |= 1u << doing;
-    if (kl__told_anew(worker->told, kl_str(kl_error_text()), now_ns))
-        kl__worker_log(worker, KL_LOG_ERROR, kl_error_text());
+    for (size_t i = 0; i < worker->served_count; i++) {
+        if (kl__store_is_away(worker->served[i].queue->store))
+            return true;
+        for (const kl__partition *each = worker->served[i].pump->partitions; each; each = each->next)
+            if (kl__store_is_away(each->store))
+                return true;
+    }
+    return false;
 }
 
+void kl__worker_failed(kl_worker *worker, kl__doing doing, kl_rc rc)
+{
+    char text[KL_TOLD_BYTES];
+    if (is_told(worker))
+        return;
+    worker->failing |= 1u << doing;
+    if (kl__told_failure(&worker->told, &words, rc, kl_error_text(), kl__monotonic_ns(), text))
+        kl__worker_log(worker, KL_LOG_ERROR, text);
+}
+
+/* Who stops no longer does what failed, which proves nothing. */
 void kl__worker_recovered(kl_worker *worker, kl__doing doing)
 {
-    char text[80];
-    int64_t lasted_ms = (kl__monotonic_ns() - worker->failing_ns) / 1000000;
-    worker->failing &= ~(1u << doing);
-    if (worker->failing || lasted_ms < KL_TOLD_FIRST_MS)
+    char text[KL_TOLD_BYTES];
+    if (worker->stopping)
         return;
-    snprintf(text, sizeof text, "what failed works again, after %.1f s", (double)lasted_ms / 1000);
-    kl__worker_log(worker, KL_LOG_WARN, text);
-    for (int i = 0; i < KL_TOLD_MAX; i++)
-        worker->told[i].until_ns = 0; /* when it fails once more, that is news */
+    worker->failing &= ~(1u << doing);
+    if (worker->failing == 0 && kl__told_success(&worker->told, &words, kl__monotonic_ns(), text))
+        kl__worker_log(worker, KL_LOG_WARN, text);
 }

@@ -193,7 +193,7 @@ static void check_again(const kl__toml_item *items)
         for (int i = 0; i < item->depth; i++) {
             fputs(i ? ".\"" : "\"", out);
             for (const char *at = item->path[i]; *at; at++)
-                fprintf(out, strchr("\"\\", *at) ? "\\%c" : "%c", *at);
+                fprintf(out, *(const unsigned char *)at < ' ' ? "\\u%04x" : strchr("\"\\", *at) ? "\\%c" : "%c", *at);
             fputs("\"", out);
         }
         fputs(" = ", out);

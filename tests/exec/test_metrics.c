@@ -238,7 +238,8 @@ TEST(metrics_count_keys_by_what_they_are_doing)
     submit_note(exec, "ready 1", "1");
     submit_note(exec, "ready 2", "2");
     submit(exec, "delayed", nothing, NULL, TASK(.delay_ms = 100));
-    REQUIRE(kl_exec_key_pause(exec, kl_str("paused")) == KL_OK); /* which also looks at what was submitted */
+    CHECK_INT(keys_in(exec, "ready"), 2);
+    REQUIRE(kl_exec_key_pause(exec, kl_str("paused")) == KL_OK);
     CHECK_INT(keys_in(exec, "retrying"), 1);
     CHECK_INT(keys_in(exec, "running"), 1);
     CHECK_INT(keys_in(exec, "ready"), 2);
@@ -276,6 +277,39 @@ TEST(barriers_are_not_in_the_histogram_of_runs)
     }
     AWAIT(atomic_load(&exec->idle_count) == 1); /* a run is counted after its end, and before its thread sleeps */
     CHECK_INT(count_of(exec, "run_duration_seconds_count", 0), 5);
+    kl_exec_close(exec);
+}
+
+static kl_outcome take_4_ms(kl_run *run, void *ctx)
+{
+    (void)run;
+    pass_ms(ctx, 4);
+    return KL_DONE;
+}
+
+static void take_300_ms(void *ctx, const kl_exec_end *end)
+{
+    (void)end;
+    pass_ms(ctx, 300);
+}
+
+static int64_t runs_within(kl_exec *exec, const char *seconds)
+{
+    char series[128];
+    snprintf(series, sizeof series, "keyline_exec_run_duration_seconds_bucket{shard=\"0\",le=\"%s\"}", seconds);
+    return (int64_t)value_of(metrics_of(exec), series);
+}
+
+TEST(the_histogram_has_how_long_a_task_ran_and_not_its_report)
+{
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    for (int i = 0; i < 3; i++)
+        submit(exec, "k", take_4_ms, exec, TASK(.end = take_300_ms, .end_ctx = exec));
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_INT(runs_within(exec, "0.001"), 0);
+    CHECK_INT(runs_within(exec, "0.005"), 3);
+    CHECK(value_of(metrics_of(exec), "keyline_exec_run_duration_seconds_sum{shard=\"0\"}") == 0.012);
     kl_exec_close(exec);
 }
 

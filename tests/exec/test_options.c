@@ -57,11 +57,12 @@ TEST(zero_means_the_default_and_anything_else_is_kept)
     CHECK_INT(completed(OPTS(.submit_timeout_ms = KL_FOREVER)).submit_timeout_ms, KL_FOREVER);
 }
 
-TEST(a_base_above_the_default_maximum_of_the_backoff_is_the_maximum)
+TEST(a_backoff_of_which_one_bound_is_given_beyond_the_other_has_that_as_both)
 {
     CHECK_INT(completed(OPTS(.backoff_base_ms = 30000)).backoff_max_ms, 30000);
     CHECK_INT(completed(OPTS(.backoff_base_ms = 20000)).backoff_max_ms, 20000);
     CHECK_INT(completed(OPTS(.backoff_base_ms = 30000, .backoff_max_ms = 40000)).backoff_max_ms, 40000);
+    CHECK_INT(completed(OPTS(.backoff_max_ms = 50)).backoff_base_ms, 50);
 }
 
 TEST(an_executor_opens_with_all_defaults_and_runs_a_task)
@@ -325,10 +326,11 @@ TEST(a_bad_value_in_the_environment_is_refused_by_name_and_nothing_is_filled_in)
         {"SUBMIT_TIMEOUT", "0"},
         {"SUBMIT_TIMEOUT", "-1"},
         {"SUBMIT_TIMEOUT", "s"},
+        {"SUBMIT_TIMEOUT", "9223372036854775807"},
         {"SUBMIT_TIMEOUT", "5 s"},
         {"SUBMIT_TIMEOUT", "1.5s"},
         {"BACKOFF_BASE", "none"},
-        {"BACKOFF_BASE", "5d"},
+        {"BACKOFF_BASE", "5w"},
         {"BACKOFF_BASE", "forever"},
         {"BACKOFF_MAX", "0ms"},
         {"BACKOFF_MAX", "999999999999h"},

@@ -642,4 +642,28 @@ static int close_while_replacing(void)
     return replaced.has_joined && pthread_equal(replaced.detached, replaced.joined) ? 3 : test_failed() ? 4 : 0;
 }
 
+static kl_outcome cancels_its_thread_and_is_done(kl_run *run, void *ctx)
+{
+    (void)run, (void)ctx;
+    pthread_cancel(pthread_self());
+    return KL_DONE;
+}
+
+static int close_after_a_cancel(void)
+{
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    atomic_store(&on_detach, note_detach);
+    atomic_store(&on_join, note_join);
+    submit(exec, "k", cancels_its_thread_and_is_done, NULL, TASK(.end = note_end, .end_ctx = "end"));
+    if (kl_exec_drain(exec, KL_FOREVER) != KL_OK)
+        return 2;
+    kl_exec_close(exec);
+    return pthread_equal(replaced.detached, replaced.joined) ? 3 : test_failed() ? 4 : 0;
+}
+
+TEST(close_does_not_join_a_thread_that_its_last_task_had_cancelled)
+{
+    CHECK_INT(run_in_child(close_after_a_cancel), 0);
+}
+
 TEST(close_does_not_join_a_thread_that_is_being_replaced) { CHECK_INT(run_in_child(close_while_replacing), 0); }

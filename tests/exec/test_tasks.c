@@ -333,6 +333,38 @@ TEST(retry_after_counts_for_one_attempt_only)
     kl_exec_close(exec);
 }
 
+static kl_outcome says_much_and_is_done(kl_run *run, void *ctx)
+{
+    (void)ctx;
+    kl_run_error(run, "nobody else's");
+    kl_run_retry_after(run, 5000);
+    return KL_DONE;
+}
+
+static void note_error(void *ctx, const kl_exec_end *end)
+{
+    (void)ctx;
+    journal_add("error=%s.", end->error);
+}
+
+TEST(what_a_task_says_that_is_done_does_not_count_for_the_next_one_of_the_thread)
+{
+    struct policy policy = {.calls = 0};
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .retry = own_policy, .retry_ctx = &policy));
+    REQUIRE(exec != NULL);
+    submit(exec, "ann", says_much_and_is_done, NULL, NULL);
+    CHECK_INT(kl_exec_barrier(exec, kl_str("ann"), KL_FOREVER), KL_OK);
+    kl_exec_id id = submit(exec, "bob", always_retry, NULL, TASK(.attempts_max = 2, .end = note_error));
+    AWAIT(status_of(exec, id).state == KL_EXEC_RETRYING);
+    CHECK_INT(status_of(exec, id).due_in_ms, 1000);
+    submit(exec, "ann", says_much_and_is_done, NULL, NULL);
+    CHECK_INT(kl_exec_barrier(exec, kl_str("ann"), KL_FOREVER), KL_OK);
+    pass_ms(exec, 1000);
+    journal_await(1);
+    CHECK_STR(journal_text(), "error=.");
+    kl_exec_close(exec);
+}
+
 TEST(with_the_real_clock_a_retry_and_a_delay_and_a_deadline_come_by_themselves)
 {
     struct script script = {.name = "t", .plan = "rd", .after_ms = 2};

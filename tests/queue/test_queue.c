@@ -199,6 +199,13 @@ CLAIM(another_layout_than_is_there_is_an_error_that_names_both_sides)
     CHECK_INT(kl_queue_open(rig->store, "plain", &longer, &other), KL_EMISMATCH);
     CHECK_STR(kl_error_text(), "queue plain has a shard_prefix_len of 2, and this call says 1; "
                                "leave it out, or change the queue with `keyline queue alter`");
+    longer.shard_prefix_len = 2, two.origin = "KEYLINE_PARTITIONS";
+    kl_queue *bare = OPEN(rig->store, "bare", .rate = 5);
+    CHECK_FAILS(kl_queue_open(rig->store, "bare", &two, &other), KL_EMISMATCH,
+                "queue bare has 1 partition (the default), and KEYLINE_PARTITIONS says 2");
+    CHECK_FAILS(kl_queue_open(rig->store, "bare", &longer, &other), KL_EMISMATCH,
+                "queue bare has a shard_prefix_len of 1 (the default), and this call says 2");
+    kl_queue_close(bare);
     CHECK_FAILS(kl_queue_open(rig->store, "orders", &four, &other), KL_EMISMATCH,
                 "partition 3 of queue orders lies in the queue's own store (made so by keyline.toml line 3), and this "
                 "call says another: a store of memory; leave it out");

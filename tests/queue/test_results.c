@@ -26,6 +26,7 @@ static struct listing list_all(kl_queue *queue, const kl_task_id *job, size_t ma
             const kl_task_id *id = &found[i].task.entry.id;
             listing.ordered &= listing.rows == 0 || kl_id_compare(&listing.last, id) < 0;
             listing.last = *id;
+            CHECK(found[i].made_ms > 0);
             listing.rows++;
             size_t index = index_of(&found[i].task);
             if (index < count)

@@ -23,6 +23,7 @@ struct fault_proxy {
     _Atomic(uint64_t) counts[FAULTS];
     _Atomic(uint64_t) dates;
     atomic_bool refuses; /* deletes */
+    atomic_bool cut_off; /* from the server */
     atomic_bool skewed;  /* so the next request is told */
     _Atomic(uint64_t) refused, watched;
     atomic_int ahead_s;         /* of the server's clock */
@@ -182,7 +183,9 @@ static enum fault choose(struct fault_proxy *proxy)
 {
     uint64_t state = atomic_fetch_add(&proxy->random, 0x9e3779b97f4a7c15u);
     enum fault fault = FAULT_NONE;
-    if (kl__random_below(&state, 100) < proxy->percent)
+    if (atomic_load(&proxy->cut_off))
+        fault = FAULT_REQUEST_LOST;
+    else if (kl__random_below(&state, 100) < proxy->percent)
         fault = 1 + (enum fault)(atomic_fetch_add(&proxy->met, 1) % (FAULTS - 1)); /* when is random, which is not */
     atomic_fetch_add(&proxy->counts[fault], 1);
     return fault;
@@ -429,6 +432,8 @@ int fault_proxy_port(const struct fault_proxy *proxy) { return proxy->port; }
 void fault_proxy_refuse_deletes(struct fault_proxy *proxy) { atomic_store(&proxy->refuses, true); }
 
 uint64_t fault_proxy_refused(const struct fault_proxy *proxy) { return atomic_load(&proxy->refused); }
+
+void fault_proxy_cut_off(struct fault_proxy *proxy, bool cut) { atomic_store(&proxy->cut_off, cut); }
 
 void fault_proxy_jump(struct fault_proxy *proxy, int seconds) { atomic_store(&proxy->ahead_s, seconds); }
 

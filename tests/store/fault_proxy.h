@@ -39,6 +39,9 @@ struct fault_proxy *fault_proxy_fake(enum fake fake);
 void fault_proxy_refuse_deletes(struct fault_proxy *proxy);
 uint64_t fault_proxy_refused(const struct fault_proxy *proxy); /* how many were answered so */
 
+/* The server is away: from now on every request is lost; or it is there again. */
+void fault_proxy_cut_off(struct fault_proxy *proxy, bool cut);
+
 /* From now on the server's clock seems to be so much ahead: the client has stood still without noticing. */
 void fault_proxy_jump(struct fault_proxy *proxy, int seconds);
 

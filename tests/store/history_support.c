@@ -10,14 +10,14 @@ enum { TEXT_BYTES = 1 << 16 };
 void shelf_open(struct shelf *shelf)
 {
     shelf->history = NULL;
-    CHECK_OK(kl__history_open(shelf->path, shelf->sqlite_vfs, shelf->rows_max, &shelf->history));
+    CHECK_OK(kl__history_open(shelf->path, shelf->sqlite_vfs, shelf->rows_max, shelf->ms_max, &shelf->history));
 }
 
 void shelf_new(struct shelf *shelf)
 {
     const char *tmp = getenv("TMPDIR");
     memset(shelf, 0, sizeof *shelf);
-    shelf->rows_max = INT64_MAX;
+    shelf->rows_max = shelf->ms_max = INT64_MAX;
     snprintf(shelf->dir, sizeof shelf->dir, "%.40s/keyline-XXXXXX", tmp ? tmp : "/tmp");
     if (!mkdtemp(shelf->dir))
         test_fail(__FILE__, __LINE__, "%s cannot be made", shelf->dir);

@@ -23,7 +23,7 @@
 struct shelf {
     char dir[64], path[80];
     const char *sqlite_vfs; /* NULL: SQLite's own */
-    int64_t rows_max;
+    int64_t rows_max, ms_max;
     kl__history *history; /* NULL: opening failed, and that was recorded */
     kl_arena arena;
 };

@@ -189,6 +189,8 @@ static kl_rc lossy_list(void *self, kl_bytes prefix, kl_bytes after, size_t max,
     PASS_ON(lossy, kl_store_list(lossy->inner, prefix, after, max, arena, ret_records, ret_count));
 }
 
+static bool lossy_is_away(void *self) { return ((struct lossy *)self)->tells; }
+
 kl_rc lossy_open(struct lossy *lossy, kl_store *inner, uint64_t seed, kl_store **ret_store)
 {
     *lossy = (struct lossy){.inner = inner, .replies_lost = REPLIES_LOST, .requests_lost = REQUESTS_LOST};
@@ -215,6 +217,7 @@ kl_rc lossy_open(struct lossy *lossy, kl_store *inner, uint64_t seed, kl_store *
         .get = lossy_get,
         .put = lossy_put,
         .list = lossy_list,
+        .is_away = lossy_is_away,
     };
     opening = lossy;
     return kl_store_open_engine(&lossy->engine, "", NULL, ret_store);

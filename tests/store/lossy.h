@@ -20,6 +20,7 @@ struct lossy {
     uint32_t replies_lost;  /* of 100 calls */
     uint32_t requests_lost; /* likewise */
     _Atomic bool down;      /* all requests are; may be changed while the store is used */
+    bool tells;             /* of itself what is wrong with it (kl_engine.is_away) */
     _Atomic uint64_t lost_replies, lost_requests;
 };
 

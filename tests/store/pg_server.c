@@ -224,7 +224,7 @@ static bool write_config(const char *path, int connections)
     if (!file)
         return false;
     fprintf(file,
-            "[databases]\npostgres = host=%s dbname=postgres user=postgres\n"
+            "[databases]\n* = host=%s user=postgres\n"
             "[pgbouncer]\nlisten_addr =\nlisten_port = 6432\nunix_socket_dir = %s\nauth_type = any\n"
             "pool_mode = transaction\ndefault_pool_size = %d\nmax_client_conn = 200\n",
             server.dir, server.dir, connections);

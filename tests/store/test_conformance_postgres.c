@@ -11,6 +11,7 @@
 #include "store/conformance.h"
 #include "store/pg_clock.h"
 #include "store/pg_server.h"
+#include "store/quick.h"
 
 struct pg_place {
     char url[PG_URL_BYTES];
@@ -688,6 +689,66 @@ CLAIM(what_was_acknowledged_is_there_after_the_server_crashed)
     atomic_store(&through.stops, true);
     pthread_join(thread, NULL);
     CHECK_LINE(t, order_place(t, 4), 0, through.left, through.left_count);
+}
+
+struct heard {
+    _Atomic unsigned failed, again;
+};
+
+static void hear(void *ctx, kl_log_level level, const char *text)
+{
+    struct heard *heard = ctx;
+    heard->failed += level == KL_LOG_ERROR && strstr(text, "the database cannot be used") != NULL;
+    heard->again += level == KL_LOG_WARN && strstr(text, "the database can be used again, after") != NULL;
+}
+
+static bool asks_until_told(kl_store *store, const struct heard *heard)
+{
+    int64_t now_ms;
+    CHECK_OK(kl_store_now(store, &now_ms));
+    return heard->again > 0;
+}
+
+/* Sessions of the role end, and it may begin others or not. */
+static void let_in(const char *role, bool may)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql,
+             "ALTER ROLE %s %s; SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = '%s'",
+             role, may ? "LOGIN" : "NOLOGIN", role);
+    pg_server_run(sql);
+}
+
+/* Once for a connection that was lost, if it was in use just then, and once for those that are refused. */
+CLAIM(that_the_server_lets_nobody_in_is_told_at_once_and_once_and_when_it_does_again)
+{
+    static const char role[] = "keyline_let_in";
+    struct pg_place *its = t->place;
+    struct heard heard = {0};
+    kl_store *store = NULL;
+    int64_t now_ms;
+    char sql[128], url[PG_URL_BYTES + sizeof role + 16];
+    kl_store_opts opts = {.size = sizeof opts, .log = hear, .log_ctx = &heard};
+    snprintf(sql, sizeof sql, "CREATE ROLE %s LOGIN SUPERUSER", role);
+    pg_server_run(sql);
+    snprintf(url, sizeof url, "%s&user=%s", its->url, role);
+    REQUIRE(kl_store_open(url, &opts, &store) == KL_OK);
+    CHECK_OK(kl_store_now(store, &now_ms));
+    CHECK(!kl__store_is_away(store));
+    CHECK_INT(heard.failed, 0);
+    let_in(role, false);
+    for (int i = 0; i < 20; i++)
+        CHECK(kl_store_now(store, &now_ms) != KL_OK);
+    CHECK(heard.failed == 1 || heard.failed == 2);
+    CHECK(kl__store_is_away(store));
+    CHECK_INT(heard.again, 0);
+    let_in(role, true);
+    AWAIT(asks_until_told(store, &heard));
+    CHECK(!kl__store_is_away(store));
+    CHECK_INT(heard.again, 1);
+    kl_store_close(store);
+    snprintf(sql, sizeof sql, "DROP ROLE %s", role);
+    pg_server_run(sql);
 }
 
 static kl_task_state read_state(kl_store *store, const kl_ref *ref)

@@ -106,7 +106,8 @@ static bool make_damage(struct damage *damage, uint64_t *random)
 static bool doctor_finds_it(struct sim_store *store)
 {
     kl__history *history = NULL;
-    kl_rc rc = kl__history_open(RECORDING_PATH "/history.db", store->vfs->sqlite_vfs, SCRIPT_HISTORY_ROWS, &history);
+    kl_rc rc = kl__history_open(RECORDING_PATH "/history.db", store->vfs->sqlite_vfs, SCRIPT_HISTORY_ROWS, INT64_MAX,
+                                &history);
     if (rc == KL_OK)
         rc = kl__history_check(history);
     kl__history_close(history);

@@ -10,6 +10,7 @@
 
 #include "disk_rig.h"
 #include "store/disk/disk.h"
+#include "store/disk/doctor.h"
 
 enum { FILES_MAX = 256 };
 
@@ -314,6 +315,32 @@ static void keep(struct rig *rig, uint64_t number)
     CHECK_OK(kl_store_settle(rig->store, &batch, 1));
 }
 
+TEST(limits_of_history_hold_for_what_was_kept_under_wider_ones)
+{
+    struct rig rig;
+    kl_counts counts;
+    struct clock clock = {.ms = 1000000};
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_close(&rig);
+    rig.opts.now_ms = read_clock;
+    rig.opts.now_ctx = &clock;
+    REQUIRE(workdir_remove(rig.data)); /* a store that has only ever known this clock */
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    rig_append(&rig, 0, 30, 100);
+    for (uint64_t i = 0; i < 30; i++, clock.ms += 10)
+        keep(&rig, i);
+    rig.opts.history_rows_max = 20;
+    REQUIRE(rig_reopen(&rig));
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK_INT(counts.dead, 20);
+    rig.opts.history_ms_max = 100; /* the last was finished 10 ms ago */
+    REQUIRE(rig_reopen(&rig));
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK_INT(counts.dead, 9);
+    rig_end(&rig);
+}
+
 TEST(a_store_whose_history_was_deleted_goes_on)
 {
     struct rig rig;
@@ -353,7 +380,80 @@ TEST(a_journal_that_is_gone_or_older_than_history_is_noticed)
     rig_close(&rig);
     CHECK(workdir_remove(rig.journal));
     CHECK_INT(rig_open(&rig), KL_EDAMAGED);
-    CHECK_CONTAINS(kl_error_text(), "older than history.db");
+    CHECK_CONTAINS(kl_error_text(), "history.db beside it is not new");
+    CHECK(workdir_remove(rig.journal));
+    kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data, .repair = true};
+    kl__doctor_totals totals;
+    CHECK_OK(kl__doctor_see(&opts, &totals));
+    CHECK_INT(totals.partitions, 1); /* kept for history, under another name */
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    CHECK_INT(rig.partition, 2);
+    CHECK_INT(rig_waiting(&rig), 0);
+    rig_end(&rig);
+}
+
+static void remove_segment(const struct rig *rig, uint64_t number)
+{
+    char path[WORKDIR_BYTES + 64];
+    snprintf(path, sizeof path, "%s/%016llx.seg", rig->journal, (unsigned long long)number);
+    CHECK_INT(unlink(path), 0);
+}
+
+TEST(a_journal_whose_segments_are_gone_is_noticed_though_nothing_was_ever_finished)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 0, 200, 100);
+    rig_close(&rig);
+    remove_segment(&rig, 1); /* what is left is prepared, and empty */
+    CHECK_INT(rig_open(&rig), KL_EDAMAGED);
+    CHECK_CONTAINS(kl_error_text(), "segment 0000000000000001 of the journal");
+    remove_segment(&rig, 2);
+    CHECK_INT(rig_open(&rig), KL_EDAMAGED);
+    CHECK_CONTAINS(kl_error_text(), "history.db beside it is not new");
+    rig_end(&rig);
+}
+
+TEST(a_journal_that_held_only_records_is_missed_too)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_close(&rig);
+    REQUIRE(workdir_remove(rig.data));
+    REQUIRE(kl_store_open(rig.url, &rig.opts, &rig.store) == KL_OK); /* and no partition */
+    kl_write write = {.name = kl_str("a"), .value = kl_str("b")};
+    CHECK_OK(kl_store_put(rig.store, &write, 1));
+    rig_close(&rig);
+    CHECK(workdir_remove(rig.journal));
+    CHECK_INT(rig_open(&rig), KL_EDAMAGED);
+    rig_end(&rig);
+}
+
+static bool has_two_segments(void *ctx)
+{
+    return !is_there(ctx, "journal/0000000000000001.seg") && !is_there(ctx, "journal/0000000000000002.seg");
+}
+
+/* Those that were dropped are not missed, and the first that was not is. */
+TEST(a_first_segment_that_was_not_dropped_is_missed)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 0, 3000, 300);
+    CHECK(is_there(&rig, "journal/0000000000000004.seg"));
+    rig_settle(&rig, 0, 2000);
+    REQUIRE(rig_await(has_two_segments, &rig, "the first two to be dropped"));
+    REQUIRE(rig_reopen(&rig));
+    CHECK_INT(rig_waiting(&rig), 1000);
+    rig_close(&rig);
+    char path[32];
+    uint64_t first = 3;
+    while (snprintf(path, sizeof path, "journal/%016llx.seg", (unsigned long long)first), !is_there(&rig, path))
+        first++;
+    remove_segment(&rig, first);
+    CHECK_INT(rig_open(&rig), KL_EDAMAGED);
+    CHECK_CONTAINS(kl_error_text(), "is missing");
     rig_end(&rig);
 }
 

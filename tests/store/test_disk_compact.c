@@ -6,6 +6,7 @@
 
 #include "base/random.h"
 #include "disk_rig.h"
+#include "store/disk/doctor.h"
 #include "store/disk/format.h"
 #include "store/disk/frames.h"
 #include "store/disk/recover.h"
@@ -348,6 +349,26 @@ TEST(a_copy_in_another_shard_takes_its_task_along)
 static bool has_spare(void *ctx) { return workdir_files(((struct rig *)ctx)->journal, "spare").count > 0; }
 
 /* Beside the segment being written and the next there is none, however the store was closed. */
+TEST(processes_that_come_and_go_leave_the_journal_within_its_bound)
+{
+    enum { PROCESSES = 40, TASKS = 200, LEFT = 10, TASK_BYTES = 1000 };
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    for (uint64_t process = 0; process < PROCESSES && !test_failed(); process++) {
+        rig_append(&rig, process * TASKS, TASKS, TASK_BYTES);
+        rig_settle(&rig, process * TASKS + LEFT, TASKS - LEFT);
+        rig_close(&rig);
+        kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data};
+        kl__doctor_totals totals;
+        CHECK_OK(kl__doctor_see(&opts, &totals));
+        CHECK_INT(totals.waiting, (process + 1) * LEFT);
+        CHECK(workdir_files(rig.journal, "").bytes <= 2 * totals.live_bytes + UINT64_C(2) * RIG_SEGMENT);
+        CHECK_OK(rig_open(&rig));
+        REQUIRE(rig.store);
+    }
+    rig_end(&rig);
+}
+
 TEST(no_spare_outlives_the_store)
 {
     struct rig rig;

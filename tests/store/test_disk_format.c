@@ -366,7 +366,6 @@ TEST(an_entry_over_the_limits_of_the_contract_is_not_believed)
     }
 }
 
-/* Where it goes on looking for expired ones, the state has room for a name of the contract. */
 TEST(a_write_over_the_limits_of_the_contract_is_not_believed)
 {
     static uint64_t room[(sizeof(kl__write_record) + KL_RECORD_NAME_MAX + KL_RECORD_BYTES_MAX + 16) / 8];

@@ -6,6 +6,7 @@
 #include "store/disk/format.h"
 #include "store/disk/line.h"
 #include "store/disk/records.h"
+#include "store/disk/state.h"
 #include "store/disk/stubs.h"
 #include "store/disk/tokens.h"
 
@@ -416,6 +417,7 @@ static void set_record(kl__records *records, uint64_t number, uint64_t version)
     char name[24], value[24];
     kl_bytes named = name_of(number, name);
     write->version = version;
+    write->expires_ms = (int64_t)(version % 7) * 10; /* some never */
     write->name_bytes = (uint16_t)named.len;
     write->value_bytes = (uint32_t)snprintf(value, sizeof value, "value %llu", (unsigned long long)version);
     write->header.bytes = (uint32_t)kl__round8(sizeof *write + write->name_bytes + write->value_bytes);
@@ -474,6 +476,42 @@ TEST(records_are_what_was_last_set)
             walk_records(&records);
     }
     walk_records(&records);
+    kl__held_record *held;
+    for (int64_t last_ms = 1; (held = kl__records_expired(&records, 60)) != NULL;) {
+        CHECK(held->expires_ms >= last_ms && held->expires_ms == (int64_t)(held->version % 7) * 10);
+        last_ms = held->expires_ms;
+        CHECK(!kl__records_expired(&records, last_ms - 1));
+        kl__records_remove(&records, held);
+    }
+    for (uint64_t number = 0; number < NAMES; number++)
+        check_record(&records, number, versions[number] % 7 ? 0 : versions[number]);
     kl__records_free(&records);
     CHECK_INT(records.count, 0);
+}
+
+/* However many there are that have not, and in parts. */
+TEST(records_that_have_expired_are_swept)
+{
+    enum { KEPT = 5000, EXPIRED = 300, PART = 256 };
+    struct {
+        kl__write_record write;
+        char name[8];
+    } named = {.write = {.header = {.type = KL_RECORD_WRITE, .bytes = sizeof named}, .name_bytes = 8}};
+    kl__state state = {0};
+    kl__segment segment = {.number = 1, .bytes = 1 << 20};
+    REQUIRE(kl__state_open(&state) == KL_OK && kl__state_add_segment(&state, &segment));
+    for (int i = 0; i < KEPT + EXPIRED; i++) {
+        snprintf(named.name, sizeof named.name, "%07d", i);
+        named.write.expires_ms = i >= KEPT ? 100 : i % 2 ? 101 : 0;
+        CHECK_INT(kl__state_apply(&state, &named.write.header, (kl__where){1, 64 + (uint64_t)i * sizeof named}, 0),
+                  KL_OK);
+    }
+    CHECK(!kl__state_sweep(&state, 99, PART));
+    CHECK(kl__state_sweep(&state, 100, PART));
+    CHECK_INT(state.records.count, KEPT + EXPIRED - PART);
+    CHECK(!kl__state_sweep(&state, 100, PART));
+    CHECK_INT(state.records.count, KEPT);
+    CHECK_INT(state.live, KEPT * sizeof named);
+    kl__free(segment.part_live);
+    kl__state_close(&state);
 }

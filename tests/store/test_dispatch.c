@@ -2,6 +2,7 @@
  *
  * Checks run against an engine that only notes what reaches it: an invalid call must not (D1). */
 #include "store/calls.h"
+#include "store/quick.h"
 #include "store/spy.h"
 
 /* --- URLs and options --- */
@@ -116,7 +117,9 @@ TEST(an_engine_of_ones_own_is_checked_and_told_where)
     CHECK_INT(kl_store_open_engine(&engine, "", NULL, &store), KL_EINVAL);
     CHECK_CONTAINS(kl_error_text(), "'spy' lacks a function");
     engine = spy_engine;
-    engine.size -= sizeof(void *);
+    engine.size += sizeof(void *);
+    CHECK_INT(kl_store_open_engine(&engine, "", NULL, &store), KL_EINVAL);
+    engine.size = offsetof(kl_engine, list);
     CHECK_INT(kl_store_open_engine(&engine, "", NULL, &store), KL_EINVAL);
     engine = spy_engine;
     engine.scheme = "a \"label\"";
@@ -125,6 +128,30 @@ TEST(an_engine_of_ones_own_is_checked_and_told_where)
     CHECK_INT(kl_store_open_engine(&spy_engine, "", NULL, &store), KL_EDAMAGED);
     CHECK_STR(kl_error_text(), "the engine would not open");
     CHECK(!store);
+}
+
+static kl_rc never_there(void *self, int64_t *ret_ms, uint64_t *ret_news)
+{
+    (void)self, (void)ret_ms, (void)ret_news;
+    test_fail(__FILE__, __LINE__, "what stands behind the engine's size was called");
+    return KL_EINVAL;
+}
+
+/* What was appended since it was built is not there, whatever stands in its place. */
+TEST(an_engine_of_an_older_header_has_what_it_was_built_with)
+{
+    kl_store *store = NULL;
+    kl_engine engine = spy_engine;
+    int64_t ms;
+    uint64_t news;
+    memset(&spy, 0, sizeof spy);
+    engine.size = offsetof(kl_engine, take_in);
+    engine.pulse = never_there;
+    REQUIRE(kl_store_open_engine(&engine, "", NULL, &store) == KL_OK);
+    CHECK_STR(kl_store_info_of(store).scheme, "spy");
+    CHECK(!kl__store_has_lines(store));
+    CHECK_INT(kl__store_pulse(store, &ms, &news), KL_OK);
+    kl_store_close(store);
 }
 
 TEST(a_store_that_cannot_have_memory_is_not_opened)

@@ -142,6 +142,35 @@ TEST(a_missing_segment_is_named)
     patient_free(patient);
 }
 
+TEST(a_missing_first_segment_is_named)
+{
+    struct patient *patient = patient_make(true);
+    char path[64];
+    REQUIRE(patient);
+    patient_path(patient->first_segment, path);
+    patient_unlink(patient, path);
+    CHECK_INT(examine(patient), KL_EDAMAGED);
+    CHECK_INT(patient_found(patient, KL_FOUND_MISSING_SEGMENTS, KL_FOUND_DAMAGE), 1);
+    CHECK(patient_says(patient, strrchr(path, '/') + 1));
+    patient_free(patient);
+}
+
+TEST(a_journal_of_which_all_segments_are_missing_is_named)
+{
+    struct patient *patient = patient_make(true);
+    char path[64];
+    REQUIRE(patient);
+    for (uint64_t segment = patient->first_segment; segment <= patient->last_segment + 1; segment++) {
+        patient_path(segment, path);
+        if (patient_has(patient, path))
+            patient_unlink(patient, path);
+    }
+    CHECK_INT(examine(patient), KL_EDAMAGED);
+    CHECK_INT(patient_found(patient, KL_FOUND_NO_JOURNAL, KL_FOUND_DAMAGE), 1);
+    CHECK(patient_says(patient, "All segments are missing"));
+    patient_free(patient);
+}
+
 TEST(an_unreadable_header_costs_no_frame)
 {
     struct patient *patient = patient_make(true);

@@ -126,7 +126,9 @@ TEST(a_rewritten_segment_can_be_read_without_those_before_it)
     patient_path(patient->first_segment, path);
     patient_unlink(patient, path);
     note_missing(patient, patient->first_segment, 0, missing);
-    CHECK_INT(patient_examine(patient, false), KL_OK);
+    CHECK_INT(patient_examine(patient, false), KL_EDAMAGED);
+    CHECK_INT(patient->totals.damages, 1); /* that it is missing, and nothing else */
+    CHECK(repair(patient));
     CHECK(patient_is_well(patient, missing));
     patient_free(patient);
 }
@@ -197,8 +199,11 @@ TEST(a_rewritten_segment_names_fences_and_seals_from_before_it)
     for (uint64_t segment = 1; segment < first.segment; segment++) {
         patient_path(segment, path);
         if (patient_has(patient, path))
-            patient_unlink(patient, path); /* as when all in them is settled */
+            patient_unlink(patient, path);
     }
+    CHECK_INT(patient_examine(patient, false), KL_EDAMAGED);
+    CHECK_INT(patient->totals.damages, 1); /* that they are missing, and nothing else */
+    CHECK(repair(patient));
     check_fence_and_seal(patient);
     patient_free(patient);
 }
@@ -234,6 +239,27 @@ TEST(missing_segments_are_accepted_as_lost)
         }
         CHECK(repair(patient));
         CHECK(patient_is_well(patient, missing));
+        patient_free(patient);
+    }
+}
+
+TEST(missing_first_segments_are_accepted_as_lost)
+{
+    for (int which = 0; which < 3; which++) {
+        struct patient *patient = patient_make(true);
+        bool missing[PATIENT_TASKS] = {0};
+        char path[64];
+        REQUIRE(patient);
+        uint64_t last = which == 0 ? patient->first_segment : which == 1 ? middle(patient) : patient->last_segment + 1;
+        for (uint64_t segment = patient->first_segment; segment <= last; segment++) {
+            patient_path(segment, path);
+            if (patient_has(patient, path))
+                patient_unlink(patient, path);
+            note_missing(patient, segment, 0, missing);
+        }
+        CHECK(repair(patient));
+        CHECK(patient_is_well(patient, missing));
+        CHECK_INT(patient_examine(patient, false), KL_OK);
         patient_free(patient);
     }
 }

@@ -539,6 +539,39 @@ TEST(history_that_cannot_be_written_catches_up_by_itself_when_it_can)
     faultvfs_free(faults);
 }
 
+static kl_rc append_large(struct full_disk *full)
+{
+    static const char payload[100 << 10]; /* more than a segment */
+    kl_entry entry = {.place = full->place, .id = {{0, 1}}, .payload = {payload, sizeof payload}};
+    return kl_store_append(full->handle, &entry, 1, NULL);
+}
+
+TEST(a_batch_for_which_no_segment_can_be_enlarged_is_refused_until_there_is_room)
+{
+    struct full_disk *full = begin_full();
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    if (open_full(full)) {
+        CHECK_STR(kl_rc_name(append_one(full)), "KL_OK");
+        faultvfs_set(faults, &(vfs_fault){.kinds = FAULT_TRUNCATE, .at = 1, .error = ENOSPC});
+        CHECK_STR(kl_rc_name(append_large(full)), "KL_EFULL");
+        CHECK_INT(faultvfs_hits(faults, NULL, 0), 1);
+        CHECK_STR(kl_rc_name(append_one(full)), "KL_OK");
+        CHECK_STR(kl_rc_name(settle_one(full, 0)), "KL_OK");
+        CHECK_STR(kl_rc_name(append_large(full)), "KL_OK");
+        CHECK_INT(waiting(full), 2);
+        kl_store_close(full->handle);
+        full->handle = NULL;
+        if (open_full(full))
+            CHECK_INT(waiting(full), 2);
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
+
 TEST(a_full_disk_can_be_opened_and_worked_off)
 {
     struct full_disk *full = begin_full();
@@ -559,6 +592,58 @@ TEST(a_full_disk_can_be_opened_and_worked_off)
 }
 
 /* ---- Going to the next segment ---- */
+
+/* ---- What is said of a failure ---- */
+
+struct following {
+    struct full_disk *full;
+    kl_entry entry;
+    kl_token token;
+    int told;
+};
+
+/* Whoever is told of it makes calls of his own, which fail for reasons of their own. */
+static void be_told(void *ctx, kl_rc rc, const char *error)
+{
+    struct following *following = ctx;
+    CHECK_STR(kl_rc_name(rc), "KL_ESYSTEM");
+    CHECK_CONTAINS(error, "syncing the journal failed");
+    CHECK_INT(kl_store_now(following->full->handle, NULL), KL_EINVAL);
+    following->told++;
+}
+
+static void follow_twice(void *ctx, kl__file *under)
+{
+    (void)under;
+    struct following *following = ctx;
+    for (int i = 0; i < 2; i++)
+        CHECK_INT(kl_store_append_async(following->full->handle, &following->entry, 1, &following->token, be_told, ctx),
+                  KL_OK);
+}
+
+TEST(repeats_of_an_append_that_fails_and_its_caller_are_told_the_same)
+{
+    struct full_disk *full = begin_full();
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    if (open_full(full)) {
+        struct following following = {.full = full, .entry = {.place = full->place, .id = {{0, 1}}}, .token = {{1}}};
+        faultvfs_set(faults, &(vfs_fault){.kinds = FAULT_SYNC,
+                                          .at = 1,
+                                          .error = EIO,
+                                          .only = "/journal/",
+                                          .sync_failed = follow_twice,
+                                          .ctx = &following});
+        CHECK_INT(kl_store_append(full->handle, &following.entry, 1, &following.token), KL_ESYSTEM);
+        CHECK_CONTAINS(kl_error_text(), "syncing the journal failed");
+        CHECK_INT(following.told, 2);
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
 
 /* One task, settled, so that the first segment is there for nothing but its partition; then a task that is larger than
  * what is left of it, while sync `at` of the journal fails. Upkeep comes at once. False: no sync failed. */

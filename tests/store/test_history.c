@@ -599,6 +599,34 @@ TEST(trim_forgets_the_earliest_of_what_is_too_many)
     shelf_free(&shelf);
 }
 
+TEST(a_shorter_age_holds_for_what_is_kept_already)
+{
+    struct shelf shelf;
+    size_t trimmed = 99;
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    for (uint32_t i = 1; i <= 12; i++) /* each expires a second after it was finished */
+        shelf_add(&shelf, i, KL_DONE, NULL, i % 2 ? "odd" : NULL);
+    shelf_retry(&shelf, 13, 1, "retried");
+    shelf_retry(&shelf, 20, 1, "retried");
+    shelf_close(&shelf);
+    shelf.ms_max = 100;
+    shelf_open(&shelf);
+    REQUIRE(shelf.history);
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 100, 5, &trimmed));
+    CHECK_INT(trimmed, 0);
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 108, 5, &trimmed));
+    CHECK_INT(trimmed, 5);
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 108, 5, &trimmed));
+    CHECK_INT(trimmed, 3);
+    CHECK_STR(shelf_find(&shelf, (kl_find){0}, 10), "12 11 10 9");
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 113, 100, &trimmed));
+    CHECK_INT(trimmed, 5); /* with the error of one that is not finished */
+    CHECK_STR(shelf_sql(&shelf, "select group_concat(expires_ms - finished_ms) from attempts"), "100");
+    CHECK_OK(kl__history_check(shelf.history));
+    shelf_free(&shelf);
+}
+
 TEST(errors_of_a_task_that_was_not_kept_go_when_they_expire)
 {
     struct shelf shelf;
@@ -698,7 +726,7 @@ TEST(a_program_that_reads_for_long_holds_nobody_up)
 static void check_refused(struct shelf *shelf, const char *why)
 {
     kl__history *history = NULL;
-    CHECK_INT(kl__history_open(shelf->path, NULL, 1, &history), KL_EDAMAGED);
+    CHECK_INT(kl__history_open(shelf->path, NULL, 1, INT64_MAX, &history), KL_EDAMAGED);
     CHECK(!history);
     CHECK_CONTAINS(kl_error_text(), why);
     CHECK_CONTAINS(kl_error_text(), shelf->path);
@@ -763,7 +791,7 @@ TEST(a_file_that_is_no_database_is_damaged)
 TEST(a_directory_that_is_not_there_is_an_error_of_the_system)
 {
     kl__history *history = NULL;
-    CHECK_INT(kl__history_open("/nowhere/at/all/history.db", NULL, 1, &history), KL_ESYSTEM);
+    CHECK_INT(kl__history_open("/nowhere/at/all/history.db", NULL, 1, INT64_MAX, &history), KL_ESYSTEM);
     CHECK_CONTAINS(kl_error_text(), "/nowhere/at/all/history.db");
     CHECK_CONTAINS(kl_error_text(), "No such file");
     CHECK(!history);
@@ -776,7 +804,7 @@ TEST(a_path_is_not_taken_for_a_uri)
     shelf_new(&shelf);
     shelf_close(&shelf);
     REQUIRE(getcwd(back, sizeof back) && chdir(shelf.dir) == 0);
-    CHECK_OK(kl__history_open("file:history.db?mode=memory", NULL, 1, &shelf.history));
+    CHECK_OK(kl__history_open("file:history.db?mode=memory", NULL, 1, INT64_MAX, &shelf.history));
     CHECK_INT(access("file:history.db?mode=memory", R_OK), 0);
     shelf_close(&shelf);
     unlink("file:history.db?mode=memory");

@@ -130,7 +130,7 @@ TEST(opening_and_finding_without_memory_fail_and_leave_nothing_behind)
             kl_find find = {.words = kl_str("word"), .max = 1};
             shelf_close(&shelf);
             ways[way](at);
-            rc = kl__history_open(shelf.path, NULL, 10, &shelf.history);
+            rc = kl__history_open(shelf.path, NULL, 10, INT64_MAX, &shelf.history);
             if (rc == KL_OK)
                 rc = kl__history_find(shelf.history, &find, &shelf.arena, &task, &count);
             ways[way](0);
@@ -273,7 +273,7 @@ static void save_file(const char *path, const uint8_t *bytes, size_t size)
 /* True when all is said to be well, and then it must be as it was. */
 static bool look(struct shelf *shelf, const char *before, const char *what)
 {
-    kl_rc rc = kl__history_open(shelf->path, NULL, 1000, &shelf->history);
+    kl_rc rc = kl__history_open(shelf->path, NULL, 1000, INT64_MAX, &shelf->history);
     bool well = rc == KL_OK && (rc = kl__history_check(shelf->history)) == KL_OK;
     if (well && strcmp(describe(shelf), before) != 0)
         test_fail(__FILE__, __LINE__, "%s is not noticed", what);

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -18,6 +19,7 @@
 #include "keyline/store.h"
 #include "store/check_rc.h"
 #include "store/fault_proxy.h"
+#include "store/quick.h"
 #include "store/s3/bill.h"
 #include "store/s3_server.h"
 #include "store/workdir.h"
@@ -521,12 +523,61 @@ static void check_waiting(const char *url, const char *name, uint64_t expected)
 }
 
 /* A store whose requests go through the proxy. */
-static void open_watched(const char *url, const struct fault_proxy *proxy, const char *params, kl_store **ret_store)
+static void open_told(const char *url, const struct fault_proxy *proxy, const char *params, const kl_store_opts *opts,
+                      kl_store **ret_store)
 {
     char watched[S3_URL_BYTES + 100];
     snprintf(watched, sizeof watched, "%.*sendpoint=http://127.0.0.1:%d%s", (int)(strstr(url, "endpoint=") - url), url,
              fault_proxy_port(proxy), params);
-    CHECK_OK(kl_store_open(watched, NULL, ret_store));
+    CHECK_OK(kl_store_open(watched, opts, ret_store));
+}
+
+static void open_watched(const char *url, const struct fault_proxy *proxy, const char *params, kl_store **ret_store)
+{
+    open_told(url, proxy, params, NULL, ret_store);
+}
+
+struct heard {
+    struct fault_proxy *proxy;
+    atomic_int failed, again;
+};
+
+/* The server comes back as soon as it is missed. */
+static void hear(void *ctx, kl_log_level level, const char *text)
+{
+    struct heard *heard = ctx;
+    if (level == KL_LOG_ERROR && strstr(text, "the S3 server cannot be used")) {
+        atomic_fetch_add(&heard->failed, 1);
+        fault_proxy_cut_off(heard->proxy, false);
+    }
+    if (level == KL_LOG_WARN && strstr(text, "the S3 server can be used again, after"))
+        atomic_fetch_add(&heard->again, 1);
+}
+
+TEST(that_the_server_is_away_is_told_while_a_call_still_tries_and_when_it_is_back)
+{
+    char url[S3_URL_BYTES], endpoint[S3_URL_BYTES];
+    kl_store *store = NULL;
+    uint32_t partition = 0;
+    if (!s3_server_new_url(url) || s3_server_endpoint(endpoint) != KL_OK)
+        return;
+    struct heard heard = {.proxy = fault_proxy_start(atoi(strrchr(endpoint, ':') + 1), test_seed(), 0)};
+    REQUIRE(heard.proxy);
+    open_told(url, heard.proxy, "", &(kl_store_opts){.size = sizeof(kl_store_opts), .log = hear, .log_ctx = &heard},
+              &store);
+    CHECK_OK(kl_store_partition(store, "told", 1, &partition));
+    CHECK(!kl__store_is_away(store));
+    fault_proxy_cut_off(heard.proxy, true);
+    append_some(store, (kl_place){partition, 0}, 1);
+    CHECK_INT(heard.failed, 1);
+    CHECK(kl__store_is_away(store));
+    CHECK_INT(heard.again, 0);
+    while (heard.again == 0 && !test_failed())
+        append_some(store, (kl_place){partition, 0}, 1);
+    CHECK(!kl__store_is_away(store));
+    CHECK_INT(heard.failed, 1);
+    kl_store_close(store);
+    fault_proxy_stop(heard.proxy);
 }
 
 TEST(a_settled_task_stays_settled_if_its_object_is_not_deleted)

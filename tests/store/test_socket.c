@@ -162,6 +162,42 @@ TEST(a_holder_that_does_not_listen_is_named)
     rig_end(&rig);
 }
 
+enum { PASSED_MS = 4000 /* longer than one holder may take */ };
+
+struct passing {
+    const char *dir;
+    int64_t end_ns;
+    long holder;
+};
+
+/* Each time that nobody listens, somebody else has the directory; in the end nobody has. */
+static kl_rc pass_on(void *ctx)
+{
+    struct passing *passing = ctx;
+    char path[WORKDIR_BYTES + 32];
+    snprintf(path, sizeof path, "%s/lock", passing->dir);
+    FILE *file = fopen(path, "w");
+    if (!file)
+        return KL_ESYSTEM;
+    fprintf(file, "%ld\n", ++passing->holder);
+    fclose(file);
+    return kl__monotonic_ns() < passing->end_ns ? KL_EBUSY : KL_OK;
+}
+
+TEST(who_waits_is_passed_by_many_short_holders)
+{
+    struct rig rig;
+    kl__client *client = NULL;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_close(&rig);
+    struct passing passing = {.dir = rig.data, .end_ns = kl__deadline_ns(PASSED_MS)};
+    CHECK_OK(kl__client_open(rig.data, pass_on, &passing, &client));
+    CHECK_INT(kl__client_connect(client), KL_MOVED);
+    CHECK(passing.holder > 1);
+    kl__client_close(client);
+    rig_end(&rig);
+}
+
 /* ---- Waiting ---- */
 
 struct waiter {

@@ -60,6 +60,48 @@ TEST(a_task_is_retried_until_its_attempts_are_used_up_and_then_is_dead_with_its_
     rig_close(&rig);
 }
 
+static kl_outcome fail_each_time_otherwise(kl_work *work, void *ctx)
+{
+    (void)ctx;
+    if (kl_work_attempt(work) == 3 && kl_work_key(work).len == 1)
+        return KL_DONE;
+    kl_work_error(work, "cause%u", kl_work_attempt(work));
+    return KL_RETRY;
+}
+
+static size_t dead_for(kl_queue *queue, const char *words)
+{
+    kl_arena arena = {0};
+    kl_found found[4];
+    kl_bytes cursor = {0};
+    size_t count = 0;
+    kl_finished which = {.state = KL_TASK_DEAD, .words = kl_str(words), .max = 4};
+    CHECK_INT(kl_queue_finished(queue, &which, &arena, found, &count, &cursor), KL_OK);
+    kl_arena_free(&arena);
+    return count;
+}
+
+TEST(a_dead_letter_is_found_by_the_errors_of_its_first_32_attempts_and_of_the_last)
+{
+    struct rig rig;
+    kl_queue_opts opts = {.size = sizeof opts, .attempts_max = 40, .backoff_base_ms = 1, .backoff_max_ms = 1};
+    for (rig_kind kind = RIG_MEMORY; kind <= RIG_DISK; kind++) {
+        if (!rig_open(&rig, kind, &opts))
+            return;
+        put_task(rig.queue, "ends dead", "x");
+        put_task(rig.queue, "k", "ends well");
+        kl_worker *worker =
+            start_worker(rig.queue, &(struct start){.fn = fail_each_time_otherwise, .until_empty = true});
+        CHECK_INT(kl_worker_wait(worker, WAIT_MS), KL_OK);
+        kl_worker_close(worker);
+        CHECK_INT(dead_for(rig.queue, "cause1"), 1);
+        CHECK_INT(dead_for(rig.queue, "cause32"), 1);
+        CHECK_INT(dead_for(rig.queue, "cause33"), 0);
+        CHECK_INT(dead_for(rig.queue, "cause40"), 1);
+        rig_close(&rig);
+    }
+}
+
 TEST(done_tasks_are_not_kept_unless_that_is_asked_for)
 {
     struct rig rig;

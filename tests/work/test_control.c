@@ -1,7 +1,9 @@
 /* test_control.c - steering tasks and keys, with a worker running and with none. */
 #include <string.h>
+#include <time.h>
 
 #include "keyline/job.h"
+#include "store/lossy.h"
 #include "support.h"
 
 /* Each claim is made twice: once a worker owns the shards, once nobody does and the caller stands in. */
@@ -82,6 +84,62 @@ static void cancel_waiting(bool with_worker)
 TEST(a_waiting_task_is_cancelled_by_its_worker) { cancel_waiting(true); }
 TEST(a_waiting_task_is_cancelled_without_a_worker) { cancel_waiting(false); }
 
+static atomic_bool settle_held, settle_may_go;
+
+/* The first one takes until whoever is answered too early has been seen, or nobody was for a while. */
+static kl_rc settle_slowly(void *self, kl_settle *batches, size_t count)
+{
+    enum { LOOKS = 500 };
+    const struct lossy *slow = self;
+    struct timespec pause = {.tv_nsec = 1000000};
+    atomic_store(&settle_held, true);
+    for (int i = 0; i < LOOKS && !atomic_load(&settle_may_go); i++)
+        nanosleep(&pause, NULL);
+    return kl_store_settle(slow->inner, batches, count);
+}
+
+static bool is_held(void *ctx) { return atomic_load((atomic_bool *)ctx); }
+
+TEST(what_was_asked_for_is_durable_when_it_is_answered_though_other_shards_are_being_settled)
+{
+    struct rig rig;
+    struct runs runs;
+    struct lossy slow;
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    kl_arena arena = {0};
+    kl_found found = {0};
+    bool running = true;
+    kl_queue_opts opts = {.size = sizeof opts, .keep_done_ms = 3600000};
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    runs_init(&runs);
+    atomic_store(&settle_held, false);
+    atomic_store(&settle_may_go, false);
+    REQUIRE(lossy_open(&slow, rig.store, 1, &store) == KL_OK);
+    slow.replies_lost = slow.requests_lost = 0;
+    slow.engine.settle = settle_slowly;
+    REQUIRE(kl_queue_find(store, "orders", &queue) == KL_OK);
+    const kl_layout layout = {1, 1};
+    CHECK(kl_shard_of(&layout, kl_str("k")) != kl_shard_of(&layout, kl_str("other")));
+    CHECK_INT(kl_key_pause(queue, kl_str("k")), KL_OK);
+    kl_task_id id = put_task(queue, "k", "done");
+    kl_worker *worker = start_worker(queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    await_shards(worker, 16);
+    put_task(queue, "other", "done");
+    await_condition("a settle is under way", is_held, &settle_held);
+    CHECK_INT(kl_task_cancel(queue, &id, &running), KL_OK);
+    CHECK_INT(kl_queue_task(rig.queue, &id, &arena, &found), KL_OK);
+    CHECK_INT(found.task.state, KL_TASK_CANCELLED);
+    atomic_store(&settle_may_go, true);
+    drain_and_close(worker);
+    kl_arena_free(&arena);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
 TEST(a_running_task_is_asked_to_stop_and_ends_as_cancelled)
 {
     struct stage stage;
@@ -98,6 +156,60 @@ TEST(a_running_task_is_asked_to_stop_and_ends_as_cancelled)
     CHECK_INT(runs_of(&stage.runs, "stuck"), 1);
     stage_close(&stage);
 }
+
+/* The task "probe" hears that the worker gives up; the other one ends after that. */
+struct ender {
+    atomic_int running;
+    atomic_bool given_up;
+    kl_outcome says;
+};
+
+static kl_outcome end_when_given_up(kl_work *work, void *ctx)
+{
+    struct ender *ender = ctx;
+    struct timespec pause = {.tv_nsec = 1000000};
+    bool probes = kl_work_payload(work).len == strlen("probe");
+    atomic_fetch_add(&ender->running, 1);
+    while (probes ? !kl_work_cancelled(work) : !atomic_load(&ender->given_up))
+        nanosleep(&pause, NULL);
+    if (probes)
+        atomic_store(&ender->given_up, true);
+    return probes ? KL_RETRY : ender->says;
+}
+
+static bool both_run(void *ctx) { return atomic_load(&((struct ender *)ctx)->running) == 2; }
+
+static void end_while_closing(bool cancelled, kl_outcome says, kl_task_state state)
+{
+    struct rig rig;
+    struct ender ender = {.says = says};
+    kl_arena arena = {0};
+    kl_found found = {0};
+    kl_queue_opts opts = {.size = sizeof opts, .keep_done_ms = 3600000};
+    bool running = false;
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    kl_task_id probe = put_task(rig.queue, "probe", "probe"), id = put_task(rig.queue, "k", "k");
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = end_when_given_up, .ctx = &ender});
+    await_condition("both run", both_run, &ender);
+    if (cancelled)
+        CHECK_INT(kl_task_cancel(rig.queue, &id, &running), KL_OK);
+    CHECK(running == cancelled);
+    kl_worker_close(worker);
+    CHECK_INT(kl_queue_task(rig.queue, &probe, &arena, &found), KL_OK);
+    CHECK_INT(found.task.state, KL_TASK_WAITING);
+    CHECK_INT(kl_queue_task(rig.queue, &id, &arena, &found), KL_OK);
+    CHECK_INT(found.task.state, state);
+    kl_arena_free(&arena);
+    rig_close(&rig);
+}
+
+TEST(a_cancelled_task_ends_as_cancelled_though_its_worker_closes)
+{
+    end_while_closing(true, KL_RETRY, KL_TASK_CANCELLED);
+}
+TEST(a_task_that_is_dead_is_dead_though_its_worker_closes) { end_while_closing(false, KL_DEAD, KL_TASK_DEAD); }
+TEST(a_task_that_is_given_up_waits_again) { end_while_closing(false, KL_RETRY, KL_TASK_WAITING); }
 
 TEST(a_running_task_that_is_done_all_the_same_stays_done)
 {
@@ -548,6 +660,20 @@ static void purge(bool with_worker)
 TEST(a_queue_is_purged_by_its_worker) { purge(true); }
 TEST(a_queue_is_purged_without_a_worker) { purge(false); }
 TEST(a_task_is_moved_by_its_worker) { move(true); }
+
+TEST(a_task_is_moved_to_another_queue_only)
+{
+    struct stage stage;
+    kl_task_id moved;
+    if (!stage_open(&stage, false))
+        return;
+    kl_task_id id = put_task(stage.rig.queue, "k", "done");
+    CHECK_INT(kl_task_move(stage.rig.queue, &id, stage.rig.queue, &moved), KL_EINVAL);
+    CHECK_INT(kl_task_move(stage.rig.queue, &id, NULL, &moved), KL_EINVAL);
+    CHECK_INT(rig_waiting(&stage.rig), 1);
+    stage_close(&stage);
+}
+
 TEST(a_task_is_moved_without_a_worker) { move(false); }
 
 TEST(a_queue_without_workers_says_so)

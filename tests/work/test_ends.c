@@ -56,6 +56,22 @@ TEST(a_worker_until_empty_waits_for_retries)
     rig_close(&rig);
 }
 
+TEST(a_worker_until_empty_waits_for_retries_of_tasks_without_a_key)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_queue_opts opts = {.size = sizeof opts, .attempts_max = 2, .backoff_base_ms = 1500};
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    runs_init(&runs);
+    put_task(rig.queue, NULL, "fail");
+    run_until_empty(&rig, &runs, NULL);
+    CHECK_INT(runs_of(&runs, "fail"), 2);
+    CHECK_INT(rig_waiting(&rig), 0);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
 TEST(a_worker_until_empty_of_a_paused_queue_ends)
 {
     struct rig rig;

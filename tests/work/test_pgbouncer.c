@@ -12,13 +12,9 @@ struct bed {
     kl_queue *queues[2];
 };
 
-static bool open_bed(struct bed *bed)
+static bool open_queues(struct bed *bed)
 {
-    char direct[PG_URL_BYTES];
-    *bed = (struct bed){.stores = {NULL}};
-    bool good = pg_server_new_schema(direct, bed->schema) == KL_OK && pg_bouncer_url(CONNECTIONS, bed->pooler) == KL_OK;
-    if (good)
-        snprintf(bed->url, sizeof bed->url, "%.300s&schema=%s", bed->pooler, bed->schema);
+    bool good = true;
     for (int i = 0; good && i < 2; i++)
         good = kl_store_open(bed->url, NULL, &bed->stores[i]) == KL_OK &&
                kl_queue_open(bed->stores[i], "orders", NULL, &bed->queues[i]) == KL_OK;
@@ -27,13 +23,28 @@ static bool open_bed(struct bed *bed)
     return good;
 }
 
-static void close_bed(struct bed *bed)
+static bool open_bed(struct bed *bed)
 {
-    char sql[128];
+    char direct[PG_URL_BYTES];
+    *bed = (struct bed){.stores = {NULL}};
+    if (pg_server_new_schema(direct, bed->schema) != KL_OK || pg_bouncer_url(CONNECTIONS, bed->pooler) != KL_OK)
+        return false;
+    snprintf(bed->url, sizeof bed->url, "%.300s&schema=%s", bed->pooler, bed->schema);
+    return open_queues(bed);
+}
+
+static void close_queues(struct bed *bed)
+{
     for (int i = 0; i < 2; i++) {
         kl_queue_close(bed->queues[i]);
         kl_store_close(bed->stores[i]);
     }
+}
+
+static void close_bed(struct bed *bed)
+{
+    char sql[128];
+    close_queues(bed);
     snprintf(sql, sizeof sql, "DROP SCHEMA IF EXISTS %s CASCADE", bed->schema);
     pg_server_run(sql);
 }
@@ -45,20 +56,65 @@ static bool all_done(void *ctx)
 }
 
 /* The batch is large enough for COPY. */
-TEST(workers_behind_a_pooler_run_everything_in_order)
+static void run_in_order(struct bed *bed)
 {
     static struct order order;
-    struct bed bed;
     order = (struct order){.seed = test_seed(), .retry_every = 10};
-    REQUIRE(open_bed(&bed));
     struct start start = {.fn = order_handle, .ctx = &order, .concurrency = 2};
-    kl_worker *first = start_worker(bed.queues[0], &start), *second = start_worker(bed.queues[1], &start);
-    put_numbers(bed.queues[0], "k", KEYS, EACH);
+    kl_worker *first = start_worker(bed->queues[0], &start), *second = start_worker(bed->queues[1], &start);
+    put_numbers(bed->queues[0], "k", KEYS, EACH);
     CHECK(await_condition("everything is done", all_done, &order));
     order_check(&order, KEYS, EACH);
     drain_and_close(first);
     drain_and_close(second);
+}
+
+TEST(workers_behind_a_pooler_run_everything_in_order)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed));
+    run_in_order(&bed);
     close_bed(&bed);
+}
+
+static void run_in_database(const char *plain, const char *database)
+{
+    struct bed bed = {.stores = {NULL}};
+    struct runs runs;
+    char sql[128];
+    snprintf(bed.url, sizeof bed.url, "%.300s&dbname=%s", plain, database);
+    REQUIRE(open_queues(&bed));
+    run_in_order(&bed);
+    runs_init(&runs);
+    kl_worker *worker = start_worker(bed.queues[0], &(struct start){.fn = runs_handle, .ctx = &runs});
+    PGconn *app = PQconnectdb(bed.url);
+    snprintf(sql, sizeof sql, "SELECT keyline.put('orders', 'done', key => 'a')");
+    PGresult *rows = PQexec(app, sql);
+    CHECK_INT(PQresultStatus(rows), PGRES_TUPLES_OK);
+    PQclear(rows);
+    CHECK(runs_wait(&runs, 1));
+    PQfinish(app);
+    drain_and_close(worker);
+    runs_free(&runs);
+    close_queues(&bed);
+}
+
+TEST(a_database_with_another_isolation_level_by_default_is_used_with_the_one_that_is_needed)
+{
+    static const char *const levels[] = {"serializable", "repeatable read"};
+    char pooler[PG_URL_BYTES], direct[PG_URL_BYTES], sql[128];
+    REQUIRE(pg_server_url(direct) == KL_OK && pg_bouncer_url(CONNECTIONS, pooler) == KL_OK);
+    for (int i = 0; i < 2; i++) {
+        snprintf(sql, sizeof sql, "CREATE DATABASE strict_%d", i);
+        pg_server_run(sql);
+        snprintf(sql, sizeof sql, "ALTER DATABASE strict_%d SET default_transaction_isolation = '%s'", i, levels[i]);
+        pg_server_run(sql);
+        snprintf(sql, sizeof sql, "strict_%d", i);
+        run_in_database(i == 0 ? direct : pooler, sql);
+        run_in_database(i == 0 ? pooler : direct, sql);
+        snprintf(sql, sizeof sql, "DROP DATABASE strict_%d WITH (FORCE)", i);
+        pg_server_run(sql);
+    }
 }
 
 TEST(tasks_put_in_sql_come_through_a_pooler)

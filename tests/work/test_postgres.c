@@ -168,6 +168,30 @@ TEST(what_is_put_in_sql_and_not_taken_in_yet_is_shown_as_waiting)
     close_bed(&bed);
 }
 
+/* put() lets nothing through that is no task; but whoever owns the schema may write there. */
+TEST(what_was_refused_when_it_was_taken_in_is_shown_with_what_to_do)
+{
+    struct bed bed;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    CHECK_INT(kl_queue_show(bed.queue, &arena, &info), KL_OK);
+    CHECK_INT(info.refused, 0);
+    CHECK_STR(info.refused_why, "");
+    say(app, "INSERT INTO inbox (queue, options) VALUES ('orders', '{\"priority\": 99}'), ('orders', '{\"tags\": 1}')");
+    say(app, "SELECT put('orders', '1', key => 'a')");
+    take_in_all(&bed);
+    CHECK_INT(kl_queue_show(bed.queue, &arena, &info), KL_OK);
+    CHECK_INT(info.refused, 2);
+    CHECK_CONTAINS(info.refused_why, "priority");
+    CHECK_CONTAINS(info.refused_why, ".inbox SET refused = NULL WHERE number = 1, or DELETE it");
+    CHECK_INT(info.counts.ready, 1);
+    kl_arena_free(&arena);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 /* As the functions of the schema ask. */
 TEST(a_queue_s_rows_are_found_by_the_index)
 {

@@ -25,6 +25,75 @@ TEST(order_per_key_survives_growing_and_shrinking_under_load_on_postgres)
     drop(schema);
 }
 
+/* --- What the documentation says --- */
+
+/* The statements for watching, with another name of the schema; NULL: they are not there. To be freed. */
+static char *read_queries(const char *schema)
+{
+    enum { TEXT_BYTES = 1 << 17 };
+    static const char word[] = "keyline";
+    char *text = calloc(1, TEXT_BYTES), *queries = calloc(1, TEXT_BYTES), *to = queries;
+    FILE *file = fopen(SOURCE_ROOT "/docs/stores/postgres.md", "r");
+    size_t read = file ? fread(text, 1, TEXT_BYTES - 1, file) : 0;
+    if (file)
+        fclose(file);
+    const char *watching = read > 0 ? strstr(text, "**Watching**") : NULL;
+    const char *at = watching ? strstr(watching, "```sql") : NULL, *end = at ? strstr(at + 6, "```") : NULL;
+    for (at = end ? at + 6 : NULL; at && at < end;) {
+        bool names = strncmp(at, word, sizeof word - 1) == 0;
+        to = names ? stpcpy(to, schema) : memcpy(to, at, 1);
+        to += !names;
+        at += names ? sizeof word - 1 : 1;
+    }
+    free(text);
+    if (to > queries)
+        return queries;
+    free(queries);
+    return NULL;
+}
+
+static bool has_row(const PGresult *rows, const char *queue, const char *partition, const char *layout)
+{
+    for (int i = 0; i < PQntuples(rows); i++)
+        if (strcmp(PQgetvalue(rows, i, 0), queue) == 0 && strcmp(PQgetvalue(rows, i, 1), partition) == 0 &&
+            strcmp(PQgetvalue(rows, i, 2), layout) == 0)
+            return true;
+    return false;
+}
+
+TEST(queries_of_the_documentation_run_and_name_queues_and_partitions)
+{
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    char url[PG_URL_BYTES], schema[64], *rest = NULL;
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 2}, more = {.size = sizeof more, .partitions = 3};
+    REQUIRE(pg_server_new_schema(url, schema) == KL_OK && kl_store_open(url, NULL, &store) == KL_OK);
+    REQUIRE(kl_queue_open(store, "orders", &opts, &queue) == KL_OK);
+    put_numbers(queue, "key-", 20, 1);
+    CHECK_INT(kl_queue_alter(queue, &more), KL_OK);
+    put_numbers(queue, "other-", 20, 1);
+    char *queries = read_queries(schema);
+    PGconn *conn = pg_server_connect();
+    int count = 0;
+    REQUIRE(queries);
+    for (char *sql = strtok_r(queries, ";", &rest); sql && strchr(sql, 'F');
+         sql = strtok_r(NULL, ";", &rest), count++) {
+        PGresult *rows = PQexec(conn, sql);
+        if (PQresultStatus(rows) != PGRES_TUPLES_OK)
+            test_fail(__FILE__, __LINE__, "%s: %s", sql, PQerrorMessage(conn));
+        else if (count == 0)
+            CHECK(has_row(rows, "orders", "orders", "1") && has_row(rows, "orders", "orders__p1", "1") &&
+                  has_row(rows, "orders", "orders__p2", "2"));
+        PQclear(rows);
+    }
+    CHECK_INT(count, 5);
+    PQfinish(conn);
+    free(queries);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    drop(schema);
+}
+
 /* --- Two databases --- */
 
 enum { DATABASE_KEYS = 12, EACH = 5 };
@@ -101,5 +170,145 @@ TEST(partitions_in_two_databases_are_one_queue)
     CHECK_INT(kl_worker_wait(worker, KL_FOREVER), KL_OK);
     kl_worker_close(worker);
     order_check(&order, DATABASE_KEYS, EACH);
+    close_two(&two);
+}
+
+/* --- One of two databases is away --- */
+
+static const char *key_of(const kl_queue_info *info, uint32_t partition)
+{
+    static char keys[2][16];
+    kl_layout layout;
+    CHECK_INT(kl_layout_init((uint32_t)info->settings.partitions, (uint32_t)info->settings.shard_prefix_len, &layout),
+              KL_OK);
+    for (int i = 0;; i++) {
+        snprintf(keys[partition], sizeof keys[partition], "key-%d", i);
+        if (kl_partition_of(&layout, kl_str(keys[partition])) == partition)
+            return keys[partition];
+    }
+}
+
+static void let_in(bool may)
+{
+    pg_server_run(may ? "ALTER DATABASE second ALLOW_CONNECTIONS true"
+                      : "ALTER DATABASE second ALLOW_CONNECTIONS false");
+    if (!may)
+        pg_server_run("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = 'second'");
+}
+
+/* As a process that begins now does: nothing of the queue is known to it. */
+static kl_queue *open_again(struct two *two, kl_store **ret_store)
+{
+    kl_queue *queue = NULL;
+    kl_queue_close(two->queue); /* nobody else of this process has the other store open then */
+    two->queue = NULL;
+    CHECK_INT(kl_store_open(two->url, NULL, ret_store), KL_OK);
+    CHECK_INT(kl_queue_find(*ret_store, "orders", &queue), KL_OK);
+    return queue;
+}
+
+TEST(while_one_database_is_away_a_queue_is_opened_and_used_in_the_others_and_later_in_all)
+{
+    struct two two;
+    struct runs runs;
+    kl_store *store = NULL;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    REQUIRE(open_two(&two));
+    runs_init(&runs);
+    CHECK_INT(kl_queue_show(two.queue, &arena, &info), KL_OK);
+    CHECK_STR(info.away, "");
+    const char *here = key_of(&info, 0), *there = key_of(&info, 1);
+    put_task(two.queue, here, "done here 1");
+    put_task(two.queue, there, "done there 1");
+    let_in(false);
+    kl_queue *queue = open_again(&two, &store);
+    REQUIRE(queue);
+    CHECK_INT(kl_queue_show(queue, &arena, &info), KL_OK);
+    CHECK_CONTAINS(info.away, "orders__p1: ");
+    CHECK_INT(info.counts.ready, 1);
+    CHECK(info.counts.at_least);
+    kl_put task = {.key = kl_str(there), .payload = kl_str("done there 2")};
+    CHECK_INT(kl_queue_put(queue, &task, 1, (kl_bytes){0}, NULL), KL_EBUSY);
+    put_task(queue, here, "done here 2");
+    for (int i = 0; i < 4; i++)
+        put_task(queue, "", "done");
+    kl_worker *worker = start_worker(queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    CHECK(runs_wait(&runs, 6));
+    CHECK(runs_first(&runs, "done here 1") < runs_first(&runs, "done here 2"));
+    CHECK_INT(runs_of(&runs, "done there 1"), 0);
+    let_in(true);
+    CHECK(runs_wait_for(&runs, "done there 1", 1));
+    put_task(queue, there, "done there 2");
+    CHECK(runs_wait_for(&runs, "done there 2", 1));
+    CHECK_INT(kl_queue_show(queue, &arena, &info), KL_OK);
+    CHECK_STR(info.away, "");
+    drain_and_close(worker);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    close_two(&two);
+}
+
+static void put_in_sql(const struct two *two, const char *key, const char *payload)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', '%s', key => '%s')", two->schema, payload, key);
+    pg_server_run(sql);
+}
+
+TEST(tasks_put_in_sql_do_not_wait_for_those_whose_database_is_away)
+{
+    struct two two;
+    struct runs runs;
+    kl_store *store = NULL;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    REQUIRE(open_two(&two));
+    runs_init(&runs);
+    CHECK_INT(kl_queue_show(two.queue, &arena, &info), KL_OK);
+    const char *here = key_of(&info, 0), *there = key_of(&info, 1);
+    let_in(false);
+    kl_queue *queue = open_again(&two, &store);
+    REQUIRE(queue);
+    put_in_sql(&two, there, "done there 1");
+    put_in_sql(&two, here, "done here 1");
+    put_in_sql(&two, there, "done there 2");
+    put_in_sql(&two, here, "done here 2");
+    kl_worker *worker = start_worker(queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    CHECK(runs_wait(&runs, 2));
+    CHECK(runs_first(&runs, "done here 1") < runs_first(&runs, "done here 2"));
+    put_in_sql(&two, there, "done there 3");
+    put_in_sql(&two, here, "done here 3");
+    CHECK(runs_wait_for(&runs, "done here 3", 1));
+    CHECK_INT(runs_count(&runs), 3);
+    let_in(true);
+    CHECK(runs_wait(&runs, 6));
+    CHECK(runs_first(&runs, "done there 1") < runs_first(&runs, "done there 2"));
+    CHECK(runs_first(&runs, "done there 2") < runs_first(&runs, "done there 3"));
+    drain_and_close(worker);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    close_two(&two);
+}
+
+TEST(a_queue_is_not_made_in_a_database_that_is_away)
+{
+    struct two two;
+    kl_store *store = NULL;
+    kl_queue *queue = NULL, *other = NULL;
+    REQUIRE(open_two(&two));
+    let_in(false);
+    queue = open_again(&two, &store);
+    const char *stores[] = {"", two.other};
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 2, .stores = stores, .store_count = 2};
+    CHECK_INT(kl_queue_open(store, "others", &opts, &other), KL_EBUSY);
+    CHECK_INT(kl_queue_find(store, "others", &other), KL_ENOTFOUND);
+    let_in(true);
+    kl_queue_close(queue);
+    kl_store_close(store);
     close_two(&two);
 }

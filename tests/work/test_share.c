@@ -1,4 +1,6 @@
 /* test_share.c - several workers of one queue: restrictions, even shares, hand-over, takeover, limits. */
+#include <time.h>
+
 #include "support.h"
 #include "work/owners.h"
 
@@ -46,6 +48,25 @@ TEST(a_worker_takes_only_the_shards_it_may)
         runs_free(&runs);
         rig_close(&rig);
     }
+}
+
+/* With every loop over them that is one inside another it takes longer than a lease, for ever. */
+TEST(as_many_shards_as_there_may_be_are_taken_worked_on_and_given_back)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_queue_opts opts = {.size = sizeof opts, .shard_prefix_len = 4};
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    runs_init(&runs);
+    put_numbers(rig.queue, "k", 100, 10);
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .until_empty = true});
+    runs_wait(&runs, 1000);
+    await_waiting(&rig, 0);
+    drain_and_close(worker);
+    CHECK_INT(runs_count(&runs), 1000);
+    runs_free(&runs);
+    rig_close(&rig);
 }
 
 /* --- Sharing and handing over --- */
@@ -212,5 +233,107 @@ TEST(tasks_start_no_faster_than_the_queue_s_rate)
     CHECK(took_ms < 5000); /* half a second is right; a thread that sleeps through its tokens takes a minute */
     drain_and_close(worker);
     runs_free(&runs);
+    rig_close(&rig);
+}
+
+/* The store's clock stands still: there are no more tokens than the first ones. */
+TEST(tasks_that_are_not_run_do_not_use_up_the_rate)
+{
+    enum { UNSERVED = 50, SERVED = 5 };
+    struct rig rig;
+    struct runs runs;
+    kl_queue_opts opts = {.size = sizeof opts, .rate = 1, .burst = SERVED + 1, .lease_ms = 3600000};
+    char key[16];
+    if (!rig_open(&rig, RIG_MEMORY_CLOCK, &opts))
+        return;
+    runs_init(&runs);
+    for (int i = 0; i < UNSERVED + SERVED; i++) {
+        snprintf(key, sizeof key, "k%d", i);
+        put_as(
+            rig.queue,
+            &(kl_put){.key = kl_str(key), .kind = kl_str(i < UNSERVED ? "other" : "mine"), .payload = kl_str("done")});
+    }
+    kl_worker *worker =
+        start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .kind = "mine", .concurrency = 1});
+    runs_wait(&runs, SERVED);
+    drain_and_close(worker);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+/* --- Several queues --- */
+
+enum { BACKLOG = 20000, LEAD = 8000, LATE = 2000 };
+
+/* One thread runs all: which queue's, in their order. When one is LEAD ahead it waits. */
+struct turns {
+    kl_worker *worker;
+    atomic_int count;
+    atomic_bool open;
+    char of[BACKLOG + LATE];
+};
+
+static kl_outcome take_turn(kl_work *work, void *ctx)
+{
+    struct turns *turns = ctx;
+    struct timespec pause = {.tv_nsec = 1000000};
+    while (atomic_load(&turns->count) == LEAD && !atomic_load(&turns->open))
+        nanosleep(&pause, NULL);
+    turns->of[atomic_load(&turns->count)] = kl_work_queue(work)[0];
+    atomic_fetch_add(&turns->count, 1);
+    return KL_DONE;
+}
+
+static bool has_lead(void *ctx) { return atomic_load(&((struct turns *)ctx)->count) == LEAD; }
+
+static bool holds_late(void *ctx)
+{
+    kl_arena arena = {0};
+    kl_bytes text = {0};
+    char line[80];
+    snprintf(line, sizeof line, "keyline_worker_held{queue=\"late\"} %d\n", LATE);
+    bool holds = kl_worker_metrics(((struct turns *)ctx)->worker, &arena, &text) == KL_OK && strstr(text.data, line);
+    kl_arena_free(&arena);
+    return holds;
+}
+
+static bool has_run_late(void *ctx)
+{
+    struct turns *turns = ctx;
+    size_t late = 0;
+    for (int i = 0, count = atomic_load(&turns->count); i < count; i++)
+        late += turns->of[i] == 'l';
+    return late == LATE;
+}
+
+TEST(a_queue_that_had_nothing_to_run_does_not_make_up_for_it)
+{
+    static struct turns turns;
+    struct rig rig;
+    kl_queue *late = NULL;
+    if (!rig_open(&rig, RIG_MEMORY, NULL))
+        return;
+    memset(&turns, 0, sizeof turns);
+    REQUIRE(kl_queue_open(rig.store, "late", NULL, &late) == KL_OK);
+    put_numbers(rig.queue, "k", BACKLOG, 1);
+    kl_handler handler = {.fn = take_turn, .ctx = &turns};
+    kl_worker_queue served[] = {{.queue = rig.queue, .handlers = &handler, .handler_count = 1},
+                                {.queue = late, .handlers = &handler, .handler_count = 1}};
+    kl_worker_opts opts = {.size = sizeof opts, .concurrency = 1};
+    REQUIRE(kl_worker_start(served, 2, &opts, &turns.worker) == KL_OK);
+    await_condition("one is ahead", has_lead, &turns);
+    put_numbers(late, "k", LATE, 1);
+    await_condition("the late ones are held", holds_late, &turns);
+    atomic_store(&turns.open, true);
+    await_condition("the late ones have run", has_run_late, &turns);
+    drain_and_close(turns.worker);
+    int last = 0, between = 0;
+    for (int i = 0; i < BACKLOG + LATE; i++)
+        last = turns.of[i] == 'l' ? i : last;
+    for (int i = LEAD; i < last; i++)
+        between += turns.of[i] == 'o';
+    CHECK(between >= LATE / 2);
+    CHECK(between <= LATE * 2);
+    kl_queue_close(late);
     rig_close(&rig);
 }

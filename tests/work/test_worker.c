@@ -1,4 +1,5 @@
 /* test_worker.c - whole workers with their threads: order, priorities, delays. */
+#include "base/random.h"
 #include "support.h"
 
 static void run_all(rig_kind kind, int keys, int each, int retry_every)
@@ -141,6 +142,86 @@ TEST(a_task_that_has_become_due_stands_where_its_time_says)
     runs_free(&runs);
     rig_close(&rig);
 }
+
+/* --- Order in what waits when a worker starts --- */
+
+struct line {
+    atomic_int last[16], wrong;
+};
+
+/* Payloads are "KEY PLACE", places in the order in which tasks are to run. */
+static kl_outcome line_handle(kl_work *work, void *ctx)
+{
+    struct line *line = ctx;
+    int key = -1, place = -1;
+    sscanf(kl_work_payload(work).data, "%d %d", &key, &place);
+    line->wrong += place < atomic_exchange(&line->last[key], place);
+    return KL_DONE;
+}
+
+static void run_line(struct rig *rig, int count)
+{
+    static struct line line;
+    memset(&line, 0, sizeof line);
+    kl_worker *worker = start_worker(
+        rig->queue, &(struct start){.fn = line_handle, .ctx = &line, .window_max = 1024, .until_empty = true});
+    if (worker) {
+        CHECK_INT(kl_worker_wait(worker, WAIT_MS), KL_OK);
+        CHECK_INT(kl_worker_show(worker).done, count);
+        kl_worker_close(worker);
+    }
+    CHECK_INT(line.wrong, 0);
+    CHECK_INT(rig_waiting(rig), 0);
+}
+
+/* More than a window holds, and than one look reads of a line. */
+TEST(the_less_urgent_tasks_of_a_key_wait_for_those_that_were_not_read_yet)
+{
+    enum { KEYS = 12, EACH = 1000, PRIORITIES = 5 };
+    struct rig rig;
+    uint64_t seed = test_seed();
+    if (!rig_open(&rig, RIG_MEMORY, NULL))
+        return;
+    for (int i = 0; i < EACH * KEYS; i++) {
+        char key[24], payload[24];
+        int priority = (int)(kl__random_next(&seed) % PRIORITIES);
+        snprintf(key, sizeof key, "k%d", i % KEYS);
+        snprintf(payload, sizeof payload, "%d %d", i % KEYS, priority * EACH + i / KEYS);
+        kl_put put = {.key = kl_str(key), .payload = kl_str(payload), .priority = priority - 2};
+        put_as(rig.queue, &put);
+    }
+    run_line(&rig, EACH * KEYS);
+    rig_close(&rig);
+}
+
+TEST(a_task_that_is_due_when_a_worker_starts_is_not_passed_by_later_ones_of_its_key)
+{
+    struct rig rig;
+    if (!rig_open(&rig, RIG_MEMORY, NULL))
+        return;
+    static const struct {
+        int place;
+        int64_t due_ago_ms; /* 0: none */
+        int64_t priority;
+    } puts[] = {{2, 0, 0}, {1, 5000, 0}, {3, 0, 0}, {0, 1000, -5}, {5, 3000, 3}, {4, 0, 1}};
+    enum { KEYS = 12, EACH = sizeof puts / sizeof puts[0] };
+    int64_t now_ms = kl__wall_ms();
+    for (int i = 0; i < EACH * KEYS; i++) {
+        char key[24], payload[24];
+        int64_t ago_ms = puts[i / KEYS].due_ago_ms;
+        snprintf(key, sizeof key, "k%d", i % KEYS);
+        snprintf(payload, sizeof payload, "%d %d", i % KEYS, puts[i / KEYS].place);
+        kl_put put = {.key = kl_str(key),
+                      .payload = kl_str(payload),
+                      .due_ms = ago_ms ? now_ms - ago_ms : 0,
+                      .priority = puts[i / KEYS].priority};
+        put_as(rig.queue, &put);
+    }
+    run_line(&rig, EACH * KEYS);
+    rig_close(&rig);
+}
+
+/* --- Threads --- */
 
 TEST(tasks_without_a_key_run_side_by_side)
 {

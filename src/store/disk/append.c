@@ -7,6 +7,7 @@
  * who come meanwhile wait until it is decided (S9 of store.h). Inside nothing is waited for, so a seal waits for
  * moments only. */
 #include <sched.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/compare.h"
@@ -261,19 +262,26 @@ static token_is take_off(kl__disk *disk, const kl_token *token, kl__flight *flig
     return what;
 }
 
+/* Followers do what they like when they are told, so the sentence is kept for the next of them and for the caller. */
 static void land(kl__disk *disk, kl__flight *flight, kl_rc rc, const char *error)
 {
+    char text[KL_CALL_ERROR_BYTES];
     pthread_mutex_lock(&disk->state.mutex);
     kl__flight **link = flight_link(disk, &flight->token);
     KL_ASSERT(*link == flight);
     *link = flight->next;
     pthread_cond_broadcast(&disk->unclaimed);
     pthread_mutex_unlock(&disk->state.mutex);
+    if (!flight->followers)
+        return;
+    snprintf(text, sizeof text, "%s", error);
     for (follower *next, *follow = flight->followers; follow; follow = next) {
         next = follow->next;
-        follow->done(follow->ctx, rc, error);
+        follow->done(follow->ctx, rc, text);
         kl__free(follow);
     }
+    if (rc != KL_OK)
+        (void)kl__fail(rc, "%s", text);
 }
 
 static void land_later(void *ctx, kl_rc rc, const char *error)

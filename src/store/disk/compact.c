@@ -25,7 +25,7 @@ enum {
     LOOK_AHEAD = 8,
     FAR_AHEAD = 2 * LOOK_AHEAD,
     LOOK_MS = 1000,
-    SWEEP_RECORDS = 2000,
+    SWEEP_RECORDS = 256,
     QUIET_MS = 100,
     PATIENCE_MS = 1000,
     PATIENCE_SEGMENTS = 4,
@@ -323,7 +323,7 @@ static bool can_wait(kl__disk *disk, bool is_over)
 /* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Large tasks in
  * small segments leave gaps that no copying closes: when everything was copied twice and nothing was gained, it rests.
  * On a full disk only when little of it is live, for the copies go where outcomes have to. */
-static kl__segment *find_work(kl__disk *disk, uint64_t slack)
+static kl__segment *find_work(kl__disk *disk, uint64_t slack, bool is_closing)
 {
     kl__state *state = &disk->state;
     kl__segment *segment = NULL;
@@ -336,8 +336,8 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
     bool is_worth_it = disk->copied <= 2 * state->live && kl__state_must_compact(state, slack);
     bool can_rest = can_wait(disk, is_worth_it);
     bool is_far_over = kl__state_must_compact(state, PATIENCE_SEGMENTS * disk->segments.segment_bytes);
-    disk->is_patient =
-        is_worth_it && state->segments[0]->number > disk->compacted && !is_far_over && (!is_quiet(disk) || can_rest);
+    disk->is_patient = is_worth_it && state->segments[0]->number > disk->compacted && !is_far_over && !is_closing &&
+                       (!is_quiet(disk) || can_rest);
     is_worth_it &= !disk->is_patient;
     if (atomic_load(&disk->segments.is_full)) {
         is_worth_it = kl__segments_can_relieve(&disk->segments);
@@ -352,22 +352,23 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack)
     return segment;
 }
 
-/* Behind copies a frame is written in any case: if they were the last and got damaged, they would look like the torn
- * end of a write that nobody was told of, while what they are copies of is gone. */
+/* A segment goes only when the journal says durably that it may, for else it would be missed when the store is opened.
+ * Behind copies that is said in any case: if they were the last and got damaged, they would look like the torn end of a
+ * write that nobody was told of, while what they are copies of is gone. */
 static void drop(kl__disk *disk, bool is_copied)
 {
     pthread_mutex_lock(&disk->state.mutex);
     bool can_drop = kl__state_can_drop(&disk->state), may_drop = kl__state_may_drop(&disk->state);
     pthread_mutex_unlock(&disk->state.mutex);
     bool is_noted = may_drop && !is_copied;
-    if (is_noted || (can_drop && kl__keeper_note(disk, is_copied) == KL_OK)) /* else in a while */
+    if (is_noted || (can_drop && kl__keeper_note(disk, true) == KL_OK)) /* else in a while */
         kl__segments_drop(&disk->segments);
 }
 
 /* False: there was nothing to copy, or it could not be: then it is tried again in a while. */
-static bool compact(kl__disk *disk, uint64_t slack)
+static bool compact(kl__disk *disk, uint64_t slack, bool is_closing)
 {
-    kl__segment *segment = find_work(disk, slack);
+    kl__segment *segment = find_work(disk, slack, is_closing);
     if (!segment)
         return false;
     bool is_copied = copy_segment(disk, segment);
@@ -378,17 +379,26 @@ static bool compact(kl__disk *disk, uint64_t slack)
     return is_copied;
 }
 
+/* All records that have expired by now, some at a time, so that nobody waits long for the mutex. */
+static void sweep(kl__disk *disk)
+{
+    int64_t now_ms = kl__disk_now(disk);
+    for (bool has_more = true; has_more;) {
+        pthread_mutex_lock(&disk->state.mutex);
+        has_more = kl__state_sweep(&disk->state, now_ms, SWEEP_RECORDS);
+        pthread_mutex_unlock(&disk->state.mutex);
+    }
+}
+
 /* The next segment is best made of one that is dropped. */
 static void keep_up(kl__disk *disk, bool next_wanted)
 {
-    pthread_mutex_lock(&disk->state.mutex);
-    kl__state_sweep(&disk->state, kl__disk_now(disk), SWEEP_RECORDS);
-    pthread_mutex_unlock(&disk->state.mutex);
+    sweep(disk);
     drop(disk, false);
     if (next_wanted)
         kl__segments_prepare_spare(&disk->segments);
     kl__segments_give_back(&disk->segments);
-    bool is_compacted = compact(disk, next_wanted ? 0 : kl__segments_slack(&disk->segments));
+    bool is_compacted = compact(disk, next_wanted ? 0 : kl__segments_slack(&disk->segments), false);
     if (next_wanted && !atomic_load(&disk->segments.has_next))
         (void)kl__segments_prepare(&disk->segments); /* it is tried again when it is needed */
     if (is_compacted)
@@ -424,6 +434,18 @@ static void *run_upkeep(void *ctx)
     return NULL;
 }
 
+/* A process that is over before upkeep has lost its patience leaves the journal as it should be (G2), too: or those that
+ * come and go would let it grow. Patience leaves PATIENCE_SEGMENTS at most, so more need not be copied. */
+static void finish(kl__disk *disk)
+{
+    if (kl__journal_check(disk->journal) != KL_OK)
+        return;
+    sweep(disk);
+    drop(disk, false);
+    for (int i = 0; i < PATIENCE_SEGMENTS && compact(disk, 0, true); i++)
+        continue;
+}
+
 kl_rc kl__upkeep_start(kl__disk *disk)
 {
     if (pthread_create(&disk->upkeep, NULL, run_upkeep, disk) != 0)
@@ -442,4 +464,5 @@ void kl__upkeep_stop(kl__disk *disk)
     pthread_mutex_unlock(&disk->segments.mutex);
     pthread_join(disk->upkeep, NULL);
     disk->has_upkeep = false;
+    finish(disk);
 }

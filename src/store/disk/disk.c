@@ -53,17 +53,13 @@ static kl_rc find_partition(const kl__state *state, const char *name, uint32_t s
 static kl_rc make_partition(kl__disk *disk, const char *name, uint32_t shard_prefix_len, uint32_t number)
 {
     kl__commit call = {.done = NULL};
-    size_t name_bytes = strlen(name) + 1;
-    kl_rc rc = kl__journal_reserve(disk->journal, kl__round8(sizeof(kl__partition_record) + name_bytes), 1, &call);
+    uint64_t sum = 0;
+    kl_rc rc =
+        kl__journal_reserve(disk->journal, kl__round8(sizeof(kl__partition_record) + strlen(name) + 1), 1, &call);
     if (rc != KL_OK)
         return rc;
-    kl__partition_record *record = (kl__partition_record *)(void *)call.bytes;
-    *record = (kl__partition_record){
-        .header = {.sequence = call.sequence, .type = KL_RECORD_PARTITION, .small = {(uint8_t)shard_prefix_len}},
-        .number = number,
-    };
-    memcpy(record + 1, name, name_bytes);
-    kl__journal_publish(disk->journal, &call, kl__record_seal(&record->header, (char *)(record + 1) + name_bytes));
+    kl__put_partition(call.bytes, call.sequence, name, shard_prefix_len, number, &sum);
+    kl__journal_publish(disk->journal, &call, sum);
     return kl__journal_wait(disk->journal, &call);
 }
 
@@ -232,14 +228,34 @@ static kl_rc take_ownership(kl__disk *disk)
                         disk->path, (long long)pid);
     if (error == -EBUSY)
         return kl__fail(KL_EBUSY, "%s is open in another process; stop that one first", disk->path);
-    return error ? kl__fail(KL_ESYSTEM, "%s could not be taken: %s", disk->path, strerror(-error)) : KL_OK;
+    if (error)
+        return kl__fail(KL_ESYSTEM, "%s/lock could not be taken: %s; it must be a file that this user may write",
+                        disk->path, strerror(-error));
+    return KL_OK;
 }
 
-static kl_rc open_directories(kl__disk *disk)
+static void ignore_name(void *ctx, const char *name) { (void)ctx, (void)name; }
+
+/* A journal that is missing beside its history is told of later. */
+static kl_rc check_made(kl__disk *disk)
+{
+    char path[KL_PATH_BYTES];
+    snprintf(path, sizeof path, "%.4000s/history.db", disk->path);
+    kl__file *file = NULL;
+    int error = disk->vfs->open(disk->vfs, path, KL_OPEN_READ, &file);
+    disk->vfs->close(disk->vfs, file);
+    if (!error || disk->vfs->list(disk->vfs, disk->segments.dir, ignore_name, NULL) == 0)
+        return KL_OK;
+    return kl__fail(KL_ENOTFOUND,
+                    "there is no store in %s; see that the directory is there, and its file system mounted",
+                    disk->path);
+}
+
+static kl_rc open_directories(kl__disk *disk, const kl_store_opts *opts)
 {
     char parent[KL_PATH_BYTES];
     parent_of(disk->path, parent);
-    kl_rc rc = make_directory(disk, disk->path);
+    kl_rc rc = opts->no_make ? check_made(disk) : make_directory(disk, disk->path);
     if (rc == KL_OK)
         rc = take_ownership(disk);
     if (rc == KL_OK)
@@ -260,7 +276,8 @@ static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts)
     kl__file *file = NULL;
     disk->history_is_new = disk->vfs->open(disk->vfs, path, KL_OPEN_READ, &file) == -ENOENT;
     disk->vfs->close(disk->vfs, file);
-    kl_rc rc = kl__history_open(path, disk->vfs->sqlite_vfs, opts->history_rows_max, &disk->history);
+    kl_rc rc =
+        kl__history_open(path, disk->vfs->sqlite_vfs, opts->history_rows_max, opts->history_ms_max, &disk->history);
     if (rc == KL_OK)
         disk->state.kept_sequence = kl__history_position(disk->history);
     return rc;
@@ -282,9 +299,32 @@ static kl_rc check_history(kl__disk *disk)
     return kl__history_set_commits(disk->history, noted);
 }
 
+/* A segment is dropped only after the journal has noted that it is not needed (NOTE in format.h); and the first is there
+ * before history has made a transaction. */
+static kl_rc check_segments(kl__disk *disk, const kl__recovered *recovered)
+{
+    const kl__state *state = &disk->state;
+    if (state->segment_count == 0 && kl__history_commits(disk->history) > 0)
+        return kl__fail(KL_EDAMAGED,
+                        "the journal in %s is missing, and history.db beside it is not new; nothing was changed: see "
+                        "that the right directory is there, or let `keyline doctor --repair` go on without",
+                        disk->segments.dir);
+    uint64_t noted = recovered->last_frame ? state->first_noted : 1;
+    if (state->segment_count == 0 || noted == 0 || state->segments[0]->number <= noted)
+        return KL_OK;
+    return kl__fail(
+        KL_EDAMAGED,
+        "segment %016llx of the journal in %s is missing; nothing was changed: `keyline doctor` on the data "
+        "directory says what is affected",
+        (unsigned long long)noted, disk->segments.dir);
+}
+
 /* History has only what the journal had before. */
 static kl_rc check_journal(kl__disk *disk, const kl__recovered *recovered)
 {
+    kl_rc rc = check_segments(disk, recovered);
+    if (rc != KL_OK)
+        return rc;
     uint64_t known = disk->state.kept_sequence;
     if (known <= recovered->last_sequence)
         return KL_OK;
@@ -309,6 +349,14 @@ static kl_rc prepare_segments(kl__disk *disk)
     return KL_OK;
 }
 
+/* A history that has made a transaction tells that there was a journal. */
+static void mark_history(kl__disk *disk)
+{
+    if (kl__history_commits(disk->history) == 0 && kl__history_set_commits(disk->history, 1) != KL_OK)
+        kl__segments_log(&disk->segments, KL_LOG_WARN, "history.db does not know yet that there is a journal: %s",
+                         kl_error_text());
+}
+
 /* A partition may have been made just before a crash, and history not told. */
 static void name_partitions(kl__disk *disk)
 {
@@ -319,7 +367,7 @@ static void name_partitions(kl__disk *disk)
 static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
 {
     kl__recovered recovered;
-    kl_rc rc = open_directories(disk);
+    kl_rc rc = open_directories(disk, opts);
     if (rc == KL_OK)
         rc = open_history(disk, opts);
     if (rc == KL_OK)
@@ -332,6 +380,7 @@ static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
         rc = prepare_segments(disk);
     if (rc != KL_OK)
         return rc;
+    mark_history(disk);
     name_partitions(disk);
     atomic_store(&disk->clock_ms, recovered.clock_ms);
     uint64_t last_sequence =

@@ -112,7 +112,7 @@ void kl__keeper_stop(kl__disk *disk); /* when everything is taken over, or canno
 
 /* Lets the journal know how many transactions history has made, when it does not: before what history has taken over is
  * dropped, and after something was forgotten. A history.db that has lost some is then noticed. Always: also
- * when it does know. */
+ * when it does know. And which segment is the first that is needed: one that is gone without that is noticed, too. */
 kl_rc kl__keeper_note(kl__disk *disk, bool always);
 
 /* With the state's mutex held: waits while history is far behind, so that what it has yet to take over stays bounded.

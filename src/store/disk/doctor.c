@@ -115,7 +115,8 @@ static kl_rc take_hold(kl__doctor *doctor, kl__file **ret_lock)
         return kl__fail(KL_EBUSY, "%s is open in another process, and what changes cannot be judged: stop it first",
                         doctor->path);
     if (error && error != -ENOENT)
-        return kl__fail(KL_ESYSTEM, "%s could not be taken: %s", doctor->path, strerror(-error));
+        return kl__fail(KL_ESYSTEM, "%s/lock could not be taken: %s; it must be a file that this user may write",
+                        doctor->path, strerror(-error));
     return KL_OK;
 }
 
@@ -150,7 +151,7 @@ static kl_rc roll_back(kl__doctor *doctor)
         return KL_OK;
     }
     history_path(doctor, path);
-    kl_rc rc = kl__history_open(path, doctor->vfs->sqlite_vfs, 0, &history);
+    kl_rc rc = kl__history_open(path, doctor->vfs->sqlite_vfs, 0, 0, &history);
     kl__history_close(history);
     return rc == KL_EDAMAGED ? KL_OK : rc; /* that is looked at next */
 }
@@ -224,6 +225,13 @@ static void compare(kl__doctor *doctor)
                          "elsewhere. A new one is made when the store is opened.");
     if (doctor->totals.history_was_checked && !doctor->history_is_damaged)
         compare_history(doctor);
+    if (doctor->case_count == 0 && doctor->history_commits > 0) {
+        doctor->wants_end = true;
+        if (doctor->has_journal)
+            kl__doctor_found(doctor, KL_FOUND_NO_JOURNAL, KL_FOUND_DAMAGE, "journal", -1,
+                             "All segments are missing, and with them all waiting tasks and records: history.db is not "
+                             "new, and it is made together with the first.");
+    }
     if (doctor->totals.history_position <= doctor->last_sequence)
         return;
     doctor->wants_end = true;
@@ -242,11 +250,10 @@ static kl_rc examine(kl__doctor *doctor)
         rc = read_history(doctor);
     if (rc != KL_OK || doctor->is_newer)
         return rc;
-    if (doctor->has_journal)
-        rc = kl__doctor_read_journal(doctor);
-    else
+    if (!doctor->has_journal)
         kl__doctor_found(doctor, KL_FOUND_NO_JOURNAL, KL_FOUND_DAMAGE, "journal", -1,
                          "The directory is missing, and with it all waiting tasks and records.");
+    rc = kl__doctor_read_journal(doctor);
     if (rc != KL_OK || doctor->is_newer)
         return rc;
     compare(doctor);
@@ -302,6 +309,8 @@ static kl_rc examine_again(kl__doctor *doctor)
         again->totals.damages = first->damages;
         again->totals.warnings = first->warnings;
         again->totals.lost_frames = first->lost_frames;
+        again->totals.may_have_lost_more = first->may_have_lost_more;
+        again->totals.quarantined = first->quarantined;
         again->totals.left_out_records = first->left_out_records;
         doctor->totals = again->totals;
     }

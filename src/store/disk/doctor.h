@@ -75,8 +75,10 @@ typedef struct kl__doctor_totals {
 
     /* Of the first examination. */
     uint64_t damages, warnings;
-    uint64_t lost_frames;      /* as far as that can be told */
+    uint64_t lost_frames;      /* that are known of */
+    bool may_have_lost_more;   /* before the first or behind the last that is readable: how many cannot be told */
     uint64_t left_out_records; /* readable, and of no use: their partition is not known */
+    uint64_t quarantined;      /* files that a repair has copied or moved aside */
 } kl__doctor_totals;
 
 typedef struct kl__doctor_opts {

@@ -86,6 +86,7 @@ typedef struct kl__doctor {
     const char *hindrance; /* why it cannot be repaired; NULL: it can */
 
     uint64_t history_commits, history_noted; /* what history.db has made, and what the journal knows of that */
+    uint64_t first_noted;                    /* the first segment that is needed; 0: not known */
     bool history_is_damaged;
     bool history_fails;    /* to be read: the disk or the system refuses */
     bool history_can_wait; /* it is not looked at */
@@ -103,7 +104,7 @@ void kl__case_path(const kl__doctor *doctor, uint64_t number, char ret_path[KL_P
 
 /* ---- doctor_journal.c ---- */
 
-/* Lists the segments, tells what is wrong with them, and adds up what they hold. */
+/* Lists the segments, if there are any, tells what is wrong with them, and adds up what they hold. */
 kl_rc kl__doctor_read_journal(kl__doctor *doctor);
 
 /* Called with each readable frame of a segment, in order. `hole`: bytes between the frame before, or the header, and

@@ -166,15 +166,9 @@ bool kl__doctor_belongs(const kl__doctor *doctor, const kl__record_header *recor
 size_t kl__known_write(const kl__doctor *doctor, uint32_t number, kl__record_header *out)
 {
     const kl__known *known = &doctor->known[number];
-    kl__partition_record *record = (void *)out;
-    size_t name_bytes = strlen(known->name) + 1, bytes = sizeof *record + name_bytes;
-    *record = (kl__partition_record){.header = {.type = KL_RECORD_PARTITION, .small = {known->shard_prefix_len}},
-                                     .number = number};
-    memcpy(record + 1, known->name, name_bytes);
-    memset((char *)record + bytes, 0, kl__round8(bytes) - bytes);
-    record->header.bytes = (uint32_t)kl__round8(bytes);
-    record->header.crc = kl__record_crc(&record->header);
-    return record->header.bytes;
+    uint64_t sum = 0;
+    char *end = kl__put_partition((char *)out, 0, known->name, known->shard_prefix_len, number, &sum);
+    return (size_t)(end - (char *)out);
 }
 
 /* ---- First pass: what is readable ---- */
@@ -562,6 +556,7 @@ static void take_totals(struct addition *addition)
     totals->settled = addition->state.kept_count;
     totals->values = addition->state.records.count;
     addition->doctor->history_noted = addition->state.history_noted;
+    addition->doctor->first_noted = addition->doctor->totals.frames ? addition->state.first_noted : 1;
     totals->last_frame = addition->doctor->last_frame;
     totals->last_sequence = addition->doctor->last_sequence;
     for (uint32_t number = 1; number <= addition->doctor->known_count; number++)
@@ -682,9 +677,16 @@ static kl_rc list_cases(kl__doctor *doctor)
     return error ? kl__fail(KL_ESYSTEM, "%s could not be listed: %s", doctor->journal_dir, strerror(-error)) : KL_OK;
 }
 
+/* A segment is dropped only after it was noted that it is not needed. */
+static void tell_first(kl__doctor *doctor)
+{
+    if (doctor->case_count && doctor->first_noted && doctor->cases[0].number > doctor->first_noted)
+        tell_missing(doctor, doctor->first_noted, doctor->cases[0].number - 1);
+}
+
 kl_rc kl__doctor_read_journal(kl__doctor *doctor)
 {
-    kl_rc rc = list_cases(doctor);
+    kl_rc rc = doctor->has_journal ? list_cases(doctor) : KL_OK;
     if (rc == KL_OK)
         rc = elect_journal(doctor);
     if (rc == KL_OK)
@@ -692,5 +694,8 @@ kl_rc kl__doctor_read_journal(kl__doctor *doctor)
     if (rc != KL_OK || doctor->is_newer)
         return rc;
     name_unknown(doctor);
-    return add_up(doctor);
+    rc = add_up(doctor);
+    if (rc == KL_OK)
+        tell_first(doctor);
+    return rc;
 }

@@ -7,7 +7,8 @@
  *
  * Files without anything readable that stand before the first segment, or behind a gap at the end, are no part of the
  * journal and are taken out. Where the end of the journal is lost, a new end is written: it keeps the numbers of
- * partitions that only history knows, and passes over sequence numbers that may have been given. */
+ * partitions that only history knows, and passes over sequence numbers that may have been given. So it is where the
+ * first segments are lost, for its note says which one is the first now. */
 #include <string.h>
 
 #include "store/disk/doctor_inside.h"
@@ -87,6 +88,7 @@ static uint64_t fill_gaps(kl__doctor *doctor)
 
 static void plan_end(kl__doctor *doctor)
 {
+    doctor->totals.may_have_lost_more = true;
     if (doctor->plan_count == 0) {
         uint64_t last = doctor->case_count ? doctor->cases[doctor->case_count - 1].number : 0;
         doctor->plan[doctor->plan_count++] = (kl__case){.number = last < NUMBER_MAX ? last + 1 : 1};
@@ -125,7 +127,10 @@ kl_rc kl__doctor_plan(kl__doctor *doctor)
         line_up(doctor, first, end);
     if (fill_gaps(doctor) > KL_FILLED_MAX)
         doctor->hindrance = "the frames' numbers are too far apart for one journal";
-    if (doctor->wants_end || has_lost_end(doctor, first, end))
+    bool lacks_first = doctor->plan_count && doctor->first_noted && doctor->plan[0].number > doctor->first_noted;
+    if (doctor->wants_end || lacks_first || has_lost_end(doctor, first, end))
         plan_end(doctor);
+    if (doctor->plan_count && doctor->plan[0].number > doctor->first_noted)
+        doctor->first_noted = doctor->plan[0].number;
     return KL_OK;
 }

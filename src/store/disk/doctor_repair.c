@@ -155,10 +155,11 @@ static kl_rc quarantine_segment(kl__doctor *doctor, const kl__case *its, char re
     for (int n = 1; n <= COPIES_MAX && rc == KL_OK; n++) {
         snprintf(ret_name, KL_NAME_BYTES, "quarantine/%016llx.seg-%d", (ull)its->number, n);
         join(doctor->path, ret_name, copy);
-        if (!is_there(doctor, copy))
-            return copy_aside(doctor, path, copy);
-        if (is_copied(doctor, path, copy))
-            return sync_directory(doctor, doctor->quarantine_dir);
+        bool is_taken = is_there(doctor, copy);
+        if (is_taken && !is_copied(doctor, path, copy))
+            continue;
+        doctor->totals.quarantined++;
+        return is_taken ? sync_directory(doctor, doctor->quarantine_dir) : copy_aside(doctor, path, copy);
     }
     return rc == KL_OK ? fail_at("copied", path, -EEXIST) : rc;
 }
@@ -206,7 +207,7 @@ static char *take_records(struct writer *w, const kl__frame *source, kl__frame *
 /* What the first frame of a segment says, so that it can be read without those before it. */
 static char *put_beginning(struct writer *w, kl__frame *frame, char *out)
 {
-    frame->sum += kl__put_note(out, w->sequence, w->doctor->history_noted);
+    frame->sum += kl__put_note(out, w->sequence, w->doctor->history_noted, w->doctor->first_noted);
     frame->records++;
     out += sizeof(kl__record_header);
     for (uint32_t number = 1; number <= w->doctor->known_count; number++) {
@@ -488,6 +489,7 @@ static kl_rc put_history_aside(kl__doctor *doctor)
         rc = remove_file(doctor, from[i]);
     if (rc == KL_OK)
         rc = sync_directory(doctor, doctor->path);
+    doctor->totals.quarantined++;
     if (rc == KL_OK)
         kl__doctor_found(doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_REPAIRED, "history.db", -1,
                          "Moved to %s. Finished tasks that were kept are in that file: `sqlite3 %s .recover` may get "
@@ -501,7 +503,7 @@ static kl_rc make_history(kl__doctor *doctor)
     char path[KL_PATH_BYTES];
     kl__history *history = NULL;
     join(doctor->path, "history.db", path);
-    kl_rc rc = kl__history_open(path, doctor->vfs->sqlite_vfs, 0, &history);
+    kl_rc rc = kl__history_open(path, doctor->vfs->sqlite_vfs, 0, 0, &history);
     if (rc == KL_OK && doctor->history_noted)
         rc = kl__history_set_commits(history, doctor->history_noted);
     for (uint32_t number = 1; number <= doctor->known_count && rc == KL_OK; number++)

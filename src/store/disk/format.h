@@ -66,6 +66,8 @@
  *              value; 56: name, value. Flag 1: removed.
  *
  * NOTE         epoch: how many transactions history.db had by then. It has lost some if it has fewer when it is opened.
+ *              26: 6 number of the first segment that was needed by then; those before it may be gone, and no other. 0:
+ *              not known.
  *
  * CLOSE        the store was closed in order: everything before it is whole.
  *
@@ -77,6 +79,7 @@
 #ifndef KL_STORE_FORMAT_H
 #define KL_STORE_FORMAT_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -147,7 +150,18 @@ typedef struct kl__record_header {
     uint16_t partition;
     uint16_t shard;
 } kl__record_header;
-_Static_assert(sizeof(kl__record_header) == 32, "the format says so");
+_Static_assert(sizeof(kl__record_header) == 32 && offsetof(kl__record_header, small) == 26, "the format says so");
+
+static inline const kl__record_header *kl__record_next(const kl__record_header *record)
+{
+    return (const kl__record_header *)(const void *)((const char *)record + record->bytes);
+}
+
+static inline uint64_t kl__note_first(const kl__record_header *note)
+{
+    return note->small[0] | (uint64_t)note->small[1] << 8 | (uint64_t)note->partition << 16 |
+           (uint64_t)note->shard << 32;
+}
 
 typedef struct kl__entry_record {
     kl__record_header header; /* small: priority, kind_bytes */

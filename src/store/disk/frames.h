@@ -44,11 +44,6 @@ static inline const kl__record_header *kl__frame_first(const kl__frame *frame)
     return (const kl__record_header *)(const void *)(frame + 1);
 }
 
-static inline const kl__record_header *kl__record_next(const kl__record_header *record)
-{
-    return (const kl__record_header *)(const void *)((const char *)record + record->bytes);
-}
-
 /* Is what the record says of its own lengths true? The CRC is right by then; this keeps a forged file from being
  * believed. */
 bool kl__record_is_sound(const kl__record_header *record);

@@ -187,13 +187,15 @@ static kl_rc open_parts(kl__history *history, const char *path, const char *sqli
     return KL_OK;
 }
 
-kl_rc kl__history_open(const char *path, const char *sqlite_vfs, int64_t rows_max, kl__history **ret_history)
+kl_rc kl__history_open(const char *path, const char *sqlite_vfs, int64_t rows_max, int64_t ms_max,
+                       kl__history **ret_history)
 {
-    KL_ASSERT(rows_max >= 0);
+    KL_ASSERT(rows_max >= 0 && ms_max >= 0);
     kl__history *history = kl__alloc_zeroed(1, sizeof *history);
     if (!history)
         return kl__fail_memory();
     history->rows_max = rows_max;
+    history->ms_max = ms_max;
     pthread_mutex_init(&history->write_mutex, NULL);
     pthread_mutex_init(&history->pool_mutex, NULL);
     pthread_cond_init(&history->pool_free, NULL);
@@ -415,17 +417,24 @@ kl_rc kl__history_forget(kl__history *history, kl_place place, const kl_task_id 
     return end(history, &change, rc);
 }
 
-/* Drops the tasks whose numbers a prepared statement returns. They are listed first: dropping changes what it walks
- * over. */
-static kl_rc drop_listed(kl__history *history, struct change *change, sqlite3_stmt *list, size_t max, size_t *trimmed)
+/* Drops up to max of the tasks that a statement names in the order of a time of theirs, up to until_ms. They are listed
+ * first: dropping changes what it walks over. */
+static kl_rc drop_listed(kl__history *history, struct change *change, kl__sql which, int64_t until_ms, size_t max,
+                         size_t *trimmed)
 {
+    sqlite3_stmt *list;
+    if (!max)
+        return KL_OK;
+    KL_TRY(kl__hdb_use(history->writer, which, &list));
+    sqlite3_bind_int64(list, 1, (int64_t)max);
     int64_t *numbers = kl__alloc_zeroed(max, sizeof *numbers);
     if (!numbers)
         return kl__fail_memory();
     size_t count = 0;
     bool row = true;
     kl_rc rc = KL_OK;
-    while (count < max && (rc = kl__hdb_step(history->writer, list, &row)) == KL_OK && row)
+    while (count < max && (rc = kl__hdb_step(history->writer, list, &row)) == KL_OK && row &&
+           sqlite3_column_int64(list, 1) <= until_ms)
         numbers[count++] = sqlite3_column_int64(list, 0);
     sqlite3_reset(list);
     for (size_t i = 0; i < count && rc == KL_OK; i++)
@@ -446,23 +455,18 @@ static kl_rc trim_over(kl__history *history, struct change *change, size_t max, 
     sqlite3_reset(statement);
     if (over <= 0)
         return KL_OK;
-    if (over < (int64_t)max)
-        max = (size_t)over;
-    KL_TRY(kl__hdb_use(db, KL_SQL_TASKS_FIRST, &statement));
-    sqlite3_bind_int64(statement, 1, (int64_t)max);
-    return drop_listed(history, change, statement, max, trimmed);
+    return drop_listed(history, change, KL_SQL_TASKS_FIRST, INT64_MAX, over < (int64_t)max ? (size_t)over : max,
+                       trimmed);
 }
 
 static kl_rc trim_expired(kl__history *history, struct change *change, int64_t now_ms, size_t max, size_t *trimmed)
 {
     sqlite3_stmt *statement;
     kl__hdb *db = history->writer;
-    if (*trimmed < max) {
-        KL_TRY(kl__hdb_use(db, KL_SQL_TASKS_EXPIRED, &statement));
-        sqlite3_bind_int64(statement, 1, now_ms);
-        sqlite3_bind_int64(statement, 2, (int64_t)(max - *trimmed));
-        KL_TRY(drop_listed(history, change, statement, max - *trimmed, trimmed));
-    }
+    /* What came under a longer ms_max expires later than this one says. Tasks stand in the order in which they were
+     * finished (H3), so the first are the oldest. */
+    KL_TRY(drop_listed(history, change, KL_SQL_TASKS_FIRST, now_ms - history->ms_max, max - *trimmed, trimmed));
+    KL_TRY(drop_listed(history, change, KL_SQL_TASKS_EXPIRED, now_ms, max - *trimmed, trimmed));
     if (*trimmed < max) {
         KL_TRY(kl__hdb_use(db, KL_SQL_DROP_ORPHANS, &statement));
         sqlite3_bind_int64(statement, 1, now_ms);
@@ -472,6 +476,19 @@ static kl_rc trim_expired(kl__history *history, struct change *change, int64_t n
         change->changed |= orphans > 0;
         *trimmed += orphans;
     }
+    return KL_OK;
+}
+
+/* Errors of unfinished tasks stand in no order of time, so what they got under a longer ms_max is put right: once. */
+static kl_rc age_orphans(kl__history *history, struct change *change)
+{
+    sqlite3_stmt *statement;
+    if (atomic_load(&history->has_aged))
+        return KL_OK;
+    KL_TRY(kl__hdb_use(history->writer, KL_SQL_AGE_ORPHANS, &statement));
+    sqlite3_bind_int64(statement, 1, history->ms_max);
+    KL_TRY(kl__hdb_run(history->writer, statement));
+    change->changed |= sqlite3_changes64(history->writer->sqlite) > 0;
     return KL_OK;
 }
 
@@ -485,11 +502,15 @@ kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, size_t 
     if (rc == KL_OK)
         rc = trim_over(history, &change, max, &trimmed);
     if (rc == KL_OK)
+        rc = age_orphans(history, &change);
+    if (rc == KL_OK)
         rc = trim_expired(history, &change, now_ms, max, &trimmed);
     rc = end(history, &change, rc);
-    if (rc == KL_OK)
-        *ret_trimmed = trimmed;
-    return rc;
+    if (rc != KL_OK)
+        return rc;
+    atomic_store(&history->has_aged, true);
+    *ret_trimmed = trimmed;
+    return KL_OK;
 }
 
 /* ---- Adding ---- */

@@ -29,7 +29,8 @@ typedef struct kl__history kl__history;
  * Errors of all calls: KL_EDAMAGED: what it met is damaged. KL_ESYSTEM: reading or writing failed. KL_EFULL: the disk
  * is full; call again later. KL_EBUSY: another program has kept the file for seconds. KL_ENOMEM. Nothing has
  * changed. */
-kl_rc kl__history_open(const char *path, const char *sqlite_vfs, int64_t rows_max, kl__history **ret_history);
+kl_rc kl__history_open(const char *path, const char *sqlite_vfs, int64_t rows_max, int64_t ms_max,
+                       kl__history **ret_history);
 void kl__history_close(kl__history *history); /* NULL is fine */
 
 /* The sequence number up to which settles have been added; 0: none. */
@@ -63,9 +64,9 @@ typedef struct kl__history_row {
  * Best some 10,000 rows at once. */
 kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t count, uint64_t position);
 
-/* Forgets up to max rows (at most KL_BATCH_MAX) that have expired by now_ms or are over rows_max (the earliest finished
- * first), with their attempts, in one transaction; and errors of unfinished tasks that have expired, which count as
- * rows. *ret_trimmed below max: there is no more to do for now. */
+/* Forgets up to max rows (at most KL_BATCH_MAX) that have expired by now_ms, were finished ms_max before it, or are over
+ * rows_max (the earliest finished first), with their attempts, in one transaction; and errors of unfinished tasks that
+ * have expired or are as old, which count as rows. *ret_trimmed below max: there is no more to do for now. */
 kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, size_t *ret_trimmed);
 
 /* As the calls of store.h of the same names. Read fills only tasks whose state is KL_TASK_UNKNOWN on entry and that are

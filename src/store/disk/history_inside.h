@@ -72,9 +72,8 @@ enum {
     X(TASK_UNTIL, "SELECT number, finished_ms FROM tasks WHERE number <= ?1 ORDER BY number DESC LIMIT 1")             \
     X(TASKS_OF_JOB, "SELECT " KL_TASK_COLUMNS " FROM tasks INDEXED BY tasks_by_job "                                   \
                     "WHERE job = ?1 AND partition = ?2 AND shard = ?3 AND id > ?4 ORDER BY id LIMIT ?5")               \
-    X(TASKS_FIRST, "SELECT number FROM tasks ORDER BY number LIMIT ?1")                                                \
-    X(TASKS_EXPIRED, "SELECT number FROM tasks INDEXED BY tasks_by_expiry WHERE expires_ms <= ?1 "                     \
-                     "ORDER BY expires_ms LIMIT ?2")                                                                   \
+    X(TASKS_FIRST, "SELECT number, finished_ms FROM tasks ORDER BY number LIMIT ?1")                                   \
+    X(TASKS_EXPIRED, "SELECT number, expires_ms FROM tasks INDEXED BY tasks_by_expiry ORDER BY expires_ms LIMIT ?1")   \
     X(ADD_ATTEMPT,                                                                                                     \
       "INSERT OR REPLACE INTO attempts(partition, id, number, attempt, finished_ms, expires_ms, checksum, error) "     \
       "VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)")                                                                        \
@@ -85,6 +84,8 @@ enum {
     X(RELEASE, "UPDATE OR IGNORE attempts SET number = 0 WHERE partition = ?1 AND id = ?2 AND number = ?3 "            \
                "AND expires_ms IS NOT NULL")                                                                           \
     X(DROP_ATTEMPTS, "DELETE FROM attempts WHERE partition = ?1 AND id = ?2 AND number = ?3")                          \
+    X(AGE_ORPHANS, "UPDATE attempts INDEXED BY attempts_by_expiry SET expires_ms = finished_ms + ?1 "                  \
+                   "WHERE number = 0 AND expires_ms > finished_ms + ?1")                                               \
     X(DROP_ORPHANS, "DELETE FROM attempts WHERE (partition, id, number, attempt) IN (SELECT partition, id, number, "   \
                     "attempt FROM attempts INDEXED BY attempts_by_expiry WHERE number = 0 AND expires_ms <= ?1 "       \
                     "ORDER BY expires_ms LIMIT ?2)")                                                                   \
@@ -243,9 +244,10 @@ kl_rc kl__hdb_progress(kl__hdb *db, uint64_t *ret_position, uint64_t *ret_commit
 struct kl__history {
     char *path;
     char *vfs; /* NULL: SQLite's own */
-    int64_t rows_max;
+    int64_t rows_max, ms_max;
     _Atomic(uint64_t) position;
     _Atomic(uint64_t) commits; /* transactions */
+    _Atomic(bool) has_aged;    /* no error of an unfinished task is kept longer than ms_max */
 
     pthread_mutex_t write_mutex; /* over the next two */
     kl__hdb *writer;

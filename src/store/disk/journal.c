@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/futex.h"
 
-enum { PAGE = 4096, APPLY_AHEAD = 8, SPINS = 200 };
+enum { PAGE = 4096, SPINS = 200 };
 
 /* A leader waits for others up to this part of what the last sync took, and not longer than this; and when they did not
  * come, not again for a while: the 2^n - 1 commits that follow, up to this n. */
@@ -60,7 +60,6 @@ struct kl__journal {
     size_t expected; /* calls that the next group may get, of those who make one after the other */
     int64_t sync_ns; /* what the last sync took */
     uint32_t gather_misses, gather_rest;
-    kl__journal_stats stats;
 
     _Atomic(bool) is_broken;
     char broken_text[KL_CALL_ERROR_BYTES]; /* set before is_broken */
@@ -176,39 +175,33 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
     journal->sync_ns = kl__monotonic_ns() - began_ns;
     active->end += total;
     journal->last_frame++;
-    journal->stats.frames++;
-    journal->stats.syncs++;
-    journal->stats.records += info->records;
-    journal->stats.bytes += total;
     see_to_next(segments);
     return KL_OK;
 }
 
-static void note_history(kl__state *state, uint64_t commits)
-{
-    pthread_mutex_lock(&state->mutex);
-    if (commits > state->history_noted)
-        state->history_noted = commits;
-    pthread_mutex_unlock(&state->mutex);
-}
-
-static char *put_partition(const kl__partition_state *partition, char *at, uint64_t *sum)
+char *kl__put_partition(char *at, uint64_t sequence, const char *name, uint32_t shard_prefix_len, uint32_t number,
+                        uint64_t *sum)
 {
     kl__partition_record *record = (kl__partition_record *)(void *)at;
-    size_t name_bytes = strlen(partition->name) + 1;
+    size_t name_bytes = strlen(name) + 1;
     *record = (kl__partition_record){
-        .header = {.type = KL_RECORD_PARTITION, .small = {(uint8_t)partition->shard_prefix_len}},
-        .number = partition->number,
+        .header = {.sequence = sequence, .type = KL_RECORD_PARTITION, .small = {(uint8_t)shard_prefix_len}},
+        .number = number,
     };
-    memcpy(record + 1, partition->name, name_bytes);
+    memcpy(record + 1, name, name_bytes);
     *sum += kl__record_seal(&record->header, (char *)(record + 1) + name_bytes);
     return at + record->header.bytes;
 }
 
-uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits)
+uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits, uint64_t first_needed)
 {
     kl__record_header *record = (kl__record_header *)(void *)at;
-    *record = (kl__record_header){.sequence = sequence, .epoch = history_commits, .type = KL_RECORD_NOTE};
+    *record = (kl__record_header){.sequence = sequence,
+                                  .epoch = history_commits,
+                                  .type = KL_RECORD_NOTE,
+                                  .small = {(uint8_t)first_needed, (uint8_t)(first_needed >> 8)},
+                                  .partition = (uint16_t)(first_needed >> 16),
+                                  .shard = (uint16_t)(first_needed >> 32)};
     return kl__record_seal(record, (char *)(record + 1));
 }
 
@@ -248,18 +241,26 @@ static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t n
     frame_info info = {.records = 1 + state->partition_count + state->fenced, .sequence = sequence, .now_ms = now_ms};
     char *at = bytes + KL_FRAME_HEADER;
     uint64_t commits = atomic_load(&state->history_commits);
-    info.sum = kl__put_note(at, sequence, commits);
+    pthread_mutex_lock(&state->mutex);
+    uint64_t first_needed = kl__state_first_needed(state, journal->segments->active->number);
+    pthread_mutex_unlock(&state->mutex);
+    info.sum = kl__put_note(at, sequence, commits, first_needed);
     at += sizeof(kl__record_header);
-    for (uint32_t number = 1; number <= state->partition_count; number++)
-        at = put_partition(state->partitions[number], at, &info.sum);
+    for (uint32_t number = 1; number <= state->partition_count; number++) {
+        const kl__partition_state *its = state->partitions[number];
+        at = kl__put_partition(at, 0, its->name, its->shard_prefix_len, number, &info.sum);
+    }
     for (uint32_t number = 1; number <= state->partition_count; number++)
         at = kl__put_fences(state->partitions[number], at, &info.sum);
     info.bytes = (size_t)(at - bytes) - KL_FRAME_HEADER;
     kl_rc rc = write_frame(journal, bytes, &info);
     kl__free(bytes);
-    if (rc == KL_OK)
-        note_history(state, commits);
-    return rc;
+    if (rc != KL_OK)
+        return rc;
+    pthread_mutex_lock(&state->mutex);
+    kl__state_noted(state, commits, first_needed);
+    pthread_mutex_unlock(&state->mutex);
+    return KL_OK;
 }
 
 /* Goes to the next segment when the frame does not fit in this one. A segment can be without its first frame also when
@@ -291,11 +292,6 @@ static kl_rc make_place(kl__journal *journal, const frame_info *info)
     return write_partitions(journal, info->sequence, info->now_ms);
 }
 
-static const kl__record_header *next_record(const kl__record_header *record)
-{
-    return (const kl__record_header *)(const void *)((const char *)record + record->bytes);
-}
-
 static void keep_recent(kl__journal *journal, const char *bytes, size_t count, uint64_t offset)
 {
     kl__state *state = journal->state;
@@ -309,20 +305,11 @@ static void keep_recent(kl__journal *journal, const char *bytes, size_t count, u
 static kl_rc apply(kl__journal *journal, const char *bytes, const frame_info *info, uint64_t offset)
 {
     kl__state *state = journal->state;
-    const kl__record_header *record = (const void *)bytes, *ahead = record;
-    size_t records = info->records;
-    kl_rc rc = KL_OK;
-    size_t fetched = 0;
+    kl__where where = {journal->segments->active->number, offset};
     keep_recent(journal, bytes, info->bytes, offset);
     pthread_mutex_lock(&state->mutex);
     size_t kept = state->kept_count;
-    for (size_t i = 0; i < records && rc == KL_OK; i++) {
-        for (; fetched < records && fetched < i + APPLY_AHEAD; fetched++, ahead = next_record(ahead))
-            kl__state_prefetch(state, ahead);
-        kl__where where = {journal->segments->active->number, offset + (uint64_t)((const char *)record - bytes)};
-        rc = kl__state_apply(state, record, where, info->now_ms);
-        record = next_record(record);
-    }
+    kl_rc rc = kl__state_apply_all(state, (const void *)bytes, info->records, where, info->now_ms, false);
     bool wants_upkeep = kl__segments_need_upkeep(journal->segments);
     if (state->waiters)
         pthread_cond_broadcast(&state->appended);
@@ -714,12 +701,4 @@ void kl__journal_close(kl__journal *journal)
     if (!journal->is_broken)
         (void)kl__journal_exclusive(journal, fill_close, NULL); /* without it the next open only looks more closely */
     free_journal(journal);
-}
-
-kl__journal_stats kl__journal_stats_of(kl__journal *journal)
-{
-    pthread_mutex_lock(&journal->leader);
-    kl__journal_stats stats = journal->stats;
-    pthread_mutex_unlock(&journal->leader);
-    return stats;
 }

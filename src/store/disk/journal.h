@@ -51,10 +51,6 @@ typedef struct kl__commit {
     struct kl__commit *next; /* ended, and its `done` is to be called */
 } kl__commit;
 
-typedef struct kl__journal_stats {
-    uint64_t frames, records, bytes, syncs;
-} kl__journal_stats;
-
 /* The state, the segments, and where to go on, are as recover.c found them. */
 kl_rc kl__journal_open(kl__state *state, kl__segments *segments, kl_now_ms_fn *now_ms, void *now_ctx,
                        uint64_t last_frame, uint64_t last_sequence, kl__journal **ret_journal);
@@ -84,17 +80,19 @@ kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call);
 typedef size_t kl__fill_fn(void *ctx, char *bytes, uint64_t sequence, size_t *ret_bytes, uint64_t *ret_sum);
 kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx);
 
-kl__journal_stats kl__journal_stats_of(kl__journal *journal);
-
 /* KL_ESYSTEM: broken (J4). */
 kl_rc kl__journal_check(const kl__journal *journal);
+
+/* Writes a PARTITION, adds its CRC to *sum, and returns where it ends. */
+char *kl__put_partition(char *at, uint64_t sequence, const char *name, uint32_t shard_prefix_len, uint32_t number,
+                        uint64_t *sum);
 
 /* Writes a FENCE for each shard of the partition that is fenced or sealed, adds their CRCs to *sum, and returns where
  * they end. The state's `fenced` is how many there are in all partitions. */
 char *kl__put_fences(const kl__partition_state *partition, char *at, uint64_t *sum);
 
 /* Writes a NOTE; returns its CRC. */
-uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits);
+uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits, uint64_t first_needed);
 
 /* Completes a record's header: bytes from `record` on are written, up to `end`; fills up to a multiple of 8. Returns
  * its CRC. */

@@ -299,7 +299,11 @@ static kl_rc await_kept(kl__disk *disk)
 
 static size_t fill_note(void *ctx, char *bytes, uint64_t sequence, size_t *ret_bytes, uint64_t *ret_sum)
 {
-    *ret_sum = kl__put_note(bytes, sequence, *(const uint64_t *)ctx);
+    kl__state *state = &((kl__disk *)ctx)->state;
+    pthread_mutex_lock(&state->mutex);
+    *ret_sum = kl__put_note(bytes, sequence, atomic_load(&state->history_commits),
+                            kl__state_first_needed(state, state->described));
+    pthread_mutex_unlock(&state->mutex);
     *ret_bytes = sizeof(kl__record_header);
     return 1;
 }
@@ -312,7 +316,7 @@ kl_rc kl__keeper_note(kl__disk *disk, bool always)
     pthread_mutex_unlock(&disk->state.mutex);
     if (is_known && !always)
         return kl__journal_check(disk->journal);
-    return kl__journal_exclusive(disk->journal, fill_note, &commits);
+    return kl__journal_exclusive(disk->journal, fill_note, disk);
 }
 
 kl_rc kl__keeper_make_room(kl__disk *disk)

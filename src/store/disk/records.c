@@ -1,4 +1,4 @@
-/* records.c - a tree of records by name. */
+/* records.c - trees of records, by name and by when they expire. */
 #include "store/disk/records.h"
 
 #include <string.h>
@@ -11,6 +11,23 @@ static bool less(const kl__tree_node *a, const kl__tree_node *b)
 {
     return kl__bytes_compare(kl__held_name(record_of((kl__tree_node *)a)),
                              kl__held_name(record_of((kl__tree_node *)b))) < 0;
+}
+
+static kl__held_record *expiring_of(const kl__tree_node *node)
+{
+    return KL_CONTAINER((kl__tree_node *)node, kl__held_record, expiry);
+}
+
+static bool expires_before(const kl__tree_node *a, const kl__tree_node *b)
+{
+    int64_t left = expiring_of(a)->expires_ms, right = expiring_of(b)->expires_ms;
+    return left != right ? left < right : (uintptr_t)a < (uintptr_t)b;
+}
+
+kl__held_record *kl__records_expired(const kl__records *records, int64_t now_ms)
+{
+    kl__tree_node *first = kl__tree_first(records->expiring);
+    return first && kl__held_expired(expiring_of(first), now_ms) ? expiring_of(first) : NULL;
 }
 
 kl__held_record *kl__records_after(const kl__records *records, kl_bytes name, bool or_equal)
@@ -50,6 +67,8 @@ kl__held_record *kl__records_set(kl__records *records, const kl__write_record *w
     if (old)
         kl__records_remove(records, old);
     kl__tree_insert(&records->root, &record->node, less);
+    if (record->expires_ms)
+        kl__tree_insert(&records->expiring, &record->expiry, expires_before);
     records->count++;
     return record;
 }
@@ -57,6 +76,8 @@ kl__held_record *kl__records_set(kl__records *records, const kl__write_record *w
 void kl__records_remove(kl__records *records, kl__held_record *record)
 {
     kl__tree_remove(&records->root, &record->node, less);
+    if (record->expires_ms)
+        kl__tree_remove(&records->expiring, &record->expiry, expires_before);
     kl__free(record);
     records->count--;
 }

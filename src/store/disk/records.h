@@ -1,4 +1,4 @@
-/* records.h - the records of store.h in memory: by name, with their values. */
+/* records.h - the records of store.h in memory: by name, with their values; and those that expire by when they do. */
 #ifndef KL_STORE_RECORDS_H
 #define KL_STORE_RECORDS_H
 
@@ -7,7 +7,8 @@
 #include "store/disk/format.h"
 
 typedef struct kl__held_record {
-    kl__tree_node node; /* by name */
+    kl__tree_node node;   /* by name */
+    kl__tree_node expiry; /* by expires_ms, when that is not 0 */
     uint64_t version;
     int64_t expires_ms; /* 0: never */
     kl__where where;    /* it is written */
@@ -19,6 +20,7 @@ typedef struct kl__held_record {
 
 typedef struct kl__records {
     kl__tree_node *root;
+    kl__tree_node *expiring;
     uint64_t count;
 } kl__records;
 
@@ -42,6 +44,9 @@ kl__held_record *kl__records_find(const kl__records *records, kl_bytes name);
 
 /* The first whose name is behind `name`, or not before it when `or_equal`; NULL: there is none. */
 kl__held_record *kl__records_after(const kl__records *records, kl_bytes name, bool or_equal);
+
+/* The first to expire, when it has; NULL: none has. */
+kl__held_record *kl__records_expired(const kl__records *records, int64_t now_ms);
 
 /* Takes up what a WRITE says, in place of what has its name. NULL: out of memory, nothing changed. */
 kl__held_record *kl__records_set(kl__records *records, const kl__write_record *write, kl__where where);

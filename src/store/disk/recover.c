@@ -74,26 +74,6 @@ static kl_rc fail_damaged(const kl__segments *segments, uint64_t number, const c
                     (unsigned long long)number, segments->dir, what, (unsigned long long)offset);
 }
 
-static kl_rc apply_frame(kl__state *state, const kl__frame *frame, uint64_t segment, uint64_t offset)
-{
-    enum { AHEAD = 8 };
-    const kl__record_header *record = kl__frame_first(frame), *ahead = record;
-    uint32_t fetched = 0;
-    for (uint32_t i = 0; i < frame->records; i++, record = kl__record_next(record)) {
-        for (; fetched < frame->records && fetched < i + AHEAD; fetched++, ahead = kl__record_next(ahead))
-            kl__state_prefetch(state, ahead);
-        kl__where where = {segment, offset + (uint64_t)((const char *)record - (const char *)frame)};
-        kl_rc rc = kl__state_check(state, record);
-        if (rc == KL_OK)
-            rc = kl__state_apply(state, record, where, frame->now_ms);
-        if (rc == KL_ENOMEM)
-            return kl__fail_memory();
-        if (rc != KL_OK)
-            return rc;
-    }
-    return KL_OK;
-}
-
 static void note_frame(kl__recovered *recovered, const kl__frame *frame)
 {
     recovered->last_frame = frame->number;
@@ -112,7 +92,10 @@ static kl_rc read_frames(kl__segments *segments, kl__state *state, const kl__seg
     while ((frame = kl__image_frame(image, segment->end)) != NULL) {
         if (recovered->last_frame && frame->number != recovered->last_frame + 1)
             return fail_damaged(segments, segment->number, "frames before this one are missing", segment->end);
-        kl_rc rc = apply_frame(state, frame, segment->number, segment->end);
+        kl__where where = {segment->number, segment->end + KL_FRAME_HEADER};
+        kl_rc rc = kl__state_apply_all(state, kl__frame_first(frame), frame->records, where, frame->now_ms, true);
+        if (rc == KL_ENOMEM)
+            return kl__fail_memory();
         if (rc == KL_EINVAL)
             return fail_damaged(segments, segment->number, "a record that does not belong there stands", segment->end);
         if (rc != KL_OK)

@@ -256,7 +256,21 @@ void kl__segments_drop(kl__segments *segments)
 
 /* ---- Going on to it ---- */
 
-static kl__segment *take_next(kl__segments *segments, int *ret_error)
+/* A large batch gets a large segment. Its header goes on to say what it was prepared with: it must never be in doubt. */
+static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
+{
+    int error = segments->vfs->truncate(segments->vfs, next->file, bytes);
+    if (!error)
+        error = segments->vfs->sync(segments->vfs, next->file);
+    if (error)
+        (void)segments->vfs->truncate(segments->vfs, next->file, next->bytes); /* a full disk wants it back */
+    else
+        next->bytes = bytes;
+    return error;
+}
+
+/* One with room for `bytes`; NULL: it stays where it is, if there is one. */
+static kl__segment *take_next(kl__segments *segments, uint64_t bytes, int *ret_error)
 {
     pthread_mutex_lock(&segments->files);
     *ret_error = segments->next ? 0 : prepare(segments);
@@ -265,21 +279,16 @@ static kl__segment *take_next(kl__segments *segments, int *ret_error)
         *ret_error = segments->next ? 0 : *ret_error;
     }
     kl__segment *next = segments->next;
-    segments->next = NULL;
-    atomic_store(&segments->has_next, false);
+    if (next && bytes > next->bytes)
+        *ret_error = enlarge(segments, next, bytes);
+    if (*ret_error) {
+        next = NULL;
+    } else {
+        segments->next = NULL;
+        atomic_store(&segments->has_next, false);
+    }
     pthread_mutex_unlock(&segments->files);
     return next;
-}
-
-/* A large batch gets a large segment. Its header goes on to say what it was prepared with: it must never be in doubt.
- * */
-static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
-{
-    int error = segments->vfs->truncate(segments->vfs, next->file, bytes);
-    if (!error)
-        error = segments->vfs->sync(segments->vfs, next->file);
-    next->bytes = bytes;
-    return error;
 }
 
 /* One that was taken and cannot be used. Its file stays, and is found when the store is opened again. */
@@ -294,11 +303,9 @@ static kl_rc give_up(kl__segments *segments, kl__segment *next, const char *why)
 kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
 {
     int error;
-    kl__segment *next = take_next(segments, &error);
+    kl__segment *next = take_next(segments, bytes, &error);
     if (kl__vfs_is_full(error))
         return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
-    if (!error && bytes > next->bytes)
-        error = enlarge(segments, next, bytes);
     if (error)
         return give_up(segments, next, strerror(-error));
     pthread_mutex_lock(&segments->state->mutex);

@@ -112,16 +112,34 @@ kl__segment *kl__state_drop_segment(kl__state *state)
     return segment;
 }
 
-/* The first of several, so that it is not the one being written. */
+uint64_t kl__state_first_needed(const kl__state *state, uint64_t described)
+{
+    for (size_t i = 0; i < state->segment_count; i++) {
+        const kl__segment *its = state->segments[i];
+        if (its->number >= described || its->live || its->pins || its->readers)
+            return its->number;
+    }
+    return 0;
+}
+
+/* The last is never among them: it is the one being written. */
 bool kl__state_can_drop(const kl__state *state)
 {
-    const kl__segment *first = state->segment_count > 1 ? state->segments[0] : NULL;
-    return first && first->number < state->described && first->live == 0 && first->pins == 0 && first->readers == 0;
+    return state->segment_count > 1 && state->segments[0]->number < kl__state_first_needed(state, state->described);
 }
 
 bool kl__state_may_drop(const kl__state *state)
 {
-    return kl__state_can_drop(state) && state->history_noted >= state->history_needed;
+    return kl__state_can_drop(state) && state->segments[0]->number < state->first_noted &&
+           state->history_noted >= state->history_needed;
+}
+
+void kl__state_noted(kl__state *state, uint64_t history_commits, uint64_t first_needed)
+{
+    if (history_commits > state->history_noted)
+        state->history_noted = history_commits;
+    if (first_needed > state->first_noted)
+        state->first_noted = first_needed;
 }
 
 bool kl__state_must_compact(const kl__state *state, uint64_t slack)
@@ -598,18 +616,12 @@ static void forget_record(kl__state *state, kl__held_record *held)
     kl__records_remove(&state->records, held);
 }
 
-void kl__state_sweep(kl__state *state, int64_t now_ms, size_t max)
+bool kl__state_sweep(kl__state *state, int64_t now_ms, size_t max)
 {
-    kl_bytes from = {state->swept, state->swept_bytes};
-    kl__held_record *next, *held = kl__records_after(&state->records, from, true);
-    for (; held && max > 0; held = next, max--) {
-        next = kl__records_after(&state->records, kl__held_name(held), false);
-        if (kl__held_expired(held, now_ms))
-            forget_record(state, held);
-    }
-    state->swept_bytes = held ? held->name_bytes : 0;
-    if (held)
-        memcpy(state->swept, held->text, held->name_bytes);
+    kl__held_record *held = NULL;
+    while (max-- > 0 && (held = kl__records_expired(&state->records, now_ms)) != NULL)
+        forget_record(state, held);
+    return held != NULL;
 }
 
 static kl_rc apply_write(kl__state *state, const kl__write_record *write, kl__where where)
@@ -661,14 +673,33 @@ kl_rc kl__state_apply(kl__state *state, const kl__record_header *record, kl__whe
     case KL_RECORD_WRITE:
         return apply_write(state, (const void *)record, where);
     case KL_RECORD_NOTE:
-        if (record->epoch > state->history_noted)
-            state->history_noted = record->epoch;
+        kl__state_noted(state, record->epoch, kl__note_first(record));
         break;
     case KL_RECORD_CLOSE:
     case KL_RECORD_TYPES:
         break;
     }
     return KL_OK;
+}
+
+kl_rc kl__state_apply_all(kl__state *state, const kl__record_header *record, size_t records, kl__where where,
+                          int64_t now_ms, bool is_in_doubt)
+{
+    enum { AHEAD = 8 };
+    const kl__record_header *ahead = record;
+    size_t fetched = 0;
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; i < records && rc == KL_OK; i++) {
+        for (; fetched < records && fetched < i + AHEAD; fetched++, ahead = kl__record_next(ahead))
+            kl__state_prefetch(state, ahead);
+        if (is_in_doubt)
+            rc = kl__state_check(state, record);
+        if (rc == KL_OK)
+            rc = kl__state_apply(state, record, where, now_ms);
+        where.offset += record->bytes;
+        record = kl__record_next(record);
+    }
+    return rc;
 }
 
 void kl__state_prefetch(const kl__state *state, const kl__record_header *record)

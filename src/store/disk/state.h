@@ -76,8 +76,6 @@ typedef struct kl__state {
     uint32_t fenced;          /* shards that have an epoch or a seal */
     _Atomic(uint32_t) sealed; /* those that have a seal */
     kl__records records;
-    char swept[KL_RECORD_NAME_MAX]; /* where to go on looking for expired ones */
-    size_t swept_bytes;
     kl__tokens *tokens;
     kl__recent *recent;
 
@@ -92,6 +90,7 @@ typedef struct kl__state {
     _Atomic(uint64_t) history_commits; /* transactions that history has made */
     uint64_t history_needed;           /* those by which it took over what the journal may drop now */
     uint64_t history_noted;            /* those that the journal knows of */
+    uint64_t first_noted; /* the first segment that is needed, as far as the journal knows; 0: it does not */
 
     uint64_t live;         /* bytes of all segments together */
     uint64_t closed_bytes; /* of the files of all segments but the last, which is being written */
@@ -110,6 +109,10 @@ kl_rc kl__state_check(const kl__state *state, const kl__record_header *record);
 /* Applies a record that is durable. KL_ENOMEM: memory and journal are at odds now, and the store must stop. */
 kl_rc kl__state_apply(kl__state *state, const kl__record_header *record, kl__where where, int64_t now_ms);
 
+/* Applies those of a frame, of which the first stands at `where`. In doubt: each is checked first. */
+kl_rc kl__state_apply_all(kl__state *state, const kl__record_header *record, size_t records, kl__where where,
+                          int64_t now_ms, bool is_in_doubt);
+
 /* Tells the processor to fetch what applying the record will touch; and, when that has come, its task's slot. */
 void kl__state_prefetch(const kl__state *state, const kl__record_header *record);
 void kl__state_prefetch_slot(const kl__state *state, const kl__record_header *record);
@@ -122,8 +125,8 @@ bool kl__state_is_live(kl__state *state, const kl__record_header *record, kl__wh
 enum { KL_MOVED_MORE = 16 };
 void kl__state_copy(kl__state *state, const kl__record_header *record, kl__record_header *out);
 
-/* Looks at the next `max` records in turn, and forgets those that have expired. */
-void kl__state_sweep(kl__state *state, int64_t now_ms, size_t max);
+/* Forgets up to `max` records that have expired. False: there are no more of them. */
+bool kl__state_sweep(kl__state *state, int64_t now_ms, size_t max);
 
 kl__partition_state *kl__state_partition(const kl__state *state, uint32_t number);
 kl__shard_state *kl__state_shard(const kl__state *state, kl_place place); /* NULL: nothing was ever put there */
@@ -151,11 +154,15 @@ void kl__segment_free(kl__segment *segment);           /* NULL is fine; its file
 bool kl__segment_has_live(const kl__segment *segment, uint64_t from, uint64_t to);
 
 /* Is there a segment to drop, and a durable frame behind it that names partitions and fences? May it be, now that the
- * journal knows what history has taken over? Is more of the journal not needed than may be, `slack` bytes more (G2 of
+ * journal knows that, and what history has taken over? Is more of the journal not needed than may be, `slack` bytes more (G2 of
  * segments.h)? */
 bool kl__state_can_drop(const kl__state *state);
 bool kl__state_may_drop(const kl__state *state);
+uint64_t kl__state_first_needed(const kl__state *state, uint64_t described); /* the first that cannot be; 0: none */
 bool kl__state_must_compact(const kl__state *state, uint64_t slack);
+
+/* The journal knows that by now. */
+void kl__state_noted(kl__state *state, uint64_t history_commits, uint64_t first_needed);
 
 /* History has taken over the first `count` kept tasks, which end with `sequence`. */
 void kl__state_kept_done(kl__state *state, size_t count, uint64_t sequence);

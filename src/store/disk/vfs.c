@@ -219,7 +219,8 @@ static int open_lock(const char *path, int flags, int how, kl__file **ret_lock, 
     int rc = open_fd(name, flags, &file);
     if (rc < 0)
         return rc;
-    rc = take_lock(file, how, ret_pid);
+    struct stat status;
+    rc = fstat(file->fd, &status) == 0 && S_ISDIR(status.st_mode) ? -EISDIR : take_lock(file, how, ret_pid);
     if (rc < 0)
         system_close(&kl__vfs_system, file);
     else

@@ -91,8 +91,10 @@ static PGresult *end_rows(const struct moving *moving, PGconn *conn, const PGres
     kl__pg_args args = {0};
     kl__pg_bytes(&args, moving->queue);
     kl__pg_array(&args, KL_PG_INT8, taken->count);
-    for (size_t i = 0; i < taken->count; i++)
-        kl__pg_add_int(&args, KL_PG_INT8, kl__pg_get_int(shown, (int)i, INBOX_NUMBER));
+    for (size_t i = 0; i < taken->count; i++) {
+        size_t row = taken->which ? taken->which[i] : i;
+        kl__pg_add_int(&args, KL_PG_INT8, kl__pg_get_int(shown, (int)row, INBOX_NUMBER));
+    }
     if (taken->refused)
         kl__pg_bytes(&args, kl_str(taken->refused));
     else
@@ -190,5 +192,46 @@ kl_rc kl__pg_left(void *self, const char *queue, uint64_t *ret_count)
         *ret_count = (uint64_t)kl__pg_get_int(rows, 0, 0);
         PQclear(rows);
     }
+    return rc;
+}
+
+/* --- What was refused --- */
+
+static kl_rc explain(const kl__pg *pg, int64_t number, kl_bytes sentence, kl_arena *arena, const char **ret_why)
+{
+    static const char format[] =
+        "row %lld of %s.inbox: %.*s; set it right and UPDATE %s.inbox SET refused = NULL WHERE "
+        "number = %lld, or DELETE it";
+    size_t size = sizeof format + 2 * sizeof pg->schema + sentence.len + 40; /* two numbers */
+    char *text = kl_arena_alloc(arena, size);
+    if (!text)
+        return kl__fail_memory();
+    snprintf(text, size, format, (long long)number, pg->schema, (int)sentence.len, (const char *)sentence.data,
+             pg->schema, (long long)number);
+    *ret_why = text;
+    return KL_OK;
+}
+
+kl_rc kl__pg_refused(void *self, const char *queue, kl_arena *arena, uint64_t *ret_count, const char **ret_why)
+{
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl__pg_bytes(&args, kl_str(queue));
+    kl_rc rc =
+        kl__pg_ask(self,
+                   &(kl__pg_call){"SELECT pg_catalog.count(*) OVER (), i.number,"
+                                  " pg_catalog.convert_to(i.refused, 'UTF8') FROM $S.inbox i"
+                                  " WHERE i.queue = pg_catalog.convert_from($1, 'UTF8') AND i.refused IS NOT NULL"
+                                  " ORDER BY i.number LIMIT 1",
+                                  &args, true},
+                   &rows);
+    kl__pg_args_free(&args);
+    if (rc != KL_OK)
+        return rc;
+    if (PQntuples(rows) > 0) {
+        *ret_count = (uint64_t)kl__pg_get_int(rows, 0, 0);
+        rc = explain(self, kl__pg_get_int(rows, 0, 1), kl__pg_get_bytes(rows, 0, 2), arena, ret_why);
+    }
+    PQclear(rows);
     return rc;
 }

@@ -24,8 +24,10 @@ enum {
     PAUSE_MAX_MS = 250,
     LOG_BYTES = 512,
     TEXT_MAX = 300,
-    FEW = 2,       /* connections that are made at once; */
-    PATIENT_MS = 3 /* before there are more, it is waited so long for one of them */
+    FEW = 2,        /* connections that are made at once; */
+    PATIENT_MS = 3, /* before there are more, it is waited so long for one of them */
+    SLOW_MS = 1000, /* connecting does not take so long */
+    GONE_TIMES = 4  /* times as long as a connection was waited for in vain nobody else tries */
 };
 
 void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...)
@@ -52,15 +54,18 @@ static int length_of(const char *text)
 static void take_notice(void *ctx, const char *text) { kl__pg_log(ctx, KL_LOG_DEBUG, "%.*s", length_of(text), text); }
 
 /* Step by step, so that notices go to the log from the first on: libpq would print them. */
-static bool finish_connecting(PGconn *conn)
+static bool finish_connecting(kl__pg *pg, PGconn *conn)
 {
     PostgresPollingStatusType wants = PGRES_POLLING_WRITING;
-    int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
+    int64_t until_ns = kl__deadline_ns(pg->opts.hasty ? KL_PG_HASTY_MS : KL_PG_PATIENCE_MS);
+    int64_t slow_ns = kl__deadline_ns(SLOW_MS);
     while (wants == PGRES_POLLING_READING || wants == PGRES_POLLING_WRITING) {
         struct pollfd ready = {.fd = PQsocket(conn), .events = wants == PGRES_POLLING_READING ? POLLIN : POLLOUT};
-        int64_t left_ms = (until_ns - kl__monotonic_ns()) / 1000000;
-        if (left_ms <= 0 || (poll(&ready, 1, (int)left_ms) < 0 && errno != EINTR))
+        int64_t now_ns = kl__monotonic_ns(), left_ms = (until_ns - now_ns) / 1000000;
+        if (left_ms <= 0 || (poll(&ready, 1, (int)(left_ms < SLOW_MS ? left_ms : SLOW_MS)) < 0 && errno != EINTR))
             return false;
+        if (ready.revents == 0 && now_ns >= slow_ns)
+            kl__away_failed(&pg->away, KL_EBUSY, "the server takes long to accept a connection");
         if (ready.revents != 0)
             wants = PQconnectPoll(conn);
     }
@@ -109,7 +114,7 @@ kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
         return kl__fail_memory();
     PQsetNoticeProcessor(conn, take_notice, pg);
     PQsetErrorVerbosity(conn, PQERRORS_VERBOSE);
-    if (PQstatus(conn) == CONNECTION_BAD || !finish_connecting(conn)) {
+    if (PQstatus(conn) == CONNECTION_BAD || !finish_connecting(pg, conn)) {
         kl_rc rc = refuse_connection(conn);
         PQfinish(conn);
         return rc;
@@ -146,13 +151,33 @@ bool kl__pg_is_direct(PGconn *conn)
     return direct;
 }
 
+/* The database, or the user, may have another default than the level that the schema's functions need. */
+static bool is_strict(PGconn *conn)
+{
+    PGresult *rows = PQexec(conn, "SHOW default_transaction_isolation");
+    bool strict = PQntuples(rows) == 1 && strcmp(PQgetvalue(rows, 0, 0), "read committed") != 0;
+    PQclear(rows);
+    return strict;
+}
+
+/* False: it did not work, and each transaction has to say it. */
+static bool set_level(PGconn *conn)
+{
+    PGresult *rows = PQexec(conn, "SET default_transaction_isolation = 'read committed'");
+    bool set = kl__pg_is_good(rows);
+    PQclear(rows);
+    return set;
+}
+
 static void add_link(kl__pg *pg, PGconn *conn)
 {
-    bool direct = kl__pg_is_direct(conn);
+    bool direct = kl__pg_is_direct(conn), strict = is_strict(conn);
+    if (strict && direct)
+        strict = !set_level(conn);
     pthread_mutex_lock(&pg->mutex);
     kl__pg_link *link = find_link(pg, NULL);
     if (link)
-        *link = (kl__pg_link){.conn = conn, .direct = direct};
+        *link = (kl__pg_link){.conn = conn, .direct = direct, .strict = strict};
     pthread_mutex_unlock(&pg->mutex);
 }
 
@@ -371,17 +396,58 @@ static kl_rc judge(const PGconn *conn, const PGresult *rows, enum fate *ret_fate
     return refuse(conn, rows, state ? state : "08", *ret_fate);
 }
 
+static void tell_lost(kl__pg *pg, const PGconn *conn)
+{
+    char text[TEXT_MAX + 64];
+    snprintf(text, sizeof text, "the connection was lost: %.*s", length_of(PQerrorMessage(conn)), PQerrorMessage(conn));
+    kl__away_failed(&pg->away, KL_EBUSY, text);
+}
+
+/* Who has other stores to see to is not held up by one that is away: when it has been for some time, a call tries now and
+ * then, and the others fail at once. */
+static kl_rc check_gone(kl__pg *pg, int64_t *until_ns)
+{
+    char why[KL_PG_WHY_BYTES];
+    int64_t now_ns = kl__monotonic_ns(), hasty_ns = KL_PG_HASTY_MS * INT64_C(1000000);
+    pthread_mutex_lock(&pg->mutex);
+    int64_t gone_ns = pg->gone_ns, again_ns = pg->again_ns;
+    memcpy(why, pg->gone_why, sizeof why);
+    pthread_mutex_unlock(&pg->mutex);
+    *until_ns = (gone_ns ? gone_ns : now_ns) + hasty_ns;
+    return gone_ns && now_ns >= *until_ns && now_ns < again_ns ? kl__fail(KL_EBUSY, "%s", why) : KL_OK;
+}
+
+static void note_gone(kl__pg *pg, bool gone, int64_t began_ns)
+{
+    int64_t now_ns = kl__monotonic_ns(), rest_ns = GONE_TIMES * (now_ns - began_ns);
+    int64_t least_ns = PAUSE_MAX_MS * INT64_C(1000000);
+    pthread_mutex_lock(&pg->mutex);
+    pg->gone_ns = !gone ? 0 : pg->gone_ns ? pg->gone_ns : began_ns;
+    pg->again_ns = now_ns + (rest_ns > least_ns ? rest_ns : least_ns);
+    if (gone)
+        snprintf(pg->gone_why, sizeof pg->gone_why, "%s", kl_error_text());
+    pthread_mutex_unlock(&pg->mutex);
+}
+
 static kl_rc try_once(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ctx, enum fate *ret_fate,
                       PGresult **ret_rows)
 {
     PGconn *conn = NULL;
+    int64_t began_ns = kl__monotonic_ns();
     kl_rc rc = borrow(pg, sql, &conn);
+    if (pg->opts.hasty)
+        note_gone(pg, rc == KL_EBUSY, began_ns);
     if (rc != KL_OK) {
         *ret_fate = rc == KL_EBUSY ? TAKEN_BACK : FAILED; /* nothing was sent */
+        kl__away_failed(&pg->away, rc, kl_error_text());
         return rc;
     }
     PGresult *rows = send(conn, ctx);
     rc = judge(conn, rows, ret_fate);
+    if (rc != KL_OK && *ret_fate == LOST)
+        tell_lost(pg, conn);
+    else
+        kl__away_worked(&pg->away);
     if (rc == KL_OK)
         *ret_rows = rows;
     else
@@ -398,6 +464,9 @@ static kl_rc send_it(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ct
 {
     int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
     int pause_ms = PAUSE_MIN_MS;
+    kl_rc gone = pg->opts.hasty ? check_gone(pg, &until_ns) : KL_OK;
+    if (gone != KL_OK)
+        return gone;
     for (int tries = 0;; tries++) {
         enum fate fate = FAILED;
         kl_rc rc = try_once(pg, sql, send, ctx, &fate, ret_rows);
@@ -420,6 +489,7 @@ struct statement {
     char *text;      /* with the schema's name in it */
     const kl__pg_args *args;
     char name[16]; /* by which the connection knows it; empty: it is sent as text */
+    bool strict;   /* as in kl__pg_link */
 };
 
 struct batch {
@@ -449,9 +519,11 @@ PGresult *kl__pg_exec(PGconn *conn, const char *sql, const kl__pg_args *args)
     return PQexecParams(conn, sql, args->count, args->types, values.values, args->lengths, values.formats, 1);
 }
 
-/* The statement's number, by its text's address: each call has its own. -1: there are too many, or a pooler. */
-static int number_of(kl__pg *pg, const PGconn *conn, const char *sql, bool *ret_known)
+/* The statement's number, by its text's address: each call has its own. -1: there are too many, or a pooler. Says what the
+ * connection is, too. */
+static int number_of(kl__pg *pg, const PGconn *conn, struct statement *statement, bool *ret_known)
 {
+    const char *sql = statement->sql;
     int number = 0;
     pthread_mutex_lock(&pg->mutex);
     kl__pg_link *link = find_link(pg, conn);
@@ -463,6 +535,7 @@ static int number_of(kl__pg *pg, const PGconn *conn, const char *sql, bool *ret_
         *ret_known = (link->prepared >> number & 1) != 0;
         link->prepared |= UINT64_C(1) << number;
     }
+    statement->strict = link && link->strict;
     pthread_mutex_unlock(&pg->mutex);
     return usable ? number : -1;
 }
@@ -471,7 +544,7 @@ static int number_of(kl__pg *pg, const PGconn *conn, const char *sql, bool *ret_
 static PGresult *prepare(kl__pg *pg, PGconn *conn, struct statement *statement)
 {
     bool known = true;
-    int number = number_of(pg, conn, statement->sql, &known);
+    int number = number_of(pg, conn, statement, &known);
     statement->name[0] = 0;
     if (number >= 0)
         snprintf(statement->name, sizeof statement->name, "kl%d", number);
@@ -506,10 +579,18 @@ static bool send_statement(PGconn *conn, const struct statement *statement)
                                                 args->lengths, values.formats, 1);
 }
 
+/* What is sent up to a sync is one transaction, whose level may be said before it has a snapshot. Without LOCAL, which
+ * warns outside of BEGIN and COMMIT: it ends with the transaction all the same. */
+static bool send_level(PGconn *conn)
+{
+    return PQsendQueryParams(conn, "SET transaction_isolation = 'read committed'", 0, NULL, NULL, NULL, NULL, 1);
+}
+
 static bool send_batch(PGconn *conn, const struct batch *batch)
 {
     for (size_t i = 0; i < batch->count; i++)
-        if (!send_statement(conn, &batch->steps[i]) || !PQpipelineSync(conn))
+        if ((batch->steps[i].strict && !send_level(conn)) || !send_statement(conn, &batch->steps[i]) ||
+            !PQpipelineSync(conn))
             return false;
     return true;
 }
@@ -522,7 +603,8 @@ static PGresult *choose_answer(PGresult *first, PGresult *next)
     return use_next ? next : first;
 }
 
-/* Takes answers up to the end of a transaction. NULL: the connection failed without a word. */
+/* Takes answers up to the end of a transaction: the last one, or the first that is a failure. NULL: the connection failed
+ * without a word. */
 static PGresult *take_answers(PGconn *conn)
 {
     PGresult *rows = NULL;
@@ -531,7 +613,12 @@ static PGresult *take_answers(PGconn *conn)
         bool is_sync = PQresultStatus(next) == PGRES_PIPELINE_SYNC;
         ends = next ? 0 : ends + 1;
         if (!is_sync) {
-            rows = choose_answer(rows, next);
+            if (rows && (!next || !kl__pg_is_good(rows))) {
+                PQclear(next);
+                continue;
+            }
+            PQclear(rows);
+            rows = next;
             continue;
         }
         PQclear(next);
@@ -548,7 +635,7 @@ static PGresult *make_batch(PGconn *conn, const struct batch *batch)
         return NULL;
     if (send_batch(conn, batch)) {
         rows = take_answers(conn);
-        rows = rows ? choose_answer(rows, take_answers(conn)) : rows;
+        rows = rows && batch->count > 1 ? choose_answer(rows, take_answers(conn)) : rows;
     }
     if (PQexitPipelineMode(conn))
         return rows;
@@ -564,7 +651,8 @@ static PGresult *send_steps(PGconn *conn, void *ctx)
         rows = prepare(batch->pg, conn, &batch->steps[i]);
     if (rows)
         return rows;
-    return batch->count == 1 ? make_statement(conn, &batch->steps[0]) : make_batch(conn, batch);
+    bool single = batch->count == 1 && !batch->steps[0].strict;
+    return single ? make_statement(conn, &batch->steps[0]) : make_batch(conn, batch);
 }
 
 kl_rc kl__pg_ask_then(kl__pg *pg, const kl__pg_call *call, const kl__pg_step *then, PGresult **ret_rows)
@@ -573,7 +661,8 @@ kl_rc kl__pg_ask_then(kl__pg *pg, const kl__pg_call *call, const kl__pg_step *th
     bool good = true;
     for (size_t i = 0; i < batch.count; i++) {
         struct statement *statement = &batch.steps[i];
-        *statement = (struct statement){i == 0 ? call->sql : then->sql, NULL, i == 0 ? call->args : then->args, ""};
+        *statement =
+            (struct statement){.sql = i == 0 ? call->sql : then->sql, .args = i == 0 ? call->args : then->args};
         statement->text = statement->args->failed ? NULL : kl__pg_expand(pg, statement->sql);
         good = good && statement->text;
     }

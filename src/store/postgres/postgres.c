@@ -125,9 +125,12 @@ static void free_store(kl__pg *pg)
     pthread_mutex_destroy(&pg->mutex);
     pthread_mutex_destroy(&pg->taking);
     kl__pg_groups_close(&pg->groups);
+    kl__away_close(&pg->away);
     kl__free(pg->url);
     kl__free(pg);
 }
+
+static const kl__told_words words = {"the database cannot be used", "the database can be used again"};
 
 static kl__pg *make_store(const kl_store_opts *opts)
 {
@@ -142,6 +145,7 @@ static kl__pg *make_store(const kl_store_opts *opts)
     kl__cond_init(&pg->told);
     kl__cond_init(&pg->upkeep_wakes);
     pg->opts = *opts;
+    kl__away_open(&pg->away, &words, opts);
     pg->pool_max = KL_PG_POOL;
     pg->may_listen = pg->may_migrate = true;
     return pg;
@@ -257,6 +261,8 @@ static kl_rc partition_of(void *self, const char *name, uint32_t shard_prefix_le
     return KL_OK;
 }
 
+static bool is_away(void *self) { return kl__away_is_told(&((kl__pg *)self)->away); }
+
 const kl_engine kl__engine_postgres = {
     .size = sizeof(kl_engine),
     .scheme = "postgres",
@@ -284,4 +290,6 @@ const kl_engine kl__engine_postgres = {
     .lines = kl__pg_lines,
     .left = kl__pg_left,
     .pulse = pulse,
+    .is_away = is_away,
+    .refused = kl__pg_refused,
 };

@@ -30,6 +30,7 @@
 #include "base/compare.h"
 #include "base/told.h"
 #include "keyline/store.h"
+#include "store/away.h"
 
 enum {
     KL_PG_VERSION = 3,         /* of the schema */
@@ -37,9 +38,11 @@ enum {
     KL_PG_POOL = 8,            /* connections, beside the one that listens; ?pool= */
     KL_PG_POOL_MAX = 64,
     KL_PG_PATIENCE_MS = 10000, /* how long a call is made again while there is no connection */
-    KL_PG_SCHEMA_BYTES = 64,   /* a name and its zero byte: what PostgreSQL takes */
-    KL_PG_SHARDS_MAX = 256,    /* locks in one transaction: a server has 64 for each connection, about */
-    KL_PG_DUE = 32,            /* lines as the schema numbers them: priorities from 0 on, and these */
+    KL_PG_HASTY_MS = 3000, /* the same of a store that is hasty: so long after the server went away, and then at once */
+    KL_PG_WHY_BYTES = 400,
+    KL_PG_SCHEMA_BYTES = 64, /* a name and its zero byte: what PostgreSQL takes */
+    KL_PG_SHARDS_MAX = 256,  /* locks in one transaction: a server has 64 for each connection, about */
+    KL_PG_DUE = 32,          /* lines as the schema numbers them: priorities from 0 on, and these */
     KL_PG_RETRY = 33,
     KL_PG_INBOX = 0, /* for those who wait: no partition */
     KL_PG_NEWS = 256,
@@ -59,6 +62,7 @@ typedef struct kl__pg_seen kl__pg_seen;
 typedef struct kl__pg_link {
     PGconn *conn;      /* NULL: none */
     bool direct;       /* its session is ours alone: there is no pooler in between */
+    bool strict;       /* its transactions are not read committed unless they say so */
     uint64_t prepared; /* which of the store's statements it knows, a bit each */
 } kl__pg_link;
 
@@ -94,6 +98,12 @@ typedef struct kl__pg {
     const char *statements[KL_PG_STATEMENTS]; /* as calls have them; a number is a bit of kl__pg_link */
     int64_t now_ms;                           /* the latest that the clock has shown */
 
+    kl__away away; /* whether the server answers */
+
+    /* Of a hasty store: since when there is no connection to be had (0: there is), why, and not tried again before. */
+    int64_t gone_ns, again_ns;
+    char gone_why[KL_PG_WHY_BYTES];
+
     kl__pg_seen *seen;     /* what scans have shown; seen.h */
     atomic_uint row_tasks; /* how many tasks a row of entries had, of late; scan.c */
 
@@ -123,7 +133,7 @@ typedef struct kl__pg {
     pthread_cond_t upkeep_wakes;
     pthread_t upkeep;
     bool upkeep_runs;
-    kl__told upkeep_told[KL_TOLD_MAX]; /* the thread's own */
+    kl__told upkeep_told; /* the thread's own */
     atomic_bool closing;
     atomic_bool settles; /* somebody has settled by this handle */
 } kl__pg;
@@ -282,6 +292,7 @@ kl_rc kl__pg_put(void *self, kl_write *writes, size_t count);
 kl_rc kl__pg_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
                   size_t *ret_count);
 kl_rc kl__pg_left(void *self, const char *queue, uint64_t *ret_count);
+kl_rc kl__pg_refused(void *self, const char *queue, kl_arena *arena, uint64_t *ret_count, const char **ret_why);
 kl_rc kl__pg_take_in(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
                      size_t *ret_count);
 

@@ -20,10 +20,19 @@ enum {
     HISTORY_MS = 5 * 60000, /* the number of rows that the server guesses is too high for so long */
 };
 
-static void complain(kl__pg *pg)
+static const kl__told_words words = {"clearing away fails", "clearing away works again"};
+
+/* While the server does not answer, that is told already. */
+static void note(kl__pg *pg, kl_rc rc)
 {
-    if (kl__told_anew(pg->upkeep_told, kl_str(kl_error_text()), kl__monotonic_ns()))
-        kl__pg_log(pg, KL_LOG_WARN, "clearing away failed, and is tried again: %s", kl_error_text());
+    char text[KL_TOLD_BYTES];
+    bool anew = false;
+    if (rc == KL_OK)
+        anew = kl__told_success(&pg->upkeep_told, &words, kl__monotonic_ns(), text);
+    else if (!kl__away_is_told(&pg->away))
+        anew = kl__told_failure(&pg->upkeep_told, &words, rc, kl_error_text(), kl__monotonic_ns(), text);
+    if (anew)
+        kl__pg_log(pg, KL_LOG_WARN, "%s", text);
 }
 
 /* True: there is more. Where there turned out to be no more history than there may be, it is left alone for a while. */
@@ -43,16 +52,14 @@ static bool clear_rows(kl__pg *pg, int64_t *history_ns)
         if (!PQgetisnull(rows, 0, 1) && kl__pg_get_int(rows, 0, 1) == 0)
             *history_ns = kl__deadline_ns(HISTORY_MS);
         PQclear(rows);
-    } else {
-        complain(pg);
     }
+    note(pg, rc);
     return more;
 }
 
 static void do_step(kl__pg *pg, const char *sql, kl__pg_args *args)
 {
-    if (kl__pg_do(pg, &(kl__pg_call){sql, args, false}) != KL_OK)
-        complain(pg);
+    note(pg, kl__pg_do(pg, &(kl__pg_call){sql, args, false}));
     kl__pg_args_free(args);
 }
 
@@ -77,7 +84,7 @@ static bool is_due(kl__pg *pg)
     kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.upkeep_due($1)", &args, false}, &rows);
     kl__pg_args_free(&args);
     if (rc != KL_OK) {
-        complain(pg);
+        note(pg, rc);
         return false;
     }
     bool due = kl__pg_get_int(rows, 0, 0) != 0;

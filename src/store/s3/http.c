@@ -34,6 +34,7 @@ enum {
     FIRST_MS = 3000,       /* a server that never answered and cannot be reached is tried for so long */
     BACKOFF_MS = 20,
     BACKOFF_MAX_MS = 2000,
+    ILL_SENDS = 6, /* that fail one after the other take about a second */
     POLL_MS = 1000,
     TEXT_MIN = 256,
 };
@@ -57,6 +58,7 @@ struct kl__s3_http {
     pthread_cond_t answered;
     kl__s3_request *fresh, **fresh_end;
     bool closing;
+    kl__away *away; /* NULL: nobody is told */
     kl__s3_clock clock;
     kl__s3_bill bill;
 
@@ -468,6 +470,23 @@ static bool wants_keys(const kl__s3_request *request)
     return wants && (request->status == 403 || request->status == 400);
 }
 
+/* A server that is busy for a moment is nothing to tell. */
+static void tell(kl__away *away, const kl__s3_request *request)
+{
+    char text[sizeof request->problem + 64];
+    bool is_ill = request->status >= 500 && request->status != 501;
+    if (!away || (is_ill && request->sends < ILL_SENDS))
+        return;
+    if (request->status == 0)
+        snprintf(text, sizeof text, "there is no answer (%s)", request->problem);
+    else
+        snprintf(text, sizeof text, "it answers %d, %u times in a row", request->status, request->sends);
+    if (request->status == 0 || is_ill)
+        kl__away_failed(away, KL_EBUSY, text);
+    else
+        kl__away_worked(away);
+}
+
 static void take_answer(kl__s3_http *http, CURLMsg *message)
 {
     kl__s3_request *request = NULL;
@@ -487,12 +506,14 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
     release(http, request);
     pthread_mutex_lock(&http->mutex);
     http->bill.bytes_in += request->reply.len;
+    kl__away *away = http->away;
     bool skewed = is_skewed(request);
     if (request->date_ms && skewed)
         kl__s3_clock_set(&http->clock, request->date_ms); /* whatever was thought before is wrong */
     else if (request->date_ms)
         kl__s3_clock_learn(&http->clock, request->date_ms);
     pthread_mutex_unlock(&http->mutex);
+    tell(away, request);
     request->skewed |= skewed;
     if (goes_again(request->status) || skewed || (wants_keys(request) && renew_keys(http, request)))
         send_later(http, request);
@@ -626,6 +647,13 @@ kl_rc kl__s3_http_open(const kl__s3_site *site, kl__s3_http **ret_http)
     }
     *ret_http = http;
     return KL_OK;
+}
+
+void kl__s3_http_tell(kl__s3_http *http, kl__away *away)
+{
+    pthread_mutex_lock(&http->mutex);
+    http->away = away;
+    pthread_mutex_unlock(&http->mutex);
 }
 
 void kl__s3_http_close(kl__s3_http *http)

@@ -12,6 +12,7 @@
 #include "keyline/bytes.h"
 #include "keyline/error.h"
 #include "keyline/log.h"
+#include "store/away.h"
 
 enum {
     KL_S3_NAME_MAX = 1024,     /* bytes of an object's name: what S3 takes */
@@ -81,6 +82,9 @@ typedef struct kl__s3_http kl__s3_http;
  * (kl__s3_read_keys). KL_ENOMEM, KL_ESYSTEM. */
 KL_MUST_USE kl_rc kl__s3_http_open(const kl__s3_site *site, kl__s3_http **ret_http);
 void kl__s3_http_close(kl__s3_http *http);
+
+/* From now on `away` is told when the server does not answer, and when it does; it must outlive the http. */
+void kl__s3_http_tell(kl__s3_http *http, kl__away *away);
 
 /* Sends all and waits for the answers. 5xx, 429, 409 and lost connections are sent again for KL_S3_PATIENCE_MS. KL_OK:
  * each has an answer below 500. KL_EBUSY: one has none. KL_ENOMEM. */

@@ -238,6 +238,23 @@ static kl_rc do_as_said(struct import *import, const kl_taken *taken)
     return rc == KL_OK ? kl__s3_delete(import->s3, names, taken->count) : rc;
 }
 
+/* Brings those that were chosen to the front. They ascend, so none of them is moved before its turn. */
+static void bring_forward(struct import *import, const kl_taken *taken)
+{
+    for (size_t i = 0; taken->which && i < taken->count; i++) {
+        size_t from = taken->which[i];
+        kl__s3_listed *item = import->items[i];
+        kl__s3_request request = import->requests[i];
+        kl_handed handed = import->handed[i];
+        import->items[i] = import->items[from];
+        import->requests[i] = import->requests[from];
+        import->handed[i] = import->handed[from];
+        import->items[from] = item;
+        import->requests[from] = request;
+        import->handed[from] = handed;
+    }
+}
+
 static bool is_for(const kl__s3 *s3, const char *queue) { return s3->import && strcmp(s3->import, queue) == 0; }
 
 /* One look at all shards, at most every poll_ms while there is nothing. */
@@ -280,8 +297,10 @@ kl_rc kl__s3_take_in(void *self, const char *queue, int64_t wait_ms, size_t max,
         rc = read_all(import, max);
     if (rc == KL_OK && import->count > 0)
         rc = take(ctx, import->handed, import->count, &taken);
-    if (rc == KL_OK && taken.count > 0)
+    if (rc == KL_OK && taken.count > 0) {
+        bring_forward(import, &taken);
         rc = do_as_said(import, &taken);
+    }
     if (rc == KL_OK)
         *ret_count = import->count;
     if (rc == KL_OK && import->count > 0)

@@ -528,6 +528,7 @@ static void close_s3(void *self)
         kl__engine_memory.close(s3->memory);
     }
     kl__s3_http_close(s3->http);
+    kl__away_close(&s3->away);
     pthread_mutex_destroy(&s3->journal_mutex);
     pthread_mutex_destroy(&s3->partition_mutex);
     pthread_mutex_destroy(&s3->kept_mutex);
@@ -553,6 +554,8 @@ static kl_rc open_replica(kl__s3 *s3)
     return rc == KL_OK && !s3->partitions ? kl__fail_memory() : rc;
 }
 
+static const kl__told_words words = {"the S3 server cannot be used", "the S3 server can be used again"};
+
 static kl_rc open_s3(const char *where, const kl_store_opts *opts, void **ret_self)
 {
     kl__s3 *s3 = kl__alloc_zeroed(1, sizeof *s3);
@@ -566,6 +569,7 @@ static kl_rc open_s3(const char *where, const kl_store_opts *opts, void **ret_se
     pthread_mutex_init(&s3->upkeep_mutex, NULL);
     kl__cond_init(&s3->upkeep_wakes);
     s3->opts = *opts;
+    kl__away_open(&s3->away, &words, opts);
     s3->checkpoint_every = KL_S3_CHECKPOINT;
     s3->settle_ms = KL_S3_SETTLE_MS;
     s3->poll_ms = KL_S3_POLL_MAX_MS;
@@ -586,6 +590,7 @@ static kl_rc open_s3(const char *where, const kl_store_opts *opts, void **ret_se
     if (rc == KL_OK)
         rc = kl__s3_upkeep_start(s3);
     if (rc == KL_OK) {
+        kl__s3_http_tell(s3->http, &s3->away);
         s3->since_ms = kl__s3_now(s3);
         s3->bill_nonce = kl__s3_nonce();
         *ret_self = s3;
@@ -597,6 +602,8 @@ static kl_rc open_s3(const char *where, const kl_store_opts *opts, void **ret_se
     close_s3(s3);
     return kl__fail(rc, "%s", error);
 }
+
+static bool is_away(void *self) { return kl__away_is_told(&((kl__s3 *)self)->away); }
 
 const kl_engine kl__engine_s3 = {
     .size = sizeof(kl_engine),
@@ -623,4 +630,5 @@ const kl_engine kl__engine_s3 = {
     .list = kl__s3_list,
     .take_in = kl__s3_take_in,
     .lines = kl__s3_lines,
+    .is_away = is_away,
 };

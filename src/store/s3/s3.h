@@ -216,6 +216,7 @@ typedef struct kl__s3 {
     kl__s3_site site;
     char *prefix; /* of all names, with its slash; may be empty */
     kl__s3_http *http;
+    kl__away away;    /* whether the server answers */
     bool unquoted;    /* If-Match takes the ETag without quotes */
     bool caller_time; /* ?clock=caller */
     char *import;     /* ?import=QUEUE: which queue takes in what an object-per-task system left; NULL: none */

@@ -20,8 +20,10 @@
 #include "store/socket/client.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/time.h>
@@ -30,11 +32,12 @@
 #include "base/clock.h"
 
 /* How long somebody may hold the directory without listening (it opens or closes it, or looks at it) before a call
- * gives up; how long a holder may take for its hello, and to take a request; how often one that does not answer is
- * looked at, and for how long it may be found stopped; the pauses between two tries; and on how many connections a call
+ * gives up, and how long several may in turn, as short commands do; how long a holder may take for its hello, and to
+ * take a request; how often one that does not answer is looked at, and for how long it may be found stopped; the pauses between two tries; and on how many connections a call
  * is tried, each of which was there and ended under it. */
 enum {
     LISTEN_MS = 3000,
+    TURNS_MS = 60000,
     HELLO_MS = 5000,
     LOOK_MS = 1000,
     STOPPED_MS = 5000,
@@ -279,15 +282,45 @@ static kl_rc ask_absent(kl__client *client)
     return rc == KL_OK ? KL_MOVED : rc;
 }
 
+/* Whose number stands in the directory; 0: nobody's. */
+static long named_holder(const kl__client *client)
+{
+    char path[PATH_MAX], text[32] = "";
+    if (client->dial || (size_t)snprintf(path, sizeof path, "%s/lock", client->dir) >= sizeof path)
+        return 0;
+    FILE *file = fopen(path, "re");
+    if (!file)
+        return 0;
+    long pid = fgets(text, sizeof text, file) ? strtol(text, NULL, 10) : 0;
+    fclose(file);
+    return pid;
+}
+
+/* Each holder has its time: whoever waits may be passed by many that come later, and are gone soon. */
+struct turns {
+    long holder;
+    int64_t until_ns, end_ns;
+};
+
+static bool is_late(struct turns *turns, long holder)
+{
+    if (holder != turns->holder) {
+        turns->holder = holder;
+        turns->until_ns = kl__deadline_ns(LISTEN_MS);
+    }
+    int64_t now_ns = kl__monotonic_ns();
+    return now_ns > turns->until_ns || now_ns > turns->end_ns;
+}
+
 static kl_rc connect_link(kl__client *client, kl__link *link)
 {
-    int64_t until_ns = kl__deadline_ns(LISTEN_MS);
+    struct turns turns = {0, kl__deadline_ns(LISTEN_MS), kl__deadline_ns(TURNS_MS)};
     for (int pause_ms = PAUSE_MIN_MS;; pause_ms = pause_ms < PAUSE_MAX_MS ? 2 * pause_ms : PAUSE_MAX_MS) {
         bool listens;
         kl_rc rc = try_to_connect(client, link, &listens);
         if (rc == KL_EBUSY && !listens)
             rc = ask_absent(client);
-        if (rc != KL_EBUSY || atomic_load(&client->stopped) || kl__monotonic_ns() > until_ns)
+        if (rc != KL_EBUSY || atomic_load(&client->stopped) || is_late(&turns, named_holder(client)))
             return rc;
         poll(NULL, 0, pause_ms);
     }
