@@ -355,6 +355,24 @@ TEST(a_damaged_task_is_named)
     shelf_free(&shelf);
 }
 
+TEST(an_earlier_error_is_not_shown_for_a_last_one_that_is_lost)
+{
+    struct shelf shelf;
+    kl_task task = {.state = KL_TASK_UNKNOWN};
+    kl_task_id id = shelf_id(5);
+    shelf_new(&shelf);
+    REQUIRE(shelf.history);
+    shelf_retry(&shelf, 5, 1, "alpha");
+    shelf_retry(&shelf, 5, 2, "beta");
+    shelf_add(&shelf, 5, KL_DONE, "k", NULL);
+    CHECK_BYTES(shelf_read(&shelf, 5).error, kl_str("beta"));
+    shelf_sql(&shelf, "update attempts set number = number + 64 where attempt = 2");
+    CHECK_INT(read_kept(shelf.history, (kl_place){1, 2}, &id, 1, &shelf.arena, &task), KL_EDAMAGED);
+    CHECK_CONTAINS(kl_error_text(), "12340000-0000-0000-0000-000000000005");
+    CHECK_INT(kl__history_check(shelf.history), KL_EDAMAGED);
+    shelf_free(&shelf);
+}
+
 TEST(counts_and_segments_that_do_not_fit_the_tasks_are_noticed)
 {
     static const char *const damages[] = {

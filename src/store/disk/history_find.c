@@ -126,17 +126,36 @@ static bool attempt_is_sound(sqlite3_stmt *statement, uint32_t partition, const 
                                    sqlite3_column_int64(statement, 1), kl__hdb_bytes(statement, 3));
 }
 
-static kl_rc load_error(kl__hdb *db, kl_arena *arena, kl_task *task)
+static void bind_task(sqlite3_stmt *statement, const kl_task *task)
+{
+    sqlite3_bind_int64(statement, 1, task->entry.place.partition);
+    kl__hdb_bind_bytes(statement, 2, (kl_bytes){task->entry.id.bytes, sizeof task->entry.id.bytes});
+    sqlite3_bind_int64(statement, 3, (int64_t)task->position);
+}
+
+/* A sound row is the last error only if none behind it was lost: all that the task's row counts must be there. */
+static kl_rc check_errors(kl__hdb *db, const kl_task *task, uint32_t errors, int64_t last_attempt)
+{
+    sqlite3_stmt *statement;
+    bool row;
+    KL_TRY(kl__hdb_use(db, KL_SQL_COUNT_ERRORS, &statement));
+    bind_task(statement, task);
+    KL_TRY(kl__hdb_step(db, statement, &row));
+    bool are_all = sqlite3_column_int64(statement, 0) == errors && sqlite3_column_int64(statement, 1) == last_attempt;
+    sqlite3_reset(statement);
+    return are_all ? KL_OK : fail_task(db, &task->entry.id);
+}
+
+static kl_rc load_error(kl__hdb *db, kl_arena *arena, uint32_t errors, kl_task *task)
 {
     sqlite3_stmt *statement;
     bool found;
     KL_TRY(kl__hdb_use(db, KL_SQL_LAST_ERROR, &statement));
-    sqlite3_bind_int64(statement, 1, task->entry.place.partition);
-    kl__hdb_bind_bytes(statement, 2, (kl_bytes){task->entry.id.bytes, sizeof task->entry.id.bytes});
-    sqlite3_bind_int64(statement, 3, (int64_t)task->position);
+    bind_task(statement, task);
     KL_TRY(kl__hdb_step(db, statement, &found));
     if (!found || !attempt_is_sound(statement, task->entry.place.partition, &task->entry.id))
         return fail_task(db, &task->entry.id);
+    KL_TRY(check_errors(db, task, errors, sqlite3_column_int64(statement, 0)));
     return kl_arena_copy(arena, kl__hdb_bytes(statement, 3), &task->error) ? KL_OK : kl__fail_memory();
 }
 
@@ -155,7 +174,7 @@ static kl_rc load(kl__hdb *db, const struct row *row, kl_arena *arena, kl_task *
         !copy(arena, &task.entry.headers) || !copy(arena, &task.entry.payload))
         return kl__fail_memory();
     if (row->errors)
-        KL_TRY(load_error(db, arena, &task));
+        KL_TRY(load_error(db, arena, row->errors, &task));
     *ret_task = task;
     return KL_OK;
 }

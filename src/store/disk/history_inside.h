@@ -91,6 +91,8 @@ enum {
                     "ORDER BY expires_ms LIMIT ?2)")                                                                   \
     X(LAST_ERROR, "SELECT attempt, finished_ms, checksum, error FROM attempts WHERE partition = ?1 AND id = ?2 "       \
                   "AND number = ?3 ORDER BY attempt DESC LIMIT 1")                                                     \
+    X(COUNT_ERRORS, "SELECT count(DISTINCT attempt), max(attempt) FROM attempts WHERE partition = ?1 AND id = ?2 "     \
+                    "AND number = ?3")                                                                                 \
     X(ATTEMPTS_ALL, "SELECT attempt, finished_ms, checksum, error, partition, id, number FROM attempts")               \
     X(ADD_SEGMENT, "INSERT INTO segments(" KL_SEGMENT_COLUMNS ", numbers) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7)")         \
     X(DROP_SEGMENT, "DELETE FROM segments WHERE first = ?1")                                                           \
