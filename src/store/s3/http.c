@@ -207,15 +207,6 @@ static size_t take_header(char *bytes, size_t size, size_t count, void *ctx)
     return len;
 }
 
-static bool is_post(const kl__s3_request *request) { return request->kind == KL_S3_DELETE && request->query; }
-
-static const char *method_of(const kl__s3_request *request)
-{
-    if (is_post(request))
-        return "POST";
-    return request->kind == KL_S3_PUT ? "PUT" : request->kind == KL_S3_DELETE ? "DELETE" : "GET";
-}
-
 /* The MD5 that a list of deletes must carry. False: there is none, as where FIPS rules. */
 static bool add_md5(const kl__s3_request *request, char *ret_header, size_t size)
 {
@@ -252,7 +243,7 @@ static bool add_headers(kl__s3_http *http, kl__s3_request *request, const char *
 {
     kl__s3_signed *signed_ = kl__alloc(sizeof *signed_);
     char condition[KL_S3_ETAG_BYTES + 32], md5[96];
-    kl__s3_signing what = {.method = method_of(request),
+    kl__s3_signing what = {.method = kl__s3_method(request),
                            .path = path,
                            .query = request->query ? request->query : "",
                            .service = "s3",
@@ -262,12 +253,12 @@ static bool add_headers(kl__s3_http *http, kl__s3_request *request, const char *
     struct curl_slist *list = NULL;
     if (!signed_)
         return false;
-    if (is_post(request) && !add_md5(request, md5, sizeof md5)) {
+    if (kl__s3_is_post(request) && !add_md5(request, md5, sizeof md5)) {
         snprintf(request->problem, sizeof request->problem, "OpenSSL has no MD5 here, which S3 wants with deletes");
         kl__free(signed_);
         return false;
     }
-    if (is_post(request))
+    if (kl__s3_is_post(request))
         what.extra[extra++] = md5;
     if (request->if_match)
         snprintf(condition, sizeof condition, "if-match: %s", request->if_match);
@@ -290,7 +281,7 @@ static bool add_headers(kl__s3_http *http, kl__s3_request *request, const char *
 
 static void set_method(CURL *easy, kl__s3_request *request)
 {
-    bool has_body = request->kind == KL_S3_PUT || is_post(request);
+    bool has_body = request->kind == KL_S3_PUT || kl__s3_is_post(request);
     if (has_body) {
         curl_easy_setopt(easy, CURLOPT_UPLOAD, 1L);
         curl_easy_setopt(easy, CURLOPT_READFUNCTION, give_body);
@@ -299,8 +290,8 @@ static void set_method(CURL *easy, kl__s3_request *request)
         curl_easy_setopt(easy, CURLOPT_SEEKDATA, request);
         curl_easy_setopt(easy, CURLOPT_INFILESIZE_LARGE, (curl_off_t)request->body.len);
     }
-    if (!has_body || is_post(request))
-        curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, method_of(request));
+    if (!has_body || kl__s3_is_post(request))
+        curl_easy_setopt(easy, CURLOPT_CUSTOMREQUEST, kl__s3_method(request));
 }
 
 /* How long the whole of one try may take. */
@@ -416,12 +407,6 @@ static void start(kl__s3_http *http, kl__s3_request *request)
     http->under_way++;
 }
 
-/* 501 is not a moment's weakness. */
-static bool goes_again(int status)
-{
-    return status == 0 || (status >= 500 && status != 501) || status == 429 || status == 409;
-}
-
 /* A server that finds our clock wrong says so with its own time: the next signature bears that, once. */
 static bool is_skewed(const kl__s3_request *request)
 {
@@ -515,7 +500,7 @@ static void take_answer(kl__s3_http *http, CURLMsg *message)
     pthread_mutex_unlock(&http->mutex);
     tell(away, request);
     request->skewed |= skewed;
-    if (goes_again(request->status) || skewed || (wants_keys(request) && renew_keys(http, request)))
+    if (kl__s3_goes_again(request->status) || skewed || (wants_keys(request) && renew_keys(http, request)))
         send_later(http, request);
     else
         finish(http, request);
@@ -676,100 +661,6 @@ void kl__s3_http_close(kl__s3_http *http)
     kl__free(http);
 }
 
-void kl__s3_condition(const char *etag, bool unquoted, char ret_condition[KL_S3_ETAG_BYTES])
-{
-    size_t len = strlen(etag);
-    if (unquoted && len >= 2 && etag[0] == '"')
-        snprintf(ret_condition, KL_S3_ETAG_BYTES, "%.*s", (int)len - 2, etag + 1);
-    else
-        snprintf(ret_condition, KL_S3_ETAG_BYTES, "%s", etag);
-}
-
-/* Such a one meets no object: what is not there is the bucket. */
-static bool is_plain_put(const kl__s3_request *request) { return request->kind == KL_S3_PUT && !request->if_match; }
-
-/* What stands in the first element of this name in the server's answer, an <Error> in XML; "": there is none. */
-static const char *answer_says(const kl__s3_request *request, const char *element, char *ret_text, size_t size)
-{
-    char tag[32];
-    snprintf(tag, sizeof tag, "<%s>", element);
-    const char *at = request->reply.len ? strstr(request->reply.data, tag) : NULL;
-    at = at ? at + strlen(tag) : "";
-    snprintf(ret_text, size, "%.*s", (int)strcspn(at, "<"), at);
-    return ret_text;
-}
-
-static kl_rc fail_not_allowed(const kl__s3_request *request)
-{
-    static const struct {
-        const char *code, *what;
-    } known[] = {
-        {"InvalidAccessKeyId", "it knows no such access key; check AWS_ACCESS_KEY_ID or the credentials file, and the "
-                               "endpoint"},
-        {"SignatureDoesNotMatch", "the secret key is not the access key's; check AWS_SECRET_ACCESS_KEY or the "
-                                  "credentials file"},
-        {"ExpiredToken", "the session token has expired; get new credentials"},
-        {"AccessDenied",
-         "the keys may not do that; they need GetObject, PutObject, DeleteObject and ListBucket in this "
-         "bucket"},
-    };
-    char code[64];
-    const char *what = "check the keys, and what they may do in the bucket";
-    answer_says(request, "Code", code, sizeof code);
-    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++)
-        if (strcmp(code, known[i].code) == 0)
-            what = known[i].what;
-    return kl__fail(KL_ESYSTEM, "S3 refuses a %s of %.200s (%d %s): %s", method_of(request),
-                    request->name ? request->name : "the bucket", request->status, code, what);
-}
-
-static kl_rc fail_not_there(const kl__s3_request *request)
-{
-    char bucket[80];
-    bool named = *answer_says(request, "BucketName", bucket, sizeof bucket);
-    return kl__fail(KL_ESYSTEM, "S3 has no bucket%s%s (404); make it, or mend the store's URL",
-                    named ? " " : " of this name", bucket);
-}
-
-kl_rc kl__s3_refused(const kl__s3_request *request)
-{
-    const char *name = request->name ? request->name : "the bucket";
-    int status = request->status;
-    char code[64], text[200];
-    if (status == 403 || status == 401)
-        return fail_not_allowed(request);
-    if (status == 404)
-        return fail_not_there(request);
-    if (status == 301 || status == 307)
-        return kl__fail(KL_ESYSTEM, "S3 has the bucket elsewhere (%d %s); mend region or endpoint in the store's URL",
-                        status, answer_says(request, "Endpoint", text, sizeof text));
-    if (status == 413)
-        return kl__fail(KL_ESYSTEM, "S3 takes no object as large as %s (413); put fewer or smaller tasks at once",
-                        name);
-    return kl__fail(KL_ESYSTEM, "S3 answers %d %s to a %s of %.200s, which no server should: %s; check the endpoint",
-                    status, answer_says(request, "Code", code, sizeof code), method_of(request), name,
-                    answer_says(request, "Message", text, sizeof text));
-}
-
-static kl_rc judge(const kl__s3_site *site, kl__s3_request *const *requests, size_t count)
-{
-    for (size_t i = 0; i < count; i++) {
-        const kl__s3_request *request = requests[i];
-        if (request->reply.failed)
-            return kl__fail_memory();
-        if (request->status == 0)
-            return kl__fail(KL_EBUSY, "no answer from %s://%.200s: %.100s; check the endpoint, or call again",
-                            site->scheme, site->host, request->problem);
-        if (goes_again(request->status))
-            return kl__fail(KL_EBUSY, "S3 answered %d to %u tries; call again", request->status, request->sends);
-        bool not_us = request->status == 403 || request->status == 401;
-        bool not_so = request->status == 400 || request->status == 501;
-        if (not_us || not_so || (request->status == 404 && (!request->name || is_plain_put(request))))
-            return kl__s3_refused(request);
-    }
-    return KL_OK;
-}
-
 kl_rc kl__s3_send_each(kl__s3_http *http, kl__s3_request **requests, size_t count)
 {
     struct kl__s3_wait wait = {count};
@@ -790,7 +681,7 @@ kl_rc kl__s3_send_each(kl__s3_http *http, kl__s3_request **requests, size_t coun
     while (wait.left > 0)
         kl__cond_wait(&http->answered, &http->mutex, KL_NEVER);
     pthread_mutex_unlock(&http->mutex);
-    return judge(http->site, requests, count);
+    return kl__s3_judge(http->site, requests, count);
 }
 
 kl_rc kl__s3_send(kl__s3_http *http, kl__s3_request *requests, size_t count)

@@ -91,12 +91,6 @@ void kl__s3_http_tell(kl__s3_http *http, kl__away *away);
 KL_MUST_USE kl_rc kl__s3_send(kl__s3_http *http, kl__s3_request *requests, size_t count);
 KL_MUST_USE kl_rc kl__s3_send_each(kl__s3_http *http, kl__s3_request **requests, size_t count);
 
-/* An ETag as If-Match takes it, with its quotes or without. */
-void kl__s3_condition(const char *etag, bool unquoted, char ret_condition[KL_S3_ETAG_BYTES]);
-
-/* KL_ESYSTEM: an answer that should not have come, with what to do. */
-KL_MUST_USE kl_rc kl__s3_refused(const kl__s3_request *request);
-
 /* The server's clock in ms, as its answers tell; never stepping back. 0: no answer has come yet. */
 int64_t kl__s3_http_now(kl__s3_http *http);
 
@@ -112,6 +106,23 @@ typedef struct kl__s3_bill {
 } kl__s3_bill;
 
 kl__s3_bill kl__s3_http_bill(kl__s3_http *http);
+
+/* --- answer.c --- */
+
+bool kl__s3_is_post(const kl__s3_request *request);
+const char *kl__s3_method(const kl__s3_request *request);
+
+/* An ETag as If-Match takes it, with its quotes or without. */
+void kl__s3_condition(const char *etag, bool unquoted, char ret_condition[KL_S3_ETAG_BYTES]);
+
+/* May the same request be answered otherwise in a moment? */
+bool kl__s3_goes_again(int status);
+
+/* KL_ESYSTEM: an answer that should not have come, with what to do. */
+KL_MUST_USE kl_rc kl__s3_refused(const kl__s3_request *request);
+
+/* KL_OK: each has an answer that its caller can use. Else what kl__s3_send fails with, of the first that has none. */
+KL_MUST_USE kl_rc kl__s3_judge(const kl__s3_site *site, kl__s3_request *const *requests, size_t count);
 
 /* --- sign.c --- */
 
