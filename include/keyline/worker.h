@@ -11,7 +11,8 @@
  *
  * Promises
  *   W1  Tasks of one key never overlap while this worker's lease holds, and start in the order (priority, due time,
- *       position). A task that is to be retried holds its key until it ends, and no other key.
+ *       position), as of the worker's last look: what is put, or becomes due, after that may be passed by a task of its
+ *       key that was there before (docs/queue.md, "Known limits", says for how long). A task that is to be retried holds its key until it ends, and no other key.
  *   W2  A task is run at least once. After a crash the tasks of a key that were not settled are run again, in order,
  *       beginning with the first of them.
  *   W3  What a worker says of a task counts only while it owns the task's shard.

@@ -51,6 +51,13 @@
       "found here by seed 267988500855")                                                                               \
     X(submit_blind, "a submit that is continued does not look for what it has put",                                    \
       "what the oracle forgives must not hide it")                                                                     \
+    X(lines_unread, "a less urgent task is started before the more urgent ones of its key were read",                  \
+      "our own: priorities over several looks")                                                                        \
+    X(due_unread, "ready tasks are started before the due ones of their keys were read", "our own, after a takeover")  \
+    X(due_piecemeal, "due tasks are started before a more urgent one further behind was read",                         \
+      "found here by seed 1235")                                                                                       \
+    X(side_alone, "while a line is read again, what comes behind in it waits, and not what is less urgent",            \
+      "found here by seed 28")                                                                                         \
     X(partition_unlimited, "more tasks of a partition are started than may run at a time", "Awa (003)")                \
     X(capacity_leaks, "a task that ends leaves its partition as full as it was", "every limit that counts by hand")
 

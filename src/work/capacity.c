@@ -88,14 +88,14 @@ uint64_t kl__pump_startable(const kl__pump *pump)
     return sum;
 }
 
-/* Less is ready than `enough`, or it is time, and half of the memory is free: with limits, in some partition's part. */
-bool kl__pump_has_space(const kl__pump *pump, uint64_t enough, bool is_time)
+/* Less is ready than `enough`, and half of the memory is free: with limits, in some partition's part. */
+bool kl__pump_has_space(const kl__pump *pump, uint64_t enough)
 {
     uint64_t half = (uint64_t)pump->opts.window_max / 2;
     if (!pump->capacities)
-        return (is_time || kl__room_count(pump->room) < enough) && pump->held < half;
+        return kl__room_count(pump->room) < enough && pump->held < half;
     for (const kl__capacity *capacity = pump->capacities; capacity; capacity = capacity->next)
-        if ((is_time || kl__room_count(capacity->room) < enough) && capacity->held * pump->capacity_count < half)
+        if (kl__room_count(capacity->room) < enough && capacity->held * pump->capacity_count < half)
             return true;
     return false;
 }

@@ -5,7 +5,7 @@
  *      watch the record         (window.c, lanes)    fair by group                      under the shard's epoch
  *
  * Reading order: pump.h (what a worker's threads call) -> look.c -> window.c -> skips.h -> room.c -> pump.c (take,
- * finish) -> settle.c -> beat.c -> gate.c.
+ * finish) -> load.c -> settle.c -> beat.c -> gate.c.
  *
  * A window holds a part of one owned shard's lines, so memory stays bounded however many tasks wait. Three things keep
  * what is held from hiding what is not:
@@ -46,7 +46,7 @@ enum {
     KL_GROUP_MIN = 64,         /* tasks of a group that are held even if the window is full */
     KL_LOOK_STUBS = 8192,      /* stubs read in one look: 448 KiB; */
     KL_LOOK_NEAR = 2048,       /* where that is no journey: so few are still in the caches when they are run */
-    KL_LOOK_EVERY_MS = 20,     /* also while enough is ready: something urgent may have come */
+    KL_LOOK_EVERY_MS = 20,     /* also while enough is ready, or memory is full: something urgent may have come */
     KL_SETTLE_MAX = 8192,      /* outcomes in one settle */
     KL_SETTLE_BYTES = 4 << 20, /* and bytes of errors and results, below KL_BATCH_BYTES_MAX */
     KL_LOAD_MAX = 64,          /* tasks loaded at once */
@@ -134,7 +134,6 @@ typedef struct kl__cursor {
     int64_t floor; /* the latest time of a task read so far: gives tasks a due time that ascends along the line */
     kl__skips skips;
     bool siding;      /* a side look is under way, */
-    bool side_turn;   /* and it is its turn to read */
     kl_stub side;     /* behind this stub */
     uint64_t wanting; /* keys of the skips that it is for */
     bool side_wanted; /* the line of one of these keys has become short */
@@ -160,7 +159,8 @@ struct kl__window {
     kl__held *aside;
     bool suspect;       /* taken over from an owner that did not give it back */
     bool retry_read;    /* the retry line has been read to its end: only then may others be */
-    bool leaving;       /* is to be given back */
+    bool leaving;       /* is to be given back, and is not looked at */
+    bool unlooked;      /* was leaving, and has not been looked at since: nothing is started before */
     _Atomic(bool) lost; /* belongs to somebody else */
     bool settling;
     bool sweeping; /* tasks of this key (0: all) are being ended, and must not come into memory meanwhile */
@@ -170,10 +170,13 @@ struct kl__window {
     bool draining;         /* holds a first task whose line is to follow it to the dead letters */
     int64_t due_looked_ms; /* when the due line was last begun, */
     int64_t due_again_ms;  /* and when it is to be begun again */
+    bool behind;           /* in the look under way, lines are to be read on before it ends, */
+    bool went_on;          /* and it came further, */
     bool due_read;         /* it was read to its end once: only then may ready lines be */
     bool due_clear;        /* when last begun it held nothing that was due */
     bool due_under_way;    /* it is being read in pieces, behind this stub */
     kl_stub due_last;
+    bool due_partly;               /* what was shown last is only a part of it */
     bool due_asked;                /* a look at the due line is under way; it may show what was settled meanwhile: */
     kl__keyset *due_ended;         /* these positions, */
     bool due_spoiled;              /* or some that are not known */
@@ -286,7 +289,7 @@ uint64_t kl__pump_startable(const kl__pump *pump); /* of the ready tasks, those 
 kl__room *kl__capacity_next(kl__pump *pump);
 
 /* Whether a look could bring more, in view of what is ready and in memory. */
-bool kl__pump_has_space(const kl__pump *pump, uint64_t enough, bool is_time);
+bool kl__pump_has_space(const kl__pump *pump, uint64_t enough);
 
 struct kl__pump {
     kl__pump_opts opts;
@@ -370,6 +373,12 @@ void kl__window_free_if_done(kl__window *window);
 /* A stub of a line: admitted, skipped, or neither because there is no room (false: stop reading this line before it). */
 bool kl__window_admit(kl__window *window, int32_t line, const kl_stub *stub, bool side);
 kl__cursor *kl__window_cursor(kl__window *window, int32_t line); /* NULL: no memory */
+
+/* A line could not be read on to its end: less urgent tasks with a key leave, to be read again later. */
+void kl__window_yield(kl__window *window);
+
+/* A task that was taken and not run goes back into its line, or leaves with those that come behind one that is not held. */
+void kl__window_put_back(kl__held *held);
 
 /* Moves ready tasks into the room. */
 void kl__window_ready(kl__window *window);
@@ -456,6 +465,13 @@ void kl__pump_log(const kl__pump *pump, kl_log_level level, const char *format, 
 /* Gives a task that is in no lane, or holds its lane, its outcome, to be sent with the next settle. */
 void kl__pump_settle_later(kl__pump *pump, kl__held *held, kl_outcome outcome, int64_t keep_ms);
 void kl__held_keep_text(kl__held *held, kl_bytes error, kl_bytes result);
+
+/* It has failed for good: dead, or its key is held until somebody acts, as the queue's policy says. */
+void kl__pump_end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, int64_t asked_ms);
+
+/* A taken task that was not run is no longer with a thread. False: its window is lost, and it is gone. */
+bool kl__pump_come_back_unrun(kl__pump *pump, kl__held *held);
+bool kl__held_lease_holds(const kl__held *held, int64_t local_ms); /* P4 */
 int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked_ms);
 
 /* --- partitions.c: which partitions there are, and which shards of them are owned --- */

@@ -9,8 +9,8 @@
  * a task can be put into its middle. A task that is settled while that is under way may be among what it shows, and must
  * not be run again.
  *
- * A side look reads a ready line again from the first task that was left out of some key whose line has become short. It
- * takes turns with the ordinary one, so neither holds the other up. When it has come to where the ordinary one is, the
+ * A side look reads a ready line again from the first task that was left out of some key whose line has become short,
+ * beside the ordinary one: neither holds the other up, nor what is less urgent. When it has come to where the ordinary one is, the
  * keys it was for have nothing left out any more. */
 #include <string.h>
 
@@ -20,7 +20,9 @@
 
 enum {
     SCANS_MAX = 512,
-    LINE_STUBS = 16, /* that are read of a line, at least */
+    WINDOW_SCANS = 2 * KL_LINES, /* of one window, at most */
+    PASSES_MAX = 64,             /* of one look, in which more urgent lines are read on */
+    LINE_STUBS = 16,             /* that are read of a line, at least */
     DUE_EVERY_MS = 20,
     DUE_REST_MS = 1000,
     COUNTS_EVERY_MS = 20,
@@ -138,7 +140,7 @@ static void begin_side(kl__window *window, int32_t line, kl__cursor *cursor)
     rest_side(pump, cursor);
     if (cursor->wanting == 0)
         return;
-    cursor->siding = cursor->side_turn = true;
+    cursor->siding = true;
     cursor->side = (kl_stub){.position = from - 1, .priority = 0};
     pump->counts.side_looks++;
 }
@@ -148,27 +150,24 @@ static void plan_ready(struct looks *looks, kl__window *window, int32_t line)
     kl__cursor *cursor = window->cursors[line - KL_PRIORITY_MIN];
     if (cursor)
         begin_side(window, line, cursor);
-    if (cursor && cursor->siding && cursor->side_turn)
+    if (cursor && cursor->siding)
         plan(looks, window, line, LOOK_SIDE);
-    else if (has_room(window, line) && !(KL_MUTANT(first_page) && cursor && cursor->any))
+    if (KL_MUTANT(side_alone) && cursor && cursor->siding)
+        return;
+    if (has_room(window, line) && !(KL_MUTANT(first_page) && cursor && cursor->any))
         plan(looks, window, line, LOOK_ON);
-    if (cursor)
-        cursor->side_turn = !cursor->side_turn;
 }
 
-static void plan_window(struct looks *looks, kl__window *window)
+/* Less urgent tasks than those of the line are held: the look does not end before more of the line, or of those behind it,
+ * was read. */
+static bool holds_others(const kl__window *window, int32_t line)
 {
-    int64_t now_ms = window->pump->now_ms;
-    if (window->leaving || window->lost || kl__gate_shut(window->partition->gate))
-        return;
-    if (!window->retry_read && !KL_MUTANT(retry_line_late)) {
-        plan(looks, window, KL_LINE_RETRY, LOOK_ON);
-        return;
-    }
-    if (!window->due_read) {
-        plan(looks, window, KL_LINE_DUE, LOOK_ON);
-        return;
-    }
+    return window->held > 0 && line < window->least_urgent;
+}
+
+/* The ready lines, up to the first that has not come to its end: of those behind it nothing would be admitted. */
+static void plan_lines(struct looks *looks, kl__window *window)
+{
     uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
     for (int i = 0; window->pump->left_out > 0 && i < KL_LANE_PRIORITIES; i++)
         if (window->cursors[i] && window->cursors[i]->skips.count > 0)
@@ -177,9 +176,33 @@ static void plan_window(struct looks *looks, kl__window *window)
         int index = __builtin_ctz(lines);
         bool on = !window->cursors[index] || window->cursors[index]->ended;
         plan_ready(looks, window, index + KL_PRIORITY_MIN);
-        if (!on)
-            break; /* nothing of less urgent lines would be admitted before this one has come to its end */
+        if (on || KL_MUTANT(lines_unread))
+            continue;
+        window->behind = holds_others(window, index + KL_PRIORITY_MIN);
+        return;
     }
+}
+
+static void plan_window(struct looks *looks, kl__window *window)
+{
+    int64_t now_ms = window->pump->now_ms;
+    bool on = window->behind;
+    window->behind = window->went_on = false;
+    if (on) {
+        plan_lines(looks, window);
+        return;
+    }
+    if (window->leaving || window->lost || kl__gate_shut(window->partition->gate))
+        return;
+    if (!window->retry_read && !KL_MUTANT(retry_line_late)) {
+        plan(looks, window, KL_LINE_RETRY, LOOK_ON);
+        return;
+    }
+    if (!window->due_read && !KL_MUTANT(due_unread)) {
+        plan(looks, window, KL_LINE_DUE, LOOK_ON);
+        return;
+    }
+    plan_lines(looks, window);
     /* Last, so that it is known what stands before its tasks. */
     if (window->due_under_way || now_ms >= window->due_again_ms) {
         if (!window->due_under_way)
@@ -191,9 +214,16 @@ static void plan_window(struct looks *looks, kl__window *window)
         plan(looks, window, KL_LINE_RETRY, LOOK_ON);
 }
 
-/* Windows of one store, as many as one scan call takes, from shard `from` of all its partitions on; false: there are
- * more. Partitions may come and go between two calls: what is passed over is come to by the next look. */
-static bool plan_store(kl__pump *pump, struct looks *looks, uint64_t *from)
+/* What it holds may be started: it was looked at. */
+static void catch_up(kl__window *window)
+{
+    window->unlooked &= window->leaving;
+    kl__window_ready(window);
+}
+
+/* Windows of one store, all or those that are behind, as many as one scan call takes, from shard `from` of all its
+ * partitions on; false: there are more. Partitions may come and go between two calls: what is passed over is come to by the next look. */
+static bool plan_store(kl__pump *pump, struct looks *looks, bool behind, uint64_t *from)
 {
     uint64_t first = 0; /* shard of the partition */
     looks->count = 0;
@@ -202,13 +232,18 @@ static bool plan_store(kl__pump *pump, struct looks *looks, uint64_t *from)
         if (partition->store != looks->store)
             continue;
         for (uint64_t shard = *from > first ? *from - first : 0; shard < shards; shard++) {
-            if (!partition->by_shard[shard])
+            kl__window *window = partition->by_shard[shard];
+            if (!window || (behind && !window->behind))
                 continue;
-            if (looks->count + KL_LINES > SCANS_MAX) {
+            if (looks->count + WINDOW_SCANS > SCANS_MAX) {
                 *from = first + shard;
                 return false;
             }
-            plan_window(looks, partition->by_shard[shard]);
+            size_t before = looks->count;
+            window->behind = behind;
+            plan_window(looks, window);
+            if (looks->count == before && window->unlooked) /* it has no room for anything */
+                catch_up(window);
         }
         first += shards;
     }
@@ -290,6 +325,8 @@ static void apply_on(struct look *look, const kl_scan *scan, size_t admitted)
         cursor->any = true;
     }
     cursor->ended = admitted == scan->count && scan->count < scan->max;
+    window->went_on |= admitted == scan->count;
+    window->behind |= !cursor->ended && holds_others(window, scan->line);
     if (cursor->ended && cursor->old == 0)
         cursor->old = cursor->any ? cursor->last.position : 1;
     if (scan->line == KL_LINE_RETRY && cursor->ended)
@@ -320,6 +357,8 @@ static void apply(struct look *look, const kl_scan *scan)
     if (window->lost)
         return;
     bool spoiled = !look->cursor && window->due_spoiled;
+    if (!look->cursor)
+        window->due_partly = window->due_under_way || scan->count == scan->max;
     size_t admitted = spoiled ? 0 : admit(look, scan);
     if (look->kind == LOOK_SIDE)
         apply_side(look, scan, admitted);
@@ -339,7 +378,7 @@ static void release(kl__window *window)
     if (window->lost)
         kl__window_free_if_done(window);
     else
-        kl__window_ready(window);
+        catch_up(window);
 }
 
 static void give_up(struct looks *looks)
@@ -379,19 +418,44 @@ static kl_rc look_at(kl__pump *pump, struct looks *looks)
     return KL_OK;
 }
 
-static kl_rc look_at_store(kl__pump *pump, struct looks *looks, kl_store *store)
+static kl_rc look_at_all(kl__pump *pump, struct looks *looks, bool behind)
 {
     uint64_t from = 0;
     bool all = false;
+    kl_rc rc = KL_OK;
+    while (!all && rc == KL_OK) {
+        all = plan_store(pump, looks, behind, &from);
+        rc = look_at(pump, looks);
+    }
+    return rc;
+}
+
+/* Whether lines of some window are to be read on, and could be; `last`: then what it holds of less urgent ones leaves. */
+static bool is_behind(const kl__pump *pump, const kl_store *store, bool last)
+{
+    bool any = false;
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        for (kl__window *window = partition->store == store ? partition->windows : NULL; window;
+             window = window->next) {
+            window->behind &= window->went_on;
+            if (window->behind && last)
+                kl__window_yield(window);
+            any |= window->behind;
+        }
+    }
+    return any;
+}
+
+static kl_rc look_at_store(kl__pump *pump, struct looks *looks, kl_store *store)
+{
     kl_rc rc = KL_OK;
     looks->store = store;
     pump->side_credit += stubs_of(store) / 8;
     if (pump->side_credit > KL_SKIPS_MAX)
         pump->side_credit = KL_SKIPS_MAX;
-    while (!all && rc == KL_OK) {
-        all = plan_store(pump, looks, &from);
-        rc = look_at(pump, looks);
-    }
+    for (int pass = 0; rc == KL_OK && (pass == 0 || is_behind(pump, store, pass == PASSES_MAX)) && pass < PASSES_MAX;
+         pass++)
+        rc = look_at_all(pump, looks, pass > 0);
     return rc;
 }
 

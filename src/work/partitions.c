@@ -192,7 +192,7 @@ kl_rc kl__partitions_sync(kl__pump *pump)
 /* Tasks that wait for a thread go back into their lines; what runs goes on. */
 static void begin_leaving(kl__window *window)
 {
-    window->leaving = true;
+    window->leaving = window->unlooked = true;
     kl__window_clear_room(window);
 }
 

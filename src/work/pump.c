@@ -1,18 +1,15 @@
-/* pump.c - take tasks that may run, load them, and decide what comes of a run.
+/* pump.c - take tasks that may run, and decide what comes of a run.
  *
- * From: room.c (ready tasks).  To: worker.c, whose threads run them; then settle.c.
+ * From: room.c (ready tasks).  To: load.c and worker.c, whose threads run them; then settle.c.
  *
- *      take          load              (a thread runs it)        finish
- *    -------> held --------> to be run ------------------> outcome -------> settle.c
- *                      |---> settled at once: cancelled, or no attempts left
- *                      +---> its key waits: nobody here runs its kind, or it cannot be read */
+ *      take          load.c              (a thread runs it)        finish
+ *    -------> held ----------> to be run ------------------> outcome -------> settle.c */
 #include "work/inside.h"
 
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "base/compare.h"
 #include "base/mutant.h"
 #include "base/random.h"
 
@@ -156,7 +153,7 @@ static size_t allowed(kl__pump *pump, size_t max)
     return most;
 }
 
-static bool lease_holds(const kl__held *held, int64_t local_ms)
+bool kl__held_lease_holds(const kl__held *held, int64_t local_ms)
 {
     return KL_MUTANT(lease_ignored) || kl__owners_holds(held->window->partition->owners, local_ms);
 }
@@ -173,7 +170,8 @@ size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
     int64_t local_ms = max ? pump->opts.local_ms(pump->opts.local_ctx) : 0;
     while (count < max && (room = pump->capacities ? kl__capacity_next(pump) : pump->room) &&
            (held = kl__room_take(room))) {
-        if (!lease_holds(held, local_ms)) { /* P4: the next beat gets the lease back, or tells that it is lost */
+        if (!kl__held_lease_holds(held,
+                                  local_ms)) { /* P4: the next beat gets the lease back, or tells that it is lost */
             kl__room_put_back(held);
             held->window->lapsed = pump->beat_now = true;
             kl__window_clear_room(held->window);
@@ -217,8 +215,8 @@ static bool come_back(kl__pump *pump, kl__held *held)
     return false;
 }
 
-/* Likewise, of one that was not run: the rate is for those that are. */
-static bool come_back_unrun(kl__pump *pump, kl__held *held)
+/* The rate is for those that are run. */
+bool kl__pump_come_back_unrun(kl__pump *pump, kl__held *held)
 {
     if (pump->tokens >= 0)
         pump->tokens++;
@@ -227,16 +225,16 @@ static bool come_back_unrun(kl__pump *pump, kl__held *held)
 
 void kl__pump_untake(kl__pump *pump, kl__held *held)
 {
-    if (!come_back_unrun(pump, held))
+    if (!kl__pump_come_back_unrun(pump, held))
         return;
     if (held->marked) { /* the start that was written down is taken back */
         held->lane.mark.attempts -= !KL_MUTANT(stop_costs);
         kl__pump_settle_later(pump, held, KL_RETRY, 0);
         return;
     }
-    held->state = KL_HELD_LINE;
-    kl__lanes_untake(held->window->lanes, &held->lane, held->retry_line, pump->now_ms);
-    kl__window_ready(held->window);
+    kl__window *window = held->window;
+    kl__window_put_back(held);
+    kl__window_ready(window);
 }
 
 /* --- Outcomes --- */
@@ -258,7 +256,7 @@ void kl__pump_give_up(kl__pump *pump, kl__held *held, int64_t keep_ms)
 {
     if (!atomic_load(&held->cancel)) {
         kl__pump_untake(pump, held);
-    } else if (come_back_unrun(pump, held)) {
+    } else if (kl__pump_come_back_unrun(pump, held)) {
         kl__lanes_end(held->window->lanes, &held->lane, pump->now_ms);
         kl__pump_settle_later(pump, held, KL_CANCELLED, kl__pump_keep_ms(pump, KL_CANCELLED, keep_ms));
         kl__window_ready(held->window);
@@ -310,9 +308,9 @@ static int64_t keep_error_ms(const kl__pump *pump, const kl__held *held, int64_t
     return held->text && held->text->error.len ? kl__pump_keep_ms(pump, KL_DEAD, asked_ms) : 0;
 }
 
-/* It has failed for good. Where the queue's policy holds the key, the task stays, with all its attempts used up: that is
- * how every later owner knows. */
-static void end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, int64_t asked_ms)
+/* Where the queue's policy holds the key, the task stays, with all its attempts used up: that is how every later owner
+ * knows. */
+void kl__pump_end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, int64_t asked_ms)
 {
     kl_head_policy policy = pump->descriptor->settings.head_policy;
     if (policy == KL_HEAD_CONTINUE || !held->key_hash) {
@@ -347,7 +345,7 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
         result.len = 0;
     kl__held_keep_text(held, verdict->error, result);
     if (outcome == KL_DEAD) {
-        end_dead(pump, held, max, verdict->keep_ms);
+        kl__pump_end_dead(pump, held, max, verdict->keep_ms);
     } else if (outcome == KL_RETRY) {
         int64_t wait_ms =
             verdict->retry_after_ms >= 0 ? verdict->retry_after_ms : back_off(pump, held->lane.mark.attempts);
@@ -361,330 +359,6 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
     if (pump->left_out && outcome != KL_RETRY)
         kl__window_shorter(window, held->key_hash, held->lane.mark.priority);
     kl__window_ready(window);
-}
-
-/* --- Load --- */
-
-static const kl_handler *handler_for(const kl__pump *pump, kl_bytes kind)
-{
-    const kl_handler *any = NULL;
-    for (size_t i = 0; i < pump->opts.handler_count; i++) {
-        const kl_handler *handler = &pump->opts.handlers[i];
-        if (!handler->kind)
-            any = handler;
-        else if (strlen(handler->kind) == kind.len && memcmp(handler->kind, kind.data, kind.len) == 0)
-            return handler;
-    }
-    return any;
-}
-
-/* What a mark says of the task's job, if it says that this task is not to be started; else NULL. */
-static const kl__cancelled *job_mark(const kl__pump *pump, const kl_task *task, const kl_task_extra *extra)
-{
-    if (pump->cancelled.count == 0 || kl__id_is_none(&task->entry.job) || KL_MUTANT(cancel_ignored))
-        return NULL;
-    const kl__cancelled *mark = kl__cancelled_find(&pump->cancelled, &task->entry.job);
-    return mark && (mark->removed || extra->job_run <= mark->run) ? mark : NULL;
-}
-
-/* A task that is with nobody, and taken from its lane: its key waits, and so does it. */
-static void put_aside(kl__pump *pump, kl__held *held, kl__blocked why)
-{
-    kl__window *window = held->window;
-    if (held->key_hash) {
-        held->state = KL_HELD_LINE;
-        kl__lanes_halt(window->lanes, &held->lane, pump->now_ms);
-        kl__window_block(window, held, why);
-        return;
-    }
-    kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
-    held->state = KL_HELD_ASIDE;
-    held->prev = NULL;
-    held->next = window->aside;
-    if (window->aside)
-        window->aside->prev = held;
-    window->aside = held;
-    kl__window_block(window, held, why);
-}
-
-/* Nobody here can run it. */
-static void set_aside(kl__pump *pump, kl__held *held, kl__blocked why)
-{
-    if (come_back_unrun(pump, held))
-        put_aside(pump, held, why);
-}
-
-static void note_unserved(kl__pump *pump, kl__held *held, uint16_t kind)
-{
-    pump->counts.unserved++;
-    pump->beat_now |= held->window->unserved == 0; /* somebody else may run it */
-    held->window->unserved = held->kind = kind;
-}
-
-/* Where tasks are given out, and nobody wants this one now. False: there is no room for it, and the kind is unserved. */
-static bool shelve(kl__pump *pump, kl__held *held, kl_bytes kind)
-{
-    kl__shelf *shelf = kl__room_shelf(pump->room, kind, true);
-    if (!shelf || shelf->count >= KL_SHELF_MAX) {
-        *(shelf ? &shelf->over : &pump->strays) = true;
-        return false;
-    }
-    if (come_back_unrun(pump, held))
-        kl__room_shelve(shelf, held);
-    return true;
-}
-
-void kl__pump_unserve(kl__pump *pump, kl__shelf *shelf)
-{
-    while (shelf->first) {
-        kl__held *held = shelf->first;
-        kl__room_remove(held);
-        note_unserved(pump, held, shelf->hash);
-        put_aside(pump, held, KL_BLOCKED_KIND);
-        shelf->over = true;
-    }
-}
-
-static size_t serve_window(kl__window *window, uint16_t kind, size_t max)
-{
-    size_t count = 0;
-    for (uint32_t i = 0; i < window->table_capacity && count < max; i++) {
-        kl__held *held = window->table[i].held;
-        if (held && held->blocked == KL_BLOCKED_KIND && (kind == 0 || held->kind == kind))
-            count += kl__window_serve(window, held);
-    }
-    if (kind == 0 || window->unserved == kind)
-        window->unserved = 0;
-    if (count)
-        kl__window_ready(window);
-    return count;
-}
-
-size_t kl__pump_serve(kl__pump *pump, uint16_t kind, size_t max)
-{
-    size_t count = 0;
-    for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
-        for (kl__window *window = partition->windows; window && count < max; window = window->next)
-            count += pump->unserved ? serve_window(window, kind, max - count) : 0;
-    return count;
-}
-
-/* Settled behind this worker's back, by a request that was carried out: it is over. */
-static void forget_gone(kl__pump *pump, kl__held *held)
-{
-    kl__window *window = held->window;
-    if (!come_back_unrun(pump, held))
-        return;
-    kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
-    kl__window_release(held);
-    kl__window_ready(window);
-}
-
-static void end_unrun(kl__pump *pump, kl__held *held, kl_outcome outcome, const kl_task_extra *extra, bool keep,
-                      const char *error)
-{
-    if (!come_back_unrun(pump, held))
-        return;
-    kl__held_keep_text(held, kl_str(error), (kl_bytes){0});
-    uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
-    if (outcome == KL_DEAD) {
-        end_dead(pump, held, max, extra->keep_ms);
-        return;
-    }
-    kl__lanes_end(held->window->lanes, &held->lane, pump->now_ms);
-    kl__pump_settle_later(pump, held, outcome, keep ? kl__pump_keep_ms(pump, outcome, extra->keep_ms) : 0);
-}
-
-/* Whether a task that has been read is to be run; otherwise it has been dealt with. */
-static bool is_to_run(kl__pump *pump, kl__held *held, const kl_task *task, kl_task_extra *extra, kl_arena *arena,
-                      const kl_handler **ret_handler)
-{
-    if (task->state != KL_TASK_WAITING) {
-        forget_gone(pump, held);
-        return false;
-    }
-    if (kl__envelope_decode(task->entry.headers, arena, extra) != KL_OK) {
-        kl__pump_log(pump, KL_LOG_ERROR, "a task's headers cannot be read: %s", kl_error_text());
-        set_aside(pump, held, KL_BLOCKED_DAMAGED);
-        return false;
-    }
-    const kl__cancelled *mark = job_mark(pump, task, extra);
-    if (atomic_load(&held->cancel) || mark) {
-        end_unrun(pump, held, KL_CANCELLED, extra, !mark || !mark->removed, mark ? "its job was cancelled" : "");
-        return false;
-    }
-    uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
-    if (held->lane.mark.attempts >= max) {
-        end_unrun(pump, held, KL_DEAD, extra, true,
-                  "its attempts are used up; the last ended its worker or failed for good");
-        return false;
-    }
-    *ret_handler = handler_for(pump, task->entry.kind);
-    bool gives = *ret_handler && pump->opts.wanted;
-    if (gives ? pump->opts.wanted(pump->opts.giver, held, task->entry.kind) : *ret_handler != NULL)
-        return true;
-    if (gives && shelve(pump, held, task->entry.kind))
-        return false;
-    note_unserved(pump, held, kl__owners_kind(task->entry.kind));
-    set_aside(pump, held, KL_BLOCKED_KIND);
-    return false;
-}
-
-/* Reads the tasks, in as many calls as their size takes. *ret_read: how many; the one behind is damaged if rc says so.
- * The mutex is not held. */
-static kl_rc read_tasks(kl_store *store, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks,
-                        size_t *ret_read)
-{
-    kl_rc rc = KL_OK;
-    *ret_read = 0;
-    while (*ret_read < count && rc == KL_OK) {
-        size_t read = 0;
-        rc = kl_store_read(store, refs + *ret_read, count - *ret_read, arena, tasks + *ret_read, &read);
-        if (rc == KL_OK || rc == KL_EDAMAGED)
-            *ret_read += read;
-    }
-    return rc;
-}
-
-static size_t same_store(kl__held **held, size_t count)
-{
-    size_t same = 1;
-    while (same < count && held[same]->window->partition->store == held[0]->window->partition->store)
-        same++;
-    return same;
-}
-
-/* The starts of these tasks of one store, all suspect: one settle, a batch for each, so that each is refused alone. */
-static kl_rc send_starts(kl__pump *pump, kl__held **held, size_t count)
-{
-    kl_settled starts[KL_LOAD_MAX];
-    kl_settle batches[KL_LOAD_MAX];
-    for (size_t i = 0; i < count; i++) {
-        starts[i] = (kl_settled){.id = held[i]->id,
-                                 .position = held[i]->lane.position,
-                                 .outcome = KL_RETRY,
-                                 .attempts = held[i]->lane.mark.attempts + 1u};
-        batches[i] = (kl_settle){.place = held[i]->window->place,
-                                 .epoch = held[i]->window->epoch,
-                                 .tasks = &starts[i],
-                                 .count = 1,
-                                 .rc = KL_EBUSY};
-    }
-    kl_store *store = held[0]->window->partition->store;
-    kl__pump_leave(pump);
-    kl_rc rc = kl_store_settle(store, batches, count);
-    kl__pump_enter(pump);
-    bool undecided = false;
-    for (size_t i = 0; i < count; i++) {
-        bool stale = rc != KL_OK && batches[i].rc == KL_ESTALE;
-        undecided |= rc == KL_ESTALE && !stale && batches[i].rc != KL_OK;
-        if (!stale) { /* also when the reply is lost: then it may be written, and untake takes it back */
-            held[i]->marked = held[i]->retry_line = true;
-            held[i]->lane.mark.attempts++;
-        } else if (!held[i]->window->lost) {
-            kl__window_drop(held[i]->window);
-        }
-    }
-    if (undecided)
-        return kl__fail(KL_EBUSY, "not every start of a suspect task could be written; again later");
-    return rc == KL_ESTALE ? KL_OK : rc;
-}
-
-/* Makes the starts of suspect tasks durable (P5): they count as tried from now on. */
-static kl_rc mark_starts(kl__pump *pump, kl__held **held, size_t count)
-{
-    kl__held *suspects[KL_LOAD_MAX];
-    size_t found = 0;
-    for (size_t i = 0; i < count; i++)
-        if (held[i]->suspect && !held[i]->window->lost && !KL_MUTANT(start_not_marked))
-            suspects[found++] = held[i];
-    for (size_t i = 0; i < found;) {
-        size_t same = same_store(suspects + i, found - i);
-        kl_rc rc = send_starts(pump, suspects + i, same);
-        if (rc != KL_OK)
-            return rc;
-        i += same;
-    }
-    return KL_OK;
-}
-
-/* Tasks of one store. */
-static kl_rc load_some(kl__pump *pump, kl__held **held, size_t count, kl_arena *arena, kl_task *tasks, size_t *ret_read)
-{
-    kl_ref refs[KL_LOAD_MAX];
-    kl_store *store = held[0]->window->partition->store;
-    for (size_t i = 0; i < count; i++)
-        refs[i] = (kl_ref){held[i]->window->place, held[i]->id, held[i]->lane.position, true};
-    kl__pump_leave(pump);
-    kl_rc rc = read_tasks(store, refs, count, arena, tasks, ret_read);
-    kl__pump_enter(pump);
-    return rc;
-}
-
-static void untake_all(kl__pump *pump, kl__held **held, size_t count)
-{
-    for (size_t i = count; i-- > 0;)
-        kl__pump_untake(pump, held[i]);
-}
-
-/* Time has passed since they were taken: what is no longer owned, or not for sure, is not started (P4). */
-static size_t drop_unowned(kl__pump *pump, kl__held **held, size_t count, kl_task *tasks, kl_task_extra *extras,
-                           const kl_handler **handlers)
-{
-    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
-    size_t kept = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (held[i]->window->lost || !lease_holds(held[i], local_ms)) {
-            kl__pump_untake(pump, held[i]);
-            continue;
-        }
-        if (kept == i) {
-            kept++;
-            continue;
-        }
-        tasks[kept] = tasks[i];
-        extras[kept] = extras[i];
-        handlers[kept] = handlers[i];
-        held[kept++] = held[i];
-    }
-    return kept;
-}
-
-kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *arena, kl_task *ret_tasks,
-                    kl_task_extra *ret_extras, const kl_handler **ret_handlers, size_t *ret_run)
-{
-    size_t run = 0, done = 0;
-    kl_rc rc = KL_OK;
-    KL_ASSERT(count <= KL_LOAD_MAX);
-    while (done < count && rc == KL_OK) {
-        size_t some = same_store(held + done, count - done), read = 0;
-        kl_task *tasks = kl_arena_alloc(arena, some * sizeof *tasks);
-        rc = tasks ? load_some(pump, held + done, some, arena, tasks, &read) : kl__fail_memory();
-        for (size_t i = 0; i < read; i++) {
-            kl__held *each = held[done + i];
-            if (!is_to_run(pump, each, &tasks[i], &ret_extras[run], arena, &ret_handlers[run]))
-                continue;
-            ret_tasks[run] = tasks[i];
-            held[run++] = each;
-        }
-        done += read;
-        if (rc == KL_EDAMAGED) {
-            kl__pump_log(pump, KL_LOG_ERROR, "a task cannot be read, and its key waits: %s", kl_error_text());
-            set_aside(pump, held[done++], KL_BLOCKED_DAMAGED);
-            rc = KL_OK;
-        }
-    }
-    if (rc == KL_OK)
-        rc = mark_starts(pump, held, run);
-    if (rc != KL_OK) {
-        untake_all(pump, held + done, count - done);
-        untake_all(pump, held, run);
-        return rc;
-    }
-    run = drop_unowned(pump, held, run, ret_tasks, ret_extras, ret_handlers);
-    pump->counts.started += run;
-    *ret_run = run;
-    return KL_OK;
 }
 
 /* --- The end, and what is told --- */
@@ -720,14 +394,14 @@ bool kl__pump_gone(const kl__pump *pump)
 }
 
 /* While two hands for each thread are ready, more is left in the store for a while: what is read far ahead has left the
- * processor's caches when its turn comes. But also with full memory where another group, or something more urgent, may
- * stand behind what is held. */
+ * processor's caches when its turn comes. But from time to time in any case, however full memory is: something more urgent,
+ * or of another group, may have come, and what is due. */
 bool kl__pump_wants_look(kl__pump *pump)
 {
     uint64_t enough = (uint64_t)KL_LOAD_MAX * 2 * (uint64_t)pump->opts.concurrency;
     bool is_time = kl__pump_now(pump) - pump->looked_ms >= KL_LOOK_EVERY_MS;
     return !pump->looking && !pump->stopping &&
-           (kl__pump_has_space(pump, enough, is_time) || pump->grouped || pump->prioritized);
+           (is_time || kl__pump_has_space(pump, enough) || pump->grouped || pump->prioritized);
 }
 
 /* Nothing ready, running or to be sent in the window, nothing to be read, and nothing that waits for a retry. */
@@ -792,7 +466,7 @@ bool kl__pump_unwanted(const kl__held *held) { return atomic_load(&held->cancel)
 
 bool kl__pump_may_start(const kl__held *held, int64_t local_ms)
 {
-    return !kl__pump_unwanted(held) && (KL_MUTANT(hand_unchecked) || lease_holds(held, local_ms));
+    return !kl__pump_unwanted(held) && (KL_MUTANT(hand_unchecked) || kl__held_lease_holds(held, local_ms));
 }
 
 void kl__pump_tell(kl__pump *pump, kl__held *held, kl__progress *progress)

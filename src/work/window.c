@@ -246,6 +246,8 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
 static bool unread_before(const kl__window *window, int32_t line)
 {
     uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    if (KL_MUTANT(lines_unread))
+        return false;
     for (lines &= (1u << (line - KL_PRIORITY_MIN)) - 1; lines; lines &= lines - 1) {
         const kl__cursor *cursor = window->cursors[__builtin_ctz(lines)];
         if (!cursor || !cursor->ended)
@@ -317,13 +319,14 @@ void kl__window_end_due(kl__window *window)
     window->due_read = true;
 }
 
-/* Others of the due line that come before this one are left out, in this reading or in the one before. */
+/* Others of the due line that come before this one are left out, in this reading or, as far as it has not shown them yet, in
+ * the one before: there it was known which was the first, and so how urgent they are. In a first one nothing is known. */
 static bool earlier_due(const kl__window *window, const kl_stub *stub)
 {
     const kl__skip *left = kl__skips_find(&window->due_left, stub->key_hash);
-    return is_before(kl__skips_find(&window->due_leaving, stub->key_hash), stub->priority, stub->due_ms,
-                     stub->position) ||
-           (left && left->priority < stub->priority && !kl__held_at(window, left->from));
+    bool later = window->due_partly && (!window->due_read || (left && left->priority < stub->priority));
+    return (later && !KL_MUTANT(due_piecemeal)) || is_before(kl__skips_find(&window->due_leaving, stub->key_hash),
+                                                             stub->priority, stub->due_ms, stub->position);
 }
 
 /* It stays in its line, to be shown again by the next look at that. False: there is no room to remember it, and from here
@@ -335,7 +338,8 @@ static bool leave_due(kl__window *window, const kl_stub *stub)
         return true;
     if (!note_due(window, stub->key_hash, &task))
         return false;
-    evict_behind(window, stub->key_hash, &task);
+    if (!is_swept(window, stub))
+        evict_behind(window, stub->key_hash, &task);
     return true;
 }
 
@@ -380,6 +384,18 @@ static void make_room(kl__window *window, int32_t line)
             if (waits && held->key_hash && !held->retry_line && held->lane.mark.priority > line)
                 again |= evict_behind(window, held->key_hash, &urgent);
         }
+    }
+}
+
+void kl__window_yield(kl__window *window)
+{
+    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    for (; lines; lines &= lines - 1) {
+        const kl__cursor *cursor = window->cursors[__builtin_ctz(lines)];
+        if (cursor && cursor->ended)
+            continue;
+        make_room(window, __builtin_ctz(lines) + KL_PRIORITY_MIN);
+        return;
     }
 }
 
@@ -491,7 +507,7 @@ bool kl__window_admit(kl__window *window, int32_t line, const kl_stub *stub, boo
     if (line == KL_LINE_RETRY)
         return !is_swept(window, stub) && admit_started(window, stub);
     if (line == KL_LINE_DUE)
-        return is_swept(window, stub) || admit_due(window, stub);
+        return is_swept(window, stub) ? leave_due(window, stub) : admit_due(window, stub);
     return admit_ready(window, line, stub, side);
 }
 
@@ -502,7 +518,7 @@ void kl__window_ready(kl__window *window)
     kl__lane_task *tasks[64];
     uint32_t count;
     kl__pump *pump = window->pump;
-    if (!window->lanes || window->leaving || window->lapsed || window->lost || pump->stopping)
+    if (!window->lanes || window->leaving || window->unlooked || window->lapsed || window->lost || pump->stopping)
         return;
     if (KL_MUTANT(halt_holds_shard) && kl__lanes_counts(window->lanes).keys[KL_LANE_HALTED] > 0)
         return;
@@ -576,6 +592,25 @@ void kl__window_block(kl__window *window, kl__held *held, kl__blocked why)
     set_blocked(held, why);
     if (held->key_hash)
         kl__window_evict(window, held->lane.lane);
+}
+
+/* Something of its key that comes before it was left out meanwhile. */
+static bool is_passed(const kl__window *window, const kl__held *held)
+{
+    const kl__lane_task *task = &held->lane;
+    return held->key_hash && !held->retry_line &&
+           (left_out_before(window, task->mark.priority, held->key_hash) ||
+            kl__window_due_before(window, held->key_hash, task->mark.priority, task->due_ms, task->position));
+}
+
+void kl__window_put_back(kl__held *held)
+{
+    kl__window *window = held->window;
+    kl__lane_task first = {.due_ms = INT64_MIN, .mark = {.priority = held->lane.mark.priority}};
+    held->state = KL_HELD_LINE;
+    kl__lanes_untake(window->lanes, &held->lane, held->retry_line, window->pump->now_ms);
+    if (is_passed(window, held))
+        evict_after(window, held->lane.lane, &first);
 }
 
 static void leave_aside(kl__held *held)

@@ -33,12 +33,22 @@ static uint32_t choose_key(struct world *world)
     return 1 + (uint32_t)(sim_chance(world, 1, 2) ? sim_below(world, (keys + 3) / 4) : sim_below(world, keys));
 }
 
+/* Where it stands in its key's line. Some priorities are in use now and then only. */
+static void choose_turn(struct world *world, struct sim_task *task)
+{
+    task->delayed = sim_chance(world, 1, 2);
+    task->priority = (int8_t)(sim_chance(world, 1, 20) ? sim_between(world, KL_PRIORITY_MIN, KL_PRIORITY_MAX)
+                                                       : sim_between(world, -2, 2));
+}
+
 static struct sim_task *new_task(struct world *world, uint32_t key)
 {
     struct sim_task *task = oracle_task(world, key);
     task->behaviour = choose_behaviour(world);
     task->delayed = world->plan.delays && sim_chance(world, 1, world->plan.restless ? 2 : 8);
     task->priority = (int8_t)(world->plan.priorities && sim_chance(world, 1, 4) ? sim_between(world, -2, 2) : 0);
+    if (world->plan.ordered && sim_chance(world, 1, 2))
+        choose_turn(world, task);
     task->rare = world->plan.kinds && sim_chance(world, 1, 12);
     return task;
 }
@@ -68,8 +78,11 @@ static void put_plain(struct sim_process *process)
     bool burst = world->plan.bursts && sim_chance(world, 1, 12), one_key = sim_chance(world, 1, 2);
     size_t count = burst ? BURST_MAX : 1 + sim_below(world, 4);
     uint32_t key = choose_key(world);
+    bool alike = world->plan.ordered && sim_chance(world, 1, 2);
     for (size_t i = 0; i < count; i++) {
         tasks[i] = new_task(world, one_key ? key : choose_key(world));
+        if (alike) /* all in one line */
+            tasks[i]->priority = tasks[0]->priority;
         puts[i] = put_of(world, tasks[i]);
     }
     kl_rc rc = kl_queue_put(process->queue, puts, count, (kl_bytes){0}, results);

@@ -67,6 +67,7 @@ static struct sim_entry *add_entry(struct world *world, const kl_entry *from, st
     entry->task = task;
     entry->due = from->due_ms != 0;
     entry->due_ms = from->due_ms;
+    entry->stored_ms = world->now_ms;
     entry->taken_by = entry->finished_by = entry->settled_by = SIM_NOBODY;
     entry->next = world->entries;
     world->entries = entry;
@@ -98,6 +99,7 @@ static void revive_entry(struct world *world, struct sim_entry *entry)
     entry->attempts = entry->starts = entry->extra = 0;
     entry->finished_by = entry->taken_by = SIM_NOBODY;
     entry->sequence = ++world->entry_count;
+    entry->stored_ms = world->now_ms;
     entry->task->lives++;
     entry->next_of_key = world->keys[entry->task->key].waiting;
     world->keys[entry->task->key].waiting = entry;
@@ -138,7 +140,7 @@ void oracle_partition(struct world *world, uint32_t number, const char *name, ui
     world->layouts = partition->layout_number > world->layouts ? partition->layout_number : world->layouts;
 }
 
-static struct sim_owner *owner_of(const struct world *world, kl_place place)
+struct sim_owner *oracle_owner(const struct world *world, kl_place place)
 {
     return &world->partitions[place.partition]->owners[place.shard];
 }
@@ -147,7 +149,7 @@ void oracle_fenced(struct sim_process *process, const kl_fence *fences, size_t c
 {
     for (size_t i = 0; i < count; i++)
         if (fences[i].rc == KL_OK && !fences[i].seal)
-            owner_of(process->world, fences[i].place)->fenced_by = process->number;
+            oracle_owner(process->world, fences[i].place)->fenced_by = process->number;
 }
 
 /* Workers are known by their ids; an id that is new belongs to whoever writes it: an operator may stand in for one. */
@@ -210,6 +212,8 @@ static void read_owners(struct sim_process *writer, uint32_t number)
         after.unclean = record.groups[shard].unclean;
         after.expires_ms = index < 0 ? 0 : record.workers[index].expires_ms;
         check_change(writer, number, shard, before, &after);
+        if (after.process == writer->number && (before->process != after.process || before->epoch != after.epoch))
+            order_taken_over(writer, &after);
         *before = after;
     }
     for (size_t i = 0; rc == KL_OK && i < record.worker_count; i++)
@@ -239,8 +243,7 @@ void oracle_written(struct sim_process *process, const kl_write *writes, size_t 
 
 /* --- Appends --- */
 
-/* Somebody has asked for that. */
-static bool may_be_cancelled(const struct world *world, const struct sim_task *task)
+bool oracle_may_be_cancelled(const struct world *world, const struct sim_task *task)
 {
     const struct sim_key *key = &world->keys[task->key];
     return task->cancel_asked || world->purge_asked || (task->job >= 0 && world->jobs[task->job].cancel_asked) ||
@@ -343,7 +346,7 @@ static void append_one(struct sim_process *process, const kl_entry *from)
         return;
     if (!is_waiting(world, from))
         return;
-    if (entry && may_be_cancelled(world, entry->task) && entry->outcome == KL_CANCELLED) {
+    if (entry && oracle_may_be_cancelled(world, entry->task) && entry->outcome == KL_CANCELLED) {
         revive_entry(world, entry); /* nothing is kept of what an operator has ended, so nobody can know */
         return;
     }
@@ -358,8 +361,9 @@ static void append_one(struct sim_process *process, const kl_entry *from)
         return;
     }
     entry = add_entry(world, from, task);
-    sim_note(world, process, task, "is stored in shard %u of %s%s", from->place.shard,
-             world->partitions[from->place.partition]->name, entry->due ? ", due later" : "");
+    sim_note(world, process, task, "is stored in shard %u of %s, priority %d, due at %lld", from->place.shard,
+             world->partitions[from->place.partition]->name, task->priority,
+             (long long)(entry->due ? entry->due_ms - SIM_BEGIN_MS : 0));
     check_unique(process, task);
     if (entry->next_of_task)
         check_again(process, entry);
@@ -418,7 +422,7 @@ static void check_outcome(struct world *world, struct sim_process *process, stru
                       entry->starts, world->plan.attempts_max);
         break;
     case KL_CANCELLED:
-        if (!may_be_cancelled(world, task))
+        if (!oracle_may_be_cancelled(world, task))
             sim_break(world, "I1", task, "p%u settles task %llu as cancelled, and nobody asked for that",
                       process->number, number);
         break;
@@ -449,7 +453,7 @@ static void settle_one(struct sim_process *process, const kl_settle *batch, cons
     struct sim_entry *entry = oracle_find(world, batch->place.partition, &settled->id);
     if (!entry || entry->ended)
         return;
-    const struct sim_owner *owner = owner_of(world, batch->place);
+    const struct sim_owner *owner = oracle_owner(world, batch->place);
     sim_note(world, process, entry->task, "settled as %s, %u attempts, epoch %llu", names[settled->outcome],
              settled->attempts, (unsigned long long)batch->epoch);
     if (owner->fenced_by != process->number)
@@ -535,81 +539,10 @@ void oracle_answered(struct sim_process *process, struct sim_job *job, const kl_
 
 /* --- Starts --- */
 
-static bool is_ahead(const struct sim_entry *entry, const struct sim_process *process, uint64_t epoch)
-{
-    return entry->finished_by == process->number && entry->finished_epoch == epoch && entry->final;
-}
-
-/* It has ended in the worker's memory without a run, and that is still to be settled: cancelled, drained, used up. */
-static bool has_outcome(kl__window *window, const struct sim_entry *entry)
-{
-    const kl__held *held = kl__window_find(window, &entry->id, 0);
-    return held && held->state == KL_HELD_FINISHED && held->outcome != KL_RETRY;
-}
-
-static void overtakes(const struct sim_process *process, kl__window *window, const struct sim_entry *entry,
-                      const struct sim_entry *other, const char *why)
-{
-    struct world *world = process->world;
-    if (entry->place.partition == other->place.partition && has_outcome(window, other))
-        return;
-    sim_break(world, "I3", entry->task, "p%u starts task %llu of key %u although task %llu %s", process->number,
-              (unsigned long long)entry->task->number, entry->task->key, (unsigned long long)other->task->number, why);
-}
-
-/* Whether load may find that it is not to be run any more. */
-static bool ends_unrun(const struct world *world, const struct sim_entry *entry)
-{
-    return may_be_cancelled(world, entry->task) || entry->starts + entry->extra > world->plan.attempts_max ||
-           entry->attempts >= world->plan.attempts_max;
-}
-
-/* A task that was tried and has not ended. After a crash there may be several of a key: then only the first holds it, and
- * the others stand in line. */
-static bool holds_key(const struct world *world, const struct sim_entry *entry, const struct sim_process *process,
-                      uint64_t epoch)
-{
-    const struct sim_key *key = &world->keys[entry->task->key];
-    if (entry->settled_by == process->number && entry->settled_epoch == epoch)
-        return true;
-    for (const struct sim_entry *other = key->waiting; other; other = other->next_of_key)
-        if (other != entry && other->retry_line)
-            return false;
-    return key->tried_epoch != epoch;
-}
-
-static void check_against(struct sim_process *process, const struct sim_entry *entry, const struct sim_entry *other,
-                          kl__window *window)
-{
-    struct world *world = process->world;
-    uint64_t epoch = window->epoch;
-    const struct sim_owner *owner = owner_of(world, other->place);
-    bool here = entry->place.partition == other->place.partition && other->taken_epoch == epoch;
-    if (other->taken_by == process->number && here && !other->running && ends_unrun(world, other))
-        return; /* it is just being ended, together with others that are loaded */
-    if (other->taken_by == process->number && here)
-        overtakes(process, window, entry, other, "of the key runs in the same process");
-    else if (other->taken_by != SIM_NOBODY && other->taken_by != process->number &&
-             !world->processes[other->taken_by]->dead && owner->process == other->taken_by &&
-             owner->epoch == other->taken_epoch && owner->expires_ms > world->now_ms)
-        overtakes(process, window, entry, other, "runs in a process whose lease holds");
-    else if (other->layout < entry->layout)
-        overtakes(process, window, entry, other, "waits in an older layout");
-    if (other->layout != entry->layout || world->keys[entry->task->key].again_asked || is_ahead(other, process, epoch))
-        return;
-    if (other->finished_by == process->number && other->finished_epoch == epoch)
-        overtakes(process, window, entry, other, "is to be tried again first");
-    else if (other->retry_line && !entry->retry_line && holds_key(world, other, process, epoch))
-        overtakes(process, window, entry, other, "was tried before and holds the key");
-    else if (!other->due && !entry->due && other->task->priority == entry->task->priority &&
-             other->sequence < entry->sequence && other->retry_line >= entry->retry_line)
-        overtakes(process, window, entry, other, "comes first");
-}
-
 static void check_owner(struct sim_process *process, const struct sim_entry *entry, uint64_t epoch, const char *does)
 {
     struct world *world = process->world;
-    const struct sim_owner *owner = owner_of(world, entry->place);
+    const struct sim_owner *owner = oracle_owner(world, entry->place);
     if (owner->process == process->number && owner->epoch == epoch && owner->expires_ms > world->now_ms)
         return;
     sim_break(world, "I3", entry->task, "p%u %s task %llu at epoch %llu; p%d owns its shard at %llu, for %lld ms",
@@ -652,10 +585,7 @@ struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held
             sim_break(world, "I3", entry->task, "p%u takes task %llu %lld ms before it is due", process->number,
                       (unsigned long long)entry->task->number, (long long)(entry->due_ms - world->now_ms));
         check_paused(process, entry);
-        for (const struct sim_entry *other = world->keys[entry->task->key].waiting; entry->task->key && other;
-             other = other->next_of_key)
-            if (other != entry)
-                check_against(process, entry, other, held->window);
+        order_check(process, entry, held);
     }
     note_extra(process, entry, epoch);
     entry->taken_by = process->number;
@@ -679,14 +609,14 @@ void oracle_untaken(struct sim_process *process, struct sim_entry *entry)
 void oracle_dealt(struct sim_process *process, struct sim_entry *entry)
 {
     struct world *world = process->world;
-    bool ends = ends_unrun(world, entry) && entry->taken_by == process->number;
+    bool ends = order_ends_unrun(world, entry) && entry->taken_by == process->number;
     oracle_untaken(process, entry);
     if (!ends || (entry->task->rare && !process->all_kinds))
         return;
     entry->finished_by = process->number;
     entry->finished_epoch = entry->taken_epoch;
     entry->finished_order = 0; /* some time while it was loaded */
-    entry->final = may_be_cancelled(world, entry->task) || !oracle_halted(world, entry->task->key);
+    entry->final = oracle_may_be_cancelled(world, entry->task) || !oracle_halted(world, entry->task->key);
     entry->verdict_dead = false;
 }
 
@@ -703,7 +633,7 @@ void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl_
     if (window->lost)
         sim_break(world, "I3", task, "p%u runs task %llu, and knows that the shard is lost", process->number, number);
     check_owner(process, entry, window->epoch, "runs");
-    if (entry->ended && owner_of(world, entry->place)->fenced_by == process->number)
+    if (entry->ended && oracle_owner(world, entry->place)->fenced_by == process->number)
         sim_break(world, "I7", task, "p%u runs task %llu, which has ended", process->number, number);
     if (task->rare && !process->all_kinds)
         sim_break(world, "I5", task, "p%u runs task %llu of a kind that it does not serve", process->number, number);

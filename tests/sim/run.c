@@ -55,6 +55,12 @@ static struct sim_plan make_plan(struct world *world, uint64_t operations)
     };
     if (world->seed % 8 == 6) /* so that it takes nothing from chance: the other seeds stay what they are */
         plan.per_partition = 1 + (int64_t)(world->seed / 8 % 2);
+    if (world->seed % 8 == 3) { /* likewise */
+        plan.ordered = plan.true_clocks = plan.priorities = plan.delays = true;
+        plan.keys = 1 + plan.keys % 5;
+        if (world->seed / 8 % 2) /* who owns all shards reads less of each at a time */
+            plan.workers = 1;
+    }
     if (sim_is_mutated()) { /* everything happens, so that fewer seeds are needed */
         plan.layouts = plan.crons = plan.pauses = plan.delays = true;
         plan.submitters = plan.operators = 2;

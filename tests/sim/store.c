@@ -152,7 +152,7 @@ static kl_rc sim_append(void *self, const kl_append *append)
 static kl_rc sim_scan(void *self, kl_scan *scans, size_t count)
 {
     struct sim_process *process = self;
-    PASS_ON(process, kl_store_scan(process->world->inner, scans, count), (void)0);
+    PASS_ON(process, kl_store_scan(process->world->inner, scans, count), order_scanned(process, scans, count));
 }
 
 static kl_rc sim_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
@@ -179,7 +179,8 @@ static kl_rc sim_fence(void *self, kl_fence *fences, size_t count)
 static kl_rc sim_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
 {
     struct sim_process *process = self;
-    PASS_ON(process, kl_store_counts(process->world->inner, place, job, ret_counts), (void)0);
+    PASS_ON(process, kl_store_counts(process->world->inner, place, job, ret_counts),
+            order_counted(process, place.partition, ret_counts->priorities));
 }
 
 static kl_rc sim_wait(void *self, uint32_t partition, int64_t wait_ms, uint64_t *seen)

@@ -14,15 +14,28 @@ static bool is_over(const struct sim_process *process)
 
 /* --- Looking and settling --- */
 
+static kl_rc look(struct sim_process *process, uint64_t *ret_ready)
+{
+    if (!kl__pump_wants_look(process->pump))
+        return KL_OK;
+    order_look_begins(process);
+    kl_rc rc = kl__pump_look(process->pump, ret_ready);
+    order_look_ends(process, rc);
+    return rc;
+}
+
 static void looker(struct sim_process *process)
 {
     struct world *world = process->world;
     while (!is_over(process)) {
         uint64_t ready = 0;
         sim_enter(process);
-        kl_rc rc = kl__pump_wants_look(process->pump) ? kl__pump_look(process->pump, &ready) : KL_OK;
+        kl_rc rc = look(process, &ready);
         sim_leave(process);
-        sim_sleep(process, rc != KL_OK ? 20 : sim_between(world, 4, ready ? 12 : 30));
+        bool eager = rc == KL_OK && process->pump->eager;
+        sim_sleep(process, eager         ? sim_between(world, 0, 2)
+                           : rc != KL_OK ? 20
+                                         : sim_between(world, 4, ready ? 12 : 30));
     }
 }
 

@@ -232,6 +232,8 @@ struct sim_process *sim_process_new(struct world *world, enum sim_role role, voi
     process->number = world->process_count;
     process->skew_ms = sim_between(world, -SKEW_MS, SKEW_MS);
     process->drift_ppm = (int32_t)sim_between(world, -DRIFT_PPM, DRIFT_PPM);
+    if (world->plan.true_clocks)
+        process->skew_ms = process->drift_ppm = 0;
     process->tick_began_ms = -1;
     for (size_t i = 0; i < sizeof process->worker.bytes; i++)
         process->worker.bytes[i] = (uint8_t)sim_below(world, 256);

@@ -3,6 +3,7 @@
  *     fiber.c   threads                     store.c    the store as a process sees it: late, lossy, or gone
  *     world.c   clock, scheduler, processes oracle.c   what is true, and what must not happen (I1..I8)
  *     worker.c  worker processes            clients.c  producers, submitters, operators
+ *     order.c   the order of a key's tasks (I3)
  *     run.c     one seed from beginning to end          mutants.c  bugs that are switched on
  *     by_hand.c seed 0: what chance comes to too seldom
  *
@@ -68,7 +69,9 @@ struct sim_plan {
     uint32_t slow_per_mille;  /* calls that take up to 100 ms */
     uint32_t crash_per_10000; /* calls */
     bool delays, priorities, groups, bursts, kinds, crons, requests, layouts, pauses, redrives;
-    bool restless; /* layouts are changed, and keys drained, all the time, and half of the tasks are delayed */
+    bool ordered;     /* few keys with many priorities and due times */
+    bool true_clocks; /* everybody's */
+    bool restless;    /* layouts are changed, and keys drained, all the time, and half of the tasks are delayed */
     uint32_t poison_max;
 };
 
@@ -95,6 +98,10 @@ struct sim_process {
     int64_t tick_began_ms; /* when the last tick that succeeded was begun */
     kl_task_id worker;
     uint32_t concurrency;
+    const struct sim_thread *looker; /* the one that looks just now, or NULL */
+    uint64_t look_began, looked;     /* entries stored when that look was begun, and the last that ended well */
+    uint32_t lines_asked[SIM_PARTITIONS_MAX]; /* which lines are in use, as far as that look knows, */
+    uint32_t lines[SIM_PARTITIONS_MAX];       /* and the last one knew */
     kl_store *store;
     kl_queue *queue;
     kl__pump *pump;
@@ -129,7 +136,7 @@ struct sim_entry {
     struct sim_task *task;
     bool ended, retry_line, due;
     bool moved; /* another entry stands for it */
-    int64_t due_ms;
+    int64_t due_ms, stored_ms;
     kl_outcome outcome;
     uint32_t attempts, starts, extra; /* extra: starts that a process wrote down and died before making */
     uint32_t settled_by;
@@ -152,12 +159,21 @@ struct sim_key {
     uint64_t tried_epoch; /* in which a task of it that had been tried before ended last */
 };
 
+/* Of a due line. */
+struct sim_reading {
+    bool begun, ended;
+    uint64_t stored;  /* entries when it was begun */
+    int64_t until_ms; /* what was due by then */
+};
+
 struct sim_owner {
     uint32_t process; /* or SIM_NOBODY */
     bool unclean;     /* nobody: the last one did not give it back */
     uint64_t epoch;
     int64_t expires_ms;
     uint32_t fenced_by;
+    uint64_t taken;                   /* entries stored when the process took it */
+    struct sim_reading reading, read; /* under way; and the last whole one */
 };
 
 struct sim_partition {
@@ -287,6 +303,8 @@ void sim_store_world(struct world *world);
 
 struct sim_task *oracle_task(struct world *world, uint32_t key);
 struct sim_entry *oracle_find(const struct world *world, uint32_t partition, const kl_task_id *id);
+struct sim_owner *oracle_owner(const struct world *world, kl_place place);
+bool oracle_may_be_cancelled(const struct world *world, const struct sim_task *task); /* somebody has asked for that */
 bool oracle_halted(const struct world *world, uint32_t key);
 bool oracle_at_rest(const struct world *world, const struct sim_entry **ret_stuck);
 void oracle_end(struct world *world);
@@ -310,6 +328,16 @@ void oracle_untaken(struct sim_process *process, struct sim_entry *entry);
 void oracle_dealt(struct sim_process *process, struct sim_entry *entry);
 void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl__window *window);
 void oracle_finished(struct sim_process *process, struct sim_entry *entry, const kl__held *held); /* NULL: lost */
+
+/* --- order.c --- */
+
+void order_look_begins(struct sim_process *process);
+void order_counted(struct sim_process *process, uint32_t partition, uint32_t priorities);
+void order_scanned(struct sim_process *process, const kl_scan *scans, size_t count);
+void order_look_ends(struct sim_process *process, kl_rc rc);
+void order_taken_over(const struct sim_process *process, struct sim_owner *owner);
+bool order_ends_unrun(const struct world *world, const struct sim_entry *entry);
+void order_check(struct sim_process *process, const struct sim_entry *entry, const kl__held *held);
 
 /* --- worker.c, clients.c --- */
 

@@ -1,0 +1,238 @@
+/* test_order.c - the order of a key's tasks, step by step: a pump that is driven by hand, by a clock that goes on when it is
+ * told to. What chance makes of it, the simulator shows (tests/sim). */
+#include "harness.h"
+#include "work/inside.h"
+
+enum { LEASE_MS = 3600000, SHARDS = 16, MANY = 65536 };
+
+struct hand {
+    int64_t now_ms;
+    kl_store *store;
+    kl_queue *queue;
+    kl__pump *pump;
+};
+
+static int64_t now_of(void *ctx) { return ((const struct hand *)ctx)->now_ms; }
+
+static void hand_open(struct hand *hand)
+{
+    *hand = (struct hand){.now_ms = INT64_C(1800000000000)};
+    kl_store_opts store_opts = {.size = sizeof store_opts, .now_ms = now_of, .now_ctx = hand};
+    kl_queue_opts queue_opts = {.size = sizeof queue_opts, .lease_ms = LEASE_MS};
+    REQUIRE(kl_store_open("memory:", &store_opts, &hand->store) == KL_OK);
+    REQUIRE(kl_queue_open(hand->store, "q", &queue_opts, &hand->queue) == KL_OK);
+}
+
+static void hand_start(struct hand *hand, int64_t window_max)
+{
+    static const kl_handler handler = {.kind = NULL};
+    kl__pump_opts opts = {.queue = hand->queue,
+                          .worker = {{1}},
+                          .worker_name = "by hand",
+                          .handlers = &handler,
+                          .handler_count = 1,
+                          .window_max = window_max,
+                          .concurrency = 1,
+                          .seed = 1,
+                          .local_ms = now_of,
+                          .local_ctx = hand};
+    REQUIRE(kl__pump_open(&opts, &hand->pump) == KL_OK);
+    for (int i = 0; i < 20 && kl__pump_shards(hand->pump) < SHARDS; i++) {
+        hand->now_ms += 200;
+        REQUIRE(kl__pump_beat(hand->pump) == KL_OK);
+    }
+    REQUIRE(kl__pump_shards(hand->pump) == SHARDS);
+    hand->now_ms += 200;
+    REQUIRE(kl__pump_beat(hand->pump) == KL_OK); /* it knows that nothing of what is due was moved */
+}
+
+static void hand_close(struct hand *hand)
+{
+    kl__pump_close(hand->pump);
+    kl_queue_close(hand->queue);
+    kl_store_close(hand->store);
+}
+
+static void put(struct hand *hand, const char *key, int64_t priority, int64_t delay_ms, int count)
+{
+    kl_put one = {.key = kl_str(key), .payload = kl_str("x"), .priority = priority, .delay_ms = delay_ms};
+    kl_put_result result;
+    for (int i = 0; i < count; i++)
+        REQUIRE(kl_queue_put(hand->queue, &one, 1, (kl_bytes){0}, &result) == KL_OK);
+}
+
+static void look(struct hand *hand)
+{
+    uint64_t ready;
+    CHECK_INT(kl__pump_look(hand->pump, &ready), KL_OK);
+}
+
+/* A window's lines are read one after the other, and which are in use is asked for every 20 ms. */
+static void look_at_all(struct hand *hand)
+{
+    for (int i = 0; i < 8; i++) {
+        hand->now_ms += 50;
+        look(hand);
+    }
+}
+
+static kl__held *take(struct hand *hand)
+{
+    kl__held *held = NULL;
+    return kl__pump_take(hand->pump, &held, 1) == 1 ? held : NULL;
+}
+
+static void finish(struct hand *hand, kl__held *held)
+{
+    kl__verdict verdict = {.outcome = KL_DONE};
+    kl__pump_finish(hand->pump, held, &verdict);
+}
+
+/* Of the next so many tasks; KL_PRIORITY_MAX + 1: there are not so many, or they differ. */
+static int priority_of_next(struct hand *hand, int count)
+{
+    int priority = KL_PRIORITY_MAX + 1;
+    for (int i = 0; i < count; i++) {
+        kl__held *held = take(hand);
+        if (!held)
+            return KL_PRIORITY_MAX + 1;
+        bool same = i == 0 || held->lane.mark.priority == priority;
+        priority = same ? held->lane.mark.priority : KL_PRIORITY_MAX + 1;
+        finish(hand, held);
+    }
+    return priority;
+}
+
+TEST(a_worker_whose_memory_is_full_looks_for_what_is_more_urgent)
+{
+    struct hand hand;
+    char key[16];
+    hand_open(&hand);
+    hand_start(&hand, KL_WINDOW_MIN);
+    for (int i = 0; i < KL_WINDOW_MIN * 2; i++) {
+        snprintf(key, sizeof key, "k%d", i);
+        put(&hand, key, 0, 0, 2);
+    }
+    look_at_all(&hand);
+    CHECK(kl__pump_held(hand.pump) >= KL_WINDOW_MIN);
+    put(&hand, "k0", -5, 0, 1);
+    hand.now_ms += 20;
+    CHECK(kl__pump_wants_look(hand.pump));
+    look(&hand);
+    CHECK_INT(priority_of_next(&hand, 1), -5);
+    hand_close(&hand);
+}
+
+/* More of them than one scan shows. */
+TEST(one_look_reads_all_that_is_more_urgent_than_what_is_held)
+{
+    struct hand hand;
+    hand_open(&hand);
+    hand_start(&hand, MANY);
+    put(&hand, "k", 0, 0, 3);
+    put(&hand, "k", -2, 0, 1);
+    look_at_all(&hand);
+    put(&hand, "k", -2, 0, 900);
+    hand.now_ms += 50;
+    look(&hand);
+    CHECK_INT(priority_of_next(&hand, 901), -2);
+    CHECK_INT(priority_of_next(&hand, 3), 0);
+    hand_close(&hand);
+}
+
+/* A side look reads the more urgent line again, because a key has more tasks there than may be held. */
+TEST(a_side_look_does_not_keep_what_comes_after_it_from_being_read)
+{
+    struct hand hand;
+    hand_open(&hand);
+    hand_start(&hand, KL_WINDOW_MIN * SHARDS);
+    put(&hand, "k", -2, 0, 40); /* 16 are held */
+    put(&hand, "k", 0, 0, 2);
+    look_at_all(&hand);
+    for (int left = 40; left > 0; left--) {
+        CHECK_INT(priority_of_next(&hand, 1), -2);
+        if (left == 4)
+            put(&hand, "k", -2, 0, 4);
+        hand.now_ms += 50;
+        look(&hand);
+    }
+    CHECK_INT(priority_of_next(&hand, 4), -2);
+    look_at_all(&hand);
+    CHECK_INT(priority_of_next(&hand, 2), 0);
+    hand_close(&hand);
+}
+
+TEST(a_task_that_is_given_back_waits_for_a_more_urgent_one_that_had_no_room_meanwhile)
+{
+    struct hand hand;
+    hand_open(&hand);
+    hand_start(&hand, KL_WINDOW_MIN * SHARDS);
+    put(&hand, "k", 0, 0, 40); /* 16 are held, and no more of the key */
+    look_at_all(&hand);
+    kl__held *held = take(&hand);
+    REQUIRE(held);
+    put(&hand, "k", -2, 0, 1);
+    hand.now_ms += 50;
+    look(&hand);
+    kl__pump_untake(hand.pump, held);
+    kl__held *next = take(&hand);
+    if (next) {
+        CHECK_INT(next->lane.mark.priority, -2);
+        finish(&hand, next);
+    } else {
+        look_at_all(&hand);
+        CHECK_INT(priority_of_next(&hand, 1), -2);
+    }
+    look_at_all(&hand);
+    CHECK_INT(priority_of_next(&hand, 1), 0);
+    hand_close(&hand);
+}
+
+/* The due line is in order of time, and not of urgency, and is read in pieces. */
+TEST(due_tasks_of_a_key_wait_until_it_is_known_which_is_the_most_urgent)
+{
+    enum { DUE = 500 };
+    struct hand hand;
+    hand_open(&hand);
+    put(&hand, "k", -1, 1000, DUE);
+    put(&hand, "k", -3, 2000, 1);
+    hand.now_ms += 3000;
+    hand_start(&hand, MANY);
+    kl__held *held = NULL;
+    for (int i = 0; i < 100 && !(held = take(&hand)); i++) {
+        hand.now_ms += 50;
+        look(&hand);
+    }
+    REQUIRE(held);
+    CHECK_INT(held->lane.mark.priority, -3);
+    finish(&hand, held);
+    for (int i = 0; i < DUE; i++) {
+        for (int tries = 0; tries < 100 && !(held = take(&hand)); tries++)
+            look_at_all(&hand);
+        REQUIRE(held);
+        finish(&hand, held);
+    }
+    hand_close(&hand);
+}
+
+TEST(a_shard_that_is_kept_after_all_is_looked_at_before_its_tasks_are_started)
+{
+    struct hand hand;
+    hand_open(&hand);
+    hand_start(&hand, MANY);
+    put(&hand, "k", 0, 0, 2);
+    look_at_all(&hand);
+    for (kl__window *window = hand.pump->partitions->windows; window; window = window->next) {
+        window->leaving = window->unlooked = true; /* as when somebody else is to have it */
+        kl__window_clear_room(window);
+    }
+    put(&hand, "k", -2, 0, 1);
+    look_at_all(&hand); /* which passes it over */
+    hand.pump->beat_now = true;
+    REQUIRE(kl__pump_beat(hand.pump) == KL_OK);
+    CHECK(!hand.pump->partitions->windows->leaving);
+    CHECK(!take(&hand));
+    look_at_all(&hand);
+    CHECK_INT(priority_of_next(&hand, 1), -2);
+    hand_close(&hand);
+}
