@@ -395,6 +395,7 @@ kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t coun
     batch.taken = 0;
     batch.rc = is_long ? check_batch(tasks, count) : KL_OK;
     batch.is_over = batch.rc != KL_OK;
+    batch.waits_ns = 0;
     batch.careful = false;
     batch.is_parted = false; /* `aside` needs no value before, */
     batch.refused_count = 0; /* nor `refused`, and they are large */

@@ -1,6 +1,7 @@
 /* seams.c - functions that the linker puts between the library's files and what they call (see tests/meson.build), so
  * that a test can count memory, refuse a thread, and stop a thread at the one instruction where a race is lost. */
 #include <errno.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -14,6 +15,9 @@ void __real_kl__free(void *memory);
 int __real_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
 int __real_pthread_detach(pthread_t id);
 int __real_pthread_join(pthread_t id, void **ret_value);
+int __real_clock_gettime(clockid_t clock, struct timespec *ret_now);
+int __real_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until);
+int __real_sched_yield(void);
 long __real_syscall(long number, ...);
 uint32_t __real_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t __real_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
@@ -27,11 +31,16 @@ void __wrap_kl__free(void *memory);
 int __wrap_pthread_create(pthread_t *id, const pthread_attr_t *attributes, void *(*start)(void *), void *argument);
 int __wrap_pthread_detach(pthread_t id);
 int __wrap_pthread_join(pthread_t id, void **ret_value);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_now);
+int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until);
+int __wrap_sched_yield(void);
 long __wrap_syscall(long number, ...);
 uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 
 bool __wrap_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
+
+enum { SECOND_NS = 1000 * MS };
 
 static _Atomic(int64_t) pieces;
 static atomic_int threads_to_spare, threads_to_fail, thread_error;
@@ -96,6 +105,40 @@ int __wrap_pthread_join(pthread_t id, void **ret_value)
     if (call)
         call(id);
     return __real_pthread_join(id, ret_value);
+}
+
+_Thread_local struct own_time own_time;
+
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_now)
+{
+    if (!own_time.is_on || clock != CLOCK_MONOTONIC)
+        return __real_clock_gettime(clock, ret_now);
+    *ret_now = (struct timespec){.tv_sec = own_time.now_ns / SECOND_NS, .tv_nsec = own_time.now_ns % SECOND_NS};
+    return 0;
+}
+
+int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until)
+{
+    if (!own_time.is_on)
+        return __real_pthread_cond_timedwait(cond, mutex, until);
+    int64_t until_ns = until->tv_sec * SECOND_NS + until->tv_nsec;
+    if (own_time.meanwhile) {
+        pthread_mutex_unlock(mutex);
+        own_time.is_on = false;
+        own_time.meanwhile(own_time.ctx);
+        own_time.is_on = true;
+        pthread_mutex_lock(mutex);
+    }
+    if (own_time.now_ns < until_ns)
+        own_time.now_ns = until_ns;
+    return ETIMEDOUT;
+}
+
+int __wrap_sched_yield(void)
+{
+    own_time.now_ns += own_time.yield_ns;
+    own_time.yields++;
+    return __real_sched_yield();
 }
 
 long __wrap_syscall(long number, ...)

@@ -127,6 +127,19 @@ void fail_threads(int spared, int number, int error);
 /* Called by a thread that has taken tasks, with the shard's mutex held, before others can see it; NULL: nobody. */
 extern _Atomic(void (*)(kl__lane_task **tasks, uint32_t count)) on_take;
 
+/* A time of the thread's own, while it is on: its monotonic clock shows now_ns, a yield takes yield_ns, and a wait with a
+ * limit is over at once, when that has come. `meanwhile` is called in the middle of each wait, without its mutex. */
+struct own_time {
+    bool is_on;
+    int64_t now_ns;
+    int64_t yield_ns;
+    int yields;
+    void (*meanwhile)(void *ctx);
+    void *ctx;
+};
+
+extern _Thread_local struct own_time own_time;
+
 /* How many barriers have found something to wait for; set to 0 by tests that look at it. */
 extern atomic_int barriers_waiting;
 

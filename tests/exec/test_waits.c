@@ -1,0 +1,169 @@
+/* test_waits.c - how long a submit or a batch waits for room, and for whose: in a time of the test's own, so that a wait
+ * takes exactly as long as it says. */
+#include <stdlib.h>
+
+#include "exec/support.h"
+
+enum { LOOK_MS = KL_EXEC_LOOK_NS / MS };
+
+/* Starts the thread's own time, later than any that it has seen. */
+static int64_t start_own_time(struct own_time settings)
+{
+    own_time = settings;
+    own_time.now_ns = kl__monotonic_ns() + INT64_C(3600000) * MS;
+    own_time.is_on = true;
+    return own_time.now_ns;
+}
+
+/* Milliseconds since then. */
+static int64_t end_own_time(int64_t start_ns)
+{
+    int64_t ms = (own_time.now_ns - start_ns) / MS;
+    own_time.is_on = false;
+    return ms;
+}
+
+struct text {
+    char bytes[16];
+};
+
+/* Some key of this shard. */
+static struct text key_in(kl_exec *exec, uint32_t shard)
+{
+    struct text key;
+    uint64_t hash;
+    int i = 0;
+    do
+        snprintf(key.bytes, sizeof key.bytes, "k%d", i++);
+    while (kl__exec_shard_of(exec, kl_str(key.bytes), &hash)->index != shard);
+    return key;
+}
+
+/* Takes a shard's only place, and a thread, until the gate is opened. */
+static void occupy(kl_exec *exec, uint32_t shard, struct gate *gate)
+{
+    submit(exec, key_in(exec, shard).bytes, hold, gate, NULL);
+    gate_await(gate, 1);
+}
+
+static kl_exec *open_narrow(int64_t shards)
+{
+    return open_frozen(OPTS(.shards = shards, .threads = shards, .shard_capacity = 1, .submit_timeout_ms = 100));
+}
+
+/* What a function leaves on the stack is what the next one finds there. */
+static __attribute__((noinline)) void dirty_stack(void)
+{
+    volatile int64_t words[8192];
+    for (size_t i = 0; i < COUNT(words); i++)
+        words[i] = 1;
+}
+
+TEST(a_batch_waits_for_all_shards_that_are_full_together_as_long_as_for_one)
+{
+    struct gate gates[3] = {GATE, GATE, GATE};
+    struct text keys[3];
+    kl_exec_task batch[3];
+    kl_exec_id ids[3] = {1, 1, 1};
+    size_t taken = 1;
+    kl_exec *exec = open_narrow(3);
+    REQUIRE(exec != NULL);
+    for (uint32_t i = 0; i < 3; i++) {
+        occupy(exec, i, &gates[i]);
+        keys[i] = key_in(exec, i);
+        batch[i] = (kl_exec_task){kl_str(keys[i].bytes), nothing, NULL, NULL};
+    }
+    dirty_stack();
+    int64_t start_ns = start_own_time((struct own_time){0});
+    CHECK_INT(kl_exec_submit_batch(exec, batch, 3, ids, &taken), KL_EFULL);
+    CHECK_INT(end_own_time(start_ns), 100);
+    CHECK_INT(taken, 0);
+    for (int i = 0; i < 3; i++) {
+        CHECK_INT(ids[i], 0);
+        gate_open(&gates[i]);
+    }
+    kl_exec_close(exec);
+}
+
+TEST(who_waits_for_room_does_not_yield_beyond_his_time)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_narrow(1);
+    REQUIRE(exec != NULL);
+    occupy(exec, 0, &gate);
+    int64_t start_ns = start_own_time((struct own_time){.yield_ns = 3 * MS / 10});
+    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, TASK(.submit_timeout_ms = 1), NULL), KL_EFULL);
+    CHECK_INT(own_time.yields, 4);
+    CHECK_INT(end_own_time(start_ns), 1);
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
+
+struct room {
+    kl_exec *exec;
+    struct gate gates[3];
+};
+
+/* Makes room in a shard for which nobody waits. */
+static void make_room_elsewhere(void *ctx)
+{
+    struct room *room = ctx;
+    own_time.meanwhile = NULL;
+    uint32_t i = 0;
+    while (room->exec->shards[i].waiting > 0)
+        i++;
+    gate_open(&room->gates[i]);
+    AWAIT(kl__inbox_length(&room->exec->shards[i].inbox) == 0);
+}
+
+TEST(a_task_without_a_key_that_waits_for_room_finds_it_in_any_shard)
+{
+    struct room room = {.gates = {GATE, GATE, GATE}};
+    kl_exec *exec = room.exec = open_narrow(3);
+    REQUIRE(exec != NULL);
+    for (uint32_t i = 0; i < 3; i++)
+        occupy(exec, i, &room.gates[i]);
+    int64_t start_ns = start_own_time((struct own_time){.meanwhile = make_room_elsewhere, .ctx = &room});
+    CHECK_INT(kl_exec_submit(exec, kl_str(""), nothing, NULL, NULL, NULL), KL_OK);
+    CHECK_INT(end_own_time(start_ns), LOOK_MS);
+    for (int i = 0; i < 3; i++)
+        gate_open(&room.gates[i]);
+    kl_exec_close(exec);
+}
+
+TEST(a_task_without_a_key_finds_the_only_shard_with_room_wherever_it_starts_to_look)
+{
+    struct gate gates[3] = {GATE, GATE, GATE};
+    kl_exec *exec = open_narrow(3);
+    REQUIRE(exec != NULL);
+    occupy(exec, 0, &gates[0]);
+    occupy(exec, 2, &gates[2]);
+    for (uint32_t start = 0; start < 3; start++) {
+        atomic_store(&exec->next_shard, start);
+        CHECK_INT(kl_exec_submit(exec, kl_str(""), nothing, NULL, TASK(.submit_timeout_ms = KL_NO_WAIT), NULL), KL_OK);
+        AWAIT(tasks_live(exec) == 2);
+    }
+    gate_open(&gates[0]);
+    gate_open(&gates[2]);
+    kl_exec_close(exec);
+}
+
+/* While a shard has delayed tasks, everything that is submitted there is stamped and looked at before each take. */
+TEST(a_delayed_task_counts_where_it_goes_and_nowhere_once_it_is_refused)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_narrow(2);
+    const kl_exec_task_opts *later = TASK(.delay_ms = 1000, .submit_timeout_ms = KL_NO_WAIT);
+    REQUIRE(exec != NULL);
+    occupy(exec, 0, &gate);
+    atomic_store(&exec->next_shard, 0);
+    kl_exec_id id = submit(exec, "", nothing, NULL, later);
+    CHECK_INT(atomic_load(&exec->shards[0].delayed), 0);
+    CHECK_INT(atomic_load(&exec->shards[1].delayed), 1);
+    CHECK_INT(kl_exec_cancel(exec, id), KL_OK);
+    CHECK_INT(atomic_load(&exec->shards[1].delayed), 0);
+    CHECK_INT(kl_exec_submit(exec, kl_str(key_in(exec, 0).bytes), nothing, NULL, later, NULL), KL_EFULL);
+    CHECK_INT(atomic_load(&exec->shards[0].delayed), 0);
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
