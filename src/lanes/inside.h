@@ -1,4 +1,5 @@
-/* inside.h - what lanes are made of, and the questions that change nothing. lanes.c explains it. */
+/* inside.h - what lanes are made of, what lanes.c and find.c share, and the questions that change nothing. lanes.c explains
+ * it. */
 #ifndef KL_LANES_INSIDE_H
 #define KL_LANES_INSIDE_H
 
@@ -84,6 +85,29 @@ static inline const kl__lane_task *task_at(const kl__tree_node *node)
     return KL_CONTAINER(node, kl__lane_task, node);
 }
 static inline kl__lane *lane_of(kl__tree_node *node) { return KL_CONTAINER(node, kl__lane, timer); }
+
+/* --- Lanes that come and go: find.c --- */
+
+/* Makes the lane of a key that has none; NULL: no memory. */
+kl__lane *kl__lanes_make(kl__lanes *lanes, const kl__lane_key *key);
+
+/* One of the resting lanes, of which there must be one, does so no more: it is freed if it is idle. */
+void kl__lanes_make_room(kl__lanes *lanes);
+
+/* A lane that has no more tasks rests. It stays among the resting while it comes and goes, and only when there are too
+ * many is the first of them looked at: freed if it is idle, else left to come back when it is. */
+static inline void rest(kl__lanes *lanes, kl__lane *lane)
+{
+    lane->state = KL_LANE_IDLE;
+    if (KL_LIKELY(lane->resting))
+        return;
+    lane->resting = true;
+    lane->next_resting = NULL;
+    *(lanes->first_resting ? &lanes->last_resting->next_resting : &lanes->first_resting) = lane;
+    lanes->last_resting = lane;
+    if (++lanes->resting_count > lanes->resting_max && !lanes->visiting)
+        kl__lanes_make_room(lanes);
+}
 
 /* --- Orders --- */
 

@@ -33,9 +33,6 @@
  *     sign is set exactly while a blocked key has it. */
 #include "lanes/lanes.h"
 
-#include <string.h>
-
-#include "base/fetch.h"
 #include "lanes/inside.h"
 
 /* --- A lane's own tasks --- */
@@ -157,55 +154,6 @@ static void set_wake(kl__lanes *lanes, kl__lane *lane, int64_t wake_ms)
     lanes->next_due = lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER;
 }
 
-static void free_lane(kl__lane *lane)
-{
-    if (lane->key_len > KEY_INLINE_BYTES)
-        kl__free(lane->key_far);
-    kl__free(lane);
-}
-
-static void spare_lane(kl__lanes *lanes, kl__lane *lane)
-{
-    if (lanes->spare_count == SPARE_MAX || lane->key_len > KEY_INLINE_BYTES) {
-        free_lane(lane);
-        return;
-    }
-    lane->next_resting = lanes->spare;
-    lanes->spare = lane;
-    lanes->spare_count++;
-}
-
-/* A lane that has no more tasks rests. It stays among the resting while it comes and goes, and only when there are too
- * many is the first of them looked at: freed if it is idle, else left to come back when it is. */
-static void make_room(kl__lanes *lanes)
-{
-    kl__lane *lane = lanes->first_resting;
-    lanes->first_resting = lane->next_resting;
-    if (lanes->first_resting) { /* the next one to be looked at has left the caches */
-        kl__fetch(lanes->first_resting);
-        kl__fetch(&lanes->first_resting->next_resting);
-    }
-    lanes->resting_count--;
-    lane->resting = false;
-    if (lane->state == KL_LANE_IDLE && lane->entry.tasks == 0) {
-        kl__keytable_remove(&lanes->table, &lane->entry);
-        spare_lane(lanes, lane);
-    }
-}
-
-static inline void rest(kl__lanes *lanes, kl__lane *lane)
-{
-    lane->state = KL_LANE_IDLE;
-    if (KL_LIKELY(lane->resting))
-        return;
-    lane->resting = true;
-    lane->next_resting = NULL;
-    *(lanes->first_resting ? &lanes->last_resting->next_resting : &lanes->first_resting) = lane;
-    lanes->last_resting = lane;
-    if (++lanes->resting_count > lanes->resting_max && !lanes->visiting)
-        make_room(lanes);
-}
-
 /* Forgets marks whose reason has gone. */
 static void clear_marks(kl__lane *lane)
 {
@@ -280,134 +228,12 @@ static void settle_lane(kl__lanes *lanes, kl__lane *lane)
         rest(lanes, lane);
 }
 
-/* --- Finding and making lanes --- */
-
-/* memcmp for the lengths that most keys have, without the call. */
-static inline bool same_bytes(const char *a, const char *b, size_t len)
-{
-    uint64_t x, y, z, w;
-    if (len < 8 || len > 16)
-        return memcmp(a, b, len) == 0;
-    memcpy(&x, a, 8);
-    memcpy(&y, b, 8);
-    memcpy(&z, a + len - 8, 8);
-    memcpy(&w, b + len - 8, 8);
-    return x == y && z == w;
-}
-
-static inline kl__lane *find_lane(const kl__lanes *lanes, kl_bytes key, uint32_t hash)
-{
-    if (key.len == 0)
-        return (kl__lane *)&lanes->crowd;
-    for (kl__keytable_entry *entry = kl__keytable_first(&lanes->table, hash); entry; entry = entry->next) {
-        kl__lane *lane = (kl__lane *)entry;
-        if (entry->hash == hash && lane->key_len == key.len && same_bytes(key_of(lane).data, key.data, key.len))
-            return lane;
-    }
-    return NULL;
-}
-
-kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key)
-{
-    return find_lane(lanes, key->bytes, key->hash);
-}
-
-void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash)
-{
-    kl__fetch(kl__keytable_bucket_of(&lanes->table, hash));
-}
-
-void kl__lanes_prefetch_lane(const kl__lanes *lanes, uint32_t hash)
-{
-    kl__fetch(kl__keytable_first(&lanes->table, hash));
-}
-
-/* Its memory, with anything in it; NULL: there is none. Without memory, lanes of idle keys are used again: as one was made
- * at the start, at least one key can always go on. */
-static kl__lane *new_lane(kl__lanes *lanes)
-{
-    kl__lane *lane = NULL;
-    if (!lanes->spare && (lane = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lane)))
-        return lane;
-    while (!lanes->spare && lanes->first_resting && !lanes->visiting)
-        make_room(lanes);
-    if (!(lane = lanes->spare))
-        return NULL;
-    lanes->spare = lane->next_resting;
-    lanes->spare_count--;
-    return lane;
-}
-
-static kl__lane *make_lane(kl__lanes *lanes, const kl__lane_key *key)
-{
-    KL_ASSERT(key->bytes.len <= KL_KEY_BYTES_MAX);
-    char *far = NULL;
-    if (key->bytes.len > KEY_INLINE_BYTES && !(far = kl__alloc(key->bytes.len)))
-        return NULL;
-    kl__lane *lane = new_lane(lanes);
-    if (!lane) {
-        kl__free(far);
-        return NULL;
-    }
-    *lane = (kl__lane){.entry.hash = key->hash, .key_len = (uint16_t)key->bytes.len, .wake_ms = KL_NEVER};
-    if (far)
-        lane->key_far = far;
-    memcpy(far ? far : lane->key, key->bytes.data, key->bytes.len);
-    kl__keytable_insert(&lanes->table, &lane->entry);
-    rest(lanes, lane);
-    return lane;
-}
+/* --- The life of a task --- */
 
 static inline void advance(kl__lanes *lanes, int64_t now_ms)
 {
     if (now_ms > lanes->now_ms)
         lanes->now_ms = now_ms;
-}
-
-kl__lanes *kl__lanes_open(void)
-{
-    kl__lanes *lanes = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *lanes);
-    kl__lane *first = kl__alloc_aligned(KL_CACHE_LINE, 1, sizeof *first);
-    if (!lanes || !first) {
-        kl__free(lanes);
-        kl__free(first);
-        return NULL;
-    }
-    spare_lane(lanes, first);
-    lanes->resting_max = RESTING_MAX;
-    lanes->now_ms = INT64_MIN;
-    lanes->next_due = KL_NEVER;
-    lanes->crowd.odd = ODD_CROWD;
-    lanes->crowd.wake_ms = KL_NEVER;
-    kl__keytable_init(&lanes->table);
-    return lanes;
-}
-
-void kl__lanes_rest_few(kl__lanes *lanes) { lanes->resting_max = RESTING_FEW; }
-
-void kl__lanes_close(kl__lanes *lanes)
-{
-    if (!lanes)
-        return;
-    for (uint32_t i = 0; i < lanes->table.buckets; i++) {
-        kl__keytable_entry *next, *entry = kl__keytable_at(&lanes->table, i)->first;
-        for (; entry; entry = next) {
-            next = entry->next;
-            free_lane((kl__lane *)entry);
-        }
-    }
-    kl__keytable_close(&lanes->table);
-    while (lanes->spare)
-        kl__free(new_lane(lanes));
-    kl__free(lanes);
-}
-
-/* --- The life of a task --- */
-
-kl__lane *kl__lanes_lane(kl__lanes *lanes, kl_bytes key, uint32_t hash)
-{
-    kl__lane *lane = find_lane(lanes, key, hash);
-    return KL_LIKELY(lane != NULL) ? lane : make_lane(lanes, &(kl__lane_key){key, hash});
 }
 
 void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms)
@@ -700,7 +526,7 @@ void kl__lanes_forget(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrie
 kl_rc kl__lanes_pause(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 {
     kl__lane *lane = kl__lanes_find(lanes, key);
-    if (!lane && !(lane = make_lane(lanes, key)))
+    if (!lane && !(lane = kl__lanes_make(lanes, key)))
         return KL_ENOMEM;
     advance(lanes, now_ms);
     lane->odd |= ODD_PAUSED;
@@ -779,7 +605,7 @@ static void change_all(kl__lanes *lanes, void (*change)(kl__lanes *lanes, kl__la
             change(lanes, (kl__lane *)entry, ctx);
     lanes->visiting = false;
     while (lanes->resting_count > lanes->resting_max)
-        make_room(lanes);
+        kl__lanes_make_room(lanes);
 }
 
 static void drain_one(kl__lanes *lanes, kl__lane *lane, void *ctx)
