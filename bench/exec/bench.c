@@ -27,7 +27,8 @@
 struct producer {
     _Alignas(64) pthread_t thread; /* a cache line of its own */
     size_t key;                    /* index of the next one */
-    size_t turns;                  /* tasks since the start, every tenth of which knocks */
+    size_t turns;                  /* tasks since one knocked, which is every tenth */
+    size_t knocks;                 /* index of the failing key where the next one does */
     int64_t submitted;
     int64_t submitted_max;
     int64_t *samples; /* a sampled task's submit time and, once it ran, its latency */
@@ -85,16 +86,22 @@ static kl_exec_task next_task(struct producer *producer)
     return task;
 }
 
+/* As cheap as the next good task: to divide here would be put down to the side. */
+static kl_exec_task next_knock(struct producer *producer)
+{
+    producer->turns = 0;
+    if (++producer->knocks >= (size_t)args.failing)
+        producer->knocks = 0;
+    return carrier->knock(queue, producer->knocks);
+}
+
 static void submit_some(struct producer *producer, int64_t left)
 {
     kl_exec_task tasks[BATCH_MAX];
     while (left > 0) {
         size_t n = left < args.batch ? (size_t)left : (size_t)args.batch;
         for (size_t i = 0; i < n; i++)
-            if (args.knocking && ++producer->turns % KNOCK_EVERY == 0)
-                tasks[i] = carrier->knock(queue, producer->turns / KNOCK_EVERY % (size_t)args.failing);
-            else
-                tasks[i] = next_task(producer);
+            tasks[i] = args.knocking && ++producer->turns == KNOCK_EVERY ? next_knock(producer) : next_task(producer);
         if (n == 1)
             carrier->submit(queue, tasks[0].key, tasks[0].fn, tasks[0].ctx);
         else

@@ -22,7 +22,6 @@
 
 #include "base/text.h"
 #include "base/wait.h"
-#include "exec/hand.h"
 
 enum { KEY_SHOWN_BYTES = 64, REFUSED_KEYS_MAX = 1024, BUCKET = KL_CACHE_LINE / sizeof(uint64_t) };
 
@@ -93,13 +92,12 @@ static bool has_share(kl__shard *shard, const kl__lane_key *key, bool delayed, b
     return all == 0 || own + all < (blocked ? capacity / KL_EXEC_SPARE_SHARE : capacity / 2);
 }
 
-/* The same, when all is known: what is done, what is due by now, and what is still on the way. A key that is not blocked,
- * and only has the signs of one that is, need not know. */
+/* The same, when all is known: what is due by now, and what is still on the way. What is done and still in a thread's hand
+ * is of no blocked key. A key that is not blocked, and only has the signs of one that is, need not know. */
 static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed, bool *ret_blocked)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);
     if (!has_share(shard, key, delayed, ret_blocked)) {
-        kl__hand_recall_all(shard, now_ns);
         kl__lanes_advance(shard->lanes, kl__ns_to_ms(now_ns));
         if (!has_share(shard, key, delayed, ret_blocked))
             return false;

@@ -472,6 +472,74 @@ TEST(what_is_done_gives_its_place_back_although_the_next_in_hand_blocks)
     kl_exec_close(exec);
 }
 
+/* To look costs a barrier in every thread, so it is not done while one comes by again and again. */
+TEST(who_does_not_wait_gets_the_place_of_what_is_done_in_hand_once_no_thread_has_come_by_for_a_while)
+{
+    struct gate block = GATE;
+    const kl_exec_task_opts *at_once = TASK(.submit_timeout_ms = KL_NO_WAIT);
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = 8));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    deal(exec, (struct hand_task[]){{note, "0"}, {note, "1"}, {note, "2"}, {hold, &block}}, 4, NULL);
+    gate_await(&block, 1);
+    for (int i = 0; i < 4; i++)
+        submit(exec, "k", nothing, NULL, at_once);
+    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, at_once, NULL), KL_EFULL);
+    pass_ms(exec, KL_EXEC_LOOK_NS / MS);
+    for (int i = 0; i < 3; i++)
+        submit(exec, "k", nothing, NULL, at_once);
+    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, at_once, NULL), KL_EFULL);
+    gate_open(&block);
+    kl_exec_close(exec);
+}
+
+struct recall {
+    kl_exec *exec;
+    struct gate elsewhere;
+    int waits;
+};
+
+/* The second wait comes after the recall. */
+static void free_the_other_thread(void *ctx)
+{
+    struct recall *recall = ctx;
+    if (++recall->waits == 2) {
+        gate_open(&recall->elsewhere);
+        AWAIT(kl__inbox_length(&recall->exec->shards[0].inbox) == 1);
+    }
+}
+
+TEST(what_a_waiting_submit_recalls_from_a_hand_is_offered_to_other_threads)
+{
+    struct gate dealer = GATE, block = GATE;
+    struct recall recall = {.elsewhere = GATE};
+    char keys[7][8]; /* five of one shard and two of the other */
+    uint64_t hash;
+    kl_exec *exec = recall.exec =
+        open_frozen(OPTS(.shards = 2, .threads = 2, .shard_capacity = 4, .submit_timeout_ms = PATIENCE_MS));
+    REQUIRE(exec != NULL);
+    for (int i = 0, n = 0; n < 7; i++) {
+        snprintf(keys[n], sizeof keys[n], "k%d", i % 1000);
+        n += kl__exec_shard_of(exec, kl_str(keys[n]), &hash)->index == (n >= 5);
+    }
+    grow_hands(exec);
+    submit(exec, keys[5], hold, &recall.elsewhere, NULL);
+    gate_await(&recall.elsewhere, 1);
+    submit(exec, keys[6], hold, &dealer, NULL);
+    gate_await(&dealer, 1);
+    submit(exec, keys[0], hold, &block, NULL);
+    for (int i = 1; i < 4; i++)
+        submit_note(exec, keys[i], "recalled");
+    gate_open(&dealer);
+    gate_await(&block, 1);
+    own_time = (struct own_time){
+        .is_on = true, .now_ns = kl__deadline_ns(3600000), .meanwhile = free_the_other_thread, .ctx = &recall};
+    CHECK_INT(kl_exec_submit(exec, kl_str(keys[4]), nothing, NULL, NULL, NULL), KL_OK);
+    own_time.is_on = false;
+    gate_open(&block);
+    kl_exec_close(exec);
+}
+
 static _Atomic(int) ran_before;
 
 static kl_outcome count_before(kl_run *run, void *ctx)

@@ -418,3 +418,22 @@ TEST(a_task_without_a_key_may_say_so_by_a_null_pointer)
     CHECK_STR(journal_text(), "keyless");
     kl_exec_close(exec);
 }
+
+TEST(a_deadline_is_kept_however_much_stands_before_it_in_the_inbox)
+{
+    enum { BEFORE = 600 };
+    struct gate gate = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "head", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    submit_note(exec, "k", "first");
+    for (int i = 1; i < BEFORE; i++)
+        submit(exec, "k", nothing, NULL, NULL);
+    submit(exec, "late", nothing, NULL, TASK(.deadline_ms = 5, .end = note_end, .end_ctx = "late"));
+    pass_ms(exec, 10);
+    gate_open(&gate);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "late=KL_ETIMEDOUT/0 first");
+    kl_exec_close(exec);
+}

@@ -167,3 +167,128 @@ TEST(a_delayed_task_counts_where_it_goes_and_nowhere_once_it_is_refused)
     gate_open(&gate);
     kl_exec_close(exec);
 }
+
+/* --- Looking again --- */
+
+static void free_one_place(void *ctx)
+{
+    struct room *room = ctx;
+    own_time.meanwhile = NULL;
+    gate_open(&room->gates[0]);
+    gate_await(&room->gates[1], 1);
+}
+
+/* Nobody is called for one place of four. */
+TEST(who_waits_for_room_looks_for_a_single_place_himself)
+{
+    struct room room = {.gates = {GATE, GATE}};
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = 4, .submit_timeout_ms = 100));
+    REQUIRE(exec != NULL);
+    submit(exec, "a", hold, &room.gates[0], NULL);
+    submit(exec, "b", hold, &room.gates[1], NULL);
+    submit(exec, "c", nothing, NULL, NULL);
+    submit(exec, "d", nothing, NULL, NULL);
+    gate_await(&room.gates[0], 1);
+    int64_t start_ns = start_own_time((struct own_time){.meanwhile = free_one_place, .ctx = &room});
+    CHECK_INT(kl_exec_submit(exec, kl_str("e"), nothing, NULL, NULL, NULL), KL_OK);
+    CHECK_INT(end_own_time(start_ns), LOOK_MS);
+    gate_open(&room.gates[1]);
+    kl_exec_close(exec);
+}
+
+enum { CAPACITY = 32, EIGHTH = CAPACITY / 8 };
+
+static void let_run(void *ctx)
+{
+    struct room *room = ctx;
+    own_time.meanwhile = NULL;
+    gate_open(&room->gates[0]);
+    journal_await(1);
+    CHECK_INT(kl_exec_key_resume(room->exec, kl_str(key_in(room->exec, 0).bytes)), KL_OK);
+    AWAIT(tasks_live(room->exec) == 0);
+}
+
+/* He has looked into the inbox, where a task of another key was, and all that others know of it is what he told them. */
+TEST(who_waits_for_a_blocked_key_keeps_nobody_elses_task_and_looks_again_soon)
+{
+    struct room room = {.gates = {GATE}};
+    kl_exec *exec = room.exec = open_frozen(OPTS(.shards = 2, .threads = 1, .shard_capacity = CAPACITY));
+    REQUIRE(exec != NULL);
+    struct text key = key_in(exec, 0);
+    char other[16] = "";
+    do
+        snprintf(other + strlen(other), 2, "x");
+    while (kl__exec_shard_of(exec, kl_str(other), &(uint64_t){0})->index != 0);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str(key.bytes)), KL_OK);
+    occupy(exec, 1, &room.gates[0]);
+    for (int i = 0; i < EIGHTH; i++)
+        submit(exec, key.bytes, nothing, NULL, NULL);
+    submit_note(exec, other, "other");
+    int64_t start_ns = start_own_time((struct own_time){.meanwhile = let_run, .ctx = &room});
+    CHECK_INT(kl_exec_submit(exec, kl_str(key.bytes), nothing, NULL, TASK(.submit_timeout_ms = 100), NULL), KL_OK);
+    CHECK_INT(end_own_time(start_ns), LOOK_MS);
+    CHECK_STR(journal_text(), "other");
+    kl_exec_close(exec);
+}
+
+TEST(a_delayed_task_without_a_key_waits_for_no_shard_while_another_has_room)
+{
+    kl_exec *exec = open_frozen(OPTS(.shards = 2, .shard_capacity = 2));
+    REQUIRE(exec != NULL);
+    const kl_exec_task_opts *later = TASK(.delay_ms = 1000, .submit_timeout_ms = 100);
+    submit(exec, key_in(exec, 0).bytes, nothing, NULL, later); /* as many as may, here */
+    atomic_store(&exec->next_shard, 0);
+    int64_t start_ns = start_own_time((struct own_time){0});
+    CHECK_INT(kl_exec_submit(exec, kl_str(""), nothing, NULL, later, NULL), KL_OK);
+    CHECK_INT(end_own_time(start_ns), 0);
+    atomic_store(&exec->next_shard, 0);
+    start_ns = start_own_time((struct own_time){0});
+    CHECK_INT(kl_exec_submit(exec, kl_str(""), nothing, NULL, later, NULL), KL_EFULL);
+    CHECK_INT(end_own_time(start_ns), 100);
+    kl_exec_close(exec);
+}
+
+static void resume_and_run(void *ctx)
+{
+    own_time.meanwhile = NULL;
+    CHECK_INT(kl_exec_key_resume(ctx, kl_str("k")), KL_OK);
+    AWAIT(tasks_live(ctx) == 0);
+}
+
+/* Once by itself and once in a batch. */
+TEST(where_submits_wait_for_ever_they_do_so_for_a_key_that_was_refused_to_others)
+{
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = CAPACITY, .submit_timeout_ms = KL_FOREVER));
+    REQUIRE(exec != NULL);
+    for (int batch = 0; batch < 2; batch++) {
+        kl_exec_task task = {kl_str("k"), nothing, NULL, NULL};
+        const kl_exec_task_opts *at_once = TASK(.submit_timeout_ms = KL_NO_WAIT);
+        CHECK_INT(kl_exec_key_pause(exec, task.key), KL_OK);
+        for (int i = 0; i < EIGHTH; i++)
+            submit(exec, "k", nothing, NULL, at_once);
+        CHECK_INT(kl_exec_submit(exec, task.key, nothing, NULL, at_once, NULL), KL_EFULL);
+        int64_t start_ns = start_own_time((struct own_time){.meanwhile = resume_and_run, .ctx = exec});
+        CHECK_INT(batch ? kl_exec_submit_batch(exec, &task, 1, NULL, NULL)
+                        : kl_exec_submit(exec, task.key, nothing, NULL, NULL, NULL),
+                  KL_OK);
+        CHECK_INT(end_own_time(start_ns), LOOK_MS);
+        AWAIT(tasks_live(exec) == 0);
+    }
+    kl_exec_close(exec);
+}
+
+TEST(a_refusal_tells_how_many_places_are_taken)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = CAPACITY));
+    REQUIRE(exec != NULL);
+    occupy(exec, 0, &gate);
+    submit(exec, "other", nothing, NULL, NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_OK);
+    for (int i = 0; i < EIGHTH; i++)
+        submit(exec, "k", nothing, NULL, NULL);
+    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL), KL_EFULL);
+    CHECK_INT(kl_exec_last_full().length, 2); /* those of the blocked key take none */
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
