@@ -385,6 +385,35 @@ TEST(the_last_tokens_are_known_and_no_others)
     kl__tokens_close(tokens);
 }
 
+static void apply_token(kl__state *state, uint64_t number, uint64_t sequence)
+{
+    kl__token_record record = {.header = {.type = KL_RECORD_TOKEN, .bytes = sizeof record, .sequence = sequence}};
+    kl_token token = token_of(number);
+    memcpy(record.token, &token, sizeof record.token);
+    CHECK_INT(kl__state_apply(state, &record.header, (kl__where){1, 64}, 0), KL_OK);
+}
+
+/* Its first use is in the journal still, and read first. */
+TEST(a_token_that_is_used_again_when_it_was_forgotten_is_as_young_as_its_last_use)
+{
+    enum { AGAIN = KL_TOKENS_KEPT + 1, LAST = AGAIN + KL_TOKENS_KEPT - 1 };
+    kl__state state = {0};
+    kl__segment segment = {.number = 1, .bytes = 1 << 20};
+    kl_token token = token_of(0), older = token_of(AGAIN - 1), next = token_of(AGAIN + 1);
+    REQUIRE(kl__state_open(&state) == KL_OK && kl__state_add_segment(&state, &segment));
+    for (uint64_t i = 0; i <= LAST; i++)
+        apply_token(&state, i == AGAIN ? 0 : i, i + 1);
+    kl__tokens_recovered(state.tokens);
+    CHECK(kl__tokens_find(state.tokens, &token));
+    CHECK(!kl__tokens_find(state.tokens, &older));
+    CHECK_INT(state.live, KL_TOKENS_KEPT * sizeof(kl__token_record));
+    apply_token(&state, LAST + 1, LAST + 2);
+    CHECK(!kl__tokens_find(state.tokens, &token));
+    CHECK(kl__tokens_find(state.tokens, &next));
+    kl__free(segment.part_live);
+    kl__state_close(&state);
+}
+
 TEST(tokens_that_find_no_memory_are_not_known)
 {
     for (uint64_t n = 1; n <= 3; n++) {

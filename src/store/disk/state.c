@@ -603,6 +603,8 @@ static kl_rc apply_token(kl__state *state, const kl__token_record *record, kl__w
     if (known) {
         (void)end_token_live(state, known->segment, sizeof *record);
         known->segment = where.segment;
+        if (info.sequence > known->sequence) /* the journal is read: it was forgotten, and used again */
+            known->sequence = info.sequence;
     } else if (!kl__tokens_add(state->tokens, &info)) {
         return KL_ENOMEM;
     }

@@ -15,7 +15,7 @@ typedef struct kl__tokens kl__tokens;
 /* What is known of a token. */
 typedef struct kl__token_info {
     kl_token token;
-    uint64_t sequence; /* of its first writing: tokens are forgotten in this order */
+    uint64_t sequence; /* of its append, also when it was moved: tokens are forgotten in this order */
     uint64_t segment;  /* where it is written */
 } kl__token_info;
 
