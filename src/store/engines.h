@@ -6,6 +6,9 @@
 
 #include "keyline/store.h"
 
+/* Where an engine counts the tokens that it remembers: one, and the 65,536 that follow it (kl_store_append). */
+enum { KL_TOKENS_KEPT = 65536 + 1 };
+
 extern const kl_engine kl__engine_memory, kl__engine_disk, kl__engine_postgres, kl__engine_s3;
 extern const kl_engine kl__engine_http, kl__engine_https; /* a server's store: socket/remote.c */
 

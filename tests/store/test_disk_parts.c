@@ -310,7 +310,7 @@ TEST(a_stub_that_finds_no_memory_is_not_added)
     kl__stubs_close(stubs);
 }
 
-/* ---- Tokens: the last 65,536 ---- */
+/* ---- Tokens: the last ones ---- */
 
 static kl_token token_of(uint64_t number)
 {
@@ -412,6 +412,35 @@ TEST(a_token_that_is_used_again_when_it_was_forgotten_is_as_young_as_its_last_us
     CHECK(kl__tokens_find(state.tokens, &next));
     kl__free(segment.part_live);
     kl__state_close(&state);
+}
+
+static void remember(kl__tokens *tokens, uint64_t first, uint64_t count)
+{
+    for (uint64_t i = first; i < first + count; i++)
+        REQUIRE(kl__tokens_add(tokens, &(kl__token_info){token_of(i), i + 1, 1}));
+}
+
+/* `read` of those that follow are in the journal when it is read. */
+static void check_lasts(uint64_t read)
+{
+    enum { FOLLOW = 65536 };
+    uint64_t forgotten = 0;
+    kl_token token = token_of(0);
+    kl__tokens *tokens = kl__tokens_open(note_forgotten, &forgotten);
+    remember(tokens, 0, 1 + read);
+    kl__tokens_recovered(tokens);
+    remember(tokens, 1 + read, FOLLOW - read);
+    CHECK(kl__tokens_find(tokens, &token));
+    remember(tokens, 1 + FOLLOW, 1);
+    CHECK(!kl__tokens_find(tokens, &token));
+    kl__tokens_close(tokens);
+}
+
+TEST(a_token_is_remembered_through_the_next_65536_and_then_forgotten)
+{
+    check_lasts(0);
+    check_lasts(1000);
+    check_lasts(65536);
 }
 
 TEST(tokens_that_find_no_memory_are_not_known)

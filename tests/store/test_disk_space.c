@@ -238,7 +238,7 @@ static kl_token token_of(uint64_t number)
 TEST(tokens_take_the_room_of_those_that_are_remembered)
 {
     struct rig rig;
-    uint64_t tokens = test_ops(100000), kept = tokens < 65536 ? tokens : 65536;
+    uint64_t tokens = test_ops(100000), kept = tokens < KL_TOKENS_KEPT ? tokens : KL_TOKENS_KEPT;
     struct ended ended = {.expected = tokens};
     REQUIRE(rig_begin(&rig, SEGMENT));
     for (uint64_t i = 0; i < tokens; i++) {

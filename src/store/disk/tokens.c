@@ -9,7 +9,7 @@
 
 #include "base/base.h"
 
-enum { BUCKETS = KL_TOKENS_KEPT, ROOM = 2 * KL_TOKENS_KEPT, NONE = 0 };
+enum { BUCKETS = 1 << 16, ROOM = 2 * KL_TOKENS_KEPT, NONE = 0 };
 
 struct kl__tokens {
     kl__forgotten_fn *forgotten;

@@ -7,8 +7,7 @@
 #include <stdint.h>
 
 #include "keyline/store.h"
-
-enum { KL_TOKENS_KEPT = 1 << 16 };
+#include "store/engines.h"
 
 typedef struct kl__tokens kl__tokens;
 

@@ -23,10 +23,10 @@
 #include "base/compare.h"
 #include "base/tree.h"
 #include "keyline/store.h"
+#include "store/engines.h"
 
 enum {
     KL_MEMORY_LINES = KL_LINE_RETRY - KL_PRIORITY_MIN + 1,
-    KL_MEMORY_TOKENS = 65536 + 1, /* a token, and the 65,536 that follow it */
     KL_MEMORY_TOKEN_MS = 10 * 60000,
 };
 

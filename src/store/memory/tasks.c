@@ -139,7 +139,7 @@ void kl__memory_tokens_drop(kl__memory *memory, int64_t now_ms)
 {
     kl__memory_token *token;
     while ((token = memory->oldest_token) &&
-           (memory->token_count > KL_MEMORY_TOKENS || now_ms - token->since_ms > KL_MEMORY_TOKEN_MS)) {
+           (memory->token_count > KL_TOKENS_KEPT || now_ms - token->since_ms > KL_MEMORY_TOKEN_MS)) {
         kl__tree_remove(&memory->tokens, &token->by_value, less_token);
         memory->oldest_token = token->next;
         if (!token->next)

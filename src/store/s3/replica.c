@@ -139,7 +139,7 @@ bool kl__s3_remember(kl__s3_shard *shard, const kl_token *value, uint64_t number
         shard->oldest_token = token;
     shard->newest_token = token;
     shard->token_count++;
-    while (shard->token_count > KL_S3_TOKENS)
+    while (shard->token_count > KL_TOKENS_KEPT)
         drop_oldest_token(shard);
     return true;
 }

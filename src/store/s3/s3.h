@@ -55,7 +55,6 @@ enum {
     KL_S3_GRACE_MS = 600000,     /* so long what is settled stays: far more than trust and a request's patience */
     KL_S3_CHECKPOINT = 64,       /* journal objects between two checkpoints; ?checkpoint= */
     KL_S3_TOKEN_MS = 10 * 60000, /* a token is known so long */
-    KL_S3_TOKENS = 65536 + 1,    /* and no more of one shard */
     KL_S3_SETTLE_MS = 250,       /* between two settles of a busy process; ?settle_ms= */
     KL_S3_POLL_MIN_MS = 100,     /* how old a look at the bucket may be, when nothing has changed for a while */
     KL_S3_POLL_MAX_MS = 5000,    /* and at most; ?poll_ms= */
