@@ -70,8 +70,9 @@ struct reading {
     uint32_t bytes;
 };
 
-/* What memory knows of a task, without its bytes. */
-static kl_rc find_waiting(kl__state *state, const kl_ref *ref, kl_arena *arena, struct reading *reading, kl_task *task)
+/* What memory knows of a task, without its bytes. KL_EFULL: those are more than `room`. */
+static kl_rc find_waiting(kl__state *state, const kl_ref *ref, uint64_t room, kl_arena *arena, struct reading *reading,
+                          kl_task *task)
 {
     uint32_t number = kl__stubs_find(state->stubs, ref->place.partition, &ref->id);
     const kl__slot *slot = number == KL_SLOT_NONE ? NULL : kl__stubs_slot(state->stubs, number);
@@ -80,6 +81,8 @@ static kl_rc find_waiting(kl__state *state, const kl_ref *ref, kl_arena *arena, 
         return KL_OK;
     reading->where = kl__slot_where(state, slot);
     reading->bytes = kl__slot_record_bytes(slot);
+    if (reading->bytes > room)
+        return KL_EFULL;
     task->attempts = (uint32_t)slot->attempts;
     task->position = slot->position;
     task->not_before_ms = (int64_t)slot->due_ms;
@@ -100,7 +103,7 @@ static void find_bytes(kl__state *state, struct reading *reading)
     reading->segment->readers++;
 }
 
-/* *ret_count: how many, the last of which may exceed `room` bytes. */
+/* *ret_count: how many, before one that `room` is too small for. */
 static kl_rc find_part(kl__disk *disk, const kl_ref *refs, size_t count, uint64_t room, kl_arena *arena,
                        struct reading *readings, kl_task *tasks, size_t *ret_count)
 {
@@ -113,9 +116,9 @@ static kl_rc find_part(kl__disk *disk, const kl_ref *refs, size_t count, uint64_
         kl__stubs_prefetch(state->stubs, &refs[i].id);
     for (size_t i = 0; i < count; i++)
         kl__stubs_prefetch_slot(state->stubs, &refs[i].id);
-    for (; found < count && bytes < room; found++) {
+    for (; found < count; found++) {
         tasks[found] = (kl_task){.entry = {.place = refs[found].place, .id = refs[found].id}};
-        rc = find_waiting(state, &refs[found], arena, &readings[found], &tasks[found]);
+        rc = find_waiting(state, &refs[found], room - bytes, arena, &readings[found], &tasks[found]);
         if (rc != KL_OK)
             break;
         bytes += readings[found].bytes;
@@ -124,7 +127,7 @@ static kl_rc find_part(kl__disk *disk, const kl_ref *refs, size_t count, uint64_
         find_bytes(state, &readings[i]);
     pthread_mutex_unlock(&state->mutex);
     *ret_count = found;
-    return rc;
+    return rc == KL_EFULL ? KL_OK : rc;
 }
 
 static void let_go(kl__disk *disk, const struct reading *readings, size_t count)
@@ -246,11 +249,10 @@ kl_rc kl__disk_read(void *self, const kl_ref *refs, size_t count, kl_arena *aren
     kl__disk *disk = self;
     uint64_t bytes = 0;
     kl_rc rc = KL_OK;
-    size_t read = 0;
-    while (rc == KL_OK && read < count && bytes < KL_BATCH_BYTES_MAX) {
-        size_t part = 0;
+    size_t read = 0, part = 1; /* none: the next does not fit */
+    while (rc == KL_OK && read < count && part > 0) {
         rc = read_part(disk, refs + read, count - read, KL_BATCH_BYTES_MAX - bytes, arena, ret_tasks + read, &part);
-        for (; part > 0; part--)
+        for (size_t i = 0; i < part; i++)
             bytes += task_bytes(&ret_tasks[read++]);
     }
     if (rc != KL_OK && rc != KL_EDAMAGED)
