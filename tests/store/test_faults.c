@@ -693,3 +693,48 @@ TEST(a_segment_goes_only_when_the_next_durably_names_the_partitions)
     }
     CHECK(at > 4); /* the next segment's header, its first frame, the task: each has failed once */
 }
+
+/* ---- Removing a segment ---- */
+
+/* Tasks come and go until the fault has come, and through some segments behind it; at least one segment is filled. */
+static void churn(struct full_disk *full, faultvfs *faults)
+{
+    enum { BEHIND = 800, MOST = FULL_TASKS - BEHIND };
+    kl_rc rc = KL_OK;
+    while (rc == KL_OK && full->count < MOST && !faultvfs_hits(faults, NULL, 0))
+        rc = append_one(full) == KL_OK ? settle_one(full, 0) : KL_ESYSTEM;
+    CHECK(faultvfs_hits(faults, NULL, 0) == 1);
+    for (int i = 0; i < BEHIND && rc == KL_OK; i++)
+        rc = append_one(full) == KL_OK ? settle_one(full, 0) : KL_ESYSTEM;
+    if (rc != KL_OK)
+        test_fail(__FILE__, __LINE__, "task %u: %s", full->count, kl_error_text());
+    CHECK_INT(append_one(full), KL_OK);
+}
+
+/* Fault `at` of these kinds comes once; then power is lost. */
+static void fail_a_removal(unsigned kinds, uint64_t at)
+{
+    struct full_disk *full = begin_full();
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    sim_store_end(&full->store);
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    if (open_full(full)) {
+        faultvfs_set(faults, &(vfs_fault){.kinds = kinds, .at = at, .error = EIO, .only = "/journal"});
+        churn(full, faults);
+    }
+    simdisk *found = simdisk_image(full->disk, SIM_NOTHING, 1);
+    end_full(full);
+    faultvfs_free(faults);
+    full = begin_on(found);
+    if (open_full(full))
+        CHECK_INT(waiting(full), 1);
+    end_full(full);
+}
+
+TEST(one_error_while_a_segment_is_removed_does_not_end_the_store)
+{
+    for (uint64_t at = 1; at <= 6 && !test_failed(); at++) {
+        fail_a_removal(FAULT_RENAME | FAULT_UNLINK, at);
+        fail_a_removal(FAULT_SYNC_DIR, at);
+    }
+}

@@ -623,7 +623,7 @@ static void note_name(void *ctx, const char *name)
     kl__doctor *doctor = ctx;
     uint64_t number;
     char file[300];
-    if (kl__segments_parse(name, &number) || strcmp(name, "spare") == 0)
+    if (kl__segments_parse(name, &number) || strcmp(name, "spare") == 0 || strcmp(name, "spare2") == 0)
         return;
     snprintf(file, sizeof file, "journal/%s", name);
     if (strcmp(name, "repair") == 0) {

@@ -4,6 +4,7 @@
  *
  *      journal/0000000000000001.seg ...   segments, numbered without gaps; the last one or two are not full yet
  *      journal/spare                      a segment to be used again; what it holds means nothing
+ *      journal/spare2                     one that is being made while nobody knows what the spare is on the disk
  *      history.db                         what is finished and kept (history.h)
  *      quarantine/                        what `keyline doctor --repair` could not read and moved aside
  *      lock                               the pid of the process that has it open

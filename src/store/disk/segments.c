@@ -31,9 +31,11 @@ void kl__segments_path(const kl__segments *segments, uint64_t number, char *ret_
     snprintf(ret_path, KL_PATH_BYTES, "%.4000s/%016llx.seg", segments->dir, (unsigned long long)number);
 }
 
-static void spare_path(const kl__segments *segments, char *ret_path)
+/* Where the next is made, and what is dropped goes. When it is not known whether one was put there durably, the spare may
+ * bear its old name still, and must not be written: then they are made beside it. */
+static void spare_path(const kl__segments *segments, bool is_in_doubt, char *ret_path)
 {
-    snprintf(ret_path, KL_PATH_BYTES, "%.4000s/spare", segments->dir);
+    snprintf(ret_path, KL_PATH_BYTES, "%.4000s/%s", segments->dir, is_in_doubt ? "spare2" : "spare");
 }
 
 bool kl__segments_parse(const char *name, uint64_t *ret_number)
@@ -111,7 +113,7 @@ static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_
 {
     kl__vfs *vfs = segments->vfs;
     char spare[KL_PATH_BYTES], path[KL_PATH_BYTES];
-    spare_path(segments, spare);
+    spare_path(segments, segments->drop_failed, spare);
     kl__segments_path(segments, number, path);
     int error = open_spare(segments, spare, ret_file);
     if (error)
@@ -153,8 +155,7 @@ static int prepare(kl__segments *segments)
 {
     uint64_t number = segments->next_number;
     kl__segment *next = kl__alloc_zeroed(1, sizeof *next);
-    /* When a segment could not be put away durably, the spare may still bear its old name on the disk. */
-    int error = segments->drop_failed ? -EIO : next ? prepare_file(segments, number, &next->file) : -ENOMEM;
+    int error = next ? prepare_file(segments, number, &next->file) : -ENOMEM;
     if (error) {
         kl__free(next);
         next = NULL;
@@ -177,17 +178,20 @@ int kl__segments_prepare(kl__segments *segments)
 
 /* ---- Dropping ---- */
 
-/* Off the disk, or into use as the next or the one behind it. Durable on return. With `files` held. */
+/* Off the disk, or into use as the next or the one behind it. Durable on return. With `files` held. When it fails, the
+ * segment is where it was, or that is not known: then none may go any more (drop_failed). */
 static int put_away(kl__segments *segments, const kl__segment *segment)
 {
     kl__vfs *vfs = segments->vfs;
     char path[KL_PATH_BYTES], spare[KL_PATH_BYTES];
     kl__segments_path(segments, segment->number, path);
-    spare_path(segments, spare);
+    spare_path(segments, false, spare);
     bool is_spare = segment->bytes == segments->segment_bytes && !segments->spare_ns;
     int error = is_spare ? vfs->rename(vfs, path, spare) : vfs->unlink(vfs, path);
-    if (!error)
+    if (!error) {
         error = vfs->sync_dir(vfs, segments->dir);
+        segments->drop_failed = error != 0;
+    }
     if (!error && is_spare)
         segments->spare_ns = kl__monotonic_ns();
     if (!error && is_spare && !segments->next)
@@ -198,8 +202,10 @@ static int put_away(kl__segments *segments, const kl__segment *segment)
 void kl__segments_remove_spare(kl__segments *segments)
 {
     char spare[KL_PATH_BYTES];
-    spare_path(segments, spare);
-    (void)segments->vfs->unlink(segments->vfs, spare); /* if it stays, it is found as the spare next time */
+    for (int is_in_doubt = 0; is_in_doubt < 2; is_in_doubt++) {
+        spare_path(segments, is_in_doubt, spare);
+        (void)segments->vfs->unlink(segments->vfs, spare); /* if it stays, it is found as the spare next time */
+    }
     segments->spare_ns = 0;
 }
 
@@ -228,22 +234,25 @@ static kl__segment *take_first(kl__state *state)
     return first;
 }
 
-/* With `files` held, so that each is off the disk before the next. */
+/* With `files` held, so that each is off the disk before the next. One that could not be removed is tried again when it is
+ * the next one's turn. */
 static void drop(kl__segments *segments)
 {
-    kl__segment *dropped;
-    while (!segments->drop_failed && (dropped = take_first(segments->state)) != NULL) {
-        segments->vfs->close(segments->vfs, dropped->file);
-        int error = put_away(segments, dropped);
-        kl__segment_free(dropped);
-        if (!error)
-            continue;
-        segments->drop_failed = true;
-        kl__segments_log(
-            segments, KL_LOG_ERROR,
-            "a segment that is not needed could not be removed (%s); the journal will grow until the store "
-            "is opened again",
-            strerror(-error));
+    int error = 0;
+    while (!error && !segments->drop_failed) {
+        if (!segments->leaving && (segments->leaving = take_first(segments->state)) != NULL)
+            segments->vfs->close(segments->vfs, segments->leaving->file);
+        if (!segments->leaving)
+            break;
+        error = put_away(segments, segments->leaving);
+        if (error)
+            kl__segments_log(segments, KL_LOG_ERROR,
+                             "a segment that is not needed could not be removed (%s); the journal will grow until %s",
+                             strerror(-error), segments->drop_failed ? "the store is opened again" : "it can be");
+        if (error && !segments->drop_failed)
+            break;
+        kl__segment_free(segments->leaving);
+        segments->leaving = NULL;
     }
 }
 
@@ -365,7 +374,8 @@ void kl__segments_close(kl__segments *segments)
     if (segments->next)
         segments->vfs->close(segments->vfs, segments->next->file);
     kl__segment_free(segments->next);
-    if (segments->spare_ns)
+    kl__segment_free(segments->leaving);
+    if (segments->spare_ns || segments->drop_failed)
         kl__segments_remove_spare(segments);
     pthread_cond_destroy(&segments->changed);
     pthread_mutex_destroy(&segments->mutex);

@@ -41,13 +41,14 @@ typedef struct kl__segments {
     kl__segment *next;     /* prepared, not yet in the state; NULL: none */
     uint64_t next_number;  /* of the next to be prepared */
     int64_t spare_ns;      /* since when a dropped one is there to be prepared; 0: none is */
+    kl__segment *leaving;  /* dropped, and its file closed, but it could not be removed; NULL: none */
+    bool drop_failed;      /* it is not known whether a segment was removed, so none behind it may be */
 
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* the thread of upkeep should look */
     bool next_wanted;
     bool upkeep_wanted;
     bool stopping;
-    bool drop_failed; /* a segment could not be removed, so none behind it may be */
     _Atomic(bool) has_next;
     _Atomic(int) next_error; /* how the last try to prepare one ended: 0 or a negative errno */
     _Atomic(bool) is_full;   /* appends are refused (G3) */
