@@ -539,6 +539,38 @@ TEST(history_that_cannot_be_written_catches_up_by_itself_when_it_can)
     faultvfs_free(faults);
 }
 
+/* The disk is full, and the next write of the journal finds no room, once: as when an outcome stands in a group with a
+ * task that is too large for what is left. */
+static void find_no_room(faultvfs *faults)
+{
+    faultvfs_set(faults, &(vfs_fault){.kinds = FAULT_WRITE, .at = 1, .error = ENOSPC, .only = ".seg"});
+}
+
+TEST(what_a_full_disk_accepts_is_not_refused_with_the_tasks_beside_it)
+{
+    struct full_disk *full = begin_full();
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    if (open_full(full) && fill(full)) {
+        kl_fence fence = {.place = full->place, .epoch = 1};
+        kl_write write = {.name = {"name", 4}, .value = {"value", 5}};
+        find_no_room(faults);
+        CHECK_STR(kl_rc_name(settle_one(full, 0)), "KL_OK");
+        CHECK_INT(faultvfs_hits(faults, NULL, 0), 1);
+        find_no_room(faults);
+        CHECK_STR(kl_rc_name(kl_store_put(full->handle, &write, 1)), "KL_OK");
+        CHECK_INT(faultvfs_hits(faults, NULL, 0), 1);
+        find_no_room(faults);
+        CHECK_STR(kl_rc_name(kl_store_fence(full->handle, &fence, 1)), "KL_OK");
+        CHECK_INT(faultvfs_hits(faults, NULL, 0), 1);
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
+
 static kl_rc append_large(struct full_disk *full)
 {
     static const char payload[100 << 10]; /* more than a segment */

@@ -280,7 +280,7 @@ static kl_rc settle_patiently(kl__disk *disk, kl_settle *batches, size_t count, 
     kl_rc rc = settle_once(disk, batches, count, waits);
     for (int i = 0; i < RELIEFS && rc == KL_EFULL && await_relief(disk); i++)
         rc = settle_once(disk, batches, count, waits);
-    if (rc == KL_EFULL && atomic_load(&disk->segments.has_next)) /* relief came before it was looked for */
+    for (int i = 0; i < KL_FULL_TRIES && rc == KL_EFULL; i++) /* relief may also have come before it was looked for */
         rc = settle_once(disk, batches, count, waits);
     return rc;
 }
@@ -339,7 +339,8 @@ static kl_rc decide_fences(kl__disk *disk, kl_fence *fences, size_t count, bool 
     return first;
 }
 
-static kl_rc write_fences(kl__disk *disk, const kl_fence *fences, size_t count, const bool *writes, size_t accepted)
+static kl_rc write_fences_once(kl__disk *disk, const kl_fence *fences, size_t count, const bool *writes,
+                               size_t accepted)
 {
     kl__commit call = {.done = NULL};
     uint64_t sum = 0, sequence;
@@ -356,6 +357,14 @@ static kl_rc write_fences(kl__disk *disk, const kl_fence *fences, size_t count, 
     }
     kl__journal_publish(disk->journal, &call, sum);
     return kl__journal_wait(disk->journal, &call);
+}
+
+static kl_rc write_fences(kl__disk *disk, const kl_fence *fences, size_t count, const bool *writes, size_t accepted)
+{
+    kl_rc rc = write_fences_once(disk, fences, count, writes, accepted);
+    for (int i = 0; i < KL_FULL_TRIES && rc == KL_EFULL; i++)
+        rc = write_fences_once(disk, fences, count, writes, accepted);
+    return rc;
 }
 
 static bool any_seals(const kl_fence *fences, size_t count, const bool *writes)

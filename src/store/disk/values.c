@@ -118,8 +118,8 @@ static char *put_write(kl_write *write, uint64_t sequence, char *at, uint64_t *s
     return at + record->header.bytes;
 }
 
-static kl_rc write_all(kl__disk *disk, kl_write *writes, size_t count, const bool *is_written, size_t bytes,
-                       size_t accepted)
+static kl_rc write_once(kl__disk *disk, kl_write *writes, size_t count, const bool *is_written, size_t bytes,
+                        size_t accepted)
 {
     kl__commit call = {.done = NULL};
     uint64_t sum = 0;
@@ -133,6 +133,15 @@ static kl_rc write_all(kl__disk *disk, kl_write *writes, size_t count, const boo
             at = put_write(&writes[i], sequence++, at, &sum);
     kl__journal_publish(disk->journal, &call, sum);
     return kl__journal_wait(disk->journal, &call);
+}
+
+static kl_rc write_all(kl__disk *disk, kl_write *writes, size_t count, const bool *is_written, size_t bytes,
+                       size_t accepted)
+{
+    kl_rc rc = write_once(disk, writes, count, is_written, bytes, accepted);
+    for (int i = 0; i < KL_FULL_TRIES && rc == KL_EFULL; i++)
+        rc = write_once(disk, writes, count, is_written, bytes, accepted);
+    return rc;
 }
 
 /* Writes of different names, all claimed. */
