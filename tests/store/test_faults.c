@@ -338,6 +338,8 @@ struct full_disk {
     uint64_t positions[FULL_TASKS];
     uint32_t count, settled;
     uint32_t straggler; /* every so manieth task is due at the end of time; 0: none */
+    kl_log_fn *log;
+    void *log_ctx;
 };
 
 static kl_rc append_one(struct full_disk *full)
@@ -382,7 +384,7 @@ static uint64_t waiting(struct full_disk *full)
 
 static bool open_full(struct full_disk *full)
 {
-    kl_store_opts opts = {.size = sizeof opts, .segment_bytes = 64 << 10};
+    kl_store_opts opts = {.size = sizeof opts, .segment_bytes = 64 << 10, .log = full->log, .log_ctx = full->log_ctx};
     uint32_t partition = 0;
     kl_rc rc = kl__disk_open_on(full->store.vfs, RECORDING_PATH, &opts, &full->handle);
     if (rc == KL_OK)
@@ -535,6 +537,48 @@ TEST(history_that_cannot_be_written_catches_up_by_itself_when_it_can)
     }
     kl_store_close(full->handle);
     full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
+
+struct asking {
+    kl_store *store;
+    kl_place place;
+    _Atomic(int) answers;
+};
+
+static void ask_store(void *ctx, kl_log_level level, const char *text)
+{
+    struct asking *asking = ctx;
+    kl_stub stub;
+    kl_scan scan = {.place = asking->place, .max = 1, .stubs = &stub};
+    if (level == KL_LOG_ERROR && strstr(text, "history.db is behind"))
+        asking->answers += kl_store_scan(asking->store, &scan, 1) == KL_OK;
+}
+
+/* Where it is told of with a mutex held, this hangs. */
+TEST(the_log_is_told_that_history_is_behind_while_the_store_answers)
+{
+    struct full_disk *full = begin_full();
+    struct asking asking = {0};
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    full->log = ask_store;
+    full->log_ctx = &asking;
+    uint64_t done = 0;
+    if (open_full(full)) {
+        asking.store = full->handle;
+        asking.place = full->place;
+        CHECK_INT(append_one(full), KL_OK);
+        faultvfs_set(faults,
+                     &(vfs_fault){.kinds = FAULT_WRITE, .at = 1, .lasting = true, .error = ENOSPC, .only = "history"});
+        CHECK_INT(settle_one(full, 1000000), KL_OK);
+        CHECK_STR(kl_rc_name(count_done(full, &done)), "KL_EFULL");
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    CHECK_INT(atomic_load(&asking.answers), 1);
     end_full(full);
     faultvfs_free(faults);
 }

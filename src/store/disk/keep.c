@@ -207,18 +207,19 @@ static void carry_next(kl__disk *disk, struct batch *batch)
     } else {
         (void)kl__fail_memory();
     }
-    if (rc == KL_OK) {
+    if (rc == KL_OK)
         kl__state_kept_done(state, batch->count, batch->position);
-    } else if (disk->keeper_rc == KL_OK) {
+    bool is_news = rc != KL_OK && disk->keeper_rc == KL_OK;
+    if (is_news)
         snprintf(disk->keeper_error, sizeof disk->keeper_error, "%s", kl_error_text());
-        kl__segments_log(&disk->segments, KL_LOG_ERROR, "history.db is behind and is tried again every second: %s",
-                         disk->keeper_error);
-    }
     disk->keeper_tries = rc == KL_OK ? 0 : disk->keeper_tries + 1;
     disk->keeper_rc = rc;
     pthread_cond_broadcast(&state->kept_changed);
     bool wants_upkeep = kl__segments_need_upkeep(&disk->segments);
     pthread_mutex_unlock(&state->mutex);
+    if (is_news) /* the sentence changes on this thread only */
+        kl__segments_log(&disk->segments, KL_LOG_ERROR, "history.db is behind and is tried again every second: %s",
+                         disk->keeper_error);
     if (wants_upkeep)
         kl__segments_want_upkeep(&disk->segments);
     pthread_mutex_lock(&state->mutex);
