@@ -156,8 +156,9 @@ typedef struct kl_token {
     uint8_t bytes[16];
 } kl_token;
 
-/* Called once when an asynchronous append has ended, on a thread of the store or, when it ends at once, on the
- * caller's. It must be quick and must not wait for the store; kl_store_append_async is allowed. `error` is the
+/* Called once when an asynchronous append has ended, on a thread of the store; when it ends at once, on the caller's; and
+ * when it repeats an append that another thread waits for, on that one: so it takes no mutex that anybody holds while he
+ * calls the store. It must be quick and must not wait for the store; kl_store_append_async is allowed. `error` is the
  * sentence, "" on KL_OK. */
 typedef void kl_appended_fn(void *ctx, kl_rc rc, const char *error);
 
