@@ -78,7 +78,7 @@ typedef struct kl__disk {
     bool has_keeper;
     bool keeper_stops;     /* with the state's mutex, like the next two */
     kl_rc keeper_rc;       /* how the last try ended */
-    uint32_t keeper_tries; /* that failed, one after another */
+    uint32_t keeper_tries; /* that could not read the journal, one after another */
     char keeper_error[KL_KEEP_ERROR_BYTES];
     int64_t history_ms_max;
     bool history_is_new; /* it was not there when the store was opened */

@@ -27,6 +27,7 @@ struct batch {
     kl_entry *entries;
     size_t count, capacity;
     uint64_t position; /* history's, when they are there */
+    bool is_read;      /* what fails now is history */
     kl_arena arena;
     const kl__settle_record *settle; /* the last one read */
     kl__where settle_where;
@@ -135,6 +136,21 @@ static void fill_row(const kl__disk *disk, const struct batch *batch, const kl__
                                  .result = {at + error_bytes, item.result_bytes}};
 }
 
+/* It is damaged, or cannot be read however often it is tried. */
+static bool is_lost(const kl__disk *disk, kl_rc rc)
+{
+    return rc == KL_EDAMAGED || (rc == KL_ESYSTEM && disk->keeper_tries >= TRIES);
+}
+
+/* What came of a task whose own bytes are lost is kept, with a sentence in the place of an error. */
+static void mark_lost(kl__disk *disk, kl__history_row *row)
+{
+    kl__segments_log(&disk->segments, KL_LOG_ERROR, "a finished task is kept without its key and payload: %s",
+                     kl_error_text());
+    if (row->error.len == 0)
+        row->error = kl_str("its key, kind, headers and payload were damaged in the journal and are lost");
+}
+
 static kl_rc read_row(kl__disk *disk, struct batch *batch, size_t index)
 {
     const kl__kept *kept = &batch->kept[index];
@@ -142,15 +158,18 @@ static kl_rc read_row(kl__disk *disk, struct batch *batch, size_t index)
     kl_rc rc = read_settle(disk, batch, kept);
     if (rc != KL_OK)
         return rc;
-    if (kept->entry_bytes) {
+    if (kept->entry_bytes)
         rc = read_entry(disk, batch, kept, entry);
-    } else {
+    if (rc != KL_OK && !is_lost(disk, rc))
+        return rc;
+    if (!kept->entry_bytes || rc != KL_OK) {
         *entry = (kl_entry){.place = {batch->settle->header.partition, batch->settle->header.shard}};
         memcpy(&entry->id, (const char *)batch->settle + kept->item, sizeof entry->id);
     }
-    if (rc == KL_OK)
-        fill_row(disk, batch, kept, entry, &batch->rows[index]);
-    return rc;
+    fill_row(disk, batch, kept, entry, &batch->rows[index]);
+    if (rc != KL_OK)
+        mark_lost(disk, &batch->rows[index]);
+    return KL_OK;
 }
 
 /* Copies what is next, with the mutex held, to be read without it. */
@@ -158,6 +177,7 @@ static bool take(kl__disk *disk, struct batch *batch)
 {
     kl_arena_reset(&batch->arena);
     batch->settle = NULL;
+    batch->is_read = false;
     batch->count = choose(&disk->state);
     if (!grow(batch, batch->count))
         return false;
@@ -167,14 +187,13 @@ static bool take(kl__disk *disk, struct batch *batch)
     return true;
 }
 
-/* Rows whose bytes are damaged, or cannot be read however often it is tried, cannot be kept: that is said, and the
- * others go on. */
+/* Rows whose outcome is lost cannot be kept: that is said, and the others go on. */
 static kl_rc read_rows(kl__disk *disk, struct batch *batch, size_t *ret_rows)
 {
     size_t rows = 0;
     for (size_t i = 0; i < batch->count; i++) {
         kl_rc rc = read_row(disk, batch, i);
-        if (rc == KL_EDAMAGED || (rc == KL_ESYSTEM && disk->keeper_tries >= TRIES))
+        if (is_lost(disk, rc))
             kl__segments_log(&disk->segments, KL_LOG_ERROR, "a finished task is not kept: %s", kl_error_text());
         else if (rc != KL_OK)
             return rc;
@@ -189,6 +208,7 @@ static kl_rc carry(kl__disk *disk, struct batch *batch)
 {
     size_t rows = 0;
     kl_rc rc = read_rows(disk, batch, &rows);
+    batch->is_read = rc == KL_OK;
     if (rc == KL_OK)
         rc = kl__history_add(disk->history, batch->rows, rows, batch->position);
     atomic_store(&disk->state.history_commits, kl__history_commits(disk->history));
@@ -212,7 +232,7 @@ static void carry_next(kl__disk *disk, struct batch *batch)
     bool is_news = rc != KL_OK && disk->keeper_rc == KL_OK;
     if (is_news)
         snprintf(disk->keeper_error, sizeof disk->keeper_error, "%s", kl_error_text());
-    disk->keeper_tries = rc == KL_OK ? 0 : disk->keeper_tries + 1;
+    disk->keeper_tries = rc == KL_OK || batch->is_read ? 0 : disk->keeper_tries + 1;
     disk->keeper_rc = rc;
     pthread_cond_broadcast(&state->kept_changed);
     bool wants_upkeep = kl__segments_need_upkeep(&disk->segments);
