@@ -457,6 +457,38 @@ TEST(a_first_segment_that_was_not_dropped_is_missed)
     rig_end(&rig);
 }
 
+static void zero_frames(const struct rig *rig, uint64_t number)
+{
+    char path[WORKDIR_BYTES + 64];
+    struct stat about;
+    snprintf(path, sizeof path, "%s/%016llx.seg", rig->journal, (unsigned long long)number);
+    REQUIRE(stat(path, &about) == 0 && truncate(path, KL_SEGMENT_HEADER) == 0 && truncate(path, about.st_size) == 0);
+}
+
+TEST(a_first_segment_whose_frames_are_all_gone_is_noticed)
+{
+    for (uint64_t later = 0; later <= 2000; later += 2000) { /* in another segment than the first */
+        struct rig rig;
+        kl__doctor_totals totals;
+        REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+        rig_append(&rig, 0, 200, 300);
+        if (later)
+            rig_append(&rig, 200, later, 300);
+        rig_close(&rig);
+        zero_frames(&rig, 1);
+        for (int i = 0; i < 2; i++) { /* looking changes nothing */
+            CHECK_INT(rig_open(&rig), KL_EDAMAGED);
+            CHECK_CONTAINS(kl_error_text(), "is readable");
+            kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data, .repair = i == 1};
+            CHECK_INT(kl__doctor_see(&opts, &totals), i == 1 ? KL_OK : KL_EDAMAGED);
+        }
+        CHECK_OK(rig_open(&rig));
+        REQUIRE(rig.store);
+        CHECK_INT(rig_waiting(&rig), later);
+        rig_end(&rig);
+    }
+}
+
 static bool has_no_first(void *ctx) { return !is_there(ctx, "journal/0000000000000001.seg"); }
 
 /* A kill can leave two segments in which nothing stands yet: the one that was taken into use, and one that upkeep made

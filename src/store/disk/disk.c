@@ -299,6 +299,21 @@ static kl_rc check_history(kl__disk *disk)
     return kl__history_set_commits(disk->history, noted);
 }
 
+/* History learns of a partition when the journal has it, so a journal without a frame has lost them. */
+static kl_rc check_frames(kl__disk *disk, const kl__recovered *recovered)
+{
+    bool has_names = false;
+    if (recovered->last_frame || !disk->history)
+        return KL_OK;
+    kl_rc rc = kl__history_has_names(disk->history, &has_names);
+    if (rc != KL_OK || !has_names)
+        return rc;
+    return kl__fail(KL_EDAMAGED,
+                    "nothing in the journal in %s is readable, and history.db beside it knows of partitions; nothing "
+                    "was changed: `keyline doctor` on the data directory says what is affected and can repair it",
+                    disk->segments.dir);
+}
+
 /* A segment is dropped only after the journal has noted that it is not needed (NOTE in format.h); and the first is there
  * before history has made a transaction. */
 static kl_rc check_segments(kl__disk *disk, const kl__recovered *recovered)
@@ -311,7 +326,7 @@ static kl_rc check_segments(kl__disk *disk, const kl__recovered *recovered)
                         disk->segments.dir);
     uint64_t noted = recovered->last_frame ? state->first_noted : 1;
     if (state->segment_count == 0 || noted == 0 || state->segments[0]->number <= noted)
-        return KL_OK;
+        return check_frames(disk, recovered);
     return kl__fail(
         KL_EDAMAGED,
         "segment %016llx of the journal in %s is missing; nothing was changed: `keyline doctor` on the data "

@@ -246,11 +246,31 @@ static void tell_gap(struct survey *survey, kl__case *its, const kl__frame *fram
                          frames);
 }
 
+/* Segments come into use one after the other, and go so: before the first frame there is none without. */
+static void tell_emptied(kl__doctor *doctor, const kl__case *first)
+{
+    for (kl__case *its = doctor->cases; its < first; its++) {
+        if (its->is_damaged)
+            continue;
+        char name[KL_NAME_BYTES];
+        kl__case_name(its->number, name);
+        its->is_damaged = true;
+        its->is_usable = false;
+        doctor->totals.lost_frames++;
+        kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE, name, KL_SEGMENT_HEADER,
+                         "Nothing in this segment can be read, and there are frames in a later one: all of its own are "
+                         "lost; %s.",
+                         MEANING);
+    }
+}
+
 static kl_rc survey_frame(void *ctx, kl__case *its, const kl__frame *frame, uint64_t offset, uint64_t hole)
 {
     struct survey *survey = ctx;
     kl__doctor *doctor = survey->doctor;
     bool has_gap = survey->before && frame->number > survey->before + 1;
+    if (!survey->before)
+        tell_emptied(doctor, its);
     if (hole) {
         its->is_damaged = true;
         tell_hole(survey, its, frame, offset, hole);

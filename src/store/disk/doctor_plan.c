@@ -93,7 +93,8 @@ static void plan_end(kl__doctor *doctor)
         uint64_t last = doctor->case_count ? doctor->cases[doctor->case_count - 1].number : 0;
         doctor->plan[doctor->plan_count++] = (kl__case){.number = last < NUMBER_MAX ? last + 1 : 1};
     }
-    kl__case *last = &doctor->plan[doctor->plan_count - 1];
+    /* Behind a segment without a frame there is none with. */
+    kl__case *last = &doctor->plan[doctor->totals.frames ? doctor->plan_count - 1 : 0];
     last->action = KL_ACT_REWRITE;
     last->has_end = true;
 }

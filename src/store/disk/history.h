@@ -43,6 +43,7 @@ kl_rc kl__history_set_commits(kl__history *history, uint64_t commits);
 
 /* The partition's name, for people who look into the file. Writes nothing when it is there already. */
 kl_rc kl__history_name(kl__history *history, uint32_t partition, const char *name);
+kl_rc kl__history_has_names(kl__history *history, bool *ret_any); /* of any partition */
 
 /* One settled task to keep. outcome KL_RETRY: only the attempt's error is added. */
 typedef struct kl__history_row {

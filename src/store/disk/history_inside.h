@@ -54,6 +54,7 @@ enum {
       "UPDATE progress SET position = ?1, last_number = ?2, settled_number = ?3, last_ms = ?4, last_segment = ?5, "    \
       "commits = ?6, checksum = ?7")                                                                                   \
     X(GET_NAME, "SELECT name FROM partitions WHERE number = ?1")                                                       \
+    X(ANY_NAME, "SELECT 1 FROM partitions LIMIT 1")                                                                    \
     X(SET_NAME, "INSERT OR REPLACE INTO partitions(number, name) VALUES(?1, ?2)")                                      \
     X(ADD_COUNT, "INSERT INTO counts(partition, state, tasks) VALUES(?1, ?2, ?3) "                                     \
                  "ON CONFLICT(partition, state) DO UPDATE SET tasks = tasks + excluded.tasks")                         \

@@ -238,6 +238,9 @@ kl_rc kl__recover(kl__segments *segments, kl__state *state, kl__recovered *ret_r
         return KL_OK;
     }
     kl__tokens_recovered(state->tokens);
+    /* Segments come into use one after the other, and go so. */
+    if (ret_recovered->last_frame && state->segments[0]->end == KL_SEGMENT_HEADER)
+        return fail_damaged(segments, state->segments[0]->number, "none of its frames is readable", KL_SEGMENT_HEADER);
     set_aside_next(segments, state);
     if (!ret_recovered->was_closed)
         kl__segments_log(segments, KL_LOG_INFO,
