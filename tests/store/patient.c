@@ -79,9 +79,11 @@ static kl_rc fill(kl_store *store)
         rc = kl_store_append(store, &entry, 1, NULL);
         if (rc == KL_OK && task < PATIENT_SETTLED)
             rc = settle(store, task, partitions);
+        kl_counts counts; /* when this returns, history has what was settled, and the next segments note that */
+        if (rc == KL_OK && task + 1 == PATIENT_SETTLED)
+            rc = kl_store_counts(store, (kl_place){partitions[0], KL_ALL_SHARDS}, NULL, &counts);
     }
-    kl_counts counts; /* when this returns, history has what was settled */
-    return rc == KL_OK ? kl_store_counts(store, (kl_place){partitions[0], KL_ALL_SHARDS}, NULL, &counts) : rc;
+    return rc;
 }
 
 static void note_frames(struct patient *patient, uint64_t segment)

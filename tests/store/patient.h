@@ -32,8 +32,9 @@ struct patient {
 };
 
 /* Tasks 0..PATIENT_TASKS-1, each in a frame of its own, over several segments of 64 KiB: those from PATIENT_SETTLED on
- * wait, in partition "a" or (every third) "b"; the others are done and in history. One record. closed: in order; else
- * as when the process was killed, with a log beside history.db. NULL: it cannot be made. */
+ * wait, in partition "a" or (every third) "b"; the others are done and in history, which the journal has noted. One
+ * record. closed: in order; else as when the process was killed, with a log beside history.db. NULL: it cannot be
+ * made. */
 struct patient *patient_make(bool closed);
 struct patient *patient_on(simdisk *disk); /* takes the disk; nothing is known of its frames */
 void patient_free(struct patient *patient);

@@ -341,7 +341,9 @@ TEST(limits_of_history_hold_for_what_was_kept_under_wider_ones)
     rig_end(&rig);
 }
 
-TEST(a_store_whose_history_was_deleted_goes_on)
+static bool has_no_first(void *ctx) { return !is_there(ctx, "journal/0000000000000001.seg"); }
+
+TEST(a_store_whose_history_was_deleted_goes_on_when_somebody_says_so)
 {
     struct rig rig;
     char path[WORKDIR_BYTES + 32];
@@ -350,10 +352,21 @@ TEST(a_store_whose_history_was_deleted_goes_on)
     rig_append(&rig, 0, 200, 100);
     for (uint64_t i = 0; i < 100; i++)
         keep(&rig, i);
+    rig_append(&rig, 1000, 1600, 500);
+    rig_settle(&rig, 1000, 1600);
+    REQUIRE(rig_await(has_no_first, &rig, "the first segment to be dropped"));
     uint64_t position = last_position(&rig, 199);
     rig_close(&rig);
     snprintf(path, sizeof path, "%s/history.db", rig.data);
     CHECK_INT(unlink(path), 0);
+    for (int i = 0; i < 2; i++) { /* it is not made by trying */
+        CHECK_INT(rig_open(&rig), KL_EDAMAGED);
+        CHECK_CONTAINS(kl_error_text(), "history.db is missing");
+        CHECK(!is_there(&rig, "history.db"));
+    }
+    kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data, .repair = true};
+    kl__doctor_totals totals;
+    CHECK_OK(kl__doctor_see(&opts, &totals));
     CHECK_OK(rig_open(&rig));
     REQUIRE(rig.store);
     CHECK_INT(rig_waiting(&rig), 100);
@@ -365,6 +378,34 @@ TEST(a_store_whose_history_was_deleted_goes_on)
     CHECK(counts.dead >= 10 && counts.dead <= 110);
     CHECK_INT(counts.ready, 91);
     rig_end(&rig);
+}
+
+/* A journal of one segment has noted nothing, and has dropped nothing either. */
+TEST(a_history_that_the_journal_has_all_of_is_made_again_when_it_is_gone)
+{
+    for (int is_there = 0; is_there < 2; is_there++) {
+        struct rig rig;
+        char path[WORKDIR_BYTES + 32];
+        kl__doctor_totals totals;
+        kl_counts counts = {0};
+        REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+        rig_append(&rig, 0, 20, 100);
+        for (uint64_t i = 0; i < 10; i++)
+            keep(&rig, i);
+        rig_close(&rig);
+        snprintf(path, sizeof path, "%s/history.db", rig.data);
+        CHECK_INT(is_there ? truncate(path, 0) : unlink(path), 0);
+        kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data};
+        CHECK_OK(kl__doctor_see(&opts, &totals));
+        CHECK_INT(totals.damages, 0);
+        CHECK_INT(totals.settled, 10);
+        CHECK_OK(rig_open(&rig));
+        REQUIRE(rig.store);
+        CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
+        CHECK_INT(counts.dead, 10);
+        CHECK_INT(counts.ready, 10);
+        rig_end(&rig);
+    }
 }
 
 TEST(a_journal_that_is_gone_or_older_than_history_is_noticed)
@@ -488,8 +529,6 @@ TEST(a_first_segment_whose_frames_are_all_gone_is_noticed)
         rig_end(&rig);
     }
 }
-
-static bool has_no_first(void *ctx) { return !is_there(ctx, "journal/0000000000000001.seg"); }
 
 /* A kill can leave two segments in which nothing stands yet: the one that was taken into use, and one that upkeep made
  * of a dropped one in the same moment. */

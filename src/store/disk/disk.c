@@ -269,13 +269,20 @@ static kl_rc open_directories(kl__disk *disk, const kl_store_opts *opts)
     return error && error != -EACCES && error != -EPERM ? fail_sync(parent, error) : KL_OK;
 }
 
-static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts)
+static bool has_history(kl__disk *disk, const char *path)
+{
+    kl__file *file = NULL;
+    int error = disk->vfs->open(disk->vfs, path, KL_OPEN_READ, &file);
+    disk->vfs->close(disk->vfs, file);
+    return error != -ENOENT;
+}
+
+static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts, bool makes)
 {
     char path[KL_PATH_BYTES];
     snprintf(path, sizeof path, "%.4000s/history.db", disk->path);
-    kl__file *file = NULL;
-    disk->history_is_new = disk->vfs->open(disk->vfs, path, KL_OPEN_READ, &file) == -ENOENT;
-    disk->vfs->close(disk->vfs, file);
+    if (disk->history || (!makes && !has_history(disk, path)))
+        return KL_OK;
     kl_rc rc =
         kl__history_open(path, disk->vfs->sqlite_vfs, opts->history_rows_max, opts->history_ms_max, &disk->history);
     if (rc == KL_OK)
@@ -283,20 +290,26 @@ static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts)
     return rc;
 }
 
-/* A damaged log of SQLite's looks like a shorter one: what it held is gone without a word. The journal remembers. */
+static uint64_t history_commits(const kl__disk *disk) { return disk->history ? kl__history_commits(disk->history) : 0; }
+
+/* A damaged log of SQLite's looks like a shorter one: what it held is gone without a word. The journal remembers. As long
+ * as it has noted nothing, it has all that history had. */
 static kl_rc check_history(kl__disk *disk)
 {
-    uint64_t commits = kl__history_commits(disk->history), noted = disk->state.history_noted;
+    uint64_t commits = history_commits(disk), noted = disk->state.history_noted;
     atomic_store(&disk->state.history_commits, commits);
     if (commits >= noted)
         return KL_OK;
-    if (!disk->history_is_new)
-        return kl__fail(KL_EDAMAGED,
-                        "history.db in %s has lost its last %llu transactions; nothing was changed: restore it, "
-                        "or let `keyline doctor --repair` move it aside and go on without",
-                        disk->path, (unsigned long long)(noted - commits));
-    kl__segments_log(&disk->segments, KL_LOG_WARN, "history.db is new: finished tasks of before are not there");
-    return kl__history_set_commits(disk->history, noted);
+    if (!disk->history)
+        return kl__fail(
+            KL_EDAMAGED,
+            "history.db is missing in %s, and finished tasks with it; nothing was changed: restore it, or let "
+            "`keyline doctor --repair` make a new one and go on without",
+            disk->path);
+    return kl__fail(KL_EDAMAGED,
+                    "history.db in %s has lost its last %llu transactions; nothing was changed: restore it, "
+                    "or let `keyline doctor --repair` move it aside and go on without",
+                    disk->path, (unsigned long long)(noted - commits));
 }
 
 /* History learns of a partition when the journal has it, so a journal without a frame has lost them. */
@@ -319,7 +332,7 @@ static kl_rc check_frames(kl__disk *disk, const kl__recovered *recovered)
 static kl_rc check_segments(kl__disk *disk, const kl__recovered *recovered)
 {
     const kl__state *state = &disk->state;
-    if (state->segment_count == 0 && kl__history_commits(disk->history) > 0)
+    if (state->segment_count == 0 && history_commits(disk) > 0)
         return kl__fail(KL_EDAMAGED,
                         "the journal in %s is missing, and history.db beside it is not new; nothing was changed: see "
                         "that the right directory is there, or let `keyline doctor --repair` go on without",
@@ -384,13 +397,15 @@ static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
     kl__recovered recovered;
     kl_rc rc = open_directories(disk, opts);
     if (rc == KL_OK)
-        rc = open_history(disk, opts);
+        rc = open_history(disk, opts, false);
     if (rc == KL_OK)
         rc = kl__recover(&disk->segments, &disk->state, &recovered);
     if (rc == KL_OK)
         rc = check_journal(disk, &recovered);
     if (rc == KL_OK)
         rc = check_history(disk);
+    if (rc == KL_OK)
+        rc = open_history(disk, opts, true);
     if (rc == KL_OK)
         rc = prepare_segments(disk);
     if (rc != KL_OK)

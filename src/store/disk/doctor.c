@@ -199,30 +199,45 @@ static kl_rc read_history(kl__doctor *doctor)
     return rc;
 }
 
-/* A damaged log of SQLite's looks like a shorter one. The journal has noted how long it was. */
+/* A damaged log of SQLite's looks like a shorter one. The journal has noted how long it was, and what it has noted nothing
+ * of it has itself. Opening judges in the same way (check_history in disk.c). */
 static void compare_history(kl__doctor *doctor)
 {
     if (doctor->history_commits >= doctor->history_noted)
         return;
-    if (doctor->history_commits == 0) {
-        kl__doctor_found(doctor, KL_FOUND_NO_HISTORY, KL_FOUND_WARNING, "history.db", -1,
-                         "The file is new: finished tasks that were kept before are not in it.");
-        return;
-    }
     doctor->history_is_damaged = true;
-    kl__doctor_found(doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_DAMAGE, "history.db", -1,
-                     "The file has lost its last %llu transactions, and finished tasks with them: its log is damaged, "
-                     "or it is an older copy.",
-                     (ull)doctor->history_noted - doctor->history_commits);
+    if (doctor->history_commits == 0)
+        kl__doctor_found(
+            doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_DAMAGE, "history.db", -1,
+            "The file is new, and the journal knows of %llu transactions in an earlier one: finished tasks "
+            "that were kept are not in it. If there is a copy elsewhere, restore that.",
+            (ull)doctor->history_noted);
+    else
+        kl__doctor_found(
+            doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_DAMAGE, "history.db", -1,
+            "The file has lost its last %llu transactions, and finished tasks with them: its log is damaged, "
+            "or it is an older copy.",
+            (ull)doctor->history_noted - doctor->history_commits);
+}
+
+static void miss_history(kl__doctor *doctor)
+{
+    if (doctor->history_noted)
+        kl__doctor_found(doctor, KL_FOUND_NO_HISTORY, KL_FOUND_DAMAGE, "history.db", -1,
+                         "The file is missing: finished tasks that were kept are lost, unless there is a copy of it "
+                         "elsewhere.");
+    else
+        kl__doctor_found(
+            doctor, KL_FOUND_NO_HISTORY, KL_FOUND_WARNING, "history.db", -1,
+            "The file is missing; what was in it the journal has still. A new one is made when the store is "
+            "opened.");
 }
 
 /* What history knows came from the journal, after it was durable there; and it is made before the first segment. */
 static void compare(kl__doctor *doctor)
 {
     if (!doctor->has_history && doctor->case_count)
-        kl__doctor_found(doctor, KL_FOUND_NO_HISTORY, KL_FOUND_DAMAGE, "history.db", -1,
-                         "The file is missing: finished tasks that were kept are lost, unless there is a copy of it "
-                         "elsewhere. A new one is made when the store is opened.");
+        miss_history(doctor);
     if (doctor->totals.history_was_checked && !doctor->history_is_damaged)
         compare_history(doctor);
     if (doctor->case_count == 0 && doctor->history_commits > 0) {
