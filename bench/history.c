@@ -285,7 +285,7 @@ static void trim(kl__history *history, uint64_t rows)
 {
     size_t trimmed;
     int64_t start = kl__monotonic_ns();
-    must(kl__history_trim(history, finished_of(rows / 100) + INT64_C(30) * 86400 * 1000, BATCH, &trimmed));
+    must(kl__history_trim(history, finished_of(rows / 100) + INT64_C(30) * 86400 * 1000, BATCH, false, &trimmed));
     printf("trim: %.0f rows/s\n", (double)trimmed * 1e9 / (double)(kl__monotonic_ns() - start));
 }
 

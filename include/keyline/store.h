@@ -236,11 +236,13 @@ typedef struct kl_counts {
     int64_t oldest_id_ms; /* when the oldest task of the ready lines was made, by its id; 0: none, or not known */
     uint64_t done, dead, cancelled; /* kept */
     bool at_least;                  /* there may be more: counting further would have cost too much */
+    bool finished_behind; /* done, dead and cancelled are of a while ago: what keeps them cannot be written just now */
 } kl_counts;
 
 /* shard KL_ALL_SHARDS: the whole partition. Finished tasks are counted for partitions only. With a job (NULL: all),
  * which is asked of a whole partition only, done, dead and cancelled are those of that job that are kept, and nothing
- * else is counted. */
+ * else is counted. What waits is told also while the history cannot be written: finished_behind. With a job, that is
+ * KL_EFULL or KL_EBUSY. */
 KL_API KL_MUST_USE kl_rc kl_store_counts(kl_store *store, kl_place place, const kl_task_id *job, kl_counts *ret_counts);
 
 /* Waits until something has been appended to the partition since *seen was set by an earlier call (0: ever), or until

@@ -31,7 +31,7 @@ typedef struct kl__column {
     unsigned flags;
 } kl__column;
 
-enum { KL_COLUMNS_MAX = 32, KL_CELL_WIDTH_MAX = 60 };
+enum { KL_COLUMNS_MAX = 40, KL_CELL_WIDTH_MAX = 60 };
 
 typedef enum kl__cell_kind {
     KL_CELL_NONE,   /* null, and nothing for people */

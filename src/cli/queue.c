@@ -29,11 +29,17 @@ static const kl__argument name_argument[] = {
 /* ---- Showing ---- */
 
 static const kl__column list_columns[] = {
-    {"queue", KL_COLUMN_WHOLE},      {"state", KL_COLUMN_STATE},
-    {"ready", KL_COLUMN_RIGHT},      {"due", KL_COLUMN_RIGHT},
-    {"retry", KL_COLUMN_RIGHT},      {"dead", KL_COLUMN_RIGHT},
-    {"partitions", KL_COLUMN_RIGHT}, {"shard_prefix_len", KL_COLUMN_MACHINE},
-    {"at_least", KL_COLUMN_MACHINE}, {NULL, 0},
+    {"queue", KL_COLUMN_WHOLE},
+    {"state", KL_COLUMN_STATE},
+    {"ready", KL_COLUMN_RIGHT},
+    {"due", KL_COLUMN_RIGHT},
+    {"retry", KL_COLUMN_RIGHT},
+    {"dead", KL_COLUMN_RIGHT},
+    {"partitions", KL_COLUMN_RIGHT},
+    {"shard_prefix_len", KL_COLUMN_MACHINE},
+    {"at_least", KL_COLUMN_MACHINE},
+    {"finished_behind", KL_COLUMN_MACHINE},
+    {NULL, 0},
 };
 
 static const kl__column show_columns[] = {
@@ -46,6 +52,7 @@ static const kl__column show_columns[] = {
     {"dead", 0},
     {"cancelled", 0},
     {"at_least", KL_COLUMN_MACHINE},
+    {"finished_behind", KL_COLUMN_MACHINE},
     {"unserved_kind", 0},
     {"without_worker", 0},
     {"away", 0},
@@ -75,6 +82,14 @@ static const kl__column show_columns[] = {
 static const char *state_of(const kl_queue_info *info) { return info->paused ? "paused" : "active"; }
 
 static kl__cell count_cell(uint64_t count) { return kl__cell_number((int64_t)count); }
+
+/* People see 12+ where what was finished since is not counted yet; machines are told by finished_behind. */
+static kl__cell finished_cell(kl__call *call, const kl_counts *counts, uint64_t count)
+{
+    const char *text =
+        counts->finished_behind && !kl__call_json(call) ? kl__format(&call->arena, "%" PRIu64 "+", count) : NULL;
+    return text ? kl__cell_text(text) : count_cell(count);
+}
 
 static kl__cell text_cell(const char *text) { return *text ? kl__cell_text(text) : kl__cell_none(); }
 
@@ -185,10 +200,11 @@ static int show_thing(kl__call *call, kl_queue *queue, const kl_queue_info *info
                                       count_cell(counts->ready),
                                       count_cell(counts->due),
                                       count_cell(counts->retry),
-                                      count_cell(counts->done),
-                                      count_cell(counts->dead),
-                                      count_cell(counts->cancelled),
+                                      finished_cell(call, counts, counts->done),
+                                      finished_cell(call, counts, counts->dead),
+                                      finished_cell(call, counts, counts->cancelled),
                                       kl__cell_flag(counts->at_least),
+                                      kl__cell_flag(counts->finished_behind),
                                       unserved_cell(call, queue),
                                       unowned_cell(call, queue, info),
                                       text_cell(info->away),
@@ -237,11 +253,12 @@ static kl_rc list_one(kl__call *call, kl__out *out, const char *name, kl_arena *
         return rc == KL_ENOTFOUND ? KL_OK : rc; /* removed meanwhile */
     rc = kl_queue_show(queue, arena, &info);
     if (rc == KL_OK)
-        kl__out_row(out,
-                    (kl__cell[]){kl__cell_text(name), kl__cell_text(state_of(&info)), count_cell(info.counts.ready),
-                                 count_cell(info.counts.due), count_cell(info.counts.retry),
-                                 count_cell(info.counts.dead), kl__cell_number(info.settings.partitions),
-                                 kl__cell_number(info.settings.shard_prefix_len), kl__cell_flag(info.counts.at_least)});
+        kl__out_row(out, (kl__cell[]){
+                             kl__cell_text(name), kl__cell_text(state_of(&info)), count_cell(info.counts.ready),
+                             count_cell(info.counts.due), count_cell(info.counts.retry),
+                             finished_cell(call, &info.counts, info.counts.dead),
+                             kl__cell_number(info.settings.partitions), kl__cell_number(info.settings.shard_prefix_len),
+                             kl__cell_flag(info.counts.at_least), kl__cell_flag(info.counts.finished_behind)});
     kl_queue_close(queue);
     return rc;
 }

@@ -128,6 +128,7 @@ static json_t *queue_json(const kl__top *top, const kl__top_queue *queue)
         kl__json_set_int(object, "dead", (int64_t)counts->dead) &&
         kl__json_set_int(object, "cancelled", (int64_t)counts->cancelled) &&
         kl__json_set(object, "at_least", json_boolean(counts->at_least)) &&
+        kl__json_set(object, "finished_behind", json_boolean(counts->finished_behind)) &&
         kl__json_set_int(object, "oldest_ms", oldest_ms) &&
         kl__json_set(object, "waiting_per_s", queue->has_rates ? json_real(queue->waiting_rate) : json_null()) &&
         kl__json_set(object, "finished_per_s", queue->has_rates ? json_real(queue->finished_rate) : json_null());

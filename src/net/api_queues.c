@@ -136,6 +136,7 @@ static bool set_counts(json_t *object, const kl_counts *counts, int64_t now_ms)
            kl__json_set_int(object, "dead", (int64_t)counts->dead) &&
            kl__json_set_int(object, "cancelled", (int64_t)counts->cancelled) &&
            kl__json_set_bool(object, "at_least", counts->at_least) &&
+           kl__json_set_bool(object, "finished_behind", counts->finished_behind) &&
            kl__json_set(object, "oldest", kl__shape_time(oldest_ms)) &&
            kl__json_set(object, "oldest_age_ms", oldest_ms ? json_integer(age_ms) : json_null());
 }

@@ -103,6 +103,7 @@ static void add_counts(kl_counts *to, const kl_counts *more)
     to->cancelled += more->cancelled;
     to->oldest_id_ms = older ? more->oldest_id_ms : to->oldest_id_ms;
     to->at_least |= more->at_least;
+    to->finished_behind |= more->finished_behind;
 }
 
 static kl_rc count_layout(const kl__queue_layout *layout, kl_counts *parts)

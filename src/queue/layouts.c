@@ -261,6 +261,7 @@ static void add(kl_counts *sum, const kl_counts *part)
     sum->dead += part->dead;
     sum->cancelled += part->cancelled;
     sum->at_least |= part->at_least;
+    sum->finished_behind |= part->finished_behind;
 }
 
 static kl_rc add_place(const kl__queue_layout *layout, uint32_t partition, uint32_t shard, kl_counts *sum)

@@ -68,9 +68,9 @@ TEST(a_queue_is_made_shown_altered_and_removed)
 TEST(settings_that_are_shown_may_be_sent_back)
 {
     static const char *const told[] = {
-        "queue",     "state",    "ready",  "due",           "retry",      "done",          "dead",
-        "cancelled", "at_least", "oldest", "oldest_age_ms", "created",    "layout_number", "layouts_draining",
-        "rates",     "running",  "away",   "refused",       "refused_why"};
+        "queue",     "state",    "ready",  "due",           "retry",       "done",           "dead",
+        "cancelled", "at_least", "oldest", "oldest_age_ms", "created",     "layout_number",  "layouts_draining",
+        "rates",     "running",  "away",   "refused",       "refused_why", "finished_behind"};
     struct asking rig;
     if (!open_orders(&rig))
         return;

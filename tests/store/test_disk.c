@@ -315,6 +315,44 @@ static void keep(struct rig *rig, uint64_t number)
     CHECK_OK(kl_store_settle(rig->store, &batch, 1));
 }
 
+static bool is_up_to_date(void *ctx)
+{
+    struct rig *rig = ctx;
+    kl_counts counts = {0};
+    CHECK_OK(kl_store_counts(rig->store, (kl_place){rig->partition, KL_ALL_SHARDS}, NULL, &counts));
+    return !counts.finished_behind && counts.dead == 15;
+}
+
+TEST(what_waits_is_counted_while_another_program_keeps_history)
+{
+    struct rig rig;
+    char path[WORKDIR_BYTES + 32];
+    kl_counts counts = {0};
+    sqlite3 *other = NULL;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 0, 20, 100);
+    for (uint64_t i = 0; i < 10; i++)
+        keep(&rig, i);
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK_INT(counts.dead, 10);
+    CHECK(!counts.finished_behind);
+    snprintf(path, sizeof path, "%s/history.db", rig.data);
+    CHECK_INT(sqlite3_open(path, &other), SQLITE_OK);
+    CHECK_INT(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    for (int i = 0; i < 2; i++) {
+        CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
+        CHECK(counts.finished_behind);
+        CHECK_INT(counts.ready, i ? 5 : 10);
+        CHECK_INT(counts.dead, 10);
+        for (uint64_t task = 10; i == 0 && task < 15; task++)
+            keep(&rig, task);
+    }
+    CHECK_INT(sqlite3_exec(other, "ROLLBACK", NULL, NULL, NULL), SQLITE_OK);
+    CHECK(rig_await(is_up_to_date, &rig, "history to catch up"));
+    sqlite3_close(other);
+    rig_end(&rig);
+}
+
 TEST(limits_of_history_hold_for_what_was_kept_under_wider_ones)
 {
     struct rig rig;

@@ -312,7 +312,7 @@ TEST(counts_of_a_job_follow_what_is_added_replaced_forgotten_and_trimmed)
     shelf_open(&shelf);
     REQUIRE(shelf.history);
     check_job(&shelf, 1, job, (const uint64_t[]){1, 2, 1});
-    CHECK_OK(kl__history_trim(shelf.history, rows[3].expires_ms, 100, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, rows[3].expires_ms, 100, false, &trimmed));
     CHECK_INT(trimmed, 3); /* tasks 1, 3 and 4 */
     check_job(&shelf, 1, job, (const uint64_t[]){1, 0, 0});
     CHECK_OK(kl__history_check(shelf.history));
@@ -564,15 +564,15 @@ TEST(trim_forgets_what_has_expired_in_steps)
     REQUIRE(shelf.history);
     for (uint32_t i = 1; i <= 20; i++) /* each expires a second after it was finished */
         shelf_add(&shelf, i, KL_DONE, NULL, i % 2 ? "odd" : NULL);
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1000, 5, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1000, 5, false, &trimmed));
     CHECK_INT(trimmed, 0);
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1008, 5, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1008, 5, false, &trimmed));
     CHECK_INT(trimmed, 5);
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1008, 5, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1008, 5, false, &trimmed));
     CHECK_INT(trimmed, 3);
     CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("odd")}, 10), "19 17 15 13 11 9");
     CHECK_STR(shelf_sql(&shelf, "select count(*) from attempts"), "6");
-    CHECK_OK(kl__history_trim(shelf.history, INT64_MAX, 100, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, INT64_MAX, 100, false, &trimmed));
     CHECK_INT(trimmed, 12);
     CHECK_STR(shelf_sql(&shelf, "select (select count(*) from segments) || (select count(*) from blocks)"), "00");
     CHECK_OK(kl__history_check(shelf.history));
@@ -590,10 +590,10 @@ TEST(trim_forgets_the_earliest_of_what_is_too_many)
     REQUIRE(shelf.history);
     for (uint32_t i = 1; i <= 12; i++)
         shelf_add(&shelf, i, KL_DONE, NULL, NULL);
-    CHECK_OK(kl__history_trim(shelf.history, 0, 4, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, 0, 4, false, &trimmed));
     CHECK_INT(trimmed, 4);
     CHECK_STR(shelf_find(&shelf, (kl_find){0}, 10), "12 11 10 9 8 7 6 5");
-    CHECK_OK(kl__history_trim(shelf.history, 0, 100, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, 0, 100, false, &trimmed));
     CHECK_INT(trimmed, 3);
     CHECK_STR(shelf_find(&shelf, (kl_find){0}, 10), "12 11 10 9 8");
     shelf_free(&shelf);
@@ -613,14 +613,14 @@ TEST(a_shorter_age_holds_for_what_is_kept_already)
     shelf.ms_max = 100;
     shelf_open(&shelf);
     REQUIRE(shelf.history);
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 100, 5, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 100, 5, false, &trimmed));
     CHECK_INT(trimmed, 0);
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 108, 5, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 108, 5, false, &trimmed));
     CHECK_INT(trimmed, 5);
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 108, 5, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 108, 5, false, &trimmed));
     CHECK_INT(trimmed, 3);
     CHECK_STR(shelf_find(&shelf, (kl_find){0}, 10), "12 11 10 9");
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 113, 100, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 113, 100, false, &trimmed));
     CHECK_INT(trimmed, 5); /* with the error of one that is not finished */
     CHECK_STR(shelf_sql(&shelf, "select group_concat(expires_ms - finished_ms) from attempts"), "100");
     CHECK_OK(kl__history_check(shelf.history));
@@ -640,11 +640,11 @@ TEST(errors_of_a_task_that_was_not_kept_go_when_they_expire)
     kl__history_row row = shelf_row(&entry, KL_DONE, 3, NULL);
     row.expires_ms = INT64_MAX;
     CHECK_OK(kl__history_add(shelf.history, &row, 1, 3));
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1002, 10, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1002, 10, false, &trimmed));
     CHECK_INT(trimmed, 1);
     CHECK_STR(shelf_sql(&shelf, "select count(*) from attempts"), "2"); /* these go with their task */
     CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("beta")}, 10), "2");
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1002, 10, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1002, 10, false, &trimmed));
     CHECK_INT(trimmed, 0);
     shelf_free(&shelf);
 }
@@ -662,7 +662,7 @@ TEST(trim_that_finds_nothing_writes_nothing)
     REQUIRE(file);
     fseek(file, 0, SEEK_END);
     long size = ftell(file);
-    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS, 10, &trimmed));
+    CHECK_OK(kl__history_trim(shelf.history, SHELF_MS, 10, false, &trimmed));
     CHECK_INT(trimmed, 0);
     fseek(file, 0, SEEK_END);
     CHECK_INT(ftell(file), size);

@@ -27,7 +27,7 @@ static kl_rc do_step(struct shelf *shelf, uint32_t step)
     if (step % 7 == 5)
         return kl__history_forget(shelf->history, (kl_place){1, 2}, (kl_task_id[]){shelf_id(10 * (step - 1))}, 1);
     if (step % 7 == 6)
-        return kl__history_trim(shelf->history, SHELF_MS + 1000 + 10 * step - 35, 2, &trimmed);
+        return kl__history_trim(shelf->history, SHELF_MS + 1000 + 10 * step - 35, 2, false, &trimmed);
     return kl__history_add(shelf->history, rows, 3, step);
 }
 

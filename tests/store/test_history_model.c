@@ -237,7 +237,7 @@ static void trim(struct model *m)
             expected++;
         }
     do {
-        CHECK_OK(kl__history_trim(m->shelf.history, m->now_ms, 100, &trimmed));
+        CHECK_OK(kl__history_trim(m->shelf.history, m->now_ms, 100, false, &trimmed));
         sum += trimmed;
     } while (trimmed == 100);
     CHECK_INT(sum, expected);
@@ -478,7 +478,7 @@ TEST(more_tasks_than_a_segment_holds_are_found_wherever_they_are)
 
     /* Nine tenths expire: what is left comes together in few segments, and is found as before. */
     while (trimmed)
-        CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1000, 20000, &trimmed));
+        CHECK_OK(kl__history_trim(shelf.history, SHELF_MS + 1000, 20000, false, &trimmed));
     CHECK_STR(shelf_sql(&shelf, "select count(*) || ' ' || sum(live) from segments"), "1 14999");
     CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("n65540")}, 5), "65540");
     CHECK_STR(shelf_find(&shelf, (kl_find){.words = kl_str("n65537")}, 5), "");

@@ -162,10 +162,13 @@ static kl_rc counts(void *self, kl_place place, const kl_task_id *job, kl_counts
         count_waiting(&disk->state, place, ret_counts);
     if (place.shard != KL_ALL_SHARDS)
         return KL_OK;
-    kl_rc rc = kl__keeper_catch_up(disk);
-    return rc == KL_OK ? kl__history_counts(disk->history, place.partition, job, &ret_counts->done, &ret_counts->dead,
-                                            &ret_counts->cancelled)
-                       : rc;
+    kl_rc rc = job ? kl__keeper_catch_up(disk) : KL_OK;
+    ret_counts->finished_behind = !job && kl__keeper_is_behind(disk);
+    if (rc == KL_OK)
+        rc = kl__history_counts(disk->history, place.partition, job, &ret_counts->done, &ret_counts->dead,
+                                &ret_counts->cancelled);
+    bool can_do_without = ret_counts->finished_behind && rc != KL_EDAMAGED && rc != KL_ENOMEM;
+    return can_do_without ? KL_OK : rc;
 }
 
 static kl_rc wait_for_work(void *self, uint32_t number, int64_t wait_ms, uint64_t *seen)

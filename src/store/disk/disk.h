@@ -126,6 +126,9 @@ kl_rc kl__keeper_make_room(kl__disk *disk);
  * it cannot be written; the sentence says why. */
 kl_rc kl__keeper_catch_up(kl__disk *disk);
 
+/* The same, for who can do without: true when history cannot be written, or another program has it just now. */
+bool kl__keeper_is_behind(kl__disk *disk);
+
 /* ---- The calls of the engine ---- */
 
 kl_rc kl__disk_append(void *self, const kl_append *append);

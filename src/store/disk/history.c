@@ -230,16 +230,24 @@ void kl__history_close(kl__history *history)
 
 uint64_t kl__history_position(const kl__history *history) { return atomic_load(&history->position); }
 
+bool kl__history_is_held(const kl__history *history) { return atomic_load(&history->writer->is_held); }
+
 uint64_t kl__history_commits(const kl__history *history) { return atomic_load(&history->commits); }
 
 /* ---- Transactions ---- */
 
+static kl_rc begin_taken(kl__history *history, struct change *change)
+{
+    KL_TRY(kl__hdb_do(history->writer, KL_SQL_BEGIN_WRITE));
+    atomic_store(&history->writer->is_held, false);
+    return load_progress(history, change);
+}
+
 /* Takes the writer, until end. */
 static kl_rc begin(kl__history *history, struct change *change)
 {
-    pthread_mutex_lock(&history->write_mutex);
-    KL_TRY(kl__hdb_do(history->writer, KL_SQL_BEGIN_WRITE));
-    return load_progress(history, change);
+    (void)kl__hdb_take_turn(history->writer, &history->write_mutex, false);
+    return begin_taken(history, change);
 }
 
 static kl_rc write_counts(kl__hdb *db, struct change *change)
@@ -492,13 +500,15 @@ static kl_rc age_orphans(kl__history *history, struct change *change)
     return KL_OK;
 }
 
-kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, size_t *ret_trimmed)
+kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, bool hasty, size_t *ret_trimmed)
 {
     struct change change = {0};
     size_t trimmed = 0;
     if (max > KL_BATCH_MAX)
         max = KL_BATCH_MAX;
-    kl_rc rc = begin(history, &change);
+    if (!kl__hdb_take_turn(history->writer, &history->write_mutex, hasty))
+        return kl__hdb_fail(history->writer, SQLITE_BUSY);
+    kl_rc rc = begin_taken(history, &change);
     if (rc == KL_OK)
         rc = trim_over(history, &change, max, &trimmed);
     if (rc == KL_OK)

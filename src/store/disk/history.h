@@ -67,8 +67,12 @@ kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t 
 
 /* Forgets up to max rows (at most KL_BATCH_MAX) that have expired by now_ms, were finished ms_max before it, or are over
  * rows_max (the earliest finished first), with their attempts, in one transaction; and errors of unfinished tasks that
- * have expired or are as old, which count as rows. *ret_trimmed below max: there is no more to do for now. */
-kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, size_t *ret_trimmed);
+ * have expired or are as old, which count as rows. *ret_trimmed below max: there is no more to do for now. Hasty: KL_EBUSY
+ * at once when another program has the file. */
+kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, bool hasty, size_t *ret_trimmed);
+
+/* A call waits for another program's transaction, or has waited in vain and none has been made since. */
+bool kl__history_is_held(const kl__history *history);
 
 /* As the calls of store.h of the same names. Read fills only tasks whose state is KL_TASK_UNKNOWN on entry and that are
  * kept. */

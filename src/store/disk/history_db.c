@@ -18,8 +18,9 @@ enum {
     WAL_PAGES = 8192,              /* of 4 KiB: 32 MiB */
     WAL_PAGES_MAX = 4 * WAL_PAGES, /* 128 MiB */
     BUSY_MS = 5000,                /* how long a foreign writer is waited for */
-    RESTART_BUSY_MS = 100,         /* how long readers are, before the log starts over */
-    ROW_BYTES_MAX = 16 << 20,      /* a payload, a result, headers and small things; or a block of the index */
+    BUSY_STEP_MS = 10,
+    RESTART_BUSY_MS = 100,    /* how long readers are, before the log starts over */
+    ROW_BYTES_MAX = 16 << 20, /* a payload, a result, headers and small things; or a block of the index */
 };
 
 #define STRING_(x) #x
@@ -243,6 +244,31 @@ kl_bytes kl__hdb_bytes(sqlite3_stmt *statement, int column)
     return (kl_bytes){data, data ? (size_t)sqlite3_column_bytes(statement, column) : 0};
 }
 
+/* ---- Another program's transaction ---- */
+
+static int wait_for_other(void *ctx, int tries)
+{
+    kl__hdb *db = ctx;
+    atomic_store(&db->is_held, true);
+    if (tries * BUSY_STEP_MS >= db->busy_ms)
+        return 0;
+    sqlite3_sleep(BUSY_STEP_MS);
+    return 1;
+}
+
+bool kl__hdb_take_turn(kl__hdb *db, pthread_mutex_t *mutex, bool hasty)
+{
+    if (!hasty)
+        pthread_mutex_lock(mutex);
+    while (hasty && pthread_mutex_trylock(mutex) != 0) {
+        if (atomic_load(&db->is_held))
+            return false;
+        sqlite3_sleep(1);
+    }
+    db->busy_ms = hasty ? 0 : BUSY_MS;
+    return true;
+}
+
 /* ---- Connections ---- */
 
 static kl_rc execute(kl__hdb *db, const char *sql)
@@ -368,7 +394,8 @@ static kl_rc prepare_writer(kl__hdb *db)
 static kl_rc prepare_connection(kl__hdb *db, bool writer)
 {
     sqlite3_extended_result_codes(db->sqlite, 1);
-    sqlite3_busy_timeout(db->sqlite, BUSY_MS);
+    db->busy_ms = BUSY_MS;
+    sqlite3_busy_handler(db->sqlite, wait_for_other, db);
     sqlite3_limit(db->sqlite, SQLITE_LIMIT_LENGTH, ROW_BYTES_MAX);
     if (writer)
         return prepare_writer(db);
@@ -465,7 +492,7 @@ void kl__hdb_checkpoint(kl__hdb *db)
     if (db->wal_pages >= WAL_PAGES_MAX) {
         sqlite3_busy_timeout(db->sqlite, RESTART_BUSY_MS);
         sqlite3_wal_checkpoint_v2(db->sqlite, NULL, SQLITE_CHECKPOINT_RESTART, NULL, NULL);
-        sqlite3_busy_timeout(db->sqlite, BUSY_MS);
+        sqlite3_busy_handler(db->sqlite, wait_for_other, db);
     } else if (db->wal_pages >= WAL_PAGES) {
         sqlite3_wal_checkpoint_v2(db->sqlite, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
     }

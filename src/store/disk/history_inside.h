@@ -122,7 +122,9 @@ typedef enum kl__sql {
 typedef struct kl__hdb {
     sqlite3 *sqlite;
     const char *path;
-    int wal_pages; /* after the last commit */
+    int wal_pages;         /* after the last commit */
+    int busy_ms;           /* how long another program's transaction is waited for */
+    _Atomic(bool) is_held; /* by such a one, when that was last tried */
     struct kl__hdb *next;
     sqlite3_stmt *statements[KL_SQL_COUNT];
 } kl__hdb;
@@ -151,6 +153,10 @@ kl_rc kl__hdb_do(kl__hdb *db, kl__sql which);            /* and one without para
 /* Ends the transaction: commits when rc is KL_OK, else, or when that fails, rolls back. No statement stays under
  * way. */
 kl_rc kl__hdb_end(kl__hdb *db, kl_rc rc);
+
+/* Takes the mutex over a writer. Hasty: another program's transaction is not waited for, nor whoever does wait for one:
+ * false. */
+bool kl__hdb_take_turn(kl__hdb *db, pthread_mutex_t *mutex, bool hasty);
 
 /* Moves the log into the file when it has grown long. */
 void kl__hdb_checkpoint(kl__hdb *db);

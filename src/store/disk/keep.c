@@ -17,6 +17,7 @@ enum {
     TRIMS = 30,
     TRIES = 10,
     RETRY_MS = 1000,
+    HELD_MS = 20, /* how often is looked whether another program has the file */
     TRIM_MS = 1000
 };
 
@@ -250,7 +251,7 @@ static void trim(kl__disk *disk)
 {
     size_t trimmed = TRIM_ROWS;
     for (int i = 0; i < TRIMS && trimmed == TRIM_ROWS; i++)
-        if (kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, &trimmed) != KL_OK)
+        if (kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, true, &trimmed) != KL_OK)
             return; /* again in a while */
 }
 
@@ -301,16 +302,19 @@ void kl__keeper_stop(kl__disk *disk)
     disk->has_keeper = false;
 }
 
-/* Waits for those that are there now; more may come meanwhile. */
-static kl_rc await_kept(kl__disk *disk)
+/* Waits for those that are there now; more may come meanwhile. Hasty: not for another program's transaction. */
+static kl_rc await_kept(kl__disk *disk, bool hasty)
 {
     kl__state *state = &disk->state;
     kl_rc rc = KL_OK;
     pthread_mutex_lock(&state->mutex);
     uint64_t sequence = state->kept_count ? kept_at(state, state->kept_count - 1)->sequence : 0;
-    while (state->kept_sequence < sequence && disk->keeper_rc == KL_OK)
-        kl__cond_wait(&state->kept_changed, &state->mutex, KL_NEVER);
-    if (state->kept_sequence < sequence)
+    while (state->kept_sequence < sequence && disk->keeper_rc == KL_OK &&
+           !(hasty && kl__history_is_held(disk->history)))
+        kl__cond_wait(&state->kept_changed, &state->mutex, hasty ? kl__deadline_ns(HELD_MS) : KL_NEVER);
+    if (state->kept_sequence < sequence && disk->keeper_rc == KL_OK)
+        rc = kl__fail(KL_EBUSY, "another program is writing to history.db");
+    else if (state->kept_sequence < sequence)
         rc = kl__fail(disk->keeper_rc == KL_ESYSTEM ? KL_EBUSY : disk->keeper_rc,
                       "history.db cannot be written just now, so finished tasks cannot be shown: %s",
                       disk->keeper_error);
@@ -352,11 +356,15 @@ kl_rc kl__keeper_make_room(kl__disk *disk)
                     disk->keeper_error);
 }
 
-kl_rc kl__keeper_catch_up(kl__disk *disk)
+static kl_rc catch_up(kl__disk *disk, bool hasty)
 {
     size_t trimmed = TRIM_ROWS;
-    kl_rc rc = await_kept(disk);
+    kl_rc rc = await_kept(disk, hasty);
     while (rc == KL_OK && trimmed == TRIM_ROWS)
-        rc = kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, &trimmed);
+        rc = kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, hasty, &trimmed);
     return rc;
 }
+
+kl_rc kl__keeper_catch_up(kl__disk *disk) { return catch_up(disk, false); }
+
+bool kl__keeper_is_behind(kl__disk *disk) { return catch_up(disk, true) != KL_OK; }

@@ -86,6 +86,7 @@ static kl_counts read_counts(kl__in *in)
     counts.dead = kl__in_u64(in);
     counts.cancelled = kl__in_u64(in);
     counts.at_least = kl__in_flag(in);
+    counts.finished_behind = kl__in_flag(in);
     return counts;
 }
 

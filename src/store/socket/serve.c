@@ -160,6 +160,7 @@ static kl_rc serve_counts(kl__serving *serving, kl__in *in)
     kl__out_u64(out, counts.dead);
     kl__out_u64(out, counts.cancelled);
     kl__out_u8(out, counts.at_least);
+    kl__out_u8(out, counts.finished_behind);
     return rc;
 }
 

@@ -34,7 +34,8 @@
  *      7 fence     u32 count, {place, u64 epoch, flag seal}                 i32 rc of each; whatever the call's is
  *      8 counts    place, flag, id job                                      u64 ready, due, retry, u32 priorities,
  *                                                                           i64 oldest_id_ms, u64 done, dead,
- *                                                                           cancelled, flag at_least
+ *                                                                           cancelled, flag at_least,
+ *                                                                           flag finished_behind
  *      9 wait      u32 partition, i64 wait_ms, u64 seen                     u64 seen
  *     10 results   place, id job, flag, id after, u32 max                   u32 count, flag more, tasks
  *     11 find      u32 partition, u32 state, id job, i64 from_ms,           u32 count, flag more, tasks
@@ -63,7 +64,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are copied as they are");
 
-enum { KL_WIRE_VERSION = 1, KL_WIRE_MAGIC = 0x534c4b21, KL_FRAME_HEAD = 16, KL_ANSWER_HEAD = 8 };
+enum { KL_WIRE_VERSION = 2, KL_WIRE_MAGIC = 0x534c4b21, KL_FRAME_HEAD = 16, KL_ANSWER_HEAD = 8 };
 
 /* The largest frame: 65,536 entries of 68 bytes and their 8 MiB are 12.3 MiB; 65,536 tasks that are read, at 108 bytes,
  * with 8 MiB are 14.8 MiB; parts (W3) have 8 MiB and the one that passed it (2.2 MiB); KL_STUBS_MAX stubs of 50 bytes are 12.5 MiB. */
