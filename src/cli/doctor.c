@@ -113,7 +113,9 @@ static void tell_totals(const kl__doctor_totals *totals)
            kl__plural(totals->waiting), totals->partitions, kl__plural(totals->partitions));
     printf("  finished     %" PRIu64 " task%s on the way to history.db; ", totals->settled,
            kl__plural(totals->settled));
-    if (totals->history_was_checked)
+    if (totals->history_is_damaged)
+        printf("it is damaged, and counts %" PRIu64 " in it\n", totals->history_tasks);
+    else if (totals->history_was_checked)
         printf("%" PRIu64 " in it, settled up to number %" PRIu64 "\n", totals->history_tasks,
                totals->history_position);
     else
@@ -130,6 +132,10 @@ static void tell_repaired(const char *path, const kl__doctor_totals *totals)
                totals->may_have_lost_more ? ", and " : ".");
     if (totals->may_have_lost_more)
         printf("what is missing may have held more: how much cannot be told.");
+    if (totals->may_lack_finished)
+        printf(" How many finished tasks are lost cannot be told.");
+    else if (totals->lost_finished)
+        printf(" Of the finished tasks, %" PRIu64 " are lost.", totals->lost_finished);
     puts(totals->quarantined ? " Copies of what was damaged are in its quarantine/." : "");
 }
 
@@ -204,6 +210,8 @@ static void put_totals(const kl__doctor_totals *totals)
     put_flag("may_have_lost_more", totals->may_have_lost_more);
     put_number("left_out_records", totals->left_out_records);
     put_number("quarantined", totals->quarantined);
+    put_number("lost_finished", totals->lost_finished);
+    put_flag("may_lack_finished", totals->may_lack_finished);
     fputs(",\"records\":{", stdout);
     for (int type = 1; type < KL_RECORD_TYPES; type++)
         printf("%s\"%s\":%" PRIu64, type == 1 ? "" : ",", record_names[type], totals->records[type]);

@@ -379,6 +379,88 @@ TEST(limits_of_history_hold_for_what_was_kept_under_wider_ones)
     rig_end(&rig);
 }
 
+/* ---- A damaged history ---- */
+
+enum { KEPT = 2000, MARKED = 1000, PAGE = 4096 };
+
+/* Overwrites the page of the table of tasks that has the marked task. */
+static bool spoil_page_of_marked(const char *path)
+{
+    char page[PAGE + 1] = {0};
+    FILE *file = fopen(path, "r+b");
+    bool found = false;
+    for (long at = 0; file && !found && fread(page, 1, PAGE, file) == PAGE; at += PAGE) {
+        found = page[0] == 0x0d && memmem(page, PAGE, "marked", 6);
+        if (found && fseek(file, at, SEEK_SET) == 0) {
+            memset(page, 0, PAGE);
+            found = fwrite(page, 1, PAGE, file) == PAGE;
+        }
+    }
+    return file && fclose(file) == 0 && found;
+}
+
+static kl_task read_kept(struct rig *rig, uint64_t number)
+{
+    kl_task task = {0};
+    size_t count = 0;
+    kl_ref ref = {.place = rig_place(rig, number), .id = rig_id(number)};
+    CHECK_OK(kl_store_read(rig->store, &ref, 1, &rig->arena, &task, &count));
+    return task;
+}
+
+static void keep_many(struct rig *rig)
+{
+    rig_append(rig, 0, KEPT, 30);
+    for (uint64_t i = 0; i < KEPT; i++) {
+        kl_settled settled = {.id = rig_id(i),
+                              .outcome = KL_DEAD,
+                              .attempts = 2,
+                              .keep_ms = INT64_C(1) << 40,
+                              .error = {"it broke", 8},
+                              .result = {"marked", i == MARKED ? 6 : 0}};
+        kl_settle batch = {.place = rig_place(rig, i), .tasks = &settled, .count = 1};
+        CHECK_OK(rig_set_positions(rig, batch.place, &settled, 1));
+        CHECK_OK(kl_store_settle(rig->store, &batch, 1));
+    }
+    rig_append(rig, KEPT, 4000, 300); /* the journal drops what was finished */
+    rig_settle(rig, KEPT, 4000);
+}
+
+static bool has_no_first(void *ctx);
+
+TEST(of_a_bad_page_in_history_only_its_tasks_are_lost)
+{
+    struct rig rig;
+    char path[WORKDIR_BYTES + 32];
+    kl_counts counts = {0};
+    kl__doctor_totals totals;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    keep_many(&rig);
+    REQUIRE(rig_await(has_no_first, &rig, "the first segment to be dropped"));
+    rig_close(&rig);
+    snprintf(path, sizeof path, "%s/history.db", rig.data);
+    REQUIRE(spoil_page_of_marked(path));
+    kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data};
+    CHECK_INT(kl__doctor_see(&opts, &totals), KL_EDAMAGED);
+    CHECK_INT(totals.history_tasks, KEPT);
+    opts.repair = true;
+    CHECK_OK(kl__doctor_see(&opts, &totals));
+    CHECK(totals.lost_finished >= 1 && totals.lost_finished <= 60); /* a page of them */
+    CHECK_INT(totals.history_tasks, KEPT - (int64_t)totals.lost_finished);
+    CHECK(is_there(&rig, "quarantine/history-1.db"));
+    CHECK(!is_there(&rig, "history-repaired.db"));
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK(counts.dead >= totals.history_tasks && counts.dead <= KEPT);
+    kl_task task = read_kept(&rig, KEPT - 1);
+    CHECK_INT(task.state, KL_TASK_DEAD);
+    CHECK_INT(task.attempts, 2);
+    CHECK_INT(task.error.len, 8);
+    CHECK_INT(read_kept(&rig, 0).state, KL_TASK_DEAD);
+    rig_end(&rig);
+}
+
 static bool has_no_first(void *ctx) { return !is_there(ctx, "journal/0000000000000001.seg"); }
 
 TEST(a_store_whose_history_was_deleted_goes_on_when_somebody_says_so)

@@ -58,6 +58,9 @@ struct listing {
     bool tells_foreign;
 };
 
+/* The directory may be a whole file system, and a process that was killed leaves its sockets. */
+static bool may_stand_there(const char *name) { return strcmp(name, "lost+found") == 0 || strcmp(name, "socket") == 0; }
+
 static void note_name(void *ctx, const char *name)
 {
     struct listing *listing = ctx;
@@ -75,8 +78,15 @@ static void note_name(void *ctx, const char *name)
             return;
         }
     }
-    /* The directory may be a whole file system, and a holder that was killed leaves its socket. */
-    if (listing->tells_foreign && strcmp(name, "lost+found") != 0 && strcmp(name, "socket") != 0)
+    if (strncmp(name, "history-repair", 14) == 0) {
+        doctor->has_leftover = true;
+        doctor->has_repaired_history |= strcmp(name, "history-repaired.db") == 0;
+        if (listing->tells_foreign)
+            kl__doctor_found(doctor, KL_FOUND_UNFINISHED, KL_FOUND_WARNING, name, -1,
+                             "An interrupted repair has left this; the next one uses or removes it.");
+        return;
+    }
+    if (listing->tells_foreign && !may_stand_there(name))
         kl__doctor_found(doctor, KL_FOUND_FOREIGN_FILE, KL_FOUND_WARNING, name, -1,
                          "This is none of Keyline's; it does no harm.");
 }
@@ -163,17 +173,18 @@ static void tell_history(kl__doctor *doctor, const kl__history_report *report)
     totals->history_position = report->position;
     doctor->history_commits = report->commits;
     totals->history_tasks = report->tasks;
+    doctor->history_tasks_known = report->tasks_known;
+    totals->history_is_damaged = report->health != KL_HISTORY_WHOLE;
     if (report->health == KL_HISTORY_NEWER) {
         doctor->is_newer = true;
         kl__doctor_found(doctor, KL_FOUND_NEWER, KL_FOUND_DAMAGE, "history.db", -1, "%s.", report->text);
     } else if (report->health == KL_HISTORY_DAMAGED) {
         doctor->history_is_damaged = true;
         kl__doctor_found(doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_DAMAGE, "history.db", -1,
-                         "%s. Waiting tasks are not in this file; finished ones that were kept may be lost.",
+                         "%s. Waiting tasks are not in this file; of the finished ones that were kept, those are lost "
+                         "that cannot be read.",
                          report->text);
-        /* A new one begins from nothing. */
-        totals->history_position = 0;
-        totals->history_tasks = 0;
+        /* Names are not believed. */
         doctor->known_count = 0;
         memset(doctor->known, 0, sizeof doctor->known);
     }
@@ -206,6 +217,7 @@ static void compare_history(kl__doctor *doctor)
     if (doctor->history_commits >= doctor->history_noted)
         return;
     doctor->history_is_damaged = true;
+    doctor->history_tasks_known = false; /* of those that it had */
     if (doctor->history_commits == 0)
         kl__doctor_found(
             doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_DAMAGE, "history.db", -1,
@@ -309,7 +321,7 @@ static kl_rc repair(kl__doctor *doctor)
     kl_rc rc = kl__doctor_repair_journal(doctor);
     if (rc == KL_OK && (doctor->history_is_damaged || !doctor->has_history))
         rc = kl__doctor_repair_history(doctor);
-    return rc;
+    return rc == KL_OK ? kl__doctor_drop_leftovers(doctor) : rc;
 }
 
 /* Is it whole now? What is there now becomes the totals, beside what was found at first. */
@@ -327,6 +339,8 @@ static kl_rc examine_again(kl__doctor *doctor)
         again->totals.may_have_lost_more = first->may_have_lost_more;
         again->totals.quarantined = first->quarantined;
         again->totals.left_out_records = first->left_out_records;
+        again->totals.lost_finished = first->lost_finished;
+        again->totals.may_lack_finished = first->may_lack_finished;
         doctor->totals = again->totals;
     }
     discard(again);

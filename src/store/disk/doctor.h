@@ -71,7 +71,8 @@ typedef struct kl__doctor_totals {
     bool is_torn;    /* the last write was under way */
     bool has_history;
     bool history_was_checked;
-    uint64_t history_tasks, history_position;
+    uint64_t history_tasks, history_position; /* as it says itself */
+    bool history_is_damaged;
 
     /* Of the first examination. */
     uint64_t damages, warnings;
@@ -79,6 +80,8 @@ typedef struct kl__doctor_totals {
     bool may_have_lost_more;   /* before the first or behind the last that is readable: how many cannot be told */
     uint64_t left_out_records; /* readable, and of no use: their partition is not known */
     uint64_t quarantined;      /* files that a repair has copied or moved aside */
+    uint64_t lost_finished;    /* tasks that history.db counted, and that a repair could not read */
+    bool may_lack_finished;    /* how many those are cannot be told */
 } kl__doctor_totals;
 
 typedef struct kl__doctor_opts {

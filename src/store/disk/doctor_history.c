@@ -42,8 +42,10 @@ static kl_rc read_all(kl__hdb *db, kl__history_name_fn *named, void *ctx, kl__hi
     KL_TRY(kl__hdb_recognise(db, &is_new));
     if (is_new)
         return KL_OK;
-    KL_TRY(kl__hdb_progress(db, &report->position, &report->commits));
+    int64_t settled;
+    KL_TRY(kl__hdb_progress(db, &report->position, &report->commits, &settled));
     KL_TRY(count_tasks(db, &report->tasks));
+    report->tasks_known = true;
     KL_TRY(list_partitions(db, named, ctx));
     return kl__hdb_check(db);
 }

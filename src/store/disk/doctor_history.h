@@ -3,6 +3,7 @@
 #define KL_STORE_DOCTOR_HISTORY_H
 
 #include "base/base.h"
+#include "store/disk/history.h"
 
 typedef enum kl__history_health {
     KL_HISTORY_WHOLE,
@@ -12,7 +13,9 @@ typedef enum kl__history_health {
 
 typedef struct kl__history_report {
     kl__history_health health;
-    uint64_t position, commits, tasks;
+    uint64_t position, commits; /* as it says itself, like the next; 0: that cannot be read */
+    uint64_t tasks;
+    bool tasks_known;
     char text[512]; /* what is wrong */
 } kl__history_report;
 
@@ -23,5 +26,9 @@ typedef void kl__history_name_fn(void *ctx, uint32_t number, const char *name);
  * KL_ENOMEM: it cannot be read. */
 kl_rc kl__history_examine(const char *path, const char *sqlite_vfs, bool has_wal, kl__history_name_fn *named, void *ctx,
                           kl__history_report *ret_report);
+
+/* Adds every task that can be read to a new history (history_salvage.c), and changes nothing in the old file. KL_OK also
+ * where that is none. Errors as kl__history_add. */
+kl_rc kl__history_salvage(const char *path, const char *sqlite_vfs, bool has_wal, kl__history *to, uint64_t *ret_saved);
 
 #endif

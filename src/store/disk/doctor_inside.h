@@ -87,9 +87,10 @@ typedef struct kl__doctor {
 
     uint64_t history_commits, history_noted; /* what history.db has made, and what the journal knows of that */
     uint64_t first_noted;                    /* the first segment that is needed; 0: not known */
-    bool history_is_damaged;
-    bool history_fails;    /* to be read: the disk or the system refuses */
-    bool history_can_wait; /* it is not looked at */
+    bool history_is_damaged, history_tasks_known;
+    bool has_repaired_history; /* a repair made a new one and was interrupted before that took its place */
+    bool history_fails;        /* to be read: the disk or the system refuses */
+    bool history_can_wait;     /* it is not looked at */
     kl__doctor_totals totals;
 } kl__doctor;
 
@@ -133,5 +134,6 @@ kl_rc kl__doctor_plan(kl__doctor *doctor); /* KL_ENOMEM */
 
 kl_rc kl__doctor_repair_journal(kl__doctor *doctor);
 kl_rc kl__doctor_repair_history(kl__doctor *doctor);
+kl_rc kl__doctor_drop_leftovers(kl__doctor *doctor); /* files of a history that was made and not used */
 
 #endif

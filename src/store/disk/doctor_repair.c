@@ -1,4 +1,4 @@
-/* doctor_repair.c - carries out what doctor_plan.c has planned, and puts a damaged history.db aside.
+/* doctor_repair.c - carries out what doctor_plan.c has planned, and makes a damaged history.db anew.
  *
  * Power may be lost, and the disk may fill up, at any point: each step is durable before the next, the store does not
  * open while a damaged segment is left, and doing it all again leads to the same end.
@@ -12,10 +12,13 @@
  * A file that is to be taken out is copied as in 1 and then removed, after all others are done.
  *
  * For history.db:
- *   4  its log is copied, as in 1, to quarantine/history-N.db-wal, so that it stands beside the file wherever that is;
- *   5  the file is moved to quarantine/history-N.db, and both directories are synced;
- *   6  the log and its index are removed where they were;
- *   7  a new file is made. What the journal still has of finished tasks is added when the store is opened.
+ *   4  history-repair.db is made, with all tasks that can be read of the old file, and renamed to history-repaired.db:
+ *      from then on it is complete;
+ *   5  the old log is copied, as in 1, to quarantine/history-N.db-wal, so that it stands beside the file wherever that is;
+ *   6  the old file is moved to quarantine/history-N.db, and both directories are synced;
+ *   7  the old log and its index are removed where they were;
+ *   8  history-repaired.db becomes history.db: where that is missing at first, this is where a repair was interrupted. What
+ *      the journal still has of finished tasks is added when the store is opened.
  *
  * quarantine/unfinished and journal/repair are begun anew when they are found. A copy that an interrupted repair has
  * finished is found by its bytes and not made again. Nothing in quarantine/ is ever removed. */
@@ -457,7 +460,7 @@ static void name_aside(kl__doctor *doctor, char ret_names[HISTORY_FILES][KL_NAME
     }
 }
 
-/* Steps 5 and, for what was copied before, 6. Where a file cannot be renamed to another directory, it is copied. */
+/* Steps 6 and, for what was copied before, 7. Where a file cannot be renamed to another directory, it is copied. */
 static kl_rc move_file(kl__doctor *doctor, const char *from, const char *to)
 {
     int error = doctor->vfs->rename(doctor->vfs, from, to);
@@ -492,32 +495,99 @@ static kl_rc put_history_aside(kl__doctor *doctor)
     doctor->totals.quarantined++;
     if (rc == KL_OK)
         kl__doctor_found(doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_REPAIRED, "history.db", -1,
-                         "Moved to %s. Finished tasks that were kept are in that file: `sqlite3 %s .recover` may get "
-                         "them out.",
-                         names[0], names[0]);
+                         "The old file is now %s. `sqlite3 %s .recover` may get more out of it.", names[0], names[0]);
     return rc;
 }
 
-static kl_rc make_history(kl__doctor *doctor)
+static void name_new(kl__doctor *doctor, const char *name, int ending, char ret_path[KL_PATH_BYTES])
 {
-    char path[KL_PATH_BYTES];
-    kl__history *history = NULL;
-    join(doctor->path, "history.db", path);
-    kl_rc rc = kl__history_open(path, doctor->vfs->sqlite_vfs, 0, 0, &history);
-    if (rc == KL_OK && doctor->history_noted)
+    char with_ending[KL_NAME_BYTES];
+    snprintf(with_ending, sizeof with_ending, "%s%s", name, history_endings[ending]);
+    join(doctor->path, with_ending, ret_path);
+}
+
+kl_rc kl__doctor_drop_leftovers(kl__doctor *doctor)
+{
+    kl_rc rc = KL_OK;
+    for (int i = 0; i < 2 * HISTORY_FILES && rc == KL_OK; i++) {
+        char path[KL_PATH_BYTES];
+        name_new(doctor, i % 2 ? "history-repair.db" : "history-repaired.db", i / 2, path);
+        if (is_there(doctor, path))
+            rc = remove_file(doctor, path);
+    }
+    return rc;
+}
+
+static void tell_saved(kl__doctor *doctor, uint64_t saved)
+{
+    kl__doctor_totals *totals = &doctor->totals;
+    char lost[64] = "how many are lost cannot be told";
+    if (doctor->history_tasks_known && totals->history_tasks >= saved)
+        snprintf(lost, sizeof lost, "%llu are lost to it",
+                 (ull)(totals->lost_finished = totals->history_tasks - saved));
+    else
+        totals->may_lack_finished = true;
+    kl__doctor_found(
+        doctor, KL_FOUND_NO_HISTORY, KL_FOUND_REPAIRED, "history.db", -1,
+        "Made anew, with the %llu finished tasks that can be read; %s. Those that the journal still has are "
+        "added when the store is opened.",
+        (ull)saved, lost);
+}
+
+static kl_rc fill_history(kl__doctor *doctor, kl__history *history, uint64_t *ret_saved)
+{
+    char old[KL_PATH_BYTES];
+    name_history(doctor, 0, old);
+    *ret_saved = 0;
+    kl_rc rc = KL_OK;
+    if (doctor->has_history)
+        rc = kl__history_salvage(old, doctor->vfs->sqlite_vfs, doctor->has_wal, history, ret_saved);
+    if (rc == KL_OK && doctor->history_noted > kl__history_commits(history))
         rc = kl__history_set_commits(history, doctor->history_noted);
     for (uint32_t number = 1; number <= doctor->known_count && rc == KL_OK; number++)
         rc = kl__history_name(history, number, doctor->known[number].name);
-    kl__history_close(history);
+    return rc;
+}
+
+/* Step 4. */
+static kl_rc make_history(kl__doctor *doctor, const char *repaired)
+{
+    char path[KL_PATH_BYTES];
+    uint64_t saved = 0;
+    kl__history *history = NULL;
+    kl_rc rc = kl__doctor_drop_leftovers(doctor);
+    name_new(doctor, "history-repair.db", 0, path);
     if (rc == KL_OK)
-        kl__doctor_found(doctor, KL_FOUND_NO_HISTORY, KL_FOUND_REPAIRED, "history.db", -1,
-                         "Made anew. Finished tasks that the journal still has are added when the store is opened.");
+        rc = kl__history_open(path, doctor->vfs->sqlite_vfs, 0, 0, &history);
+    if (rc == KL_OK)
+        rc = fill_history(doctor, history, &saved);
+    kl__history_close(history);
+    if (rc != KL_OK) {
+        (void)kl__doctor_drop_leftovers(doctor); /* as in copy_aside */
+        return rc;
+    }
+    rc = sync_directory(doctor, doctor->path);
+    int error = rc == KL_OK ? doctor->vfs->rename(doctor->vfs, path, repaired) : 0;
+    if (error)
+        rc = fail_at("renamed", path, error);
+    if (rc == KL_OK)
+        rc = sync_directory(doctor, doctor->path);
+    if (rc == KL_OK)
+        tell_saved(doctor, saved);
     return rc;
 }
 
 kl_rc kl__doctor_repair_history(kl__doctor *doctor)
 {
+    char repaired[KL_PATH_BYTES], path[KL_PATH_BYTES];
     bool has_stray = !doctor->has_history && (doctor->has_wal || doctor->has_shm || doctor->has_rollback);
-    kl_rc rc = doctor->history_is_damaged || has_stray ? put_history_aside(doctor) : KL_OK;
-    return rc == KL_OK ? make_history(doctor) : rc;
+    name_new(doctor, "history-repaired.db", 0, repaired);
+    name_history(doctor, 0, path);
+    kl_rc rc = doctor->has_history || !doctor->has_repaired_history ? make_history(doctor, repaired) : KL_OK;
+    if (rc == KL_OK && (doctor->history_is_damaged || has_stray))
+        rc = put_history_aside(doctor);
+    if (rc != KL_OK)
+        return rc;
+    int error = doctor->vfs->rename(doctor->vfs, repaired, path);
+    return error ? fail_at("renamed", repaired, error) : sync_directory(doctor, doctor->path);
 }

@@ -155,13 +155,14 @@ static kl_rc read_progress(kl__hdb *db, struct change *change, int64_t *ret_last
     return KL_OK;
 }
 
-kl_rc kl__hdb_progress(kl__hdb *db, uint64_t *ret_position, uint64_t *ret_commits)
+kl_rc kl__hdb_progress(kl__hdb *db, uint64_t *ret_position, uint64_t *ret_commits, int64_t *ret_settled)
 {
     struct change change = {0};
     int64_t last_segment;
     KL_TRY(read_progress(db, &change, &last_segment));
     *ret_position = (uint64_t)change.position;
     *ret_commits = (uint64_t)change.commits;
+    *ret_settled = change.settled_number;
     return KL_OK;
 }
 

@@ -110,6 +110,16 @@ static bool get_row(sqlite3_stmt *statement, struct row *ret_row)
     return ok && row.checksum == kl__history_sum_task(&row.task, row.errors, row.expires_ms);
 }
 
+bool kl__hdb_get_task(sqlite3_stmt *statement, kl_task *ret_task, uint32_t *ret_errors, int64_t *ret_expires_ms)
+{
+    struct row row;
+    bool is_sound = get_row(statement, &row);
+    *ret_task = row.task;
+    *ret_errors = row.errors;
+    *ret_expires_ms = row.expires_ms;
+    return is_sound;
+}
+
 static kl_rc fail_task(kl__hdb *db, const kl_task_id *id)
 {
     char text[KL_ID_TEXT_BYTES], what[KL_ID_TEXT_BYTES + 8];
@@ -119,7 +129,7 @@ static kl_rc fail_task(kl__hdb *db, const kl_task_id *id)
     return kl__hdb_damaged(db, what);
 }
 
-static bool attempt_is_sound(sqlite3_stmt *statement, uint32_t partition, const kl_task_id *id)
+bool kl__hdb_attempt_is_sound(sqlite3_stmt *statement, uint32_t partition, const kl_task_id *id)
 {
     return sqlite3_column_int64(statement, 2) ==
            kl__history_sum_attempt(partition, id, sqlite3_column_int64(statement, 0),
@@ -153,7 +163,7 @@ static kl_rc load_error(kl__hdb *db, kl_arena *arena, uint32_t errors, kl_task *
     KL_TRY(kl__hdb_use(db, KL_SQL_LAST_ERROR, &statement));
     bind_task(statement, task);
     KL_TRY(kl__hdb_step(db, statement, &found));
-    if (!found || !attempt_is_sound(statement, task->entry.place.partition, &task->entry.id))
+    if (!found || !kl__hdb_attempt_is_sound(statement, task->entry.place.partition, &task->entry.id))
         return fail_task(db, &task->entry.id);
     KL_TRY(check_errors(db, task, errors, sqlite3_column_int64(statement, 0)));
     return kl_arena_copy(arena, kl__hdb_bytes(statement, 3), &task->error) ? KL_OK : kl__fail_memory();
@@ -555,7 +565,7 @@ static kl_rc check_attempts(kl__hdb *db, const struct totals *totals)
         if (!found)
             break;
         if (!get_id(statement, 5, false, &id) ||
-            !attempt_is_sound(statement, (uint32_t)sqlite3_column_int64(statement, 4), &id))
+            !kl__hdb_attempt_is_sound(statement, (uint32_t)sqlite3_column_int64(statement, 4), &id))
             return fail_task(db, &id);
         errors += sqlite3_column_int64(statement, 6) != 0;
         blamed += (uint64_t)sqlite3_column_int64(statement, 6);

@@ -4,6 +4,7 @@
  *      history_find.c       reads, results, find, counts, check: the readers
  *      history_segments.c   the search index
  *      history_join.c       and how it is kept small
+ *      history_salvage.c    reads a damaged file
  *      history_db.c         SQLite: schema, connections, statements, errors */
 #ifndef KL_STORE_HISTORY_INSIDE_H
 #define KL_STORE_HISTORY_INSIDE_H
@@ -245,10 +246,15 @@ kl_rc kl__index_remove(kl__index *index, kl__hdb *db, const int64_t *numbers, si
 
 kl_rc kl__hdb_check(kl__hdb *db); /* kl__history_check on a connection, in a transaction */
 
+/* A task of the row, KL_TASK_COLUMNS, whose bytes are gone with the next step; and an error's, as ATTEMPTS_ALL begins.
+ * False: it is not as it was written. */
+bool kl__hdb_get_task(sqlite3_stmt *statement, kl_task *ret_task, uint32_t *ret_errors, int64_t *ret_expires_ms);
+bool kl__hdb_attempt_is_sound(sqlite3_stmt *statement, uint32_t partition, const kl_task_id *id);
+
 /* ---- history.c ---- */
 
-/* kl__history_position and kl__history_commits, as they stand in the file. */
-kl_rc kl__hdb_progress(kl__hdb *db, uint64_t *ret_position, uint64_t *ret_commits);
+/* kl__history_position and kl__history_commits, as they stand in the file; and the number above which tasks are ahead. */
+kl_rc kl__hdb_progress(kl__hdb *db, uint64_t *ret_position, uint64_t *ret_commits, int64_t *ret_settled);
 
 struct kl__history {
     char *path;
