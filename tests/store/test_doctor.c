@@ -254,6 +254,7 @@ TEST(files_that_do_not_belong_are_named_and_do_no_harm)
     struct patient *patient = patient_make(true);
     REQUIRE(patient);
     patient_write(patient, RECORDING_PATH "/notes.txt", 0, "x", 1);
+    patient_write(patient, RECORDING_PATH "/http", 0, "x", 1); /* a server that was killed leaves its socket */
     patient_write(patient, RECORDING_PATH "/journal/1.seg", 0, "x", 1);
     CHECK_INT(examine(patient), KL_OK);
     CHECK_INT(patient_found(patient, KL_FOUND_FOREIGN_FILE, KL_FOUND_WARNING), 2);
