@@ -428,6 +428,13 @@ static void keep_many(struct rig *rig)
 
 static bool has_no_first(void *ctx);
 
+/* What the doctor says first. */
+static void note_text(void *ctx, const kl__finding *finding)
+{
+    if (!*(char *)ctx)
+        snprintf(ctx, 800, "%s", finding->text);
+}
+
 TEST(of_a_bad_page_in_history_only_its_tasks_are_lost)
 {
     struct rig rig;
@@ -440,9 +447,12 @@ TEST(of_a_bad_page_in_history_only_its_tasks_are_lost)
     rig_close(&rig);
     snprintf(path, sizeof path, "%s/history.db", rig.data);
     REQUIRE(spoil_page_of_marked(path));
-    kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data};
+    char told[800] = "";
+    kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data, .found = note_text, .ctx = told};
     CHECK_INT(kl__doctor_see(&opts, &totals), KL_EDAMAGED);
     CHECK_INT(totals.history_tasks, KEPT);
+    CHECK_CONTAINS(told, "in disorder). Waiting tasks"); /* in words, and nothing of SQLite's or of a doctor */
+    CHECK(!strchr(told, '\n') && !strstr(told, "***"));
     opts.repair = true;
     CHECK_OK(kl__doctor_see(&opts, &totals));
     CHECK(totals.lost_finished >= 1 && totals.lost_finished <= 60); /* a page of them */

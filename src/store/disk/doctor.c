@@ -59,7 +59,10 @@ struct listing {
 };
 
 /* The directory may be a whole file system, and a process that was killed leaves its sockets. */
-static bool may_stand_there(const char *name) { return strcmp(name, "lost+found") == 0 || strcmp(name, "socket") == 0 || strcmp(name, "http") == 0; }
+static bool may_stand_there(const char *name)
+{
+    return strcmp(name, "lost+found") == 0 || strcmp(name, "socket") == 0 || strcmp(name, "http") == 0;
+}
 
 static void note_name(void *ctx, const char *name)
 {

@@ -79,6 +79,9 @@ kl_rc kl__history_examine(const char *path, const char *sqlite_vfs, bool has_wal
         rc = kl__hdb_end(db, read_all(db, named, ctx, ret_report));
     if (rc == KL_EDAMAGED) {
         snprintf(ret_report->text, sizeof ret_report->text, "%s", kl_error_text());
+        char *advice = strstr(ret_report->text, KL_HISTORY_ADVICE); /* the doctor is there */
+        if (advice)
+            *advice = 0;
         ret_report->health = is_newer(db) ? KL_HISTORY_NEWER : KL_HISTORY_DAMAGED;
         rc = KL_OK;
     }

@@ -92,7 +92,7 @@ _Static_assert(KL_HISTORY_VERSION == 1, "the schema sets user_version");
 
 kl_rc kl__hdb_damaged(kl__hdb *db, const char *what)
 {
-    return kl__fail(KL_EDAMAGED, "%s is damaged (%s): `keyline doctor` says what can be saved", db->path, what);
+    return kl__fail(KL_EDAMAGED, "%s is damaged (%s)" KL_HISTORY_ADVICE, db->path, what);
 }
 
 static kl_rc fail_system(kl__hdb *db)

@@ -5,6 +5,8 @@
  * A call reads in one transaction on a connection of its own, so what it sees is of one moment. A search walks the
  * segments from the newest, intersects the sets of its terms in each, and reads the tasks of what is left until the
  * page is full. Time and the place to go on from are ranges of numbers (H3). */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "store/disk/history_inside.h"
@@ -512,6 +514,16 @@ kl_rc kl__history_find(kl__history *history, const kl_find *find, kl_arena *aren
 
 /* ---- Check ---- */
 
+/* SQLite's words are for those who know its format. */
+static kl_rc fail_check(kl__hdb *db, const char *text)
+{
+    char what[80] = "SQLite's own check finds it in disorder";
+    const char *page = strstr(text, "age ");
+    if (page && page[4] >= '1' && page[4] <= '9')
+        snprintf(what, sizeof what, "SQLite's own check finds its page %lld in disorder", strtoll(page + 4, NULL, 10));
+    return kl__hdb_damaged(db, what);
+}
+
 static kl_rc check_sqlite(kl__hdb *db)
 {
     sqlite3_stmt *statement;
@@ -519,7 +531,7 @@ static kl_rc check_sqlite(kl__hdb *db)
     KL_TRY(kl__hdb_use(db, KL_SQL_SQLITE_CHECK, &statement));
     KL_TRY(kl__hdb_step(db, statement, &found));
     const char *text = found ? (const char *)sqlite3_column_text(statement, 0) : NULL;
-    return text && strcmp(text, "ok") == 0 ? KL_OK : kl__hdb_damaged(db, text ? text : "its check says nothing");
+    return text && strcmp(text, "ok") == 0 ? KL_OK : fail_check(db, text ? text : "");
 }
 
 /* What the tasks add up to. */

@@ -26,6 +26,9 @@ enum {
     KL_HISTORY_TERMS_MAX = KL_HISTORY_WORDS_MAX + 5, /* of one search: partition, state, key, kind, job, and words */
 };
 
+/* How sentences about damage end. */
+#define KL_HISTORY_ADVICE         ": `keyline doctor` says what can be saved"
+
 #define KL_HISTORY_APPLICATION_ID 0x4b4c6869 /* "KLhi" */
 
 #define KL_TRY(expression)                                                                                             \
