@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "base/base.h"
+#include "base/hash.h"
 #include "harness.h"
 #include "patient.h"
 #include "store/disk/disk.h"
@@ -335,6 +336,34 @@ TEST(a_history_that_was_emptied_is_damage_to_the_doctor_and_to_opening) { lose_h
 TEST(a_history_whose_log_was_emptied_is_damage_to_the_doctor_and_to_opening) { lose_history(false, empty_log); }
 TEST(a_history_whose_log_is_gone_is_damage_to_the_doctor_and_to_opening) { lose_history(false, remove_log); }
 TEST(a_history_whose_log_was_overwritten_is_damage_to_the_doctor_and_to_opening) { lose_history(false, overwrite_log); }
+
+/* Adds up the bytes of a file, so that a change shows. */
+static uint64_t sum_file(struct patient *patient, const char *path)
+{
+    uint64_t size = patient_size(patient, path);
+    char *bytes = malloc(size + 1);
+    KL_ASSERT(bytes);
+    patient_read(patient, path, 0, bytes, size);
+    uint64_t sum = kl__hash((kl_bytes){bytes, size}, size);
+    free(bytes);
+    return sum;
+}
+
+TEST(an_open_that_is_refused_leaves_history_and_its_log_as_they_are)
+{
+    struct patient *patient = patient_make(false);
+    kl_store *store = NULL;
+    REQUIRE(patient);
+    patient_flip(patient, patient_frame_of(patient, 50));
+    uint64_t file = sum_file(patient, RECORDING_PATH "/history.db");
+    uint64_t log = sum_file(patient, RECORDING_PATH "/history.db-wal");
+    CHECK_INT(patient_open(patient, &store), KL_EDAMAGED);
+    CHECK_CONTAINS(kl_error_text(), "nothing was changed");
+    REQUIRE(patient_has(patient, RECORDING_PATH "/history.db-wal"));
+    CHECK(sum_file(patient, RECORDING_PATH "/history.db") == file);
+    CHECK(sum_file(patient, RECORDING_PATH "/history.db-wal") == log);
+    patient_free(patient);
+}
 
 TEST(a_damaged_history_is_told_and_costs_no_waiting_task)
 {

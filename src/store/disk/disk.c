@@ -272,7 +272,7 @@ static kl_rc open_directories(kl__disk *disk, const kl_store_opts *opts)
     return error && error != -EACCES && error != -EPERM ? fail_sync(parent, error) : KL_OK;
 }
 
-static bool has_history(kl__disk *disk, const char *path)
+static bool has_file(kl__disk *disk, const char *path)
 {
     kl__file *file = NULL;
     int error = disk->vfs->open(disk->vfs, path, KL_OPEN_READ, &file);
@@ -284,8 +284,11 @@ static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts, bool makes)
 {
     char path[KL_PATH_BYTES];
     snprintf(path, sizeof path, "%.4000s/history.db", disk->path);
-    if (disk->history || (!makes && !has_history(disk, path)))
+    if (disk->history || (!makes && !has_file(disk, path)))
         return KL_OK;
+    char log[KL_PATH_BYTES + 8];
+    snprintf(log, sizeof log, "%s-wal", path);
+    disk->history_had_log = has_file(disk, log);
     kl_rc rc =
         kl__history_open(path, disk->vfs->sqlite_vfs, opts->history_rows_max, opts->history_ms_max, &disk->history);
     if (rc == KL_OK)
@@ -480,6 +483,8 @@ static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, 
     if (rc == KL_OK)
         rc = open_all(disk, opts);
     if (rc != KL_OK) {
+        if (disk->history && disk->history_had_log)
+            kl__history_leave_log(disk->history);
         close_disk(disk);
         return rc;
     }

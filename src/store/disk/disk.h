@@ -81,6 +81,7 @@ typedef struct kl__disk {
     uint32_t keeper_tries; /* that could not read the journal, one after another */
     char keeper_error[KL_KEEP_ERROR_BYTES];
     int64_t history_ms_max;
+    bool history_had_log; /* of SQLite's, when the store was opened; one that is refused leaves it as it is */
 } kl__disk;
 
 /* Opens a store in the directory `path` of another file system than the machine's, for tests. */

@@ -33,6 +33,9 @@ kl_rc kl__history_open(const char *path, const char *sqlite_vfs, int64_t rows_ma
                        kl__history **ret_history);
 void kl__history_close(kl__history *history); /* NULL is fine */
 
+/* Close shall leave the log beside the file, and both as they are. */
+void kl__history_leave_log(kl__history *history);
+
 /* The sequence number up to which settles have been added; 0: none. */
 uint64_t kl__history_position(const kl__history *history);
 

@@ -486,6 +486,11 @@ void kl__hdb_close(kl__hdb *db)
     kl__free(db);
 }
 
+void kl__history_leave_log(kl__history *history)
+{
+    sqlite3_db_config(history->writer->sqlite, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
+}
+
 void kl__hdb_checkpoint(kl__hdb *db)
 {
     /* What fails here is durable in the log, and is tried again after the next commit. */
