@@ -65,7 +65,8 @@ KL_API KL_MUST_USE kl_rc kl_job_submit(kl_queue *queue, const kl_job_spec *spec,
 
 /* Adds tasks, up to KL_PUT_MAX, of which the same holds as of submitted ones; token and ret_results as for
  * kl_queue_put. They count as the job's from the beginning of the call: after any failure but KL_EINVAL and
- * KL_EMISMATCH, repeat it with its token, or the job waits for tasks that never come. KL_ECLOSED: the job was cancelled. */
+ * KL_EMISMATCH, repeat it with its token, or the job waits for tasks that never come. A repeat counts once for as long
+ * as its token is known (an hour), whatever was added meanwhile. KL_ECLOSED: the job was cancelled. */
 KL_API KL_MUST_USE kl_rc kl_job_add(kl_queue *queue, const kl_task_id *job, const kl_put *tasks, size_t count,
                                     kl_bytes token, kl_put_result *ret_results);
 

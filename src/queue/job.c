@@ -13,7 +13,7 @@
 #include "queue/put.h"
 
 enum {
-    ADDS_MAX = 64, /* adds whose repeats are told from new ones */
+    ADDS_MAX = 64, /* adds that the record remembers; older ones have a record each */
     ADD_DIGITS = 16,
     ADD_TRIES = 64,
     SEED_ADD = 9,
@@ -287,7 +287,7 @@ static kl_rc refuse_cancelled(kl_queue *queue, const kl__job *job)
     return rc;
 }
 
-/* An add as the record remembers it: so many hex digits of its token's hash. */
+/* An add as the record remembers it: so many hex digits of its token's hash, whose first bit says that it has a token. */
 struct add {
     char hash[ADD_DIGITS + 1];
     const kl_put *tasks;
@@ -299,9 +299,13 @@ struct add {
 
 static void name_add(struct add *add)
 {
-    uint64_t hash = add->token.len > 0 ? kl__hash(add->token, SEED_ADD) : kl__random_seed();
+    bool named = add->token.len > 0;
+    uint64_t hash = (named ? kl__hash(add->token, SEED_ADD) : kl__random_seed()) >> 1 | (uint64_t)named << 63;
     snprintf(add->hash, sizeof add->hash, "%016llx", (unsigned long long)hash);
 }
+
+/* Only who has a token can repeat an add. */
+static bool has_token(const char *hash) { return *hash >= '8'; }
 
 static const char *find_add(const char *adds, const struct add *add)
 {
@@ -311,13 +315,43 @@ static const char *find_add(const char *adds, const struct add *add)
     return NULL;
 }
 
-/* One that the record no longer remembers is known by its token. */
-static kl_rc is_counted(kl_queue *queue, const kl__job *job, const struct add *add, bool *ret_counted)
+/* The record of an add that its job's has no more room for: "added/QUEUE/JOB-HASH". */
+static kl_bytes added_name(const kl_queue *queue, const kl__job *job, const char *hash,
+                           char buffer[KL_RECORD_NAME_BYTES])
 {
+    char text[KL_ID_TEXT_BYTES + 1 + ADD_DIGITS];
+    kl_id_print(&job->id, text);
+    snprintf(text + KL_ID_TEXT_BYTES - 1, sizeof text - (KL_ID_TEXT_BYTES - 1), "-%.*s", ADD_DIGITS, hash);
+    return kl__record_name(buffer, KL_RECORD_NAME_BYTES, "added", queue->name, text);
+}
+
+static bool is_full(const kl__job *job) { return strlen(job->adds) >= (size_t)ADDS_MAX * ADD_DIGITS; }
+
+static kl_rc is_counted(kl_queue *queue, const kl__job *job, const struct add *add, kl_arena *arena, bool *ret_counted)
+{
+    char buffer[KL_RECORD_NAME_BYTES];
+    kl_record record = {.version = 0};
+    kl_rc rc = KL_OK;
     *ret_counted = find_add(job->adds, add) != NULL;
-    if (*ret_counted || add->token.len == 0 || strlen(job->adds) < (size_t)ADDS_MAX * ADD_DIGITS)
+    if (!*ret_counted && has_token(add->hash) && is_full(job)) {
+        rc = kl__record_get(queue->store, added_name(queue, job, add->hash, buffer), arena, &record);
+        *ret_counted = rc == KL_OK && record.version > 0;
+    }
+    return rc;
+}
+
+/* Before the oldest add leaves the job's record it gets its own, for as long as its token may be known. */
+static kl_rc keep_oldest(kl_queue *queue, const kl__job *job, int64_t now_ms)
+{
+    char buffer[KL_RECORD_NAME_BYTES];
+    if (!is_full(job))
         return KL_OK;
-    return kl__put_token_ended(queue, add->token, ret_counted);
+    const char *oldest = job->adds + (size_t)(ADDS_MAX - 1) * ADD_DIGITS;
+    if (!has_token(oldest))
+        return KL_OK;
+    kl_bytes name = added_name(queue, job, oldest, buffer);
+    kl_rc rc = kl__record_put(queue->store, name, 0, kl_str("{}"), now_ms + KL_PUT_TOKEN_MS, NULL);
+    return rc == KL_ECONFLICT ? KL_OK : rc; /* it has one, of somebody who was as far */
 }
 
 /* The job must last as long as the latest of its tasks. */
@@ -340,6 +374,8 @@ static kl_rc count_add(kl_queue *queue, const kl__job *job, const struct add *ad
     int64_t now_ms;
     kl_rc rc;
     KL_ASK(rc, kl_store_now(queue->store, &now_ms));
+    if (rc == KL_OK)
+        rc = keep_oldest(queue, job, now_ms);
     if (rc != KL_OK)
         return rc;
     snprintf(adds, sizeof adds, "%s%s", add->hash, job->adds);
@@ -403,7 +439,7 @@ static kl_rc try_add(kl_queue *queue, const kl_task_id *id, struct add *add, kl_
     fill_puts(&job, add);
     rc = kl__put_check_call(queue, add->puts, add->count, add->token);
     if (rc == KL_OK)
-        rc = is_counted(queue, &job, add, &counted);
+        rc = is_counted(queue, &job, add, arena, &counted);
     if (rc == KL_OK && !counted) {
         rc = count_add(queue, &job, add);
         add->counted = rc == KL_OK;

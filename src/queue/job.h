@@ -6,6 +6,7 @@
  * Records of a job, in the queue's own store:
  *
  *     job/QUEUE/ID             what kl__job says
+ *     added/QUEUE/ID-HASH      an add that is counted, of which the job's record has no more room to say so (job.c)
  *     cancel/QUEUE/ID          {"run": n, "removed": false}: tasks of run n and before are not to be started
  *     idempotency/QUEUE/HASH   idempotency.c
  *

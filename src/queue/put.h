@@ -132,12 +132,11 @@ void kl__queue_sleep_by(kl__sleep_fn *sleep);
 
 /* --- unique.c --- */
 
+enum { KL_PUT_TOKEN_MS = 3600 * 1000 }; /* how long a token is known, and a unique that says nothing */
+
 /* Puts the range's tasks once for all who bring the same bytes; those who come later get the ids of the first
  * (ways[].duplicate). kind, of the record: "unique" (one task, for its unique_ms) or "token" (the call, for an hour).
  * made: ids are chosen already, with these layouts by route; NULL: they are not. KL_EBUSY: the first is still at it. */
 kl_rc kl__put_once(kl__put_call *call, kl__put_range range, const char *kind, kl_bytes bytes, const kl__put_made *made);
-
-/* Whether a call with this token has put its tasks within the last hour. */
-kl_rc kl__put_token_ended(kl_queue *queue, kl_bytes token, bool *ret_ended);
 
 #endif

@@ -173,7 +173,7 @@ static kl_rc visit_all(const kl_queue *queue, const kl__descriptor *descriptor, 
 
 static kl_rc clear_records(const kl_queue *queue)
 {
-    static const char *const kinds[] = {"pause", "unique", "token", "job", "cancel", "idempotency", "cron"};
+    static const char *const kinds[] = {"pause", "unique", "token", "job", "added", "cancel", "idempotency", "cron"};
     char buffer[KL_RECORD_NAME_BYTES];
     kl_rc rc = KL_OK;
     for (size_t i = 0; rc == KL_OK && i < sizeof kinds / sizeof kinds[0]; i++)

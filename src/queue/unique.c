@@ -38,7 +38,6 @@
 enum {
     CLAIM_MS = 10 * 1000,     /* a producer that is not heard of for so long may have died */
     LOOK_AGAIN_MS = 2 * 1000, /* an own claim is older than this: look whether it still is */
-    WINDOW_MS = 3600 * 1000,  /* of tokens, and of uniques that say nothing */
     POLLS_MAX = 32,           /* looks at a claim of somebody who is at it */
     POLL_MS_MAX = 32,         /* between two of them; the first wait is 1 ms */
     CONFLICTS_MAX = 32,       /* times that others were quicker */
@@ -141,7 +140,7 @@ static kl_rc begin(struct claim *claim, const kl__put_made *made)
     hash_text(claim->bytes, hash);
     claim->name = kl__record_name(claim->name_text, sizeof claim->name_text, claim->kind, queue->name, hash);
     claim->store = queue->store;
-    claim->window_ms = token || task->unique_ms == 0 ? WINDOW_MS : task->unique_ms;
+    claim->window_ms = token || task->unique_ms == 0 ? KL_PUT_TOKEN_MS : task->unique_ms;
     claim->nonce = (int64_t)(kl__random_next(&seed) >> 1);
     claim->where = hash_where(call, claim->range, claim->is_token);
     claim->first_route = token ? 0 : call->ways[claim->range.from].route;
@@ -693,21 +692,4 @@ kl_rc kl__put_once(kl__put_call *call, kl__put_range range, const char *kind, kl
         rc = run(&claim);
     kl_arena_free(&claim.arena);
     return rc;
-}
-
-kl_rc kl__put_token_ended(kl_queue *queue, kl_bytes token, bool *ret_ended)
-{
-    char hash[HASH_TEXT_BYTES], name_text[KL_RECORD_NAME_BYTES];
-    kl_arena arena = {0};
-    kl__json value = {0};
-    kl_record record;
-    hash_text(token, hash);
-    kl_bytes name = kl__record_name(name_text, sizeof name_text, "token", queue->name, hash);
-    kl_rc rc = kl__record_read(queue->store, name, &arena, &value, &record);
-    *ret_ended = rc == KL_OK && strcmp(kl__json_text(&value, "state", &arena), stored) == 0;
-    if (rc == KL_OK)
-        rc = value.rc;
-    kl__json_free(&value);
-    kl_arena_free(&arena);
-    return rc == KL_ENOTFOUND ? KL_OK : rc;
 }

@@ -101,6 +101,39 @@ CLAIM(tasks_can_be_added_until_the_job_is_cancelled)
     kl_queue_close(queue);
 }
 
+/* Every call of the store that an add makes fails once, done or not; then many others add, and it is made again. */
+CLAIM_IN_MEMORY(an_add_that_is_repeated_after_many_others_counts_once)
+{
+    enum { OTHERS = 130 };
+    kl_queue *queue = OPEN(rig->store, "orders");
+    struct ending ending;
+    kl_store *store;
+    REQUIRE(queue && ending_open(&ending, rig->store, &store) == KL_OK);
+    kl_queue *fragile = OPEN(store, "orders");
+    REQUIRE(fragile);
+    kl_put *tasks = make_puts(rig, 3 + OTHERS, 3, 0);
+    kl_rc rc = KL_ESYSTEM;
+    for (uint64_t n = 2; rc != KL_OK && !test_failed(); n++) {
+        char token[32], other[48];
+        kl_task_id job = submit_job(queue, tasks, 1);
+        snprintf(token, sizeof token, "token-%llu", (unsigned long long)n);
+        ending_arm(&ending, n / 2, n % 2);
+        rc = kl_job_add(fragile, &job, tasks + 1, 2, kl_str(token), NULL);
+        ending_arm(&ending, 0, false);
+        for (size_t i = 0; i < OTHERS; i++) {
+            snprintf(other, sizeof other, "%s-%zu", token, i);
+            CHECK_INT(kl_job_add(queue, &job, tasks + 3 + i, 1, i % 2 ? kl_str(other) : (kl_bytes){0}, NULL), KL_OK);
+        }
+        pass(rig, 11000); /* a claim that was left is taken over */
+        CHECK_INT(kl_job_add(queue, &job, tasks + 1, 2, kl_str(token), NULL), KL_OK);
+        CHECK_INT(show_job(queue, &job, &rig->arena).tasks, 3 + OTHERS);
+        CHECK_EACH_ONCE(queue, &job, 3 + OTHERS);
+    }
+    kl_queue_close(fragile);
+    kl_store_close(store);
+    kl_queue_close(queue);
+}
+
 CLAIM(a_scheduled_job_is_due_when_it_says)
 {
     kl_queue *queue = OPEN(rig->store, "orders");
