@@ -260,7 +260,8 @@ typedef struct kl_redrive {
 } kl_redrive;
 
 /* Puts dead letters back at the end of their keys' lines, the oldest first, with all their attempts before them;
- * into another queue; or forgets them. What was put back is forgotten as a dead letter. Only what had died when the
+ * into another queue; or forgets them. What was put into a partition by name is put back into that one, while the queue
+ * has it. What was put back is forgotten as a dead letter. Only what had died when the
  * call began is looked at. A repeat after a failure doubles nothing that was put back within the last ten minutes.
  * `told` is called on the caller's thread. Returns KL_OK with an account also when some failed. KL_ENOTFOUND: the
  * one task that `id` names is no dead letter of the queue. KL_EINVAL: move without `to`, or to the same queue; the

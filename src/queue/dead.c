@@ -57,7 +57,8 @@ struct run {
     kl_account account;
     uint64_t waited_for; /* letters that the rate has been paid for */
     bool stopped;
-    kl_arena arena; /* of one page */
+    uint64_t marked; /* the number of a layout that is known to have tasks by_name; 0: none is */
+    kl_arena arena;  /* of one page */
     pthread_mutex_t mutex;
     pthread_cond_t landed;
     size_t flying; /* appends that have not ended; under the mutex */
@@ -79,14 +80,40 @@ static kl_token token_of(const kl_task *task)
     return token;
 }
 
-static void choose_place(const kl_layout *layout, const kl_task *task, uint32_t *ret_partition, uint32_t *ret_shard)
+/* A letter that its producer put into this partition of its queue by name goes there again, if there still is one of that
+ * number, which then has the same name. So does one without a key while the layout is the same: nothing tells whether
+ * somebody named its partition. */
+static bool keeps_partition(const struct run *run, const kl__queue_layout *layout, kl_bytes key)
+{
+    kl__source from = run->source;
+    if (run->action != RETRY || from.partition >= layout->layout.partitions)
+        return false;
+    return key.len > 0 ? from.partition != kl_partition_of(&from.layout->layout, key)
+                       : from.layout->number == layout->number;
+}
+
+static void choose_place(const struct run *run, const kl__queue_layout *layout, const kl_task *task,
+                         uint32_t *ret_partition, uint32_t *ret_shard)
 {
     kl_bytes id = {task->entry.id.bytes, sizeof task->entry.id.bytes}, key = task->entry.key;
+    const kl_layout *to = &layout->layout;
     bool keyed = key.len > 0;
-    *ret_partition =
-        keyed ? kl_partition_of(layout, key) : kl__hash_scale(kl__hash(id, KL_SEED_PARTITION), layout->partitions);
-    *ret_shard =
-        keyed ? kl_shard_of(layout, key) : kl__hash_scale(kl__hash(id, KL_SEED_SHARD), kl_layout_shards(layout));
+    *ret_partition = keyed ? kl_partition_of(to, key) : kl__hash_scale(kl__hash(id, KL_SEED_PARTITION), to->partitions);
+    *ret_shard = keyed ? kl_shard_of(to, key) : kl__hash_scale(kl__hash(id, KL_SEED_SHARD), kl_layout_shards(to));
+    if (keeps_partition(run, layout, key))
+        *ret_partition = run->source.partition;
+}
+
+/* Q4: the layout is marked before it has the first task that lies elsewhere than its key says. */
+static kl_rc mark_by_name(struct run *run, const kl__queue_layout *layout, uint32_t partition, kl_bytes key)
+{
+    kl_rc rc = KL_OK;
+    if (key.len == 0 || partition == kl_partition_of(&layout->layout, key) || run->marked == layout->number)
+        return KL_OK;
+    KL_ASK(rc, kl__queue_mark_by_name(run->to, layout));
+    if (rc == KL_OK)
+        run->marked = layout->number;
+    return rc;
 }
 
 /* A due time that has passed is left out: with it, the task would stand before others of its key. So is one to
@@ -102,11 +129,13 @@ static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_
 {
     const kl_entry *old = &letter->task->entry;
     uint32_t partition, shard;
-    choose_place(&layout->layout, letter->task, &partition, &shard);
+    choose_place(run, layout, letter->task, &partition, &shard);
     letter->entry = *old;
     letter->entry.place = (kl_place){kl__layout_number(layout, partition), shard};
     letter->entry.due_ms = due_of(run, letter->task, now_ms);
-    kl_rc rc = kl_idgen_next(layout->idgen, shard, kl_lane_of(old->key), &letter->entry.id);
+    kl_rc rc = mark_by_name(run, layout, partition, old->key);
+    if (rc == KL_OK)
+        rc = kl_idgen_next(layout->idgen, shard, kl_lane_of(old->key), &letter->entry.id);
     if (rc == KL_OK)
         rc = kl__envelope_repeat(old->headers, &old->id, &run->arena, &letter->entry.headers);
     if (rc == KL_OK)

@@ -94,6 +94,90 @@ CLAIM(letters_of_an_old_layout_are_put_into_the_newest)
     kl_queue_close(stale);
 }
 
+/* A task in each partition, or in each but its own, for each of these keys; all die. Says how many. */
+static size_t make_named(kl_queue *queue, const char *const *keys, size_t count, bool own)
+{
+    static const char *const partitions[] = {"orders", "orders__p1", "orders__p2"};
+    size_t made = 0;
+    for (size_t i = 0; i < 3 * count; i++) {
+        kl_put task = {
+            .key = kl_str(keys[i / 3]), .payload = kl_str(partitions[i % 3]), .partition = partitions[i % 3]};
+        if (!own && kl_partition_of(&(kl_layout){3, 1}, task.key) == i % 3)
+            continue;
+        CHECK_INT(kl_queue_put(queue, &task, 1, none(), NULL), KL_OK);
+        made++;
+    }
+    CHECK_INT(settle_tasks(queue, KL_DEAD, KEEP_MS, "disk on fire"), made);
+    return made;
+}
+
+/* So many wait, each in the partition whose name it bears; but what was in partition 2 is where its key says, if `two`. */
+static void check_named(struct rig *rig, kl_queue *queue, size_t count, bool two)
+{
+    struct tasks tasks = scan_tasks(queue, &rig->arena);
+    CHECK_INT(tasks.count, count);
+    for (size_t i = 0; i < tasks.count && !test_failed(); i++) {
+        kl_found found;
+        const kl_entry *entry = &tasks.tasks[i].entry;
+        REQUIRE(kl_queue_task(queue, &entry->id, &rig->arena, &found) == KL_OK);
+        if (two && same_bytes(entry->payload, "orders__p2"))
+            CHECK_STR(found.partition, kl_partition_of(&(kl_layout){2, 1}, entry->key) == 1 ? "orders__p1" : "orders");
+        else
+            CHECK(same_bytes(entry->payload, found.partition));
+    }
+}
+
+CLAIM(letters_that_were_put_into_a_partition_by_name_are_retried_into_it)
+{
+    static const char *const keys[] = {"a", "b", "c", ""};
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 3, .shard_prefix_len = 2);
+    kl_account account;
+    REQUIRE(queue);
+    CHECK_INT(make_named(queue, keys, 4, true), 12);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.max = 5}, &account), KL_OK);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+    CHECK_INT(count_dead(queue), 0);
+    check_named(rig, queue, 12, false);
+    kl_queue_close(queue);
+}
+
+CLAIM(a_letter_that_is_retried_by_its_id_stays_in_the_partition_that_was_named)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 3);
+    kl_account account;
+    kl_found found[3];
+    kl_bytes cursor;
+    size_t count;
+    REQUIRE(queue);
+    make_named(queue, (const char *const[]){"a"}, 1, true);
+    kl_finished dead = {.state = KL_TASK_DEAD, .max = 3};
+    REQUIRE(kl_queue_finished(queue, &dead, &rig->arena, found, &count, &cursor) == KL_OK);
+    REQUIRE(count == 3);
+    for (size_t i = 0; i < count; i++)
+        CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.id = found[i].task.entry.id}, &account), KL_OK);
+    check_named(rig, queue, 3, false);
+    kl_queue_close(queue);
+}
+
+/* Partitions of the same number have the same name in all layouts; what is gone cannot be kept. */
+CLAIM(a_named_partition_is_kept_in_another_layout_that_has_it)
+{
+    static const char *const keys[] = {"a", "b", "c", "d"};
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 3);
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 2};
+    kl_account account;
+    REQUIRE(queue);
+    CHECK_INT(make_named(queue, keys, 4, false), 8);
+    CHECK_INT(kl_queue_alter(queue, &opts), KL_OK);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+    CHECK_INT(account.done, 8);
+    check_named(rig, queue, 8, true);
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    CHECK(kl__put_layout(descriptor)->by_name); /* so that the keys are looked for there */
+    kl__descriptor_release(descriptor);
+    kl_queue_close(queue);
+}
+
 CLAIM(letters_move_to_another_queue)
 {
     kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1), *to = OPEN(rig->store, "again", .partitions = 2);
