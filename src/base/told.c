@@ -54,7 +54,8 @@ bool kl__told_failure(kl__told *told, const kl__told_words *words, kl_rc rc, con
         snprintf(text, KL_TOLD_BYTES, "%s, for %.0f s now, and was tried %llu times: %s", words->fails,
                  seconds(now_ns - told->since_ns), (unsigned long long)told->times, sentence);
     else
-        snprintf(text, KL_TOLD_BYTES, "%s; trying again, nothing is lost: %s", words->fails, sentence);
+        snprintf(text, KL_TOLD_BYTES, "%s; trying again%s: %s", words->fails,
+                 kl_rc_class(rc) == KL_CLASS_RETRY ? ", nothing is lost" : "", sentence);
     return true;
 }
 

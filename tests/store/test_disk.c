@@ -75,6 +75,105 @@ TEST(a_closed_store_opens_again_at_once)
     rig_end(&rig);
 }
 
+/* ---- Staying ---- */
+
+struct last {
+    struct rig *rig;
+    uint64_t number;
+    kl_rc rc;
+};
+
+static bool is_refused(void *ctx)
+{
+    struct last *last = ctx;
+    kl_entry entry = rig_entry(last->rig, last->number++, 100);
+    last->rc = kl_store_append(last->rig->store, &entry, 1, NULL);
+    return last->rc != KL_OK;
+}
+
+/* Upkeep looks every second. What was accepted until then is lost with the directory, as is what was before. */
+static void check_noticed(struct rig *rig)
+{
+    struct last last = {.rig = rig, .number = 1000};
+    CHECK(rig_await(is_refused, &last, "the append is refused"));
+    CHECK_INT(last.rc, KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), "removed, moved or replaced");
+    CHECK_CONTAINS(kl_error_text(), rig->data);
+    kl_settled settled = {.id = rig_id(1), .outcome = KL_DONE};
+    kl_settle batch = {.place = rig_place(rig, 1), .epoch = 1, .tasks = &settled, .count = 1};
+    CHECK_OK(rig_set_positions(rig, batch.place, &settled, 1));
+    CHECK_INT(kl_store_settle(rig->store, &batch, 1), KL_ESYSTEM); /* outcomes are no more accepted than tasks */
+}
+
+TEST(a_store_whose_directory_is_removed_takes_nothing_more)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 1, 10, 100);
+    CHECK(workdir_remove(rig.data));
+    check_noticed(&rig);
+    rig_end(&rig);
+}
+
+TEST(a_store_whose_directory_is_replaced_takes_nothing_more_and_leaves_the_other_alone)
+{
+    struct rig rig, other;
+    char moved[WORKDIR_BYTES + 16];
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 1, 10, 100);
+    snprintf(moved, sizeof moved, "%s.old", rig.data);
+    REQUIRE(rename(rig.data, moved) == 0);
+    other = rig;
+    other.store = NULL;
+    other.arena = (kl_arena){0};
+    CHECK_OK(rig_open(&other));
+    REQUIRE(other.store);
+    rig_append(&other, 1, 20, 100);
+    check_noticed(&rig);
+    rig_close(&rig);
+    CHECK(rig_reopen(&other));
+    CHECK_INT(rig_waiting(&other), 20);
+    rig_close(&other);
+    kl_arena_free(&other.arena);
+    CHECK(workdir_remove(rig.data) && rename(moved, rig.data) == 0); /* what was there is put back */
+    CHECK_OK(rig_open(&rig));
+    CHECK(rig_waiting(&rig) >= 10);
+    rig_end(&rig);
+}
+
+TEST(a_store_that_has_lost_a_segment_takes_nothing_more)
+{
+    struct rig rig;
+    char path[WORKDIR_BYTES + 64];
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 1, 10, 100);
+    snprintf(path, sizeof path, "%s/0000000000000001.seg", rig.journal);
+    REQUIRE(unlink(path) == 0);
+    check_noticed(&rig);
+    rig_end(&rig);
+}
+
+/* Where the process works by then makes no difference to where the store is. */
+TEST(a_store_with_a_relative_path_is_still_there_after_a_chdir)
+{
+    struct rig rig;
+    char here[4096];
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT) && getcwd(here, sizeof here));
+    rig_close(&rig);
+    REQUIRE(chdir(rig.dir) == 0);
+    kl__file *lock = NULL;
+    int64_t pid;
+    CHECK_INT(kl__vfs_system.lock(&kl__vfs_system, "data", &lock, &pid), 0);
+    CHECK_INT(chdir("/"), 0);
+    REQUIRE(lock);
+    CHECK_INT(kl__vfs_system.still(&kl__vfs_system, lock), 0);
+    CHECK(workdir_remove(rig.data));
+    CHECK_INT(kl__vfs_system.still(&kl__vfs_system, lock), -ENOENT);
+    kl__vfs_system.unlock(&kl__vfs_system, lock);
+    CHECK_INT(chdir(here), 0);
+    rig_end(&rig);
+}
+
 /* ---- Files ---- */
 
 static bool is_there(const struct rig *rig, const char *name)

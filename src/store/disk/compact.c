@@ -7,6 +7,7 @@
  * A copy must not stand behind the settle of its task, or reading the journal would bring the task back. So copies are
  * written while nothing else is on its way to the journal (kl__journal_exclusive), and what is live is decided then. But
  * nothing in an old segment becomes live again, so what may be is found before, while everything goes on. */
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
@@ -390,9 +391,28 @@ static void sweep(kl__disk *disk)
     }
 }
 
+/* Somebody may have removed the directory or put another one in its place: what is written then, nobody will ever read. A
+ * look costs some system calls, so there is one in a while. */
+static void look_after(kl__disk *disk)
+{
+    char text[KL_CALL_ERROR_BYTES];
+    int64_t now_ns = kl__monotonic_ns();
+    if (now_ns - disk->looked_ns < LOOK_MS * INT64_C(1000000) && disk->looked_ns)
+        return;
+    disk->looked_ns = now_ns;
+    if (kl__segments_check(&disk->segments) == 0)
+        return;
+    snprintf(text, sizeof text,
+             "%.96s, or its journal, was removed, moved or replaced while it was open: nothing more is accepted; stop "
+             "this process, put back what was there, and start it again",
+             disk->path);
+    kl__journal_break(disk->journal, text);
+}
+
 /* The next segment is best made of one that is dropped. */
 static void keep_up(kl__disk *disk, bool next_wanted)
 {
+    look_after(disk);
     sweep(disk);
     drop(disk, false);
     if (next_wanted)

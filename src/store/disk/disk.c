@@ -234,6 +234,7 @@ static kl_rc take_ownership(kl__disk *disk)
     if (error)
         return kl__fail(KL_ESYSTEM, "%s/lock could not be taken: %s; it must be a file that this user may write",
                         disk->path, strerror(-error));
+    disk->segments.lock = disk->lock;
     return KL_OK;
 }
 

@@ -63,6 +63,7 @@ typedef struct kl__disk {
 
     pthread_t upkeep;
     bool has_upkeep;
+    int64_t looked_ns;      /* when it was last seen that the directory is still there */
     uint64_t compacted;     /* the last segment whose live records were copied */
     uint64_t copied;        /* bytes, since something was gained by it */
     uint64_t copied_live;   /* what was live then, */

@@ -94,16 +94,23 @@ kl_rc kl__journal_check(const kl__journal *journal)
 }
 
 /* Nothing more is written from now on (J4). Called by the leader. */
+static void stop_for(kl__journal *journal, const char *why)
+{
+    if (journal->is_broken)
+        return;
+    snprintf(journal->broken_text, sizeof journal->broken_text, "%s", why);
+    atomic_store(&journal->is_broken, true);
+    kl__segments_log(journal->segments, KL_LOG_ERROR, "%s", journal->broken_text);
+}
+
 static kl_rc break_down(kl__journal *journal, const char *what, const char *why)
 {
-    if (!journal->is_broken) {
-        snprintf(journal->broken_text, sizeof journal->broken_text,
-                 "%s failed (%s), so nothing more is accepted; what was acknowledged is safe: close the store, "
-                 "see to the disk, and open it again",
-                 what, why);
-        atomic_store(&journal->is_broken, true);
-        kl__segments_log(journal->segments, KL_LOG_ERROR, "%s", journal->broken_text);
-    }
+    char text[KL_CALL_ERROR_BYTES];
+    snprintf(text, sizeof text,
+             "%s failed (%s), so nothing more is accepted; what was acknowledged is safe: close the store, "
+             "see to the disk, and open it again",
+             what, why);
+    stop_for(journal, text);
     return fail_broken(journal);
 }
 
@@ -587,6 +594,13 @@ kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx)
     open_group(journal, other, info.sequence + info.records);
     step_down(journal);
     return rc;
+}
+
+void kl__journal_break(kl__journal *journal, const char *why)
+{
+    pthread_mutex_lock(&journal->leader);
+    stop_for(journal, why);
+    step_down(journal);
 }
 
 /* ---- The committer ---- */

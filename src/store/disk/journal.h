@@ -80,6 +80,9 @@ kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call);
 typedef size_t kl__fill_fn(void *ctx, char *bytes, uint64_t sequence, size_t *ret_bytes, uint64_t *ret_sum);
 kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx);
 
+/* Nothing more is written from now on, for this reason (J4). */
+void kl__journal_break(kl__journal *journal, const char *why);
+
 /* KL_ESYSTEM: broken (J4). */
 kl_rc kl__journal_check(const kl__journal *journal);
 

@@ -53,6 +53,30 @@ bool kl__segments_parse(const char *name, uint64_t *ret_number)
     return number != 0;
 }
 
+/* ---- In their place ---- */
+
+/* The directory alone: a look before names in it are used. */
+static int check_directory(const kl__segments *segments)
+{
+    kl__vfs *vfs = segments->vfs;
+    return vfs->still && segments->lock ? vfs->still(vfs, segments->lock) : 0;
+}
+
+/* Segments are dropped with `files` held, so none is closed meanwhile. */
+int kl__segments_check(kl__segments *segments)
+{
+    kl__vfs *vfs = segments->vfs;
+    kl__state *state = segments->state;
+    pthread_mutex_lock(&segments->files);
+    int error = check_directory(segments);
+    pthread_mutex_lock(&state->mutex);
+    for (size_t i = 0; !error && vfs->still && i < state->segment_count; i++)
+        error = vfs->still(vfs, state->segments[i]->file);
+    pthread_mutex_unlock(&state->mutex);
+    pthread_mutex_unlock(&segments->files);
+    return error;
+}
+
 /* ---- The next segment ---- */
 
 int kl__segment_write_header(kl__segments *segments, kl__file *file, uint64_t number, uint64_t bytes)
@@ -115,7 +139,9 @@ static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_
     char spare[KL_PATH_BYTES], path[KL_PATH_BYTES];
     spare_path(segments, segments->drop_failed, spare);
     kl__segments_path(segments, number, path);
-    int error = open_spare(segments, spare, ret_file);
+    int error = check_directory(segments);
+    if (!error)
+        error = open_spare(segments, spare, ret_file);
     if (error)
         return error;
     error = kl__segment_write_header(segments, *ret_file, number, segments->segment_bytes);
@@ -187,7 +213,9 @@ static int put_away(kl__segments *segments, const kl__segment *segment)
     kl__segments_path(segments, segment->number, path);
     spare_path(segments, false, spare);
     bool is_spare = segment->bytes == segments->segment_bytes && !segments->spare_ns;
-    int error = is_spare ? vfs->rename(vfs, path, spare) : vfs->unlink(vfs, path);
+    int error = check_directory(segments);
+    if (!error)
+        error = is_spare ? vfs->rename(vfs, path, spare) : vfs->unlink(vfs, path);
     if (!error) {
         error = vfs->sync_dir(vfs, segments->dir);
         segments->drop_failed = error != 0;
@@ -202,7 +230,7 @@ static int put_away(kl__segments *segments, const kl__segment *segment)
 void kl__segments_remove_spare(kl__segments *segments)
 {
     char spare[KL_PATH_BYTES];
-    for (int is_in_doubt = 0; is_in_doubt < 2; is_in_doubt++) {
+    for (int is_in_doubt = 0; is_in_doubt < 2 && check_directory(segments) == 0; is_in_doubt++) {
         spare_path(segments, is_in_doubt, spare);
         (void)segments->vfs->unlink(segments->vfs, spare); /* if it stays, it is found as the spare next time */
     }

@@ -28,6 +28,7 @@ enum { KL_PATH_BYTES = 4096, KL_SPARE_MS = 1000 };
 
 typedef struct kl__segments {
     kl__vfs *vfs;
+    kl__file *lock;          /* of the data directory */
     char dir[KL_PATH_BYTES]; /* the directory `journal` */
     uint64_t journal;        /* its random number */
     uint64_t segment_bytes;
@@ -64,6 +65,10 @@ int kl__segment_write_header(kl__segments *segments, kl__file *file, uint64_t nu
 /* Makes the next segment if there is none, from the file at `spare` when that has the right size. 0 or a negative
  * errno. */
 int kl__segments_prepare(kl__segments *segments);
+
+/* Are the data directory and all segments still where they were opened? 0 or a negative errno. Files are not made, renamed
+ * or removed by their names when the directory is not: these may be somebody else's by now. */
+int kl__segments_check(kl__segments *segments);
 
 /* Takes the next segment into use, with room for `bytes`; prepares it when nobody has. Only for whoever leads the
  * journal. KL_EFULL: there is no room on the disk. KL_ESYSTEM: it failed. KL_ENOMEM. */

@@ -39,13 +39,15 @@ static bool begins_with(kl_bytes name, kl_bytes prefix)
     return name.len >= prefix.len && (prefix.len == 0 || memcmp(name.data, prefix.data, prefix.len) == 0);
 }
 
+/* Who lists records wants to know how things are, above all a server that is asked whether it is ready: a store that takes
+ * nothing more says so. */
 kl_rc kl__disk_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
                     size_t *ret_count)
 {
     kl__disk *disk = self;
     const kl__records *records = &disk->state.records;
     int64_t now_ms = kl__disk_now(disk);
-    kl_rc rc = KL_OK;
+    kl_rc rc = kl__journal_check(disk->journal);
     size_t count = 0;
     bool from_prefix = after.len == 0 || kl__bytes_compare(after, prefix) < 0;
     pthread_mutex_lock(&disk->state.mutex);

@@ -27,6 +27,7 @@ enum { FILE_MODE = 0600, DIRECTORY_MODE = 0700, PID_BYTES_MAX = 24 };
 
 struct kl__file {
     int fd;
+    char *path; /* of a lock that makes an owner: from the root, whatever directory the process works in later */
 };
 
 /* Repeats a call that a signal interrupted; only read and write show that to the caller, as they may have done a
@@ -41,6 +42,7 @@ static int open_fd(const char *path, int flags, kl__file **ret_file)
     kl__file *file = kl__alloc(sizeof *file);
     if (!file)
         return -ENOMEM;
+    file->path = NULL;
     UNINTERRUPTED(file->fd, open(path, flags | O_CLOEXEC, FILE_MODE));
     if (file->fd < 0) {
         int error = errno;
@@ -69,6 +71,7 @@ static void system_close(kl__vfs *vfs, kl__file *file)
     if (!file)
         return;
     close(file->fd);
+    kl__free(file->path);
     kl__free(file);
 }
 
@@ -210,6 +213,20 @@ static int take_lock(kl__file *file, int how, int64_t *ret_pid)
     return -EBUSY;
 }
 
+/* As it was given, links included: it is asked whether that still leads here. */
+static int keep_path(kl__file *file, const char *name)
+{
+    char base[PATH_MAX] = "";
+    if (*name != '/' && !getcwd(base, sizeof base))
+        return -errno;
+    size_t bytes = strlen(base) + 1 + strlen(name) + 1;
+    file->path = kl__alloc(bytes);
+    if (!file->path)
+        return -ENOMEM;
+    snprintf(file->path, bytes, "%s%s%s", base, *base ? "/" : "", name);
+    return 0;
+}
+
 static int open_lock(const char *path, int flags, int how, kl__file **ret_lock, int64_t *ret_pid)
 {
     char name[PATH_MAX];
@@ -221,6 +238,8 @@ static int open_lock(const char *path, int flags, int how, kl__file **ret_lock, 
         return rc;
     struct stat status;
     rc = fstat(file->fd, &status) == 0 && S_ISDIR(status.st_mode) ? -EISDIR : take_lock(file, how, ret_pid);
+    if (rc == 0 && how == LOCK_EX)
+        rc = keep_path(file, name);
     if (rc < 0)
         system_close(&kl__vfs_system, file);
     else
@@ -240,6 +259,21 @@ static int system_look(kl__vfs *vfs, const char *path, kl__file **ret_lock, int6
     return open_lock(path, O_RDONLY, LOCK_SH, ret_lock, ret_pid);
 }
 
+static int system_still(kl__vfs *vfs, kl__file *file)
+{
+    (void)vfs;
+    struct stat own, there;
+    if (fstat(file->fd, &own) < 0)
+        return 0;
+    if (own.st_nlink == 0)
+        return -ENOENT;
+    if (!file->path)
+        return 0;
+    if (stat(file->path, &there) < 0)
+        return errno == ENOENT || errno == ENOTDIR ? -ENOENT : 0;
+    return own.st_dev == there.st_dev && own.st_ino == there.st_ino ? 0 : -ESTALE;
+}
+
 kl__vfs kl__vfs_system = {
     .open = system_open,
     .close = system_close,
@@ -257,6 +291,7 @@ kl__vfs kl__vfs_system = {
     .lock = system_lock,
     .unlock = system_close,
     .look = system_look,
+    .still = system_still,
 };
 
 int kl__vfs_read(kl__vfs *vfs, kl__file *file, void *bytes, size_t count, uint64_t offset, size_t *ret_count)

@@ -54,6 +54,10 @@ struct kl__vfs {
      * Nothing is changed. -EBUSY as above; -ENOENT: nobody ever owned it. NULL: there is nobody else. */
     int (*look)(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid);
 
+    /* Is an open file still in its place? 0; -ENOENT: it has no name any more, or a lock's path leads nowhere; -ESTALE:
+     * that leads to another file. What cannot be told counts as 0. NULL: nobody else is there to change it. */
+    int (*still)(kl__vfs *vfs, kl__file *file);
+
     /* The name of SQLite's file layer under which history.db is opened; NULL: SQLite's own. */
     const char *sqlite_vfs;
 };
