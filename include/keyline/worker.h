@@ -17,9 +17,10 @@
  *       beginning with the first of them.
  *   W3  What a worker says of a task counts only while it owns the task's shard.
  *   W4  A task that ends its process every time runs out of attempts all the same; a drain or a stop costs none.
- *   W5  Memory is bounded by window_max for each queue, however many tasks wait, and by what cannot be left out: the first
- *       task of each key that failed, about 200 bytes; all tasks of kinds that nobody serves and that have no key, and of
- *       each key with one the first, up to some 600 bytes; and where there are many groups, a few tasks of each.
+ *   W5  Memory is bounded by window_max for each queue, however many tasks wait, and by what cannot be left out: of each
+ *       key that failed, or whose first task is of a kind that nobody serves, that task, up to some 700 bytes; tasks without
+ *       a key of such kinds that had a delay or were tried, some 200 bytes each; and as many tasks again as window_max, or
+ *       one for each group where there are more.
  *
  * Any number of workers, in any number of processes where the store allows it, share the shards of a queue.
  *
@@ -105,7 +106,7 @@ typedef struct kl_worker_info {
     uint64_t running;
     uint64_t started, done, retried, dead, cancelled; /* since the start */
     uint64_t halted;   /* failed for good and hold their keys until somebody acts, since the start */
-    uint64_t unserved; /* tasks in memory whose kind it has no handler for */
+    uint64_t unserved; /* tasks of its shards whose kind it has no handler for, of those that it has read */
     uint64_t refused;  /* outcomes that came too late: another worker owns the shard */
 } kl_worker_info;
 

@@ -15,10 +15,12 @@
  *   - A key that cannot run (its first task waits for a retry, or somebody, or a kind of worker) keeps only that first
  *     task and others that were tried, which do not count as held: so memory grows with the number of such keys, but not
  *     with their lines, and what cannot run never takes the room of what can.
- *   - Once groups have been seen, a full window goes on being read: each group gets at least group_min places.
+ *   - Once groups have been seen, a full window goes on being read: each group gets at least group_min places. All groups
+ *     together so get no more than a second window, or one place each.
+ *   - A task without a key of a kind that the worker does not run is let go again: its line is not read a second time.
  *
  * P1  Every task between the start of a ready line and the window's cursor is held, finished, skipped under its key's
- *     entry, or gone.
+ *     entry, passed because nobody here runs it, or gone.
  * P2  A key that has an entry in the skips, or among what is left out of the due line, admits nothing that comes behind
  *     the entry by (priority, due, position), and keeps nothing of it that waits. Nor is a task with a key admitted before
  *     the due line was read once, and before more urgent lines have been to their ends.
@@ -43,7 +45,8 @@
 enum {
     KL_WINDOW_MIN = 64,        /* tasks of one shard, however many shards share window_max */
     KL_KEY_MAX = 1024,         /* tasks of one key in a window; a quarter of the window where that is less */
-    KL_GROUP_MIN = 64,         /* tasks of a group that are held even if the window is full */
+    KL_GROUP_MIN = 64,         /* tasks of a group that are held even if the window is full; where there are many groups,
+                                * its part of the window, and at least one */
     KL_LOOK_STUBS = 8192,      /* stubs read in one look: 448 KiB; */
     KL_LOOK_NEAR = 2048,       /* where that is no journey: so few are still in the caches when they are run */
     KL_LOOK_EVERY_MS = 20,     /* also while enough is ready, or memory is full: something urgent may have come */
@@ -157,6 +160,7 @@ struct kl__window {
     kl__held *finished, *finished_last;
     uint64_t finished_count;
     kl__held *aside;
+    uint64_t passed;    /* tasks of kinds that are not run here, and that are not held */
     bool suspect;       /* taken over from an owner that did not give it back */
     bool retry_read;    /* the retry line has been read to its end: only then may others be */
     bool leaving;       /* is to be given back, and is not looked at */
@@ -233,7 +237,8 @@ struct kl__partition {
 
 kl__room *kl__room_open(void);
 void kl__room_close(kl__room *room);
-kl__group *kl__room_group(kl__room *room, uint16_t group); /* NULL: no memory */
+kl__group *kl__room_group(kl__room *room, uint16_t group);            /* NULL: no memory */
+uint64_t kl__group_min(const kl__pump *pump, const kl__group *group); /* its places even if the window is full */
 void kl__room_put(kl__held *held);      /* into its group's room, behind all others of its priority and group */
 void kl__room_put_back(kl__held *held); /* before them */
 void kl__room_remove(kl__held *held);
@@ -403,6 +408,7 @@ bool kl__window_serve(kl__window *window, kl__held *held);
 void kl__window_withdraw(kl__held *held);
 kl__held *kl__window_hold(kl__window *window, const kl_stub *stub); /* in no lane, to be ended; NULL: no memory */
 void kl__window_release(kl__held *held);
+void kl__window_pass(kl__held *held);                             /* likewise, and it is counted as not served */
 void kl__window_due_ended(kl__window *window, uint64_t position); /* a task of the due line was settled */
 void kl__window_end_due_look(kl__window *window);
 void kl__window_end_due(kl__window *window); /* the line has been read to its end */

@@ -36,6 +36,13 @@ static const kl__cancelled *job_mark(const kl__pump *pump, const kl_task *task, 
     return mark && (mark->removed || extra->job_run <= mark->run) ? mark : NULL;
 }
 
+/* A worker's kinds never change, so what it does not run it need not remember, where it does not meet it again: the due
+ * and the retry line are read from their beginnings. */
+static bool is_read_once(const kl__pump *pump, const kl__held *held)
+{
+    return !pump->opts.wanted && !held->retry_line && !held->marked && held->lane.mark.kind != KL_HELD_FROM_DUE;
+}
+
 /* A task that is with nobody, and taken from its lane: its key waits, and so does it. */
 static void put_aside(kl__pump *pump, kl__held *held, kl__blocked why)
 {
@@ -47,6 +54,10 @@ static void put_aside(kl__pump *pump, kl__held *held, kl__blocked why)
         return;
     }
     kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
+    if (why == KL_BLOCKED_KIND && is_read_once(pump, held)) {
+        kl__window_pass(held);
+        return;
+    }
     held->state = KL_HELD_ASIDE;
     held->prev = NULL;
     held->next = window->aside;

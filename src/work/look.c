@@ -93,7 +93,7 @@ static bool is_wanted(kl__window *window, int32_t line, const kl__skip *skip)
     if (!kl__window_full(window, INT32_MAX))
         return true;
     kl__group *group = pump->grouped ? kl__room_group(window->partition->room, skip->group) : NULL;
-    return group && group->held < KL_GROUP_MIN / 2;
+    return group && group->held < (kl__group_min(pump, group) + 1) / 2;
 }
 
 bool kl__window_wants_side(kl__window *window)

@@ -129,7 +129,7 @@ void kl__pump_tell(kl__pump *pump, kl__held *held, kl__progress *progress); /* N
 kl__pump_counts kl__pump_counted(const kl__pump *pump);
 uint64_t kl__pump_held(const kl__pump *pump);
 uint64_t kl__pump_running(const kl__pump *pump);
-uint64_t kl__pump_unserved(const kl__pump *pump); /* in memory */
+uint64_t kl__pump_unserved(const kl__pump *pump); /* held or passed */
 uint64_t kl__pump_shards(const kl__pump *pump);
 /* Those in memory that are retrying, paused or halted, for each partition (by its place in its layout) that has shards here. */
 void kl__pump_blocked_keys(const kl__pump *pump, void (*visit)(void *ctx, uint32_t partition, uint64_t keys),

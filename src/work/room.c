@@ -22,6 +22,7 @@ struct kl__room {
         kl__group *first, *last;
     } rings[KL_LANE_PRIORITIES];
     kl__group *groups[BUCKETS];
+    uint64_t group_count;
     kl__shelf *shelves;
     size_t shelf_count;
 };
@@ -61,7 +62,14 @@ kl__group *kl__room_group(kl__room *room, uint16_t number)
     group->room = room;
     group->next = *bucket;
     *bucket = group;
+    room->group_count++;
     return group;
+}
+
+uint64_t kl__group_min(const kl__pump *pump, const kl__group *group)
+{
+    uint64_t share = (uint64_t)pump->opts.window_max / group->room->group_count;
+    return share > KL_GROUP_MIN ? KL_GROUP_MIN : share ? share : 1;
 }
 
 static int index_of(const kl__held *held) { return held->lane.mark.priority - KL_LANE_PRIORITY_MIN; }

@@ -422,7 +422,7 @@ static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint
     if (!pump->grouped)
         return STOP;
     kl__group *group = kl__room_group(window->partition->room, stub->group);
-    return !group ? STOP : group->held < KL_GROUP_MIN ? ADMIT : LEAVE_OUT;
+    return !group ? STOP : group->held < kl__group_min(pump, group) ? ADMIT : LEAVE_OUT;
 }
 
 /* The side look that is under way is not for this key any more. */
@@ -692,6 +692,15 @@ void kl__window_release(kl__held *held)
     let_go(held);
 }
 
+void kl__window_pass(kl__held *held)
+{
+    kl__window *window = held->window;
+    window->passed++;
+    window->pump->unserved++;
+    kl__window_release(held);
+    kl__window_ready(window);
+}
+
 void kl__window_withdraw(kl__held *held) { take_away(held); }
 
 void kl__window_due_ended(kl__window *window, uint64_t position)
@@ -762,6 +771,8 @@ void kl__window_drop(kl__window *window)
     window->partition->by_shard[window->place.shard] = NULL;
     window->partition->window_count--;
     pump->shard_count--;
+    pump->unserved -= window->passed;
+    window->passed = 0;
     window->lost = true;
     for (uint32_t i = 0; i < window->table_capacity; i++) {
         kl__held *held = window->table[i].held;

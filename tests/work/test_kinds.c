@@ -1,4 +1,6 @@
 /* test_kinds.c - handlers by kind, several queues in one worker, and settings that are refused. */
+#include <stdlib.h>
+
 #include "support.h"
 
 static kl_task_id put_kind(kl_queue *queue, const char *key, const char *kind, const char *payload)
@@ -73,6 +75,43 @@ TEST(a_kind_that_nobody_serves_waits_visibly_and_holds_up_only_its_key)
     drain_and_close(worker);
     drain_and_close(other);
     kl_arena_free(&arena);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+enum { UNSERVED = 5000 };
+
+static bool has_met_all(void *ctx) { return kl_worker_show(ctx).unserved == UNSERVED; }
+
+/* There is nothing to remember of them: this worker never runs them, and the next one reads them again. */
+TEST(tasks_without_a_key_of_a_kind_that_nobody_serves_take_no_memory)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 1000};
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    runs_init(&runs);
+    kl_put *puts = calloc(UNSERVED, sizeof *puts);
+    for (int i = 0; i < UNSERVED; i++)
+        puts[i] = (kl_put){.kind = kl_str("unknown"), .payload = kl_str("done unknown")};
+    CHECK_INT(kl_queue_put(rig.queue, puts, UNSERVED - 1, (kl_bytes){0}, NULL), KL_OK);
+    kl_task_id id = put_as(rig.queue, &puts[0]);
+    const struct start known = {.fn = runs_handle, .ctx = &runs, .kind = "known", .window_max = 1024};
+    kl_worker *worker = start_worker(rig.queue, &known);
+    await_condition("it has met them all", has_met_all, worker);
+    CHECK_INT(kl_worker_show(worker).held, 0);
+    put_kind(rig.queue, NULL, "known", "done known"); /* what comes behind them is not held up */
+    runs_wait(&runs, 1);
+    bool running;
+    CHECK_INT(kl_task_cancel(rig.queue, &id, &running), KL_OK); /* and one of them can be steered */
+    await_waiting(&rig, UNSERVED - 1);
+    kl_worker *other = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .kind = "unknown"});
+    await_waiting(&rig, 0);
+    CHECK_INT(runs_of(&runs, "done unknown"), UNSERVED - 1);
+    drain_and_close(worker);
+    drain_and_close(other);
+    free(puts);
     runs_free(&runs);
     rig_close(&rig);
 }

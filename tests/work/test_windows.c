@@ -232,6 +232,38 @@ static bool is_still(void *ctx)
     return watch->done > 100; /* looks in a row */
 }
 
+/* Every group has a place in a full window, and many groups together no more than a second window. */
+TEST(many_groups_take_no_more_memory_than_their_number_and_the_window)
+{
+    enum { GROUPS = 3000, EACH = 10 };
+    struct rig rig;
+    struct runs runs;
+    if (!rig_open(&rig, RIG_MEMORY, NULL))
+        return;
+    runs_init(&runs);
+    kl_put *puts = calloc(GROUPS, sizeof *puts);
+    char(*names)[24] = calloc(GROUPS, sizeof *names);
+    for (int i = 0; i < GROUPS; i++) {
+        snprintf(names[i], sizeof names[i], "group-%d", i);
+        puts[i] = (kl_put){.payload = kl_str("hold"), .group = kl_str(names[i])};
+    }
+    for (int i = 0; i < EACH; i++)
+        CHECK_INT(kl_queue_put(rig.queue, puts, GROUPS, (kl_bytes){0}, NULL), KL_OK);
+    kl_worker *worker = start_worker(
+        rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .window_max = WINDOW_LEAST, .concurrency = 2});
+    runs_wait(&runs, 2);
+    struct watch watch = {.worker = worker};
+    await_condition("the groups fill the window", is_still, &watch);
+    CHECK(watch.most >= GROUPS - 200 && watch.most <= WINDOW_LEAST + GROUPS); /* some share 16 bits with another */
+    runs_open(&runs, true);
+    await_done(worker, GROUPS * EACH);
+    drain_and_close(worker);
+    free(puts);
+    free(names);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
 /* All threads are held by the flood. The other group's task is seen; then the flood's go on one by one, until it starts. */
 static void flood(rig_kind kind, uint64_t count, int keys, int64_t window_max)
 {
