@@ -1,0 +1,190 @@
+/* test_pg_upkeep.c - what is settled is cleared away, and nothing else (sql_upkeep.c). Part of test-conformance-postgres. */
+#include <stdlib.h>
+
+#include "store/calls.h"
+#include "store/pg_server.h"
+#include "store/pg_trial.h"
+
+/* Clears away as the store's own thread does, but without waiting for anything to become old or large. */
+static void tidy(const struct trial *t)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql, "SELECT %s.upkeep_segments(0, 0, 0); SELECT %s.upkeep(100, 100, 1000)", schema_of(t),
+             schema_of(t));
+    pg_server_run(sql);
+}
+
+static bool rows_become(const struct trial *t, long long entries, long long settled)
+{
+    tidy(t);
+    return rows_of(t, "tasks") == entries && rows_of(t, "settled") == settled;
+}
+
+CLAIM(a_segment_is_emptied_when_all_of_it_is_settled)
+{
+    kl_task_id ids[40];
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    for (size_t i = 0; i < COUNT(ids); i++)
+        finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+    AWAIT(rows_become(t, 0, 0));
+    for (int i = 1; i <= 2; i++) {
+        char sql[256];
+        snprintf(sql, sizeof sql, "SELECT pg_relation_size('%s.entries_%d') + pg_relation_size('%s.settled_%d')",
+                 schema_of(t), i, schema_of(t), i);
+        CHECK_INT(pg_server_number(sql), 0);
+    }
+}
+
+/* Fills more than 1 MB, and settles all but `left`. */
+static void fill_and_settle(struct trial *t, size_t left, kl_task_id *ret_last)
+{
+    enum { TASKS = 800, BATCH = 100 };
+    static char payload[2001];
+    static kl_stub stubs[TASKS];
+    static kl_settled done[TASKS];
+    kl_entry entries[BATCH];
+    size_t count = 0;
+    memset(payload, 'x', sizeof payload - 1);
+    for (size_t i = 0; i < TASKS; i += BATCH) {
+        kl_token token = make_token();
+        for (size_t j = 0; j < BATCH; j++)
+            entries[j] = make_entry(t, order_place(t, 4), "k", payload);
+        CHECK_OK(kl_store_append(t->store, entries, BATCH, &token));
+    }
+    CHECK_OK(scan_one(t->store, &(kl_scan){.place = order_place(t, 4), .max = TASKS}, stubs, &count));
+    REQUIRE(count == TASKS);
+    for (size_t i = 0; i < TASKS; i++)
+        done[i] = next_attempt(&stubs[i], KL_DONE);
+    CHECK_OK(settle(t, order_place(t, 4), 0, done, TASKS - left));
+    *ret_last = stubs[TASKS - 1].id;
+}
+
+CLAIM(whoever_worked_and_ends_empties_what_is_all_settled)
+{
+    kl_task_id last;
+    fill_and_settle(t, 0, &last);
+    CHECK(rows_of(t, "entries") > 0);
+    REQUIRE(next_life(t));
+    CHECK_INT(rows_of(t, "entries"), 0);
+    CHECK_INT(rows_of(t, "settled"), 0);
+    fill_and_settle(t, 1, &last);
+    REQUIRE(next_life(t));
+    CHECK(rows_of(t, "entries") > 0);
+    CHECK_LINE(t, order_place(t, 4), 0, &last, 1);
+}
+
+CLAIM(what_is_left_over_in_a_segment_moves_and_keeps_its_place_in_line)
+{
+    kl_task_id ids[40], left[3];
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    for (size_t i = 0; i < COUNT(ids); i++)
+        if (i % 13 != 1)
+            finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+        else
+            left[i / 13] = ids[i];
+    AWAIT(rows_become(t, COUNT(left), 0));
+    CHECK_INT(rows_of(t, "entries_0"), COUNT(left));
+    CHECK_LINE(t, order_place(t, 4), 0, left, COUNT(left));
+    BOTH_LIVES(t)
+    CHECK_INT(read_one(t, order_place(t, 4), &left[1]).state, KL_TASK_WAITING);
+    finish(t, order_place(t, 4), &left[1], KL_DEAD, 1000, "no", NULL);
+    CHECK_INT(read_one(t, order_place(t, 4), &left[1]).state, KL_TASK_DEAD);
+    append_many(t, order_place(t, 4), ids, 1);
+    left[1] = left[2];
+    left[2] = ids[0];
+    CHECK_LINE(t, order_place(t, 4), 0, left, COUNT(left));
+    for (size_t i = 0; i < COUNT(left); i++)
+        finish(t, order_place(t, 4), &left[i], KL_DONE, 0, NULL, NULL);
+    AWAIT(rows_become(t, 0, 0));
+}
+
+CLAIM(whoever_reads_a_segment_for_long_delays_its_emptying_and_nothing_else)
+{
+    char sql[256];
+    kl_task_id ids[20], more[5];
+    PGconn *reader = pg_server_connect();
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    snprintf(sql, sizeof sql, "BEGIN; SELECT count(*) FROM %s.entries", schema_of(t));
+    PQclear(PQexec(reader, sql));
+    for (size_t i = 0; i < COUNT(ids); i++)
+        finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+    for (int i = 0; i < 3; i++)
+        tidy(t);
+    CHECK_INT(rows_of(t, "tasks"), COUNT(ids));
+    append_many(t, order_place(t, 4), more, COUNT(more));
+    CHECK_LINE(t, order_place(t, 4), 0, more, COUNT(more));
+    PQfinish(reader);
+    AWAIT(rows_become(t, COUNT(more), 0));
+}
+
+/* As settles of one task each leave it. Compared one with another, this would take minutes. */
+CLAIM(many_small_settles_are_cleared_away_in_bounded_time)
+{
+    enum { ROWS = 30000, PATIENCE = 30 };
+    char sql[1024];
+    kl_counts counts;
+    kl_task_id id;
+    append_many(t, order_place(t, 4), &id, 1); /* moves to segment 0 */
+    snprintf(
+        sql, sizeof sql,
+        "INSERT INTO %s.entries (partition, slot, last, number, tasks, segment)"
+        " SELECT %u, 4 * 64 + 16, (n::bigint << 24) + 80, 1, %s.pack(0, md5(n::text)::uuid, NULL, NULL, NULL, NULL),"
+        " 1 FROM generate_series(1, %d) n;"
+        "INSERT INTO %s.settled (partition, shard, first, last, segment, positions)"
+        " SELECT partition, 4, last, last, 1, ARRAY[last] FROM %s.entries_1 WHERE last & 16777215 = 80;"
+        "ANALYZE %s.entries_1, %s.settled_1",
+        schema_of(t), t->orders, schema_of(t), ROWS, schema_of(t), schema_of(t), schema_of(t), schema_of(t));
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SET statement_timeout = '%ds'", PATIENCE);
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SELECT ready FROM %s.counts(%u, 0, 255, false)", schema_of(t), t->orders);
+    CHECK_INT(pg_server_number(sql), 1);
+    AWAIT(rows_become(t, 1, 0));
+    CHECK_INT(rows_of(t, "entries_0"), 1);
+    pg_server_run("RESET statement_timeout");
+    CHECK_OK(kl_store_counts(t->store, order_place(t, 4), NULL, &counts));
+    CHECK_INT(counts.ready, 1);
+}
+
+/* A segment without rows stays closed, and in use the other one. */
+static bool all_go(const struct trial *t)
+{
+    char sql[128];
+    snprintf(sql, sizeof sql, "SELECT %s.upkeep_segments(0, 0, 1)", schema_of(t));
+    pg_server_run(sql);
+    return rows_of(t, "tasks") == 0 && rows_of(t, "settled") == 0;
+}
+
+/* An append that read long ago which segment is in use comes when that has been emptied. */
+CLAIM(an_append_that_comes_late_does_not_keep_its_segment_from_being_emptied_again)
+{
+    char sql[512];
+    kl_task_id ids[5], late_id = make_id(t, order_place(t, 9), kl_str(NULL));
+    char hex[2 * sizeof late_id.bytes + 1];
+    size_t count = 0;
+    PGconn *late = pg_server_connect();
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    snprintf(sql, sizeof sql, "BEGIN; SELECT unnest(%s.append_begin(NULL, ARRAY[%u], ARRAY[9], 1))", schema_of(t),
+             t->orders);
+    PGresult *drawn = PQexec(late, sql);
+    REQUIRE(PQntuples(drawn) == 2);
+    long long segment = strtoll(PQgetvalue(drawn, 0, 0), NULL, 10), number = strtoll(PQgetvalue(drawn, 1, 0), NULL, 10);
+    PQclear(drawn);
+    for (size_t i = 0; i < COUNT(ids); i++)
+        finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+    AWAIT(all_go(t));
+    for (size_t i = 0; i < sizeof late_id.bytes; i++)
+        snprintf(hex + 2 * i, 3, "%02x", late_id.bytes[i]);
+    snprintf(sql, sizeof sql,
+             "INSERT INTO %s.entries (partition, slot, last, number, tasks, segment)"
+             " VALUES (%u, 9 * 64 + 16, %lld, 1, %s.pack(0, '%s', NULL, NULL, NULL, NULL), %lld); COMMIT",
+             schema_of(t), t->orders, number * 65536 + segment * 64 + 16, schema_of(t), hex, segment);
+    PQclear(PQexec(late, sql));
+    PQfinish(late);
+    CHECK_INT(rows_of(t, "tasks"), 1);
+    kl_stub *stubs = scan_line(t, order_place(t, 9), 0, &count);
+    REQUIRE(count == 1);
+    kl_settled done = next_attempt(&stubs[0], KL_DONE);
+    CHECK_OK(settle(t, order_place(t, 9), 0, &done, 1));
+    AWAIT(all_go(t));
+}
