@@ -283,8 +283,26 @@ TEST(a_task_that_fills_a_row_alone_is_known_without_its_bytes)
     kl__pg_seen_close(seen);
 }
 
+TEST(what_is_cleared_is_known_no_more_and_its_places_are_free)
+{
+    kl__pg_seen *seen = kl__pg_seen_open();
+    uint64_t positions[] = {position_of(1), position_of(2)};
+    REQUIRE(seen);
+    show(seen, positions, 2, "x");
+    kl__pg_seen_clear(seen);
+    for (size_t i = 0; i < 2; i++) {
+        CHECK_INT(read_one(seen, positions[i]), 0);
+        CHECK(!take(seen, here, positions[i]));
+    }
+    show(seen, positions, 1, "x");
+    CHECK_INT(read_one(seen, positions[0]), 1);
+    CHECK(take(seen, here, positions[0]));
+    kl__pg_seen_close(seen);
+}
+
 TEST(without_memory_for_it_nothing_is_known)
 {
+    kl__pg_seen_clear(NULL);
     CHECK_INT(read_one(NULL, position_of(1)), 0);
     CHECK(!take(NULL, here, position_of(1)));
     CHECK(!kl__pg_seen_begin(NULL, NULL));

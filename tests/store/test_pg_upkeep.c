@@ -188,3 +188,61 @@ CLAIM(an_append_that_comes_late_does_not_keep_its_segment_from_being_emptied_aga
     CHECK_OK(settle(t, order_place(t, 9), 0, &done, 1));
     AWAIT(all_go(t));
 }
+
+/* ---- What is settled and is not there ---- */
+
+/* Takes a task back, as the end of the log that a crash took with it. */
+static void take_back(const struct trial *t, uint64_t position)
+{
+    char sql[128];
+    snprintf(sql, sizeof sql, "DELETE FROM $S.entries WHERE last = %llu", (unsigned long long)position);
+    run_there(t, sql);
+}
+
+/* A worker had it from a scan, and ran it. */
+CLAIM(a_settled_position_that_is_not_there_stands_for_no_task_that_waits)
+{
+    kl_place place = order_place(t, 4);
+    kl_task_id lost = append_one(t, place, "x");
+    kl_stub stub = stub_of(t, place, &lost);
+    kl_settled done = next_attempt(&stub, KL_DONE);
+    take_back(t, stub.position);
+    kl_task_id waits = append_one(t, place, "x");
+    CHECK_OK(settle(t, place, 0, &done, 1));
+    CHECK_INT(rows_of(t, "settled"), 1);
+    run_there(t, "SELECT $S.upkeep_last(0)");
+    CHECK_LINE(t, place, 0, &waits, 1);
+    for (int i = 0; i < 4; i++) {
+        tidy(t);
+        CHECK_LINE(t, place, 0, &waits, 1);
+    }
+    finish(t, place, &waits, KL_DONE, 0, NULL, NULL);
+    AWAIT(rows_become(t, 0, 0));
+}
+
+/* Ends all sessions of the trial's store that there are; it opens others. */
+static void cut_and_wait(const struct trial *t)
+{
+    char sql[256];
+    long long now_us = pg_server_number("SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint");
+    run_there(t, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '$S'");
+    snprintf(sql, sizeof sql,
+             "SELECT count(*) FROM pg_stat_activity WHERE application_name = '$S'"
+             " AND extract(epoch FROM backend_start) * 1000000 < %lld",
+             now_us);
+    AWAIT(number_there(t, sql) == 0);
+}
+
+CLAIM(when_a_connection_was_lost_it_is_looked_whether_tasks_are_there_that_are_settled)
+{
+    int64_t now_ms;
+    kl_place place = order_place(t, 4);
+    kl_task_id lost = append_one(t, place, "x");
+    kl_stub stub = stub_of(t, place, &lost);
+    kl_settled done = next_attempt(&stub, KL_DONE);
+    take_back(t, stub.position);
+    cut_and_wait(t);
+    CHECK_OK(kl_store_now(t->store, &now_ms));
+    CHECK_OK(settle(t, place, 0, &done, 1));
+    CHECK_INT(rows_of(t, "settled"), 0);
+}

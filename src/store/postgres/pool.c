@@ -16,7 +16,7 @@
 
 #include "base/clock.h"
 #include "base/wait.h"
-#include "store/postgres/postgres.h"
+#include "store/postgres/seen.h"
 
 enum {
     PAUSE_MIN_MS = 5,
@@ -181,8 +181,11 @@ static void add_link(kl__pg *pg, PGconn *conn)
     pthread_mutex_unlock(&pg->mutex);
 }
 
+/* Whether the server has crashed is not known, so what it has shown counts no more. NULL: there was no connection. */
 static void give_up(kl__pg *pg, PGconn *conn)
 {
+    if (conn)
+        kl__pg_seen_clear(pg->seen);
     pthread_mutex_lock(&pg->mutex);
     kl__pg_link *link = conn ? find_link(pg, conn) : NULL;
     if (link)

@@ -95,13 +95,22 @@ void kl__pg_seen_end(kl__pg_seen *seen, kl__pg_shown *shown)
     pthread_mutex_unlock(&seen->mutex);
 }
 
+void kl__pg_seen_clear(kl__pg_seen *seen)
+{
+    if (!seen)
+        return;
+    pthread_mutex_lock(&seen->mutex);
+    for (size_t at = 0; at < KL_PG_SEEN_MAX; at++)
+        if (*position_at(seen, at))
+            forget(seen, at);
+    pthread_mutex_unlock(&seen->mutex);
+}
+
 void kl__pg_seen_close(kl__pg_seen *seen)
 {
     if (!seen)
         return;
-    for (size_t at = 0; at < KL_PG_SEEN_MAX; at++)
-        if (*position_at(seen, at))
-            forget(seen, at);
+    kl__pg_seen_clear(seen);
     pthread_mutex_destroy(&seen->mutex);
     kl__free(seen);
 }

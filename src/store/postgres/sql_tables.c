@@ -30,7 +30,9 @@
  * when everything in them is settled. Segment 0 stays, and its rows are deleted one by one: there stand delayed tasks, and
  * those that were left over in a segment that is to be emptied.
  *
- * G1  A row of settled names positions of its own segment only.
+ * G1  A row of settled names positions of its own segment only. Some of them may not be there: a scan showed the task, a
+ *     crash took its append back, and who had it settles it; or the segment was emptied meanwhile. Such a position is
+ *     never drawn again, and whoever counts must not take it for one that is.
  * G2  A task waits while an entry of it is there whose position stands in no row of settled of the entry's segment. There
  *     is one such entry at most: when a task moves to segment 0, the old one is marked as settled.
  * G3  Any segment may get entries at any time, because an append may have read `state` long ago: nothing rests on it.

@@ -8,7 +8,8 @@
  *                      begin would read through it
  *
  * A segment is closed when it has become large, or old, and the other one is empty. Once as many positions are settled as
- * there are entries, and none is missing (one may have been noted twice), it is emptied. What is left over after a while
+ * there are entries, it is looked whether that is so of each row, for positions may have been noted twice, or not be there
+ * (G1); then it is emptied. What is left over after a while
  * moves to segment 0, in pieces: a copy of the entry goes there, and the old one is marked as settled. It is left where it
  * is as long as it is much, unless the other segment has become so large meanwhile that it must be emptied, too.
  * `segments` says how many positions must be settled before it is worth looking again; NULL: look.
@@ -22,7 +23,7 @@
  *
  * Nothing of it is done by parallel workers, which the server would start anew for every round.
  *
- * Whether any is missing is told by numbers, because what is settled is there (G1). What is left over is found by one join
+ * left_rows are the rows of a segment that have more tasks than are settled of them; what is left over is found by one join
  * of two sets. Nested loops are off there, because the tables have no statistics, and with a wrong guess every entry would
  * be compared with every position. */
 #include "store/postgres/sql.h"
@@ -105,6 +106,18 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.left_rows(k int) RETURNS text LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN format('SELECT e.partition, e.slot, e.last, e.number - coalesce(g.number, 0) AS missing'
+        || ' FROM $S.entries_%s e LEFT JOIN (SELECT h.partition, h.slot, h.position >> 16 AS row_key, count(*) AS number'
+        || ' FROM (SELECT DISTINCT t.partition, t.shard * 64 + (t.position & 63)::int AS slot, t.position'
+        || ' FROM (SELECT s.partition, s.shard, unnest(s.positions) AS position FROM $S.settled_%s s) t) h'
+        || ' GROUP BY 1, 2, 3) g'
+        || ' ON g.partition = e.partition AND g.slot = e.slot AND g.row_key = e.last >> 16'
+        || ' WHERE e.number > coalesce(g.number, 0)', k, k);
+END
+$$;
+
 CREATE FUNCTION $S.left_over(k int) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     RETURN format('SELECT e.* FROM $S.tasks e WHERE e.segment = %s AND NOT EXISTS (SELECT FROM'
@@ -126,8 +139,7 @@ BEGIN
                    || ' (SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s)', k, k) INTO there, done;
     missing := there - done;
     IF done >= there THEN
-        EXECUTE format('SELECT $1 - count(*) FROM (SELECT DISTINCT unnest(positions) FROM $S.settled_%s) d', k)
-        INTO missing USING there;
+        EXECUTE format('SELECT coalesce(sum(r.missing), 0) FROM (%s) r', $S.left_rows(k)) INTO missing;
     END IF;
     IF missing > 0 OR NOT $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]) THEN
         UPDATE $S.segments s SET entries = done + missing WHERE s.number = k AND s.entries IS DISTINCT FROM done + missing;
