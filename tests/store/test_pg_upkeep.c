@@ -246,3 +246,102 @@ CLAIM(when_a_connection_was_lost_it_is_looked_whether_tasks_are_there_that_are_s
     CHECK_OK(settle(t, place, 0, &done, 1));
     CHECK_INT(rows_of(t, "settled"), 0);
 }
+
+/* ---- What is read while tasks move, or end ---- */
+
+/* Somebody who asks the store and is held up inside a function of the schema. */
+struct asking {
+    struct trial *t;
+    kl_place place;
+    bool counts; /* else the ready line is scanned */
+    kl_stub stubs[8];
+    size_t count;
+    kl_counts counted;
+    kl_rc rc;
+};
+
+enum { HOLD = 7777 };
+
+static void *ask_once(void *ctx)
+{
+    struct asking *asking = ctx;
+    kl_scan scan = {.place = asking->place, .stubs = asking->stubs, .max = COUNT(asking->stubs)};
+    asking->rc = asking->counts ? kl_store_counts(asking->t->store, asking->place, NULL, &asking->counted)
+                                : kl_store_scan(asking->t->store, &scan, 1);
+    asking->count = scan.count;
+    return NULL;
+}
+
+/* The function waits for an advisory lock before its query, or no longer does. */
+static void set_hold(const struct trial *t, const char *function, bool holds)
+{
+    char sql[1024], with[] = "BEGIN PERFORM pg_catalog.pg_advisory_xact_lock(7777);", without[] = "BEGIN";
+    snprintf(sql, sizeof sql, "DO $x$ BEGIN EXECUTE replace(pg_get_functiondef('$S.%s'::regproc), '%s', '%s'); END $x$",
+             function, holds ? without : with, holds ? with : without);
+    run_there(t, sql);
+}
+
+/* Asks; when the function is reached, and the query around it has begun, the statement is made; then it goes on. */
+static void ask_meanwhile(struct asking *asking, const char *function, const char *statement)
+{
+    char sql[128];
+    pthread_t thread;
+    PGconn *holder = pg_server_connect();
+    set_hold(asking->t, function, true);
+    snprintf(sql, sizeof sql, "SELECT pg_advisory_lock(%d)", HOLD);
+    PQclear(PQexec(holder, sql));
+    REQUIRE(pthread_create(&thread, NULL, ask_once, asking) == 0);
+    snprintf(sql, sizeof sql,
+             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %d AND NOT granted", HOLD);
+    AWAIT(pg_server_number(sql) == 1);
+    run_there(asking->t, statement);
+    PQfinish(holder);
+    pthread_join(thread, NULL);
+    set_hold(asking->t, function, false);
+    CHECK_OK(asking->rc);
+}
+
+static void check_shown(const struct asking *asking, const kl_task_id *ids, size_t count)
+{
+    CHECK_INT(asking->count, count);
+    for (size_t i = 0; i < count && i < asking->count; i++)
+        CHECK_ID(asking->stubs[i].id, ids[i]);
+}
+
+CLAIM(a_scan_shows_tasks_that_move_to_segment_0_meanwhile)
+{
+    kl_task_id ids[4];
+    struct asking asking = {.t = t, .place = order_place(t, 4)};
+    append_many(t, asking.place, ids, COUNT(ids));
+    finish(t, asking.place, &ids[0], KL_DONE, 0, NULL, NULL);
+    ask_meanwhile(&asking, "gone", "SELECT $S.move_left_over(1, 100)");
+    CHECK_INT(rows_of(t, "entries_0"), 3);
+    check_shown(&asking, ids + 1, 3);
+    CHECK_LINE(t, asking.place, 0, ids + 1, 3);
+}
+
+CLAIM(a_scan_does_not_show_settled_tasks_that_are_cleared_away_meanwhile)
+{
+    kl_task_id ids[3];
+    struct asking asking = {.t = t, .place = order_place(t, 4)};
+    append_many(t, asking.place, ids, COUNT(ids));
+    run_there(t, "SELECT $S.move_left_over(1, 100)");
+    finish(t, asking.place, &ids[0], KL_DONE, 0, NULL, NULL);
+    CHECK_INT(rows_of(t, "settled_0"), 1);
+    ask_meanwhile(&asking, "gone", "SELECT $S.upkeep(100, 100, 1000)");
+    CHECK_INT(rows_of(t, "settled_0"), 0);
+    check_shown(&asking, ids + 1, 2);
+}
+
+/* Its row in `retries` is made as a settle makes it. */
+CLAIM(a_task_is_counted_though_it_goes_to_the_retry_line_meanwhile)
+{
+    char sql[256];
+    struct asking asking = {.t = t, .place = order_place(t, 4), .counts = true};
+    kl_task_id id = append_one(t, asking.place, "x");
+    kl_stub stub = stub_of(t, asking.place, &id);
+    snprintf(sql, sizeof sql, "INSERT INTO $S.retries VALUES (%u, 4, %llu, 1, 0)", t->orders,
+             (unsigned long long)stub.position);
+    ask_meanwhile(&asking, "live", sql);
+    CHECK_INT(asking.counted.ready + asking.counted.retry, 1);
+}

@@ -13,6 +13,10 @@
  * function that writes takes a new snapshot for each statement (the isolation level is read committed), and takes it
  * after the locks of its tables: so a TRUNCATE never comes between the two.
  *
+ * What is read together has one snapshot: else what moves, or is cleared away, between two would be seen twice or not at
+ * all. So a function that is called inside a query which reads tasks is STABLE, and then has the snapshot of that query,
+ * whose lock on `entries` keeps a TRUNCATE off; or the query around it reads nothing that goes with what it reads.
+ *
  * What an append finds done already, by its token or because its tasks wait, may have been committed without waiting for
  * the disk by somebody who did not come to do so (append.c). So it waits for the disk itself, though it writes nothing: an
  * append of tasks that wait by a message in its own transaction, one whose token is known by another call. */
@@ -191,7 +195,7 @@ $$;
 
 CREATE FUNCTION $S.gone(bp int[], bs int[], afters bigint[])
 RETURNS TABLE (segment smallint, partition int, slot int, row_key bigint, number bigint, positions bigint[])
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
+LANGUAGE plpgsql STABLE SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0
 SET plan_cache_mode = force_generic_plan SET enable_sort = off
 AS $$ #variable_conflict use_column
 BEGIN
@@ -439,7 +443,10 @@ BEGIN
               AND NOT EXISTS (SELECT FROM $S.retries r
                               WHERE r.partition = p AND r.shard = t.shard AND r.position = t.position)
             ORDER BY t.position LIMIT 1)
-    FROM firsts f;
+    FROM firsts f
+    UNION ALL
+    SELECT r.shard * 64 + 33, count(*), NULL::uuid
+    FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high GROUP BY 1;
 END
 $$;
 
@@ -452,7 +459,7 @@ DECLARE
 BEGIN
     SELECT coalesce(sum(l.number) FILTER (WHERE l.slot & 63 < 32), 0)::bigint,
            coalesce(sum(l.number) FILTER (WHERE l.slot & 63 = 32), 0)::bigint,
-           (SELECT count(*) FROM $S.retries r WHERE r.partition = p AND r.shard BETWEEN low AND high),
+           coalesce(sum(l.number) FILTER (WHERE l.slot & 63 = 33), 0)::bigint,
            coalesce(bit_or(1::bigint << (l.slot & 63)) FILTER (WHERE l.slot & 63 < 32), 0),
            array_agg(l.first) FILTER (WHERE l.slot & 63 < 32),
            (SELECT t.shard_prefix_len FROM $S.partitions t WHERE t.number = p)
