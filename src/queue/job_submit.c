@@ -8,8 +8,8 @@
  * job's time, plus i. So ids of one job differ, and ascend in its order, in every layout
  * (JB2). Batches end at the same tasks on every repeat, and so their tokens are the same.
  *
- * Three things keep a repeat from putting a task twice: the store passes over ids that wait, it knows the tokens of the
- * last ten minutes, and after that (careful) what is kept is looked for before each batch. */
+ * Two things keep a repeat from putting a task twice: the store knows the tokens of the last ten minutes (kl_token), and
+ * after that (careful) what waits or is kept is looked for before each batch. */
 #include <stdio.h>
 
 #include "base/clock.h"

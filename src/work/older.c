@@ -3,10 +3,11 @@
  * From: beat.c.  To: the queue's record, and the newest layout.
  *
  * Tasks without a due time are run where they are. Those that have one would hold up their keys in the newer layout until
- * it comes, so the owner of their shard puts them into the newest layout and ends them here. Their new ids follow from
- * the old ones, so doing that twice puts nothing twice. Nothing more of the due line is taken into memory here, also not
- * when it is due: of a move that was broken off between its two steps, only the other copy is run. For the same reason
- * nobody ends or tries such a task here: it is moved first.
+ * it comes, so the owner of their shard puts them into the newest layout and ends them here. Their new ids and tokens
+ * follow from the old ids, so doing that twice puts nothing twice, as long as the store knows the token (kl_token); later
+ * some stores see that the id waits, and others have the task twice. Nothing more of the due line is taken into memory
+ * here, also not when it is due: of a move that was broken off between its two steps, only the other copy is run. For the
+ * same reason nobody ends or tries such a task here: it is moved first.
  *
  * A tick moves some and leaves the rest to the next: gates, requests and schedules wait for its end. */
 #include <pthread.h>

@@ -304,6 +304,37 @@ CLAIM(a_settle_that_is_repeated_leaves_a_task_that_was_appended_again)
     CHECK_LINE(t, place, 0, NULL, 0);
 }
 
+/* Where an engine compares tokens and not ids, both copies wait; else one does. */
+CLAIM(an_id_that_waits_twice_is_read_once_and_settled_in_one_call)
+{
+    kl_entry entry = make_entry(t, order_place(t, 4), "k", "x");
+    kl_settled both[4];
+    for (int round = 0; round < 2; round++) { /* as a scan has shown them; and one of them tried before */
+        size_t count = 0;
+        for (int i = 0; i < 2; i++) {
+            kl_token token = make_token();
+            CHECK_OK(kl_store_append(t->store, &entry, 1, &token));
+        }
+        kl_stub *stubs = scan_line(t, entry.place, 0, &count);
+        REQUIRE(count == 1 || count == 2);
+        CHECK_INT(read_one(t, entry.place, &entry.id).state, KL_TASK_WAITING);
+        if (round == 1) {
+            both[0] = next_attempt(&stubs[0], KL_RETRY);
+            CHECK_OK(settle(t, entry.place, 0, both, 1));
+        }
+        for (size_t i = 0; i < count; i++) {
+            both[i] = next_attempt(&stubs[i], KL_DONE);
+            both[i].keep_ms = KEEP_MS;
+            both[i].result = kl_str(i + 1 < count ? "first" : "last");
+        }
+        CHECK_OK(settle(t, entry.place, 0, both, count));
+        CHECK_LINE(t, entry.place, 0, NULL, 0);
+        kl_task task = read_one(t, entry.place, &entry.id);
+        CHECK_INT(task.state, KL_TASK_DONE);
+        CHECK_BYTES(task.result, kl_str("last"));
+    }
+}
+
 CLAIM(unknown_tasks_are_passed_over_and_the_others_count)
 {
     kl_place place = order_place(t, 4);

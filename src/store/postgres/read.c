@@ -143,6 +143,7 @@ kl_rc kl__pg_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena,
     rc = kl__pg_ask(self, &(kl__pg_call){"SELECT * FROM $S.read($1,$2,$3,$4,$5)", &args, true}, &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK) {
+        KL_ASSERT((size_t)PQntuples(rows) <= count);
         rc = take_tasks(rows, arena, ret_tasks, ret_count);
         PQclear(rows);
     }

@@ -12,6 +12,8 @@
  * Arrays of a call are taken apart side by side and never joined with one another: the server takes each for a few rows, and
  * would compare every one with every other.
  *
+ * An id may wait twice, in two appends with tokens of their own. Where both are kept by one call, the later one stays.
+ *
  * Outcomes: 0 done, 1 retry, 2 dead, 3 cancelled. States: 2 done, 3 dead, 4 cancelled. A task that stands in a call
  * more than once is settled once in each round. */
 #include "store/postgres/sql.h"
@@ -53,13 +55,15 @@ BEGIN
         at_ms := $S.now_ms();
         INSERT INTO $S.kept AS k (partition, shard, id, state, attempts, finished_ms, expires_ms, job, due_ms, grp,
                                   priority, key, kind, headers, payload, result, errors)
-        SELECT e.partition, e.slot >> 6, e.id, u.state, u.att, at_ms, at_ms + u.keep, e.job, e.due_ms, e.grp,
+        SELECT DISTINCT ON (e.partition, e.slot >> 6, e.id)
+               e.partition, e.slot >> 6, e.id, u.state, u.att, at_ms, at_ms + u.keep, e.job, e.due_ms, e.grp,
                e.priority, e.key, e.kind, e.headers, e.payload, u.res, CASE WHEN u.err IS NOT NULL THEN ARRAY[u.err] END
         FROM unnest(k_ats, k_poss, k_states, k_atts, k_keeps, k_errs, k_ress) AS u(at, pos, state, att, keep, err, res)
         JOIN $S.tasks e ON e.segment = (u.pos >> 6 & 3)::smallint AND e.partition = bp[u.at]
                        AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.last BETWEEN u.pos AND u.pos | 65535
                        AND e.position = u.pos
         WHERE be[u.at] >= fenced[u.at]
+        ORDER BY e.partition, e.slot >> 6, e.id, e.position DESC
         ON CONFLICT (partition, shard, id) DO UPDATE SET
             (state, attempts, finished_ms, expires_ms, job, due_ms, grp, priority, key, kind, headers, payload, result,
              errors)
@@ -120,7 +124,8 @@ SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     INSERT INTO $S.kept AS k (partition, shard, id, state, attempts, finished_ms, expires_ms, job, due_ms, grp,
                               priority, key, kind, headers, payload, result, errors)
-    SELECT e.partition, e.slot >> 6, e.id, CASE u.outcome WHEN 0 THEN 2 WHEN 2 THEN 3 ELSE 4 END, u.att, at_ms,
+    SELECT DISTINCT ON (e.partition, e.slot >> 6, e.id)
+           e.partition, e.slot >> 6, e.id, CASE u.outcome WHEN 0 THEN 2 WHEN 2 THEN 3 ELSE 4 END, u.att, at_ms,
            at_ms + u.keep, e.job, e.due_ms, e.grp, e.priority, e.key, e.kind, e.headers, e.payload, u.res,
            CASE WHEN u.err IS NULL THEN NULL ELSE ARRAY[u.err] END ||
            (SELECT array_agg(x.error ORDER BY x.number DESC) FROM $S.errors x
@@ -130,6 +135,7 @@ BEGIN
     JOIN $S.tasks e ON e.partition = bp[u.at] AND e.slot = bs[u.at] * 64 + (u.pos & 63)::int AND e.segment = u.segment
                    AND e.last BETWEEN u.pos AND u.pos | 65535 AND e.position = u.pos
     WHERE u.outcome <> 1 AND u.keep > 0
+    ORDER BY e.partition, e.slot >> 6, e.id, e.position DESC
     ON CONFLICT (partition, shard, id) DO UPDATE SET
         (state, attempts, finished_ms, expires_ms, job, due_ms, grp, priority, key, kind, headers, payload, result,
          errors)

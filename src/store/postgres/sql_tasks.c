@@ -373,8 +373,9 @@ BEGIN
         FROM low JOIN $S.settled t ON t.partition = low.p AND t.shard = low.s AND t.last >= low.position
         CROSS JOIN LATERAL unnest(t.positions) AS x(position)),
     waits AS MATERIALIZED (
-        SELECT f.* FROM found f
-        WHERE (f.segment, f.p, f.s, f.position) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g)),
+        SELECT DISTINCT ON (f.n) f.* FROM found f
+        WHERE (f.segment, f.p, f.s, f.position) NOT IN (SELECT g.segment, g.partition, g.shard, g.position FROM gone g)
+        ORDER BY f.n, f.position),
     shown AS (
         SELECT e.n, 1 AS state, e.p, e.s, e.id, e.position, coalesce(r.attempts, 0) AS attempts,
                coalesce(r.not_before_ms, e.due_ms, 0) AS not_before_ms, 0::bigint AS finished_ms,
