@@ -345,3 +345,45 @@ CLAIM(a_task_is_counted_though_it_goes_to_the_retry_line_meanwhile)
     ask_meanwhile(&asking, "live", sql);
     CHECK_INT(asking.counted.ready + asking.counted.retry, 1);
 }
+
+/* ---- What is left over, where it is much ---- */
+
+/* Rows carry the bytes of all their tasks; sorted once for each task, those would be written to temporary files. */
+CLAIM(left_overs_are_found_and_moved_without_sorting_what_tasks_carry)
+{
+    enum { TASKS = 4000, BATCH = 100, LEFT = 150, AT_ONCE = 100 };
+    static char payload[201];
+    static kl_stub stubs[TASKS];
+    static kl_settled done[TASKS];
+    static kl_task_id left[LEFT];
+    kl_entry entries[BATCH];
+    kl_place place = order_place(t, 4);
+    size_t count = 0;
+    memset(payload, 'x', sizeof payload - 1);
+    for (size_t i = 0; i < TASKS; i += BATCH) {
+        kl_token token = make_token();
+        for (size_t j = 0; j < BATCH; j++)
+            entries[j] = make_entry(t, place, "k", payload);
+        CHECK_OK(kl_store_append(t->store, entries, BATCH, &token));
+    }
+    CHECK_OK(scan_one(t->store, &(kl_scan){.place = place, .max = TASKS}, stubs, &count));
+    REQUIRE(count == TASKS);
+    size_t done_count = 0, left_count = 0;
+    for (size_t i = 0; i < TASKS; i++) /* every second of the last ones is left */
+        if (i < TASKS - 2 * LEFT || i % 2)
+            done[done_count++] = next_attempt(&stubs[i], KL_DONE);
+        else
+            left[left_count++] = stubs[i].id;
+    CHECK_OK(settle(t, place, 0, done, done_count));
+    pg_server_run("SET temp_file_limit = 0");
+    char sql[128];
+    snprintf(sql, sizeof sql, "SELECT $S.move_left_over(1, %d)", AT_ONCE);
+    long long moved = number_there(t, sql);
+    CHECK(moved >= AT_ONCE && moved < LEFT);
+    CHECK_LINE(t, place, 0, left, LEFT);
+    CHECK_INT(moved + number_there(t, sql), LEFT);
+    CHECK_INT(number_there(t, sql), 0);
+    pg_server_run("RESET temp_file_limit");
+    CHECK_INT(rows_of(t, "entries_0"), LEFT);
+    CHECK_LINE(t, place, 0, left, LEFT);
+}

@@ -8,11 +8,11 @@
  *                      begin would read through it
  *
  * A segment is closed when it has become large, or old, and the other one is empty. Once as many positions are settled as
- * there are entries, it is looked whether that is so of each row, for positions may have been noted twice, or not be there
- * (G1); then it is emptied. What is left over after a while
- * moves to segment 0, in pieces: a copy of the entry goes there, and the old one is marked as settled. It is left where it
- * is as long as it is much, unless the other segment has become so large meanwhile that it must be emptied, too.
- * `segments` says how many positions must be settled before it is worth looking again; NULL: look.
+ * there are entries, it is looked whether that is so of each number that was drawn, for positions may have been noted
+ * twice, or not be there (G1); what shares a number is there whole or not at all. Then it is emptied. What is left over
+ * after a while moves to segment 0, in pieces: a copy of the entry goes there, and the old one is marked as settled. It is
+ * left where it is as long as it is much, unless the other segment has become so large meanwhile that it must be emptied,
+ * too. `segments` says how many positions must be settled before it is worth looking again; NULL: look.
  *
  * Entries are counted under a lock that keeps appends out (there are none but those that read `state` before it was
  * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most, ten times. Whoever reads
@@ -23,9 +23,10 @@
  *
  * Nothing of it is done by parallel workers, which the server would start anew for every round.
  *
- * left_rows are the rows of a segment that have more tasks than are settled of them; what is left over is found by one join
- * of two sets. Nested loops are off there, because the tables have no statistics, and with a wrong guess every entry would
- * be compared with every position. */
+ * left_rows are the rows of a segment that have more tasks than are settled of them, found by one join of two sets that
+ * carry no bytes of tasks. Nested loops are off there, because the tables have no statistics, and with a wrong guess every
+ * entry would be compared with every position. What moves at once is little, and of few shards, whose settles wait
+ * meanwhile: under their locks only the rows that were chosen are looked at once more, by index (move_rows). */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -118,14 +119,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.left_over(k int) RETURNS text LANGUAGE plpgsql AS $$
-BEGIN
-    RETURN format('SELECT e.* FROM $S.tasks e WHERE e.segment = %s AND NOT EXISTS (SELECT FROM'
-        || ' (SELECT t.partition, t.shard, unnest(t.positions) AS position FROM $S.settled_%s t) g'
-        || ' WHERE g.partition = e.partition AND g.shard = e.shard AND g.position = e.position)', k, k);
-END
-$$;
-
 CREATE FUNCTION $S.reclaim(k int) RETURNS boolean
 LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET max_parallel_workers_per_gather = 0
 SET lock_timeout = '20ms' AS $$
@@ -139,7 +132,11 @@ BEGIN
                    || ' (SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s)', k, k) INTO there, done;
     missing := there - done;
     IF done >= there THEN
-        EXECUTE format('SELECT coalesce(sum(r.missing), 0) FROM (%s) r', $S.left_rows(k)) INTO missing;
+        EXECUTE format('SELECT coalesce(sum(e.number - coalesce(g.number, 0)), 0)'
+            || ' FROM (SELECT last >> 16 AS drawn, sum(number) AS number FROM $S.entries_%s GROUP BY 1) e'
+            || ' LEFT JOIN (SELECT d.position >> 16 AS drawn, count(*) AS number'
+            || ' FROM (SELECT DISTINCT unnest(positions) AS position FROM $S.settled_%s) d GROUP BY 1) g'
+            || ' ON g.drawn = e.drawn WHERE e.number > coalesce(g.number, 0)', k, k) INTO missing;
     END IF;
     IF missing > 0 OR NOT $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]) THEN
         UPDATE $S.segments s SET entries = done + missing WHERE s.number = k AND s.entries IS DISTINCT FROM done + missing;
@@ -152,38 +149,53 @@ EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
 END
 $$;
 
-CREATE FUNCTION $S.move_left_over(k int, number int) RETURNS bigint
-LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET max_parallel_workers_per_gather = 0 AS $$
+CREATE FUNCTION $S.move_rows(k int, ps int[], slots int[], lasts bigint[]) RETURNS bigint
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    ps int[];
-    slots int[];
-    poss bigint[];
     moved bigint;
 BEGIN
-    EXECUTE format('SELECT array_agg(e.partition), array_agg(e.slot), array_agg(e.position) FROM ('
-        || '%s LIMIT %s) e', $S.left_over(k), number) INTO ps, slots, poss;
-    IF ps IS NULL THEN
-        RETURN 0;
-    END IF;
-    PERFORM $S.lock_shards(1024, ps, ARRAY(SELECT u.slot >> 6 FROM unnest(slots) WITH ORDINALITY AS u(slot, n)
-                                           ORDER BY u.n));
-    EXECUTE format('WITH m AS ('
+    EXECUTE format('WITH c AS MATERIALIZED (SELECT * FROM unnest($1, $2, $3) AS u(p, slot, last)),'
+        || ' b AS MATERIALIZED (SELECT c.p, c.slot >> 6 AS shard, min(c.last) & -65536 AS low, max(c.last) AS high FROM c'
+        || ' GROUP BY 1, 2),'
+        || ' gone AS MATERIALIZED (SELECT t.partition, t.shard, x.position FROM b JOIN $S.settled_%s t'
+        || ' ON t.partition = b.p AND t.shard = b.shard AND t.last >= b.low AND t.first <= b.high'
+        || ' CROSS JOIN LATERAL unnest(t.positions) AS x(position) WHERE x.position BETWEEN b.low AND b.high),'
+        || ' m AS ('
         || 'INSERT INTO $S.entries_0 (partition, slot, last, segment, number, due_ms, priority, bytes, jobs, groups,'
         || ' tasks)'
         || ' SELECT e.partition, e.slot, e.position, 0, 1, e.due_ms, e.priority,'
         || ' CASE WHEN z.bytes > 3900 THEN z.bytes END, CASE WHEN e.job IS NOT NULL THEN ARRAY[e.job] END,'
         || ' CASE WHEN e.grp IS NOT NULL THEN ARRAY[e.grp] END,'
         || ' $S.pack((e.position >> 8 & 255)::int, e.id, e.key, e.kind, e.headers, e.payload)'
-        || ' FROM unnest($1, $2, $3) AS u(p, slot, position) JOIN (%s) e'
-        || ' ON e.partition = u.p AND e.slot = u.slot AND e.position = u.position'
+        || ' FROM c JOIN $S.tasks e ON e.segment = %s AND e.partition = c.p AND e.slot = c.slot AND e.last = c.last'
         || ' CROSS JOIN LATERAL (SELECT coalesce(octet_length(e.key), 0) + coalesce(octet_length(e.kind), 0)'
         || ' + coalesce(octet_length(e.headers), 0) + coalesce(octet_length(e.payload), 0) AS bytes) z'
+        || ' WHERE (e.partition, e.shard, e.position) NOT IN (SELECT g.partition, g.shard, g.position FROM gone g)'
         || ' RETURNING partition, slot, last AS position),'
         || ' s AS (INSERT INTO $S.settled_%s (partition, shard, first, last, segment, positions)'
         || ' SELECT m.partition, m.slot >> 6, min(m.position), max(m.position), %s, array_agg(m.position)'
         || ' FROM m GROUP BY 1, 2)'
-        || ' SELECT count(*) FROM m', $S.left_over(k), k, k) USING ps, slots, poss INTO moved;
+        || ' SELECT count(*) FROM m', k, k, k, k) USING ps, slots, lasts INTO moved;
     RETURN moved;
+END
+$$;
+
+CREATE FUNCTION $S.move_left_over(k int, number int) RETURNS bigint
+LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET max_parallel_workers_per_gather = 0 AS $$
+DECLARE
+    ps int[];
+    slots int[];
+    lasts bigint[];
+BEGIN
+    EXECUTE format('SELECT array_agg(x.partition), array_agg(x.slot), array_agg(x.last) FROM ('
+        || 'SELECT r.*, sum(r.missing) OVER (ORDER BY r.partition, r.slot, r.last) - r.missing AS before FROM (%s) r) x'
+        || ' WHERE x.before < %s', $S.left_rows(k), number) INTO ps, slots, lasts;
+    IF ps IS NULL THEN
+        RETURN 0;
+    END IF;
+    PERFORM $S.lock_shards(1024, ps, ARRAY(SELECT u.slot >> 6 FROM unnest(slots) WITH ORDINALITY AS u(slot, n)
+                                           ORDER BY u.n));
+    RETURN $S.move_rows(k, ps, slots, lasts);
 END
 $$;
 
@@ -208,7 +220,7 @@ BEGIN
         END IF;
     ELSIF at_ms - seg.closed_ms >= left_over_ms
        AND (seg.entries - done <= 20000 OR $S.bytes_of('entries_' || (3 - k)) > 268435456) THEN
-        PERFORM $S.move_left_over(k, 10000);
+        PERFORM $S.move_left_over(k, 2000);
     END IF;
     spent := $S.now_ms() - at_ms;
     UPDATE $S.segments SET next_ms = at_ms + LEAST(5 * spent, 10000) WHERE number = k AND spent > 20;
