@@ -264,8 +264,9 @@ static kl_rc choose_partitions(struct taking *taking, const kl_handed *handed, k
     return KL_OK;
 }
 
-/* A fault of one among several is found out by taking the first alone. A partition that is not there was one when the task
- * was put; or this layout is out of date, and then the append is refused as sealed and the next try knows better. */
+/* A fault of one among several is found out by halves: what stands before it goes in together, and then it alone. A
+ * partition that is not there was one when the task was put; or this layout is out of date, and then the append is refused
+ * as sealed and the next try knows better. */
 static kl_rc place(struct taking *taking, const kl_handed *handed, kl_put *tasks, size_t count, kl_taken *ret_taken)
 {
     taking->begun = true;
@@ -276,7 +277,7 @@ static kl_rc place(struct taking *taking, const kl_handed *handed, kl_put *tasks
         rc = kl__put_route_tasks(&taking->call, (kl__put_range){0, count}, false);
     if (is_bad(rc) && count > 1) {
         kl__put_end(&taking->call);
-        return place(taking, handed, tasks, 1, ret_taken);
+        return place(taking, handed, tasks, count / 2, ret_taken);
     }
     if (is_bad(rc) && tasks[0].partition) {
         kl__put_end(&taking->call);

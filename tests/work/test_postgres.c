@@ -522,6 +522,60 @@ TEST(a_task_whose_partition_has_gone_goes_where_its_key_says)
     close_bed(&bed);
 }
 
+/* Until nothing is left: in how many calls. */
+static int calls_to_take_in(struct bed *bed)
+{
+    size_t count = 1;
+    int calls = 0;
+    for (; count > 0; calls++)
+        if (kl__queue_take_in(bed->queue, 0, NULL, NULL, &count) != KL_OK) {
+            test_fail(__FILE__, __LINE__, "nothing is taken in: %s", kl_error_text());
+            break;
+        }
+    return calls;
+}
+
+/* 10 MB of headers, or of keys and kinds; a call takes up to 8 MiB. */
+TEST(tasks_with_large_headers_or_keys_are_taken_in_many_at_a_time)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app,
+        "SELECT put_many('orders', array_agg('x'::text), options => array_agg("
+        "jsonb_build_object('headers', jsonb_build_object('h', repeat('x', 50000))))) FROM generate_series(1, 200)");
+    CHECK(calls_to_take_in(&bed) <= 5);
+    CHECK_INT(in_inbox(&bed), 0);
+    say(app, "SELECT put_many('orders', array_agg(repeat('x', 350)), keys => array_agg(repeat('k', 500) || n),"
+             " kinds => array_agg(repeat('d', 250))) FROM generate_series(1, 9000) n");
+    CHECK(calls_to_take_in(&bed) <= 5);
+    CHECK_INT(in_inbox(&bed), 0);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(a_task_whose_partition_has_gone_is_taken_in_beside_many_others)
+{
+    enum { TASKS = 300 };
+    struct bed bed;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    REQUIRE(open_bed(&bed, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 3}));
+    PGconn *app = connect_app(&bed);
+    say(app,
+        "SELECT put_many('orders', array_agg('x'::text), options => array_agg(CASE n WHEN 201 THEN"
+        " jsonb_build_object('partition', 'orders__p2') END)) FROM generate_series(1, %d) n",
+        TASKS);
+    CHECK_INT(kl_queue_alter(bed.queue, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 1}), KL_OK);
+    CHECK(calls_to_take_in(&bed) <= 20); /* halves of halves: before it, and it alone, and behind it */
+    CHECK_INT(in_inbox(&bed), 0);
+    CHECK_INT(kl_queue_show(bed.queue, &arena, &info), KL_OK);
+    CHECK_INT(info.counts.ready, TASKS);
+    kl_arena_free(&arena);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 TEST(a_unique_in_sql_is_one_task_and_keeps_its_place)
 {
     struct bed bed;

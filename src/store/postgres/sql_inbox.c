@@ -275,11 +275,15 @@ BEGIN
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT s.number, s.key, s.kind, s.payload, convert_to(s.options::text, 'UTF8')
-    FROM (SELECT i.*, sum(128 + coalesce(octet_length(i.payload), 0)) OVER (ORDER BY i.number) AS total
-          FROM (SELECT r.* FROM $S.inbox r WHERE r.queue = convert_from(q, 'UTF8') AND r.refused IS NULL
-                ORDER BY r.number LIMIT lim) i) s
-    WHERE s.total <= most ORDER BY s.number;
+    SELECT s.number, s.key, s.kind, s.payload, s.option
+    FROM (SELECT i.*, row_number() OVER w AS n,
+                 sum(128 + coalesce(octet_length(i.payload), 0) + coalesce(octet_length(i.key), 0) +
+                     coalesce(octet_length(i.kind), 0) + coalesce(octet_length(i.option), 0)) OVER w AS total
+          FROM (SELECT r.number, r.key, r.kind, r.payload, convert_to(r.options::text, 'UTF8') AS option
+                FROM $S.inbox r WHERE r.queue = convert_from(q, 'UTF8') AND r.refused IS NULL
+                ORDER BY r.number LIMIT lim) i
+          WINDOW w AS (ORDER BY i.number ROWS UNBOUNDED PRECEDING)) s
+    WHERE s.total <= most OR s.n = 1 ORDER BY s.number;
 END
 $$;
 
