@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "store/conformance.h"
+#include "store/pg_trial.h"
 #include "store/quick.h"
 
 enum { THREADS = 6, EACH = 30 };
@@ -87,6 +88,63 @@ CLAIM(a_sealed_shard_refuses_its_own_appends_and_no_others_that_come_with_them)
         }
     CHECK_INT(appenders[2].wrong_texts + appenders[3].wrong_texts, 0);
     CHECK_INT(counts_of(t, whole(t->orders)).ready, (THREADS - 2) * (EACH / 3 * 5));
+}
+
+/* Of 256 shards, more than a sentence has room for. */
+CLAIM(of_many_sealed_shards_the_first_entry_for_one_is_named)
+{
+    enum { FIRST = 100, SHARDS = 256 };
+    kl_entry entries[SHARDS - FIRST + 1];
+    kl_token token = make_token();
+    for (uint32_t i = FIRST; i < SHARDS; i++) {
+        CHECK_OK(seal(t, bill_place(t, i), 0));
+        entries[i - FIRST + 1] = make_entry(t, bill_place(t, i), "k", "x");
+    }
+    entries[0] = make_entry(t, bill_place(t, 0), "k", "x");
+    entries[1] = make_entry(t, bill_place(t, SHARDS - 1), "k", "x");
+    CHECK_RC(kl_store_append(t->store, entries, COUNT(entries), &token), KL_ESEALED);
+    CHECK_CONTAINS(kl_error_text(), "entry 1: shard 255 of");
+    CHECK_RC(kl_store_append(t->store, entries, COUNT(entries), NULL), KL_ESEALED);
+    CHECK_CONTAINS(kl_error_text(), "entry 1: shard 255 of");
+}
+
+/* Waiting for the disk is cancelled, once. */
+static void cancel_flush(const struct trial *t, bool cancels)
+{
+    run_there(t, "CREATE SEQUENCE IF NOT EXISTS $S.test_flushes; ALTER SEQUENCE $S.test_flushes RESTART");
+    run_there(t, cancels
+                     ? "DO $x$ BEGIN EXECUTE replace(pg_get_functiondef('$S.flush'::regproc), 'BEGIN', 'BEGIN"
+                       " IF nextval(''$S.test_flushes'') = 1 THEN RAISE USING ERRCODE = ''57014''; END IF;'); END $x$"
+                     : "DO $x$ BEGIN EXECUTE replace(pg_get_functiondef('$S.flush'::regproc),"
+                       " 'IF nextval(''$S.test_flushes'') = 1 THEN RAISE USING ERRCODE = ''57014''; END IF;', ''); END"
+                       " $x$; DROP SEQUENCE $S.test_flushes");
+}
+
+/* Somebody else draws a number, too, and it is noticed: so the next call is committed early. */
+static void share(struct trial *t)
+{
+    run_there(t, "SELECT nextval('$S.positions')");
+    append_one(t, order_place(t, 5), "x");
+}
+
+/* It is committed, so that it may have been run by the time that it would be made again. */
+CLAIM(what_is_committed_and_not_known_to_be_on_disk_is_made_again_only_under_its_token)
+{
+    enum { BATCH = 20 };
+    kl_entry entries[2 * BATCH];
+    kl_token token = make_token();
+    for (size_t i = 0; i < COUNT(entries); i++)
+        entries[i] = make_entry(t, order_place(t, 4), "k", "x");
+    cancel_flush(t, true);
+    share(t);
+    CHECK_RC(kl_store_append(t->store, entries, BATCH, NULL), KL_EBUSY);
+    CHECK_INT(number_there(t, "SELECT last_value FROM $S.test_flushes"), 1);
+    run_there(t, "ALTER SEQUENCE $S.test_flushes RESTART");
+    share(t);
+    CHECK_OK(kl_store_append(t->store, entries + BATCH, BATCH, &token));
+    CHECK(number_there(t, "SELECT last_value FROM $S.test_flushes") > 1);
+    cancel_flush(t, false);
+    CHECK_INT(counts_of(t, order_place(t, 4)).ready, 2 * BATCH);
 }
 
 /* A call so large that its rows get several numbers. */

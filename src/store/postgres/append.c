@@ -243,21 +243,37 @@ void kl__pg_add_tasks(kl__pg_args *args, const kl_append *append, const kl__pg_p
 
 /* --- The call --- */
 
-/* The server has named the places, as "1/4 2/255"; the caller is told of its own first entry for one of them. */
-kl_rc kl__pg_append_sealed(const kl_append *append)
+/* The first of the entries whose shard is sealed. */
+static kl_rc find_sealed(kl__pg *pg, const kl_append *append, size_t *ret_first)
 {
-    char list[256];
-    size_t first = append->count - 1;
-    strncpy(list, kl_error_text(), sizeof list - 1);
-    list[sizeof list - 1] = '\0';
-    for (char *at = list, *end; *at; at = *end ? end + 1 : end) {
-        kl_place place = {.partition = (uint32_t)strtoul(at, &end, 10)};
-        place.shard = *end == '/' ? (uint32_t)strtoul(end + 1, &end, 10) : 0;
-        for (size_t i = 0; i < first; i++)
-            if (kl__pg_place_compare(append->entries[i].place, place) == 0)
-                first = i;
-        end += strcspn(end, " ");
+    kl__pg_args args = {0};
+    PGresult *rows = NULL;
+    kl__pg_array(&args, KL_PG_INT4, append->count);
+    for (size_t i = 0; i < append->count; i++)
+        kl__pg_add_int(&args, KL_PG_INT4, append->entries[i].place.partition);
+    kl__pg_array(&args, KL_PG_INT4, append->count);
+    for (size_t i = 0; i < append->count; i++)
+        kl__pg_add_int(&args, KL_PG_INT4, append->entries[i].place.shard);
+    kl_rc rc = kl__pg_ask(pg,
+                          &(kl__pg_call){"SELECT pg_catalog.min(u.n) FROM ROWS FROM (pg_catalog.unnest($1),"
+                                         " pg_catalog.unnest($2)) WITH ORDINALITY AS u(p, s, n)"
+                                         " JOIN $S.sealed x ON x.partition = u.p AND x.shard = u.s",
+                                         &args, true},
+                          &rows);
+    kl__pg_args_free(&args);
+    if (rc == KL_OK) {
+        *ret_first = PQgetisnull(rows, 0, 0) ? 0 : (size_t)kl__pg_get_int(rows, 0, 0) - 1;
+        PQclear(rows);
     }
+    return rc;
+}
+
+kl_rc kl__pg_append_sealed(kl__pg *pg, const kl_append *append)
+{
+    size_t first = 0;
+    if (find_sealed(pg, append, &first) != KL_OK)
+        return kl__fail(KL_ESEALED, "a shard is sealed, because its queue has a newer layout; read that, and append "
+                                    "where it says");
     kl_place place = append->entries[first].place;
     return kl__fail(KL_ESEALED,
                     "entry %zu: shard %u of partition %u is sealed, because its queue has a newer layout; read that, "
@@ -440,7 +456,7 @@ kl_rc kl__pg_append(void *self, const kl_append *append)
 {
     kl_rc rc = append->token ? kl__pg_append_grouped(self, append) : kl__pg_append_alone(self, append, false);
     if (rc == KL_ESEALED)
-        rc = kl__pg_append_sealed(append);
+        rc = kl__pg_append_sealed(self, append);
     if (rc == KL_OK && append->done)
         append->done(append->ctx, KL_OK, "");
     return rc;

@@ -72,11 +72,10 @@ kl_rc kl__pg_append_alone(kl__pg *pg, const kl_append *append, bool flushes);
 /* Several calls in one: all of them or none. KL_EBUSY: one of the tokens is known, so nothing was done; or nobody knows. */
 kl_rc kl__pg_append_together(kl__pg *pg, const kl_append *whole, const kl_token *tokens, size_t token_count);
 
-/* KL_ESEALED as the caller is told it; the server's list is the thread's sentence. */
-kl_rc kl__pg_append_sealed(const kl_append *append);
+/* KL_ESEALED as the caller is told it: which entry. */
+kl_rc kl__pg_append_sealed(kl__pg *pg, const kl_append *append);
 
-/* Appends by COPY. Only with a token: without one, entries that wait already would have to be left out. KL_ESEALED: the
- * sentence is the server's list. */
+/* Appends by COPY. Only with a token: without one, entries that wait already would have to be left out. */
 kl_rc kl__pg_append_copy(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan);
 
 #endif

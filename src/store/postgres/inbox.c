@@ -150,7 +150,7 @@ static kl_rc move_batch(struct moving *moving)
         return moving->rc;
     }
     if (rc == KL_ESEALED)
-        return kl__pg_append_sealed(&moving->append);
+        return kl__pg_append_sealed(moving->pg, &moving->append);
     return rc;
 }
 

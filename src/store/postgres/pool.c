@@ -598,12 +598,16 @@ static bool send_batch(PGconn *conn, const struct batch *batch)
     return true;
 }
 
-/* Of several answers the first, or the first that is a failure. */
+/* Of two answers the first. But what was done, and then was not ended as it should, is not taken back, and whether it
+ * counts is not known: NULL, as when the connection is lost. */
 static PGresult *choose_answer(PGresult *first, PGresult *next)
 {
-    bool use_next = next && (!first || (kl__pg_is_good(first) && !kl__pg_is_good(next)));
-    PQclear(use_next ? first : next);
-    return use_next ? next : first;
+    bool half = kl__pg_is_good(first) && !kl__pg_is_good(next);
+    PQclear(next);
+    if (!half)
+        return first;
+    PQclear(first);
+    return NULL;
 }
 
 /* Takes answers up to the end of a transaction: the last one, or the first that is a failure. NULL: the connection failed

@@ -198,12 +198,12 @@ typedef struct kl__pg_call {
     bool repeats; /* may be made again when nobody knows what came of it */
 } kl__pg_call;
 
-/* Makes the call. KL_OK: *ret_rows is the caller's to PQclear. Errors are those of store.h. KL_ESEALED: the sentence is
- * the server's list of sealed places, for append.c. */
+/* Makes the call. KL_OK: *ret_rows is the caller's to PQclear. Errors are those of store.h. */
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows);
 
 /* The same, and in the same packet a transaction of another statement behind it (NULL: none), which is made also when the
- * first has failed. *ret_rows: the answer of the first. */
+ * first has failed. *ret_rows: the answer of the first. Where the first was good and the second was not, nobody knows: it
+ * is as if the connection had been lost. */
 typedef struct kl__pg_step {
     const char *sql;
     const kl__pg_args *args;

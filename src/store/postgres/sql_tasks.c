@@ -57,7 +57,6 @@ RETURNS bigint[] LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET pla
 DECLARE
     found record;
     answer bigint[];
-    shut text;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off' THEN
         PERFORM $S.begin_write();
@@ -76,12 +75,9 @@ BEGIN
         RETURN NULL;
     END IF;
     INSERT INTO $S.tokens (token, part) SELECT u.token, found.part FROM unnest(toks) AS u(token);
-    IF found.are_sealed THEN
-        SELECT string_agg(x.partition || '/' || x.shard, ' ') INTO shut
-        FROM unnest(ps, ss) AS b(p, s) JOIN $S.sealed x ON x.partition = b.p AND x.shard = b.s;
-        IF shut IS NOT NULL THEN
-            RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = shut;
-        END IF;
+    IF found.are_sealed AND EXISTS (
+        SELECT FROM unnest(ps, ss) AS b(p, s) JOIN $S.sealed x ON x.partition = b.p AND x.shard = b.s) THEN
+        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = 'a shard is sealed';
     END IF;
     answer := ARRAY[found.segment::bigint];
     FOR i IN 1 .. draws LOOP
@@ -168,7 +164,7 @@ BEGIN
         RETURN false;
     END IF;
     IF found.is_sealed THEN
-        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = p || '/' || s;
+        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = 'a shard is sealed';
     END IF;
     INSERT INTO $S.tokens (token, part) VALUES (tok, found.part);
     its_segment := CASE WHEN line = 32 THEN 0 ELSE found.segment END;
