@@ -167,6 +167,27 @@ CLAIM(a_line_that_fills_rows_keeps_its_order_beside_others)
         CHECK_LINE(t, order_place(t, line), 0, ids[line], counts[line]);
 }
 
+CLAIM(the_largest_append_is_stored_whole_and_once)
+{
+    static kl_entry entries[KL_BATCH_MAX];
+    kl_token token = make_token();
+    kl_task_id job = make_id(t, order_place(t, 0), kl_str(NULL));
+    for (uint32_t i = 0; i < KL_BATCH_MAX; i++) {
+        entries[i] = make_entry(t, order_place(t, i % 16), "k", "x");
+        entries[i].group = (uint16_t)(i % 1000);
+        if (i % 2)
+            entries[i].job = job;
+    }
+    for (int repeat = 0; repeat < 2; repeat++)
+        CHECK_OK(kl_store_append(t->store, entries, KL_BATCH_MAX, &token));
+    CHECK_INT(rows_of(t, "tasks"), KL_BATCH_MAX);
+    for (size_t i = 1; i < KL_BATCH_MAX; i += KL_BATCH_MAX / 8) {
+        kl_task task = read_one(t, entries[i].place, &entries[i].id);
+        CHECK_INT(task.state, KL_TASK_WAITING);
+        CHECK_ENTRY(&task.entry, &entries[i]);
+    }
+}
+
 CLAIM(lines_in_use_are_told_without_counting)
 {
     uint32_t lines = 1;

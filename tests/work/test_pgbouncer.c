@@ -55,7 +55,6 @@ static bool all_done(void *ctx)
     return atomic_load(&order->done) >= ALL;
 }
 
-/* The batch is large enough for COPY. */
 static void run_in_order(struct bed *bed)
 {
     static struct order order;

@@ -1,6 +1,6 @@
 /* append.c - entries become rows: one transaction, and one round trip.
  *
- * From: store.c.  To: sql_tasks.c; append_copy.c for many.
+ * From: store.c.  To: sql_tasks.c.
  *
  * One entry with a token, which is what a plain put makes, goes by the function append_one: its parts are parameters.
  * Calls that threads make at the same time go together (append_group.c).
@@ -229,7 +229,8 @@ static void add_groups(kl__pg_args *args, const kl_append *append, const kl__pg_
         kl__pg_add_int_or_null(args, KL_PG_INT2, append->entries[plan->spots[i].entry].group);
 }
 
-void kl__pg_add_tasks(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_row *row)
+/* The entries of a row, as its column `tasks` has them (row.h). */
+static void add_tasks(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_row *row)
 {
     const kl__pg_spot *spots = &plan->spots[row->first];
     size_t bytes = 0, end = 0, head_bytes = (size_t)row->count * KL_PG_HEAD;
@@ -321,7 +322,7 @@ static void add_all(kl__pg_args *args, const kl_append *append, const kl__pg_pla
     add_groups(args, append, plan);
     kl__pg_array(args, KL_PG_BYTEA, plan->row_count);
     for (size_t i = 0; i < plan->row_count; i++)
-        kl__pg_add_tasks(args, append, plan, &plan->rows[i]);
+        add_tasks(args, append, plan, &plan->rows[i]);
 }
 
 kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_args *args)
@@ -426,9 +427,7 @@ static kl_rc append_many(kl__pg *pg, const kl_append *append, bool flushes)
     kl__pg_names names = names_of(append);
     bool appended;
     kl_rc rc = make_plan(append, &plan);
-    if (rc == KL_OK && append->token && append->count >= KL_PG_COPY_MIN)
-        rc = kl__pg_append_copy(pg, append, &plan);
-    else if (rc == KL_OK)
+    if (rc == KL_OK)
         rc = append_rows(pg, append, &plan, &names, flushes, &appended);
     free_plan(&plan);
     return rc;

@@ -1,4 +1,4 @@
-/* append.h - what both ways of appending share: which entries make a row.
+/* append.h - which entries make a row, and how they are appended.
  *
  * Entries of one line of a shard share a row, up to KL_PG_ROW_BYTES. A position names a number that is drawn, and a place
  * among the up to 256 entries that share it (sql_tables.c); a row's entries share one number. Entries get their places in
@@ -9,7 +9,6 @@
 #include "store/postgres/postgres.h"
 
 enum {
-    KL_PG_COPY_MIN = 512,   /* from so many entries on by COPY */
     KL_PG_DRAW = 256,       /* entries for each number that is drawn from the sequence */
     KL_PG_ROW_BYTES = 3900, /* of its entries: two rows fit into a page; move_left_over (sql_upkeep.c) knows it, too */
     KL_PG_ENTRY_BYTES = 32, /* beside its key and so on */
@@ -60,9 +59,6 @@ static inline int64_t kl__pg_large_bytes(const kl_entry *entry)
 
 kl_rc kl__pg_append_args(const kl_append *append, bool early, kl__pg_args *args);
 
-/* The entries of a row, as its column `tasks` has them (row.h). */
-void kl__pg_add_tasks(kl__pg_args *args, const kl_append *append, const kl__pg_plan *plan, const kl__pg_row *row);
-
 /* append_group.c: an append with a token, together with those of other threads, or alone. */
 kl_rc kl__pg_append_grouped(kl__pg *pg, const kl_append *append);
 
@@ -74,8 +70,5 @@ kl_rc kl__pg_append_together(kl__pg *pg, const kl_append *whole, const kl_token 
 
 /* KL_ESEALED as the caller is told it: which entry. */
 kl_rc kl__pg_append_sealed(kl__pg *pg, const kl_append *append);
-
-/* Appends by COPY. Only with a token: without one, entries that wait already would have to be left out. */
-kl_rc kl__pg_append_copy(kl__pg *pg, const kl_append *append, const kl__pg_plan *plan);
 
 #endif

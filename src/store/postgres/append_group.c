@@ -20,9 +20,9 @@
 #include "store/postgres/append.h"
 
 enum {
-    GROUP_ENTRIES = 400, /* below KL_PG_COPY_MIN, */
+    GROUP_ENTRIES = 400,
     GROUP_BYTES = 1 << 18,
-    LARGE_ENTRIES = 128, /* and one that has more is better off alone */
+    LARGE_ENTRIES = 128, /* one that has more is better off alone */
     LINGER_NS = 200000,
     PATIENCE_MS = 20,
     VAIN_MAX = 63,

@@ -80,8 +80,6 @@ void kl__pg_null(kl__pg_args *args, kl__pg_type type) { begin(args, types[type].
 
 void kl__pg_null_array(kl__pg_args *args, kl__pg_type type) { begin(args, types[type].array, -1); }
 
-Oid kl__pg_type_oid(kl__pg_type type) { return types[type].type; }
-
 void kl__pg_uuid(kl__pg_args *args, const void *bytes16)
 {
     begin(args, types[KL_PG_UUID].type, bytes16 ? 16 : -1);
@@ -142,12 +140,6 @@ void *kl__pg_add_room(kl__pg_args *args, size_t len)
     put_int(args, 4, (int64_t)len);
     args->lengths[args->count - 1] += 4 + (int)len;
     return extend(args, len);
-}
-
-void kl__pg_add_raw(kl__pg_args *args, const void *bytes, size_t len)
-{
-    put_bytes(args, bytes, len);
-    args->lengths[args->count - 1] += (int)len;
 }
 
 void kl__pg_add_null(kl__pg_args *args)

@@ -6,7 +6,7 @@
  *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
- *     append.c, append_copy.c, append_group.c, scan.c, read.c, settle.c, records.c      the calls
+ *     append.c, append_group.c, scan.c, read.c, settle.c, records.c      the calls
  *     row.h        the tasks of a row, as bytes
  *     seen.c       what scans have shown, kept for those who read and settle it
  *     inbox.c      taking in what was put in SQL
@@ -162,7 +162,6 @@ void kl__pg_args_free(kl__pg_args *args);
 void kl__pg_int(kl__pg_args *args, kl__pg_type type, int64_t value);
 void kl__pg_null(kl__pg_args *args, kl__pg_type type);
 void kl__pg_null_array(kl__pg_args *args, kl__pg_type type); /* of such elements */
-Oid kl__pg_type_oid(kl__pg_type type);
 void kl__pg_uuid(kl__pg_args *args, const void *bytes16);
 void kl__pg_bytes(kl__pg_args *args, kl_bytes bytes);
 void *kl__pg_room(kl__pg_args *args, size_t len); /* the same, for the caller to fill; NULL: out of memory */
@@ -176,7 +175,6 @@ void kl__pg_add_bytes(kl__pg_args *args, kl_bytes bytes);
 void kl__pg_add_bytes_or_null(kl__pg_args *args, kl_bytes bytes); /* empty: NULL */
 void *kl__pg_add_room(kl__pg_args *args, size_t len);             /* bytes for the caller to fill, as above */
 void kl__pg_add_null(kl__pg_args *args);
-void kl__pg_add_raw(kl__pg_args *args, const void *bytes, size_t len); /* without a length in front */
 
 /* A value of a row; integers of any width; NULL is 0, or empty. */
 int64_t kl__pg_get_int(const PGresult *rows, int row, int column);

@@ -35,14 +35,6 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.commit_early() RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-    IF current_setting('keyline.skipped', true) IS DISTINCT FROM 'yes' THEN
-        PERFORM set_config('synchronous_commit', 'off', true);
-    END IF;
-END
-$$;
-
 CREATE FUNCTION $S.flush() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
