@@ -2,7 +2,9 @@
  *
  * Producers put numbered tasks for each key, some through the library and some in SQL together with a row of their own in
  * one transaction. Worker processes note each start and each end in one file, which is opened for appending, so its lines
- * stand in the order in which things happened. In the end
+ * stand in the order in which things happened. Some tasks are to be tried again, so that others of their segments are
+ * settled before them. Everything that may be cleared away is, all the time: segments take turns after every few tasks, and
+ * left-overs move at once. In the end
  *
  *     every task that was acknowledged has been run to its end, and no other;
  *     of each key, a task was first started after the one before it had ended;
@@ -26,7 +28,9 @@ enum {
     NUMBERS_MAX = 1 << 14,
     BETWEEN = 60,
     BATCH = 8,
-    AHEAD = 300
+    AHEAD = 300,
+    FAIL_EACH = 7,
+    CLEAR_EACH = 10
 };
 
 /* --- A worker process: this program once more, told by its environment what it is --- */
@@ -43,10 +47,25 @@ static void note(const char *what, const kl_work *work)
         _exit(3);
 }
 
+/* Some tasks fail at first; their keys wait for them. */
+static bool fails(const kl_work *work)
+{
+    char text[32];
+    int key = 0, number = 0;
+    kl_bytes payload = kl_work_payload(work);
+    snprintf(text, sizeof text, "%.*s", (int)payload.len, (const char *)payload.data);
+    return kl_work_attempt(work) == 1 && sscanf(text, "%d %d", &key, &number) == 2 && number % FAIL_EACH == 0;
+}
+
 static kl_outcome handle(kl_work *work, void *ctx)
 {
     (void)ctx;
     note("start", work);
+    if (fails(work)) {
+        note("fail", work);
+        kl_work_retry_after(work, 1);
+        return KL_RETRY;
+    }
     note("end", work);
     return KL_DONE;
 }
@@ -87,6 +106,8 @@ struct campaign {
     _Atomic long put, ended;
     int next[KEYS]; /* of each key; the producer's */
     uint64_t random;
+    PGconn *sweeper;
+    long cleared_at; /* how many had ended */
 
     /* What the log says, as far as it was read. */
     FILE *reading;
@@ -154,6 +175,8 @@ static void take_line(struct campaign *campaign, const char *line)
         take_start(campaign, pid, key, number);
     } else if (strcmp(what, "end") == 0) {
         take_end(campaign, key, number);
+    } else if (strcmp(what, "fail") == 0) {
+        campaign->runs_in[key] = 0;
     } else {
         for (int i = 0; i < KEYS; i++)
             if (campaign->runs_in[i] == pid)
@@ -244,6 +267,23 @@ static void *produce(void *ctx)
 
 /* --- The campaign --- */
 
+/* As the store's own thread does it, without waiting for anything to become old or large; and it may fail as there. Each is
+ * a transaction of its own. */
+static void clear_away(struct campaign *campaign)
+{
+    static const char *const steps[] = {"upkeep_segments(0, 0, 0)", "upkeep(1000, 5000, 1000000)", "upkeep_last(0)"};
+    char sql[200];
+    if (PQstatus(campaign->sweeper) != CONNECTION_OK) {
+        PQfinish(campaign->sweeper);
+        campaign->sweeper = pg_server_connect();
+    }
+    for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
+        snprintf(sql, sizeof sql, "SELECT %s.%s", campaign->schema, steps[i]);
+        PQclear(PQexec(campaign->sweeper, sql));
+    }
+    campaign->cleared_at = atomic_load(&campaign->ended);
+}
+
 struct goal {
     struct campaign *campaign;
     long ended;
@@ -253,6 +293,8 @@ static bool has_come_to(void *ctx)
 {
     const struct goal *goal = ctx;
     read_on(goal->campaign);
+    if (atomic_load(&goal->campaign->ended) >= goal->campaign->cleared_at + CLEAR_EACH)
+        clear_away(goal->campaign);
     return atomic_load(&goal->campaign->ended) >= goal->ended || test_failed();
 }
 
@@ -279,6 +321,7 @@ static bool begin(struct campaign *campaign)
         snprintf(sql, sizeof sql, "CREATE TABLE %s.ledger (key int, number int, PRIMARY KEY (key, number))",
                  campaign->schema);
         pg_server_run(sql);
+        campaign->sweeper = pg_server_connect();
         campaign->reading = fopen(campaign->log, "w+");
     }
     good = good && campaign->reading && pthread_create(&campaign->producer, NULL, produce, campaign) == 0;
@@ -297,6 +340,7 @@ static void strike(struct campaign *campaign, int number)
     campaign->workers[which] = spawn(campaign);
     if (number % 5 == 1)
         CHECK(pg_server_crash());
+    clear_away(campaign);
     snprintf(sql, sizeof sql, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '%s'",
              campaign->schema);
     if (number % 5 == 3)
@@ -309,6 +353,7 @@ static void finish(struct campaign *campaign)
         if (campaign->workers[i] > 0)
             kill_worker(campaign, i);
     fclose(campaign->reading);
+    PQfinish(campaign->sweeper);
     kl_queue_close(campaign->queue);
     kl_store_close(campaign->store);
     workdir_remove(campaign->dir);
