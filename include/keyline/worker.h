@@ -88,7 +88,8 @@ KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t c
                                          kl_worker **ret_worker);
 
 /* Starts no more tasks, lets the running ones end (stop_ms), settles everything, and gives the shards back at once.
- * A store that cannot be reached is tried for as long as the queue's lease; then others take the shards by themselves.
+ * A store that cannot be reached, or that refuses outcomes, is tried for as long as the queue's lease; then others take the
+ * shards by themselves.
  * Waits for that up to wait_ms, 0: not at all; KL_ETIMEDOUT: not yet, call again or close. What was given up is run
  * again by the next owner and costs no attempt. May be repeated. */
 KL_API KL_MUST_USE kl_rc kl_worker_drain(kl_worker *worker, int64_t wait_ms);

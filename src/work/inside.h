@@ -345,6 +345,7 @@ struct kl__pump {
     uint64_t news;               /* how far records of the queue's store had changed when last asked; 0: not told */
     kl__reader records;          /* of settings, pauses and cancelled jobs */
     int64_t owners_ms;           /* when owners were last asked, on the local clock */
+    int64_t unsettled_ms;        /* likewise, since when every settle failed; 0: the last one did not */
     int64_t watch_ms;            /* when it was last looked what others do there */
     int64_t tick_ms;             /* when everything else was */
     int64_t ended_ms;            /* when an outcome was last durable, on the store's clock */

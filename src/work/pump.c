@@ -382,12 +382,13 @@ void kl__pump_stop(kl__pump *pump)
 }
 
 /* A store that is away must not hold up the end: when no beat came through for a whole lease, nothing is left to give
- * back, and no outcome would count. */
+ * back, and no outcome would count. Nor must one that answers and refuses outcomes for so long: others run those tasks. */
 bool kl__pump_gone(const kl__pump *pump)
 {
-    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
-    bool away = local_ms - pump->owners_ms >= pump->descriptor->settings.lease_ms;
-    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx), lease_ms = pump->descriptor->settings.lease_ms;
+    bool away = local_ms - pump->owners_ms >= lease_ms;
+    bool refused = pump->finished > 0 && pump->unsettled_ms && local_ms - pump->unsettled_ms >= lease_ms;
+    for (const kl__partition *partition = pump->partitions; !refused && partition; partition = partition->next)
         if (!partition->gone && (!away || kl__owners_holds(partition->owners, local_ms)))
             return false;
     return pump->stopping && pump->running == 0;

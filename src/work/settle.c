@@ -322,6 +322,15 @@ static void apply(kl__settles *settles, kl_rc rc)
     }
 }
 
+static void note_settle(kl__pump *pump, kl_rc rc)
+{
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    if (rc == KL_OK || rc == KL_ESTALE)
+        pump->unsettled_ms = 0;
+    else if (pump->unsettled_ms == 0)
+        pump->unsettled_ms = local_ms ? local_ms : 1;
+}
+
 bool kl__pump_has_finished(const kl__pump *pump) { return pump->finished > 0; }
 
 kl_rc kl__pump_settle(kl__pump *pump, uint64_t *ret_sent)
@@ -342,6 +351,7 @@ kl_rc kl__pump_settle(kl__pump *pump, uint64_t *ret_sent)
     kl__pump_now(pump);
     *ret_sent = settles->task_count;
     apply(settles, rc);
+    note_settle(pump, rc);
     settles->under_way = false;
     return rc == KL_ESTALE ? KL_OK : rc;
 }

@@ -642,6 +642,26 @@ TEST(functions_of_the_schema_do_not_depend_on_the_search_path)
     close_bed(&bed);
 }
 
+/* The server answers, and the worker keeps its shards; but no outcome can be sent. */
+TEST(a_worker_whose_outcomes_are_refused_ends_after_a_lease_and_the_next_one_runs_the_task)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .lease_ms = 1000}));
+    PGconn *app = connect_app(&bed);
+    say(app, "ALTER FUNCTION settle RENAME TO settle_away; ALTER FUNCTION settle_sure RENAME TO settle_sure_away");
+    REQUIRE(work(&bed));
+    put_task(bed.queue, "k", "done");
+    runs_wait(&bed.runs, 1);
+    CHECK_INT(kl_worker_drain(bed.worker, WAIT_MS), KL_OK);
+    kl_worker_close(bed.worker);
+    say(app, "ALTER FUNCTION settle_away RENAME TO settle; ALTER FUNCTION settle_sure_away RENAME TO settle_sure");
+    REQUIRE(work(&bed));
+    runs_wait(&bed.runs, 2);
+    CHECK_INT(kl_worker_drain(bed.worker, WAIT_MS), KL_OK);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 /* --- Several at once, and lost connections --- */
 
 struct taker {
