@@ -16,6 +16,13 @@ enum { PG_URL_BYTES = 512 };
  * install or look at. */
 KL_MUST_USE kl_rc pg_server_url(char ret_url[PG_URL_BYTES]);
 
+/* Where a trial of test-conformance-postgres has its store. */
+struct pg_place {
+    char url[PG_URL_BYTES];
+    char schema[64];
+    size_t url_length; /* as it was at first */
+};
+
 /* The same database, with a schema that no other call has got; its connections bear the schema's name, too. */
 KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64]);
 

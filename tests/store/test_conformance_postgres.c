@@ -14,12 +14,6 @@
 #include "store/pg_trial.h"
 #include "store/quick.h"
 
-struct pg_place {
-    char url[PG_URL_BYTES];
-    char schema[64];
-    size_t url_length; /* as it was at first */
-};
-
 static kl_rc reopen_postgres(void *place, const kl_store_opts *opts, kl_store **ret_store)
 {
     struct pg_place *its = place;
@@ -43,9 +37,9 @@ static void empty_schema(const char *schema)
              "ALTER SEQUENCE %s.clock RESTART; ALTER SEQUENCE %s.segment_in_use RESTART;"
              "ALTER SEQUENCE %s.part_in_use RESTART;"
              "INSERT INTO %s.segments SELECT n, 0, 0, 0 FROM generate_series(1, 2) AS n;"
-             "TRUNCATE %s.started; INSERT INTO %s.started VALUES (true);"
+             "SELECT %s.note_started();"
              "UPDATE %s.test_clock SET ms = 0; ALTER SEQUENCE %s.positions RESTART",
-             schema, schema, schema, schema, schema, schema, schema, schema, schema);
+             schema, schema, schema, schema, schema, schema, schema, schema);
     pg_server_run(sql);
 }
 

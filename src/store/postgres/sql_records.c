@@ -1,6 +1,6 @@
 /* sql_records.c - records, as functions of the schema: small values with a version.
  *
- * Versions come from a sequence, so none is ever used again; removing draws one, too, so that whoever looks from time to
+ * Versions come from a sequence, so none is ever used again, not even when the database was restored (skip_positions); removing draws one, too, so that whoever looks from time to
  * time whether anything has changed need not read it all. What nobody needs to be told of has versions of its own, far
  * above the others (2^52). The writes of a call are one transaction, each judged for
  * itself and in order; the row of a name stays locked until its end. */
@@ -85,6 +85,10 @@ DECLARE
     o record;
 BEGIN
     PERFORM $S.begin_write();
+    IF NOT EXISTS (SELECT FROM $S.started s
+                   WHERE s.since = pg_postmaster_start_time() AND s.file = pg_relation_filepath(s.tableoid)) THEN
+        PERFORM $S.skip_positions();
+    END IF;
     FOR w IN SELECT * FROM unnest(names, wases, gones, vals, expireses, quiets)
                       WITH ORDINALITY AS u(name, was, gone, val, expires, quiet, num) LOOP
         SELECT * INTO o FROM $S.put_record(w.name, w.was, w.gone, w.val, w.expires, w.quiet);

@@ -2,9 +2,11 @@
  *
  *     positions   a sequence: each append draws a number for up to 256 of its entries. It does so under the locks of its
  *                 shards, which it keeps until it is committed: so positions become visible in their order (S2).
- *     started     a row while the server has not crashed, nor a replica taken its place: it is not logged, so it is gone
- *                 then. What the sequence had drawn last may be lost with the end of the log, and somebody may have seen
- *                 it: so whoever finds no row puts the sequence far ahead, and commits that before anybody draws.
+ *     started     a row that names this table's own file and when the server began: so whoever finds it knows that the
+ *                 server has not crashed, nor a replica taken its place (it is not logged, so it is gone then), and that
+ *                 the database was not restored, nor the server begun from a copy of its files. Otherwise the sequence may
+ *                 have been further than it knows, and somebody may have seen that: so whoever does not find the row puts
+ *                 it far ahead, and commits that before anybody draws (skip_positions).
  *     sealed      a row per sealed shard.
  *     entries     tasks, never updated. A row has those that one append put into one line of a shard, up to some 4 KB, as
  *                 bytes (row.h); `number` says how many. `jobs` and `groups` are arrays, NULL where no task has one.
@@ -58,8 +60,7 @@ CREATE TABLE $S.partitions (
 );
 
 CREATE SEQUENCE $S.positions;
-CREATE UNLOGGED TABLE $S.started (only_row boolean PRIMARY KEY CHECK (only_row));
-INSERT INTO $S.started VALUES (true);
+CREATE UNLOGGED TABLE $S.started (file text NOT NULL, since timestamptz NOT NULL);
 
 CREATE TABLE $S.sealed (
     partition int NOT NULL,

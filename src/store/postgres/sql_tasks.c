@@ -17,6 +17,10 @@
  * all. So a function that is called inside a query which reads tasks is STABLE, and then has the snapshot of that query,
  * whose lock on `entries` keeps a TRUNCATE off; or the query around it reads nothing that goes with what it reads.
  *
+ * Where the sequences may have been set back, they go on far ahead: 2^30 numbers, and up to as many more by chance, and at
+ * least where they would be if 16 had been drawn in each millisecond since 2020. Whatever was drawn since a copy was made is
+ * below that, unless it was more; and two that go on from one copy draw different ones. There are 2^47 numbers.
+ *
  * What an append finds done already, by its token or because its tasks wait, may have been committed without waiting for
  * the disk by somebody who did not come to do so (append.c). So it waits for the disk itself, though it writes nothing: an
  * append of tasks that wait by a message in its own transaction, one whose token is known by another call. */
@@ -24,13 +28,31 @@
 
 /* clang-format off */
 const char kl__pg_sql_tasks[] = KL_SQL(
+CREATE FUNCTION $S.note_started() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    DELETE FROM $S.started;
+    INSERT INTO $S.started (file, since) VALUES (pg_relation_filepath('$S.started'), pg_postmaster_start_time());
+END
+$$;
+
+CREATE FUNCTION $S.far_ahead(last bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN GREATEST(last + 1073741824 + floor(random() * 1073741824)::bigint,
+                    floor((extract(epoch FROM clock_timestamp()) - 1577836800) * 16000)::bigint);
+END
+$$;
+
 CREATE FUNCTION $S.skip_positions() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_advisory_xact_lock($L, 2);
-    IF NOT EXISTS (SELECT FROM $S.started) THEN
-        PERFORM setval($C || '.positions', s.last_value + 1073741824) FROM $S.positions s;
+    IF NOT EXISTS (SELECT FROM $S.started s
+                   WHERE s.since = pg_postmaster_start_time() AND s.file = pg_relation_filepath(s.tableoid)) THEN
+        PERFORM setval($C || '.positions', $S.far_ahead(s.last_value)) FROM $S.positions s;
+        PERFORM setval($C || '.versions', $S.far_ahead(s.last_value)) FROM $S.versions s;
+        PERFORM setval($C || '.quiet_versions', 4503599627370496 + $S.far_ahead(s.last_value - 4503599627370496))
+        FROM $S.quiet_versions s;
         PERFORM set_config('keyline.skipped', 'yes', true);
-        INSERT INTO $S.started VALUES (true);
+        PERFORM $S.note_started();
     END IF;
 END
 $$;
@@ -56,7 +78,9 @@ BEGIN
     PERFORM pg_advisory_xact_lock($L, x.number)
     FROM (SELECT DISTINCT 2048 + (hashint8((u.p::bigint << 16) | u.s) & 1023) AS number
           FROM unnest(ps, ss) AS u(p, s) ORDER BY 1) x;
-    SELECT t.segment, t.part, EXISTS (SELECT FROM $S.started) AS is_started,
+    SELECT t.segment, t.part,
+           EXISTS (SELECT FROM $S.started s WHERE s.since = pg_postmaster_start_time()
+                                              AND s.file = pg_relation_filepath(s.tableoid)) AS is_started,
            EXISTS (SELECT FROM $S.tokens k WHERE k.token = ANY (toks)) AS is_known,
            EXISTS (SELECT FROM $S.sealed) AS are_sealed
     INTO found FROM $S.state t;
@@ -145,7 +169,9 @@ BEGIN
         PERFORM $S.begin_write();
     END IF;
     PERFORM pg_advisory_xact_lock($L, 2048 + (hashint8((p::bigint << 16) | s) & 1023));
-    SELECT t.segment, t.part, EXISTS (SELECT FROM $S.started) AS is_started,
+    SELECT t.segment, t.part,
+           EXISTS (SELECT FROM $S.started s WHERE s.since = pg_postmaster_start_time()
+                                              AND s.file = pg_relation_filepath(s.tableoid)) AS is_started,
            EXISTS (SELECT FROM $S.tokens k WHERE k.token = tok) AS is_known,
            EXISTS (SELECT FROM $S.sealed x WHERE x.partition = p AND x.shard = s) AS is_sealed
     INTO found FROM $S.state t;
