@@ -11,6 +11,10 @@
  * numbers are lower, and whoever sees the later rows sees its rows, too: so they come first. Between two that overlap
  * there is no order to keep.
  *
+ * PostgreSQL commits transactions that notify one after the other, and whatever the first of them waits for, a disk or a
+ * replica, the others wait for, too. So a transaction notifies only if no other one that does is open, which an advisory lock
+ * tells; the rows of the rest are found by whoever the one has woken, or looks every tenth of a second (work/worker_inbox.c).
+ *
  * Names have the collation "C", which convert_from() gives its results: with any other the index does not serve them, and
  * each read passes all rows.
  *
@@ -152,7 +156,7 @@ BEGIN
              WITH ORDINALITY AS u(queue, key, kind, payload, option, n) ORDER BY u.n
         RETURNING number)
     SELECT max(i.number) INTO last FROM i;
-    PERFORM pg_notify($C, 'inbox');
+    PERFORM pg_notify($C, 'inbox') WHERE pg_try_advisory_xact_lock($L, 3);
     RETURN last;
 END
 $$;

@@ -65,7 +65,7 @@ BEGIN
              WITH ORDINALITY AS u(queue, key, kind, payload, option, n) ORDER BY u.n
         RETURNING number)
     SELECT max(i.number) INTO last FROM i;
-    PERFORM pg_notify($C, 'inbox');
+    PERFORM pg_notify($C, 'inbox') WHERE pg_try_advisory_xact_lock($L, 3);
     RETURN last;
 END
 $$;

@@ -1,0 +1,126 @@
+/* test_postgres_server.c - what whoever runs the server sees of the store, and what the store makes of the server's settings.
+ *
+ * Part of test-postgres. Settings of the server are taken back at the end of each test. */
+#include <libpq-fe.h>
+
+#include "queue/inside.h"
+#include "store/pg_server.h"
+#include "work/support.h"
+
+struct bed {
+    kl_store *store;
+    kl_queue *queue;
+    char url[PG_URL_BYTES], schema[64];
+};
+
+static bool open_bed(struct bed *bed)
+{
+    *bed = (struct bed){.store = NULL};
+    bool good = pg_server_new_schema(bed->url, bed->schema) == KL_OK &&
+                kl_store_open(bed->url, NULL, &bed->store) == KL_OK &&
+                kl_queue_open(bed->store, "orders", NULL, &bed->queue) == KL_OK;
+    if (!good)
+        test_fail(__FILE__, __LINE__, "no queue: %s", kl_error_text());
+    return good;
+}
+
+static void close_bed(struct bed *bed)
+{
+    char sql[128];
+    kl_queue_close(bed->queue);
+    kl_store_close(bed->store);
+    snprintf(sql, sizeof sql, "DROP SCHEMA IF EXISTS %s CASCADE", bed->schema);
+    pg_server_run(sql);
+}
+
+static PGconn *connect_app(const struct bed *bed)
+{
+    char sql[128];
+    PGconn *app = pg_server_connect();
+    snprintf(sql, sizeof sql, "SET search_path = %s, public", bed->schema);
+    PQclear(PQexec(app, sql));
+    return app;
+}
+
+static void say(PGconn *app, const char *sql)
+{
+    PGresult *rows = PQexec(app, sql);
+    ExecStatusType status = PQresultStatus(rows);
+    if (status != PGRES_COMMAND_OK && status != PGRES_TUPLES_OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", sql, PQerrorMessage(app));
+    PQclear(rows);
+}
+
+/* --- Commits that are held up --- */
+
+static bool waits_for_replica(void *ctx)
+{
+    char sql[160];
+    snprintf(sql, sizeof sql, "SELECT count(*) FROM pg_stat_activity WHERE pid = %d AND wait_event = 'SyncRep'",
+             PQbackendPID(ctx));
+    return pg_server_number(sql) == 1;
+}
+
+static bool waits_or_ends(void *held)
+{
+    return waits_for_replica(held) || (PQconsumeInput(held) == 1 && !PQisBusy(held));
+}
+
+static void end_call(PGconn *app)
+{
+    for (PGresult *rows; (rows = PQgetResult(app)); PQclear(rows))
+        CHECK_INT(PQresultStatus(rows), PGRES_TUPLES_OK);
+}
+
+static void set_replicas(const char *names)
+{
+    char sql[128];
+    snprintf(sql, sizeof sql, "ALTER SYSTEM SET synchronous_standby_names = '%s'", names);
+    pg_server_run(sql);
+    pg_server_run("SELECT pg_reload_conf()");
+}
+
+/* Puts until a commit is held up: the server takes its time to learn of the setting. Returns how many tasks that are. */
+static size_t put_until_held(PGconn *held)
+{
+    size_t count = 0;
+    bool waits = false;
+    while (!waits) {
+        CHECK(PQsendQuery(held, "SELECT put('orders', 'done')") == 1);
+        count++;
+        await_condition("a commit ends or is held up", waits_or_ends, held);
+        waits = waits_for_replica(held);
+        if (!waits)
+            end_call(held);
+    }
+    return count;
+}
+
+/* A replica that never answers holds up one commit; the limit is for a test that fails. */
+TEST(a_put_in_sql_whose_commit_is_held_up_holds_up_no_other)
+{
+    enum { OTHERS = 8 };
+    struct bed bed;
+    PGconn *others[OTHERS];
+    size_t count = 1, sum = 0;
+    REQUIRE(open_bed(&bed));
+    PGconn *held = connect_app(&bed);
+    for (int i = 0; i < OTHERS; i++) {
+        others[i] = connect_app(&bed);
+        say(others[i], "SET synchronous_commit = local; SET statement_timeout = '20s'");
+    }
+    set_replicas("nobody");
+    size_t puts = OTHERS + put_until_held(held);
+    for (int i = 0; i < OTHERS; i++)
+        say(others[i], "SELECT put('orders', 'done')");
+    CHECK(waits_for_replica(held));
+    set_replicas("");
+    end_call(held);
+    for (; count > 0; sum += count)
+        CHECK_INT(kl__queue_take_in(bed.queue, 0, NULL, NULL, &count), KL_OK);
+    CHECK_INT(sum, puts);
+    for (int i = 0; i < OTHERS; i++)
+        PQfinish(others[i]);
+    PQfinish(held);
+    close_bed(&bed);
+}
