@@ -124,3 +124,51 @@ TEST(a_put_in_sql_whose_commit_is_held_up_holds_up_no_other)
     PQfinish(held);
     close_bed(&bed);
 }
+
+/* --- Connections --- */
+
+/* Who may come in how; the old text is to be freed. */
+static char *read_rules(char path[512])
+{
+    PGconn *app = pg_server_connect();
+    PGresult *rows = PQexec(app, "SELECT current_setting('hba_file'), pg_read_file(current_setting('hba_file'))");
+    snprintf(path, 512, "%s", PQgetvalue(rows, 0, 0));
+    char *text = strdup(PQgetvalue(rows, 0, 1));
+    PQclear(rows);
+    PQfinish(app);
+    return text;
+}
+
+static void write_rules(const char *path, const char *first, const char *rest)
+{
+    FILE *file = fopen(path, "w");
+    CHECK(file && fprintf(file, "%s%s", first, rest) > 0 && fclose(file) == 0);
+    pg_server_run("SELECT pg_reload_conf()");
+}
+
+static bool password_is_wanted(void *url)
+{
+    PGconn *conn = PQconnectdb(url);
+    bool wanted = PQconnectionNeedsPassword(conn);
+    PQfinish(conn);
+    return wanted;
+}
+
+TEST(a_password_that_is_missing_is_asked_for_and_is_no_server_that_is_away)
+{
+    char url[PG_URL_BYTES + 64], path[512];
+    kl_store *store = NULL;
+    REQUIRE(pg_server_url(url) == KL_OK);
+    char *rules = read_rules(path);
+    setenv("PGPASSFILE", "/nowhere", 1);
+    pg_server_run("CREATE ROLE with_password LOGIN PASSWORD 'x'");
+    write_rules(path, "local all with_password scram-sha-256\n", rules);
+    snprintf(url + strlen(url), 64, "&user=with_password");
+    await_condition("the server wants a password", password_is_wanted, url);
+    CHECK_INT(kl_store_open(url, NULL, &store), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "supply a password");
+    write_rules(path, "", rules);
+    pg_server_run("DROP ROLE with_password");
+    unsetenv("PGPASSFILE");
+    free(rules);
+}

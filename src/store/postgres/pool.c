@@ -87,6 +87,11 @@ static kl_rc refuse_connection(const PGconn *conn)
     const char *text = *PQerrorMessage(conn) ? PQerrorMessage(conn) : "it does not answer", *state = find_state(text);
     const char *said = state ? state + 7 : text;
     int length = length_of(said);
+    if (PQconnectionNeedsPassword(conn))
+        return kl__fail(KL_EINVAL,
+                        "the server wants a password, and there is none (%.*s); supply a password in ~/.pgpass, in PGPASSWORD "
+                        "or in the URL",
+                        length, said);
     if (!state)
         return kl__fail(KL_EBUSY,
                         "the database is not to be reached; see that the server runs and that the URL names its host "
