@@ -4,8 +4,10 @@
  * Who has seen a position may still settle it: so no position is given twice, whatever the database has forgotten. */
 #include <stdio.h>
 
+#include "store/calls.h"
 #include "store/conformance.h"
 #include "store/pg_server.h"
+#include "store/quick.h"
 
 enum { DRAWN = 100 };
 
@@ -62,4 +64,46 @@ CLAIM(what_follows_a_copy_differs_from_what_followed_it_before)
         CHECK(after[i] > begin + DRAWN - 1);
     }
     CHECK(!overlap(after[0], after[1]));
+}
+
+/* --- Another database under the same name --- */
+
+/* The partitions have other names, or those that they had. */
+static void rename_all(const struct trial *t, const char *name)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql, "UPDATE %s.partitions SET name = %s", schema_of(t), name);
+    pg_server_run(sql);
+}
+
+/* All connections of the store. */
+static void cut(const struct trial *t)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '%s'",
+             schema_of(t));
+    pg_server_run(sql);
+}
+
+static bool is_refused(struct trial *t)
+{
+    kl_stub stub;
+    size_t count;
+    kl_scan scan = {.place = order_place(t, 4), .max = 1};
+    return scan_one(t->store, &scan, &stub, &count) == KL_ESYSTEM && strstr(kl_error_text(), "was replaced");
+}
+
+CLAIM(a_database_whose_partitions_have_other_numbers_is_used_no_more)
+{
+    kl_task_id id;
+    append_many(t, order_place(t, 4), &id, 1);
+    cut(t);
+    CHECK(!is_refused(t));
+    rename_all(t, "name || '-'");
+    cut(t);
+    CHECK(is_refused(t));
+    rename_all(t, "substr(name, 1, length(name) - 1)");
+    CHECK(is_refused(t));
+    REQUIRE(next_life(t));
+    CHECK(!is_refused(t));
 }

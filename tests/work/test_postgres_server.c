@@ -5,6 +5,7 @@
 
 #include "queue/inside.h"
 #include "store/pg_server.h"
+#include "store/quick.h"
 #include "work/support.h"
 
 struct bed {
@@ -171,4 +172,30 @@ TEST(a_password_that_is_missing_is_asked_for_and_is_no_server_that_is_away)
     pg_server_run("DROP ROLE with_password");
     unsetenv("PGPASSFILE");
     free(rules);
+}
+
+/* As pg_restore --clean leaves it, to connections that stay. */
+TEST(a_worker_notices_that_its_partitions_are_another_table)
+{
+    struct bed bed;
+    char sql[768];
+    int64_t ms;
+    uint64_t news;
+    REQUIRE(open_bed(&bed));
+    const char *s = bed.schema;
+    snprintf(
+        sql, sizeof sql,
+        "CREATE TABLE %s.other (LIKE %s.partitions INCLUDING ALL); INSERT INTO %s.other SELECT * FROM %s.partitions;"
+        "DROP TABLE %s.partitions; ALTER TABLE %s.other RENAME TO partitions",
+        s, s, s, s, s, s);
+    CHECK_INT(kl__store_pulse(bed.store, &ms, &news), KL_OK);
+    pg_server_run(sql);
+    CHECK_INT(kl__store_pulse(bed.store, &ms, &news), KL_OK);
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "UPDATE %s.partitions SET name = name || '-'", s);
+    pg_server_run(sql);
+    CHECK_INT(kl__store_pulse(bed.store, &ms, &news), KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), "was replaced");
+    CHECK_INT(kl_store_now(bed.store, &ms), KL_ESYSTEM);
+    close_bed(&bed);
 }

@@ -88,10 +88,11 @@ static kl_rc refuse_connection(const PGconn *conn)
     const char *said = state ? state + 7 : text;
     int length = length_of(said);
     if (PQconnectionNeedsPassword(conn))
-        return kl__fail(KL_EINVAL,
-                        "the server wants a password, and there is none (%.*s); supply a password in ~/.pgpass, in PGPASSWORD "
-                        "or in the URL",
-                        length, said);
+        return kl__fail(
+            KL_EINVAL,
+            "the server wants a password, and there is none (%.*s); supply a password in ~/.pgpass, in PGPASSWORD "
+            "or in the URL",
+            length, said);
     if (!state)
         return kl__fail(KL_EBUSY,
                         "the database is not to be reached; see that the server runs and that the URL names its host "
@@ -281,6 +282,11 @@ static kl_rc borrow(kl__pg *pg, const char *sql, PGconn **ret_conn)
         give_up(pg, NULL);
         return rc;
     }
+    rc = kl__pg_names_check(pg, conn);
+    if (rc != KL_OK) {
+        give_up(pg, conn);
+        return rc;
+    }
     add_link(pg, conn);
     *ret_conn = conn;
     return KL_OK;
@@ -339,8 +345,9 @@ PGresult *kl__pg_run(const kl__pg *pg, PGconn *conn, const char *sql)
 /* --- Errors --- */
 
 /* UNPREPARED: what was prepared is not there, or is out of date. READ_ONLY: the server has become a standby, perhaps. Nothing
- * was done in either case; another connection knows better. */
-enum fate { FAILED, LOST, TAKEN_BACK, UNPREPARED, READ_ONLY };
+ * was done in either case; another connection knows better. MISSING: a part of the schema is not there, so it may be made
+ * anew, and a new connection looks at it (names.c). */
+enum fate { FAILED, LOST, TAKEN_BACK, UNPREPARED, READ_ONLY, MISSING };
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
@@ -352,6 +359,8 @@ static enum fate fate_of(const PGconn *conn, const char *state)
         return UNPREPARED;
     if (begins(state, "25006"))
         return READ_ONLY;
+    if (begins(state, "3F000") || begins(state, "42P01") || begins(state, "42883"))
+        return MISSING;
     return PQstatus(conn) != CONNECTION_OK || begins(state, "08") || begins(state, "57P") ? LOST : FAILED;
 }
 
@@ -460,7 +469,7 @@ static kl_rc try_once(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *c
         *ret_rows = rows;
     else
         PQclear(rows);
-    if (rc != KL_OK && (*ret_fate == LOST || *ret_fate == UNPREPARED || *ret_fate == READ_ONLY))
+    if (rc != KL_OK && *ret_fate != FAILED && *ret_fate != TAKEN_BACK)
         give_up(pg, conn);
     else
         give_back(pg, conn);
@@ -472,7 +481,9 @@ static kl_rc send_it(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ct
 {
     int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
     int pause_ms = PAUSE_MIN_MS;
-    kl_rc gone = pg->opts.hasty ? check_gone(pg, &until_ns) : KL_OK;
+    kl_rc gone = kl__pg_names_hold(pg);
+    if (gone == KL_OK && pg->opts.hasty)
+        gone = check_gone(pg, &until_ns);
     if (gone != KL_OK)
         return gone;
     for (int tries = 0;; tries++) {

@@ -125,6 +125,7 @@ static void free_store(kl__pg *pg)
     pthread_mutex_destroy(&pg->mutex);
     pthread_mutex_destroy(&pg->taking);
     kl__pg_groups_close(&pg->groups);
+    kl__pg_names_free(pg);
     kl__away_close(&pg->away);
     kl__free(pg->url);
     kl__free(pg);
@@ -230,14 +231,18 @@ static kl_rc pulse(void *self, int64_t *ret_ms, uint64_t *ret_news)
     kl__pg_args args = {0};
     PGresult *rows = NULL;
     kl_rc rc = kl__pg_ask(
-        self, &(kl__pg_call){"SELECT $S.now_ms(), v.last_value + v.is_called::int FROM $S.versions v", &args, true},
+        self,
+        &(kl__pg_call){"SELECT $S.now_ms(), v.last_value + v.is_called::int,"
+                       " (SELECT p.tableoid::pg_catalog.int8 FROM $S.partitions p LIMIT 1) FROM $S.versions v",
+                       &args, true},
         &rows);
     if (rc != KL_OK)
         return rc;
     *ret_ms = show_clock(self, kl__pg_get_int(rows, 0, 0));
     *ret_news = (uint64_t)kl__pg_get_int(rows, 0, 1);
+    int64_t table = kl__pg_get_int(rows, 0, 2);
     PQclear(rows);
-    return KL_OK;
+    return kl__pg_names_see(self, table);
 }
 
 static kl_rc partition_of(void *self, const char *name, uint32_t shard_prefix_len, uint32_t *ret_partition)
@@ -258,7 +263,7 @@ static kl_rc partition_of(void *self, const char *name, uint32_t shard_prefix_le
                         "%u",
                         name, len, shard_prefix_len, len);
     *ret_partition = number;
-    return KL_OK;
+    return kl__pg_names_note(self, name, number);
 }
 
 static bool is_away(void *self) { return kl__away_is_told(&((kl__pg *)self)->away); }

@@ -4,6 +4,7 @@
  *
  *     postgres.c   the engine's table; opening, closing, URL, clock, partitions
  *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
+ *     names.c      whether the database is still the one that was opened
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
  *     append.c, append_group.c, scan.c, read.c, settle.c, records.c      the calls
@@ -67,6 +68,7 @@ typedef struct kl__pg_link {
 } kl__pg_link;
 
 typedef struct kl__pg_member kl__pg_member;
+typedef struct kl__pg_name kl__pg_name; /* of a partition; names.c */
 
 /* Appends of several threads; append_group.c. */
 typedef struct kl__pg_groups {
@@ -99,6 +101,11 @@ typedef struct kl__pg {
     int64_t now_ms;                           /* the latest that the clock has shown */
 
     kl__away away; /* whether the server answers */
+
+    /* names.c */
+    kl__pg_name *names;               /* under the mutex; they stay as long as the store */
+    atomic_bool replaced;             /* one of them is another's now */
+    atomic_int_least64_t names_table; /* by its oid; 0: nobody has looked */
 
     /* Of a hasty store: since when there is no connection to be had (0: there is), why, and not tried again before. */
     int64_t gone_ns, again_ns;
@@ -241,6 +248,21 @@ void kl__pg_pool_close(kl__pg *pg);
 char *kl__pg_expand(const kl__pg *pg, const char *sql);
 
 void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
+
+/* --- names.c --- */
+
+/* A partition was opened under this name. KL_ESYSTEM: as below. */
+kl_rc kl__pg_names_note(kl__pg *pg, const char *name, uint32_t number);
+
+/* KL_ESYSTEM: the database is another one than before, and the sentence says what to do. */
+kl_rc kl__pg_names_hold(const kl__pg *pg);
+
+/* Looks on this connection. KL_EBUSY: it cannot be told now. */
+kl_rc kl__pg_names_check(kl__pg *pg, PGconn *conn);
+
+/* `partitions` has this oid, of late: looks if it is another than before. */
+kl_rc kl__pg_names_see(kl__pg *pg, int64_t table);
+void kl__pg_names_free(kl__pg *pg);
 
 /* --- schema.c --- */
 
