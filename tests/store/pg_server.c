@@ -28,7 +28,7 @@ enum { PATH_BYTES = 256, STARTS_IN_MS = 30000, PING_MS = 10 };
 static struct {
     char dir[WORKDIR_BYTES];
     char bin[PATH_BYTES];
-    pid_t pid, bouncer;
+    pid_t pid, bouncer, standby;
     kl_rc rc; /* KL_OK: it runs */
     bool tried;
     int schemas;
@@ -138,6 +138,10 @@ static void stop(void)
         kill(server.bouncer, SIGKILL);
         waitpid(server.bouncer, NULL, 0);
     }
+    if (server.standby > 0) {
+        kill(server.standby, SIGQUIT);
+        waitpid(server.standby, NULL, 0);
+    }
     if (server.pid > 0) {
         kill(server.pid, SIGQUIT); /* at once: nobody wants its data any more */
         waitpid(server.pid, NULL, 0);
@@ -242,6 +246,27 @@ kl_rc pg_bouncer_url(int connections, char ret_url[PG_URL_BYTES])
         server.bouncer = start("/usr/sbin/pgbouncer", arguments, "/dev/null");
     snprintf(ret_url, PG_URL_BYTES, "postgres:///postgres?host=%s&port=6432&user=postgres", server.dir);
     return server.bouncer > 0 && await_start(ret_url, server.bouncer) ? KL_OK : fail("PgBouncer does not start");
+}
+
+/* --- A standby --- */
+
+kl_rc pg_standby_url(char ret_url[PG_URL_BYTES])
+{
+    char data[PATH_BYTES], sockets[PATH_BYTES];
+    kl_rc rc = pg_server_url(ret_url);
+    if (rc != KL_OK || server.pid <= 0)
+        return rc != KL_OK ? rc : fail("a standby is made of a server of the tests' own only");
+    snprintf(data, sizeof data, "%s/standby", server.dir);
+    snprintf(sockets, sizeof sockets, "unix_socket_directories=%s", server.dir);
+    char *copy[] = {"pg_basebackup", "-D", data,       "-R", "-X",       "stream", "-c",
+                    "fast",          "-h", server.dir, "-U", "postgres", NULL};
+    char *arguments[] = {"postgres",  "-D", data,        "-c", "listen_addresses=",  "-c",
+                         sockets,     "-c", "fsync=off", "-c", "max_connections=60", "-c",
+                         "port=5433", NULL};
+    if (server.standby == 0 && run("pg_basebackup", copy, "/dev/null"))
+        server.standby = start("postgres", arguments, "/dev/null");
+    snprintf(ret_url, PG_URL_BYTES, "postgres:///postgres?host=%s&port=5433&user=postgres", server.dir);
+    return server.standby > 0 && await_start(ret_url, server.standby) ? KL_OK : fail("the standby does not start");
 }
 
 /* --- Statements --- */

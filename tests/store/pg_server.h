@@ -30,6 +30,10 @@ KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_sche
  * started for this; there is one in a program. KL_ESYSTEM: as above; also where the server is not this program's. */
 KL_MUST_USE kl_rc pg_bouncer_url(int connections, char ret_url[PG_URL_BYTES]);
 
+/* A standby of the server, which answers queries; it is made and started for this, and there is one in a program. KL_ESYSTEM:
+ * as above. */
+KL_MUST_USE kl_rc pg_standby_url(char ret_url[PG_URL_BYTES]);
+
 /* A connection to that database, to be finished. */
 PGconn *pg_server_connect(void);
 

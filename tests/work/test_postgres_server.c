@@ -199,3 +199,23 @@ TEST(a_worker_notices_that_its_partitions_are_another_table)
     CHECK_INT(kl_store_now(bed.store, &ms), KL_ESYSTEM);
     close_bed(&bed);
 }
+
+/* --- A standby --- */
+
+TEST(who_puts_to_a_standby_is_told_at_once_to_name_the_primary)
+{
+    struct bed bed;
+    char url[PG_URL_BYTES + 80];
+    kl_store *store = NULL;
+    kl_queue *queue = NULL;
+    kl_put task = {.payload = kl_str("done")};
+    REQUIRE(open_bed(&bed));
+    REQUIRE(pg_standby_url(url) == KL_OK);
+    snprintf(url + strlen(url), 80, "&schema=%s", bed.schema);
+    REQUIRE(kl_store_open(url, NULL, &store) == KL_OK && kl_queue_find(store, "orders", &queue) == KL_OK);
+    CHECK_INT(kl_queue_put(queue, &task, 1, kl_str("name"), NULL), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "name the primary");
+    kl_queue_close(queue);
+    kl_store_close(store);
+    close_bed(&bed);
+}

@@ -351,6 +351,13 @@ enum fate { FAILED, LOST, TAKEN_BACK, UNPREPARED, READ_ONLY, MISSING };
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
 
+/* A standby says so of a table that is not logged, which appends read, by the code that is UNPREPARED otherwise. */
+static bool is_unlogged(const PGresult *rows, const char *state)
+{
+    const char *by = rows ? PQresultErrorField(rows, PG_DIAG_SOURCE_FUNCTION) : NULL;
+    return begins(state, "0A000") && by && strcmp(by, "get_relation_info") == 0;
+}
+
 static enum fate fate_of(const PGconn *conn, const char *state)
 {
     if (begins(state, "40001") || begins(state, "40P01") || begins(state, "55P03") || begins(state, "57014"))
@@ -409,7 +416,7 @@ static kl_rc judge(const PGconn *conn, const PGresult *rows, enum fate *ret_fate
     if (kl__pg_is_good(rows))
         return KL_OK;
     const char *state = rows ? PQresultErrorField(rows, PG_DIAG_SQLSTATE) : NULL;
-    *ret_fate = fate_of(conn, state ? state : "08");
+    *ret_fate = is_unlogged(rows, state ? state : "08") ? READ_ONLY : fate_of(conn, state ? state : "08");
     return refuse(conn, rows, state ? state : "08", *ret_fate);
 }
 
