@@ -174,6 +174,22 @@ TEST(a_password_that_is_missing_is_asked_for_and_is_no_server_that_is_away)
     free(rules);
 }
 
+TEST(connections_bear_the_program_s_name)
+{
+    struct bed bed;
+    char url[PG_URL_BYTES];
+    kl_store *store = NULL;
+    int64_t ms;
+    REQUIRE(open_bed(&bed));
+    snprintf(url, sizeof url, "%s", bed.url);
+    *strstr(url, "&application_name") = '\0';
+    CHECK_INT(kl_store_open(url, NULL, &store), KL_OK);
+    CHECK_INT(kl_store_now(store, &ms), KL_OK);
+    CHECK(pg_server_number("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'keyline'") >= 1);
+    kl_store_close(store);
+    close_bed(&bed);
+}
+
 /* As pg_restore --clean leaves it, to connections that stay. */
 TEST(a_worker_notices_that_its_partitions_are_another_table)
 {

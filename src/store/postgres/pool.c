@@ -113,8 +113,10 @@ static kl_rc refuse_connection(const PGconn *conn)
 
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
 {
-    static const char *const names[] = {"keepalives_idle", "keepalives_interval", "keepalives_count", "dbname", NULL};
-    const char *const values[] = {"10", "5", "3", pg->url, NULL}; /* the URL comes last: it has the last word */
+    static const char *const names[] = {
+        "keepalives_idle", "keepalives_interval", "keepalives_count", "fallback_application_name", "dbname", NULL};
+    const char *const values[] = {"10",      "5",     "3",
+                                  "keyline", pg->url, NULL}; /* the URL comes last: it has the last word */
     PGconn *conn = PQconnectStartParams(names, values, 1);
     if (!conn)
         return kl__fail_memory();
