@@ -228,6 +228,23 @@ TEST(what_is_not_taken_in_is_a_task_for_who_removes_or_purges_its_queue)
     close_bed(&bed);
 }
 
+TEST(a_queue_is_not_removed_while_a_transaction_that_puts_into_it_is_open)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "BEGIN; SELECT put('orders', 'done 1', key => 'a')");
+    CHECK_INT(kl_queue_remove(bed.queue), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "a transaction puts tasks");
+    say(app, "COMMIT");
+    CHECK_INT(kl_queue_remove(bed.queue), KL_EBUSY);
+    say(app, "DELETE FROM inbox");
+    CHECK_INT(kl_queue_remove(bed.queue), KL_OK);
+    refuse(app, "SELECT put('orders', 'done 2')", "there is no queue 'orders'");
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 /* As on a standby, where nothing is to be repeated in vain. */
 TEST(a_database_that_takes_no_writes_says_so)
 {

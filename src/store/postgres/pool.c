@@ -378,7 +378,7 @@ static kl_rc code_of(const char *state)
     static const struct {
         const char *state;
         kl_rc rc;
-    } codes[] = {{"KL001", KL_ESEALED}, {"KL002", KL_EINVAL}, {"53100", KL_EFULL},
+    } codes[] = {{"KL001", KL_ESEALED}, {"KL002", KL_EINVAL}, {"KL003", KL_EBUSY}, {"53100", KL_EFULL},
                  {"53200", KL_ENOMEM},  {"53300", KL_EBUSY},  {"53400", KL_EBUSY}};
     for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
         if (begins(state, codes[i].state))
@@ -405,7 +405,7 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state,
                         "known; make it again",
                         length_of(text), text);
     kl_rc rc = code_of(state);
-    if (rc == KL_ESEALED)
+    if (rc == KL_ESEALED || begins(state, "KL003"))
         return kl__fail(rc, "%s", text);
     return kl__fail(rc, "the database refused (%s): %.*s", state, length_of(text), text);
 }

@@ -37,6 +37,17 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.check_unused(q text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    IF NOT pg_try_advisory_xact_lock($L, 9216 + (hashtext(q) & 1023))
+       OR EXISTS (SELECT FROM $S.inbox i WHERE i.queue = q AND i.refused IS NULL) THEN
+        RAISE EXCEPTION USING ERRCODE = 'KL003',
+            MESSAGE = format('a transaction puts tasks into the queue %s, or has just done so; let it end, look at them, '
+                             || 'and remove the queue again', q);
+    END IF;
+END
+$$;
+
 CREATE FUNCTION $S.put_record(the_name bytea, was bigint, gone boolean, val bytea, expires bigint, quiet boolean,
                            OUT there bigint, OUT made bigint, OUT ok boolean)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
@@ -52,6 +63,9 @@ BEGIN
         made := 0;
         IF gone THEN
             ok := there = was OR there = 0;
+            IF there = was AND lives AND substr(the_name, 1, 6) = 'queue/' THEN
+                PERFORM $S.check_unused(convert_from(substr(the_name, 7), 'UTF8'));
+            END IF;
             IF there = was THEN
                 DELETE FROM $S.records r WHERE r.name = the_name;
                 PERFORM nextval(drawn);

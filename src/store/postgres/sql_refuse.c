@@ -2,7 +2,10 @@
  *
  * A payload that is NULL is refused: it is most often a column that was not joined, or a result that did not come, and as an
  * empty payload it would be a task that nobody meant. The name of a partition in the place of the queue's is told from a
- * queue that there is not. No queue has __p in its name, so what stands before that is the queue's. */
+ * queue that there is not. No queue has __p in its name, so what stands before that is the queue's.
+ *
+ * Whoever puts holds an advisory lock of the queue until his transaction ends, which others who put share: so a queue is not
+ * removed under a transaction that is open, whose tasks nobody would ever find (put_record in sql_records.c). */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -31,6 +34,8 @@ DECLARE
     wrong text;
     last bigint;
 BEGIN
+    PERFORM pg_advisory_xact_lock_shared($L, 9216 + (hashtext(q.name) & 1023))
+    FROM (SELECT DISTINCT u.name FROM unnest(queues) AS u(name) WHERE u.name IS NOT NULL) q;
     SELECT $S.refuse_queue(q.name) INTO wrong
     FROM (SELECT DISTINCT u.name FROM unnest(queues) AS u(name)) q
     WHERE q.name IS NULL
