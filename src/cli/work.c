@@ -3,7 +3,8 @@
  *      SIGINT, SIGTERM, SIGHUP     first: starts nothing more, lets what runs end, gives its shards back     exit 0
  *                                  second: ends what runs, which costs no attempt                            exit 128+n
  *                                  third: ends this program at once, and what runs with it
- *      --until-empty               by itself                                       exit 0, or 1 when tasks went dead */
+ *      --until-empty               by itself                                       exit 0, or 1 when tasks went dead, or 75
+ *                                                                                  when a partition's store is away */
 #include "cli/work.h"
 
 #include <errno.h>
@@ -41,6 +42,7 @@ struct job {
     bool shows;                    /* how far it is, on a terminal */
     int64_t began_ns, shown_ns;
     uint64_t cancelled; /* before the first signal */
+    bool away;          /* a partition's store was, at the end */
 };
 
 /* ---- Handlers ---- */
@@ -283,11 +285,14 @@ static void show_progress(struct job *job)
 static uint64_t tell_left(struct job *job)
 {
     uint64_t sum = 0;
-    const char *why;
+    const char *why, *away;
     for (size_t i = 0; job->opts->until_empty && i < job->opts->queues.count; i++) {
-        sum += kl__work_left(&job->queues[i], &job->call->arena, &why);
+        sum += kl__work_left(&job->queues[i], &job->call->arena, &why, &away);
         if (why)
             say(job, "%s", why);
+        if (away)
+            say(job, "%s", away);
+        job->away |= away != NULL;
     }
     return sum;
 }
@@ -394,6 +399,8 @@ static int finish(struct job *job)
         return status;
     if (job->last_signal)
         return KL_EXIT_SIGNAL + job->last_signal;
+    if (job->away)
+        return KL_EXIT_AGAIN;
     return job->opts->until_empty && info.dead + info.halted > 0 ? KL_EXIT_FAILURE : KL_EXIT_OK;
 }
 
@@ -446,7 +453,9 @@ static const kl__argument arguments[] = {
 static const kl__option options[] = {
     {"--kind", "KIND=COMMAND...", "run tasks of this kind with this command of the shell; may be repeated",
      offsetof(work_opts, kinds), 0, 0},
-    {"--until-empty", NULL, "end when no task waits that could be run; exit with 1 when some went dead meanwhile",
+    {"--until-empty", NULL,
+     "end when no task waits that could be run; exit with 1 when some went dead meanwhile, with 75 when a partition's "
+     "store is away",
      offsetof(work_opts, until_empty), 0, 0},
     {"--weight", "QUEUE=N...", "this queue's share of the tasks when all queues have some (1)",
      offsetof(work_opts, weights), 0, 0},

@@ -89,13 +89,16 @@ static const char *reasons_of(const kl_worker_queue *queue, const kl_queue_info 
     return reasons ? reasons : "";
 }
 
-uint64_t kl__work_left(const kl_worker_queue *queue, kl_arena *arena, const char **ret_why)
+uint64_t kl__work_left(const kl_worker_queue *queue, kl_arena *arena, const char **ret_why, const char **ret_away)
 {
     kl_queue_info info;
-    *ret_why = NULL;
+    *ret_why = *ret_away = NULL;
     if (kl_queue_show(queue->queue, arena, &info) != KL_OK)
         return 0;
     uint64_t left = info.counts.ready + info.counts.due + info.counts.retry;
+    if (*info.away)
+        *ret_away =
+            kl__format(arena, "nothing was run of what is away (%s); run this again when it answers", info.away);
     if (left > 0)
         *ret_why = kl__format(arena, "%llu task%s in %s: %s", (unsigned long long)left, left == 1 ? " stays" : "s stay",
                               info.name, reasons_of(queue, &info, left, arena));

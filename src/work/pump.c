@@ -12,6 +12,7 @@
 
 #include "base/mutant.h"
 #include "base/random.h"
+#include "store/quick.h"
 
 enum {
     LOG_BYTES = 512,
@@ -422,6 +423,13 @@ static bool window_is_empty(kl__window *window)
     return !kl__window_wants_side(window);
 }
 
+/* Nothing of it can be run: its store, which is not the queue's own, does not answer. Nor can partitions that were never
+ * opened for this reason (pump->away). */
+static bool is_away(const kl__partition *partition)
+{
+    return partition->store != partition->pump->queue->store && kl__store_is_away(partition->store);
+}
+
 /* Tasks wait in shards that could be and are not owned here, and their number has changed within a lease: whoever owns them is at work,
  * or has died and will be replaced. */
 static bool others_are_busy(kl__pump *pump)
@@ -430,7 +438,7 @@ static bool others_are_busy(kl__pump *pump)
     uint64_t elsewhere = 0;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         uint64_t waiting = partition->counts.ready + partition->counts.retry;
-        if (partition->window_count == partition->allowed_count)
+        if (partition->window_count == partition->allowed_count || is_away(partition))
             continue;
         if (!partition->counts_known)
             return true; /* the next look counts */
@@ -447,13 +455,13 @@ bool kl__pump_empty(kl__pump *pump)
     pump->counts_wanted = true;
     if (pump->running || pump->finished || pump->looking || pump->owners_ms == 0 || pump->counts.looks == 0)
         return false;
-    if (pump->away > 0)
-        return false;
     if (pump->descriptor->paused)
         return true;
     if (pump->more || kl__pump_startable(pump))
         return false;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        if (is_away(partition))
+            continue;
         if (kl__gate_shut(partition->gate) || partition->counted_ms <= pump->ended_ms)
             return false; /* something may wait of a priority that was not in use when that was asked */
         for (kl__window *window = partition->windows; window; window = window->next)

@@ -251,6 +251,41 @@ TEST(while_one_database_is_away_a_queue_is_opened_and_used_in_the_others_and_lat
     close_two(&two);
 }
 
+TEST(a_worker_that_ends_when_nothing_is_left_does_not_wait_for_a_database_that_is_away)
+{
+    enum { BOUND_MS = 60000 };
+    struct two two;
+    struct runs runs;
+    kl_store *store = NULL;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    REQUIRE(open_two(&two));
+    runs_init(&runs);
+    CHECK_INT(kl_queue_show(two.queue, &arena, &info), KL_OK);
+    const char *here = key_of(&info, 0), *there = key_of(&info, 1);
+    put_task(two.queue, here, "done here 1");
+    put_task(two.queue, there, "done there 1");
+    let_in(false);
+    kl_queue *queue = open_again(&two, &store);
+    REQUIRE(queue);
+    struct start start = {.fn = runs_handle, .ctx = &runs, .until_empty = true};
+    kl_worker *worker = start_worker(queue, &start);
+    CHECK_INT(kl_worker_wait(worker, BOUND_MS), KL_OK);
+    kl_worker_close(worker);
+    CHECK_INT(runs_of(&runs, "done here 1"), 1);
+    CHECK_INT(runs_of(&runs, "done there 1"), 0);
+    let_in(true);
+    worker = start_worker(queue, &start);
+    CHECK_INT(kl_worker_wait(worker, BOUND_MS), KL_OK);
+    kl_worker_close(worker);
+    CHECK_INT(runs_of(&runs, "done there 1"), 1);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    close_two(&two);
+}
+
 static void put_in_sql(const struct two *two, const char *key, const char *payload)
 {
     char sql[256];
