@@ -19,7 +19,8 @@
  *
  * Where the sequences may have been set back, they go on far ahead: 2^30 numbers, and up to as many more by chance, and at
  * least where they would be if 16 had been drawn in each millisecond since 2020. Whatever was drawn since a copy was made is
- * below that, unless it was more; and two that go on from one copy draw different ones. There are 2^47 numbers.
+ * below that, unless it was more; and two that go on from one copy draw different ones. There are 2^47 numbers. A new schema
+ * begins so, too: somebody may still know one that was dropped.
  *
  * What an append finds done already, by its token or because its tasks wait, may have been committed without waiting for
  * the disk by somebody who did not come to do so (append.c). So it waits for the disk itself, though it writes nothing: an
@@ -57,6 +58,8 @@ BEGIN
 END
 $$;
 
+SELECT $S.skip_positions();
+
 CREATE FUNCTION $S.flush() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('synchronous_commit') = 'off' THEN
@@ -93,7 +96,8 @@ BEGIN
     INSERT INTO $S.tokens (token, part) SELECT u.token, found.part FROM unnest(toks) AS u(token);
     IF found.are_sealed AND EXISTS (
         SELECT FROM unnest(ps, ss) AS b(p, s) JOIN $S.sealed x ON x.partition = b.p AND x.shard = b.s) THEN
-        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = 'a shard is sealed';
+        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE =
+            'keyline: a shard is sealed, because its queue has a newer layout; the client reads that and goes on';
     END IF;
     answer := ARRAY[found.segment::bigint];
     FOR i IN 1 .. draws LOOP
@@ -182,7 +186,8 @@ BEGIN
         RETURN false;
     END IF;
     IF found.is_sealed THEN
-        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE = 'a shard is sealed';
+        RAISE EXCEPTION USING ERRCODE = 'KL001', MESSAGE =
+            'keyline: a shard is sealed, because its queue has a newer layout; the client reads that and goes on';
     END IF;
     INSERT INTO $S.tokens (token, part) VALUES (tok, found.part);
     its_segment := CASE WHEN line = 32 THEN 0 ELSE found.segment END;
