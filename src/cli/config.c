@@ -37,6 +37,18 @@ const char *kl__format(kl_arena *arena, const char *format, ...)
     return text;
 }
 
+const char *kl__shown_url(const char *url, kl_arena *arena)
+{
+    const char *host = strstr(url, "://"), *at = host ? strchr(host, '@') : NULL;
+    if (strncmp(url, "disk:", 5) == 0)
+        return url;
+    const char *colon = at ? memchr(host + 3, ':', (size_t)(at - host - 3)) : NULL;
+    const char *rest = colon ? at : url;
+    int length = (int)strcspn(rest, "?");
+    return kl__format(arena, "%.*s%s%.*s%s", colon ? (int)(colon - url) : 0, url, colon ? ":..." : "", length, rest,
+                      rest[length] ? "?..." : "");
+}
+
 /* ---- One value ---- */
 
 static bool takes_none(const kl__option *option)

@@ -119,5 +119,7 @@ bool kl__config_colour(const kl__config *config);
 
 /* printf into the arena; NULL: out of memory, and it has complained. */
 const char *kl__format(kl_arena *arena, const char *format, ...) KL_PRINTF(2, 3);
+/* A URL without what may be secret in it: the password, and what stands behind a question mark. NULL: no memory. */
+const char *kl__shown_url(const char *url, kl_arena *arena);
 
 #endif

@@ -1,6 +1,7 @@
 /* open.c - opens what commands work on: the store that the settings name, and queues in it.
  *
  * Libraries return, programs log: what the store tells goes to standard error, as much of it as --log asks for. */
+#include <errno.h>
 #include <limits.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -54,7 +55,8 @@ static int check_there(kl__call *call, const char *url)
     if (kl__pg_is_url(url))
         return check_schema(call, url);
     const char *directory = url + sizeof disk - 1;
-    if (strncmp(url, disk, sizeof disk - 1) != 0 || has(directory, "journal") || has(directory, "history.db"))
+    if (strncmp(url, disk, sizeof disk - 1) != 0 || has(directory, "journal") || has(directory, "history.db") ||
+        errno == EACCES) /* opening says so */
         return KL_EXIT_OK;
     return complain_of_none(kl__format(&call->arena,
                                        "there is no store in %s; name the directory of one with --store, or make it by "

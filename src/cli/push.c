@@ -131,14 +131,20 @@ static int tell_bad(struct bulk *bulk, uint64_t number, const char *why)
     return KL_EXIT_OK;
 }
 
-static int tell_failure(struct bulk *bulk, kl_rc rc, uint64_t number)
+/* A call that failed may have stored some of its tasks: in one of several stores, or all of them, when it was the answer
+ * that did not come. */
+static int tell_failure(struct bulk *bulk, kl_rc rc, uint64_t first, uint64_t last)
 {
     kl__progress_clear(&bulk->progress);
     int status = kl__exit_of(rc);
-    const char *sentence =
-        kl__format(&bulk->call->arena,
-                   "%s (all before line %" PRIu64 " of %s is stored, %" PRIu64 " in number; push the file from there)",
-                   kl_error_text(), number, bulk->lines.name, bulk->stored + bulk->duplicates);
+    const char *sentence = kl__format(
+        &bulk->call->arena,
+        "%s (all before line %" PRIu64 " of %s is stored, %" PRIu64
+        " in number, and perhaps some of what stands from there "
+        "to line %" PRIu64 "; %s)",
+        kl_error_text(), first, bulk->lines.name, bulk->stored + bulk->duplicates, last,
+        bulk->opts->token ? "push all of the file again with the same --token, and nothing is stored twice"
+                          : "push the file from there, and with --token if nothing may ever be stored twice");
     kl__complain_of(rc, status, sentence ? sentence : kl_error_text());
     return status;
 }
@@ -156,7 +162,7 @@ static int put_singly(struct bulk *bulk)
             continue;
         }
         if (rc != KL_EINVAL)
-            return tell_failure(bulk, rc, number);
+            return tell_failure(bulk, rc, number, number);
         const char *text = kl_error_text(); /* which counts the tasks of the call, and that is one */
         snprintf(why, sizeof why, "%s", text + (strncmp(text, first, strlen(first)) == 0 ? strlen(first) : 0));
         int status = tell_bad(bulk, number, why);
@@ -179,7 +185,7 @@ static int put_batch(struct bulk *bulk)
     else if (rc == KL_EINVAL)
         status = put_singly(bulk);
     else
-        status = tell_failure(bulk, rc, bulk->numbers[0]);
+        status = tell_failure(bulk, rc, bulk->numbers[0], bulk->numbers[bulk->count - 1]);
     kl__progress_tell(&bulk->progress, bulk->stored + bulk->duplicates, bulk->lines.bytes, bulk->lines.size);
     kl_arena_reset(&bulk->arena);
     bulk->count = bulk->bytes = 0;
@@ -300,6 +306,10 @@ static int run_push(kl__call *call)
     kl_queue *queue;
     if (!check(opts) || !kl__task_fill(&opts->task, &call->arena, &task))
         return KL_EXIT_USAGE;
+    if (strncmp(call->config->values[KL_SET_STORE].text, "memory:", 7) == 0) {
+        kl__complain("memory: ends with this command, and the task with it; name a store that lasts with --store");
+        return KL_EXIT_USAGE;
+    }
     int status = kl__call_open(call, opts->queue, &queue);
     if (status != KL_EXIT_OK)
         return status;

@@ -83,11 +83,10 @@ static const char *state_of(const kl_queue_info *info) { return info->paused ? "
 
 static kl__cell count_cell(uint64_t count) { return kl__cell_number((int64_t)count); }
 
-/* People see 12+ where what was finished since is not counted yet; machines are told by finished_behind. */
-static kl__cell finished_cell(kl__call *call, const kl_counts *counts, uint64_t count)
+/* People see 12+ where there are, or may be, more; machines are told by at_least and finished_behind. */
+static kl__cell least_cell(kl__call *call, bool is_least, uint64_t count)
 {
-    const char *text =
-        counts->finished_behind && !kl__call_json(call) ? kl__format(&call->arena, "%" PRIu64 "+", count) : NULL;
+    const char *text = is_least && !kl__call_json(call) ? kl__format(&call->arena, "%" PRIu64 "+", count) : NULL;
     return text ? kl__cell_text(text) : count_cell(count);
 }
 
@@ -104,19 +103,6 @@ static kl__cell time_limit_cell(int64_t ms)
     return ms == KL_FOREVER || ms <= 0 ? kl__cell_absent() : kl__cell_duration(ms);
 }
 
-/* A URL without what may be secret in it: the password, and what stands behind a question mark. NULL: no memory. */
-static const char *shown_url(const char *url, kl_arena *arena)
-{
-    const char *host = strstr(url, "://"), *at = host ? strchr(host, '@') : NULL;
-    if (strncmp(url, "disk:", 5) == 0)
-        return url;
-    const char *colon = at ? memchr(host + 3, ':', (size_t)(at - host - 3)) : NULL;
-    const char *rest = colon ? at : url;
-    int length = (int)strcspn(rest, "?");
-    return kl__format(arena, "%.*s%s%.*s%s", colon ? (int)(colon - url) : 0, url, colon ? ":..." : "", length, rest,
-                      rest[length] ? "?..." : "");
-}
-
 /* As --partition-store takes them: one for each partition, "" for the queue's own; none when all are there. */
 static kl__cell stores_cell(const kl_queue_opts *settings, kl_arena *arena)
 {
@@ -124,7 +110,7 @@ static kl__cell stores_cell(const kl_queue_opts *settings, kl_arena *arena)
     if (settings->store_count == 0)
         return kl__cell_none();
     for (size_t i = 0; i < settings->store_count && stores; i++) {
-        const char *url = shown_url(settings->stores[i], arena);
+        const char *url = kl__shown_url(settings->stores[i], arena);
         if (url && kl__json_append(stores, kl__json_bytes_value(kl_str(url))))
             continue;
         json_decref(stores);
@@ -200,9 +186,9 @@ static int show_thing(kl__call *call, kl_queue *queue, const kl_queue_info *info
                                       count_cell(counts->ready),
                                       count_cell(counts->due),
                                       count_cell(counts->retry),
-                                      finished_cell(call, counts, counts->done),
-                                      finished_cell(call, counts, counts->dead),
-                                      finished_cell(call, counts, counts->cancelled),
+                                      least_cell(call, counts->finished_behind, counts->done),
+                                      least_cell(call, counts->finished_behind, counts->dead),
+                                      least_cell(call, counts->finished_behind, counts->cancelled),
                                       kl__cell_flag(counts->at_least),
                                       kl__cell_flag(counts->finished_behind),
                                       unserved_cell(call, queue),
@@ -254,9 +240,11 @@ static kl_rc list_one(kl__call *call, kl__out *out, const char *name, kl_arena *
     rc = kl_queue_show(queue, arena, &info);
     if (rc == KL_OK)
         kl__out_row(out, (kl__cell[]){
-                             kl__cell_text(name), kl__cell_text(state_of(&info)), count_cell(info.counts.ready),
-                             count_cell(info.counts.due), count_cell(info.counts.retry),
-                             finished_cell(call, &info.counts, info.counts.dead),
+                             kl__cell_text(name), kl__cell_text(state_of(&info)),
+                             least_cell(call, info.counts.at_least, info.counts.ready),
+                             least_cell(call, info.counts.at_least, info.counts.due),
+                             least_cell(call, info.counts.at_least, info.counts.retry),
+                             least_cell(call, info.counts.at_least || info.counts.finished_behind, info.counts.dead),
                              kl__cell_number(info.settings.partitions), kl__cell_number(info.settings.shard_prefix_len),
                              kl__cell_flag(info.counts.at_least), kl__cell_flag(info.counts.finished_behind)});
     kl_queue_close(queue);

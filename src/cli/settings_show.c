@@ -37,12 +37,14 @@ static kl__cell otherwise_cell(const kl__call *call, const kl__setting *setting)
     return kl__call_json(call) ? kl__cell_none() : kl__cell_text(setting->otherwise);
 }
 
-static kl__cell value_cell(const kl__call *call, const kl__setting *setting, const kl__value *value)
+static kl__cell value_cell(kl__call *call, const kl__setting *setting, const kl__value *value)
 {
     if (!*value->text)
         return otherwise_cell(call, setting);
     if (kl__kind_of(&setting->option) == KL_NUMBER && strcmp(value->text, "none") != 0)
         return kl__cell_number(value->number);
+    if (setting == &kl__settings[KL_SET_STORE])
+        return kl__cell_bytes_or_none(kl_str(kl__shown_url(value->text, &call->arena)));
     return kl__cell_text(value->text);
 }
 

@@ -161,10 +161,28 @@ static size_t whole_line(kl__lines *lines)
     return 0;
 }
 
+/* So much of a line is here already that it is refused, however it ends. */
+static bool is_too_long(const kl__lines *lines) { return lines->to - lines->from > KL_LINE_BYTES_MAX; }
+
+/* What is left of a line that was too long. */
+static void skip_rest(kl__lines *lines)
+{
+    while (lines->skips) {
+        const char *start = lines->buffer + lines->from, *end = memchr(start, '\n', lines->to - lines->from);
+        size_t length = end ? (size_t)(end + 1 - start) : lines->to - lines->from;
+        lines->from += length;
+        lines->searched = lines->from;
+        lines->bytes += length;
+        lines->skips = !end && !lines->ended;
+        if (lines->skips)
+            read_more(lines);
+    }
+}
+
 bool kl__lines_at_hand(kl__lines *lines, int64_t wait_ms)
 {
     struct pollfd file = {.fd = lines->file, .events = POLLIN};
-    while (!lines->ended && whole_line(lines) == 0) {
+    while (!lines->ended && !lines->skips && whole_line(lines) == 0 && !is_too_long(lines)) {
         if (poll(&file, 1, (int)wait_ms) == 0)
             return false;
         read_more(lines);
@@ -175,13 +193,15 @@ bool kl__lines_at_hand(kl__lines *lines, int64_t wait_ms)
 int kl__lines_next(kl__lines *lines, kl_bytes *ret_line)
 {
     size_t length;
-    while ((length = whole_line(lines)) == 0 && !lines->ended)
+    skip_rest(lines);
+    while ((length = whole_line(lines)) == 0 && !lines->ended && !is_too_long(lines))
         read_more(lines);
     if (lines->error) {
         kl__complain("%s cannot be read further than line %llu (%s)", lines->name, (unsigned long long)lines->number,
                      strerror(lines->error));
         return -1;
     }
+    lines->skips = length == 0 && !lines->ended;
     length = length ? length : lines->to - lines->from; /* the last line may have no end */
     const char *line = lines->buffer + lines->from;
     if (is_blank(line, length))

@@ -52,11 +52,12 @@ bool kl__task_fill(const kl__task_opts *opts, kl_arena *arena, kl_put *ret_task)
 typedef struct kl__lines {
     int file;
     const char *name;
-    char *buffer; /* from malloc: it grows to the longest line */
+    char *buffer; /* from malloc: it grows to the longest line that may be */
     size_t room, from, to;
     size_t searched; /* there is no end of a line from `from` up to this */
     bool ended;      /* nothing comes behind `to`, */
     int error;       /* because of this errno; 0: it is the end of the file */
+    bool skips;      /* the line that was read last is too long, and its rest is to be passed over */
     uint64_t number; /* of the line that was read last, from 1 */
     uint64_t bytes;  /* of lines read so far */
     uint64_t size;   /* of the file; 0: not known */
@@ -64,8 +65,8 @@ typedef struct kl__lines {
 
 /* False: it has complained. */
 bool kl__lines_open(kl__lines *lines, const char *name);
-/* The next line that is not blank, without its end; valid until the next call of any of these. 1: there is one, 0: the end, -1: the
- * file cannot be read, and it has complained. */
+/* The next line that is not blank, without its end, and without its rest when it has more than KL_LINE_BYTES_MAX bytes; valid
+ * until the next call of any of these. 1: there is one, 0: the end, -1: the file cannot be read, and it has complained. */
 int kl__lines_next(kl__lines *lines, kl_bytes *ret_line);
 /* Whether the next call need not wait for the other end of a pipe; waits so long for that. */
 bool kl__lines_at_hand(kl__lines *lines, int64_t wait_ms);

@@ -396,7 +396,7 @@ bool kl__task_read(kl_bytes line, int64_t now_ms, kl_arena *arena, kl_put *task,
 {
     json_error_t wrong;
     if (line.len > KL_LINE_BYTES_MAX) {
-        snprintf(ret_error, KL_LINE_ERROR_BYTES, "it has %zu bytes; a line has at most %d", line.len,
+        snprintf(ret_error, KL_LINE_ERROR_BYTES, "it has more than %d bytes, which is the most that a line may have",
                  KL_LINE_BYTES_MAX);
         return false;
     }
