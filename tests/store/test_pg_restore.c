@@ -51,11 +51,12 @@ CLAIM(positions_are_not_given_again_when_a_dump_was_restored)
     CHECK_INT(draw(t), third + DRAWN);
 }
 
-/* A server that was begun from a copy of the files finds no row, as the one did that had crashed since. */
+/* A server that was begun from a copy of the files finds no row, as the one did that had crashed since. What it draws is above
+ * where the clock alone would put it, because of the two that follow here the second comes too soon for that. */
 CLAIM(what_follows_a_copy_differs_from_what_followed_it_before)
 {
     char sql[128];
-    long long begin = draw(t), after[2];
+    long long begin = 1LL << 43, after[2];
     snprintf(sql, sizeof sql, "DELETE FROM %s.started", schema_of(t));
     for (size_t i = 0; i < COUNT(after); i++) {
         put_back(t, begin + DRAWN - 1);
