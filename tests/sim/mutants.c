@@ -26,7 +26,7 @@ static const uint16_t seeds_of[KL_MUTANTS_COUNT] = {
     [KL_MUTANT_claim_other_job] = 2, [KL_MUTANT_halt_holds_shard] = 3,    [KL_MUTANT_first_page] = 2,
     [KL_MUTANT_outcomes_turned] = 7, [KL_MUTANT_tick_twice] = 2,          [KL_MUTANT_pause_forgotten] = 4,
     [KL_MUTANT_gates_late] = 2,      [KL_MUTANT_lease_renewed] = 16,      [KL_MUTANT_floor_lost] = 45,
-    [KL_MUTANT_due_run_here] = 2,    [KL_MUTANT_hand_unchecked] = 7,      [KL_MUTANT_submit_blind] = 148,
+    [KL_MUTANT_due_run_here] = 2,    [KL_MUTANT_hand_unchecked] = 7,      [KL_MUTANT_submit_blind] = 418,
     [KL_MUTANT_lines_unread] = 47,   [KL_MUTANT_due_unread] = 4,          [KL_MUTANT_due_piecemeal] = 28,
     [KL_MUTANT_side_alone] = 83,     [KL_MUTANT_partition_unlimited] = 6, [KL_MUTANT_capacity_leaks] = 6,
 };

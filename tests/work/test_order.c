@@ -140,28 +140,6 @@ TEST(one_look_reads_all_that_is_more_urgent_than_what_is_held)
     hand_close(&hand);
 }
 
-/* A side look reads the more urgent line again, because a key has more tasks there than may be held. */
-TEST(a_side_look_does_not_keep_what_comes_after_it_from_being_read)
-{
-    struct hand hand;
-    hand_open(&hand);
-    hand_start(&hand, KL_WINDOW_MIN * SHARDS);
-    put(&hand, "k", -2, 0, 40); /* 16 are held */
-    put(&hand, "k", 0, 0, 2);
-    look_at_all(&hand);
-    for (int left = 40; left > 0; left--) {
-        CHECK_INT(priority_of_next(&hand, 1), -2);
-        if (left == 4)
-            put(&hand, "k", -2, 0, 4);
-        hand.now_ms += 50;
-        look(&hand);
-    }
-    CHECK_INT(priority_of_next(&hand, 4), -2);
-    look_at_all(&hand);
-    CHECK_INT(priority_of_next(&hand, 2), 0);
-    hand_close(&hand);
-}
-
 TEST(a_task_that_is_given_back_waits_for_a_more_urgent_one_that_had_no_room_meanwhile)
 {
     struct hand hand;
