@@ -43,14 +43,14 @@
 #include "work/skips.h"
 
 enum {
-    KL_WINDOW_MIN = 64,        /* tasks of one shard, however many shards share window_max */
-    KL_KEY_MAX = 1024,         /* tasks of one key in a window; a quarter of the window where that is less */
-    KL_GROUP_MIN = 64,         /* tasks of a group that are held even if the window is full; where there are many groups,
+    KL_WINDOW_MIN = 64,    /* tasks of one shard, however many shards share window_max */
+    KL_KEY_MAX = 1024,     /* tasks of one key in a window; a quarter of the window where that is less */
+    KL_GROUP_MIN = 64,     /* tasks of a group that are held even if the window is full; where there are many groups,
                                 * its part of the window, and at least one */
-    KL_LOOK_STUBS = 8192,      /* stubs read in one look: 448 KiB; */
-    KL_LOOK_NEAR = 2048,       /* where that is no journey: so few are still in the caches when they are run */
-    KL_LOOK_EVERY_MS = 20,     /* also while enough is ready, or memory is full: something urgent may have come */
-    KL_SETTLE_MAX = 8192,      /* outcomes in one settle */
+    KL_LOOK_STUBS = 8192,  /* stubs read in one look: 448 KiB; */
+    KL_LOOK_NEAR = 2048,   /* where that is no journey: so few are still in the caches when they are run */
+    KL_LOOK_EVERY_MS = 20, /* also while enough is ready, or memory is full: something urgent may have come */
+    KL_SETTLE_MAX = 8192,  /* outcomes in one settle */
     KL_SETTLE_BYTES = 4 << 20, /* and bytes of errors and results, below KL_BATCH_BYTES_MAX */
     KL_LOAD_MAX = 64,          /* tasks loaded at once */
     KL_SHELF_MAX = 256,        /* tasks of one kind that wait for somebody who wants it */
