@@ -66,7 +66,6 @@ struct kl__journal {
 
     /* The thread that leads for asynchronous calls, and calls their `done`. */
     pthread_t committer;
-    bool has_committer;
     _Atomic(uint32_t) committer_work; /* changes when there is something for it to do */
     _Atomic(bool) committer_sleeps;
     _Atomic(uint64_t) async_published;
