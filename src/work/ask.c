@@ -13,7 +13,7 @@
 #include "keyline/control.h"
 #include "work/inside.h"
 
-enum { PAGE = 64 };
+enum { PAGE = 64, SETTLE_TRIES = 4 };
 
 struct ask {
     kl__pump *pump;
@@ -52,6 +52,9 @@ static kl_rc settle_one(struct ask *ask, const kl_settled *settled)
     kl_store *store = window->partition->store;
     kl__pump_leave(ask->pump);
     kl_rc rc = kl_store_settle(store, &batch, 1);
+    /* When the answer was lost it may have taken effect, and what is in memory would not know. */
+    for (int again = 1; again < SETTLE_TRIES && kl_rc_class(rc) == KL_CLASS_RETRY; again++)
+        rc = kl_store_settle(store, &batch, 1);
     kl__pump_enter(ask->pump);
     if (rc == KL_OK && window->lost)
         rc = kl__fail(KL_EBUSY, "the shard is going to another worker; ask again");
