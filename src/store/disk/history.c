@@ -763,19 +763,6 @@ kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t 
     return end(history, &change, rc);
 }
 
-kl_rc kl__history_has_names(kl__history *history, bool *ret_any)
-{
-    sqlite3_stmt *statement;
-    pthread_mutex_lock(&history->write_mutex);
-    kl_rc rc = kl__hdb_use(history->writer, KL_SQL_ANY_NAME, &statement);
-    if (rc == KL_OK)
-        rc = kl__hdb_step(history->writer, statement, ret_any);
-    if (rc == KL_OK)
-        sqlite3_reset(statement);
-    pthread_mutex_unlock(&history->write_mutex);
-    return rc;
-}
-
 static kl_rc is_named(kl__hdb *db, uint32_t partition, const char *name, bool *ret_same)
 {
     sqlite3_stmt *statement;

@@ -636,3 +636,16 @@ kl_rc kl__history_check(kl__history *history)
     KL_TRY(begin(history, &db));
     return end(history, db, kl__hdb_check(db));
 }
+
+kl_rc kl__history_has_names(kl__history *history, bool *ret_any)
+{
+    sqlite3_stmt *statement;
+    pthread_mutex_lock(&history->write_mutex);
+    kl_rc rc = kl__hdb_use(history->writer, KL_SQL_ANY_NAME, &statement);
+    if (rc == KL_OK)
+        rc = kl__hdb_step(history->writer, statement, ret_any);
+    if (rc == KL_OK)
+        sqlite3_reset(statement);
+    pthread_mutex_unlock(&history->write_mutex);
+    return rc;
+}
