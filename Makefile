@@ -32,7 +32,7 @@ demo: ## show a durable queue at work from the command line
 	@tools/demo-queue
 	@echo 'next: `make run` starts a server; `build/keyline demo` is a live view of 50 keys at work'
 
-test: ## install what is missing, build, and run every test and check
+test: ## install what is missing, build, and run every test and check (make test SEED=fresh: with other random numbers)
 	@tools/setup test
 	@tools/suite
 

@@ -23,7 +23,7 @@ void test_register(struct test *test);
 void test_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
 bool test_failed(void);
 
-/* The seed of the running test: fresh each run, or what --seed said. */
+/* The seed of the running test: fresh each run, or what --seed or KL_TEST_SEED said. */
 uint64_t test_seed(void);
 
 /* How much a random test should do: `normal`, divided under sanitizers, or KL_TEST_OPS when that is set. */

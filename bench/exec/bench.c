@@ -223,7 +223,8 @@ static void usage(void)
 {
     fprintf(stderr,
             "usage: bench-exec keyline|mutex [--capacity=N] [--batch=N] [--threads=N] [--ms=N] [--rate=N]\n"
-            "                                [--keys=N] [--failing=N] [--knocking=1] [--one-shard=1] [--work=N]\n"
+            "                                [--keys=N] [--failing=N] [--knocking=1] [--healthy=1] [--one-shard=1]\n"
+            "                                [--work=N]\n"
             "       bench-exec memory [--keys=N]\n"
             "bench/exec/run compares everything.\n");
     exit(2);
@@ -244,6 +245,7 @@ static void parse_option(const char *text)
         {"--keys=", &args.keys, KEYS},
         {"--failing=", &args.failing, KEYS},
         {"--knocking=", &args.knocking, 1},
+        {"--healthy=", &args.healthy, 1},
         {"--one-shard=", &args.one_shard, 1},
         {"--work=", &args.work, 1000000000},
     };

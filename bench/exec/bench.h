@@ -23,6 +23,7 @@ struct settings {
     long keys;      /* how many, at most KEYS; 0, for memory only: each task has its own */
     long failing;   /* how many more have one task, which asks for a retry each time */
     long knocking;  /* 1: one task of ten is for one of those, and refused once they have their share */
+    long healthy;   /* 1: none of those fails after all: the same work, to measure the others by */
     long one_shard; /* 1: only keys of one and the same shard */
     long work;      /* steps of computing in a task; 0: it only counts itself */
 };

@@ -30,11 +30,13 @@ static void *keyline_open(const struct settings *settings)
     MUST(kl_exec_open(&opts, &ours->exec) == KL_OK);
 
     kl_exec_task_opts for_ever = {.size = sizeof for_ever, .attempts_max = KL_EXEC_ATTEMPTS_MAX};
-    for (; ours->failing < settings->failing; ours->failing++) {
-        char *key = ours->failing_keys[ours->failing];
-        snprintf(key, sizeof ours->failing_keys[0], "failing-%04ld", ours->failing % KEYS);
-        MUST(kl_exec_submit(ours->exec, kl_str(key), fail, NULL, &for_ever, &ours->failing_ids[ours->failing]) ==
-             KL_OK);
+    for (long i = 0; i < settings->failing; i++) {
+        char *key = ours->failing_keys[i];
+        snprintf(key, sizeof ours->failing_keys[0], "failing-%04ld", i % KEYS);
+        if (settings->healthy)
+            continue;
+        MUST(kl_exec_submit(ours->exec, kl_str(key), fail, NULL, &for_ever, &ours->failing_ids[i]) == KL_OK);
+        ours->failing++;
     }
     return ours;
 }

@@ -4,9 +4,13 @@
  * the owner carries out and answers within about a tenth of a second; when no worker owns the shard, the call takes
  * it for a moment and acts itself.
  *
- * Every function is safe from any thread. What is returned lies in the caller's arrays and arena. Errors of every call,
- * beside those of queue.h and those that it names: KL_ETIMEDOUT: no answer within KL_CONTROL_WAIT_MS, and it may still
- * be carried out. KL_EBUSY: the shard is just going to another worker; call again. All may be repeated. */
+ * Every function is safe from any thread. Nothing is kept of the caller's memory after a call returns. What is returned
+ * lies in the caller's arrays and arena, keys too, and lasts as long as those; sentences that say why are constant. Of
+ * pointers, `partition`, ret_running, ret_id and ret_count of what was done (not of a list) may be NULL, and no other.
+ *
+ * Errors of every call, beside those of queue.h and those that it names: KL_ETIMEDOUT: no answer within
+ * KL_CONTROL_WAIT_MS, and it may still be carried out. KL_EBUSY: the shard is just going to another worker; call again.
+ * All may be repeated. A worker that has lost the shard does not answer: whoever has it does. */
 #ifndef KEYLINE_CONTROL_H
 #define KEYLINE_CONTROL_H
 
@@ -19,24 +23,25 @@ extern "C" {
 #define KL_CONTROL_WAIT_MS 30000
 
 /* Ends a waiting task as cancelled; asks a running one to stop, after which it ends as cancelled unless it is done.
- * KL_ENOTFOUND: it has ended or never was. ret_running: whether it was running. */
+ * KL_ENOTFOUND: it has ended or never was. ret_running (or NULL): whether it was running; then only its worker knows that
+ * it is to stop, and when that loses the shard before the task ends, it is run again. */
 KL_API KL_MUST_USE kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, bool *ret_running);
 
 /* Lets a waiting task be tried now, with all its attempts before it, instead of when its back-off or delay is over. It
  * passes nobody: one that waits in line stays where it is.
- * A dead or otherwise finished task is put again, as by kl_dead_retry. ret_id: the same, or the new id of one that
- * was put again. KL_EBUSY: it is running, or it is delayed and others of its key come before it, by (priority, due time,
- * position). KL_ENOTFOUND: it is not known, or no longer kept. */
+ * A dead or otherwise finished task is put again, as by kl_dead_retry. ret_id (or NULL): the same, or the new id of one
+ * that was put again. KL_EBUSY: it is running, or it is delayed and others of its key come before it, by (priority, due
+ * time, position). KL_ENOTFOUND: it is not known, or no longer kept. */
 KL_API KL_MUST_USE kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id);
 
-/* Puts a task that waits, or is finished and kept, into another queue, and ends it here; it leaves its job and its
- * unique behind. ret_id: its id there. It is put there first: KL_EBUSY (it is running here) and KL_ENOTFOUND
- * (it has ended here meanwhile, or is not known) may leave it in both; a repeat within an hour puts it no second time.
- * KL_EINVAL: `to` is NULL, or the task's own queue. */
+/* Puts a task that waits, or is finished and kept, into another queue, and ends it here; it leaves its unique behind,
+ * and its job, which then has a task less. ret_id (or NULL): its id there. It is put there first: KL_EBUSY (it is
+ * running here) and KL_ENOTFOUND (it has ended here meanwhile, or is not known) may leave it in both; a repeat within
+ * an hour puts it no second time. KL_EINVAL: `to` is NULL, or the task's own queue. */
 KL_API KL_MUST_USE kl_rc kl_task_move(kl_queue *queue, const kl_task_id *id, kl_queue *to, kl_task_id *ret_id);
 
-/* Ends all waiting tasks of the queue as cancelled, those that run excepted, shard by shard; *ret_count says how many.
- * After a failure some may have been ended. */
+/* Ends all waiting tasks of the queue as cancelled, those that run excepted, shard by shard; *ret_count (or NULL) says
+ * how many. After a failure some may have been ended. */
 KL_API KL_MUST_USE kl_rc kl_queue_purge(kl_queue *queue, uint64_t *ret_count);
 
 /* Why a key, or a task at the head of its key, does not run right now. */
@@ -67,7 +72,7 @@ typedef struct kl_key_status {
     int64_t until_ms;   /* RETRYING, DELAYED */
     kl_task_id head;    /* its first task; all zero: none */
     int64_t oldest_ms;  /* when the oldest of its tasks was put, by its id; only in lists, else 0 */
-    uint32_t attempts;  /* of that */
+    uint32_t attempts;  /* of that; in lists a halted one counts as having used all that it had */
     const char *error;  /* of its last attempt, or "" */
     const char *owner;  /* the worker that owns the shard, or "" */
     int64_t running_ms; /* RUNNING: for so long */
@@ -75,14 +80,14 @@ typedef struct kl_key_status {
     const char *progress;
 } kl_key_status;
 
-/* Why the key waits, asked of the owner of its shard in the oldest layout that holds something of it; only `waiting` counts
- * its tasks everywhere. KL_EINVAL: no key, or too long a one. */
+/* Why the key waits, asked of the owner of its shard in the oldest layout that holds something of it; only `waiting`
+ * counts its tasks everywhere. KL_EINVAL: no key, or too long a one. */
 KL_API KL_MUST_USE kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status *ret_status);
 
-/* The same of each partition and layout in which tasks of the key wait, the oldest layout first; where none does, of the one
- * that its next would go to. Tasks that were put into a partition by name (kl_put.partition) are a line of their own there,
- * beside the key's others. partition: only of this one; NULL: all. Up to max, 1 or more, for which ret_places has room.
- * KL_EINVAL: no key, too long a one, or no such partition. */
+/* The same of each partition and layout in which tasks of the key wait, the oldest layout first; where none does, of
+ * the one that its next would go to. Tasks that were put into a partition by name (kl_put.partition) are a line of
+ * their own there, beside the key's others. partition: only of this one; NULL: all. Up to max, 1 or more, for which
+ * ret_places has room. KL_EINVAL: no key, too long a one, or no such partition. */
 KL_API KL_MUST_USE kl_rc kl_key_places(kl_queue *queue, kl_bytes key, const char *partition, size_t max,
                                        kl_arena *arena, kl_key_status *ret_places, size_t *ret_count);
 
@@ -101,19 +106,20 @@ typedef enum kl_key_order {
 KL_API KL_MUST_USE kl_rc kl_key_list(kl_queue *queue, kl_key_order order, size_t look_max, size_t max, kl_arena *arena,
                                      kl_key_status *ret_keys, size_t *ret_count);
 
-/* A paused key starts no tasks until it is resumed, in any partition and whoever owns its shard; what runs goes on. Resume
- * also tries the key's first task now, if it is halted or retrying, with all attempts again, in each partition. Workers
- * hear of a pause within a tenth of a second. KL_EINVAL: no key, or too long a one. */
+/* A paused key starts no tasks until it is resumed, in any partition and whoever owns its shard; what runs goes on.
+ * Resume also tries the key's first task now, if it is halted or retrying, with all attempts again, in each partition.
+ * Workers hear of a pause within a tenth of a second. KL_EINVAL: no key, or too long a one. */
 KL_API KL_MUST_USE kl_rc kl_key_pause(kl_queue *queue, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_key_resume(kl_queue *queue, kl_bytes key);
 
-/* Retry tries the key's first task again now, with all attempts; KL_EBUSY: it is running. Skip ends it as cancelled; *ret_id
- * says which it was, and KL_EBUSY that it is running. Drain ends all of its tasks that are not running as cancelled (dead:
- * as dead letters), in all layouts; *ret_count says how many.
+/* Retry tries the key's first task again now, with all attempts; KL_EBUSY: it is running. Skip ends it as cancelled;
+ * *ret_id (or NULL) says which it was, and KL_EBUSY that it is running. Drain ends all of its tasks that are not
+ * running as cancelled (dead: as dead letters; what has failed before keeps its own error), in all layouts; *ret_count
+ * (or NULL) says how many.
  *
- * partition: only there; NULL: wherever the key has tasks. In several partitions it has several first tasks: retry tries
- * each of them, and skip is KL_EINVAL until one partition is named. KL_ENOTFOUND: none waits. KL_EINVAL: no key, too long a
- * one, or no such partition. */
+ * partition: only there; NULL: wherever the key has tasks. In several partitions it has several first tasks: retry
+ * tries each of them, and skip is KL_EINVAL until one partition is named. KL_ENOTFOUND: none waits. KL_EINVAL: no key,
+ * too long a one, or no such partition. */
 KL_API KL_MUST_USE kl_rc kl_key_retry(kl_queue *queue, kl_bytes key, const char *partition);
 KL_API KL_MUST_USE kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, const char *partition, kl_task_id *ret_id);
 KL_API KL_MUST_USE kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, const char *partition, bool dead,
@@ -126,8 +132,8 @@ typedef struct kl_worker_status {
     int64_t seen_ms; /* on the store's clock */
 } kl_worker_status;
 
-/* Workers that are alive, by name, up to max; shards are those of all partitions together. Workers of one name count as
- * one. */
+/* Workers that are alive, by name, up to max, for which ret_workers has room; shards are those of all partitions
+ * together. Workers of one name count as one. */
 KL_API KL_MUST_USE kl_rc kl_queue_workers(kl_queue *queue, size_t max, kl_arena *arena, kl_worker_status *ret_workers,
                                           size_t *ret_count);
 

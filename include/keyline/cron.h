@@ -32,7 +32,7 @@ typedef enum kl_catch_up {
 
 /* When: minute hour day-of-month month day-of-week, each *, a list (1,15), ranges (mon-fri), steps (10-40/10, * too);
  * or @hourly, @daily, @weekly, @monthly, @yearly. Names (jan, mon) go in any case, and 7 is Sunday. When both days are
- * restricted, either will do.
+ * restricted, either will do; where one begins with *, with a step too, both must fit.
  *
  * Where clocks are changed: with some hours, a time that is stepped over fires at the first moment after the step, and
  * one that comes twice fires the first time only. With all 24 hours (hour *), it fires whenever the wall's clock shows

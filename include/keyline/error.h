@@ -1,7 +1,9 @@
 /* error.h - what calls return, and what the caller should do about it.
  *
- * Every fallible call returns a kl_rc: KL_OK (0) or a negative code. The table below is the only list of codes: it makes
- * the enum, the names, the texts and the classes. A class answers the caller's question "what now?". */
+ * Every fallible call returns a kl_rc: KL_OK (0) or a negative code. The table below is the only list of codes: it
+ * makes the enum, the names, the texts and the classes. A class answers the caller's question "what now?", for what the
+ * code nearly always means: a wait that timed out may be made again, though a task that did is over, and what is busy
+ * because the call comes from inside a task stays so as long as that runs. */
 #ifndef KEYLINE_ERROR_H
 #define KEYLINE_ERROR_H
 

@@ -32,7 +32,9 @@
  *
  * Every function is safe from any thread, also from inside a task, unless it says otherwise. Times are milliseconds.
  * KL_EINVAL: the executor, or a pointer to what is to be read or set, is NULL where nothing says that it may be. A kl_run
- * is never NULL. After fork the child has none of the threads: it must not use the executor, not even to close it. */
+ * is never NULL. What is passed is copied, unless it is a context: those are only handed on, and must last until they cannot
+ * be any more, a task's and that of its report until it has ended, the executor's until it is closed. After fork the
+ * child has none of the threads: it must not use the executor, not even to close it. */
 #ifndef KEYLINE_EXEC_H
 #define KEYLINE_EXEC_H
 
@@ -86,7 +88,7 @@ typedef struct kl_exec_end {
 typedef void kl_end_fn(void *ctx, const kl_exec_end *end);
 
 /* The delay before the attempt after `attempt` (1 = the first has failed), or a negative number to give up now. `random`
- * is fresh each time, for jitter. */
+ * is fresh each time, for jitter. Several threads may call it at once. */
 typedef int64_t kl_retry_fn(void *ctx, uint32_t attempt, uint64_t random);
 
 /* Settings. Zero in a field means its default; start from {.size = sizeof(kl_exec_opts)}. Each number can also come from
@@ -114,7 +116,8 @@ typedef struct kl_exec_opts {
  * and nothing is filled in. Not to be called while another thread changes the environment. */
 KL_API KL_MUST_USE kl_rc kl_exec_opts_from_env(kl_exec_opts *opts);
 
-/* Opens an executor and starts its threads. NULL options: all defaults; the environment is not read.
+/* Opens an executor and starts its threads. NULL options: all defaults; the environment is not read. The threads have the
+ * caller's signal mask, so a signal that is for others is blocked around this call.
  * KL_EINVAL: a setting is out of range, or shards times capacity is. KL_ENOMEM. KL_ESYSTEM: a thread could not be started. */
 KL_API KL_MUST_USE kl_rc kl_exec_open(const kl_exec_opts *opts, kl_exec **ret_exec);
 
@@ -134,9 +137,9 @@ typedef struct kl_exec_task_opts {
     void *end_ctx;
 } kl_exec_task_opts;
 
-/* Hands over one task. No key (length 0): no order asked. The key is copied. Waits while the shard is full, and not in
- * turn: a newer submit may get the place that comes free. Inside a task or a report of the same executor it never waits,
- * because the waiter might be what everybody waits for.
+/* Hands over one task. No key (length 0): no order asked. ret_id may be NULL. Waits while the shard is full, and not in
+ * turn: a newer submit may get the place that comes free; never longer than the timeout, for key and room together.
+ * Inside a task or a report of the same executor it never waits, because the waiter might be what everybody waits for.
  * KL_EINVAL: fn is NULL, the key is too long, an option is out of range. KL_EFULL: no room in time, or its key is blocked,
  * or the task delayed, and there are enough of those (see above): that is said at once, since waiting would hold up the
  * caller's other keys, unless the task's own options say how long to wait, or the executor's timeout is KL_FOREVER.
@@ -178,7 +181,7 @@ KL_API KL_MUST_USE kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wa
 
 /* Cancels a task. KL_OK: it will not run (again); it has been reported as cancelled. KL_EBUSY: it is running; it has been
  * asked to stop (kl_run_cancelled) and will not be retried. KL_ENOTFOUND: it has ended, if only just and is being reported,
- * or there never was one. */
+ * or there never was one. KL_ENOMEM: it could not be looked for. */
 KL_API KL_MUST_USE kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id);
 
 typedef enum kl_exec_state {
@@ -195,7 +198,8 @@ typedef struct kl_exec_status {
     bool stop_asked;   /* running: cancelled or past its deadline */
 } kl_exec_status;
 
-/* KL_ENOTFOUND: the task has ended, if only just and is being reported, or there never was one. */
+/* KL_ENOTFOUND: the task has ended, if only just and is being reported, or there never was one. KL_ENOMEM: it could not be
+ * looked for. */
 KL_API KL_MUST_USE kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status);
 
 /* One key. */
@@ -221,8 +225,8 @@ KL_API KL_MUST_USE kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_in
 /* From the return of pause until resume no task of the key is taken to run; one that runs, or was just taken, goes on, and
  * the key shows as running until it has. Resume also makes a retrying key ready at once. Skip ends the key's first task
  * as cancelled (KL_EBUSY: it is running; KL_ENOTFOUND: there is none). Drain ends all of the key's tasks that are not
- * running as cancelled. A drain of the executor resumes every key, and then none can be paused (KL_ECLOSED). All:
- * KL_EINVAL and KL_ENOMEM as for show. */
+ * running as cancelled, and says how many (ret_count may be NULL). A drain of the executor resumes every key, and then
+ * none can be paused (KL_ECLOSED). All: KL_EINVAL and KL_ENOMEM as for show. */
 KL_API KL_MUST_USE kl_rc kl_exec_key_pause(kl_exec *exec, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_exec_key_resume(kl_exec *exec, kl_bytes key);
 KL_API KL_MUST_USE kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key);
@@ -238,21 +242,22 @@ KL_API void kl_run_retry_after(kl_run *run, int64_t delay_ms); /* instead of the
 
 /* Stops taking tasks and waits until all that were taken have ended, with their retries, in order. When wait_ms passes
  * first, the rest is given up as by kl_exec_abort and KL_ETIMEDOUT is returned once running tasks have returned. Called
- * inside a task it starts the drain and returns KL_EBUSY at once. KL_ECLOSED: all have ended, but some were given up by an
- * abort, or by another drain whose time had passed. KL_EINVAL: wait_ms is negative, and nothing has been stopped. Any
- * number of calls, from any threads, is fine. */
+ * inside a task or a report it starts the drain and returns KL_EBUSY at once. KL_ECLOSED: all have ended, but some were
+ * given up by an abort, or by another drain whose time had passed. KL_EINVAL: wait_ms is negative, and nothing has been
+ * stopped. Any number of calls, from any threads, is fine. */
 KL_API KL_MUST_USE kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms);
 
 /* Stops taking tasks, ends those not running as KL_CANCELLED with rc KL_ECLOSED, asks the running ones to stop, and waits
- * for them (inside a task: does not wait and returns KL_EBUSY). No retry follows. */
+ * for them (inside a task or a report: does not wait and returns KL_EBUSY). No retry follows. */
 KL_API kl_rc kl_exec_abort(kl_exec *exec);
 
-/* Aborts unless already stopped, then frees everything. No other call may be under way or follow. Not from inside a task.
+/* Aborts unless already stopped, then frees everything. No other call may be under way or follow. Not from inside a task
+ * or a report.
  * NULL is fine. */
 KL_API void kl_exec_close(kl_exec *exec);
 
 /* Metrics in Prometheus text, labelled by shard. Writes at most size bytes with a terminator, and says the length of the
- * whole text without it: call again with more room when ret_length >= size. */
+ * whole text without it: call again with more room when ret_length >= size. KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_exec_metrics(kl_exec *exec, char *buffer, size_t size, size_t *ret_length);
 
 #ifdef __cplusplus

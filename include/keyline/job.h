@@ -34,12 +34,13 @@ typedef struct kl_job_spec {
     const char *name; /* for people: UTF-8; NULL: none */
     const kl_put *tasks;
     size_t count;             /* 0 is fine: tasks may be added */
-    int64_t due_ms;           /* scheduled: tasks without a due time of their own are not started before */
+    int64_t due_ms;           /* scheduled: tasks without a due time of their own are not started before; or */
     int64_t keep_ms;          /* 7 days: how long it and its finished tasks are kept */
     const char *scope;        /* idempotency: who asks, so that two applications may use one key; NULL: "" */
     kl_bytes idempotency_key; /* empty: every submit is a new job */
     kl_bytes fingerprint;     /* what was asked: any bytes, hashed with SHA-256; empty: made from all of the above */
     int64_t answer_ms;        /* 24 h: how long the answer is kept for repeats */
+    int64_t delay_ms;         /* instead of due_ms: so long from the first call; the same in each repeat */
 } kl_job_spec;
 
 /* The answer, the same for every repeat. */
@@ -66,7 +67,8 @@ KL_API KL_MUST_USE kl_rc kl_job_submit(kl_queue *queue, const kl_job_spec *spec,
 /* Adds tasks, up to KL_PUT_MAX, of which the same holds as of submitted ones; token and ret_results as for
  * kl_queue_put. They count as the job's from the beginning of the call: after any failure but KL_EINVAL and
  * KL_EMISMATCH, repeat it with its token, or the job waits for tasks that never come. A repeat counts once for as long
- * as its token is known (an hour), whatever was added meanwhile. KL_ECLOSED: the job was cancelled. */
+ * as its token is known (an hour), whatever was added meanwhile. KL_EINVAL: also where the job would have more than
+ * KL_JOB_TASKS_MAX. KL_ECLOSED: the job was cancelled. */
 KL_API KL_MUST_USE kl_rc kl_job_add(kl_queue *queue, const kl_task_id *job, const kl_put *tasks, size_t count,
                                     kl_bytes token, kl_put_result *ret_results);
 
@@ -80,7 +82,7 @@ typedef struct kl_job_info {
     kl_task_id id;
     const char *name; /* "": none */
     kl_job_state state;
-    uint64_t tasks;                 /* submitted and added */
+    uint64_t tasks;                 /* submitted and added, without those that were moved to another queue or purged */
     uint64_t done, dead, cancelled; /* finished and still kept */
     uint64_t waiting;               /* all others: a task that finished longer than keep_ms ago counts here */
     uint64_t run;                   /* 1, and one more for each rerun */
@@ -107,18 +109,19 @@ KL_API KL_MUST_USE kl_rc kl_job_results(kl_queue *queue, const kl_task_id *job, 
 /* Puts the job's finished tasks again, all or only those that are dead or cancelled: with the same key, payload and
  * options, a new id, and no due time. Each old result is forgotten when its task has been put. A rerun that was broken
  * off is completed by the next call, which then does nothing else; nothing is put twice. A cancelled job goes on with
- * what was put again; its older tasks stay cancelled. *ret_count (or NULL): tasks put by this call. KL_EBUSY: another
- * rerun is under way, or the job is still being submitted. */
+ * what was put again; its older tasks stay cancelled. Where nothing is to be put again of a job that is not cancelled,
+ * nothing is done, and the run stays what it is. *ret_count (or NULL): tasks put by this call. KL_EBUSY: another rerun
+ * is under way, or the job is still being submitted. */
 KL_API KL_MUST_USE kl_rc kl_job_rerun(kl_queue *queue, const kl_task_id *job, bool failed_only, uint64_t *ret_count);
 
-/* None of its waiting tasks will be started; they end as cancelled when their turn comes. Running ones go on. May be
- * repeated. */
+/* None of its waiting tasks will be started; they end as cancelled when their turn comes. Running ones go on. May
+ * be repeated. */
 KL_API KL_MUST_USE kl_rc kl_job_cancel(kl_queue *queue, const kl_task_id *job);
 
 /* Removes the job with all it owns: results, waiting tasks, delayed ones included, and the answer kept for repeats. The
- * owners of the shards are asked to end what waits, as by kl_queue_purge (control.h); what they cannot be asked for, because
- * one does not answer, will not be started and ends when its turn comes. A task that is running goes on. Nothing is kept
- * of any of them. */
+ * owners of the shards are asked to end what waits, as by kl_queue_purge (control.h); what they cannot be asked for,
+ * because one does not answer, will not be started and ends when its turn comes. A task that is running goes on.
+ * Nothing is kept of any of them. */
 KL_API KL_MUST_USE kl_rc kl_job_remove(kl_queue *queue, const kl_task_id *job);
 
 #ifdef __cplusplus

@@ -114,8 +114,8 @@ KL_API KL_MUST_USE kl_rc kl_queue_list(kl_store *store, const char *after, size_
 
 /* Changes what opts state. A new number of partitions or shards opens a new layout at once: tasks put from now on go
  * there, those of the old one are finished first, key by key, so that order per key survives. KL_EBUSY: 15 older
- * layouts still hold tasks, or something that is kept of finished ones (dead letters, results). KL_EINVAL: a bad setting,
- * or a store that cannot do it (it says why). May be repeated after any failure. */
+ * layouts still hold tasks, or something that is kept of finished ones (dead letters, results). KL_EINVAL: a bad
+ * setting, or a store that cannot do it (it says why). May be repeated after any failure. */
 KL_API KL_MUST_USE kl_rc kl_queue_alter(kl_queue *queue, const kl_queue_opts *opts);
 
 /* A paused queue takes tasks and starts none; what runs goes on. Workers see it within about a tenth of a second. Both
@@ -124,8 +124,9 @@ KL_API KL_MUST_USE kl_rc kl_queue_pause(kl_queue *queue);
 KL_API KL_MUST_USE kl_rc kl_queue_resume(kl_queue *queue);
 
 /* Removes a queue that is empty and has no worker, with its schedules, its records and what is kept of its tasks. Stop
- * its producers first: a put under way meanwhile is lost with it, later ones get KL_ENOTFOUND. May be repeated, also after a failure. KL_EBUSY: it
- * holds tasks (the sentence says how many), or somebody works on it. On KL_OK the handle can only be closed. */
+ * its producers first: a put under way meanwhile is lost with it, later ones get KL_ENOTFOUND. May be repeated, also
+ * after a failure. KL_EBUSY: it holds tasks (the sentence says how many), or somebody works on it. On KL_OK the handle
+ * can only be closed. */
 KL_API KL_MUST_USE kl_rc kl_queue_remove(kl_queue *queue);
 
 /* ---- Producers ---- */
@@ -168,11 +169,13 @@ typedef struct kl_put_result {
 /* Puts tasks; durable when it returns KL_OK. Tasks of a call that lie in one store are stored together or not at all
  * where the engine can (KL_STORE_ATOMIC_APPEND), but those with a unique each on their own, before the others.
  * token: any bytes that name this call (up to KL_UNIQUE_BYTES_MAX, empty: none): the same call made again within an
- * hour, by whatever process, stores nothing and returns the first one's results. ret_results: NULL, or room for one per
+ * hour, by whatever process, stores nothing and returns the first one's results; its traceparents may differ, and no
+ * more. ret_results: NULL, or room for one per
  * task. One call takes up to KL_PUT_MAX tasks with KL_BATCH_BYTES_MAX of keys, kinds, headers and payloads together.
  * KL_EINVAL: a limit or option; nothing was stored, and the sentence names the task and what to do. KL_EMISMATCH: the
- * token was used for another call. KL_EFULL, KL_ESYSTEM, KL_EBUSY: as from the store, or somebody else puts the same
- * unique or token just now; making the call again with its token is safe, and without one may store tasks twice. */
+ * token was used for another call, whose tasks differed in whatever it was. KL_EFULL, KL_ESYSTEM, KL_EBUSY: as from the
+ * store, or somebody else puts the same unique or token just now; making the call again with its token is safe, and
+ * without one may store tasks twice. */
 KL_API KL_MUST_USE kl_rc kl_queue_put(kl_queue *queue, const kl_put *tasks, size_t count, kl_bytes token,
                                       kl_put_result *ret_results);
 
@@ -261,11 +264,15 @@ typedef struct kl_redrive {
 
 /* Puts dead letters back at the end of their keys' lines, the oldest first, with all their attempts before them;
  * into another queue; or forgets them. What was put into a partition by name is put back into that one, while the queue
- * has it. What was put back is forgotten as a dead letter. Only what had died when the
- * call began is looked at. A repeat after a failure doubles nothing that was put back within the last ten minutes.
- * `told` is called on the caller's thread. Returns KL_OK with an account also when some failed. KL_ENOTFOUND: the
- * one task that `id` names is no dead letter of the queue. KL_EINVAL: move without `to`, or to the same queue; the
- * others with one. */
+ * has it. What was put back is forgotten as a dead letter. What is moved leaves its unique behind, and what is moved or
+ * purged its job, which then has so many tasks less. Only what had died when the call began is looked at. A repeat
+ * after a failure doubles nothing that was put back within the last ten minutes. `told` is called on the caller's
+ * thread.
+ *
+ * Returns KL_OK with an account also when some failed. *ret_account is set whatever is returned: it says what was done
+ * before a failure, too. KL_EBUSY: the store did not let some be put back, and what died after them waits for them;
+ * call again. KL_ENOTFOUND: the one task that `id` names is no dead letter of the queue. KL_EINVAL: move without `to`,
+ * or to the same queue; the others with one. */
 KL_API KL_MUST_USE kl_rc kl_dead_retry(kl_queue *queue, const kl_redrive *which, kl_account *ret_account);
 KL_API KL_MUST_USE kl_rc kl_dead_move(kl_queue *queue, const kl_redrive *which, kl_account *ret_account);
 KL_API KL_MUST_USE kl_rc kl_dead_purge(kl_queue *queue, const kl_redrive *which, kl_account *ret_account);

@@ -406,6 +406,9 @@ typedef struct kl_engine {
     /* How many tasks of the queue in the inbox were refused, and of the first one why and what to do, in the arena. NULL:
      * none ever are. */
     kl_rc (*refused)(void *self, const char *queue, kl_arena *arena, uint64_t *ret_count, const char **ret_why);
+    /* Somebody ends, and does not wait for a server that is silent: calls under way that have waited for an answer for
+     * wait_ms fail as when the connection is lost. Any thread. NULL: no call waits for long. */
+    void (*cut)(void *self, int64_t wait_ms);
 } kl_engine;
 
 /* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must

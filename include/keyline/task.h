@@ -26,7 +26,8 @@
 extern "C" {
 #endif
 
-/* How long something may take or wait. 0 in an options struct means the default, so "not at all" has a value of its own. */
+/* How long something may take or wait. 0 in an options struct means the default, so "not at all" has a value of its
+ * own. */
 #define KL_NO_WAIT (-1)
 #define KL_FOREVER INT64_MAX
 

@@ -12,15 +12,18 @@
  * Promises
  *   W1  Tasks of one key never overlap while this worker's lease holds, and start in the order (priority, due time,
  *       position), as of the worker's last look: what is put, or becomes due, after that may be passed by a task of its
- *       key that was there before (docs/queue.md, "Known limits", says for how long). A task that is to be retried holds its key until it ends, and no other key.
+ *       key that was there before (docs/queue.md, "Known limits", says for how long). A task that is to be retried
+ *       holds its key until it ends, and no other key.
  *   W2  A task is run at least once. After a crash the tasks of a key that were not settled are run again, in order,
  *       beginning with the first of them.
  *   W3  What a worker says of a task counts only while it owns the task's shard.
- *   W4  A task that ends its process every time runs out of attempts all the same; a drain or a stop costs none.
+ *   W4  A task that ends its process every time runs out of attempts all the same, and those that ran beside it do not
+ *       (docs/queue.md, "Attempts"); a drain or a stop costs none.
  *   W5  Memory is bounded by window_max for each queue, however many tasks wait, and by what cannot be left out: of each
  *       key that failed, or whose first task is of a kind that nobody serves, that task, up to some 700 bytes; tasks without
- *       a key of such kinds that had a delay or were tried, some 200 bytes each; and as many tasks again as window_max, or
- *       one for each group where there are more.
+ *       a key of such kinds that had a delay or were tried, some 200 bytes each; as many tasks again as window_max, or
+ *       one for each group where there are more; and, of each key with tasks that were read and found no room, where
+ *       these begin: some 100 bytes in each line of its shard, for up to 1,048,576 keys in each (docs/queue.md).
  *
  * Any number of workers, in any number of processes where the store allows it, share the shards of a queue.
  *
@@ -88,8 +91,9 @@ KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t c
                                          kl_worker **ret_worker);
 
 /* Starts no more tasks, lets the running ones end (stop_ms), settles everything, and gives the shards back at once.
- * A store that cannot be reached, or that refuses outcomes, is tried for as long as the queue's lease; then others take the
- * shards by themselves.
+ * A store that cannot be reached, that is silent, or that refuses outcomes, is tried for as long as the queue's lease; then
+ * others take the shards by themselves. Calls of the store that have waited for its server for so long fail then with
+ * KL_EBUSY, also those of other threads that use the same kl_store.
  * Waits for that up to wait_ms, 0: not at all; KL_ETIMEDOUT: not yet, call again or close. What was given up is run
  * again by the next owner and costs no attempt. May be repeated. */
 KL_API KL_MUST_USE kl_rc kl_worker_drain(kl_worker *worker, int64_t wait_ms);
@@ -98,7 +102,8 @@ KL_API KL_MUST_USE kl_rc kl_worker_drain(kl_worker *worker, int64_t wait_ms);
  * KL_ETIMEDOUT: not within wait_ms. */
 KL_API KL_MUST_USE kl_rc kl_worker_wait(kl_worker *worker, int64_t wait_ms);
 
-/* Ends it, draining first if that was not done; running handlers are asked to stop and waited for. NULL is fine. */
+/* Ends it, draining first if that was not done; running handlers are asked to stop and waited for. A store that is silent is
+ * waited for as for kl_worker_drain, but up to five seconds. NULL is fine. */
 KL_API void kl_worker_close(kl_worker *worker);
 
 typedef struct kl_worker_info {

@@ -58,8 +58,11 @@
       "found here by seed 1235")                                                                                       \
     X(side_alone, "while a line is read again, what comes behind in it waits, and not what is less urgent",            \
       "found here by seed 28")                                                                                         \
+    X(full_blind, "a worker whose memory is full does not look for what is more urgent", "our own")                    \
     X(partition_unlimited, "more tasks of a partition are started than may run at a time", "Awa (003)")                \
-    X(capacity_leaks, "a task that ends leaves its partition as full as it was", "every limit that counts by hand")
+    X(capacity_leaks, "a task that ends leaves its partition as full as it was", "every limit that counts by hand")    \
+    X(lease_kept, "a worker keeps the lease that was set when it started", "our own, before release")                  \
+    X(stale_answer, "an owner that lost the shard says that a request was carried out", "our own, before release")
 
 enum kl__mutant_name {
 #define KL_MUTANT_ENUM(name, bug, seen) KL_MUTANT_##name,

@@ -126,6 +126,18 @@ static bool parse_rfc3339(const char *at, int64_t *ret_ms)
     return true;
 }
 
+/* A century: with any clock it is a time that can be stored. */
+#define FROM_NOW_MS_MAX (INT64_C(86400000) * 36525)
+
+bool kl__time_from_now(const char *text, int64_t *ret_ms)
+{
+    int64_t distance;
+    if (text[0] != '+' || !kl__duration_parse(text + 1, &distance) || distance > FROM_NOW_MS_MAX)
+        return false;
+    *ret_ms = distance > 0 ? distance : 1;
+    return true;
+}
+
 bool kl__time_parse(const char *text, int64_t now_ms, int64_t *ret_ms)
 {
     int64_t distance;

@@ -13,6 +13,9 @@ enum { KL_DURATION_TEXT_BYTES = 32, KL_TIME_TEXT_BYTES = 40 };
 bool kl__duration_parse(const char *text, int64_t *ret_ms);
 bool kl__time_parse(const char *text, int64_t now_ms, int64_t *ret_ms);
 
+/* How long from now a time is that was written as +5m, at least 1. False: it is no such time, or no sensible one. */
+bool kl__time_from_now(const char *text, int64_t *ret_ms);
+
 /* In the largest unit that leaves no rest; and RFC 3339 in UTC. */
 void kl__duration_print(int64_t ms, char ret_text[KL_DURATION_TEXT_BYTES]);
 void kl__time_print(int64_t ms, char ret_text[KL_TIME_TEXT_BYTES]);

@@ -165,6 +165,10 @@ static bool take_option(struct words *words, const kl__option *option, int sense
         return false;
     if (kind == KL_TEXTS)
         return add_text(words, place, text);
+    if (kind == KL_TEXT && !*text) {
+        kl__complain("%s is empty, and so says nothing; give it a value, or leave it out", option->name);
+        return false;
+    }
     if (kind == KL_TEXT) {
         memcpy(place, &text, sizeof text);
         return true;

@@ -44,12 +44,15 @@ enum {
  *     NULL         a flag; "--[no-]name" may be said either way         int64_t: 0 not said, 1 yes, -1 no
  *     N            a whole number from min to max (both 0: any)         int64_t
  *     DURATION     250ms, 5s, 2m, 1h, 7d; min and max in milliseconds   int64_t, milliseconds
- *     TIME         RFC 3339, or +5m or -5m from now                     int64_t, milliseconds since 1970
+ *     TIME         RFC 3339, or +5m or -5m from now                     int64_t, milliseconds since 1970; with
+ *                                                                       KL_TIME_AS_SAID as min, +5m is -300000
  *     a|b|c        one of these                                         int64_t: 1 for the first
  *     other        any text                                             const char *, lasting as long as the words
  *     other...     any text, any number of times                        kl__texts
  *
  * "N|none" and "DURATION|none" also take the word none; those are for settings (config.h). */
+enum { KL_TIME_AS_SAID = -1 }; /* so that a call with +5m is the same one when it is made again */
+
 typedef struct kl__option {
     const char *name; /* with its dashes; NULL ends a table */
     const char *value_name;

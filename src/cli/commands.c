@@ -55,9 +55,10 @@ static const kl__command help_command = {
 
 static int run_version(int argc, char **argv)
 {
-    if (!kl__options_parse(NULL, argc, argv, NULL))
+    bool as_json = argc == 2 && strcmp(argv[1], "--json") == 0;
+    if (!as_json && !kl__options_parse(NULL, argc, argv, NULL))
         return KL_EXIT_USAGE;
-    puts("keyline " KEYLINE_VERSION);
+    puts(as_json ? "{\"version\": \"" KEYLINE_VERSION "\"}" : "keyline " KEYLINE_VERSION);
     return KL_EXIT_OK;
 }
 

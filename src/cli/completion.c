@@ -65,6 +65,46 @@ static void print_choices(const char *choices)
         putchar(*choices == '|' ? ' ' : *choices);
 }
 
+struct valued {
+    const char *names[VALUED_MAX];
+    size_t count;
+};
+
+static void note_valued(void *ctx, const kl__option *option)
+{
+    struct valued *valued = ctx;
+    size_t i = 0;
+    while (i < valued->count && strcmp(valued->names[i], option->name) != 0)
+        i++;
+    if (option->value_name && i == valued->count && i < VALUED_MAX)
+        valued->names[valued->count++] = option->name;
+}
+
+static void note_command(void *ctx, const kl__command *command, const char *name)
+{
+    (void)name;
+    kl__options_visit(command, note_valued, ctx);
+}
+
+/* The options whose value is the next word: they may stand before the command, too. */
+static void print_valued(const char *between)
+{
+    struct valued valued = {.count = 0};
+    visit_commands(note_command, &valued);
+    for (size_t i = 0; i < valued.count; i++)
+        printf("%s%s", i ? between : "", valued.names[i]);
+}
+
+/* The commands whose name has a second word. */
+static void print_two_worded(const char *between)
+{
+    for (const kl__command *const *command = kl__commands; *command; command++) {
+        if ((*command)->subs)
+            printf("%s%s", (*command)->name, between);
+    }
+    fputs("help", stdout);
+}
+
 /* ---- bash ---- */
 
 static void print_bash_option(void *ctx, const kl__option *option)
@@ -121,38 +161,6 @@ static void print_bash_subs(void)
     }
 }
 
-struct valued {
-    const char *names[VALUED_MAX];
-    size_t count;
-};
-
-static void note_valued(void *ctx, const kl__option *option)
-{
-    struct valued *valued = ctx;
-    size_t i = 0;
-    while (i < valued->count && strcmp(valued->names[i], option->name) != 0)
-        i++;
-    if (option->value_name && i == valued->count && i < VALUED_MAX)
-        valued->names[valued->count++] = option->name;
-}
-
-static void note_command(void *ctx, const kl__command *command, const char *name)
-{
-    (void)name;
-    kl__options_visit(command, note_valued, ctx);
-}
-
-/* Options may stand before the command, and the next word is theirs. */
-static void print_bash_valued(void)
-{
-    struct valued valued = {.count = 0};
-    visit_commands(note_command, &valued);
-    fputs("        ", stdout);
-    for (size_t i = 0; i < valued.count; i++)
-        printf("%s%s", i ? " | " : "", valued.names[i]);
-    puts(") [ \"${COMP_WORDS[i + 1]}\" != = ] && ((i += 1)) || ((i += 2)) ;;");
-}
-
 static void print_bash(void)
 {
     puts("# bash completion for keyline, made by `keyline completion bash`.\n"
@@ -162,18 +170,14 @@ static void print_bash(void)
          "    for ((i = 1; i < COMP_CWORD; i++)); do\n"
          "        case ${COMP_WORDS[i]} in\n"
          "        --) return ;;");
-    print_bash_valued();
-    puts("        -*) ;;\n"
+    fputs("        ", stdout);
+    print_valued(" | ");
+    puts(") [ \"${COMP_WORDS[i + 1]}\" != = ] && ((i += 1)) || ((i += 2)) ;;\n"
+         "        -*) ;;\n"
          "        *)");
     fputs("            case $name in\n            '') name=${COMP_WORDS[i]} ;;\n            ", stdout);
-    const char *bar = "";
-    for (const kl__command *const *command = kl__commands; *command; command++) {
-        if (!(*command)->subs)
-            continue;
-        printf("%s%s", bar, (*command)->name);
-        bar = " | ";
-    }
-    puts(" | help) name=\"$name ${COMP_WORDS[i]}\" ;;\n"
+    print_two_worded(" | ");
+    puts(") name=\"$name ${COMP_WORDS[i]}\" ;;\n"
          "            esac\n"
          "            ;;\n"
          "        esac\n"
@@ -253,43 +257,73 @@ static void print_zsh_command(void *ctx, const kl__command *command, const char 
     (void)ctx;
     printf("    '%s')\n        _arguments \\\n", name);
     kl__options_visit(command, print_zsh_option, NULL);
-    puts("        '--help[explain the command]' \\\n        '*: :_files' ;;");
+    fputs("        '--help[explain the command]' \\\n        ", stdout);
+    if (command == &kl__completion_command) {
+        fputs("'*:shell:(", stdout);
+        print_choices(shell_names);
+        puts(")' ;;");
+    } else {
+        puts("'*: :_files' ;;");
+    }
 }
 
 static void print_zsh_list(const kl__command *const *commands)
 {
+    puts("        commands=(");
     for (; *commands; commands++) {
         printf("            '%s:", (*commands)->name);
         print_zsh_text((*commands)->summary);
         puts("'");
     }
+    puts("        )\n"
+         "        ;;");
 }
 
 static void print_zsh(void)
 {
-    puts("#compdef keyline\n"
-         "# zsh completion for keyline, made by `keyline completion zsh`.\n"
-         "_keyline()\n"
-         "{\n"
-         "    local -a commands\n"
-         "    local name=${words[2]}\n"
-         "    if ((CURRENT == 2)); then\n"
-         "        commands=(");
+    fputs("#compdef keyline\n"
+          "# zsh completion for keyline, made by `keyline completion zsh`.\n"
+          "_keyline()\n"
+          "{\n"
+          "    local name='' i\n"
+          "    local -a commands\n"
+          "    for ((i = 2; i < CURRENT; i++)); do\n"
+          "        case ${words[i]} in\n"
+          "        --)\n"
+          "            _files\n"
+          "            return\n"
+          "            ;;\n"
+          "        ",
+          stdout);
+    print_valued(" | ");
+    fputs(") ((i++)) ;;\n"
+          "        -*) ;;\n"
+          "        *)\n"
+          "            case $name in\n"
+          "            '') name=${words[i]} ;;\n"
+          "            ",
+          stdout);
+    print_two_worded(" | ");
+    puts(") name=\"$name ${words[i]}\" ;;\n"
+         "            esac\n"
+         "            ;;\n"
+         "        esac\n"
+         "    done\n"
+         "    case $name in\n"
+         "    '' | help)");
     print_zsh_list(kl__commands);
-    puts("        )\n"
+    for (const kl__command *const *command = kl__commands; *command; command++) {
+        if (!(*command)->subs)
+            continue;
+        printf("    %s | 'help %s')\n", (*command)->name, (*command)->name);
+        print_zsh_list((*command)->subs);
+    }
+    puts("    esac\n"
+         "    if (($#commands)); then\n"
          "        _describe command commands\n"
          "        return\n"
          "    fi\n"
          "    case $name in");
-    for (const kl__command *const *command = kl__commands; *command; command++) {
-        if (!(*command)->subs)
-            continue;
-        printf("    %s)\n        if ((CURRENT == 3)); then\n            commands=(\n", (*command)->name);
-        print_zsh_list((*command)->subs);
-        puts("            )\n            _describe command commands\n            return\n        fi\n"
-             "        name=\"$name ${words[3]}\"\n        ;;");
-    }
-    puts("    esac\n    case $name in");
     visit_commands(print_zsh_command, NULL);
     puts("    esac\n}\n_keyline \"$@\"");
 }
@@ -327,15 +361,16 @@ static void print_fish_option(void *ctx, const kl__option *option)
 
 static void print_fish_command(void *ctx, const kl__command *command, const char *name)
 {
-    char condition[256];
-    const char *blank = strchr(name, ' ');
+    char condition[160];
     (void)ctx;
-    if (blank)
-        snprintf(condition, sizeof condition, "__fish_seen_subcommand_from %.*s; and __fish_seen_subcommand_from %s",
-                 (int)(blank - name), name, blank + 1);
-    else
-        snprintf(condition, sizeof condition, "__fish_seen_subcommand_from %s", name);
+    snprintf(condition, sizeof condition, "__keyline_at %s", name);
     kl__options_visit(command, print_fish_option, condition);
+    printf("complete -c keyline -n '%s' -l help -d 'explain the command'\n", condition);
+    if (command != &kl__completion_command)
+        return;
+    printf("complete -c keyline -f -n '%s' -a '", condition);
+    print_choices(shell_names);
+    puts("'");
 }
 
 static void print_fish_names(const kl__command *const *commands, const char *condition)
@@ -349,13 +384,48 @@ static void print_fish_names(const kl__command *const *commands, const char *con
 
 static void print_fish(void)
 {
-    char condition[256];
-    puts("# fish completion for keyline, made by `keyline completion fish`.");
-    print_fish_names(kl__commands, "__fish_use_subcommand");
+    char condition[160];
+    fputs("# fish completion for keyline, made by `keyline completion fish`.\n"
+          "function __keyline_at --description 'Whether these words are the command so far'\n"
+          "    set -l name\n"
+          "    set -l value no\n"
+          "    for word in (commandline -opc)[2..]\n"
+          "        if test $value = yes\n"
+          "            set value no\n"
+          "            continue\n"
+          "        end\n"
+          "        switch $word\n"
+          "            case --\n"
+          "                return 1\n"
+          "            case ",
+          stdout);
+    print_valued(" ");
+    fputs("\n"
+          "                set value yes\n"
+          "            case '-*'\n"
+          "            case '*'\n"
+          "                switch \"$name\"\n"
+          "                    case ''\n"
+          "                        set name $word\n"
+          "                    case ",
+          stdout);
+    print_two_worded(" ");
+    puts("\n"
+         "                        set name \"$name $word\"\n"
+         "                end\n"
+         "        end\n"
+         "    end\n"
+         "    test \"$name\" = \"$argv\"\n"
+         "end");
+    print_fish_names(kl__commands, "__keyline_at");
+    print_fish_names(kl__commands, "__keyline_at help");
     for (const kl__command *const *command = kl__commands; *command; command++) {
-        snprintf(condition, sizeof condition, "__fish_seen_subcommand_from %s", (*command)->name);
-        if ((*command)->subs)
-            print_fish_names((*command)->subs, condition);
+        if (!(*command)->subs)
+            continue;
+        snprintf(condition, sizeof condition, "__keyline_at %s", (*command)->name);
+        print_fish_names((*command)->subs, condition);
+        snprintf(condition, sizeof condition, "__keyline_at help %s", (*command)->name);
+        print_fish_names((*command)->subs, condition);
     }
     visit_commands(print_fish_command, NULL);
 }

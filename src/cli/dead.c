@@ -95,7 +95,11 @@ static int act(kl__call *call, redrive_fn *redrive, const char *done)
     hear_signals();
     kl_rc rc = redrive(queue, &which, &account);
     kl__progress_clear(&progress);
-    status = rc == KL_OK ? tell_account(call, opts, &account, done) : kl__fail_given(rc);
+    status = kl__fail_given(rc);
+    if (rc == KL_OK || account.done > 0) { /* what was done before it failed is told, too */
+        int told = tell_account(call, opts, &account, done);
+        status = rc == KL_OK ? told : status;
+    }
     return stopped_by ? KL_EXIT_SIGNAL + stopped_by : status;
 }
 

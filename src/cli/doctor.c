@@ -29,7 +29,8 @@ static const char about[] =
     "With --cost, DIR is the URL of a store on S3: what its processes asked of the server in the\n"
     "last days is added up, per task and per hour, with Amazon's prices.\n"
     "\n"
-    "Exits with 0 if the store is whole, or is again, and with 1 if it is not.\n";
+    "Exits with 0 if the store is whole, or is again, with 1 if it is not, with 3 if there is no such\n"
+    "directory, and with 75 if the store is open.\n";
 
 static const kl__option options[] = {
     {"--repair", NULL, "repair what is damaged", offsetof(doctor_opts, repair), 0, 0},
@@ -222,7 +223,10 @@ static void put_json(const char *path, kl_rc rc, const char *findings, const kl_
 {
     fputs("{\"directory\":", stdout);
     put_string(stdout, path);
-    put_flag("healthy", rc == KL_OK);
+    if (rc == KL_OK || rc == KL_EDAMAGED)
+        put_flag("healthy", rc == KL_OK);
+    else
+        fputs(",\"healthy\":null", stdout); /* nobody knows */
     if (rc != KL_OK) {
         printf(",\"error\":\"%s\",\"text\":", kl_rc_name(rc));
         put_string(stdout, kl_error_text());
@@ -261,7 +265,7 @@ static int examine_for_machines(const char *path, const doctor_opts *opts)
     else
         put_json(path, rc, findings, &totals);
     free(findings);
-    return rc == KL_OK && is_written ? KL_EXIT_OK : KL_EXIT_FAILURE;
+    return is_written ? kl__exit_of(rc) : KL_EXIT_FAILURE;
 }
 
 static int examine_for_people(const char *path, const doctor_opts *opts, bool colour)
@@ -278,7 +282,7 @@ static int examine_for_people(const char *path, const doctor_opts *opts, bool co
         fflush(stdout);
         kl__complain("%s", kl_error_text());
     }
-    return rc == KL_OK ? KL_EXIT_OK : KL_EXIT_FAILURE;
+    return kl__exit_of(rc);
 }
 
 /* The directory of a disk store may be given as its URL. */

@@ -84,7 +84,8 @@ static int submit(kl__call *call, kl_queue *queue, const job_opts *opts, const s
         .name = opts->name,
         .tasks = collection->tasks,
         .count = collection->count,
-        .due_ms = opts->in_ms ? kl__wall_ms() + opts->in_ms : opts->at_ms,
+        .due_ms = opts->at_ms > 0 ? opts->at_ms : 0,
+        .delay_ms = opts->at_ms < 0 ? -opts->at_ms : opts->in_ms,
         .keep_ms = opts->keep_ms,
         .scope = opts->scope,
         .idempotency_key = kl_str(opts->idempotency_key),
@@ -112,10 +113,6 @@ static int run_submit(kl__call *call)
     kl__lines lines;
     kl_put base;
     kl_queue *queue;
-    if (opts->idempotency_key && !*opts->idempotency_key) {
-        kl__complain("--idempotency-key is empty, and so names nothing; give it a text, or leave it out");
-        return KL_EXIT_USAGE;
-    }
     if (opts->in_ms && opts->at_ms) {
         kl__complain("--in and --at both say when; keep one of the two");
         return KL_EXIT_USAGE;
@@ -196,8 +193,11 @@ static int run_ls(kl__call *call)
         kl_arena_free(&arena);
     }
     status = kl__out_end(&out);
-    if (rc == KL_OK && listed == limit && count == max)
-        kl__tell_more(call, limit);
+    if (rc == KL_OK && listed == limit && count == max) {
+        rc = kl_job_list(queue, &after, 1, &call->arena, jobs, &count);
+        if (rc == KL_OK && count > 0)
+            kl__tell_more(call, limit);
+    }
     return rc == KL_OK ? status : kl__fail_call(rc);
 }
 
@@ -331,7 +331,7 @@ static const kl__option submit_options[] = {
      offsetof(job_opts, idempotency_key), 0, 0},
     {"--scope", "TEXT", "who asks, so that two may use one idempotency key", offsetof(job_opts, scope), 0, 0},
     {"--in", "DURATION", "start no task before so long from now", offsetof(job_opts, in_ms), 1, INT64_C(315360000000)},
-    {"--at", "TIME", "start no task before this time", offsetof(job_opts, at_ms), 0, 0},
+    {"--at", "TIME", "start no task before this time", offsetof(job_opts, at_ms), KL_TIME_AS_SAID, 0},
     {"--keep", "DURATION", "how long it and its finished tasks are kept (7d)", offsetof(job_opts, keep_ms), 1,
      INT64_C(31536000000)},
     KL__TASK_OPTIONS(job_opts),

@@ -129,21 +129,26 @@ static int run_ls(kl__call *call)
 {
     const key_opts *opts = call->values;
     size_t max = (size_t)(opts->limit ? opts->limit : KL_LIST_STANDARD), count = 0;
+    size_t asked = max < KEYS_MAX ? max + 1 : max; /* one more tells that there are more */
     kl_queue *queue;
     kl__out out;
     int status = kl__call_find(call, opts->queue, &queue);
     if (status != KL_EXIT_OK)
         return status;
-    kl_key_status *keys = kl_arena_alloc(&call->arena, max * sizeof *keys);
+    kl_key_status *keys = kl_arena_alloc(&call->arena, asked * sizeof *keys);
     kl_rc rc =
-        keys ? kl_key_list(queue, (kl_key_order)opts->by, 0, max, &call->arena, keys, &count) : kl__fail_memory();
+        keys ? kl_key_list(queue, (kl_key_order)opts->by, 0, asked, &call->arena, keys, &count) : kl__fail_memory();
     if (rc != KL_OK)
         return kl__fail_call(rc);
+    bool has_more = count > max;
+    count -= has_more;
     kl__out_begin(&out, call, list_columns);
     for (size_t i = 0; i < count; i++)
         list_one(call, &out, &keys[i]);
     rc = list_idle(call, &out, keys, count, max);
     status = kl__out_end(&out);
+    if (has_more)
+        kl__tell_more(call, (int64_t)max);
     return rc == KL_OK ? status : kl__fail_call(rc);
 }
 

@@ -287,11 +287,6 @@ static bool check(const push_opts *opts)
         kl__complain("--skip-bad is about lines of a file; give it --file, or leave it out");
         return false;
     }
-    if ((opts->token && !*opts->token) || (opts->task.unique && !*opts->task.unique)) {
-        kl__complain("%s is empty, and so names nothing; give it a text, or leave it out",
-                     opts->token && !*opts->token ? "--token" : "--unique");
-        return false;
-    }
     if (opts->token && strlen(opts->token) > TOKEN_GIVEN_MAX) {
         kl__complain("--token has %zu bytes; it may have %d", strlen(opts->token), TOKEN_GIVEN_MAX);
         return false;
@@ -353,9 +348,8 @@ const kl__command kl__push_command = {
              "With --file, each line is an object with the fields key, payload, kind, priority, in, at,\n"
              "attempts, timeout, unique, unique_for, group, headers, tags, traceparent and partition. A\n"
              "payload that is no text is stored as the JSON that it is, letter by letter; {\"base64\": \"...\"}\n"
-             "stands for other bytes. What a line does not say, the options do. At the first line that is wrong, "
-             "everything\n"
-             "before it is stored and the line is named.\n",
+             "stands for other bytes. What a line does not say, the options do. At the first line that is\n"
+             "wrong, everything before it is stored and the line is named.\n",
     .arguments = arguments,
     .options = options,
     .values_size = sizeof(push_opts),

@@ -130,10 +130,13 @@ static kl__cell unserved_cell(kl__call *call, kl_queue *queue)
     if (!found || kl_queue_waiting(queue, &which, &call->arena, found, &count, &cursor) != KL_OK ||
         kl__tasks_why(queue, found, count, why) != KL_OK)
         return kl__cell_none();
-    for (size_t i = 0; i < count; i++)
-        if (why[i] == KL_WHY_KIND)
-            return kl__cell_bytes(found[i].task.entry.kind);
-    return kl__cell_none();
+    size_t first = 0;
+    while (first < count && why[first] != KL_WHY_KIND)
+        first++;
+    if (first == count)
+        return kl__cell_none();
+    kl_bytes kind = found[first].task.entry.kind;
+    return kind.len || kl__call_json(call) ? kl__cell_bytes(kind) : kl__cell_text("tasks without a kind");
 }
 
 /* ", orders__p1 8-f": shards of a partition that nobody owns. */
@@ -146,7 +149,7 @@ struct unowned {
 static kl_rc note_unowned(void *context, const char *partition, uint64_t number, const kl_layout *layout,
                           const kl__ownership *ownership)
 {
-    enum { RANGES_BYTES = 64 }; /* more are cut off */
+    enum { RANGES_BYTES = 64 }; /* what is behind that is not told */
     struct unowned *unowned = context;
     char ranges[RANGES_BYTES];
     kl_shards shards;
@@ -156,9 +159,11 @@ static kl_rc note_unowned(void *context, const char *partition, uint64_t number,
             shards.bits[shard / 64] |= UINT64_C(1) << shard % 64;
     if (kl_shards_next(&shards, 0) < 0)
         return KL_OK;
-    kl_shards_print(&shards, ranges, sizeof ranges);
-    const char *text =
-        kl__format(unowned->arena, "%s%s%s %s", unowned->text, *unowned->text ? ", " : "", partition, ranges);
+    bool is_cut = kl_shards_print(&shards, ranges, sizeof ranges) >= sizeof ranges;
+    if (is_cut)
+        *strrchr(ranges, ',') = '\0';
+    const char *text = kl__format(unowned->arena, "%s%s%s %s%s", unowned->text, *unowned->text ? ", " : "", partition,
+                                  ranges, is_cut ? " and more" : "");
     if (text && number != unowned->newest)
         text = kl__format(unowned->arena, "%s of layout %" PRIu64, text, number);
     unowned->text = text ? text : unowned->text;
@@ -251,17 +256,27 @@ static kl_rc list_one(kl__call *call, kl__out *out, const char *name, kl_arena *
     return rc;
 }
 
-static kl_rc list_all(kl__call *call, kl__out *out)
+/* One that cannot be opened, as when the store of a partition is not there, hides nobody else: what is wrong with it is
+ * said, and *ret_failed is the first such code. */
+static kl_rc list_all(kl__call *call, kl__out *out, kl_rc *ret_failed)
 {
     const char *names[NAMES_MAX];
     char after[KL_QUEUE_NAME_MAX + 1] = "";
     size_t count = NAMES_MAX;
     kl_rc rc = KL_OK;
+    *ret_failed = KL_OK;
     while (rc == KL_OK && count == NAMES_MAX) {
         kl_arena arena = {0};
         rc = kl_queue_list(call->store, after, NAMES_MAX, &arena, names, &count);
-        for (size_t i = 0; i < count && rc == KL_OK; i++)
-            rc = list_one(call, out, names[i], &arena);
+        for (size_t i = 0; i < count && rc == KL_OK; i++) {
+            kl_rc listed = list_one(call, out, names[i], &arena);
+            if (listed == KL_ENOMEM)
+                rc = listed;
+            else if (listed != KL_OK)
+                kl__fail_call(listed);
+            if (*ret_failed == KL_OK)
+                *ret_failed = listed;
+        }
         if (rc == KL_OK && count > 0)
             snprintf(after, sizeof after, "%s", names[count - 1]);
         kl_arena_free(&arena);
@@ -276,9 +291,11 @@ static int run_list(kl__call *call)
     if (status != KL_EXIT_OK)
         return status;
     kl__out_begin(&out, call, list_columns);
-    kl_rc rc = list_all(call, &out);
+    kl_rc failed, rc = list_all(call, &out, &failed);
     status = kl__out_end(&out);
-    return rc == KL_OK ? status : kl__fail_call(rc);
+    if (rc != KL_OK)
+        return kl__fail_call(rc);
+    return status == KL_EXIT_OK ? kl__exit_of(failed) : status;
 }
 
 /* ---- Making and changing ---- */

@@ -138,6 +138,7 @@ const kl__setting kl__settings[KL_SETTINGS] = {
 /* clang-format on */
 
 /* What handlers are told (work_run.c) is passed over when a handler calls `keyline` itself. */
+#define KUBERNETES "set in each container beside a Kubernetes service called `keyline`; passed over"
 #define TOLD(what) what ", for handlers of `keyline work`; passed over here"
 
 const kl__variable kl__variables[] = {
@@ -158,6 +159,9 @@ const kl__variable kl__variables[] = {
     {"KEYLINE_JOB", TOLD("the id of the task's job")},
     {"KEYLINE_TRACEPARENT", TOLD("the task's traceparent, as `TRACEPARENT` has it")},
     {"KEYLINE_HEADER_*", TOLD("the task's headers")},
+    {"KEYLINE_PORT", KUBERNETES},
+    {"KEYLINE_PORT_*", KUBERNETES},
+    {"KEYLINE_SERVICE_*", KUBERNETES},
     {NULL, NULL},
 };
 

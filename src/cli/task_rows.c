@@ -261,7 +261,9 @@ bool kl__filter_is_set(const kl__filter_opts *opts)
 void kl__tell_more(const kl__call *call, int64_t limit)
 {
     fflush(stdout);
-    if (!kl__call_json(call))
+    if (kl__call_json(call))
+        fprintf(stderr, "{\"more\": true, \"limit\": %" PRId64 "}\n", limit);
+    else
         fprintf(stderr, "keyline: there are more than these %" PRId64 "; see more of them with --limit\n", limit);
 }
 
@@ -277,6 +279,22 @@ static kl_rc read_marks(kl_queue *queue, const kl_found *found, size_t count, bo
     return wanted ? kl__jobs_cancelled(queue, marks) : KL_OK;
 }
 
+/* Whether a task stands behind the cursor. A page may be empty and not the last. */
+static kl_rc look_behind(kl__page_fn *page, void *ctx, kl_bytes cursor, kl_arena arenas[2], size_t pages,
+                         bool *ret_more)
+{
+    kl_found found;
+    size_t count = 0;
+    kl_rc rc = KL_OK;
+    while (rc == KL_OK && cursor.len && count == 0) {
+        kl_arena *arena = &arenas[pages++ % 2];
+        kl_arena_reset(arena);
+        rc = page(ctx, 1, &cursor, arena, &found, &count);
+    }
+    *ret_more = rc == KL_OK && count > 0;
+    return rc;
+}
+
 int kl__list_tasks(kl__call *call, kl_queue *queue, const kl__column *columns, int64_t limit, kl__page_fn *page,
                    void *ctx)
 {
@@ -288,7 +306,7 @@ int kl__list_tasks(kl__call *call, kl_queue *queue, const kl__column *columns, i
     kl_rc rc;
     int64_t listed = 0;
     size_t pages = 0;
-    bool marks_read = false;
+    bool marks_read = false, has_more = false;
     kl__cancelled_set marks = {0};
     kl__out_begin(&out, call, columns);
     do {
@@ -304,7 +322,9 @@ int kl__list_tasks(kl__call *call, kl_queue *queue, const kl__column *columns, i
             kl__task_row(&out, &found[i], &marks, why[i]);
     } while (rc == KL_OK && cursor.len && listed < limit);
     int status = kl__out_end(&out);
-    if (rc == KL_OK && cursor.len)
+    if (rc == KL_OK)
+        rc = look_behind(page, ctx, cursor, arenas, pages, &has_more);
+    if (has_more)
         kl__tell_more(call, limit);
     kl__cancelled_free(&marks);
     kl_arena_free(&arenas[0]);

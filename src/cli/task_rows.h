@@ -54,7 +54,7 @@ int kl__list_tasks(kl__call *call, kl_queue *queue, const kl__column *columns, i
 /* Lists finished tasks, `limit` of them at most. */
 int kl__finished_list(kl__call *call, kl_queue *queue, const kl_finished *which, int64_t limit);
 
-/* Says on standard error, to people, that the list was cut off. */
+/* Says on standard error that the list was cut off; with --json as {"more": true, ...}. */
 void kl__tell_more(const kl__call *call, int64_t limit);
 
 #endif

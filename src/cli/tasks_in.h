@@ -39,7 +39,7 @@ typedef struct kl__task_opts {
 /* Rows for commands that put tasks now. */
 #define KL__TASK_TIME_OPTIONS(type)                                                                                    \
     KL__TASK_OPTION(type, "--in", "DURATION", "not before so long from now", in_ms, 1, INT64_C(315360000000)),         \
-        KL__TASK_OPTION(type, "--at", "TIME", "not before this time", at_ms, 0, 0),                                    \
+        KL__TASK_OPTION(type, "--at", "TIME", "not before this time", at_ms, KL_TIME_AS_SAID, 0),                      \
         KL__TASK_OPTION(type, "--unique", "TEXT", "no second task with the same of these for a while", unique, 0, 0),  \
         KL__TASK_OPTION(type, "--unique-for", "DURATION", "for so long (1h)", unique_ms, 1, INT64_C(31536000000)),     \
         KL__TASK_OPTION(type, "--partition", "NAME", "put it into this partition, whatever its key says", partition,   \

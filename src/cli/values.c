@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "keyline/id.h"
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -132,8 +133,16 @@ bool kl__value_parse(const kl__option *option, const char *said, const char *tex
         complain_of_duration(option, said, text);
         return false;
     case KL_TIME:
-        if (kl__time_parse(text, now_ms, &value) && value > 0)
+        if (kl__time_parse(text, now_ms, &value) && value > 0) {
+            int64_t from_now;
+            if (option->min == KL_TIME_AS_SAID && value > KL_ID_MS_MAX) {
+                kl__complain("%s is '%s', which is after the year 2527; make it earlier", said, text);
+                return false;
+            }
+            if (option->min == KL_TIME_AS_SAID && kl__time_from_now(text, &from_now))
+                value = -from_now;
             break;
+        }
         kl__complain("%s is '%s'; give it a time such as 2026-11-15T18:00:00Z, or +5m or -5m from now", said, text);
         return false;
     case KL_CHOICE:

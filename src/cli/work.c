@@ -487,6 +487,7 @@ const kl__command kl__work_command = {
              "partitions or shards was changed) and KEYLINE_STORE; where the task has one, KEYLINE_KEY,\n"
              "KEYLINE_KIND, KEYLINE_GROUP, KEYLINE_JOB, KEYLINE_TRACEPARENT and TRACEPARENT; and for\n"
              "each header KEYLINE_HEADER_ and its name in capitals, with _ for all but letters and digits.\n"
+             "What has a zero byte in it is left out; `keyline show` has it.\n"
              "\n"
              "Each program runs in a process group of its own. When the task's time is over, it is\n"
              "cancelled or the worker gives it up, the group gets SIGTERM, and SIGKILL when the program\n"

@@ -24,21 +24,26 @@ static bool is_run(const kl_worker_queue *queue, kl_bytes kind)
     return false;
 }
 
-/* The first kind among what waits that this worker has no command for; false: none was seen. */
-static bool find_unserved(const kl_worker_queue *queue, kl_arena *arena, kl_bytes *ret_kind)
+/* The kinds among what waits that this worker has no command for: the first with a name, "" if there is none, and
+ * whether there are tasks without a kind. */
+static void find_unserved(const kl_worker_queue *queue, kl_arena *arena, kl_bytes *ret_kind, bool *ret_without)
 {
+    *ret_kind = (kl_bytes){"", 0};
+    *ret_without = false;
     kl_found *found = kl_arena_alloc(arena, LOOK_TASKS * sizeof *found);
     kl_waiting which = {.max = LOOK_TASKS};
     kl_bytes cursor;
     size_t count = 0;
     if (!found || kl_queue_waiting(queue->queue, &which, arena, found, &count, &cursor) != KL_OK)
-        return false;
+        return;
     for (size_t i = 0; i < count; i++) {
-        *ret_kind = found[i].task.entry.kind;
-        if (!is_run(queue, *ret_kind))
-            return true;
+        kl_bytes kind = found[i].task.entry.kind;
+        if (is_run(queue, kind))
+            continue;
+        if (kind.len && !ret_kind->len)
+            *ret_kind = kind;
+        *ret_without |= kind.len == 0;
     }
-    return false;
 }
 
 static const char *add(kl_arena *arena, const char *reasons, const char *reason)
@@ -64,15 +69,18 @@ static const char *add_keys(const kl_worker_queue *queue, kl_arena *arena, const
     return reasons;
 }
 
+/* "": none but what is away. */
 static const char *reasons_of(const kl_worker_queue *queue, const kl_queue_info *info, uint64_t left, kl_arena *arena)
 {
     const char *reasons = "";
     kl_bytes kind;
-    bool unserved = find_unserved(queue, arena, &kind);
-    const char *shown = unserved && kind.len ? kl__out_harmless(kind, arena) : NULL;
-    if (unserved)
-        reasons = shown ? kl__format(arena, "there is no --kind for '%s'", shown)
-                        : "there is no command for tasks without a kind";
+    bool without;
+    find_unserved(queue, arena, &kind, &without);
+    const char *shown = kind.len ? kl__out_harmless(kind, arena) : NULL;
+    if (shown)
+        reasons = kl__format(arena, "there is no --kind for '%s'", shown);
+    if (without)
+        reasons = add(arena, reasons, "there is no command for tasks without a kind");
     if (queue->shards || queue->slices)
         reasons = add(arena, reasons, "this worker was to leave some shards alone");
     if (info->counts.due)
@@ -80,7 +88,7 @@ static const char *reasons_of(const kl_worker_queue *queue, const kl_queue_info 
     if (info->paused)
         reasons = add(arena, reasons, "the queue is paused");
     reasons = add_keys(queue, arena, reasons);
-    if (!reasons || !*reasons)
+    if ((!reasons || !*reasons) && !*info->away)
         reasons = kl__format(
             arena,
             left == 1 ? "another worker has it, or `keyline key ls %s --by state` tells what holds it up"
@@ -99,8 +107,9 @@ uint64_t kl__work_left(const kl_worker_queue *queue, kl_arena *arena, const char
     if (*info.away)
         *ret_away =
             kl__format(arena, "nothing was run of what is away (%s); run this again when it answers", info.away);
-    if (left > 0)
+    const char *reasons = left > 0 ? reasons_of(queue, &info, left, arena) : "";
+    if (left > 0 && (*reasons || !*ret_away))
         *ret_why = kl__format(arena, "%llu task%s in %s: %s", (unsigned long long)left, left == 1 ? " stays" : "s stay",
-                              info.name, reasons_of(queue, &info, left, arena));
+                              info.name, reasons);
     return left;
 }

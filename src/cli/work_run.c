@@ -23,8 +23,8 @@
 enum {
     FACTS_MAX = 12,
     LINE_ERROR_COLUMNS = 120,
-    STARTS_MAX = 5, /* tries to have a process before that costs an attempt */
     START_PAUSE_MS = 1000,
+    START_TOLD = 60, /* every so many tries to have a process */
     TICK_MS = 50
 };
 
@@ -106,16 +106,21 @@ static void KL_PRINTF(2, 3) add(struct facts *facts, const char *format, ...)
         free(text);
 }
 
+/* A zero byte would end it, and then it would look like another one. */
+static bool can_be_told(kl_bytes bytes) { return !bytes.len || !memchr(bytes.data, 0, bytes.len); }
+
 /* Without bytes, the variable is not set. */
 static void add_bytes(struct facts *facts, const char *name, kl_bytes bytes)
 {
-    if (bytes.len)
+    if (bytes.len && can_be_told(bytes))
         add(facts, "%s=%.*s", name, (int)bytes.len, (const char *)bytes.data);
 }
 
 static void add_header(struct facts *facts, const kl_header *header)
 {
     char name[256];
+    if (!can_be_told(header->value))
+        return;
     size_t length = header->name.len < sizeof name - 1 ? header->name.len : sizeof name - 1;
     for (size_t i = 0; i < length; i++) {
         unsigned char byte = ((const unsigned char *)header->name.data)[i];
@@ -380,14 +385,18 @@ static bool pause_start(const kl_work *work)
     return !kl_work_cancelled(work);
 }
 
-/* Where no process can be had, it is tried again for a while, which costs the task no attempt. */
+/* Where no process can be had, it is tried again until one can, for that is no fault of the task, or until its time is
+ * over or somebody wants it to end. */
 static kl_rc run_process(kl__crew *crew, const kl_work *work, const kl__command_line *line, kl__ended *ret_ended)
 {
     kl_rc rc = kl__process_run(line, ret_ended);
-    if (rc == KL_ESYSTEM)
-        tell_failed(crew, work);
-    for (int i = 1; rc == KL_ESYSTEM && i < STARTS_MAX && pause_start(work); i++)
+    for (int i = 0; rc == KL_ESYSTEM; i++) {
+        if (i % START_TOLD == 0)
+            tell_failed(crew, work);
+        if (!pause_start(work))
+            break;
         rc = kl__process_run(line, ret_ended);
+    }
     return rc;
 }
 

@@ -13,9 +13,15 @@
  * same moment each may be one too many.
  *
  * Hardly a submit comes here: the lanes show signs of blocked keys, which producers look at without the mutex. And whoever
- * goes on submitting to a key that was refused is refused again without it, and without a sentence unless he asks: a
- * refusal holds until the shard has been relieved of something stuck, which the lanes count; a task that has become due
- * counts when a thread comes by, as one that is done in a long hand does (hand.c takes those of blocked keys alone). */
+ * goes on submitting to a blocked key is answered without it, too: threads that run short tasks hold it most of the time,
+ * and to count for each submit what is on the way would drain the inbox. Counted is once, and of that is known:
+ *
+ *      admitted  tasks of this key and of all blocked keys, to which those are added that are admitted since
+ *      refused   so is the next, without a sentence unless he asks
+ *
+ * That holds until a key has become blocked or the shard has been relieved of something stuck, which the lanes count; a
+ * task that has become due counts when a thread comes by, as one that is done in a long hand does (hand.c takes those of
+ * blocked keys alone). */
 #include "exec/submit.h"
 
 #include <stdio.h>
@@ -23,58 +29,93 @@
 #include "base/text.h"
 #include "base/wait.h"
 
-enum { KEY_SHOWN_BYTES = 64, REFUSED_KEYS_MAX = 1024, BUCKET = KL_CACHE_LINE / sizeof(uint64_t) };
+enum { KEY_SHOWN_BYTES = 64, KEYS_TOLD_MAX = 1024 };
 
-/* --- Refusals that still hold --- */
+/* --- Answers that still hold --- */
 
-kl_rc kl__refused_open(kl__refused *refused, uint32_t capacity)
+kl_rc kl__told_open(kl__told *told, uint32_t capacity)
 {
-    uint32_t size = BUCKET;
-    while (size < capacity && size < REFUSED_KEYS_MAX)
-        size *= 2;
-    refused->mask = size / BUCKET - 1;
-    refused->keys = kl__alloc_aligned(KL_CACHE_LINE, size, sizeof *refused->keys);
-    return refused->keys ? KL_OK : KL_ENOMEM;
+    uint32_t keys = KL_ANSWERS;
+    while (keys < capacity && keys < KEYS_TOLD_MAX)
+        keys *= 2;
+    told->mask = keys / KL_ANSWERS - 1;
+    told->buckets = kl__alloc_aligned(KL_CACHE_LINE, told->mask + 1, sizeof *told->buckets);
+    return told->buckets ? KL_OK : KL_ENOMEM;
 }
 
-/* What stands for a refusal of the key since the last relief. Like the stores, it tells keys apart by 64 bits. */
-static uint64_t mark_of(const kl__shard *shard, uint64_t hash)
+/* What stands for a refusal of the key since the last change. Like the stores, it tells keys apart by 64 bits. */
+static uint64_t refused_mark(const kl__shard *shard, uint64_t hash)
 {
-    uint64_t relieved = atomic_load_explicit(&shard->signs->relieved, memory_order_relaxed);
-    return hash + (relieved + 1) * 0x9e3779b97f4a7c15u;
+    uint64_t changes = atomic_load_explicit(&shard->signs->changes, memory_order_relaxed);
+    return hash + (changes + 1) * 0x9e3779b97f4a7c15u;
 }
 
-/* A cache line of marks, the newest first: keys that share a place would undo each other's. */
-static _Atomic(uint64_t) *bucket_of(const kl__shard *shard, uint64_t hash)
+static uint64_t admitted_mark(const kl__shard *shard, uint64_t hash) { return ~refused_mark(shard, hash); }
+
+/* The marks in a cache line: keys that share a place would undo each other's. */
+static kl__answers *bucket_of(const kl__shard *shard, uint64_t hash)
 {
-    return &shard->refused.keys[(hash & shard->refused.mask) * BUCKET];
+    return &shard->told.buckets[hash & shard->told.mask];
+}
+
+/* Where in the bucket the mark is, or KL_ANSWERS. */
+static uint32_t find_mark(const kl__answers *bucket, uint64_t mark)
+{
+    uint32_t found = KL_ANSWERS;
+    for (uint32_t i = 0; i < KL_ANSWERS; i++) /* all of them: where it stands cannot be foretold */
+        found = atomic_load_explicit(&bucket->marks[i], memory_order_relaxed) == mark ? i : found;
+    return found;
 }
 
 bool kl__shard_refuses(const kl__shard *shard, uint64_t hash)
 {
-    uint64_t mark = mark_of(shard, hash);
-    const _Atomic(uint64_t) *bucket = bucket_of(shard, hash);
-    bool found = false;
-    for (int i = 0; i < BUCKET; i++) /* all of them: where it stands cannot be foretold */
-        found |= atomic_load_explicit(&bucket[i], memory_order_relaxed) == mark;
-    return found;
+    return find_mark(bucket_of(shard, hash), refused_mark(shard, hash)) < KL_ANSWERS;
 }
 
-/* With the mutex held. */
+static uint64_t share_of_blocked(const kl__shard *shard) { return shard->inbox.capacity / KL_EXEC_SPARE_SHARE; }
+
+/* Admits one more task of a key of which one was, if there is room for it for sure. Without the mutex. */
+static bool is_admitted_again(kl__shard *shard, uint64_t hash)
+{
+    kl__answers *bucket = bucket_of(shard, hash);
+    uint32_t i = find_mark(bucket, admitted_mark(shard, hash));
+    if (i == KL_ANSWERS)
+        return false;
+    uint64_t own = atomic_fetch_add_explicit(&bucket->tasks[i], 1, memory_order_relaxed);
+    uint64_t all = atomic_fetch_add_explicit(&shard->admitted, 1, memory_order_relaxed);
+    return own + all < share_of_blocked(shard);
+}
+
+/* With the mutex held: writes the mark in place of the key's other one, or of some older. Returns where. */
+static uint32_t note_mark(kl__answers *bucket, uint64_t mark)
+{
+    uint32_t i = find_mark(bucket, ~mark);
+    if (i == KL_ANSWERS && (i = find_mark(bucket, mark)) == KL_ANSWERS)
+        i = bucket->next++ % KL_ANSWERS;
+    atomic_store_explicit(&bucket->marks[i], mark, memory_order_relaxed);
+    return i;
+}
+
 static void note_refused(kl__shard *shard, uint64_t hash)
 {
-    _Atomic(uint64_t) *bucket = bucket_of(shard, hash);
-    for (int i = BUCKET - 1; i > 0; i--)
-        atomic_store_explicit(&bucket[i], atomic_load_explicit(&bucket[i - 1], memory_order_relaxed),
-                              memory_order_relaxed);
-    atomic_store_explicit(&bucket[0], mark_of(shard, hash), memory_order_relaxed);
+    note_mark(bucket_of(shard, hash), refused_mark(shard, hash));
+}
+
+/* With the mutex held, when all is counted but the task that is about to come in. */
+static void note_admitted(kl__shard *shard, const kl__lane_key *key, uint64_t hash)
+{
+    kl__answers *bucket = bucket_of(shard, hash);
+    uint32_t i = note_mark(bucket, admitted_mark(shard, hash));
+    uint32_t own = (uint32_t)kl__lane_stuck(kl__lanes_find(shard->lanes, key));
+    atomic_store_explicit(&bucket->tasks[i], own + 1, memory_order_relaxed);
+    atomic_store_explicit(&shard->admitted, kl__lanes_blocked(shard->lanes) + 1, memory_order_relaxed);
 }
 
 /* With the mutex held: the shard is about to be shut, and those who were refused are to be told that instead. */
-void kl__refused_forget(kl__shard *shard)
+void kl__told_forget(kl__shard *shard)
 {
-    for (uint64_t i = 0; i < (shard->refused.mask + 1) * BUCKET; i++)
-        atomic_store_explicit(&shard->refused.keys[i], 0, memory_order_relaxed);
+    for (uint64_t i = 0; i < (shard->told.mask + 1) * KL_ANSWERS; i++)
+        atomic_store_explicit(&shard->told.buckets[i / KL_ANSWERS].marks[i % KL_ANSWERS], 0, memory_order_relaxed);
 }
 
 /* --- Admitting --- */
@@ -89,7 +130,7 @@ static bool has_share(kl__shard *shard, const kl__lane_key *key, bool delayed, b
         return true;
     uint64_t own = lane && keyed ? kl__lane_stuck(lane) : 0, capacity = shard->inbox.capacity;
     uint64_t all = blocked ? kl__lanes_blocked(shard->lanes) : kl__lanes_stuck(shard->lanes);
-    return all == 0 || own + all < (blocked ? capacity / KL_EXEC_SPARE_SHARE : capacity / 2);
+    return all == 0 || own + all < (blocked ? share_of_blocked(shard) : capacity / 2);
 }
 
 /* The same, when all is known: what is due by now, and what is still on the way. What is done and still in a thread's hand
@@ -116,6 +157,8 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
         *ret_blocked = true;
         return KL_EFULL;
     }
+    if (!who->delayed && who->key.len > 0 && is_admitted_again(shard, who->hash))
+        return KL_OK;
     pthread_mutex_lock(&shard->mutex);
     for (;;) {
         bool admitted = is_admitted(shard, &key, who->delayed, ret_blocked);
@@ -128,9 +171,11 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
     }
     if (rc == KL_EFULL && *ret_blocked)
         note_refused(shard, who->hash);
+    else if (rc == KL_OK && *ret_blocked && !who->delayed)
+        note_admitted(shard, &key, who->hash);
     kl__shard_offer(shard); /* what came in needs a thread */
     if (rc == KL_EFULL)
-        atomic_store_explicit(&shard->refused.length, (uint32_t)kl__inbox_length(&shard->inbox), memory_order_relaxed);
+        atomic_store_explicit(&shard->told.length, (uint32_t)kl__inbox_length(&shard->inbox), memory_order_relaxed);
     pthread_mutex_unlock(&shard->mutex);
     return rc;
 }
@@ -227,7 +272,7 @@ kl_rc kl__shard_fail_full(kl__shard *shard)
 /* How full it is was seen when a key was last refused under the mutex: to look again would take lines that others need. */
 kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked)
 {
-    uint32_t length = atomic_load_explicit(&shard->refused.length, memory_order_relaxed);
+    uint32_t length = atomic_load_explicit(&shard->told.length, memory_order_relaxed);
     struct facts *facts = note_full(shard, length, blocked ? say_blocked : say_delayed);
     facts->key_len = (uint16_t)key.len;
     kl__key_copy(facts->key, (kl_bytes){key.data, bytes_shown(key.len)});

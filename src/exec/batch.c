@@ -2,9 +2,8 @@
  *
  * Nearly always all of a chunk is plain, no key of it is blocked, and each shard has room: then it is sorted by shard and
  * written into its places (submit_plain). Tasks whose keys may be blocked are set aside, with all that follow them in the
- * batch and may be of the same key. They, what found no place, and a chunk of another kind are left: of those whose keys are
- * refused again that is said at once, and the others are made into orders, which are submitted like single ones, in order
- * for each key. */
+ * batch and may be of the same key; of those whose keys are refused again that is said at once. The others, what found no
+ * place, and a chunk of another kind are made into orders, which are submitted like single ones, in order for each key. */
 #include "exec/submit.h"
 
 #include <stdio.h>
@@ -28,7 +27,7 @@ struct batch {
     bool is_over;                    /* no chunk follows */
     int64_t waits_ns;                /* when the first began to wait for a place; 0: none has */
     bool careful;                    /* some order needs care */
-    bool is_parted;                  /* some key was set aside: then `aside` has a value */
+    bool is_parted;                  /* some key may have been set aside: then `aside` has a value */
     uint64_t aside[ASIDE_BITS / 64]; /* by their hash: keys of which nothing more is submitted as plain */
     uint32_t refused_count;
     struct order_key {
@@ -69,17 +68,19 @@ static bool needs_care(const struct batch *batch, const kl__order *orders, size_
 static uint64_t aside_bit(uint64_t hash) { return UINT64_C(1) << hash % 64; }
 static uint64_t *aside_word(struct batch *batch, uint64_t hash) { return &batch->aside[hash % ASIDE_BITS / 64]; }
 
-static bool is_aside(struct batch *batch, uint64_t hash)
+static bool is_aside(struct batch *batch, uint64_t hash) { return *aside_word(batch, hash) & aside_bit(hash); }
+
+static void begin_parting(struct batch *batch)
 {
-    return batch->is_parted && (*aside_word(batch, hash) & aside_bit(hash));
+    if (!batch->is_parted)
+        memset(batch->aside, 0, sizeof batch->aside);
+    batch->is_parted = true;
 }
 
 /* No more of the key is plain. */
 static void set_aside(struct batch *batch, uint64_t hash)
 {
-    if (!batch->is_parted)
-        memset(batch->aside, 0, sizeof batch->aside);
-    batch->is_parted = true;
+    begin_parting(batch);
     *aside_word(batch, hash) |= aside_bit(hash);
 }
 
@@ -227,16 +228,31 @@ static bool route_all(kl_exec *exec, const kl_exec_task *tasks, size_t count, st
     return true;
 }
 
+/* Whether the key was refused, in this batch or before it, and still would be: then that has been said. */
+static bool is_refused_again(struct batch *batch, kl__shard *shard, uint64_t hash, kl_bytes bytes)
+{
+    struct order_key key = {shard, hash};
+    if (is_aside(batch, hash) && was_key_refused(batch, key))
+        return true;
+    if (batch->refused_count == REFUSED_MAX || !kl__exec_refuses(batch->exec, shard, hash))
+        return false;
+    note_refused(batch, key);
+    batch->rc = kl__shard_fail_refused(shard, bytes, true);
+    return true;
+}
+
 /* Sets aside what may be of a blocked key, and all that follows it in the batch and may be of the same key, for whether that
- * is blocked may change at any moment: it gets id 0. Returns the rest of the line. */
-static struct line part_line(struct batch *batch, const kl__shard *shard, struct routes *routes, struct line line,
-                             kl_exec_id *ids)
+ * is blocked may change at any moment: it gets id 0. Counts what was refused again, and returns the rest of the line. */
+static struct line part_line(struct batch *batch, const kl_exec_task *tasks, struct routes *routes, struct line line,
+                             kl__shard *shard, kl_exec_id *ids, size_t *io_refused)
 {
     struct line rest = {0};
     uint8_t *end = &rest.first;
+    begin_parting(batch);
     for (uint8_t i = line.first; line.count-- > 0; i = routes->next[i]) {
         uint64_t hash = routes->hash[i];
-        if (KL_UNLIKELY(is_aside(batch, hash) || kl__lane_signs_say(shard->signs, (uint32_t)hash))) {
+        if (KL_UNLIKELY(is_aside(batch, hash) || kl__lane_has_signs(shard->signs, (uint32_t)hash))) {
+            *io_refused += is_refused_again(batch, shard, hash, tasks[i].key);
             set_aside(batch, hash);
             ids[i] = 0;
             continue;
@@ -266,27 +282,28 @@ static size_t submit_line(kl__shard *shard, const kl_exec_task *tasks, const str
 }
 
 /* The common case of a chunk: tasks without options whose keys are short. Submits those that need not be set aside and find
- * a place at once; the others get id 0. False: it is not that case, and nothing has happened. */
+ * a place at once; the others get id 0. Says how many those are that are left, not being refused. False: it is not that
+ * case, and nothing has happened. */
 static bool submit_plain(struct batch *batch, const kl_exec_task *tasks, size_t count, kl_exec_id *ids,
-                         size_t *ret_taken)
+                         size_t *ret_left)
 {
     kl_exec *exec = batch->exec;
     struct routes routes;
     struct line lines[KL_EXEC_SHARDS_MAX];
-    size_t taken = 0;
+    size_t taken = 0, refused = 0;
     for (uint32_t i = 0; i < exec->shard_count; i++)
         lines[i] = (struct line){0};
     if (!route_all(exec, tasks, count, &routes, lines))
         return false;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[i];
-        if (KL_UNLIKELY(batch->is_parted ||
-                        atomic_load_explicit(&shard->signs->blocked_keys, memory_order_relaxed) > 0))
-            lines[i] = part_line(batch, shard, &routes, lines[i], ids);
+        if (KL_UNLIKELY(batch->is_parted || kl__lane_signs_any(shard->signs)))
+            lines[i] = part_line(batch, tasks, &routes, lines[i], shard, ids, &refused);
         if (lines[i].count > 0)
             taken += submit_line(shard, tasks, &routes, lines[i], ids);
     }
-    *ret_taken = taken;
+    batch->taken += taken;
+    *ret_left = count - taken - refused;
     return true;
 }
 
@@ -314,21 +331,14 @@ static kl_rc check_batch(const kl_exec_task *tasks, size_t count)
     return KL_OK;
 }
 
-/* Whether the task's key was refused, in this batch or before it, and still would be: then that has been said. */
-static bool is_refused_again(struct batch *batch, const kl_exec_task *task)
+/* Whether part_line has refused the task, or would now. */
+static bool is_task_refused(struct batch *batch, const kl_exec_task *task)
 {
     if (!batch->is_parted || !kl__task_is_plain(task) || task->key.len == 0)
         return false;
-    struct order_key key;
-    kl__shard *shard = kl__exec_shard_of(batch->exec, task->key, &key.hash);
-    key.shard = shard;
-    if (was_key_refused(batch, key))
-        return true;
-    if (batch->refused_count == REFUSED_MAX || !kl__exec_refuses(batch->exec, shard, key.hash))
-        return false;
-    note_refused(batch, key);
-    batch->rc = kl__shard_fail_refused(shard, task->key, true);
-    return true;
+    uint64_t hash;
+    kl__shard *shard = kl__exec_shard_of(batch->exec, task->key, &hash);
+    return is_refused_again(batch, shard, hash, task->key);
 }
 
 /* Makes what is left of a chunk into orders. One that cannot be prepared ends the batch before it. Returns how many of the
@@ -338,7 +348,7 @@ static size_t prepare_chunk(struct batch *batch, const kl_exec_task *tasks, size
 {
     size_t at = 0, size = 0;
     for (; at < count; at++) {
-        if (ids[at] != 0 || is_refused_again(batch, &tasks[at]))
+        if (ids[at] != 0 || is_task_refused(batch, &tasks[at]))
             continue;
         kl_rc rc = kl__order_prepare(batch->exec, &tasks[at], &orders[size]);
         if (KL_UNLIKELY(rc != KL_OK)) {
@@ -369,10 +379,9 @@ static __attribute__((noinline)) size_t submit_orders(struct batch *batch, const
 static size_t submit_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, bool is_checked,
                            kl_exec_id *ids)
 {
-    size_t plain = 0;
-    if (KL_LIKELY(submit_plain(batch, tasks, count, ids, &plain))) {
-        batch->taken += plain;
-        if (KL_LIKELY(plain == count))
+    size_t left;
+    if (KL_LIKELY(submit_plain(batch, tasks, count, ids, &left))) {
+        if (KL_LIKELY(left == 0))
             return count;
     } else {
         memset(ids, 0, count * sizeof ids[0]);
@@ -382,6 +391,12 @@ static size_t submit_chunk(struct batch *batch, const kl_exec_task *tasks, size_
         }
     }
     return submit_orders(batch, tasks, count, ids);
+}
+
+/* The sentence that goes with it is of one task. */
+static __attribute__((noinline, cold)) kl_rc fail_partly(size_t taken, size_t count)
+{
+    return kl__fail(KL_ENOMEM, "out of memory; %zu of %zu tasks were taken", taken, count);
 }
 
 kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t count, kl_exec_id *ret_ids,
@@ -409,5 +424,7 @@ kl_rc kl_exec_submit_batch(kl_exec *exec, const kl_exec_task *tasks, size_t coun
         memset(ret_ids + at, 0, (count - at) * sizeof ret_ids[0]);
     if (ret_taken)
         *ret_taken = batch.taken;
+    if (KL_UNLIKELY(batch.rc == KL_ENOMEM && batch.taken > 0))
+        return fail_partly(batch.taken, count);
     return batch.rc;
 }

@@ -4,8 +4,6 @@
  * its inbox, so that it sees every task whose submit has returned, and all that no thread is about to run. */
 #include "exec/internal.h"
 
-#include <sched.h>
-
 #include "base/wait.h"
 #include "exec/hand.h"
 
@@ -17,6 +15,10 @@ kl_rc kl__shard_look_closely(kl__shard *shard)
     kl__lanes_advance(shard->lanes, kl__ns_to_ms(now_ns));
     return rc;
 }
+
+/* Between looks at an inbox in which somebody is about to publish. Not a yield: if we are more urgent than he is, that would
+ * keep him from it for ever. */
+enum { NAP_NS = 50000 };
 
 /* Ends a visit of this file: what has become ready needs a thread. */
 static void leave(kl__shard *shard)
@@ -64,7 +66,7 @@ static kl_rc find_task(kl_exec *exec, kl_exec_id id, kl__shard **ret_shard, kl__
             return fail_gone();
         if (rc != KL_OK)
             return kl__fail_memory();
-        sched_yield();
+        kl__nap(NAP_NS);
     }
 }
 
@@ -110,9 +112,10 @@ static kl_exec_state state_of(const kl__exec_task *task, int64_t now_ms)
     }
 }
 
+/* In whole milliseconds, so never more than was asked for. */
 static int64_t due_in(const kl_exec *exec, int64_t due_ms)
 {
-    int64_t now_ms = kl__exec_now_ms(exec);
+    int64_t now_ms = kl__ms_after(kl__exec_now_ns(exec), 0);
     return due_ms > now_ms && due_ms != KL_NEVER ? due_ms - now_ms : 0;
 }
 
@@ -143,10 +146,10 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
 /* --- One key --- */
 
 /* Returns with the mutex of the key's shard held and its inbox empty. */
-static kl_rc enter(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
+static kl_rc enter(const char *call, kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
 {
     if (!exec)
-        return kl__exec_fail_null("kl_exec_barrier or kl_exec_key_*", "exec");
+        return kl__exec_fail_null(call, "exec");
     kl_rc rc = kl__exec_check_key(key);
     if (rc != KL_OK)
         return rc;
@@ -175,7 +178,7 @@ kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
     kl__lane_key lane_key;
     if (!ret_info)
         return kl__exec_fail_null("kl_exec_key_show", "ret_info");
-    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    kl_rc rc = enter("kl_exec_key_show", exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     kl__lane_info info = kl__lanes_show(shard->lanes, &lane_key);
@@ -190,7 +193,7 @@ kl_rc kl_exec_key_pause(kl_exec *exec, kl_bytes key)
 {
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
-    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    kl_rc rc = enter("kl_exec_key_pause", exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     if (atomic_load(&exec->phase) != KL_EXEC_OPEN)
@@ -206,7 +209,7 @@ kl_rc kl_exec_key_resume(kl_exec *exec, kl_bytes key)
 {
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
-    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    kl_rc rc = enter("kl_exec_key_resume", exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     kl__lanes_resume(shard->lanes, &lane_key, kl__exec_now_ms(exec));
@@ -219,7 +222,7 @@ kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key)
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
     bool running;
-    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    kl_rc rc = enter("kl_exec_key_skip", exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     kl__lane_task *task = kl__lanes_skip(shard->lanes, &lane_key, kl__exec_now_ms(exec), &running);
@@ -237,7 +240,7 @@ kl_rc kl_exec_key_drain(kl_exec *exec, kl_bytes key, uint64_t *ret_count)
 {
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
-    kl_rc rc = enter(exec, key, &shard, &lane_key);
+    kl_rc rc = enter("kl_exec_key_drain", exec, key, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     uint64_t count = 0;
@@ -267,12 +270,13 @@ static void barrier_reached(kl__lane_barrier *lane)
     pthread_cond_signal(&barrier->ended);
 }
 
-/* Empties the shard's inbox of everything that was claimed before the call. Holds its mutex on return, unless it fails. */
-static kl_rc enter_all(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
+/* Empties the shard's inbox of everything that was claimed before the call. Holds its mutex on return, unless it fails.
+ * KL_ETIMEDOUT: until_ns has come, and something is not published yet; without a sentence. */
+static kl_rc enter_all(kl_exec *exec, kl_bytes key, int64_t until_ns, kl__shard **ret_shard, kl__lane_key *ret_key)
 {
     uint64_t claimed = UINT64_MAX;
     for (;;) {
-        kl_rc rc = enter(exec, key, ret_shard, ret_key);
+        kl_rc rc = enter("kl_exec_barrier", exec, key, ret_shard, ret_key);
         if (rc != KL_OK)
             return rc;
         if (claimed == UINT64_MAX)
@@ -280,8 +284,19 @@ static kl_rc enter_all(kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__l
         if (atomic_load(&(*ret_shard)->inbox.drained) >= claimed)
             return KL_OK;
         leave(*ret_shard); /* somebody is about to publish */
-        sched_yield();
+        if (kl__monotonic_ns() >= until_ns)
+            return KL_ETIMEDOUT;
+        kl__nap(NAP_NS);
     }
+}
+
+static kl_rc fail_barrier(int64_t wait_ms)
+{
+    return kl__fail(
+        KL_ETIMEDOUT,
+        "not everything before the barrier ended within %lld ms; wait again, or ask kl_exec_key_show what the "
+        "key is doing",
+        (long long)wait_ms);
 }
 
 kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
@@ -289,15 +304,16 @@ kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
     kl_rc rc = kl__exec_check_wait("kl_exec_barrier", wait_ms);
     if (rc != KL_OK)
         return rc;
-    if (exec && kl__inside == exec)
-        return kl__fail(KL_EBUSY,
-                        "a barrier inside a task would wait for the task itself; submit what comes after it instead");
+    if (exec && kl__is_inside(exec))
+        return kl__fail(
+            KL_EBUSY, "a barrier inside a task or a report would wait for the task itself; submit what comes after it "
+                      "instead");
     int64_t until_ns = kl__deadline_ns(wait_ms);
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
-    rc = enter_all(exec, key, &shard, &lane_key);
+    rc = enter_all(exec, key, until_ns, &shard, &lane_key);
     if (rc != KL_OK)
-        return rc;
+        return rc == KL_ETIMEDOUT ? fail_barrier(wait_ms) : rc;
     struct barrier barrier = {.lane = {.position = atomic_load(&shard->inbox.drained), .reached = barrier_reached}};
     kl__cond_init(&barrier.ended);
     if (kl__lanes_await(shard->lanes, &lane_key, &barrier.lane)) {
@@ -306,10 +322,7 @@ kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
             ;
         if (!barrier.reached) {
             kl__lanes_forget(shard->lanes, &lane_key, &barrier.lane);
-            rc = kl__fail(KL_ETIMEDOUT,
-                          "not everything before the barrier ended within %lld ms; wait again, or ask kl_exec_key_show "
-                          "what the key is doing",
-                          (long long)wait_ms);
+            rc = fail_barrier(wait_ms);
         }
     }
     leave(shard);

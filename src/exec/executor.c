@@ -14,7 +14,7 @@
 enum { LOG_LINE_BYTES = 512 };
 enum { DEAR_NS_MIN = 500000, DEAR_NS_MAX = 3000000, DEAR_PLACE_NS = 100 };
 
-_Thread_local const kl_exec *kl__inside;
+_Thread_local const kl__inside *kl__innermost;
 
 void kl__exec_log(const kl_exec *exec, kl_log_level level, const char *format, ...)
 {
@@ -43,6 +43,7 @@ static uint32_t bits_for(uint32_t count)
 
 static kl_rc start_threads(kl_exec *exec)
 {
+    pthread_sigmask(SIG_SETMASK, NULL, &exec->signals);
     for (uint32_t i = 0; i < exec->thread_count; i++) {
         kl__exec_thread *thread = &exec->threads[i];
         thread->exec = exec;
@@ -118,7 +119,7 @@ void kl_exec_close(kl_exec *exec)
 {
     if (!exec)
         return;
-    KL_ASSERT(kl__inside != exec);
+    KL_ASSERT(!kl__is_inside(exec));
     if (exec->started > 0)
         kl_exec_abort(exec);
     for (uint32_t i = 0; i < exec->started; i++) {
@@ -126,8 +127,10 @@ void kl_exec_close(kl_exec *exec)
         while (exec->threads[i].replacing)
             kl__cond_wait(&exec->all_ended, &exec->park_mutex, KL_NEVER);
         pthread_t id = exec->threads[i].id;
+        bool gone = exec->threads[i].gone;
         pthread_mutex_unlock(&exec->park_mutex);
-        pthread_join(id, NULL);
+        if (!gone)
+            pthread_join(id, NULL);
         pthread_cond_destroy(&exec->threads[i].wake);
     }
     for (uint32_t i = 0; i < exec->shard_count; i++)

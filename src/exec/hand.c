@@ -24,6 +24,7 @@ static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_
             continue; /* it was recalled */
         bool started_before = --hand->tasks[i]->mark.attempts > 0;
         kl__lanes_untake(shard->lanes, hand->tasks[i], started_before, kl__ns_to_ms(now_ns));
+        kl__shard_keep_deadline(shard, kl__exec_task_of(hand->tasks[i])); /* it may have passed, as if it had run */
         hand->tasks[i] = NULL;
     }
 }
@@ -32,7 +33,7 @@ static void untake(kl__hand *hand, kl__shard *shard, uint32_t from, int64_t now_
 static void part_from_special(kl__hand *hand, kl__shard *shard, int64_t now_ns)
 {
     for (uint32_t i = 0; i < hand->count; i++) {
-        if (KL_UNLIKELY(hand->tasks[i]->mark.kind != 0 || kl__lane_awaited(hand->tasks[i]->lane))) {
+        if (KL_UNLIKELY(hand->tasks[i]->mark.kind != 0 || kl__lane_goes_alone(hand->tasks[i]->lane))) {
             uint32_t keep = i > 0 ? i : 1;
             untake(hand, shard, keep, now_ns);
             hand->count = keep;
@@ -54,6 +55,7 @@ uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t 
     atomic_store_explicit(&hand->next, 0, memory_order_relaxed);
     atomic_store_explicit(&hand->recalled, hand->count <= 1,
                           memory_order_relaxed); /* of one there is nothing to recall */
+    atomic_store_explicit(&hand->filled_ns, now_ns, memory_order_relaxed);
     atomic_store_explicit(&hand->shard, hand->count > 0 ? shard : NULL, memory_order_relaxed);
     return hand->count;
 }

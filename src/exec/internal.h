@@ -6,6 +6,7 @@
 #define KL_EXEC_INTERNAL_H
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 
 #include "base/base.h"
@@ -103,12 +104,20 @@ typedef struct kl__run_histogram {
     int64_t sum_ns;
 } kl__run_histogram;
 
-/* Keys that were refused a place; which, and whether that still holds, is in one word for each: admit.c. */
-typedef struct kl__refused {
-    _Atomic(uint64_t) *keys;
-    uint64_t mask;            /* of the number of buckets */
+/* What producers were told about blocked keys, and whether that still holds, is in one word for each: admit.c. */
+enum { KL_ANSWERS = KL_CACHE_LINE / sizeof(uint64_t) };
+
+typedef struct kl__answers {
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) marks[KL_ANSWERS];
+    _Atomic(uint32_t) tasks[KL_ANSWERS]; /* so many has the key, or a few more; of one that was not refused */
+    uint32_t next;                       /* which is overwritten next; under the shard's mutex */
+} kl__answers;
+
+typedef struct kl__told {
+    kl__answers *buckets;
+    uint64_t mask;            /* of their number */
     _Atomic(uint32_t) length; /* places that were taken when a key was last refused */
-} kl__refused;
+} kl__told;
 
 typedef struct kl__shard {
     /* This line hardly ever changes. */
@@ -118,18 +127,20 @@ typedef struct kl__shard {
     uint32_t task_count;
     uint32_t index;
     const kl__lane_signs *signs; /* of the lanes: which keys may be blocked */
-    kl__refused refused;
+    kl__told told;
     kl__inbox inbox;
     alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards what follows and the lanes; its holder owns the inbox */
     kl__tree_node *deadlines;
     kl__lane_task *spare; /* tasks that are not lent, chained by next */
     uint32_t waiting;     /* producers waiting for room */
-    uint32_t seen_urgent;
+    uint32_t seen_urgent; /* of `urgent`: so many are in the lanes */
     pthread_cond_t room;
     int64_t looked_ns;    /* when the inbox was last drained */
     int64_t submitted_ms; /* when the last task that is known to was submitted */
     uint64_t retries, dead, cancelled;
     kl__run_histogram runs;
+    uint32_t told_urgent; /* so many of `urgent` are in the lanes when `drained` has come to this number: */
+    uint64_t told_claimed;
     /* Hints for threads that look for work without the mutex. */
     alignas(KL_CACHE_LINE) _Atomic(bool) ready;
     _Atomic(int64_t) visited_ns; /* when a thread was last here */
@@ -137,6 +148,7 @@ typedef struct kl__shard {
     _Atomic(int64_t) next_due;
     alignas(KL_CACHE_LINE) _Atomic(uint32_t)
         delayed; /* live tasks with a delay: while there are any, the others' times matter */
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t) admitted; /* tasks of blocked keys, or a few more: admit.c */
     struct {
         alignas(KL_CACHE_LINE) _Atomic(uint64_t) count;
     } full[KL_FULL_COUNTS]; /* submits that got no place, by thread; the first is for all that have none of their own */
@@ -156,15 +168,22 @@ typedef struct kl__hand {
     _Atomic(bool) recalled;
     uint32_t count;
     bool cut_short;             /* there were more, but a task that is taken alone was among them */
-    _Atomic(kl__shard *) shard; /* whose tasks they are, or NULL; written under its mutex */
+    _Atomic(kl__shard *) shard; /* whose tasks they are, or NULL; this and the next are written under its mutex */
+    _Atomic(int64_t) filled_ns; /* when they were taken */
     kl__lane_task *tasks[KL_HAND_MAX];
 } kl__hand;
+
+typedef struct kl__inside {
+    const struct kl_exec *exec;
+    const struct kl__inside *outer;
+} kl__inside;
 
 typedef struct kl__exec_thread {
     alignas(KL_CACHE_LINE) kl__hand hand;
     struct kl_exec *exec;
     pthread_t id;
     bool replacing;       /* a task has ended it and another is to be started; under park_mutex */
+    bool gone;            /* and none was, because everything has ended: there is nothing to join */
     uint32_t home, homes; /* the shards that it serves first: the first of them, and how many */
     uint32_t hand_size;   /* how many tasks to take at once */
     uint32_t ran;         /* tasks of the hand that were started, */
@@ -173,7 +192,9 @@ typedef struct kl__exec_thread {
     int64_t began_ns;     /* when the first that is not was started */
     bool brisk;           /* its last hand was short: counted in brisk_count */
     int64_t mean_ns;      /* of a task in the last hand */
+    int64_t cared_ns;     /* when it last looked after the others' hands */
     kl_run run;
+    kl__inside inside;
     /* Sleeping, under exec->park_mutex. */
     pthread_cond_t wake;
     struct kl__exec_thread *next_idle;
@@ -204,10 +225,20 @@ struct kl_exec {
     alignas(KL_CACHE_LINE) pthread_mutex_t park_mutex;
     kl__exec_thread *idle;
     pthread_cond_t all_ended;
+    sigset_t signals; /* the threads' mask, which was that of who opened it */
 };
 
-/* Whether this thread is one of the executor's, or is just reporting a task of it: then it must not wait for tasks. */
-extern _Thread_local const struct kl_exec *kl__inside;
+/* The executors of which this thread runs or reports a task, the innermost first: it must not wait for tasks of theirs. A
+ * task of one may cancel a task of another, so there may be several. */
+extern _Thread_local const kl__inside *kl__innermost;
+
+static inline bool kl__is_inside(const struct kl_exec *exec)
+{
+    for (const kl__inside *inside = kl__innermost; inside; inside = inside->outer)
+        if (inside->exec == exec)
+            return true;
+    return false;
+}
 
 static inline int64_t kl__exec_now_ns(const kl_exec *exec)
 {
@@ -215,6 +246,9 @@ static inline int64_t kl__exec_now_ns(const kl_exec *exec)
 }
 
 static inline int64_t kl__ns_to_ms(int64_t ns) { return ns / 1000000; }
+
+/* So many milliseconds after this moment, or up to one more: what has come when a clock of whole ones shows it has come. */
+static inline int64_t kl__ms_after(int64_t ns, int64_t ms) { return (ns + 999999) / 1000000 + ms; }
 static inline int64_t kl__exec_now_ms(const kl_exec *exec) { return kl__ns_to_ms(kl__exec_now_ns(exec)); }
 
 /* executor.c. With a test's clock, time passes when the test says so and then calls kl__exec_wake_all. */
@@ -269,7 +303,8 @@ void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int6
 void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome,
                          kl_rc rc); /* leaves the mutex meanwhile */
 void kl__shard_give_up(kl__shard *shard);
-void kl__shard_expire(kl__shard *shard, int64_t now_ns);
+int64_t kl__shard_expire(kl__shard *shard, int64_t now_ns);          /* returns the time by then */
+void kl__shard_keep_deadline(kl__shard *shard, kl__exec_task *task); /* of a task that waits (again), if it has one */
 void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
 bool kl__shard_has_work(kl__shard *shard, int64_t now_ms);
 
@@ -292,13 +327,13 @@ kl_rc kl__shard_fail_full(kl__shard *shard);
 kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked);
 uint64_t kl__shard_full_count(kl__shard *shard); /* how often */
 
-void kl__refused_forget(kl__shard *shard);
-KL_MUST_USE kl_rc kl__refused_open(kl__refused *refused, uint32_t capacity); /* KL_ENOMEM, without a sentence */
+void kl__told_forget(kl__shard *shard);
+KL_MUST_USE kl_rc kl__told_open(kl__told *told, uint32_t capacity); /* KL_ENOMEM, without a sentence */
 
 /* thread.c */
 void *kl__thread_main(void *thread);
 void kl__exec_wake_one(kl_exec *exec);
-void kl__exec_announce(kl_exec *exec, uint64_t waiting); /* so many tasks wait: wake a thread if need be */
+void kl__exec_announce(kl_exec *exec, int64_t waiting); /* so many tasks wait: wake a thread if need be */
 void kl__exec_wake_all(kl_exec *exec);
 
 bool kl__task_stopping(const kl_exec *exec, const kl__exec_task *task); /* it has been asked to stop */

@@ -46,10 +46,22 @@ static int64_t *value_of(kl_exec_opts *opts, const struct setting *setting)
     return (int64_t *)(void *)((char *)opts + setting->offset);
 }
 
+/* How many of up to `most` possible processors this process may use; 0: the machine may have more of them. */
+static int count_cores(size_t most)
+{
+    cpu_set_t *set = CPU_ALLOC(most);
+    size_t size = CPU_ALLOC_SIZE(most);
+    int count = set && sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
+    CPU_FREE(set);
+    return count;
+}
+
 static int64_t usable_cores(void)
 {
-    cpu_set_t set;
-    int count = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    enum { POSSIBLE_MAX = 1 << 17 };
+    int count = 0;
+    for (size_t most = CPU_SETSIZE; count == 0 && most <= POSSIBLE_MAX; most *= 2)
+        count = count_cores(most);
     return count < 1 ? 1 : count > KL_EXEC_THREADS_MAX ? KL_EXEC_THREADS_MAX : count;
 }
 

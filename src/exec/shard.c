@@ -54,7 +54,7 @@ kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
     shard->task_count = count_tasks(capacity);
     shard->tasks = kl__alloc_aligned(KL_CACHE_LINE, shard->task_count, sizeof *shard->tasks);
     shard->lanes = kl__lanes_open();
-    if (!shard->tasks || !shard->lanes || kl__refused_open(&shard->refused, capacity) != KL_OK) {
+    if (!shard->tasks || !shard->lanes || kl__told_open(&shard->told, capacity) != KL_OK) {
         kl__inbox_close(&shard->inbox);
         kl__free(shard->tasks);
         kl__lanes_close(shard->lanes);
@@ -76,7 +76,7 @@ void kl__shard_close(kl__shard *shard)
     pthread_mutex_destroy(&shard->mutex);
     kl__lanes_close(shard->lanes);
     kl__free(shard->tasks);
-    kl__free(shard->refused.keys);
+    kl__free(shard->told.buckets);
     kl__inbox_close(&shard->inbox);
 }
 
@@ -102,16 +102,26 @@ static void drop_deadline(kl__shard *shard, kl__task_extra *extra)
     extra->in_deadlines = false;
 }
 
+void kl__shard_keep_deadline(kl__shard *shard, kl__exec_task *task)
+{
+    kl__task_extra *extra = kl__extra_of(task);
+    if (KL_LIKELY(!extra || extra->deadline_ms == KL_NEVER || extra->in_deadlines))
+        return;
+    kl__tree_insert(&shard->deadlines, &extra->by_deadline, deadline_less);
+    extra->in_deadlines = true;
+}
+
 static bool is_waiting(const kl__exec_task *task)
 {
     return task->lane.mark.place != KL_PLACE_RUNNING && task->lane.mark.place != KL_PLACE_OUT;
 }
 
-void kl__shard_expire(kl__shard *shard, int64_t now_ns)
+/* Takes out what waits and is overdue, and asks what runs and is to stop. */
+static kl__lane_task *withdraw_overdue(kl__shard *shard, int64_t now_ms)
 {
     kl__task_extra *extra;
     kl__lane_task *chain = NULL, **end = &chain;
-    while ((extra = first_deadline(shard)) && extra->deadline_ms <= kl__ns_to_ms(now_ns)) {
+    while ((extra = first_deadline(shard)) && extra->deadline_ms <= now_ms) {
         kl__exec_task *task = extra->task;
         drop_deadline(shard, extra);
         if (!is_waiting(task)) {
@@ -119,11 +129,22 @@ void kl__shard_expire(kl__shard *shard, int64_t now_ns)
                 kl__ask_stop(task, KL_STOP_DEADLINE);
             continue;
         }
-        kl__lanes_withdraw(shard->lanes, &task->lane, kl__ns_to_ms(now_ns));
+        kl__lanes_withdraw(shard->lanes, &task->lane, now_ms);
         *end = &task->lane;
         end = &task->lane.next;
     }
-    kl__shard_end_chain(shard, chain, KL_DEAD, KL_ETIMEDOUT);
+    return chain;
+}
+
+/* While those are reported without the mutex, others may bring in more, and time passes. */
+int64_t kl__shard_expire(kl__shard *shard, int64_t now_ns)
+{
+    kl__lane_task *chain;
+    while ((chain = withdraw_overdue(shard, kl__ns_to_ms(now_ns)))) {
+        kl__shard_end_chain(shard, chain, KL_DEAD, KL_ETIMEDOUT);
+        now_ns = kl__exec_now_ns(shard->exec);
+    }
+    return now_ns;
 }
 
 /* --- In --- */
@@ -149,10 +170,19 @@ static void add(kl__shard *shard, kl__exec_task *task, kl__lane *lane, int64_t n
     if (KL_UNLIKELY(extra && extra->delayed))
         task->lane.due_ms = extra->due_ms;
     kl__lanes_add(shard->lanes, lane, &task->lane, now_ms);
-    if (KL_UNLIKELY(extra && extra->deadline_ms != KL_NEVER)) {
-        kl__tree_insert(&shard->deadlines, &extra->by_deadline, deadline_less);
-        extra->in_deadlines = true;
-    }
+    if (KL_UNLIKELY(extra))
+        kl__shard_keep_deadline(shard, task);
+}
+
+/* The lane of a task whose key has no room in it. The bytes are the lane's then, or freed. */
+static __attribute__((noinline, cold)) kl__lane *find_far_lane(kl__shard *shard, const kl__exec_task *task,
+                                                               uint32_t hash)
+{
+    char *far = task->key.far;
+    kl__lane *lane = kl__lanes_lane_giving(shard->lanes, &far, task->key.len, hash);
+    if (lane)
+        kl__free(far);
+    return lane;
 }
 
 enum entry { WAITS, STARTED, NO_MEMORY };
@@ -164,11 +194,11 @@ static inline enum entry enter(kl__shard *shard, uint64_t number, uint64_t slot,
     kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
     uint32_t hash = (uint32_t)(slot >> KL_INBOX_INDEX_BITS), stamp = hash;
     bool stamped = task->lane.mark.kind & KL_KIND_STAMPED;
-    char *far = KL_UNLIKELY(task->key.len > KL_TASK_KEY_INLINE) ? task->key.far : NULL;
-    kl_bytes bytes = {far ? far : task->key.near, task->key.len};
+    bool is_far = task->key.len > KL_TASK_KEY_INLINE;
+    kl_bytes bytes = {KL_UNLIKELY(is_far) ? task->key.far : task->key.near, task->key.len};
     if (KL_UNLIKELY(stamped))
         hash = (uint32_t)kl__hash_local(bytes);
-    kl__lane *lane = kl__lanes_lane(shard->lanes, bytes, hash);
+    kl__lane *lane = KL_UNLIKELY(is_far) ? find_far_lane(shard, task, hash) : kl__lanes_lane(shard->lanes, bytes, hash);
     if (KL_UNLIKELY(!lane))
         return NO_MEMORY;
     task->lane.mark.kind &= (uint8_t)~KL_KIND_STAMPED;
@@ -177,8 +207,6 @@ static inline enum entry enter(kl__shard *shard, uint64_t number, uint64_t slot,
     bool started = may_start && !task->lane.mark.kind && kl__lanes_start(shard->lanes, lane, &task->lane);
     if (!started)
         add(shard, task, lane, now_ms);
-    if (KL_UNLIKELY(far != NULL))
-        kl__free(far);
     return started ? STARTED : WAITS;
 }
 
@@ -226,18 +254,33 @@ static bool must_look(kl__shard *shard)
            kl__lanes_prioritized(shard->lanes) || atomic_load_explicit(&shard->delayed, memory_order_relaxed) > 0;
 }
 
+/* While priorities are about, tasks are taken one by one: what comes while the first runs may belong before the second. */
+static uint32_t limit(const kl__shard *shard, uint32_t most) { return kl__lanes_prioritized(shard->lanes) ? 1 : most; }
+
+/* Drains all there is. An urgent task may stand behind one that is not published yet: then it has not been seen. */
+static void look(kl__shard *shard, int64_t now_ns)
+{
+    uint32_t urgent = atomic_load(&shard->urgent);
+    if (urgent != shard->told_urgent) {
+        shard->told_urgent = urgent;
+        shard->told_claimed = kl__inbox_claimed(&shard->inbox);
+    }
+    kl__shard_drain_inbox(shard, UINT64_MAX, now_ns);
+    if (KL_LIKELY(kl__inbox_drained(&shard->inbox) >= shard->told_claimed))
+        shard->seen_urgent = shard->told_urgent;
+}
+
 /* Takes up to `most` tasks that stand ready in the lanes, each of another key. */
 uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
 {
     if (KL_UNLIKELY(must_look(shard))) {
-        uint32_t urgent = atomic_load(&shard->urgent);
-        if (kl__shard_drain_inbox(shard, UINT64_MAX, now_ns) == KL_OK)
-            shard->seen_urgent = urgent;
+        look(shard, now_ns);
     } else if (now_ns - shard->looked_ns > LOOK_EVERY_NS) {
         kl__shard_drain_inbox(shard, HELPING, now_ns);
     }
     if (KL_UNLIKELY(shard->deadlines != NULL))
-        kl__shard_expire(shard, now_ns);
+        now_ns = kl__shard_expire(shard, now_ns);
+    most = limit(shard, most); /* with what has just come in */
     return kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(now_ns));
 }
 
@@ -245,11 +288,15 @@ uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t mo
 uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
 {
     uint32_t count = 0;
+    most = limit(shard, most);
     while (count == 0 && kl__inbox_has_next(&shard->inbox)) {
         uint64_t before = kl__inbox_drained(&shard->inbox);
         count = start_some(shard, ret_tasks, most, now_ns);
-        if (count == 0) /* what came in may have made something ready, unless nothing could come in */
-            count = kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(now_ns));
+        if (count == 0) { /* what came in may have made something ready, unless nothing could come in */
+            if (KL_UNLIKELY(shard->deadlines != NULL))
+                now_ns = kl__shard_expire(shard, now_ns);
+            count = kl__lanes_take(shard->lanes, ret_tasks, limit(shard, most), kl__ns_to_ms(now_ns));
+        }
         if (kl__inbox_drained(&shard->inbox) == before)
             break;
     }
@@ -393,10 +440,10 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
                                 : extra && extra->error ? extra->error
                                                         : ""};
     int state;
-    const kl_exec *outside = kl__inside;
+    kl__inside inside = {shard->exec, kl__innermost};
     kl__ask_stop(task, KL_STOP_OVER);
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-    kl__inside = shard->exec;
+    kl__innermost = &inside;
     if (extra && extra->end)
         extra->end(extra->end_ctx, &end);
     if (outcome != KL_DONE) {
@@ -404,19 +451,18 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
             opts->on_failure(opts->on_failure_ctx, &end);
         log_failure(shard->exec, &end);
     }
-    kl__inside = outside;
+    kl__innermost = inside.outer;
     pthread_setcancelstate(state, NULL);
 }
 
-/* Reports and ends withdrawn tasks, in order. Leaves the mutex for the reports and holds it again on return. */
+/* Reports and ends withdrawn tasks, in order. Leaves the mutex for the reports and holds it again on return. A report may
+ * take long, so what is ready by then is offered before each. */
 void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome, kl_rc rc)
 {
-    if (KL_LIKELY(!chain))
-        return;
-    kl__shard_offer(shard);
-    while (chain) {
+    while (KL_UNLIKELY(chain != NULL)) {
         kl__lane_task *next = chain->next;
         kl__exec_task *task = kl__exec_task_of(chain);
+        kl__shard_offer(shard);
         pthread_mutex_unlock(&shard->mutex);
         kl__exec_report(shard, task, outcome, rc, NULL);
         pthread_mutex_lock(&shard->mutex);

@@ -46,7 +46,7 @@ static void stop_shards(kl_exec *exec)
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[i];
         pthread_mutex_lock(&shard->mutex);
-        kl__refused_forget(shard); /* first: who is refused after that sees that it is shut */
+        kl__told_forget(shard); /* first: who is refused after that sees that it is shut */
         kl__inbox_shut(&shard->inbox);
         pthread_cond_broadcast(&shard->room); /* those who wait for room wait in vain */
         if (atomic_load(&exec->phase) == KL_EXEC_ABORTING)
@@ -72,7 +72,8 @@ static bool wait_for_end(kl_exec *exec, int64_t until_ns)
 
 static kl_rc fail_inside(const char *call)
 {
-    return kl__fail(KL_EBUSY, "%s was called inside a task: the stop has begun, but a task cannot wait for itself",
+    return kl__fail(KL_EBUSY,
+                    "%s was called inside a task or a report: the stop has begun, but a task cannot wait for itself",
                     call);
 }
 
@@ -96,16 +97,19 @@ kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms)
     if (rc != KL_OK)
         return rc;
     int64_t until_ns = kl__deadline_ns(wait_ms);
-    if (raise_phase(exec, KL_EXEC_DRAINING))
-        kl__exec_log(exec, KL_LOG_INFO, "draining %u shard%s", exec->shard_count, kl__plural(exec->shard_count));
+    bool begins = raise_phase(exec, KL_EXEC_DRAINING);
     stop_shards(exec);
-    if (kl__inside == exec)
+    if (begins) /* after that: who is cancelled while he writes it must not leave half of it undone */
+        kl__exec_log(exec, KL_LOG_INFO, "draining %u shard%s", exec->shard_count, kl__plural(exec->shard_count));
+    if (kl__is_inside(exec))
         return fail_inside("kl_exec_drain");
     if (wait_for_end(exec, until_ns))
         return judge_drain(exec);
-    if (raise_phase(exec, KL_EXEC_ABORTING))
+    begins = raise_phase(exec, KL_EXEC_ABORTING);
+    stop_shards(exec);
+    if (begins)
         kl__exec_log(exec, KL_LOG_WARN, "the drain took too long; giving up what is left");
-    (void)kl_exec_abort(exec);
+    wait_for_end(exec, KL_NEVER);
     return kl__fail(KL_ETIMEDOUT, "not everything ended within %lld ms; the rest was given up and reported",
                     (long long)wait_ms);
 }
@@ -116,7 +120,7 @@ kl_rc kl_exec_abort(kl_exec *exec)
         return kl__exec_fail_null("kl_exec_abort", "exec");
     (void)raise_phase(exec, KL_EXEC_ABORTING);
     stop_shards(exec);
-    if (kl__inside == exec)
+    if (kl__is_inside(exec))
         return fail_inside("kl_exec_abort");
     wait_for_end(exec, KL_NEVER);
     return KL_OK;

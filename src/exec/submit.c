@@ -26,10 +26,10 @@ static kl_rc add_extra(kl_exec *exec, kl__order *order, const kl_exec_task_opts 
     kl__task_extra *extra = kl__alloc_zeroed(1, sizeof *extra);
     if (!extra)
         return kl__fail_memory();
-    int64_t now = opts->delay_ms || opts->deadline_ms ? kl__exec_now_ms(exec) : 0;
+    int64_t now_ns = opts->delay_ms || opts->deadline_ms ? kl__exec_now_ns(exec) : 0;
     extra->delayed = opts->delay_ms > 0;
-    extra->due_ms = now + opts->delay_ms;
-    extra->deadline_ms = opts->deadline_ms ? now + opts->deadline_ms : KL_NEVER;
+    extra->due_ms = kl__ms_after(now_ns, opts->delay_ms);
+    extra->deadline_ms = opts->deadline_ms ? kl__ms_after(now_ns, opts->deadline_ms) : KL_NEVER;
     extra->end = opts->end;
     extra->end_ctx = opts->end_ctx;
     extra->ctx = order->task->ctx;
@@ -175,12 +175,13 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
     return rc;
 }
 
-/* When to give up waiting for room, in real time (a test's clock does not end waits); 0: do not wait. */
-static int64_t wait_until(const kl_exec *exec, int64_t timeout_ms)
+/* When to give up waiting, first for the key and then for room, in real time (a test's clock does not end waits); 0: do not
+ * wait. */
+static int64_t wait_until(const kl_exec *exec, kl__order *order)
 {
-    if (timeout_ms <= 0 || kl__inside == exec)
-        return 0;
-    return kl__deadline_ns(timeout_ms);
+    if (order->until_ns == 0 && order->timeout_ms > 0 && !kl__is_inside(exec))
+        order->until_ns = kl__deadline_ns(order->timeout_ms);
+    return order->until_ns;
 }
 
 /* The next shard, for a task without a key. */
@@ -227,7 +228,7 @@ static kl_rc claim_patiently(kl_exec *exec, kl__order *order, uint64_t *ret_numb
     uint64_t count;
     bool keyless = order->task->key.len == 0;
     kl_rc rc = keyless ? claim_anywhere(exec, order, ret_number) : KL_EFULL;
-    int64_t until_ns = wait_until(exec, order->timeout_ms), now_ns = kl__monotonic_ns();
+    int64_t until_ns = wait_until(exec, order), now_ns = kl__monotonic_ns();
     while (rc == KL_EFULL && now_ns < until_ns) {
         int64_t turn_ns = keyless && now_ns + KL_EXEC_LOOK_NS < until_ns ? now_ns + KL_EXEC_LOOK_NS : until_ns;
         rc = claim_waiting(order->shard, 1, turn_ns, ret_number, &count);
@@ -244,7 +245,7 @@ static kl_rc claim_patiently(kl_exec *exec, kl__order *order, uint64_t *ret_numb
 static kl_rc admit(kl_exec *exec, kl__order *order)
 {
     kl__applicant who = {.key = order->task->key, .hash = order->hash, .delayed = is_delayed(order)};
-    int64_t until_ns = order->patient ? wait_until(exec, order->timeout_ms) : 0;
+    int64_t until_ns = order->patient ? wait_until(exec, order) : 0;
     bool blocked = false;
     uint32_t shards = who.key.len > 0 ? 1 : exec->shard_count;
     kl_rc rc = KL_EFULL;

@@ -30,6 +30,7 @@ typedef struct kl__order {
     bool patient; /* it is to wait for a blocked key, too */
     kl__lane_mark mark;
     int64_t timeout_ms;
+    int64_t until_ns;      /* when that is over; 0: it has not waited yet, or is not to */
     kl__task_extra *extra; /* ours until the place is claimed */
     char *far_key;         /* likewise */
     kl_exec_id *id;        /* of a batch: 0 while it is not taken */
@@ -99,8 +100,8 @@ static inline void kl__place_announce(kl__shard *shard, uint64_t number, bool ur
 {
     if (KL_UNLIKELY(urgent))
         atomic_fetch_add(&shard->urgent, 1);
-    if (KL_UNLIKELY(atomic_load(&shard->exec->idle_count) > 0))
-        kl__exec_announce(shard->exec, number + 1 - kl__inbox_drained(&shard->inbox));
+    if (KL_UNLIKELY(atomic_load(&shard->exec->idle_count) > 0)) /* by now more than that may be drained */
+        kl__exec_announce(shard->exec, (int64_t)(number + 1 - kl__inbox_drained(&shard->inbox)));
 }
 
 /* --- Orders: submit.c --- */

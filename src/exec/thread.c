@@ -5,8 +5,9 @@
  * A thread visits the shards in turn and stays with one for a bounded number of tasks or a millisecond, so that no shard
  * starves whatever the others hold. It holds the shard's mutex only to settle a hand of tasks and to take the next; while
  * it runs them, any other thread may take the next ready keys of the same shard. Hands are of one task unless tasks have
- * proved to be short, and a thread that finds nothing else to do recalls them: a task that blocks keeps its own key and
- * one thread, nothing else.
+ * proved to be short, and others recall them: a thread that finds nothing else to do at once, one that is busy when they
+ * are older than NEGLECTED_NS, after which it looks between two visits. So a task that blocks keeps its own key and one
+ * thread, and for longer than that nothing else.
  *
  * Sleeping and waking. A thread that finds no work registers as idle, looks once more, and sleeps until it is woken or
  * something is due. Whoever makes work visible (claims a place, publishes hints, fills a hand) passes a full barrier
@@ -18,6 +19,7 @@
  * WATCH_NS. */
 #include "exec/internal.h"
 
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -66,7 +68,7 @@ void kl__exec_wake_all(kl_exec *exec)
 }
 
 /* Wakes a thread for tasks that wait, unless a brisk one will see them soon anyway. */
-void kl__exec_announce(kl_exec *exec, uint64_t waiting)
+void kl__exec_announce(kl_exec *exec, int64_t waiting)
 {
     bool soon = atomic_load(&exec->brisk_count) > 0 && atomic_load(&exec->watched);
     if (!soon || waiting >= BACKLOG)
@@ -328,7 +330,7 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
         outcome == KL_RETRY && task->lane.mark.attempts < task->lane.mark.attempts_max ? retry_delay(run) : -1;
     if (delay_ms > KL_EXEC_WAIT_MS_MAX)
         delay_ms = KL_EXEC_WAIT_MS_MAX;
-    int64_t due_ms = delay_ms < 0 ? KL_NEVER : kl__ns_to_ms(now_ns) + delay_ms;
+    int64_t due_ms = delay_ms < 0 ? KL_NEVER : delay_ms == 0 ? kl__ns_to_ms(now_ns) : kl__ms_after(now_ns, delay_ms);
     pthread_mutex_lock(&shard->mutex);
     record_runs(thread_of(run), shard, now_ns);
     kl_rc rc = judge_failure(run, outcome, due_ms);
@@ -421,12 +423,6 @@ static void run_hand(kl__exec_thread *thread)
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
 }
 
-/* How many tasks to take: several only while tasks are short and no priorities are about. */
-static uint32_t choose_size(const kl__exec_thread *thread, const kl__shard *shard)
-{
-    return kl__lanes_prioritized(shard->lanes) ? 1 : thread->hand_size;
-}
-
 /* Settles the hand that has been run. Under the shard's mutex. */
 static void settle_hand(kl__exec_thread *thread, kl__shard *shard, int64_t now_ns)
 {
@@ -448,7 +444,7 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
             kl__shard_give_up(shard);
             break;
         }
-        if (kl__hand_fill(&thread->hand, shard, choose_size(thread, shard), now_ns) == 0)
+        if (kl__hand_fill(&thread->hand, shard, thread->hand_size, now_ns) == 0)
             break;
         kl__shard_offer(shard);
         thread->urgent = shard->seen_urgent;
@@ -475,6 +471,34 @@ static bool wants_visit(kl__shard *shard, bool home, int64_t now_ns)
            (home || now_ns - atomic_load_explicit(&shard->visited_ns, memory_order_relaxed) > NEGLECTED_NS);
 }
 
+/* Takes back what other threads have had in hand since `since_ns` or longer: they may be stuck. False: there was nothing. */
+static bool recall_others(kl_exec *exec, int64_t since_ns)
+{
+    bool recalled = false;
+    for (uint32_t i = 0; i < exec->thread_count; i++) {
+        kl__hand *hand = &exec->threads[i].hand;
+        kl__shard *shard = atomic_load_explicit(&hand->shard, memory_order_relaxed);
+        if (!shard || !kl__hand_recallable(hand) ||
+            atomic_load_explicit(&hand->filled_ns, memory_order_relaxed) > since_ns)
+            continue;
+        pthread_mutex_lock(&shard->mutex);
+        kl__hand_recall(hand, shard, kl__exec_now_ns(exec));
+        kl__shard_offer(shard);
+        pthread_mutex_unlock(&shard->mutex);
+        recalled = true;
+    }
+    return recalled;
+}
+
+/* For a thread that has enough to do, and would never come to look otherwise. */
+static void look_after_others(kl__exec_thread *thread, int64_t now_ns)
+{
+    if (KL_LIKELY(now_ns - thread->cared_ns < NEGLECTED_NS))
+        return;
+    thread->cared_ns = now_ns;
+    (void)recall_others(thread->exec, now_ns - NEGLECTED_NS);
+}
+
 /* One round over the shards. While a thread runs nothing, it may be `stealing`: then every shard is home. Returns how many
  * tasks were run. */
 static uint32_t visit_all(kl__exec_thread *thread, bool stealing)
@@ -489,26 +513,9 @@ static uint32_t visit_all(kl__exec_thread *thread, bool stealing)
             continue;
         ran += visit(thread, shard);
         now_ns = kl__exec_now_ns(exec);
+        look_after_others(thread, now_ns);
     }
     return ran;
-}
-
-/* Takes back what other threads have in hand: they may be stuck. False: there was nothing. */
-static bool recall_others(kl_exec *exec)
-{
-    bool recalled = false;
-    for (uint32_t i = 0; i < exec->thread_count; i++) {
-        kl__hand *hand = &exec->threads[i].hand;
-        kl__shard *shard = atomic_load_explicit(&hand->shard, memory_order_relaxed);
-        if (!shard || !kl__hand_recallable(hand))
-            continue;
-        pthread_mutex_lock(&shard->mutex);
-        kl__hand_recall(hand, shard, kl__exec_now_ns(exec));
-        (void)kl__shard_publish_hints(shard);
-        pthread_mutex_unlock(&shard->mutex);
-        recalled = true;
-    }
-    return recalled;
 }
 
 /* A round without a task is followed by a yield: producers may just be getting at it. After STEAL_AFTER of them a thread
@@ -523,7 +530,7 @@ static void work(kl__exec_thread *thread)
         if (visit_all(thread, quiet >= STEAL_AFTER) > 0) {
             quiet = 0;
         } else if (++quiet >= KL_EXEC_YIELDS || !kl__yield(exec->dear_ns, &dear_until_ns)) {
-            if (!recall_others(exec) && !sleep_until_work(thread))
+            if (!recall_others(exec, INT64_MAX) && !sleep_until_work(thread))
                 kl__nap(NAP_NS);
             quiet = STEAL_AFTER;
         }
@@ -543,6 +550,18 @@ static void set_replacing(kl__exec_thread *thread, bool replacing)
 {
     thread->replacing = replacing;
     pthread_cond_broadcast(&thread->exec->all_ended);
+}
+
+/* Starts another thread in this one's place, unless nothing is left to do. Under the park mutex. */
+static void replace(kl__exec_thread *thread)
+{
+    kl_exec *exec = thread->exec;
+    pthread_t id;
+    pthread_sigmask(SIG_SETMASK, &exec->signals, NULL); /* which the other gets; the task may have had its own */
+    while (!(thread->gone = finished(exec)) && pthread_create(&id, NULL, kl__thread_main, thread) != 0)
+        kl__cond_wait(&thread->wake, &exec->park_mutex, kl__monotonic_ns() + REPLACE_WAIT_NS); /* nothing else helps */
+    if (!thread->gone)
+        thread->id = id;
 }
 
 /* A task has ended its thread. The attempt counts as failed, and another thread takes this one's place. */
@@ -572,10 +591,8 @@ static void thread_ended(void *argument)
     kl__exec_log(exec, KL_LOG_ERROR, "a task ended its thread; starting another");
     pthread_detach(pthread_self());
     pthread_mutex_lock(&exec->park_mutex);
-    pthread_t id;
-    while (pthread_create(&id, NULL, kl__thread_main, thread) != 0) /* nothing but waiting can help */
-        kl__cond_wait(&thread->wake, &exec->park_mutex, kl__monotonic_ns() + REPLACE_WAIT_NS);
-    thread->id = id;
+    replace(thread);
+    kl__innermost = NULL; /* what it points to may be freed before this thread's destructors have run */
     set_replacing(thread, false);
     pthread_mutex_unlock(&exec->park_mutex);
 }
@@ -584,7 +601,8 @@ void *kl__thread_main(void *argument)
 {
     kl__exec_thread *thread = argument;
     thread->run = (kl_run){.exec = thread->exec, .retry_after_ms = -1};
-    kl__inside = thread->exec;
+    thread->inside = (kl__inside){.exec = thread->exec};
+    kl__innermost = &thread->inside;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     pthread_cleanup_push(thread_ended, thread);
     work(thread);

@@ -45,7 +45,14 @@ kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key)
 kl__lane *kl__lanes_lane(kl__lanes *lanes, kl_bytes key, uint32_t hash)
 {
     kl__lane *lane = find_lane(lanes, key, hash);
-    return KL_LIKELY(lane != NULL) ? lane : kl__lanes_make(lanes, &(kl__lane_key){key, hash});
+    return KL_LIKELY(lane != NULL) ? lane : kl__lanes_make(lanes, &(kl__lane_key){key, hash}, NULL);
+}
+
+kl__lane *kl__lanes_lane_giving(kl__lanes *lanes, char **far, size_t len, uint32_t hash)
+{
+    kl__lane_key key = {{*far, len}, hash};
+    kl__lane *lane = kl__lanes_find(lanes, &key);
+    return lane ? lane : kl__lanes_make(lanes, &key, far);
 }
 
 void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash)
@@ -60,17 +67,17 @@ void kl__lanes_prefetch_lane(const kl__lanes *lanes, uint32_t hash)
 
 /* --- Making and freeing --- */
 
-static void free_lane(kl__lane *lane)
+static void drop_key(kl__lane *lane)
 {
     if (lane->key_len > KEY_INLINE_BYTES)
         kl__free(lane->key_far);
-    kl__free(lane);
 }
 
 static void spare_lane(kl__lanes *lanes, kl__lane *lane)
 {
-    if (lanes->spare_count == SPARE_MAX || lane->key_len > KEY_INLINE_BYTES) {
-        free_lane(lane);
+    drop_key(lane);
+    if (lanes->spare_count == SPARE_MAX) {
+        kl__free(lane);
         return;
     }
     lane->next_resting = lanes->spare;
@@ -110,21 +117,27 @@ static kl__lane *new_lane(kl__lanes *lanes)
     return lane;
 }
 
-kl__lane *kl__lanes_make(kl__lanes *lanes, const kl__lane_key *key)
+kl__lane *kl__lanes_make(kl__lanes *lanes, const kl__lane_key *key, char **far)
 {
     KL_ASSERT(key->bytes.len <= KL_KEY_BYTES_MAX);
-    char *far = NULL;
-    if (key->bytes.len > KEY_INLINE_BYTES && !(far = kl__alloc(key->bytes.len)))
+    bool is_long = key->bytes.len > KEY_INLINE_BYTES;
+    char *own = NULL;
+    if (is_long && !far && !(own = kl__alloc(key->bytes.len)))
         return NULL;
     kl__lane *lane = new_lane(lanes);
     if (!lane) {
-        kl__free(far);
+        kl__free(own);
         return NULL;
     }
     *lane = (kl__lane){.entry.hash = key->hash, .key_len = (uint16_t)key->bytes.len, .wake_ms = KL_NEVER};
-    if (far)
-        lane->key_far = far;
-    memcpy(far ? far : lane->key, key->bytes.data, key->bytes.len);
+    if (is_long && far) {
+        lane->key_far = *far;
+        *far = NULL;
+    } else {
+        if (own)
+            lane->key_far = own;
+        memcpy(own ? own : lane->key, key->bytes.data, key->bytes.len);
+    }
     kl__keytable_insert(&lanes->table, &lane->entry);
     rest(lanes, lane);
     return lane;
@@ -161,7 +174,8 @@ void kl__lanes_close(kl__lanes *lanes)
         kl__keytable_entry *next, *entry = kl__keytable_at(&lanes->table, i)->first;
         for (; entry; entry = next) {
             next = entry->next;
-            free_lane((kl__lane *)entry);
+            drop_key((kl__lane *)entry);
+            kl__free(entry);
         }
     }
     kl__keytable_close(&lanes->table);

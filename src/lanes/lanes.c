@@ -1,6 +1,7 @@
 /* lanes.c - choose the next task that may run.
  *
- * From: exec/shard.c (tasks that were submitted).  To: exec/shard.c again, for a thread to run.
+ * From: exec/shard.c (tasks that were submitted) or work/window.c (tasks that were read from a store).  To: the same again,
+ * for a thread to run.
  *
  * A key is on a ready list exactly while it has a due task and none of its tasks is running. Taking it off to run and
  * putting it back when the task is settled is the whole of per-key order.
@@ -176,6 +177,13 @@ static void count_sign(kl__lanes *lanes, uint32_t sign, bool blocked)
     atomic_store_explicit(bits, *count ? others | bit : others, memory_order_relaxed);
 }
 
+/* Something that producers may have been told about blocked keys holds no more. */
+static void note_change(kl__lanes *lanes)
+{
+    _Atomic(uint64_t) *changes = &lanes->signs.changes;
+    atomic_store_explicit(changes, atomic_load_explicit(changes, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
 /* A key has become blocked, or is not any more. */
 static void set_blocked(kl__lanes *lanes, kl__lane *lane, bool blocked)
 {
@@ -186,12 +194,7 @@ static void set_blocked(kl__lanes *lanes, kl__lane *lane, bool blocked)
                           memory_order_relaxed);
     for (int i = 0; i < KL_LANE_SIGNS_EACH; i++)
         count_sign(lanes, kl__lane_sign(lane->entry.hash, i) % KL_LANE_SIGNS, blocked);
-}
-
-static void note_relief(kl__lanes *lanes)
-{
-    _Atomic(uint64_t) *relieved = &lanes->signs.relieved;
-    atomic_store_explicit(relieved, atomic_load_explicit(relieved, memory_order_relaxed) + 1, memory_order_relaxed);
+    note_change(lanes);
 }
 
 /* Sees to L8 for a lane that is about to be in this state. */
@@ -201,8 +204,8 @@ static void count_blocked(kl__lanes *lanes, kl__lane *lane, kl__lane_state state
     if (KL_UNLIKELY(was != is))
         set_blocked(lanes, lane, is);
     uint32_t stuck = count_stuck(lane);
-    if (KL_UNLIKELY(stuck < lane->stuck || (was && !is)))
-        note_relief(lanes);
+    if (KL_UNLIKELY(stuck < lane->stuck))
+        note_change(lanes);
     lanes->stuck += (uint64_t)stuck - lane->stuck;
     lanes->blocked += is ? (uint64_t)stuck - lane->stuck : 0;
     lane->stuck = stuck;
@@ -526,7 +529,7 @@ void kl__lanes_forget(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrie
 kl_rc kl__lanes_pause(kl__lanes *lanes, const kl__lane_key *key, int64_t now_ms)
 {
     kl__lane *lane = kl__lanes_find(lanes, key);
-    if (!lane && !(lane = kl__lanes_make(lanes, key)))
+    if (!lane && !(lane = kl__lanes_make(lanes, key, NULL)))
         return KL_ENOMEM;
     advance(lanes, now_ms);
     lane->odd |= ODD_PAUSED;

@@ -97,6 +97,11 @@ void kl__lanes_close(kl__lanes *lanes); /* tasks are the caller's; NULL is fine 
 /* Adds a task, in two steps, so that the key may lie where the task will be: first the key's lane, which is made if there
  * is none (NULL: no memory), then at once the task. The caller has set its due_ms, position and priority. */
 kl__lane *kl__lanes_lane(kl__lanes *lanes, kl_bytes key, uint32_t hash);
+
+/* The same for a key whose bytes are allocated, at *far: a lane that is made may keep them, and then *far is NULL. So
+ * without memory, too, a key can go on whenever another one is idle, however long it is. */
+kl__lane *kl__lanes_lane_giving(kl__lanes *lanes, char **far, size_t len, uint32_t hash);
+
 void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
 
 /* The same as adding and then taking the task, but shorter. False: it would not have been the one to be taken, or not at
@@ -184,8 +189,10 @@ uint64_t kl__lanes_stuck(const kl__lanes *lanes);
 uint64_t kl__lanes_blocked(const kl__lanes *lanes); /* of these, the tasks of blocked keys */
 uint64_t kl__lane_stuck(const kl__lane *lane);
 bool kl__lane_blocked(const kl__lane *lane);
-bool kl__lane_awaited(
-    const kl__lane *lane); /* its next end matters to somebody at once: it is blocked, or has a barrier */
+
+/* Whether its tasks are not to be settled together with others', because each end matters to somebody at once: the key is
+ * blocked, or has a barrier. */
+bool kl__lane_goes_alone(const kl__lane *lane);
 
 /* For other threads, at any time, without any mutex: whether a key with this hash may be blocked. Nearly always right, and
  * if not, for the answer that costs more: false means that none is, or that one has just become it. */
@@ -194,7 +201,8 @@ enum { KL_LANE_SIGNS = 2048, KL_LANE_SIGNS_EACH = 3 };
 typedef struct kl__lane_signs {
     _Atomic(uint32_t) blocked_keys; /* nearly always 0, and then there is no need to look at more */
     _Atomic(uint64_t) bits[KL_LANE_SIGNS / 64];
-    alignas(KL_CACHE_LINE) _Atomic(uint64_t) relieved; /* counts how often a key was no longer blocked, or less stuck */
+    alignas(KL_CACHE_LINE) _Atomic(uint64_t)
+        changes; /* counts how often a key became blocked, or is not any more, or less stuck */
 } kl__lane_signs;
 
 const kl__lane_signs *kl__lanes_signs(const kl__lanes *lanes);
@@ -210,11 +218,20 @@ static inline uint32_t kl__lane_sign(uint32_t hash, int which)
     return which == 0 ? hash : which == 1 ? hash >> 16 : (hash * 0x9e3779b1u) >> 21;
 }
 
+static inline bool kl__lane_has_signs(const kl__lane_signs *signs, uint32_t hash)
+{
+    return kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0)) && kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1)) &&
+           kl__lane_sign_is_set(signs, kl__lane_sign(hash, 2));
+}
+
+static inline bool kl__lane_signs_any(const kl__lane_signs *signs)
+{
+    return atomic_load_explicit(&signs->blocked_keys, memory_order_relaxed) > 0;
+}
+
 static inline bool kl__lane_signs_say(const kl__lane_signs *signs, uint32_t hash)
 {
-    return KL_UNLIKELY(atomic_load_explicit(&signs->blocked_keys, memory_order_relaxed) > 0) &&
-           kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0)) && kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1)) &&
-           kl__lane_sign_is_set(signs, kl__lane_sign(hash, 2));
+    return KL_UNLIKELY(kl__lane_signs_any(signs)) && kl__lane_has_signs(signs, hash);
 }
 
 /* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether any live task

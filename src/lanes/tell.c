@@ -47,7 +47,7 @@ uint64_t kl__lanes_stuck(const kl__lanes *lanes) { return lanes->stuck; }
 uint64_t kl__lanes_blocked(const kl__lanes *lanes) { return lanes->blocked; }
 uint64_t kl__lane_stuck(const kl__lane *lane) { return lane->stuck; }
 bool kl__lane_blocked(const kl__lane *lane) { return lane->odd & ODD_BLOCKED; }
-bool kl__lane_awaited(const kl__lane *lane) { return lane->odd & (ODD_BLOCKED | ODD_BARRIER); }
+bool kl__lane_goes_alone(const kl__lane *lane) { return lane->odd & (ODD_BLOCKED | ODD_BARRIER); }
 const kl__lane_signs *kl__lanes_signs(const kl__lanes *lanes) { return &lanes->signs; }
 
 kl__lane_counts kl__lanes_counts(const kl__lanes *lanes)

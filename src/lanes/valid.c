@@ -3,13 +3,65 @@
 
 #include "lanes/inside.h"
 
-static uint64_t tree_size(const kl__tree_node *root, kl__tree_less *less, bool *ok)
+/* Every node between the two that it must stand between, of which either may be missing, and below a heavier one. */
+static uint64_t count_between(const kl__tree_node *root, kl__tree_less *less, const kl__tree_node *low,
+                              const kl__tree_node *high, bool *ok)
 {
     if (!root)
         return 0;
-    if ((root->left && !less(root->left, root)) || (root->right && !less(root, root->right)))
-        *ok = false;
-    return 1 + tree_size(root->left, less, ok) + tree_size(root->right, less, ok);
+    *ok &= (!low || less(low, root)) && (!high || less(root, high));
+    *ok &= !root->left || kl__tree_weight(root) >= kl__tree_weight(root->left);
+    *ok &= !root->right || kl__tree_weight(root) >= kl__tree_weight(root->right);
+    return 1 + count_between(root->left, less, low, root, ok) + count_between(root->right, less, root, high, ok);
+}
+
+static uint64_t tree_size(const kl__tree_node *root, kl__tree_less *less, bool *ok)
+{
+    return count_between(root, less, NULL, NULL, ok);
+}
+
+/* What is seen of a lane's tasks, one by one. */
+struct seen {
+    const kl__lane *lane;
+    const kl__lane_task *first; /* the one that would run; NULL: none would */
+    int64_t now_ms;
+    uint64_t prioritized;
+    bool ok;
+};
+
+static void see(struct seen *seen, const kl__lane_task *task, kl__lane_place place)
+{
+    bool in_line = place == KL_PLACE_LINE || place == KL_PLACE_EARLY;
+    seen->prioritized += task->mark.priority != 0;
+    seen->ok &= task->mark.place == place && task->lane == seen->lane;
+    seen->ok &= !in_line || !seen->first || seen->first == seen->lane->head || !runs_before(task, seen->first); /* L2 */
+    seen->ok &= !in_line || task->due_ms <= seen->now_ms;                                                       /* L7 */
+}
+
+static void see_tree(struct seen *seen, const kl__tree_node *root, kl__lane_place place)
+{
+    if (!root)
+        return;
+    see(seen, task_at(root), place);
+    see_tree(seen, root->left, place);
+    see_tree(seen, root->right, place);
+}
+
+/* L2 and L7 for those that can be reached from the lane; how many of them have a priority is added. */
+static bool tasks_valid(const kl__lanes *lanes, const kl__lane *lane, uint64_t *prioritized)
+{
+    struct seen seen = {.lane = lane, .now_ms = lanes->now_ms, .ok = true};
+    kl__lane_task *first = NULL;
+    if (judge(lane, lanes->now_ms, &first) == KL_LANE_READY)
+        seen.first = first;
+    for (const kl__lane_task *task = lane->first; task; task = task->next)
+        see(&seen, task, KL_PLACE_LINE);
+    see_tree(&seen, lane->early, KL_PLACE_EARLY);
+    see_tree(&seen, lane->later, KL_PLACE_LATER);
+    if (lane->head && lane->head->mark.place != KL_PLACE_OUT)
+        seen.prioritized += lane->head->mark.priority != 0;
+    *prioritized += seen.prioritized;
+    return seen.ok;
 }
 
 static bool on_list(const kl__lanes *lanes, const kl__lane *lane)
@@ -72,7 +124,8 @@ static bool signs_valid(const kl__lanes *lanes)
 
 bool kl__lanes_valid(const kl__lanes *lanes)
 {
-    bool ok = lane_valid(lanes, &lanes->crowd);
+    uint64_t prioritized = 0, apart = lanes->crowd.out + lanes->crowd_running; /* tasks that no lane leads to */
+    bool ok = lane_valid(lanes, &lanes->crowd) && tasks_valid(lanes, &lanes->crowd, &prioritized);
     kl__lane_counts counts = kl__lanes_counts(lanes);
     uint64_t keys[KL_LANE_STATES] = {0}, entries = 0, timers = lanes->crowd.wake_ms != KL_NEVER, all = 0;
     keys[lanes->crowd.state] += lanes->crowd.state != KL_LANE_IDLE;
@@ -82,7 +135,8 @@ bool kl__lanes_valid(const kl__lanes *lanes)
             const kl__lane *lane = (const kl__lane *)entry;
             ok &= kl__keytable_bucket_of(&lanes->table, entry->hash) == kl__keytable_at(&lanes->table, i);
             ok &= kl__keytable_first(&lanes->table, entry->hash) != NULL;
-            ok &= lane_valid(lanes, lane);
+            ok &= lane_valid(lanes, lane) && tasks_valid(lanes, lane, &prioritized);
+            apart += lane->out;
             timers += lane->wake_ms != KL_NEVER;
             all += lane->entry.tasks;
             keys[lane->state] += !(lane->head && lane->head->mark.place == KL_PLACE_OUT);
@@ -90,6 +144,7 @@ bool kl__lanes_valid(const kl__lanes *lanes)
     }
     keys[KL_LANE_IDLE] = 0;
     ok &= entries == lanes->table.entries && all + lanes->crowd.entry.tasks == lanes->tasks;
+    ok &= prioritized <= lanes->prioritized && lanes->prioritized <= prioritized + apart;
     ok &= timers == tree_size(lanes->timers, timer_less, &ok);
     ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
     for (int i = 0; i < KL_LANE_PRIORITIES; i++)

@@ -27,14 +27,22 @@ static const char *const fields[] = {FILTER, "id", "max", "rate", NULL};
 static const char *const move_fields[] = {FILTER, "id", "max", "rate", "to", NULL};
 static const char *const purge_fields[] = {FILTER, "id", "max", "rate", "all", NULL};
 
+/* An empty one would choose all of them. */
+static kl_bytes read_choice(kl__json *body, const char *field, kl_arena *arena)
+{
+    kl_bytes choice = kl__json_bytes_or(body, field, arena, (kl_bytes){"", 0});
+    if (choice.len == 0 && kl__json_has(body, field))
+        kl__json_damaged(body, field, "is empty, which would mean any");
+    return choice;
+}
+
 static kl_redrive read_redrive(kl__json *body, kl_arena *arena)
 {
     const kl_task_id none = {{0}};
-    const kl_bytes empty = {"", 0};
     return (kl_redrive){
-        .which = {.key = kl__json_bytes_or(body, "key", arena, empty),
-                  .kind = kl__json_bytes_or(body, "kind", arena, empty),
-                  .words = kl__json_bytes_or(body, "words", arena, empty),
+        .which = {.key = read_choice(body, "key", arena),
+                  .kind = read_choice(body, "kind", arena),
+                  .words = read_choice(body, "words", arena),
                   .job = kl__json_id_or(body, "job", none),
                   .from_ms = kl__body_time(body, "from"),
                   .until_ms = kl__body_time(body, "until")},
@@ -109,13 +117,12 @@ void kl__api_move_dead(kl__exchange *exchange)
 }
 
 /* What is forgotten is gone, so nobody forgets everything by leaving something out. */
-static bool names_some(kl__json *body)
+static bool names_some(const kl_redrive *which)
 {
-    static const char *const names[] = {FILTER, "id", NULL};
-    bool some = kl__json_bool_or(body, "all", false);
-    for (size_t i = 0; names[i]; i++)
-        some = some || kl__json_has(body, names[i]);
-    return some;
+    const kl_task_id none = {{0}};
+    const kl_finished *filter = &which->which;
+    return filter->key.len || filter->kind.len || filter->words.len || filter->from_ms || filter->until_ms ||
+           memcmp(&filter->job, &none, sizeof none) != 0 || memcmp(&which->id, &none, sizeof none) != 0;
 }
 
 void kl__api_purge_dead(kl__exchange *exchange)
@@ -124,7 +131,7 @@ void kl__api_purge_dead(kl__exchange *exchange)
     if (kl__params_refused(exchange) || !kl__body_json(exchange, purge_fields, &body))
         return;
     kl_redrive which = read_redrive(&body, exchange->arena);
-    bool some = names_some(&body);
+    bool some = kl__json_bool_or(&body, "all", false) || names_some(&which);
     if (kl__body_refused(exchange, &body))
         return;
     if (some)

@@ -137,7 +137,8 @@ static bool read_spec(kl__exchange *exchange, kl__json *body, kl_job_spec *spec)
         kl__json_damaged(body, "in", "and \"at\" both say when; keep one of the two");
     if (body->rc != KL_OK)
         return !kl__body_refused(exchange, body);
-    spec->due_ms = in_ms ? kl__wall_ms() + in_ms : at_ms;
+    spec->delay_ms = in_ms;
+    spec->due_ms = at_ms;
     if (!read_tasks(exchange, body, KL_JOB_TASKS_MAX, &tasks, &spec->count))
         return false;
     spec->tasks = tasks;

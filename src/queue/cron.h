@@ -80,7 +80,7 @@ enum {
  * first failure after all other schedules had their turn; *ret_next_ms is set then too, unless listing failed. */
 KL_MUST_USE kl_rc kl__cron_fire(kl_queue *queue, int64_t *ret_next_ms);
 
-/* One schedule, as kl_cron_list shows it. KL_EINVAL: no such name is allowed; KL_ENOTFOUND; KL_EDAMAGED; the store's. */
+/* One schedule, as kl_cron_list shows it. KL_EINVAL: no name can be so; KL_ENOTFOUND; KL_EDAMAGED; the store's. */
 KL_MUST_USE kl_rc kl__cron_read(kl_queue *queue, const char *name, kl_arena *arena, kl_cron *ret_cron);
 
 #endif

@@ -11,7 +11,11 @@
  * R1  A letter is forgotten only after its task was stored again.
  * R2  The append's token follows from the letter's id: a letter that was put back but not forgotten is not stored a
  *     second time by the next run, for as long as the store remembers the token.
- * R3  Only what had died when the run began is looked at, so what dies again meanwhile is left alone. */
+ * R3  Only what had died when the run began is looked at, so what dies again meanwhile is left alone.
+ * R4  A letter is put only after those of its key that died before it. One that the store is too busy for holds the
+ *     others of its key up, and ends the run if that goes on.
+ * R5  A letter that is moved or purged leaves its job, which has a task less then: else it would wait for it for
+ *     ever. */
 #include <stdio.h>
 #include <string.h>
 
@@ -20,6 +24,7 @@
 #include "base/layout.h"
 #include "base/wait.h"
 #include "queue/envelope.h"
+#include "queue/job.h"
 #include "queue/look.h"
 #include "queue/put.h"
 
@@ -44,7 +49,9 @@ struct letter {
     kl_entry entry;  /* as it is put again, */
     kl_store *store; /* and where; NULL: not chosen yet, or its layout is sealed */
     kl_rc rc;
-    bool again; /* it is to be appended (once more) */
+    bool again;   /* it is to be appended (once more), */
+    bool held_up; /* and was not now, because of one before it */
+    bool flying;  /* its append has not ended; under the mutex, as is rc until then */
     char error[sizeof((kl_account *)0)->error];
 };
 
@@ -80,9 +87,9 @@ static kl_token token_of(const kl_task *task)
     return token;
 }
 
-/* A letter that its producer put into this partition of its queue by name goes there again, if there still is one of that
- * number, which then has the same name. So does one without a key while the layout is the same: nothing tells whether
- * somebody named its partition. */
+/* A letter that its producer put into this partition of its queue by name goes there again, if there still is one of
+ * that number, which then has the same name. So does one without a key while the layout is the same: nothing tells
+ * whether somebody named its partition. */
 static bool keeps_partition(const struct run *run, const kl__queue_layout *layout, kl_bytes key)
 {
     kl__source from = run->source;
@@ -125,6 +132,14 @@ static int64_t due_of(const struct run *run, const kl_task *task, int64_t now_ms
     return task->entry.due_ms > now_ms && !asked ? task->entry.due_ms : 0;
 }
 
+/* What a letter does not take along. How long a job's tasks are kept is the job's to say. */
+static kl__leaves leaves_of(const struct run *run, const kl_entry *entry)
+{
+    if (run->action != MOVE)
+        return KL_LEAVES_NOTHING;
+    return kl__id_is_none(&entry->job) ? KL_LEAVES_UNIQUE : KL_LEAVES_UNIQUE_AND_JOB;
+}
+
 static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_layout *layout, int64_t now_ms)
 {
     const kl_entry *old = &letter->task->entry;
@@ -133,11 +148,13 @@ static kl_rc make_entry(struct run *run, struct letter *letter, const kl__queue_
     letter->entry = *old;
     letter->entry.place = (kl_place){kl__layout_number(layout, partition), shard};
     letter->entry.due_ms = due_of(run, letter->task, now_ms);
+    if (run->action == MOVE)
+        letter->entry.job = (kl_task_id){{0}};
     kl_rc rc = mark_by_name(run, layout, partition, old->key);
     if (rc == KL_OK)
         rc = kl_idgen_next(layout->idgen, shard, kl_lane_of(old->key), &letter->entry.id);
     if (rc == KL_OK)
-        rc = kl__envelope_repeat(old->headers, &old->id, &run->arena, &letter->entry.headers);
+        rc = kl__envelope_repeat(old->headers, &old->id, leaves_of(run, old), &run->arena, &letter->entry.headers);
     if (rc == KL_OK)
         letter->store = layout->stores[partition];
     return rc;
@@ -155,6 +172,7 @@ static void land(void *ctx, kl_rc rc, const char *error)
     struct run *run = letter->run;
     pthread_mutex_lock(&run->mutex);
     note(letter, rc, error);
+    letter->flying = false;
     run->flying--;
     pthread_cond_signal(&run->landed);
     pthread_mutex_unlock(&run->mutex);
@@ -165,18 +183,17 @@ static void launch(struct run *run, struct letter *letter, const kl__queue_layou
 {
     kl_token token = token_of(letter->task);
     kl_rc rc = letter->store ? KL_OK : make_entry(run, letter, layout, now_ms);
-    if (rc == KL_OK) {
-        pthread_mutex_lock(&run->mutex);
-        run->flying++;
-        pthread_mutex_unlock(&run->mutex);
-        rc = kl_store_append_async(letter->store, &letter->entry, 1, &token, land, letter);
-        if (rc == KL_OK)
-            return;
-        pthread_mutex_lock(&run->mutex);
-        run->flying--;
-        pthread_mutex_unlock(&run->mutex);
+    if (rc != KL_OK) {
+        note(letter, rc, kl_error_text());
+        return;
     }
-    note(letter, rc, kl_error_text());
+    pthread_mutex_lock(&run->mutex);
+    letter->flying = true;
+    run->flying++;
+    pthread_mutex_unlock(&run->mutex);
+    rc = kl_store_append_async(letter->store, &letter->entry, 1, &token, land, letter);
+    if (rc != KL_OK)
+        land(letter, rc, kl_error_text());
 }
 
 static void await(struct run *run)
@@ -187,50 +204,106 @@ static void await(struct run *run)
     pthread_mutex_unlock(&run->mutex);
 }
 
+static bool is_for_later(kl_rc rc) { return rc == KL_ESEALED || rc == KL_EBUSY; }
+
+/* One whose append has not ended holds the next ones of its key up where it may still fail while theirs succeed: an
+ * engine that stores all of an append or nothing refuses it at once, or fails for good. */
+static bool holds_up(const struct letter *letter)
+{
+    if (letter->flying)
+        return !(kl_store_info_of(letter->store).can & KL_STORE_ATOMIC_APPEND);
+    return letter->again && is_for_later(letter->rc);
+}
+
+/* R4. Letters before this one that are not to be appended now have ended. */
+static bool is_held_up(struct run *run, const struct letter *letters, size_t at)
+{
+    kl_bytes key = letters[at].task->entry.key;
+    bool held = false;
+    pthread_mutex_lock(&run->mutex);
+    for (size_t i = 0; key.len > 0 && !held && i < at; i++)
+        held = kl__bytes_equal(letters[i].task->entry.key, key) && holds_up(&letters[i]);
+    pthread_mutex_unlock(&run->mutex);
+    return held;
+}
+
 /* Appends what is to be, all at once so that the store can make one write of it, in order. */
 static kl_rc append_some(struct run *run, struct letter *letters, size_t count)
 {
     int64_t now_ms;
     kl__descriptor *descriptor = kl__queue_descriptor(run->to);
     kl_rc rc = kl_store_now(run->to->store, &now_ms);
-    for (size_t i = 0; rc == KL_OK && i < count; i++)
-        if (letters[i].again)
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        letters[i].held_up = letters[i].again && is_held_up(run, letters, i);
+        if (letters[i].held_up)
+            note(&letters[i], KL_EBUSY, "a dead letter of its key, which died before it, could not be put back");
+        else if (letters[i].again)
             launch(run, &letters[i], kl__put_layout(descriptor), now_ms);
+    }
     await(run);
     kl__descriptor_release(descriptor);
     return rc;
 }
 
-/* What is to be appended once more. True: something is. */
-static bool sort_out(struct letter *letters, size_t count, bool *ret_sealed)
+/* What came of the appends, and what is left to be done. */
+struct left {
+    bool any;    /* some are to be appended (once more), */
+    bool sealed; /* of them some elsewhere, */
+    bool busy;   /* and of some the store said: not just now */
+};
+
+static struct left sort_out(struct letter *letters, size_t count)
 {
-    bool any = false;
-    *ret_sealed = false;
+    struct left left = {0};
     for (size_t i = 0; i < count; i++) {
-        kl_rc rc = letters[i].rc;
-        letters[i].again = letters[i].again && (rc == KL_ESEALED || rc == KL_EBUSY);
-        any |= letters[i].again;
-        if (rc == KL_ESEALED)
-            letters[i].store = NULL;
-        *ret_sealed |= letters[i].again && rc == KL_ESEALED;
+        struct letter *letter = &letters[i];
+        letter->again = letter->again && is_for_later(letter->rc);
+        if (letter->again && letter->rc == KL_ESEALED)
+            letter->store = NULL;
+        left.any |= letter->again;
+        left.sealed |= letter->again && letter->rc == KL_ESEALED;
+        left.busy |= letter->again && !letter->held_up;
     }
-    return any;
+    return left;
 }
 
+/* Those for which there is no more waiting: the first error is theirs all. */
+static kl_rc give_up(struct letter *letters, size_t count, kl_rc rc)
+{
+    char error[sizeof letters->error];
+    snprintf(error, sizeof error, "%s", kl_error_text());
+    for (size_t i = 0; i < count; i++)
+        if (letters[i].again)
+            note(&letters[i], rc, error);
+    return rc;
+}
+
+static kl_rc fail_busy(const struct letter *letters, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (letters[i].again)
+            return kl__fail(KL_EBUSY, "%s", letters[i].error);
+    return KL_OK;
+}
+
+/* KL_EBUSY: some could not be put, and what died after them is to wait for them; they are `again`. */
 static kl_rc put_again(struct run *run, struct letter *letters, size_t count)
 {
-    for (uint32_t tries = 0;; tries++) {
-        bool sealed;
+    for (uint32_t tries = 0;;) {
         kl_rc rc = append_some(run, letters, count);
-        if (kl__put_again(rc, tries))
+        if (kl__put_again(rc, tries++))
             continue;
-        if (rc != KL_OK || !sort_out(letters, count, &sealed))
-            return rc;
-        rc = sealed ? kl__queue_seal(run->to) : KL_OK;
-        if (rc != KL_OK && rc != KL_EBUSY)
-            return rc;
-        if (!kl__put_again(KL_EBUSY, tries))
-            return KL_OK; /* those that are left failed */
+        if (rc != KL_OK)
+            return give_up(letters, count, rc);
+        struct left left = sort_out(letters, count);
+        if (!left.any)
+            return KL_OK;
+        if (left.sealed && (rc = kl__queue_seal(run->to)) != KL_OK && rc != KL_EBUSY)
+            return give_up(letters, count, rc);
+        if (!left.busy)
+            tries--; /* others were, and now it is their turn */
+        else if (!kl__put_again(KL_EBUSY, tries - 1))
+            return fail_busy(letters, count);
     }
 }
 
@@ -266,6 +339,32 @@ static void forget(struct run *run, struct letter *letters, size_t count)
     }
 }
 
+/* --- Jobs --- */
+
+static bool has_left(const struct letter *letter)
+{
+    return letter->rc == KL_OK && !kl__id_is_none(&letter->task->entry.job);
+}
+
+/* Each job once, with all of its letters: a page has few, so they are looked for. */
+static kl_rc leave_jobs(struct run *run, const struct letter *letters, size_t count)
+{
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        const kl_task_id *job = &letters[i].task->entry.job;
+        uint64_t left = 0;
+        bool first = has_left(&letters[i]);
+        for (size_t j = 0; first && j < count; j++) {
+            bool same = has_left(&letters[j]) && kl_id_compare(&letters[j].task->entry.job, job) == 0;
+            left += same;
+            first = !(same && j < i);
+        }
+        if (first)
+            rc = kl__job_leave(run->queue, job, left);
+    }
+    return rc;
+}
+
 /* --- Pages --- */
 
 static void count_letters(struct run *run, const struct letter *letters, size_t count)
@@ -297,17 +396,21 @@ static void wait_for_rate(struct run *run)
     run->waited_for += due * (uint64_t)rate / 1000;
 }
 
+/* What was put is forgotten and counted whatever became of the others. */
 static kl_rc handle_chunk(struct run *run, struct letter *letters, size_t count)
 {
+    char why[sizeof run->account.error];
     kl_rc rc = run->action == PURGE ? KL_OK : put_again(run, letters, count);
+    snprintf(why, sizeof why, "%s", kl_error_text());
     for (size_t i = 0; i < count; i++)
         letters[i].again = false;
-    if (rc != KL_OK)
-        return rc;
     forget(run, letters, count);
     count_letters(run, letters, count);
+    kl_rc left = run->action == RETRY ? KL_OK : leave_jobs(run, letters, count);
+    if (rc != KL_OK)
+        return kl__fail(rc, "%s", why);
     wait_for_rate(run);
-    return KL_OK;
+    return left;
 }
 
 /* How many may be handled next: of these, of those that are asked for, and of the rate's share. */
@@ -533,6 +636,8 @@ static kl_rc check(const struct run *run, const kl_account *ret_account)
 static kl_rc redrive(kl_queue *queue, const kl_redrive *which, enum action action, kl_account *ret_account)
 {
     struct run *run = kl__alloc_zeroed(1, sizeof *run);
+    if (ret_account)
+        *ret_account = (kl_account){0};
     if (!run)
         return kl__fail_memory();
     run->queue = queue;
@@ -550,8 +655,7 @@ static kl_rc redrive(kl_queue *queue, const kl_redrive *which, enum action actio
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
     if (rc == KL_OK)
         rc = kl__id_is_none(&which->id) ? handle_all(run, descriptor) : handle_one(run, descriptor);
-    if (rc == KL_OK)
-        *ret_account = run->account;
+    *ret_account = run->account; /* also of what was done before it failed */
     kl__descriptor_release(descriptor);
     pthread_cond_destroy(&run->landed);
     pthread_mutex_destroy(&run->mutex);

@@ -320,31 +320,39 @@ kl_rc kl__envelope_decode(kl_bytes bytes, kl_arena *arena, kl_task_extra *ret_ex
 
 /* --- Repeating --- */
 
-/* The fields as they are, without the origin. */
-static bool copy_fields(kl_bytes bytes, struct writer *to)
+static bool is_left(uint64_t number, kl__leaves leaves)
+{
+    if (number == FIELD_UNIQUE)
+        return leaves != KL_LEAVES_NOTHING;
+    return leaves == KL_LEAVES_UNIQUE_AND_JOB && (number == FIELD_JOB_RUN || number == FIELD_KEEP);
+}
+
+/* The fields as they are, without the origin and what is left. */
+static bool copy_fields(kl_bytes bytes, kl__leaves leaves, struct writer *to)
 {
     for (struct reader from = read_from(bytes); from.at < from.end;) {
         const uint8_t *first = from.at;
         struct field field;
         if (!take_field(&from, &field))
             return false;
-        if (field.number != FIELD_ORIGIN)
+        if (field.number != FIELD_ORIGIN && !is_left(field.number, leaves))
             put_bytes(to, (kl_bytes){first, (size_t)(from.at - first)});
     }
     return true;
 }
 
-kl_rc kl__envelope_repeat(kl_bytes bytes, const kl_task_id *origin, kl_arena *arena, kl_bytes *ret_bytes)
+kl_rc kl__envelope_repeat(kl_bytes bytes, const kl_task_id *origin, kl__leaves leaves, kl_arena *arena,
+                          kl_bytes *ret_bytes)
 {
     struct writer to = {kl_arena_alloc(arena, bytes.len + 2 + sizeof origin->bytes), 0};
     if (!to.bytes)
         return kl__fail_memory();
-    if (!copy_fields(bytes, &to))
+    if (!copy_fields(bytes, leaves, &to))
         return refuse();
     put_origin(&to, origin);
     if (to.length > KL_HEADERS_BYTES_MAX) { /* rather without its origin than not at all */
         to.length = 0;
-        (void)copy_fields(bytes, &to);
+        (void)copy_fields(bytes, leaves, &to);
     }
     *ret_bytes = (kl_bytes){to.bytes, to.length};
     return KL_OK;

@@ -84,8 +84,10 @@ static bool feed_spec(EVP_MD_CTX *sha, const kl_job_spec *spec)
 {
     if (spec->fingerprint.len > 0)
         return feed(sha, spec->fingerprint.data, spec->fingerprint.len);
-    bool fed = feed_bytes(sha, kl_str(spec->name)) && feed_number(sha, spec->due_ms) &&
-               feed_number(sha, spec->keep_ms) && feed_number(sha, (int64_t)spec->count);
+    /* A delay is what a negative time would be: every other spec is fed as it was before there were delays. */
+    bool fed = feed_bytes(sha, kl_str(spec->name)) &&
+               feed_number(sha, spec->delay_ms ? -spec->delay_ms : spec->due_ms) && feed_number(sha, spec->keep_ms) &&
+               feed_number(sha, (int64_t)spec->count);
     for (size_t i = 0; fed && i < spec->count; i++)
         fed = feed_task(sha, &spec->tasks[i]);
     return fed;

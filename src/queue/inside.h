@@ -3,9 +3,10 @@
  * Reading order: queue.c (open, alter) -> descriptor.c (the record) -> settings.c -> layouts.c (names, stores, sealing)
  * -> put.c (producers) -> envelope.c (what a task carries) -> look.c (tasks, lists) -> dead.c -> job*.c -> cron*.c.
  *
- * A queue's layouts are numbered from 1. Tasks are put into the first that is not sealed. When a newer one is opened, the
- * older ones are sealed: from then on their shards take no task, so that what they hold only becomes less. A key's tasks in a newer
- * layout are started once no older layout holds one of that key. That is how order per key survives the change.
+ * A queue's layouts are numbered from 1. Tasks are put into the first that is not sealed. When a newer one is opened,
+ * the older ones are sealed: from then on their shards take no task, so that what they hold only becomes less. A key's
+ * tasks in a newer layout are started once no older layout holds one of that key. That is how order per key survives
+ * the change.
  *
  * Q1  Every process computes the same place for a key in a given layout, and the layout stands in the queue's record.
  * Q2  A layout is run only when all older ones are sealed.
@@ -153,8 +154,9 @@ static inline const kl__queue_layout *kl__newest_layout(const kl__descriptor *de
     return &descriptor->layouts[descriptor->layout_count - 1];
 }
 
-/* The layout that tasks are put into: the first that is not sealed. That is the newest, except for the moment between its
- * opening and the sealing of the one before: were tasks put into both then, a later one of a key could run first. */
+/* The layout that tasks are put into: the first that is not sealed. That is the newest, except for the moment between
+ * its opening and the sealing of the one before: were tasks put into both then, a later one of a key could run
+ * first. */
 static inline const kl__queue_layout *kl__put_layout(const kl__descriptor *descriptor)
 {
     const kl__queue_layout *layout = descriptor->layouts;
@@ -165,14 +167,15 @@ static inline const kl__queue_layout *kl__put_layout(const kl__descriptor *descr
 
 /* --- layouts.c --- */
 
-/* Gives every layout that has no parts those of `known` (or NULL), or makes them: the stores are opened, and one that is
- * away is opened later, unless the layout is new. Only then a store is made where there is none: of any other layout it is
- * gone, and its tasks with it. The rest, which makes partitions in the stores, is done by complete. */
+/* Gives every layout that has no parts those of `known` (or NULL), or makes them: the stores are opened, and one that
+ * is away is opened later, unless the layout is new. Only then a store is made where there is none: of any other layout
+ * it is gone, and its tasks with it. The rest, which makes partitions in the stores, is done by complete. */
 kl_rc kl__layouts_attach(kl_queue *queue, kl__descriptor *descriptor, const kl__descriptor *known, bool is_new);
 kl_rc kl__layouts_complete(kl_queue *queue, kl__descriptor *descriptor);
 void kl__layout_parts_release(kl__layout_parts *parts); /* NULL is fine */
 
-/* A partition's number in its store, as kl_store_partition said. KL_PARTITION_AWAY: its store is away, and has not said. */
+/* A partition's number in its store, as kl_store_partition said. KL_PARTITION_AWAY: its store is away, and has not
+ * said. */
 uint32_t kl__layout_find_number(const kl__queue_layout *layout, uint32_t partition);
 
 static inline uint32_t kl__layout_number(const kl__queue_layout *layout, uint32_t partition)
@@ -185,8 +188,8 @@ static inline uint32_t kl__layout_number(const kl__queue_layout *layout, uint32_
 kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts);
 kl_rc kl__layout_count_one(const kl__queue_layout *layout, uint32_t partition, kl_counts *counts);
 
-/* Whether nothing waits in any shard. They are asked one by one, until one has something, and each for all that it has: of
- * several an engine may count but what is at hand, and say "at least". One that says so by itself is not empty. */
+/* Whether nothing waits in any shard. They are asked one by one, until one has something, and each for all that it has:
+ * of several an engine may count but what is at hand, and say "at least". One that says so by itself is not empty. */
 kl_rc kl__layout_is_empty(const kl__queue_layout *layout, bool *ret_empty);
 
 /* Whether anything is kept of tasks that finished there. */
@@ -201,13 +204,13 @@ static inline uint64_t kl__counts_waiting(const kl_counts *counts)
 kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *layout, uint32_t partition,
                                 char ret_name[KL_PARTITION_NAME_BYTES]);
 
-/* Which partition of the layout is called so (without "@n"). Names are made and compared, never taken apart. KL_EINVAL: none,
- * and the sentence says which there are. */
+/* Which partition of the layout is called so (without "@n"). Names are made and compared, never taken apart. KL_EINVAL:
+ * none, and the sentence says which there are. */
 kl_rc kl__layout_partition_find(const kl_queue *queue, const kl_layout *layout, const char *name,
                                 uint32_t *ret_partition);
 
-/* Writes into the record, unless it is known to say so, that the layout is `by_name` from now on. Done before the first such
- * task is appended, so that who has read the record misses none. */
+/* Writes into the record, unless it is known to say so, that the layout is `by_name` from now on. Done before the first
+ * such task is appended, so that who has read the record misses none. */
 kl_rc kl__queue_mark_by_name(kl_queue *queue, const kl__queue_layout *layout);
 
 /* KL_EINVAL: a store of the layout cannot seal. */
@@ -215,8 +218,8 @@ kl_rc kl__layout_check_seal(const kl_queue *queue, const kl__queue_layout *layou
 kl_rc kl__layout_seal(const kl_queue *queue, const kl__queue_layout *layout); /* nothing more is stored there */
 
 /* Reads the record again, seals every shard of all layouts but the newest, and writes into the record that they are.
- * Anybody may call it, any number of times; whoever opens a layout does, every worker that finds one not sealed, and every
- * producer that was told KL_ESEALED. */
+ * Anybody may call it, any number of times; whoever opens a layout does, every worker that finds one not sealed, and
+ * every producer that was told KL_ESEALED. */
 kl_rc kl__queue_seal(kl_queue *queue);
 
 /* Writes into the record that this sealed layout holds no task any more. */
@@ -232,18 +235,32 @@ kl_task_id kl__id_moved(const kl_layout *from, const kl_layout *to, uint32_t sha
 
 /* --- put.c --- */
 
-/* Appends tasks as they are (entry.place, id and bytes set by the caller, layout chosen), or says KL_ESEALED. The append's
- * token is a hash of their places and ids: a task that was moved may have its old id, and its move must not be taken for
- * a repeat of its put. Used by whoever moves tasks. */
+/* Appends tasks as they are (entry.place, id and bytes set by the caller, layout chosen), or says KL_ESEALED. The
+ * append's token is a hash of their places and ids: a task that was moved may have its old id, and its move must not be
+ * taken for a repeat of its put. Used by whoever moves tasks. */
 kl_rc kl__queue_append(kl_store *store, const kl_entry *entries, size_t count);
 kl_token kl__queue_token(const kl_entry *entries, size_t count); /* that token */
 
-/* parts.c. What was appended under the token and told KL_ESEALED: stored[i] is set for each entry that is there all the same,
- * or now. KL_OK: all are. KL_ESEALED: the others are not, and are to be put elsewhere. Any other error: it is not known. */
+/* parts.c. What was appended under the token and told KL_ESEALED: stored[i] is set for each entry that is there all the
+ * same, or now. KL_OK: all are. KL_ESEALED: the others are not, and are to be put elsewhere. Any other error: it is not
+ * known. */
 kl_rc kl__append_parts(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token, bool *stored);
 
 /* The shard of a task that moves from one layout to another: its key's, or one with the first digits of its old one. */
 uint32_t kl__move_shard(const kl_layout *from, const kl_layout *to, const kl_entry *entry);
+
+/* Likewise its partition, once it has the id that it has there. A partition that it was put into by name is forgotten. */
+uint32_t kl__move_partition(const kl_layout *to, const kl_entry *entry);
+
+/* The id that a task of layout number `from`, which is this one, has in layout number `to`, moved through each layout
+ * between that is known: so its copies, of moves that were broken off and layouts that were changed meanwhile, all come to
+ * the same id. A key that is not known makes no difference but for the shard. */
+kl_task_id kl__id_on_its_way(const kl__descriptor *descriptor, uint64_t from, uint64_t to, const kl_layout *layout,
+                             const kl_entry *entry);
+
+/* The same task in the newest layout, and the store that it goes to. */
+kl_entry kl__entry_moved(const kl__descriptor *descriptor, uint64_t from, const kl_layout *layout,
+                         const kl_entry *entry, kl_store **ret_store);
 
 /* The 16-bit group that stubs carry: 0 for no group, never 0 otherwise. */
 uint16_t kl__group_hash(kl_bytes group);
@@ -255,8 +272,8 @@ const char *kl__task_state_name(const kl_task *task);
 
 /* --- take_in.c --- */
 
-/* Takes in tasks that were left for the queue in its store by other means (KL_STORE_INBOX), after waiting up to wait_ms for
- * some. Sets how many there were; 0: none, or somebody else is at it. A log is told of those that are refused. */
+/* Takes in tasks that were left for the queue in its store by other means (KL_STORE_INBOX), after waiting up to wait_ms
+ * for some. Sets how many there were; 0: none, or somebody else is at it. A log is told of those that are refused. */
 kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *log_ctx, size_t *ret_count);
 
 /* All that was left, for who wants to end or steer tasks and must find them in their lines. */

@@ -3,7 +3,8 @@
  * From: kl_job_show, kl_job_list, kl_job_add; the other files about jobs.  To: records, put.c, the stores' counts.
  *
  * The record says how many tasks a job has, stores count the finished ones that are kept, and what is left waits. So an
- * add is counted before its tasks are put, once for each token: a caller that repeats a failed add makes it true. */
+ * add is counted before its tasks are put, once for each token: a caller that repeats a failed add makes it true. What
+ * is moved to another queue, or purged, is counted out when it is gone. */
 #include "queue/job.h"
 
 #include <stdio.h>
@@ -127,7 +128,7 @@ kl_rc kl__job_write(kl_queue *queue, kl__job *job)
 
 /* --- Progress --- */
 
-static kl_rc add_counts(const kl__queue_layout *layout, const kl_task_id *job, kl_job_info *info)
+static kl_rc add_counts(const kl__queue_layout *layout, const kl_task_id *job, kl_job_info *info, bool *behind)
 {
     for (uint32_t i = 0; i < layout->layout.partitions; i++) {
         kl_counts counts;
@@ -139,16 +140,18 @@ static kl_rc add_counts(const kl__queue_layout *layout, const kl_task_id *job, k
         info->done += counts.done;
         info->dead += counts.dead;
         info->cancelled += counts.cancelled;
+        *behind |= counts.finished_behind;
     }
     return KL_OK;
 }
 
-static kl_rc count_tasks(const kl__descriptor *descriptor, const kl__job *job, kl_job_info *info)
+static kl_rc count_tasks(const kl__descriptor *descriptor, const kl__job *job, kl_job_info *info, bool *ret_behind)
 {
     kl_rc rc = KL_OK;
+    *ret_behind = false;
     for (size_t i = 0; rc == KL_OK && i < descriptor->layout_count; i++)
         if (descriptor->layouts[i].number >= job->layout)
-            rc = add_counts(&descriptor->layouts[i], &job->id, info);
+            rc = add_counts(&descriptor->layouts[i], &job->id, info, ret_behind);
     uint64_t finished = info->done + info->dead + info->cancelled;
     info->waiting = info->tasks > finished ? info->tasks - finished : 0;
     return rc;
@@ -161,8 +164,9 @@ static kl_job_state state_of(const kl__job *job, const kl__cancelled *mark, cons
     return job->complete && job->rerun_until_ms == 0 && info->waiting == 0 ? KL_JOB_FINISHED : KL_JOB_RUNNING;
 }
 
-/* The job with its progress; text lies where the job's does. */
-static kl_rc tell(kl_queue *queue, const kl__descriptor *descriptor, const kl__job *job, kl_job_info *ret_info)
+/* The job with its progress; text lies where the job's does. *ret_behind: a store has not counted all that finished. */
+static kl_rc tell(kl_queue *queue, const kl__descriptor *descriptor, const kl__job *job, kl_job_info *ret_info,
+                  bool *ret_behind)
 {
     kl__cancelled mark;
     kl_job_info info = {
@@ -175,12 +179,23 @@ static kl_rc tell(kl_queue *queue, const kl__descriptor *descriptor, const kl__j
     };
     kl_rc rc = kl__cancel_read(queue, &job->id, &mark);
     if (rc == KL_OK)
-        rc = count_tasks(descriptor, job, &info);
+        rc = count_tasks(descriptor, job, &info, ret_behind);
     if (rc != KL_OK)
         return rc;
     info.state = state_of(job, &mark, &info);
     *ret_info = info;
     return KL_OK;
+}
+
+kl_rc kl__job_tell(kl_queue *queue, const kl__job *job, kl_job_info *ret_info, bool *ret_behind)
+{
+    kl_rc rc = kl__queue_refresh(queue);
+    if (rc != KL_OK)
+        return rc;
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    rc = tell(queue, descriptor, job, ret_info, ret_behind);
+    kl__descriptor_release(descriptor);
+    return rc;
 }
 
 /* Keeps a job that has tasks waiting. That it fails is no reason not to show the job: the next one to look tries
@@ -198,17 +213,13 @@ static void keep_alive(kl_queue *queue, kl__job *job)
 kl_rc kl_job_show(kl_queue *queue, const kl_task_id *job, kl_arena *arena, kl_job_info *ret_info)
 {
     kl__job record;
+    bool behind;
     if (!queue || !job || !arena || !ret_info)
         return kl__fail(KL_EINVAL,
                         "an argument is NULL; pass the queue, the job's id, an arena and room for the answer");
     kl_rc rc = kl__job_read(queue, job, arena, &record);
     if (rc == KL_OK)
-        rc = kl__queue_refresh(queue);
-    if (rc != KL_OK)
-        return rc;
-    kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    rc = tell(queue, descriptor, &record, ret_info);
-    kl__descriptor_release(descriptor);
+        rc = kl__job_tell(queue, &record, ret_info, &behind);
     if (rc == KL_OK && ret_info->waiting > 0)
         keep_alive(queue, &record);
     return rc;
@@ -222,9 +233,10 @@ static kl_rc tell_all(kl_queue *queue, const kl_record *records, size_t count, k
     kl_rc rc = KL_OK;
     for (size_t i = 0; rc == KL_OK && i < count; i++) {
         kl__job job;
+        bool behind;
         rc = parse_record(&records[i], arena, &job);
         if (rc == KL_OK)
-            rc = tell(queue, descriptor, &job, &ret_jobs[i]);
+            rc = tell(queue, descriptor, &job, &ret_jobs[i], &behind);
     }
     kl__descriptor_release(descriptor);
     return rc;
@@ -263,6 +275,32 @@ kl_rc kl_job_list(kl_queue *queue, const kl_task_id *after, size_t max, kl_arena
     return rc;
 }
 
+/* --- Leave --- */
+
+static kl_rc try_to_leave(kl_queue *queue, const kl_task_id *id, uint64_t count, kl_arena *arena)
+{
+    kl__job job;
+    kl_rc rc = kl__job_read(queue, id, arena, &job);
+    if (rc != KL_OK)
+        return rc == KL_ENOTFOUND ? KL_OK : rc; /* nobody waits for it */
+    job.tasks -= count < job.tasks ? count : job.tasks;
+    return kl__job_write(queue, &job);
+}
+
+kl_rc kl__job_leave(kl_queue *queue, const kl_task_id *id, uint64_t count)
+{
+    kl_arena arena = {0};
+    kl_rc rc = KL_ECONFLICT;
+    for (int i = 0; i < ADD_TRIES && rc == KL_ECONFLICT; i++) {
+        kl_arena_reset(&arena);
+        rc = try_to_leave(queue, id, count, &arena);
+    }
+    kl_arena_free(&arena);
+    return rc == KL_ECONFLICT ? kl__fail(KL_EBUSY, "tasks have left their job, and its record changes again and again: "
+                                                   "it counts them as waiting")
+                              : rc;
+}
+
 /* --- Add --- */
 
 static kl_rc check_added(const kl_put *tasks, size_t count)
@@ -287,7 +325,7 @@ static kl_rc refuse_cancelled(kl_queue *queue, const kl__job *job)
     return rc;
 }
 
-/* An add as the record remembers it: so many hex digits of its token's hash, whose first bit says that it has a token. */
+/* An add as the record remembers it: so many hex digits of its token's hash, whose first bit says whether it has one. */
 struct add {
     char hash[ADD_DIGITS + 1];
     const kl_put *tasks;
@@ -426,6 +464,15 @@ static void fill_puts(const kl__job *job, struct add *add)
     }
 }
 
+static kl_rc check_room(const kl__job *job, const struct add *add)
+{
+    if (job->tasks + add->count <= KL_JOB_TASKS_MAX)
+        return KL_OK;
+    return kl__fail(KL_EINVAL,
+                    "the job has %llu tasks, and %zu more are too many: one has up to %d; submit another job",
+                    (unsigned long long)job->tasks, add->count, KL_JOB_TASKS_MAX);
+}
+
 /* Tasks are checked before they are counted, and counted before they are put. KL_ECONFLICT: the record was changed. */
 static kl_rc try_add(kl_queue *queue, const kl_task_id *id, struct add *add, kl_arena *arena)
 {
@@ -440,6 +487,8 @@ static kl_rc try_add(kl_queue *queue, const kl_task_id *id, struct add *add, kl_
     rc = kl__put_check_call(queue, add->puts, add->count, add->token);
     if (rc == KL_OK)
         rc = is_counted(queue, &job, add, arena, &counted);
+    if (rc == KL_OK && !counted)
+        rc = check_room(&job, add);
     if (rc == KL_OK && !counted) {
         rc = count_add(queue, &job, add);
         add->counted = rc == KL_OK;

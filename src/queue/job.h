@@ -41,7 +41,7 @@ typedef struct kl__job {
     const char *idempotency; /* the name of its idempotency record; "": none; lies in the arena */
     uint64_t layout;         /* number of the newest layout when it was submitted: no task of it lies in an older one */
     uint32_t shard_prefix_len; /* of that */
-    uint64_t tasks;            /* submitted and added */
+    uint64_t tasks;            /* submitted and added, without those that have left it */
     const char *adds;          /* the latest adds that are counted in it (job.c); lies in the arena */
     bool complete;             /* all of them were put */
     int64_t run;               /* from 1 */
@@ -62,6 +62,12 @@ kl_rc kl__job_read(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl__j
 
 /* Writes if the version is still the one in the job, and sets the new one. KL_ECONFLICT: it is not. */
 kl_rc kl__job_write(kl_queue *queue, kl__job *job);
+
+/* The job with its progress, as of now; text lies where the job's does. *ret_behind: more may have finished. */
+kl_rc kl__job_tell(kl_queue *queue, const kl__job *job, kl_job_info *ret_info, bool *ret_behind);
+
+/* So many of its tasks were moved elsewhere or purged, and are the job's no more. A job that is gone is fine. */
+kl_rc kl__job_leave(kl_queue *queue, const kl_task_id *id, uint64_t count);
 
 /* The name of a record about this job: "job/orders/0019...". */
 kl_bytes kl__job_record_name(const kl_queue *queue, const char *kind, const kl_task_id *id,

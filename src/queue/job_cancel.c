@@ -2,9 +2,10 @@
  *
  * From: kl_job_cancel, work/control.c (remove); workers, before they start tasks of jobs.  To: records, job_results.c.
  *
- * Tasks that wait are not looked for by a cancel: they may be many, and only the owner of a shard may settle. A mark says
- * that they are cancelled, and the owners act on it when each task's turn comes. The mark outlives the job by keep_ms, for
- * tasks that wait longer than anybody thought. When a job is removed, the owners are asked to end them, too.
+ * Tasks that wait are not looked for by a cancel: they may be many, and only the owner of a shard may settle. A mark
+ * says that they are cancelled, and the owners act on it when each task's turn comes. The mark outlives the job by
+ * keep_ms, for tasks that wait longer than anybody thought. When a job is removed, the owners are asked to end them,
+ * too.
  *
  * A job is removed by the version that its marks were made for: an add or rerun meanwhile makes it begin anew, with a
  * mark for what came.

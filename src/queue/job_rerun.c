@@ -71,7 +71,22 @@ static kl_rc check_free(const kl__job *job, int64_t now_ms)
     return KL_OK;
 }
 
-static kl_rc try_to_begin(struct rerun *rerun, const kl_task_id *id, bool failed_only)
+/* Whether there is anything to be done by a new run: a cancelled job goes on in it, whatever it puts. What the stores
+ * have not counted may be there. */
+static kl_rc look_for_any(struct rerun *rerun, bool failed_only, bool *ret_any)
+{
+    kl_job_info info;
+    bool behind;
+    kl_rc rc = kl__job_tell(rerun->queue, &rerun->job, &info, &behind);
+    if (rc != KL_OK)
+        return rc;
+    uint64_t wanted = info.dead + info.cancelled + (failed_only ? 0 : info.done);
+    *ret_any = wanted > 0 || behind || info.state == KL_JOB_CANCELLED;
+    return KL_OK;
+}
+
+/* *ret_begun: false where nothing is to be put again. */
+static kl_rc try_to_begin(struct rerun *rerun, const kl_task_id *id, bool failed_only, bool *ret_begun)
 {
     int64_t now_ms;
     kl_rc rc = kl__job_read(rerun->queue, id, rerun->arena, &rerun->job);
@@ -81,9 +96,13 @@ static kl_rc try_to_begin(struct rerun *rerun, const kl_task_id *id, bool failed
         rc = check_free(&rerun->job, now_ms);
     if (rc != KL_OK)
         return rc;
-    rerun->careful = rerun->job.rerun_until_ms != 0;
-    if (!rerun->careful)
+    rerun->careful = *ret_begun = rerun->job.rerun_until_ms != 0;
+    if (!rerun->careful) {
+        rc = look_for_any(rerun, failed_only, ret_begun);
+        if (rc != KL_OK || !*ret_begun)
+            return rc;
         begin_run(rerun, failed_only, now_ms);
+    }
     return write_lease(rerun, now_ms);
 }
 
@@ -236,14 +255,15 @@ static kl_rc give_back(struct rerun *rerun, kl_rc rc)
 
 static kl_rc carry_out(struct rerun *rerun, const kl_task_id *job, bool failed_only)
 {
+    bool begun = false;
     kl_rc rc = kl__queue_refresh(rerun->queue);
     for (int i = 0; rc == KL_OK && i < BEGIN_TRIES; i++) {
-        rc = try_to_begin(rerun, job, failed_only);
+        rc = try_to_begin(rerun, job, failed_only, &begun);
         if (rc != KL_ECONFLICT)
             break;
         rc = i + 1 < BEGIN_TRIES ? KL_OK : kl__fail(KL_EBUSY, "the job's record changes again and again; call again");
     }
-    if (rc != KL_OK)
+    if (rc != KL_OK || !begun)
         return rc;
     rc = put_pages(rerun);
     return rc == KL_OK ? write_on(rerun, true) : give_back(rerun, rc);

@@ -12,8 +12,8 @@
  *     stream 2   (shard 4 not read)      bound 40..       not asked before 33 and 35 are given out
  *
  * Each is asked for its share of what the page still needs, by what it has given so far. A page of one stream therefore
- * reads exactly the rows that it returns, and one of several reads few that it throws away. Asking every shard for a
- * whole page, as one would at first, reads shards x tasks rows for a full listing.
+ * reads the rows that it returns and one more, and one of several reads few that it throws away. Asking every shard for
+ * a whole page, as one would at first, reads shards x tasks rows for a full listing.
  *
  * Where several shards of a partition have nothing, one search says which have any, if the results are few. So a page
  * asks in vain a few dozen times, however many shards there are; but where there are more than FEW_MAX results, and yet
@@ -462,9 +462,11 @@ static kl_rc fill_found(const kl_queue *queue, const kl__merged *merged, kl_aren
     return KL_OK;
 }
 
+/* One row more than the page has is read, so that the last page is known to be the last. */
 static kl_rc fill_page(struct merge *merge, kl__job_page *page)
 {
     size_t bytes = 0;
+    kl__merged behind;
     while (page->count < page->max && bytes < KL_BATCH_BYTES_MAX) {
         kl__merged *row = &page->rows[page->count];
         kl_rc rc = next(merge, row);
@@ -475,7 +477,10 @@ static kl_rc fill_page(struct merge *merge, kl__job_page *page)
         page->count++;
         bytes += bytes_of(&row->task);
     }
-    page->ended = merge->count == 0;
+    kl_rc rc = next(merge, &behind);
+    if (rc != KL_OK)
+        return rc;
+    page->ended = !behind.layout;
     page->read = merge->read + merge->searched;
     return KL_OK;
 }
@@ -485,7 +490,7 @@ kl_rc kl__job_page_read(const kl__descriptor *descriptor, const kl__job *job, co
 {
     struct merge *merge = NULL;
     page->count = 0;
-    kl_rc rc = open_merge(descriptor, job, after, page->max, arena, &merge);
+    kl_rc rc = open_merge(descriptor, job, after, page->max + 1, arena, &merge);
     if (rc == KL_OK)
         rc = fill_page(merge, page);
     close_merge(merge);

@@ -8,8 +8,8 @@
  * job's time, plus i. So ids of one job differ, and ascend in its order, in every layout
  * (JB2). Batches end at the same tasks on every repeat, and so their tokens are the same.
  *
- * Two things keep a repeat from putting a task twice: the store knows the tokens of the last ten minutes (kl_token), and
- * after that (careful) what waits or is kept is looked for before each batch. */
+ * Two things keep a repeat from putting a task twice: the store knows the tokens of the last ten minutes (kl_token),
+ * and after that (careful) what waits or is kept is looked for before each batch. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -126,6 +126,20 @@ static kl_rc mark_known(const kl__queue_layout *in, kl__job_task *tasks, size_t 
     return rc;
 }
 
+/* Marks those that workers have moved here: they know neither a task's spread nor the partition that it named. */
+static kl_rc mark_moved(const kl__queue_layout *in, kl__job_task *tasks, size_t count)
+{
+    bool any = false;
+    for (size_t i = 0; i < count; i++) {
+        kl__job_task *task = &tasks[i];
+        uint32_t partition = kl__move_partition(&in->layout, &task->entry);
+        task->store = task->entry.due_ms > 0 ? in->stores[partition] : NULL;
+        task->entry.place = (kl_place){kl__layout_number(in, partition), kl_id_shard(&in->layout, &task->entry.id)};
+        any |= task->store && !task->stored;
+    }
+    return any ? mark_known(in, tasks, count) : KL_OK;
+}
+
 /* --- Putting --- */
 
 static size_t entry_bytes(const kl_entry *entry)
@@ -197,12 +211,13 @@ static kl_rc append_all(const kl__queue_layout *in, kl__job_task *tasks, size_t 
     return rc;
 }
 
+/* As workers move what is delayed, so that it is known again. */
 static void move_ids(const kl_layout *from, const kl_layout *to, kl__job_task *tasks, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         kl_entry *entry = &tasks[i].entry;
         if (!tasks[i].stored)
-            entry->id = kl__id_moved(from, to, kl__job_shard(to, entry->key, tasks[i].spread), &entry->id);
+            entry->id = kl__id_moved(from, to, kl__move_shard(from, to, entry), &entry->id);
     }
 }
 
@@ -218,10 +233,11 @@ static kl_rc mark_by_name(kl_queue *queue, const kl__queue_layout *layout, const
     return rc;
 }
 
-/* From the layout that the ids were made with to the one that tasks are put into, one by one: somebody else may have put some of the tasks
- * into any of them, under the ids that they have on this way. What an older one knows is not put again. */
+/* From the layout that the ids were made with to the one that tasks are put into, one by one: somebody else may have
+ * put some of the tasks into any of them, under the ids that they have on this way. What an older one knows is not put
+ * again. */
 static kl_rc put_in_newest(kl_queue *queue, const kl__descriptor *descriptor, kl__job_task *tasks, size_t count,
-                           kl__job_made *made, bool careful, uint64_t *put)
+                           uint64_t first, kl__job_made *made, bool careful, uint64_t *put)
 {
     const kl__queue_layout *newest = kl__put_layout(descriptor);
     kl_rc rc = KL_OK;
@@ -235,8 +251,11 @@ static kl_rc put_in_newest(kl_queue *queue, const kl__descriptor *descriptor, kl
         if (layout->number > made->number)
             move_ids(&made->layout, &layout->layout, tasks, count);
         *made = (kl__job_made){layout->number, layout->layout};
-        rc = place_all(queue, layout, layout == newest, tasks, count);
-        if (rc == KL_OK && (layout != newest || careful) && !KL_MUTANT(submit_blind))
+        bool look = (layout != newest || careful) && !KL_MUTANT(submit_blind);
+        rc = look && layout->number > first ? mark_moved(layout, tasks, count) : KL_OK;
+        if (rc == KL_OK)
+            rc = place_all(queue, layout, layout == newest, tasks, count);
+        if (rc == KL_OK && look)
             rc = mark_known(layout, tasks, count);
     }
     if (rc == KL_OK)
@@ -247,14 +266,14 @@ static kl_rc put_in_newest(kl_queue *queue, const kl__descriptor *descriptor, kl
 kl_rc kl__job_put(kl_queue *queue, kl__job_task *tasks, size_t count, kl__job_made made, bool careful,
                   uint64_t *ret_put)
 {
-    uint64_t put = 0;
+    uint64_t put = 0, first = made.number;
     kl_rc rc = count > 0 ? KL_ESEALED : KL_OK;
     for (int i = 0; i < LAYOUT_TRIES && rc == KL_ESEALED; i++) {
         rc = i > 0 ? kl__queue_seal(queue) : KL_OK;
         if (rc != KL_OK)
             return rc;
         kl__descriptor *descriptor = kl__queue_descriptor(queue);
-        rc = put_in_newest(queue, descriptor, tasks, count, &made, careful, &put);
+        rc = put_in_newest(queue, descriptor, tasks, count, first, &made, careful, &put);
         kl__descriptor_release(descriptor);
     }
     if (rc == KL_ESEALED)
@@ -351,8 +370,8 @@ static kl_rc check_spec(const kl_queue *queue, const kl_job_spec *spec)
                         KL_JOB_SCOPE_MAX);
     if (spec->idempotency_key.len > KL_IDEMPOTENCY_KEY_MAX ||
         (spec->idempotency_key.len > 0 && !spec->idempotency_key.data))
-        return kl__fail(KL_EINVAL, "the idempotency key has %zu bytes; pass that many, and up to %d",
-                        spec->idempotency_key.len, KL_IDEMPOTENCY_KEY_MAX);
+        return kl__fail(KL_EINVAL, "the idempotency key has %zu bytes; pass at most %d", spec->idempotency_key.len,
+                        KL_IDEMPOTENCY_KEY_MAX);
     if (spec->fingerprint.len > 0 && !spec->fingerprint.data)
         return kl__fail(KL_EINVAL, "the fingerprint has %zu bytes, but the pointer to them is NULL; pass the bytes",
                         spec->fingerprint.len);
@@ -360,6 +379,12 @@ static kl_rc check_spec(const kl_queue *queue, const kl_job_spec *spec)
         spec->answer_ms < 0 || spec->answer_ms > KL_ID_MS_MAX)
         return kl__fail(KL_EINVAL, "due_ms, keep_ms and answer_ms are milliseconds from 0 to %lld",
                         (long long)KL_ID_MS_MAX);
+    if (spec->delay_ms < 0 || spec->delay_ms > KL_DELAY_MS_MAX)
+        return kl__fail(KL_EINVAL, "delay_ms is %lld; it is milliseconds from 0 to %lld", (long long)spec->delay_ms,
+                        (long long)KL_DELAY_MS_MAX);
+    if (spec->delay_ms > 0 && spec->due_ms > 0)
+        return kl__fail(KL_EINVAL, "the job has both delay_ms (%lld) and due_ms (%lld); set one of them",
+                        (long long)spec->delay_ms, (long long)spec->due_ms);
     return KL_OK;
 }
 
@@ -488,7 +513,7 @@ static void fill(const kl_job_spec *spec, kl__job *job)
     job->nonce = job->adds = "";
     job->run = 1;
     job->run_ms = job->created_ms;
-    job->due_ms = spec->due_ms;
+    job->due_ms = spec->delay_ms ? job->created_ms + spec->delay_ms : spec->due_ms;
     job->keep_ms = spec->keep_ms;
     for (size_t i = 0; i < spec->count; i++) {
         int64_t due_ms = due_of(job, &spec->tasks[i]);

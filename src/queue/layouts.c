@@ -6,8 +6,8 @@
  * written into the record that could not be opened; complete makes the partitions there, after it has been written,
  * because a partition's shards can never be changed again and only the record says what they are.
  *
- * Of a layout that stands in the record, a store other than the queue's own may be away: its partitions have no numbers until
- * it is there, calls that name them fail with KL_EBUSY, and the other partitions are used. */
+ * Of a layout that stands in the record, a store other than the queue's own may be away: its partitions have no numbers
+ * until it is there, calls that name them fail with KL_EBUSY, and the other partitions are used. */
 #include <stdio.h>
 
 #include "base/layout.h"
@@ -115,7 +115,8 @@ static kl_rc share(kl__layout_parts *parts, const char *url, bool is_new, kl_sto
     return KL_OK;
 }
 
-/* A store of a layout that is yet to be written into the record: it is there, and keeps what the queue's own would keep. */
+/* A store of a layout that is yet to be written into the record: it is there, and keeps what the queue's own would
+ * keep. */
 static kl_rc check_new(const kl_queue *queue, kl_store *store)
 {
     int64_t now_ms;
@@ -490,12 +491,14 @@ static kl_rc retire(kl_queue *queue, const kl__queue_layout *layout)
 kl_rc kl__queue_retire(kl_queue *queue)
 {
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    kl_rc rc = KL_OK;
-    for (size_t i = 0; rc == KL_OK && i + 1 < descriptor->layout_count; i++)
-        if (descriptor->layouts[i].sealed && !descriptor->layouts[i].drained)
-            rc = retire(queue, &descriptor->layouts[i]);
+    kl_rc first = KL_OK;
+    for (size_t i = 0; i + 1 < descriptor->layout_count; i++) {
+        bool waits = descriptor->layouts[i].sealed && !descriptor->layouts[i].drained;
+        kl_rc rc = waits ? retire(queue, &descriptor->layouts[i]) : KL_OK;
+        first = first != KL_OK ? first : rc;
+    }
     kl__descriptor_release(descriptor);
-    return rc;
+    return first;
 }
 
 /* --- Ids --- */

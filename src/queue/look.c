@@ -139,12 +139,17 @@ static kl_rc try_partitions(struct search *search, const kl__queue_layout *layou
     return rc;
 }
 
-/* The ids that a task of layout `from` can have after a move to `to`: a shard's name keeps its first digits. */
-static kl_rc try_moved(struct search *search, const kl__queue_layout *from, const kl__queue_layout *to,
-                       const kl_task_id *id)
+/* The ids that a task of layout `from` can have after its moves to `to`. With a key, its shard's name keeps its first
+ * digits, and the others are not known. */
+static kl_rc try_moved(struct search *search, const kl__descriptor *descriptor, const kl__queue_layout *from,
+                       const kl__queue_layout *to, const kl_task_id *id)
 {
     uint32_t digits = from->layout.shard_prefix_len, new_digits = to->layout.shard_prefix_len;
     uint32_t shard = kl_id_shard(&from->layout, id), count = 1;
+    kl_entry entry = {.id = *id};
+    kl_task_id moved = kl__id_on_its_way(descriptor, from->number, to->number, &from->layout, &entry);
+    if (kl_id_unpack(&from->layout, id).lane == 0)
+        return try_partitions(search, to, &moved);
     if (new_digits > digits) {
         count = UINT32_C(1) << 4 * (new_digits - digits);
         shard <<= 4 * (new_digits - digits);
@@ -153,7 +158,7 @@ static kl_rc try_moved(struct search *search, const kl__queue_layout *from, cons
     }
     kl_rc rc = KL_OK;
     for (uint32_t i = 0; rc == KL_OK && i < count && !search->found && search->left > 0; i++) {
-        kl_task_id moved = kl__id_moved(&from->layout, &to->layout, shard + i, id);
+        moved = kl__id_moved(&to->layout, &to->layout, shard + i, &moved);
         rc = try_partitions(search, to, &moved);
     }
     return rc;
@@ -171,7 +176,7 @@ static kl_rc try_all(struct search *search, const kl__descriptor *descriptor, co
     search->left = MOVED_MAX;
     for (size_t i = descriptor->layout_count; rc == KL_OK && !search->found && i-- > 0;)
         for (size_t j = 0; rc == KL_OK && !search->found && j < i; j++)
-            rc = try_moved(search, &descriptor->layouts[j], &descriptor->layouts[i], id);
+            rc = try_moved(search, descriptor, &descriptor->layouts[j], &descriptor->layouts[i], id);
     return rc == KL_OK && !search->found ? ask(search) : rc;
 }
 

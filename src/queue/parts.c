@@ -3,10 +3,11 @@
  * From: put.c, job_submit.c.  To: the store.
  *
  * A store that does not append to several shards in one step may have stored what is for some of them when it finds
- * another one sealed, in this try or in an earlier one whose reply was lost; and owners may have run that by now. So nothing
- * of it is taken back. What is for each shard is appended by itself, under the token that all of it had: KL_OK means that
- * it stands there, now or since an earlier try, and KL_ESEALED that it does not and never will. A key's tasks are for one
- * shard, so what stays in the old layout and what goes to the new one are of different keys, and keep their order. */
+ * another one sealed, in this try or in an earlier one whose reply was lost; and owners may have run that by now. So
+ * nothing of it is taken back. What is for each shard is appended by itself, under the token that all of it had: KL_OK
+ * means that it stands there, now or since an earlier try, and KL_ESEALED that it does not and never will. A key's
+ * tasks are for one shard, so what stays in the old layout and what goes to the new one are of different keys, and keep
+ * their order. */
 #include <stdlib.h>
 
 #include "base/wait.h"

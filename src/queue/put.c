@@ -72,8 +72,8 @@ static kl_rc append_entries(kl_store *store, const kl_entry *entries, size_t cou
     return rc;
 }
 
-/* A token names tasks and their partitions: a task that moves may keep its id, and a batch that is not quite the same is
- * none that the store knows. */
+/* A token names tasks and their partitions: a task that moves may keep its id, and a batch that is not quite the same
+ * is none that the store knows. */
 struct naming {
     uint64_t hashes[2];
 };
@@ -510,6 +510,41 @@ uint32_t kl__move_shard(const kl_layout *from, const kl_layout *to, const kl_ent
     return shard << bits | kl__hash_scale(hash_id(&entry->id, KL_SEED_SHARD), UINT32_C(1) << bits);
 }
 
+kl_task_id kl__id_on_its_way(const kl__descriptor *descriptor, uint64_t from, uint64_t to, const kl_layout *layout,
+                             const kl_entry *entry)
+{
+    kl_entry moved = *entry;
+    for (size_t i = 0; i < descriptor->layout_count; i++) {
+        const kl__queue_layout *next = &descriptor->layouts[i];
+        if (next->number <= from || next->number > to)
+            continue;
+        uint32_t shard = kl__move_shard(layout, &next->layout, &moved);
+        moved.id = kl__id_moved(layout, &next->layout, shard, &moved.id);
+        layout = &next->layout;
+    }
+    return moved.id;
+}
+
+/* By the id that it has there: the one before is another in each older layout. */
+uint32_t kl__move_partition(const kl_layout *to, const kl_entry *entry)
+{
+    kl_bytes id = {&entry->id, sizeof entry->id};
+    return entry->key.len > 0 ? kl_partition_of(to, entry->key)
+                              : kl__hash_scale(kl__hash(id, KL_SEED_PARTITION), to->partitions);
+}
+
+kl_entry kl__entry_moved(const kl__descriptor *descriptor, uint64_t from, const kl_layout *layout,
+                         const kl_entry *entry, kl_store **ret_store)
+{
+    const kl__queue_layout *to = kl__newest_layout(descriptor);
+    kl_entry moved = *entry;
+    moved.id = kl__id_on_its_way(descriptor, from, to->number, layout, entry);
+    uint32_t partition = kl__move_partition(&to->layout, &moved);
+    moved.place = (kl_place){kl__layout_number(to, partition), kl_id_shard(&to->layout, &moved.id)};
+    *ret_store = to->stores[partition];
+    return moved;
+}
+
 static void move_id(const kl__put_route *route, const kl__put_made *made, kl_entry *entry)
 {
     const kl_layout *to = &route->layout->layout;
@@ -576,8 +611,8 @@ static kl_rc append_parts(kl__put_call *call, kl__put_range range, uint32_t stor
     return rc;
 }
 
-/* Of a claim's append: the one that whoever held the claim before used. So it names also what was seen to be there since:
- * of the rest, some may have been stored with that, and be done and gone. */
+/* Of a claim's append: the one that whoever held the claim before used. So it names also what was seen to be there
+ * since: of the rest, some may have been stored with that, and be done and gone. */
 static kl_token claimed_token(const kl__put_call *call, kl__put_range range, uint32_t store)
 {
     struct naming naming = nothing_named;

@@ -91,8 +91,8 @@ typedef struct kl__put_made {
     kl_layout layout; /* of it the shard_prefix_len counts */
 } kl__put_made;
 
-/* Begins a call: its tasks are checked and their entries made, without places and ids. To be ended, also after a failure;
- * the entries lie in the call. */
+/* Begins a call: its tasks are checked and their entries made, without places and ids. To be ended, also after a
+ * failure; the entries lie in the call. */
 kl_rc kl__put_begin(kl__put_call *call, kl_queue *queue, const kl_put *tasks, size_t count);
 void kl__put_end(kl__put_call *call);
 

@@ -482,16 +482,34 @@ static kl_rc apply(kl__descriptor *draft, void *ctx)
                        : rc;
 }
 
-/* Older layouts in which nothing waits make room for the new one: there may be no worker to tell that they are drained. */
-static kl_rc change_layout(struct alter *alter)
+static bool states_layout(const kl_queue_opts *stated)
 {
-    kl_rc rc = kl__queue_refresh(alter->queue);
-    if (rc == KL_OK)
+    return stated->partitions || stated->shard_prefix_len || stated->store_count;
+}
+
+static bool is_unsealed(kl_queue *queue)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    bool unsealed = false;
+    for (const kl__queue_layout *layout = descriptor->layouts; layout != kl__newest_layout(descriptor); layout++)
+        unsealed |= !layout->sealed;
+    kl__descriptor_release(descriptor);
+    return unsealed;
+}
+
+/* Older layouts in which nothing waits make room for the new one: there may be no worker to tell that they are drained.
+ * A mere setting has nothing to do with them, and can be changed while their stores are away. */
+static kl_rc carry_out(struct alter *alter)
+{
+    bool layout = states_layout(&alter->stated);
+    kl_rc rc = layout ? kl__queue_refresh(alter->queue) : KL_OK;
+    if (rc == KL_OK && layout)
         rc = kl__queue_retire(alter->queue);
     if (rc == KL_OK)
         rc = kl__queue_change(alter->queue, apply, alter);
-    if (rc == KL_OK)
-        rc = kl__queue_seal(alter->queue);
+    if (rc != KL_OK || (!layout && !is_unsealed(alter->queue)))
+        return rc;
+    rc = kl__queue_seal(alter->queue);
     return rc == KL_OK ? kl__queue_retire(alter->queue) : rc;
 }
 
@@ -506,7 +524,7 @@ kl_rc kl_queue_alter(kl_queue *queue, const kl_queue_opts *opts)
     if (rc == KL_OK)
         rc = take_stated(opts, &arena, &alter.stated);
     if (rc == KL_OK)
-        rc = change_layout(&alter);
+        rc = carry_out(&alter);
     kl_arena_free(&arena);
     return rc;
 }

@@ -1,22 +1,24 @@
 /* take_in.c - tasks that were left in the store by its own means become tasks of the queue.
  *
- * From: work/worker_inbox.c, and operators (work/control.c).  To: the store, which shows what was left and does the rest in one step.
+ * From: work/worker_inbox.c, and operators (work/control.c).  To: the store, which shows what was left and does the
+ * rest in one step.
  *
  *     options (JSON) -> kl_put -> checked, placed, given ids as by any put -> appended, while they leave the inbox
  *
  * A run of tasks goes in together. Two kinds cannot: a task with a unique, which a record has to decide about, and one
- * whose partition lies in another store. They end the run before them, and then go one by one through kl_queue_put, with
- * their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice.
+ * whose partition lies in another store. They end the run before them, and then go one by one through kl_queue_put,
+ * with their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice.
  *
- * While another store is away, tasks for it stay, and those behind them are taken in. A store that was found to be away is so
- * until the call ends: else, when it comes back meanwhile, a later task of a key could pass an earlier one.
+ * While another store is away, tasks for it stay, and those behind them are taken in. A store that was found to be away
+ * is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass an earlier one.
  *
- * A task goes to the partition that it names, unless the layout has none of that name (any more); else a task without a key
- * goes to the partition that its number says. A store that cannot append and take out in one step
+ * A task goes to the partition that it names, unless the layout has none of that name (any more); else a task without a
+ * key goes to the partition that its number says. A store that cannot append and take out in one step
  * (S3) may show a task twice, to two workers at once or after a crash: then both put it into the same partition, which
  * knows it.
  *
- * What put() in SQL lets through is a valid task; should one be refused all the same, it is set aside with the sentence. */
+ * What put() in SQL lets through is a valid task; should one be refused all the same, it is set aside with the
+ * sentence. */
 #include <poll.h>
 #include <stdio.h>
 
@@ -179,7 +181,8 @@ static bool note_away(struct taking *taking, const kl_store *store)
     return true;
 }
 
-/* The places of tasks that can go in together, past those whose store is away; *ret_end: of the first that ends the run. */
+/* The places of tasks that can go in together, past those whose store is away; *ret_end: of the first that ends the
+ * run. */
 static size_t together(const struct taking *taking, const kl_put *tasks, size_t count, size_t *which, size_t *ret_end)
 {
     size_t chosen = 0, i = 0;
@@ -265,8 +268,8 @@ static kl_rc choose_partitions(struct taking *taking, const kl_handed *handed, k
 }
 
 /* A fault of one among several is found out by halves: what stands before it goes in together, and then it alone. A
- * partition that is not there was one when the task was put; or this layout is out of date, and then the append is refused
- * as sealed and the next try knows better. */
+ * partition that is not there was one when the task was put; or this layout is out of date, and then the append is
+ * refused as sealed and the next try knows better. */
 static kl_rc place(struct taking *taking, const kl_handed *handed, kl_put *tasks, size_t count, kl_taken *ret_taken)
 {
     taking->begun = true;

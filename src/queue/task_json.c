@@ -112,7 +112,8 @@ static bool read_duration(const struct reading *reading, const json_t *value, in
     return true;
 }
 
-static bool read_time(const struct reading *reading, const json_t *value, int64_t *ret_ms)
+/* "+5m" stays a delay, so that the same call made again is the same one. */
+static bool read_time(const struct reading *reading, const json_t *value, kl_put *task)
 {
     int64_t ms = json_integer_value(value); /* 0 of anything else */
     bool text = json_is_string(value) && kl__time_parse(json_string_value(value), reading->now_ms, &ms);
@@ -121,7 +122,9 @@ static bool read_time(const struct reading *reading, const json_t *value, int64_
                       "must be a time such as \"2026-11-15T18:00:00Z\" or \"+5m\", or milliseconds since 1970");
     if (ms > KL_ID_MS_MAX)
         return refuse(reading, "is after the year 2527; make it earlier");
-    *ret_ms = ms;
+    task->delay_ms = 0;
+    bool delayed = text && kl__time_from_now(json_string_value(value), &task->delay_ms);
+    task->due_ms = delayed ? 0 : ms;
     return true;
 }
 
@@ -246,8 +249,7 @@ static bool read_field(const struct reading *reading, enum field field, json_t *
         task->due_ms = 0;
         return read_duration(reading, value, &task->delay_ms);
     case AT:
-        task->delay_ms = 0;
-        return read_time(reading, value, &task->due_ms);
+        return read_time(reading, value, task);
     case TIMEOUT:
         return read_duration(reading, value, &task->timeout_ms);
     case UNIQUE_FOR:

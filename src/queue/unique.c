@@ -5,7 +5,7 @@
  * One record says who puts the tasks and under which ids; it ends with the window.
  *
  *     {"bytes": "invoice-7", "state": "claimed", "nonce": 123, "since_ms": 1700000000000, "where": 456,
- *      "layouts": [{"queue": "orders", "number": 1, "shard_prefix_len": 1}], "ids": {"base64": "..."}}
+ *      "layouts": [{"queue": "orders", "number": 1, "shard_prefix_len": 1}], "ids": {"base64": "..."}, "options": 789}
  *
  *      nothing --claim--> claimed --append--> claimed --finish--> stored --window ends--> nothing
  *                          |   ^
@@ -24,9 +24,12 @@
  * U3  "stored" is written after the append returned KL_OK, or when the tasks were seen in the store.
  *
  * "where" tells whether two producers mean the same: it is a hash of the tasks' queues, keys and partitions, and for a
- * token also of their kinds and payloads. A
- * task with the same unique and another key cannot have the first one's id. "done" marks tasks of a call that were
- * stored in a layout before the others had to move to a newer one. */
+ * token also of their kinds and payloads. A task with the same unique and another key cannot have the first one's id:
+ * who finds such a claim left looks for its task first, and takes ids of its own only when it is nowhere. "options", of
+ * a token only, is a hash of the rest that was asked for; who wrote none is believed. Both stand in records that others
+ * read, also after an update: what is hashed, and in which order, stays as it is, and what comes to it gets a hash of
+ * its own. "done" marks tasks of a call that were stored in a layout before the others had to move to a newer one. */
+#include <endian.h>
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -57,6 +60,7 @@ struct claim {
     bool is_token;
     int64_t window_ms;
     int64_t nonce, where; /* not negative */
+    int64_t options;      /* likewise; only of a token */
     size_t first_route, route_count;
     kl__put_made *made; /* by route of the call */
     bool given;         /* ids were chosen by whoever holds the token of the whole call */
@@ -75,9 +79,10 @@ struct claim {
 struct found {
     uint64_t version; /* 0: there is none */
     int64_t expires_ms, since_ms, nonce, where;
+    int64_t options; /* -1: it does not say */
     bool stored;
     kl_bytes ids, done;
-    kl__put_made *made; /* by route of the call, where `where` is the same */
+    kl__put_made *made; /* by route of the call */
 };
 
 /* Tasks of the range that one store is asked for. */
@@ -103,6 +108,41 @@ static int64_t hash_where(const kl__put_call *call, kl__put_range range, bool wi
         for (size_t j = 0; j < (with_payload ? 5 : 3); j++)
             hash = kl__hash(parts[j], hash + parts[j].len);
     }
+    return (int64_t)(hash >> 1);
+}
+
+static uint64_t mix_bytes(uint64_t hash, kl_bytes bytes) { return kl__hash(bytes, hash + bytes.len); }
+
+static uint64_t mix_number(uint64_t hash, int64_t number)
+{
+    uint64_t bytes = htole64((uint64_t)number);
+    return kl__hash((kl_bytes){&bytes, sizeof bytes}, hash);
+}
+
+static uint64_t mix_options(uint64_t hash, const kl_put *task)
+{
+    const int64_t numbers[] = {task->priority,          task->delay_ms,  task->due_ms,  task->attempts_max,
+                               task->timeout_ms,        task->unique_ms, task->keep_ms, (int64_t)task->header_count,
+                               (int64_t)task->tag_count};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        hash = mix_number(hash, numbers[i]);
+    hash = mix_bytes(hash, task->unique);
+    hash = mix_bytes(hash, task->group);
+    hash = mix_bytes(hash, (kl_bytes){task->job.bytes, sizeof task->job.bytes});
+    for (size_t i = 0; i < task->header_count; i++)
+        hash = mix_bytes(mix_bytes(hash, task->headers[i].name), task->headers[i].value);
+    for (size_t i = 0; i < task->tag_count; i++)
+        hash = mix_bytes(hash, task->tags[i]);
+    return hash;
+}
+
+/* All else that makes a call another one. Not its traces: when it is made again it has others. Nor the run of a job,
+ * which may have begun meanwhile. */
+static int64_t hash_options(const kl__put_call *call, kl__put_range range)
+{
+    uint64_t hash = 0;
+    for (size_t i = range.from; i < range.to; i++)
+        hash = mix_options(hash, &call->tasks[i]);
     return (int64_t)(hash >> 1);
 }
 
@@ -143,6 +183,7 @@ static kl_rc begin(struct claim *claim, const kl__put_made *made)
     claim->window_ms = token || task->unique_ms == 0 ? KL_PUT_TOKEN_MS : task->unique_ms;
     claim->nonce = (int64_t)(kl__random_next(&seed) >> 1);
     claim->where = hash_where(call, claim->range, claim->is_token);
+    claim->options = token ? hash_options(call, claim->range) : 0;
     claim->first_route = token ? 0 : call->ways[claim->range.from].route;
     claim->route_count = token ? call->route_count : 1;
     return KL_OK;
@@ -207,6 +248,7 @@ static json_t *write_value(struct claim *claim, const char *state, int64_t since
                  kl__json_set_text(value, "state", state) && kl__json_set_int(value, "nonce", claim->nonce) &&
                  kl__json_set_int(value, "since_ms", since_ms) && kl__json_set_int(value, "where", claim->where) &&
                  kl__json_set(value, "layouts", write_layouts(claim)) && kl__json_set_bytes(value, "ids", ids) &&
+                 (!claim->is_token || kl__json_set_int(value, "options", claim->options)) &&
                  (done.len == 0 || state == stored || kl__json_set_bytes(value, "done", done));
     if (whole)
         return value;
@@ -263,6 +305,7 @@ static kl_rc read_value(struct claim *claim, kl__json *from, struct found *found
     found->nonce = kl__json_int(from, "nonce", 0, INT64_MAX);
     found->since_ms = kl__json_int(from, "since_ms", 0, INT64_MAX);
     found->where = kl__json_int(from, "where", 0, INT64_MAX);
+    found->options = kl__json_int_or(from, "options", 0, INT64_MAX, -1);
     found->ids = kl__json_bytes(from, "ids", &claim->arena);
     found->done = kl__json_bytes_or(from, "done", &claim->arena, (kl_bytes){"", 0});
     if (from->rc != KL_OK)
@@ -274,12 +317,13 @@ static kl_rc read_value(struct claim *claim, kl__json *from, struct found *found
         return refuse_other(claim, count);
     if (found->done.len != 0 && found->done.len != (count + 7) / 8)
         return kl__json_damaged(from, "done", "has another length than the ids");
-    if (found->where == claim->where)
-        return read_layouts(claim, from, found);
-    return claim->is_token
-               ? kl__fail(KL_EMISMATCH, "the token was used for another call, whose tasks have other keys, "
-                                        "kinds, payloads, queues or partitions; give each call a token of its own")
-               : KL_OK;
+    if (claim->is_token && found->where != claim->where)
+        return kl__fail(KL_EMISMATCH, "the token was used for another call, whose tasks have other keys, "
+                                      "kinds, payloads, queues or partitions; give each call a token of its own");
+    if (claim->is_token && found->options >= 0 && found->options != claim->options)
+        return kl__fail(KL_EMISMATCH, "the token was used for another call, whose tasks have other options, headers or "
+                                      "tags; give each call a token of its own");
+    return read_layouts(claim, from, found);
 }
 
 /* version 0: there is none. */
@@ -426,21 +470,26 @@ static void mark_whole(struct claim *claim)
     }
 }
 
-/* Whether what somebody else claimed can be seen already. One task is looked for wherever it may be by now; those of a
- * call where they were to go. What cannot be read counts as not seen. */
+/* Looks for the one task that somebody else claimed, wherever it may be by now. */
+static kl_rc find_one(const struct claim *claim, const struct found *found, bool *ret_there)
+{
+    kl_task_id id = found_id(found, 0);
+    kl_arena arena = {0};
+    kl_found task;
+    kl_rc rc;
+    KL_ASK(rc, kl_queue_task(queue_of(claim->call, claim->range.from), &id, &arena, &task));
+    kl_arena_free(&arena);
+    *ret_there = rc == KL_OK;
+    return rc == KL_ENOTFOUND ? KL_OK : rc;
+}
+
+/* Whether what somebody else claimed can be seen already. Tasks of a call are looked for where they were to go. What
+ * cannot be read counts as not seen. */
 static bool is_seen(struct claim *claim, const struct found *found)
 {
     bool there = false;
-    if (task_count(claim) == 1) {
-        kl_task_id id = found_id(found, 0);
-        kl_arena arena = {0};
-        kl_found task;
-        there = kl_queue_task(queue_of(claim->call, claim->range.from), &id, &arena, &task) == KL_OK;
-        kl_arena_free(&arena);
-        return there;
-    }
-    if (found->where != claim->where)
-        return false;
+    if (task_count(claim) == 1)
+        return find_one(claim, found, &there) == KL_OK && there;
     adopt(claim, found);
     return kl__put_place_tasks(claim->call, claim->range, claim->made) == KL_OK &&
            mark_stored(claim, true, &there) == KL_OK && there;
@@ -449,13 +498,11 @@ static bool is_seen(struct claim *claim, const struct found *found)
 /* Writes for somebody else that his tasks are stored. Who was quicker has written the same. */
 static kl_rc finish_for(struct claim *claim, const struct found *found)
 {
-    kl_rc rc = KL_OK;
     accept(claim, found);
-    if (found->where == claim->where) {
-        use_layouts(claim, found);
-        claim->expires_ms = found->expires_ms;
-        rc = write(claim, found->version, stored, found->since_ms);
-    }
+    use_layouts(claim, found);
+    claim->where = found->where;
+    claim->expires_ms = found->expires_ms;
+    kl_rc rc = write(claim, found->version, stored, found->since_ms);
     return rc == KL_ECONFLICT ? KL_OK : rc;
 }
 
@@ -486,10 +533,22 @@ static kl_rc claim_anew(struct claim *claim, uint64_t over, int64_t now_ms)
     return write(claim, over, claimed, now_ms);
 }
 
-static kl_rc take_over(struct claim *claim, const struct found *found, int64_t now_ms)
+/* A claim that was left and is for another key: its task may be there all the same, and this one is its duplicate. */
+static kl_rc take_over_other(struct claim *claim, const struct found *found, int64_t now_ms, bool *ret_held)
+{
+    bool there;
+    kl_rc rc = find_one(claim, found, &there);
+    if (rc != KL_OK)
+        return rc;
+    *ret_held = !there;
+    return there ? finish_for(claim, found) : claim_anew(claim, found->version, now_ms);
+}
+
+static kl_rc take_over(struct claim *claim, const struct found *found, int64_t now_ms, bool *ret_held)
 {
     if (found->where != claim->where)
-        return claim_anew(claim, found->version, now_ms);
+        return take_over_other(claim, found, now_ms, ret_held);
+    *ret_held = true;
     adopt(claim, found);
     claim->adopted = true;
     claim->since_ms = now_ms;
@@ -539,8 +598,10 @@ static kl_rc try_hold(struct claim *claim, uint32_t *polls, bool *ret_held)
     }
     if (found.version > 0 && !is_left(claim, &found, now_ms))
         return is_seen(claim, &found) ? finish_for(claim, &found) : wait_for(claim, polls);
+    if (found.version > 0)
+        return take_over(claim, &found, now_ms, ret_held);
     *ret_held = true;
-    return found.version == 0 ? claim_anew(claim, 0, now_ms) : take_over(claim, &found, now_ms);
+    return claim_anew(claim, 0, now_ms);
 }
 
 static kl_rc hold(struct claim *claim, bool *ret_held)

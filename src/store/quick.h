@@ -31,4 +31,7 @@ KL_MUST_USE kl_rc kl__store_pulse(kl_store *store, int64_t *ret_ms, uint64_t *re
 /* The store's server does not answer, and the store tells its log of it (kl_engine.is_away). Not counted. */
 bool kl__store_is_away(const kl_store *store);
 
+/* Calls of all threads that have waited for the store's server for so long fail with KL_EBUSY (kl_engine.cut). Not counted. */
+void kl__store_cut(const kl_store *store, int64_t wait_ms);
+
 #endif

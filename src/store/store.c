@@ -407,6 +407,12 @@ bool kl__store_is_away(const kl_store *store)
     return store->engine->is_away && !atomic_load(&store->late.waits) && store->engine->is_away(store->self);
 }
 
+void kl__store_cut(const kl_store *store, int64_t wait_ms)
+{
+    if (store->engine->cut && !atomic_load(&store->late.waits))
+        store->engine->cut(store->self, wait_ms);
+}
+
 bool kl__store_has_lines(const kl_store *store) { return store->engine->lines != NULL; }
 
 kl_rc kl__store_lines(kl_store *store, uint32_t partition, uint32_t *ret_priorities)

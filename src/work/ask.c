@@ -3,17 +3,19 @@
  * From: beat.c, every tick.  To: window.c, sweep.c, and the store; the answer goes into the request's record.
  *
  * A request may be carried out twice, when its answer could not be written; each is made so that this changes nothing
- * more. Only the owner's own settles are used, so a stale owner changes nothing either. */
+ * more. Only the owner's own settles are used, so a stale owner changes nothing either; nor does it answer: the request
+ * stays for the next one. */
 #include "work/ask.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/compare.h"
+#include "base/mutant.h"
 #include "keyline/control.h"
 #include "work/inside.h"
 
-enum { PAGE = 64, SETTLE_TRIES = 4 };
+enum { PAGE = 64, SETTLE_TRIES = 4, SKIP_TRIES = 4 };
 
 struct ask {
     kl__pump *pump;
@@ -24,6 +26,7 @@ struct ask {
     kl_bytes key;
     uint64_t key_hash;
     bool dead;
+    bool settled; /* what it asks for is durable, whoever owns the shard by now */
     json_t *answer;
 };
 
@@ -56,8 +59,7 @@ static kl_rc settle_one(struct ask *ask, const kl_settled *settled)
     for (int again = 1; again < SETTLE_TRIES && kl_rc_class(rc) == KL_CLASS_RETRY; again++)
         rc = kl_store_settle(store, &batch, 1);
     kl__pump_enter(ask->pump);
-    if (rc == KL_OK && window->lost)
-        rc = kl__fail(KL_EBUSY, "the shard is going to another worker; ask again");
+    ask->settled = rc == KL_OK;
     return rc;
 }
 
@@ -122,6 +124,8 @@ static kl_rc end_held(struct ask *ask, kl__held *held, kl_outcome outcome, int64
         return fail_ended();
     if (*ret_running)
         return KL_OK;
+    if (held->made) /* halted: the attempts that were made, not those counted as used */
+        held->lane.mark.attempts = held->made;
     kl__window_withdraw(held);
     kl__pump_settle_later(ask->pump, held, outcome, keep_ms);
     kl__window_ready(ask->window);
@@ -176,30 +180,51 @@ static kl_rc peek(struct ask *ask)
     return kl__json_set_bool(ask->answer, "running", running) ? KL_OK : kl__fail_memory();
 }
 
-static kl_rc skip(struct ask *ask)
+static kl_rc skip_first(struct ask *ask, kl_task_id *ret_id)
 {
     kl_stub stub;
     bool found = false, running = false;
     kl__held *head = head_of(ask);
     kl_rc rc = KL_OK;
-    if (head && head->state == KL_HELD_RUNNING)
-        return kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end");
     if (!head || head->state == KL_HELD_FINISHED) {
         rc = first_of_key(ask, true, &stub, &found);
         if (rc != KL_OK || !found)
             return rc != KL_OK ? rc : kl__fail(KL_ENOTFOUND, "the key has no task that waits");
     }
-    kl_task_id id = head && !found ? head->id : stub.id;
-    rc = end_task(ask, &id, KL_CANCELLED, true, &running);
-    if (rc == KL_OK && running)
-        return kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end");
+    *ret_id = found ? stub.id : head->id;
+    if (found || head->state != KL_HELD_RUNNING)
+        rc = end_task(ask, ret_id, KL_CANCELLED, true, &running);
+    else
+        running = true;
+    return rc == KL_OK && running
+               ? kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end")
+               : rc;
+}
+
+/* One that has ended and is not settled yet would be found in the store, and is not the key's first any more. Others
+ * may end meanwhile. */
+static kl_rc skip(struct ask *ask)
+{
+    kl_task_id id = {{0}};
+    kl_rc rc = KL_ENOTFOUND;
+    for (int i = 0; i < SKIP_TRIES && rc == KL_ENOTFOUND; i++) {
+        id = (kl_task_id){{0}};
+        rc = kl__window_send(ask->window);
+        if (rc == KL_OK)
+            rc = skip_first(ask, &id);
+        if (kl__id_is_none(&id))
+            break;
+    }
     return rc != KL_OK ? rc : kl__json_set_id(ask->answer, "id", &id) ? KL_OK : kl__fail_memory();
 }
 
+/* What has failed, or was given back unrun, and is not settled yet waits from then on, and is swept. */
 static kl_rc sweep(struct ask *ask, kl__sweep_of of, kl_outcome outcome, const char *error)
 {
     uint64_t count = 0;
-    kl_rc rc = kl__window_sweep(ask->window, of, outcome, error, &count);
+    kl_rc rc = kl__window_send(ask->window);
+    if (rc == KL_OK)
+        rc = kl__window_sweep(ask->window, of, outcome, error, &count);
     return rc != KL_OK ? rc : kl__json_set_int(ask->answer, "count", (int64_t)count) ? KL_OK : kl__fail_memory();
 }
 
@@ -257,7 +282,7 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
     if ((rc = check_turn(ask, &task)) != KL_OK)
         return rc;
     kl_settled again = {.id = *id, .position = task.position, .outcome = KL_RETRY};
-    if ((rc = settle_one(ask, &again)) != KL_OK)
+    if ((rc = settle_one(ask, &again)) != KL_OK || ask->window->lost)
         return rc;
     uint64_t key_hash = kl__key_hash(task.entry.key);
     kl__lane_key key = kl__lane_key_of(&key_hash);
@@ -437,9 +462,12 @@ static kl_rc answer(struct ask *ask, const kl_record *record, kl_rc said)
     return rc == KL_ECONFLICT ? KL_OK : rc; /* it was withdrawn */
 }
 
-/* Else it is left for the next tick. */
+/* Else it is left for the next tick: what is known here of a shard whose lease may be over may be old. */
 static bool is_time(const struct ask *ask)
 {
+    int64_t local_ms = ask->pump->opts.local_ms(ask->pump->opts.local_ctx);
+    if (!kl__owners_holds(ask->window->partition->owners, local_ms) && !KL_MUTANT(stale_answer))
+        return false;
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++)
         if (verbs[i].looks && strcmp(ask->verb, verbs[i].name) == 0)
             return true;
@@ -452,8 +480,12 @@ static kl_rc carry_out_and_answer(struct ask *ask, const kl_record *record)
     if (!ask->answer)
         return kl__fail_memory();
     kl_rc said = carry_out(ask);
-    if (said == KL_OK)
+    if (said == KL_OK && !ask->settled)
         said = kl__window_send(ask->window); /* what was asked for is durable before it is answered */
+    if (KL_MUTANT(stale_answer) && said == KL_ESTALE)
+        said = KL_OK;
+    else if (!ask->settled && (ask->window->lost || said == KL_ESTALE))
+        return KL_OK; /* the next owner answers */
     return answer(ask, record, said);
 }
 
@@ -520,11 +552,11 @@ static kl_rc carry_out_partition(kl__pump *pump, kl__partition *partition)
 
 kl_rc kl__asks_carry_out(kl__pump *pump)
 {
+    kl_rc first = KL_OK;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         bool looks = partition->windows && kl__pump_has_news(pump, partition->store, &partition->asks);
         kl_rc rc = looks ? carry_out_partition(pump, partition) : KL_OK;
-        if (rc != KL_OK)
-            return rc;
+        first = first != KL_OK ? first : rc; /* one whose store is away does not keep the others waiting */
     }
-    return KL_OK;
+    return first;
 }

@@ -153,14 +153,14 @@ static kl_rc wait_for_answer(struct sent *sent, kl_arena *arena, kl__json *ret_a
     }
 }
 
-/* What the owner said becomes what this process says. */
+/* What the owner said becomes what this process says. One of another version may say that it was the owner no more. */
 static kl_rc pass_on(kl__json *answer, kl_arena *arena)
 {
     kl_rc rc = (kl_rc)kl__json_int(answer, "rc", INT32_MIN, 0);
     const char *error = kl__json_text_or(answer, "error", arena, "");
     if (answer->rc != KL_OK)
         return answer->rc;
-    return rc == KL_OK ? KL_OK : kl__fail(rc, "%s", error);
+    return rc == KL_OK ? KL_OK : kl__fail(rc == KL_ESTALE ? KL_EBUSY : rc, "%s", error);
 }
 
 kl_rc kl__ask_send(kl_queue *queue, kl__source source, uint32_t shard, json_t *ask, kl_arena *arena,

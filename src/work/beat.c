@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/mutant.h"
 #include "queue/cron.h"
 #include "store/quick.h"
 #include "work/ask.h"
@@ -67,6 +68,8 @@ static kl_rc refresh(kl__pump *pump)
     kl__descriptor *old = pump->descriptor;
     pump->descriptor = kl__queue_descriptor(pump->queue);
     pump->refreshed = number;
+    const kl_queue_opts *now = &pump->descriptor->settings;
+    pump->beat_now |= now->concurrency != old->settings.concurrency || now->lease_ms != old->settings.lease_ms;
     kl__descriptor_release(old);
     return kl__partitions_sync(pump);
 }
@@ -195,6 +198,7 @@ static kl_rc tick(kl__pump *pump)
     static kl_rc (*const steps[])(kl__pump * pump) = {kl__older_layouts, kl__pump_drain_keys, kl__asks_carry_out,
                                                       kl__gates_refresh, look_at_schedules,   kl__pump_count};
     kl_rc first = look_at_records(pump);
+    pump->informed |= first == KL_OK;
     for (size_t i = 0; i < sizeof steps / sizeof steps[0]; i++) {
         kl_rc rc = steps[i](pump);
         first = first != KL_OK ? first : rc;
@@ -211,7 +215,7 @@ kl_rc kl__pump_tick(kl__pump *pump)
     kl_rc rc = set_clock(pump, kl__pump_beat_ms(pump) / 2);
     if (rc == KL_OK)
         rc = tick(pump);
-    if (rc == KL_OK || pump->tick_ms) /* nothing is owned before it is known what is paused and cancelled */
+    if (rc == KL_OK || pump->informed)
         pump->tick_ms = local_ms ? local_ms : 1;
     pump->ticking = false;
     return rc;
@@ -222,14 +226,15 @@ kl_rc kl__pump_tick(kl__pump *pump)
 static int64_t beat_every_ms(const kl__pump *pump)
 {
     bool idle = pump->running == 0 && pump->held == 0 && pump->finished == 0;
-    return pump->descriptor->settings.lease_ms / (idle ? 2 : 3);
+    int64_t lease_ms = KL_MUTANT(lease_kept) ? pump->descriptor->settings.lease_ms : kl__partitions_lease_ms(pump);
+    return lease_ms / (idle ? 2 : 3);
 }
 
 static kl_rc keep(kl__pump *pump)
 {
     kl_rc first = set_clock(pump, kl__pump_beat_ms(pump));
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
-    if (first != KL_OK || pump->tick_ms == 0)
+    if (first != KL_OK || !pump->informed) /* nothing is owned before it is known what is paused and cancelled */
         return first;
     if (local_ms - pump->watch_ms >= WATCH_MS && pump->opts.handler_count > 0) {
         first = kl__partitions_watch(pump);

@@ -13,8 +13,15 @@
 #include "work/ask.h"
 #include "work/inside.h"
 
+static kl_rc check_given(bool all)
+{
+    return all ? KL_OK : kl__fail(KL_EINVAL, "an argument is NULL that may not be; control.h says which may");
+}
+
 static kl_rc check_key(kl_bytes key)
 {
+    if (key.len > 0 && !key.data)
+        return check_given(false);
     if (key.len == 0)
         return kl__fail(KL_EINVAL, "no key was named; tasks without a key are steered one by one, by their ids");
     if (key.len > KL_KEY_BYTES_MAX)
@@ -68,8 +75,10 @@ kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, bool *ret_running)
 {
     kl_arena arena = {0};
     kl__json answer = {0};
-    kl_rc rc = ask_about(queue, id, "cancel", &arena, &answer);
+    kl_rc rc = check_given(queue && id);
     if (rc == KL_OK)
+        rc = ask_about(queue, id, "cancel", &arena, &answer);
+    if (rc == KL_OK && ret_running)
         *ret_running = kl__json_bool_or(&answer, "running", false);
     kl__json_free(&answer);
     kl_arena_free(&arena);
@@ -86,7 +95,7 @@ static kl_rc put_finished(kl_queue *queue, kl_queue *to, const kl_task *task, kl
         rc = account.failed
                  ? kl__fail(KL_EBUSY, "%s", account.error)
                  : kl__fail(KL_ENOTFOUND, "the task is no longer kept; it was put again or forgotten meanwhile");
-    if (rc == KL_OK)
+    if (rc == KL_OK && ret_id)
         *ret_id = account.last;
     return rc;
 }
@@ -105,14 +114,16 @@ kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
     kl_arena arena = {0};
     kl__json answer = {0};
     kl_task task;
-    kl_rc rc = look(queue, id, &arena, &task);
+    kl_rc rc = check_given(queue && id);
+    if (rc == KL_OK)
+        rc = look(queue, id, &arena, &task);
     if (rc == KL_OK && task.state != KL_TASK_WAITING) {
         rc = put_finished(queue, NULL, &task, ret_id);
     } else if (rc == KL_OK) {
         rc = ask_about(queue, id, "again", &arena, &answer);
         if (rc == KL_OK && kl__json_bool_or(&answer, "running", false))
             rc = kl__fail(KL_EBUSY, "the task is running already; wait for its end, or cancel it");
-        if (rc == KL_OK)
+        if (rc == KL_OK && ret_id)
             *ret_id = task.entry.id;
     }
     kl__json_free(&answer);
@@ -137,6 +148,7 @@ static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, 
 {
     const kl_entry *entry = &found->task.entry;
     const kl_task_extra *extra = &found->extra;
+    bool in_job = !kl__id_is_none(&entry->job);
     char token[KL_ID_TEXT_BYTES + 8] = "move ";
     kl_id_print(&entry->id, token + 5);
     kl_put put = {.key = entry->key,
@@ -151,7 +163,8 @@ static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, 
                   .headers = extra->headers,
                   .header_count = extra->header_count,
                   .tags = extra->tags,
-                  .tag_count = extra->tag_count};
+                  .tag_count = extra->tag_count,
+                  .keep_ms = in_job ? 0 : extra->keep_ms}; /* a job's is the job's to say */
     kl_put_result result;
     kl__json answer = {0};
     bool ignored;
@@ -165,7 +178,9 @@ static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, 
         rc = kl__fail(KL_EBUSY, "the task began to run while it was moved, and its copy could not be taken back: %s",
                       kl_error_text());
     kl__json_free(&answer);
-    if (rc == KL_OK)
+    if (rc == KL_OK && in_job)
+        rc = kl__job_leave(queue, &entry->job, 1);
+    if (rc == KL_OK && ret_id)
         *ret_id = result.id;
     return rc;
 }
@@ -174,6 +189,8 @@ kl_rc kl_task_move(kl_queue *queue, const kl_task_id *id, kl_queue *to, kl_task_
 {
     kl_arena arena = {0};
     kl_found found;
+    if (!queue || !id)
+        return check_given(false);
     if (!to)
         return kl__fail(KL_EINVAL, "there is no queue to move to; pass `to`");
     if (to->store == queue->store && strcmp(to->name, queue->name) == 0)
@@ -245,10 +262,12 @@ static kl_rc purge_source(kl_queue *queue, kl__source source, void *ctx)
 kl_rc kl_queue_purge(kl_queue *queue, uint64_t *ret_count)
 {
     struct purge purge = {.verb = "purge"};
-    kl_rc rc = queue ? kl__queue_take_in_all(queue) : KL_OK;
+    kl_rc rc = check_given(queue);
+    if (rc == KL_OK)
+        rc = kl__queue_take_in_all(queue);
     if (rc == KL_OK)
         rc = each_source(queue, purge_source, &purge);
-    if (rc == KL_OK)
+    if (rc == KL_OK && ret_count)
         *ret_count = purge.count;
     return rc;
 }
@@ -433,7 +452,9 @@ static kl_rc fail_none(const struct key_ask *ask)
 /* KL_ENOTFOUND: nothing of the key is there. */
 static kl_rc ask_key(kl_queue *queue, struct key_ask *ask)
 {
-    kl_rc rc = check_key(ask->key);
+    kl_rc rc = check_given(queue);
+    if (rc == KL_OK)
+        rc = check_key(ask->key);
     if (rc == KL_OK)
         rc = ask_layouts(queue, ask);
     bool none = strcmp(ask->verb, "drain") == 0 ? ask->count == 0 : !ask->answered;
@@ -462,7 +483,7 @@ kl_rc kl_key_skip(kl_queue *queue, kl_bytes key, const char *partition, kl_task_
     kl_arena arena = {0};
     struct key_ask ask = {.key = key, .partition = partition, .verb = "skip", .first_layout = true, .arena = &arena};
     kl_rc rc = ask_key(queue, &ask);
-    if (rc == KL_OK)
+    if (rc == KL_OK && ret_id)
         *ret_id = ask.id;
     kl_arena_free(&arena);
     return rc;
@@ -473,7 +494,7 @@ kl_rc kl_key_drain(kl_queue *queue, kl_bytes key, const char *partition, bool de
     kl_arena arena = {0};
     struct key_ask ask = {.key = key, .partition = partition, .verb = "drain", .dead = dead, .arena = &arena};
     kl_rc rc = ask_key(queue, &ask);
-    if (rc == KL_OK)
+    if (rc == KL_OK && ret_count)
         *ret_count = ask.count;
     kl_arena_free(&arena);
     return rc;
@@ -491,7 +512,9 @@ static kl_bytes pause_name(const kl_queue *queue, kl_bytes key, char buffer[KL_R
 kl_rc kl_key_pause(kl_queue *queue, kl_bytes key)
 {
     char buffer[KL_RECORD_NAME_BYTES];
-    kl_rc rc = check_key(key);
+    kl_rc rc = check_given(queue);
+    if (rc == KL_OK)
+        rc = check_key(key);
     if (rc != KL_OK)
         return rc;
     json_t *value = kl__json_object();
@@ -509,7 +532,9 @@ kl_rc kl_key_resume(kl_queue *queue, kl_bytes key)
     kl_arena arena = {0};
     kl_record record;
     bool running; /* then there is nothing to be tried again */
-    kl_rc rc = check_key(key);
+    kl_rc rc = check_given(queue);
+    if (rc == KL_OK)
+        rc = check_key(key);
     if (rc == KL_OK)
         rc = wake(queue, key, NULL, &running);
     if (rc != KL_OK && rc != KL_ENOTFOUND)
@@ -597,11 +622,11 @@ static kl_rc fill_status(const kl_queue *queue, kl__source source, struct key_as
     char name[KL_PARTITION_NAME_BYTES];
     kl_bytes copy;
     kl_rc rc = kl_partition_name(&source.layout->layout, queue->name, source.partition, sizeof name, name);
-    if (rc == KL_OK && !kl_arena_copy(ask->arena, kl_str(name), &copy))
+    if (rc == KL_OK &&
+        (!kl_arena_copy(ask->arena, kl_str(name), &copy) || !kl_arena_copy(ask->arena, ask->key, &status->key)))
         rc = kl__fail_memory();
     if (rc != KL_OK)
         return rc;
-    status->key = ask->key;
     status->partition = copy.data;
     status->layout = source.layout->number;
     status->why = (kl_why)kl__json_int(answer, "why", 0, KL_WHY_PARTITION);
@@ -640,6 +665,8 @@ kl_rc kl_key_places(kl_queue *queue, kl_bytes key, const char *partition, size_t
 {
     struct key_ask ask = {
         .key = key, .partition = partition, .verb = "show", .arena = arena, .places = ret_places, .max = max};
+    if (!arena || !ret_places || !ret_count)
+        return check_given(false);
     if (max == 0)
         return kl__fail(KL_EINVAL, "max is 0; ask for at least one place");
     kl_rc rc = ask_key(queue, &ask);
@@ -653,6 +680,8 @@ kl_rc kl_key_show(kl_queue *queue, kl_bytes key, kl_arena *arena, kl_key_status 
     enum { SHOWN_MAX = 32 };
     kl_key_status places[SHOWN_MAX];
     size_t count;
+    if (!ret_status)
+        return check_given(false);
     kl_rc rc = kl_key_places(queue, key, NULL, SHOWN_MAX, arena, places, &count);
     if (rc != KL_OK)
         return rc;
@@ -718,7 +747,9 @@ static kl_rc add_workers(kl_queue *queue, kl__source source, void *ctx)
 kl_rc kl_queue_workers(kl_queue *queue, size_t max, kl_arena *arena, kl_worker_status *ret_workers, size_t *ret_count)
 {
     struct workers workers = {arena, ret_workers, max, 0};
-    kl_rc rc = each_source(queue, add_workers, &workers);
+    kl_rc rc = check_given(queue && arena && ret_count && (ret_workers || max == 0));
+    if (rc == KL_OK)
+        rc = each_source(queue, add_workers, &workers);
     if (rc == KL_OK)
         *ret_count = workers.count;
     return rc;

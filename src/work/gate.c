@@ -4,7 +4,9 @@
  *
  * Older layouts are sealed, so what they hold only becomes less: a key that is not in the set never will be, and the set
  * may be read at leisure. While an older layout is not sealed, or holds more than KEYS_MAX tasks, the gate is shut and
- * nothing of the newer layout is run: it is being drained first, which is what most changes of layout look like.
+ * nothing of the newer layout is run: it is being drained first, which is what most changes of layout look like. Each
+ * layout is read once for all that are newer, and one line of many shards at a time: where a call is a journey, a
+ * hundred shards with one task must not take a hundred of them.
  *
  * What was read is applied once the record has been read again. A delayed task of layout 1 may have a copy in layout 2, of
  * a move that was broken off; when there is a layout 3, it is moved there, and is gone from layout 1. Who saw that, and did
@@ -12,7 +14,7 @@
 #include "base/mutant.h"
 #include "work/inside.h"
 
-enum { KEYS_MAX = 1 << 20, SCANS = 64, STUBS = 256 };
+enum { KEYS_MAX = 1 << 20, SCANS = 64, FEW = 16, STUBS = 256 }; /* FEW: of each line, where many are read at once */
 
 /* What older layouts hold. */
 struct findings {
@@ -71,79 +73,129 @@ void kl__gates_free(kl__pump *pump)
 
 /* --- Reading older layouts; the mutex is not held --- */
 
-static kl_rc add_line(kl_store *store, kl_place place, int32_t line, kl__keyset *keys)
+/* A reading of all layouts, the oldest first. */
+struct reading {
+    struct findings found; /* in those that were read so far */
+    uint64_t tasks;        /* likewise */
+    kl_scan scans[SCANS];
+    kl_stub stubs[SCANS][FEW];
+};
+
+static kl_rc add_stubs(struct reading *reading, const kl_scan *scan)
 {
-    kl_stub stubs[STUBS];
-    kl_scan scan = {.place = place, .line = line, .until_ms = KL_ID_MS_MAX, .stubs = stubs, .max = STUBS};
-    kl_stub last;
+    for (size_t i = 0; i < scan->count; i++)
+        if (scan->stubs[i].key_hash && !kl__keyset_add(reading->found.keys, scan->stubs[i].key_hash))
+            return kl__fail_memory();
+    return KL_OK;
+}
+
+/* The rest of a line, of which the first were read. */
+static kl_rc add_rest(struct reading *reading, kl_store *store, const kl_scan *first)
+{
+    kl_stub stubs[STUBS], last = first->stubs[first->count - 1];
+    kl_scan scan = *first;
+    scan.stubs = stubs;
+    scan.max = STUBS;
+    scan.after = &last;
     do {
         kl_rc rc = kl_store_scan(store, &scan, 1);
+        if (rc == KL_OK)
+            rc = add_stubs(reading, &scan);
         if (rc != KL_OK)
             return rc;
-        for (size_t i = 0; i < scan.count; i++)
-            if (stubs[i].key_hash && !kl__keyset_add(keys, stubs[i].key_hash))
-                return kl__fail_memory();
         if (scan.count > 0)
             last = stubs[scan.count - 1];
-        scan.after = &last;
     } while (scan.count == STUBS);
     return KL_OK;
 }
 
-static kl_rc add_shard(kl_store *store, kl_place place, kl__keyset *keys, uint64_t *tasks, bool *due)
+/* Shards of a partition. */
+struct range {
+    kl_store *store;
+    uint32_t partition, from, to;
+};
+
+/* One line of each. */
+static kl_rc add_line(struct reading *reading, const struct range *range, int32_t line)
+{
+    for (uint32_t from = range->from; from < range->to; from += SCANS) {
+        uint32_t count = range->to - from < SCANS ? range->to - from : SCANS;
+        for (uint32_t i = 0; i < count; i++)
+            reading->scans[i] = (kl_scan){.place = {range->partition, from + i},
+                                          .line = line,
+                                          .until_ms = KL_ID_MS_MAX,
+                                          .stubs = reading->stubs[i],
+                                          .max = FEW};
+        kl_rc rc = kl_store_scan(range->store, reading->scans, count);
+        for (uint32_t i = 0; rc == KL_OK && i < count; i++) {
+            const kl_scan *scan = &reading->scans[i];
+            rc = add_stubs(reading, scan);
+            if (rc == KL_OK && scan->count == scan->max)
+                rc = add_rest(reading, range->store, scan);
+        }
+        if (rc != KL_OK)
+            return rc;
+    }
+    return KL_OK;
+}
+
+static kl_rc add_lines(struct reading *reading, const struct range *range, const kl_counts *counts)
+{
+    kl_rc rc = KL_OK;
+    for (uint32_t lines = counts->priorities; lines && rc == KL_OK; lines &= lines - 1)
+        rc = add_line(reading, range, __builtin_ctz(lines) + KL_PRIORITY_MIN);
+    if (rc == KL_OK && (counts->due || counts->at_least))
+        rc = add_line(reading, range, KL_LINE_DUE);
+    return rc == KL_OK ? add_line(reading, range, KL_LINE_RETRY) : rc; /* last: others may go there meanwhile */
+}
+
+/* One by one; *left: tasks of them so far. */
+static kl_rc add_shards(struct reading *reading, const struct range *range, uint64_t *left)
+{
+    kl_rc rc = KL_OK;
+    for (uint32_t s = range->from; rc == KL_OK && s < range->to && reading->tasks + *left <= KEYS_MAX; s++) {
+        struct range one = {range->store, range->partition, s, s + 1};
+        kl_counts counts;
+        rc = kl_store_counts(range->store, (kl_place){range->partition, s}, NULL, &counts);
+        if (rc != KL_OK || (kl__counts_waiting(&counts) == 0 && !counts.at_least))
+            continue;
+        *left += kl__counts_waiting(&counts);
+        reading->found.due |= counts.due > 0 || counts.at_least;
+        rc = add_lines(reading, &one, &counts);
+    }
+    return rc;
+}
+
+/* Where not all is counted, shards are looked at one by one, even if the partition seems to hold nothing. */
+static kl_rc add_partition(struct reading *reading, const struct range *range)
 {
     kl_counts counts;
-    kl_rc rc = kl_store_counts(store, place, NULL, &counts);
+    uint64_t left = 0;
+    kl_rc rc = kl_store_counts(range->store, (kl_place){range->partition, KL_ALL_SHARDS}, NULL, &counts);
     if (rc != KL_OK)
         return rc;
-    *tasks += kl__counts_waiting(&counts);
-    *due |= counts.due > 0 || counts.at_least;
-    for (uint32_t lines = counts.priorities; lines && rc == KL_OK; lines &= lines - 1)
-        rc = add_line(store, place, __builtin_ctz(lines) + KL_PRIORITY_MIN, keys);
-    if (rc == KL_OK && (counts.due || counts.at_least))
-        rc = add_line(store, place, KL_LINE_DUE, keys);
-    return rc == KL_OK ? add_line(store, place, KL_LINE_RETRY, keys) : rc; /* last: others may go there meanwhile */
+    uint64_t waiting = kl__counts_waiting(&counts);
+    reading->found.due |= counts.due > 0;
+    if (reading->tasks + waiting <= KEYS_MAX && counts.at_least)
+        rc = add_shards(reading, range, &left);
+    else if (reading->tasks + waiting <= KEYS_MAX && waiting > 0)
+        rc = add_lines(reading, range, &counts);
+    reading->tasks += waiting > left ? waiting : left;
+    return rc;
 }
 
-/* A partition of which not all is counted is looked at shard by shard, even if it seems to hold nothing. */
-static kl_rc add_layout(const kl__queue_layout *layout, kl__keyset *keys, uint64_t *tasks, bool *due)
+static kl_rc add_layout(struct reading *reading, const kl__queue_layout *layout)
 {
-    uint32_t shards = kl_layout_shards(&layout->layout);
-    for (uint32_t p = 0; p < layout->layout.partitions; p++) {
-        kl_counts counts;
-        kl_rc rc =
-            kl_store_counts(layout->stores[p], (kl_place){kl__layout_number(layout, p), KL_ALL_SHARDS}, NULL, &counts);
-        if (rc != KL_OK)
-            return rc;
-        uint64_t waiting = kl__counts_waiting(&counts), left = 0;
-        bool any = waiting > 0 || counts.at_least;
-        *due |= counts.due > 0;
-        for (uint32_t s = 0; s < shards && any && *tasks + waiting <= KEYS_MAX && *tasks + left <= KEYS_MAX; s++) {
-            rc = add_shard(layout->stores[p], (kl_place){kl__layout_number(layout, p), s}, keys, &left, due);
-            if (rc != KL_OK)
-                return rc;
-        }
-        *tasks += waiting > left ? waiting : left;
+    kl_rc rc = KL_OK;
+    if (layout->drained)
+        return KL_OK;
+    reading->found.shut |= !layout->sealed;
+    for (uint32_t p = 0; rc == KL_OK && p < layout->layout.partitions && !reading->found.shut; p++) {
+        struct range all = {layout->stores[p], kl__layout_number(layout, p), 0, kl_layout_shards(&layout->layout)};
+        rc = add_partition(reading, &all);
+        reading->found.shut |= reading->tasks > KEYS_MAX;
     }
-    return KL_OK;
-}
-
-/* The keys of all layouts before number `index` of the descriptor. */
-static kl_rc read_older(const kl__descriptor *descriptor, size_t index, kl__keyset *keys, bool *ret_shut, bool *ret_due)
-{
-    uint64_t tasks = 0;
-    *ret_shut = *ret_due = false;
-    for (size_t i = 0; i < index; i++) {
-        const kl__queue_layout *layout = &descriptor->layouts[i];
-        if (layout->drained)
-            continue;
-        *ret_shut |= !layout->sealed;
-        kl_rc rc = *ret_shut ? KL_OK : add_layout(layout, keys, &tasks, ret_due);
-        if (rc != KL_OK)
-            return rc;
-        *ret_shut |= tasks > KEYS_MAX;
-    }
-    return KL_OK;
+    return rc;
 }
 
 static bool has_older(const kl__descriptor *descriptor, size_t index)
@@ -191,31 +243,6 @@ static bool apply(const kl__pump *pump, kl__gate *gate)
     return true;
 }
 
-static kl_rc refresh_gate(kl__pump *pump, kl__descriptor *descriptor, size_t index)
-{
-    uint64_t number = descriptor->layouts[index].number;
-    kl__gate *gate = kl__gate_of(pump, number);
-    if (!gate && !(gate = make_gate(pump, number)))
-        return kl__fail_memory();
-    if (!apply(pump, gate))
-        return KL_OK;
-    struct findings read = {.shut = true, .due = true, .keys = kl__keyset_open()};
-    if (!read.keys)
-        return kl__fail_memory();
-    kl__pump_leave(pump);
-    kl_rc rc = read_older(descriptor, index, read.keys, &read.shut, &read.due);
-    kl__pump_enter(pump);
-    if (rc != KL_OK) {
-        kl__keyset_free(read.keys);
-        return rc;
-    }
-    gate->read = read;
-    gate->read_at = KL_MUTANT(gate_early) ? 0 : pump->refreshes;
-    if (KL_MUTANT(gate_early))
-        apply(pump, gate);
-    return KL_OK;
-}
-
 static bool is_served(const kl__pump *pump, uint64_t layout_number)
 {
     const kl__partition *partition = pump->partitions;
@@ -224,16 +251,78 @@ static bool is_served(const kl__pump *pump, uint64_t layout_number)
     return partition != NULL;
 }
 
+/* The gates whose turn it is, by layout of the descriptor; NULL: none. */
+static kl_rc choose_gates(kl__pump *pump, const kl__descriptor *descriptor, kl__gate **gates)
+{
+    for (size_t i = 0; i < descriptor->layout_count; i++) {
+        uint64_t number = descriptor->layouts[i].number;
+        kl__gate *gate = kl__gate_of(pump, number);
+        gates[i] = NULL;
+        if (!has_older(descriptor, i) || descriptor->layouts[i].drained)
+            remove_gate(pump, number);
+        else if (!is_served(pump, number)) /* one who stands in serves but one */
+            continue;
+        else if (!gate && !(gate = make_gate(pump, number)))
+            return kl__fail_memory();
+        else if (apply(pump, gate))
+            gates[i] = gate;
+    }
+    return KL_OK;
+}
+
+static bool copy_findings(const struct findings *from, struct findings *ret_copy)
+{
+    *ret_copy = *from;
+    ret_copy->keys = kl__keyset_open();
+    bool copied = ret_copy->keys != NULL;
+    for (uint64_t i = 0; copied && i < kl__keyset_capacity(from->keys); i++)
+        copied = !kl__keyset_at(from->keys, i) || kl__keyset_add(ret_copy->keys, kl__keyset_at(from->keys, i));
+    if (!copied)
+        kl__keyset_free(ret_copy->keys);
+    return copied;
+}
+
+/* Each layout once; a gate is told of all before its own. Up to the first that cannot be read. */
+static kl_rc read_older(const kl__descriptor *descriptor, kl__gate *const *gates, struct findings *ret_read)
+{
+    struct reading *reading = kl__alloc_zeroed(1, sizeof *reading);
+    size_t last = descriptor->layout_count;
+    kl_rc rc = KL_OK;
+    if (!reading || !(reading->found.keys = kl__keyset_open()))
+        rc = kl__fail_memory();
+    while (last > 0 && !gates[last - 1])
+        last--;
+    for (size_t i = 0; rc == KL_OK && i < last; i++) {
+        if (gates[i] && !copy_findings(&reading->found, &ret_read[i]))
+            rc = kl__fail_memory();
+        else if (i + 1 < last)
+            rc = add_layout(reading, &descriptor->layouts[i]);
+    }
+    if (reading)
+        kl__keyset_free(reading->found.keys);
+    kl__free(reading);
+    return rc;
+}
+
 kl_rc kl__gates_refresh(kl__pump *pump)
 {
     kl__descriptor *descriptor = pump->descriptor;
-    kl_rc rc = KL_OK;
+    kl__gate *gates[KL_LAYOUTS_MAX];
+    struct findings read[KL_LAYOUTS_MAX] = {0};
     atomic_fetch_add(&descriptor->references, 1);
-    for (size_t i = 0; i < descriptor->layout_count && rc == KL_OK; i++) {
-        if (!has_older(descriptor, i) || descriptor->layouts[i].drained)
-            remove_gate(pump, descriptor->layouts[i].number);
-        else if (is_served(pump, descriptor->layouts[i].number)) /* one who stands in serves but one */
-            rc = refresh_gate(pump, descriptor, i);
+    kl_rc rc = choose_gates(pump, descriptor, gates);
+    if (rc == KL_OK) {
+        kl__pump_leave(pump);
+        rc = read_older(descriptor, gates, read);
+        kl__pump_enter(pump);
+    }
+    for (size_t i = 0; i < descriptor->layout_count; i++) {
+        if (!read[i].keys)
+            continue;
+        gates[i]->read = read[i];
+        gates[i]->read_at = KL_MUTANT(gate_early) ? 0 : pump->refreshes;
+        if (KL_MUTANT(gate_early))
+            apply(pump, gates[i]);
     }
     kl__descriptor_release(descriptor);
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next)

@@ -4,8 +4,8 @@
  *      own shards (owners.c) -> scan into windows -> ready tasks -> threads run them -> outcomes, in batches
  *      watch the record         (window.c, lanes)    fair by group                      under the shard's epoch
  *
- * Reading order: pump.h (what a worker's threads call) -> look.c -> window.c -> skips.h -> room.c -> pump.c (take,
- * finish) -> load.c -> settle.c -> beat.c -> gate.c.
+ * Reading order: pump.h (what a worker's threads call) -> look.c -> window.c -> before.c -> skips.h -> room.c -> pump.c
+ * (take, finish) -> load.c -> settle.c -> beat.c -> gate.c.
  *
  * A window holds a part of one owned shard's lines, so memory stays bounded however many tasks wait. Three things keep
  * what is held from hiding what is not:
@@ -23,11 +23,14 @@
  *     entry, passed because nobody here runs it, or gone.
  * P2  A key that has an entry in the skips, or among what is left out of the due line, admits nothing that comes behind
  *     the entry by (priority, due, position), and keeps nothing of it that waits. Nor is a task with a key admitted before
- *     the due line was read once, and before more urgent lines have been to their ends.
+ *     the due line was read once, and before more urgent lines have been to their ends, as that look shows them.
  * P3  A task's outcome is sent after those of its key that finished before it: outcomes of a shard are sent in one
  *     settle at a time, in the order in which they came. So what is settled of a key is always its first tasks.
  * P4  Nothing is taken from a window whose owner's lease may be over.
- * P5  A task that may have ended the process before (suspect) is run only after its start has been made durable. */
+ * P5  A task that may have ended the process before (suspect) is run only after its start has been made durable.
+ * P6  Of those whose start was made durable and that ended with their process (accused) one is started at a time, the
+ *     next when it has ended or has run for a lease: so those that ran beside the guilty one are charged with it once,
+ *     and not until they are dead. Not where tasks are given out: there they end nobody's process. */
 #ifndef KL_WORK_INSIDE_H
 #define KL_WORK_INSIDE_H
 
@@ -55,6 +58,7 @@ enum {
     KL_LOAD_MAX = 64,          /* tasks loaded at once */
     KL_SHELF_MAX = 256,        /* tasks of one kind that wait for somebody who wants it */
     KL_SHELVES_MAX = 1024,     /* kinds for which there is a shelf */
+    KL_UNSERVED_MAX = 8,       /* kinds that are not run here and that a window remembers by name */
     KL_LINES = KL_LINE_RETRY - KL_PRIORITY_MIN + 1,
 };
 
@@ -88,6 +92,7 @@ struct kl__held {
     uint8_t outcome;        /* FINISHED: kl_outcome */
     uint8_t blocked;        /* kl__blocked: why its key cannot go on */
     bool suspect;           /* may have ended its worker: P5 */
+    bool accused;           /* likewise: its start was written down, and no outcome: P6 */
     bool marked;            /* its start is durable: attempts includes this one */
     bool retry_line;        /* in the store it stands in the retry line */
     bool halted;            /* FINISHED as RETRY: then hold the key until somebody acts, */
@@ -169,11 +174,14 @@ struct kl__window {
     bool settling;
     bool sweeping; /* tasks of this key (0: all) are being ended, and must not come into memory meanwhile */
     uint64_t swept_key;
-    bool lapsed;           /* its lease may be over: nothing is taken until a beat has renewed it */
-    uint16_t unserved;     /* a kind that is not run here and of which it holds a task, by kl__owners_kind; 0: none */
+    bool lapsed;                        /* its lease may be over: nothing is taken until a beat has renewed it */
+    uint16_t unserved[KL_UNSERVED_MAX]; /* kinds that are not run here and of which it met tasks, by kl__owners_kind, */
+    uint8_t unserved_count;
+    bool unserved_more;    /* and others */
     bool draining;         /* holds a first task whose line is to follow it to the dead letters */
     int64_t due_looked_ms; /* when the due line was last begun, */
     int64_t due_again_ms;  /* and when it is to be begun again */
+    uint32_t lines_read;   /* ready lines that the look under way reads on, or the last one did, as in kl_counts */
     bool behind;           /* in the look under way, lines are to be read on before it ends, */
     bool went_on;          /* and it came further, */
     bool due_read;         /* it was read to its end once: only then may ready lines be */
@@ -212,6 +220,7 @@ struct kl__partition {
     uint32_t window_count;
     uint32_t windows_alive; /* dropped ones with something out included */
     uint32_t allowed_count; /* shards that this worker may take */
+    uint64_t permits;       /* that its last beat granted: tasks of the queue that may run here at a time */
     uint32_t priorities;    /* lines known to be in use, as in kl_counts */
     int64_t counted_ms;     /* when that was asked; */
     int64_t count_rest_ms;  /* and how long it is not done again: 20 times as long as it took */
@@ -302,7 +311,9 @@ struct kl__pump {
     kl__descriptor *descriptor;
     kl__partition *partitions;
     kl__room *room;
-    kl__capacity *capacities; /* with a limit for each partition: theirs; else NULL */
+    kl__held *accused;         /* that runs (P6), */
+    kl__shelf *accused_others; /* and those that are ready beside it */
+    kl__capacity *capacities;  /* with a limit for each partition: theirs; else NULL */
     uint64_t capacity_count;
     kl__held *free_held; /* for reuse */
     struct held_block *held_blocks;
@@ -329,9 +340,10 @@ struct kl__pump {
     bool prioritized;                 /* tasks of several priorities wait */
     bool grouped;                     /* a task with a group has been seen */
     bool looking;                     /* a look is under way, */
-    int64_t looked_ms;                /* or the last was begun then */
+    int64_t looked_ms; /* or the last was begun then, on the local clock: the store's may stand still here */
     bool ticking;
     bool beating;
+    bool informed; /* the queue's records have been read once, whatever else of a tick failed */
     bool stopping; /* nothing is started any more */
     bool limited;  /* the queue's rate or concurrency let nothing start when last asked */
     bool strays;   /* tasks of kinds that have no shelf have been set aside */
@@ -354,7 +366,7 @@ struct kl__pump {
     uint64_t elsewhere;          /* tasks in partitions that are not all owned here, */
     int64_t elsewhere_ms;        /* and since when so many */
     uint64_t away;               /* partitions whose stores have not answered yet: they are not among these */
-    bool away_told;
+    bool away_told;              /* that some are, and not yet that all are back */
     kl__pump_counts counts;
 };
 
@@ -412,16 +424,27 @@ void kl__window_release(kl__held *held);
 void kl__window_pass(kl__held *held);                             /* likewise, and it is counted as not served */
 void kl__window_due_ended(kl__window *window, uint64_t position); /* a task of the due line was settled */
 void kl__window_end_due_look(kl__window *window);
-void kl__window_end_due(kl__window *window); /* the line has been read to its end */
-
-/* A task that is due and left out comes before one of this key, line, time and position. */
-bool kl__window_due_before(const kl__window *window, uint64_t key_hash, int32_t line, int64_t ms, uint64_t position);
 kl__held *kl__window_find(kl__window *window, const kl_task_id *id, uint64_t position);
 kl__lane *kl__window_lane(kl__window *window, uint64_t key_hash); /* NULL: none */
 
 bool kl__window_full(const kl__window *window, int32_t line); /* for tasks of this priority */
 uint64_t kl__window_max(const kl__pump *pump);                /* tasks of one shard */
 uint64_t kl__key_max(const kl__pump *pump);                   /* tasks of one key */
+
+/* --- before.c: what comes before a task of its key, and is not in memory --- */
+
+uint32_t kl__window_lines(const kl__window *window); /* ready lines known to be in use, as in kl_counts */
+bool kl__window_unread_before(const kl__window *window, int32_t line); /* there are such lines before this one */
+bool kl__window_left_out_before(const kl__window *window, int32_t line, uint64_t key);
+
+/* A task that is due and left out comes before one of this key, line, time and position. */
+bool kl__window_due_before(const kl__window *window, uint64_t key_hash, int32_t line, int64_t ms, uint64_t position);
+bool kl__window_unread_due(const kl__window *window, const kl_stub *stub); /* the stub is of the due line */
+bool kl__window_is_passed(const kl__held *held); /* a task that was taken, and comes back unrun */
+
+/* Remembers that a task of the due line is left out; false: no room for that. And the line has been read to its end. */
+bool kl__window_note_due(kl__window *window, uint64_t key_hash, const kl__lane_task *task);
+void kl__window_end_due(kl__window *window);
 
 /* --- look.c --- */
 
@@ -463,7 +486,11 @@ kl_why kl__found_why(const kl_found *found, const kl__descriptor *descriptor, co
 kl__settles *kl__settles_open(void);
 void kl__settles_free(kl__settles *settles);
 bool kl__pump_settling(const kl__pump *pump);
-kl_rc kl__window_send(kl__window *window); /* until all that has finished in it is durable */
+/* Whether a task of the key has finished in it whose outcome is not durable. */
+bool kl__window_key_unsettled(const kl__window *window, uint64_t key_hash);
+
+/* Until all that has finished in it is durable; the caller has pinned it. KL_ESTALE: it is lost, and not all is. */
+kl_rc kl__window_send(kl__window *window);
 
 /* --- pump.c --- */
 
@@ -485,9 +512,14 @@ int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked
 
 kl_rc kl__partitions_sync(kl__pump *pump); /* as the descriptor says */
 kl_rc kl__partitions_beat(kl__pump *pump);
-kl_rc kl__partitions_watch(kl__pump *pump);       /* asks for a beat when others came, went, took or gave back */
+int64_t kl__partitions_lease_ms(const kl__pump *pump); /* the shortest that was told, or is to be */
+kl_rc kl__partitions_watch(kl__pump *pump);            /* asks for a beat when others came, went, took or gave back */
 bool kl__partitions_starve(const kl__pump *pump); /* it wants more permits than it has, and the others do not know */
 void kl__partitions_close(kl__pump *pump);
+
+/* Nothing of it can be run: its store, which is not the queue's own, does not answer. Nor can partitions that were never
+ * opened for this reason (pump->away). */
+bool kl__partition_is_away(const kl__partition *partition);
 
 /* --- sweep.c: tasks that are ended without being run --- */
 

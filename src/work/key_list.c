@@ -225,6 +225,8 @@ kl_rc kl_key_list(kl_queue *queue, kl_key_order order, size_t look_max, size_t m
     struct keys keys = {.arena = arena};
     bool all = false;
     size_t used = 0;
+    if (!queue || !arena || !ret_keys || !ret_count)
+        return kl__fail(KL_EINVAL, "an argument is NULL; pass the queue, an arena and room for the answer");
     kl_rc rc = check(order, max);
     if (rc == KL_OK)
         rc = count_all(queue, &keys, look_max ? look_max : LOOK_DEFAULT, &all);

@@ -62,17 +62,16 @@ uint64_t kl__keyset_count(const kl__keyset *set) { return set ? set->count : 0; 
 uint64_t kl__keyset_capacity(const kl__keyset *set) { return set ? set->capacity : 0; }
 uint64_t kl__keyset_at(const kl__keyset *set, uint64_t index) { return set->slots[index]; }
 
-/* Names end in the 16 hex digits of the key's hash. */
+/* Names end in the 16 hex digits of the key's hash. Of a page only the last name is kept. */
 kl_rc kl__keyset_read_paused(kl__keyset *set, const kl_queue *queue, kl_arena *arena)
 {
     enum { PAGE = 256, PAUSED_MAX = 1000000 };
-    char name[KL_RECORD_NAME_BYTES];
+    char name[KL_RECORD_NAME_BYTES], last[KL_RECORD_NAME_BYTES];
     kl_bytes prefix = kl__record_name(name, sizeof name, "pause", queue->name, ""), after = {0};
-    kl_record *records = kl_arena_alloc(arena, PAGE * sizeof *records);
+    kl_record records[PAGE];
     size_t count = PAGE;
-    if (!records)
-        return kl__fail_memory();
     while (count == PAGE && kl__keyset_count(set) < PAUSED_MAX) {
+        kl_arena_reset(arena);
         kl_rc rc = kl_store_list(queue->store, prefix, after, PAGE, arena, records, &count);
         if (rc != KL_OK)
             return rc;
@@ -81,8 +80,10 @@ kl_rc kl__keyset_read_paused(kl__keyset *set, const kl_queue *queue, kl_arena *a
             if (key_hash && !kl__keyset_add(set, key_hash))
                 return kl__fail_memory();
         }
-        if (count)
-            after = records[count - 1].name;
+        if (count) {
+            after = (kl_bytes){last, records[count - 1].name.len};
+            memcpy(last, records[count - 1].name.data, after.len);
+        }
     }
     if (count == PAGE)
         return kl__fail(KL_EFULL, "more than %d keys are paused, and changes are not seen; resume some", PAUSED_MAX);

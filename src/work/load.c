@@ -74,11 +74,30 @@ static void set_aside(kl__pump *pump, kl__held *held, kl__blocked why)
         put_aside(pump, held, why);
 }
 
+/* Another worker may run it, and is told of every kind: for the one that comes first there may be none. */
 static void note_unserved(kl__pump *pump, kl__held *held, uint16_t kind)
 {
+    kl__window *window = held->window;
     pump->counts.unserved++;
-    pump->beat_now |= held->window->unserved == 0; /* somebody else may run it */
-    held->window->unserved = held->kind = kind;
+    held->kind = kind;
+    for (uint8_t i = 0; i < window->unserved_count; i++)
+        if (window->unserved[i] == kind)
+            return;
+    pump->beat_now |= !window->unserved_more;
+    if (window->unserved_count < KL_UNSERVED_MAX)
+        window->unserved[window->unserved_count++] = kind;
+    else
+        window->unserved_more = true;
+}
+
+static void forget_unserved(kl__window *window, uint16_t kind)
+{
+    uint8_t kept = 0;
+    for (uint8_t i = 0; i < window->unserved_count; i++)
+        if (kind != 0 && window->unserved[i] != kind)
+            window->unserved[kept++] = window->unserved[i];
+    window->unserved_count = kept;
+    window->unserved_more &= kind != 0;
 }
 
 /* Where tasks are given out, and nobody wants this one now. False: there is no room for it, and the kind is unserved. */
@@ -113,8 +132,7 @@ static size_t serve_window(kl__window *window, uint16_t kind, size_t max)
         if (held && held->blocked == KL_BLOCKED_KIND && (kind == 0 || held->kind == kind))
             count += kl__window_serve(window, held);
     }
-    if (kind == 0 || window->unserved == kind)
-        window->unserved = 0;
+    forget_unserved(window, kind);
     if (count)
         kl__window_ready(window);
     return count;
@@ -250,14 +268,29 @@ static kl_rc send_starts(kl__pump *pump, kl__held **held, size_t count)
     return rc == KL_ESTALE ? KL_OK : rc;
 }
 
+/* What stood before it in its key and is done becomes durable first: its start puts it at the head of its key (P3). */
+static kl_rc send_before(const kl__held *held)
+{
+    kl__window *window = held->window;
+    bool must_send = held->key_hash && kl__window_key_unsettled(window, held->key_hash);
+    kl_rc rc = must_send ? kl__window_send(window) : KL_OK;
+    return rc == KL_ESTALE ? KL_OK : rc; /* it is lost, and not run */
+}
+
 /* Makes the starts of suspect tasks durable (P5): they count as tried from now on. */
 static kl_rc mark_starts(kl__pump *pump, kl__held **held, size_t count)
 {
     kl__held *suspects[KL_LOAD_MAX];
     size_t found = 0;
-    for (size_t i = 0; i < count; i++)
-        if (held[i]->suspect && !held[i]->window->lost && !KL_MUTANT(start_not_marked))
+    for (size_t i = 0; i < count; i++) {
+        if (!held[i]->suspect || held[i]->window->lost || KL_MUTANT(start_not_marked))
+            continue;
+        kl_rc rc = send_before(held[i]);
+        if (rc != KL_OK)
+            return rc;
+        if (!held[i]->window->lost)
             suspects[found++] = held[i];
+    }
     for (size_t i = 0; i < found;) {
         size_t same = same_store(suspects + i, found - i);
         kl_rc rc = send_starts(pump, suspects + i, same);

@@ -66,6 +66,8 @@ static void plan(struct looks *looks, kl__window *window, int32_t line, look_kin
         (kl_scan){.place = window->place, .line = line, .until_ms = window->pump->now_ms, .after = after};
     window->out++; /* it must not be freed while the store is asked */
     window->due_asked |= line == KL_LINE_DUE;
+    if (kind == LOOK_ON && line <= KL_PRIORITY_MAX)
+        window->lines_read |= 1u << (line - KL_PRIORITY_MIN);
 }
 
 static bool has_room(const kl__window *window, int32_t line)
@@ -152,8 +154,10 @@ static void plan_ready(struct looks *looks, kl__window *window, int32_t line)
         begin_side(window, line, cursor);
     if (cursor && cursor->siding)
         plan(looks, window, line, LOOK_SIDE);
-    if (KL_MUTANT(side_alone) && cursor && cursor->siding)
+    if (KL_MUTANT(side_alone) && cursor && cursor->siding) {
+        window->lines_read |= 1u << (line - KL_PRIORITY_MIN); /* or what is less urgent would wait, too */
         return;
+    }
     if (has_room(window, line) && !(KL_MUTANT(first_page) && cursor && cursor->any))
         plan(looks, window, line, LOOK_ON);
 }
@@ -168,7 +172,7 @@ static bool holds_others(const kl__window *window, int32_t line)
 /* The ready lines, up to the first that has not come to its end: of those behind it nothing would be admitted. */
 static void plan_lines(struct looks *looks, kl__window *window)
 {
-    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    uint32_t lines = kl__window_lines(window);
     for (int i = 0; window->pump->left_out > 0 && i < KL_LANE_PRIORITIES; i++)
         if (window->cursors[i] && window->cursors[i]->skips.count > 0)
             lines |= 1u << i; /* also when it has become empty: lines behind it wait for the entry to go */
@@ -188,6 +192,7 @@ static void plan_window(struct looks *looks, kl__window *window)
     int64_t now_ms = window->pump->now_ms;
     bool on = window->behind;
     window->behind = window->went_on = false;
+    window->lines_read = 0;
     if (on) {
         plan_lines(looks, window);
         return;
@@ -347,7 +352,8 @@ static void apply_due(struct look *look, const kl_scan *scan, size_t admitted)
         window->due_again_ms = now_ms + (took_ms < DUE_REST_MS ? took_ms : DUE_REST_MS) + DUE_EVERY_MS;
     window->pump->more |= window->due_under_way || !window->due_read;
     window->pump->eager |= window->due_under_way || !window->due_read;
-    if (!window->due_under_way)
+    /* Without memory for what is left out it was not read: it is begun again, and what was known before counts too. */
+    if (!window->due_under_way && (admitted == scan->count || window->due_leaving.count == KL_SKIPS_MAX))
         kl__window_end_due(window);
 }
 
@@ -527,7 +533,8 @@ kl_rc kl__pump_look(kl__pump *pump, uint64_t *ret_ready)
     pump->looking = true;
     pump->more = pump->eager = false;
     pump->counts.looks++;
-    pump->looked_ms = kl__pump_now(pump);
+    pump->looked_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    kl__pump_now(pump);
     first = count_all(pump, false);
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (seen_before(pump, partition))

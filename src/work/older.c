@@ -24,6 +24,7 @@ enum {
     MOVE_FAR = 32,  /* where each is a journey; */
     MOVE_MS = 100,  /* and again, for so long in one tick, */
     FAR_MS = 1000,  /* or so: there the other steps of a tick take long, too */
+    PROBES = 64,    /* shards that are asked at once whether they have any */
 };
 
 /* What one tick does. */
@@ -58,20 +59,12 @@ struct mover {
 };
 
 /* The same task in the newest layout. */
-static kl_entry moved(const kl__window *window, const kl__queue_layout *to, const kl_task *task, kl_store **ret_store)
+static kl_entry moved(const struct mover *mover, const kl_task *task, kl_store **ret_store)
 {
-    kl_entry entry = task->entry;
-    uint32_t partition, shard = kl__move_shard(&window->partition->layout, &to->layout, &entry);
-    if (entry.key.len > 0)
-        partition = kl_partition_of(&to->layout, entry.key);
-    else
-        partition =
-            kl__hash_scale(kl__hash((kl_bytes){&entry.id, sizeof entry.id}, KL_SEED_PARTITION), to->layout.partitions);
-    *ret_store = to->stores[partition];
-    entry.place = (kl_place){kl__layout_number(to, partition), shard};
-    entry.id = kl__id_moved(&window->partition->layout, &to->layout, shard, &task->entry.id);
+    const kl__partition *from = mover->window->partition;
+    kl_entry entry = kl__entry_moved(mover->descriptor, from->layout_number, &from->layout, &task->entry, ret_store);
     if (KL_MUTANT(due_other_id))
-        entry.id.bytes[15] ^= (uint8_t)kl__random_next(&window->pump->random);
+        entry.id.bytes[15] ^= (uint8_t)kl__random_next(&mover->window->pump->random);
     return entry;
 }
 
@@ -96,9 +89,8 @@ static void land(void *ctx, kl_rc rc, const char *error)
  * others beside it. */
 static kl_rc launch(struct mover *mover, size_t index)
 {
-    const kl__queue_layout *to = kl__newest_layout(mover->descriptor);
     kl_store *there;
-    kl_entry entry = moved(mover->window, to, &mover->tasks[index], &there);
+    kl_entry entry = moved(mover, &mover->tasks[index], &there);
     kl_token token = kl__queue_token(&entry, 1);
     struct moving *moving = &mover->moving[index];
     *moving = (struct moving){.mover = mover};
@@ -155,8 +147,10 @@ static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch, bool *
     size_t read = 0;
     kl_rc rc = kl_store_read(store, mover->refs, mover->count, &mover->arena, mover->tasks, &read);
     *ret_all = read == mover->count;
-    if (rc == KL_OK)
-        rc = put_there(mover, read, &batch->count);
+    if (rc == KL_OK || rc == KL_EDAMAGED) { /* those before the damaged one are moved */
+        kl_rc put = put_there(mover, read, &batch->count);
+        rc = rc != KL_OK ? rc : put;
+    }
     if (batch->count == 0)
         return rc;
     batch->tasks = mover->settled; /* also when not all could be put: the next try may go to another layout */
@@ -241,27 +235,98 @@ static bool is_owned_now(const kl__window *window)
     return KL_MUTANT(stale_move) || kl__owners_holds(window->partition->owners, local_ms(pump));
 }
 
+static bool is_over(const kl__pump *pump, const struct turn *turn)
+{
+    return turn->moved > 0 && local_ms(pump) >= turn->until_ms;
+}
+
+/* Windows of a partition, and which of them have something to be moved. */
+struct probe {
+    kl__window *windows[PROBES];
+    kl_stub stubs[PROBES];
+    kl_scan scans[PROBES];
+    size_t count;
+};
+
+/* From `window` on; they are out from then on. Most have nothing, and are told so by one call. */
+static kl_rc probe_some(kl__pump *pump, kl__window *window, struct probe *probe)
+{
+    kl_rc rc = KL_OK;
+    probe->count = 0;
+    for (; window && probe->count < PROBES; window = window->next) {
+        size_t i = probe->count;
+        if (window->leaving || !is_owned_now(window))
+            continue;
+        window->out++;
+        probe->windows[i] = window;
+        probe->scans[i] = (kl_scan){
+            .place = window->place, .line = KL_LINE_DUE, .until_ms = KL_ID_MS_MAX, .stubs = &probe->stubs[i], .max = 1};
+        probe->count++;
+    }
+    if (probe->count == 0)
+        return KL_OK;
+    kl_store *store = probe->windows[0]->partition->store;
+    kl__pump_leave(pump);
+    rc = kl_store_scan(store, probe->scans, probe->count);
+    kl__pump_enter(pump);
+    return rc;
+}
+
+/* What one shard keeps for itself, another may move. */
+static bool is_refusal(kl_rc rc)
+{
+    return rc == KL_EINVAL || rc == KL_EFULL || rc == KL_EDAMAGED || rc == KL_EMISMATCH;
+}
+
+/* Moves what the probe has found. *ret_next: the window to go on with; NULL: no further. */
+static kl_rc move_probed(kl__pump *pump, const struct probe *probe, kl_rc rc, struct turn *turn, kl__window **ret_next)
+{
+    kl_rc first = rc;
+    bool on = rc == KL_OK;
+    for (size_t i = 0; i < probe->count; i++) {
+        kl__window *window = probe->windows[i];
+        on &= !window->lost && !is_over(pump, turn);
+        if (on && probe->scans[i].count > 0 && !window->leaving && is_owned_now(window)) {
+            rc = move_window(pump, window, turn);
+            first = first != KL_OK ? first : rc;
+            on = (rc == KL_OK || is_refusal(rc)) && !window->lost;
+        }
+        window->out--;
+        *ret_next = on ? window->next : NULL;
+        kl__window_free_if_done(window);
+    }
+    return first;
+}
+
+/* Up to the first window that is lost, or whose store is away. */
+static kl_rc move_partition(kl__pump *pump, kl__partition *partition, struct turn *turn)
+{
+    struct probe *probe = kl__alloc(sizeof *probe);
+    kl__window *window = partition->windows;
+    kl_rc first = probe ? KL_OK : kl__fail_memory();
+    while (probe && window && !is_over(pump, turn)) {
+        kl_rc rc = probe_some(pump, window, probe);
+        window = NULL;
+        rc = move_probed(pump, probe, rc, turn, &window);
+        first = first != KL_OK ? first : rc;
+    }
+    kl__free(probe);
+    return first;
+}
+
+/* One partition whose store is away does not keep the others waiting. */
 static kl_rc move_some(kl__pump *pump, uint64_t newest)
 {
     struct turn turn = begin_turn(pump);
-    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
-        if (partition->layout_number == newest || partition->ending)
-            continue;
-        for (kl__window *window = partition->windows; window; window = window->next) {
-            if (window->leaving || !is_owned_now(window))
-                continue;
-            window->out++;
-            kl_rc rc = move_window(pump, window, &turn);
-            window->out--;
-            bool lost = window->lost;
-            kl__window_free_if_done(window);
-            if (rc == KL_ESTALE || rc == KL_ESEALED)
-                return KL_OK; /* another owner, or a still newer layout: the next beat knows */
-            if (rc != KL_OK || lost || (turn.moved > 0 && local_ms(pump) >= turn.until_ms))
-                return rc;
-        }
+    kl_rc first = KL_OK;
+    for (kl__partition *partition = pump->partitions; partition && !is_over(pump, &turn); partition = partition->next) {
+        bool older = partition->layout_number != newest && !partition->ending;
+        kl_rc rc = older ? move_partition(pump, partition, &turn) : KL_OK;
+        if (rc == KL_ESTALE || rc == KL_ESEALED)
+            return first; /* another owner, or a still newer layout: the next beat knows */
+        first = first != KL_OK ? first : rc;
     }
-    return KL_OK;
+    return first;
 }
 
 /* The layout is the one that tasks are put into, and the record that says so was read after the shard was taken: the owner
@@ -291,8 +356,7 @@ bool kl__window_clear_due(kl__window *window)
         return false;
     struct turn turn = begin_turn(pump);
     kl_rc rc = move_window(pump, window, &turn);
-    bool refused = rc == KL_EINVAL || rc == KL_EFULL || rc == KL_EDAMAGED || rc == KL_EMISMATCH;
-    return !window->lost && (rc == KL_OK ? !turn.more : refused);
+    return !window->lost && (rc == KL_OK ? !turn.more : is_refusal(rc));
 }
 
 static kl_rc tell_drained(kl__pump *pump)
@@ -324,10 +388,11 @@ kl_rc kl__older_layouts(kl__pump *pump)
         rc = kl__queue_seal(pump->queue);
         kl__pump_enter(pump);
     }
-    if (rc == KL_OK && !unsealed)
+    if (rc == KL_OK && !unsealed) {
         rc = move_some(pump, kl__newest_layout(descriptor)->number);
-    if (rc == KL_OK && !unsealed)
-        rc = tell_drained(pump);
+        kl_rc told = tell_drained(pump);
+        rc = rc != KL_OK ? rc : told;
+    }
     kl__descriptor_release(descriptor);
     return rc;
 }

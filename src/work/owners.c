@@ -92,7 +92,7 @@ static kl_rc set_up(kl__owners *owners, const kl__owners_opts *opts)
     owners->partition = opts->partition;
     owners->layout = opts->layout;
     owners->worker = opts->worker;
-    owners->lease_ms = opts->lease_ms;
+    owners->lease_ms = owners->leased_ms = opts->lease_ms;
     owners->random = opts->seed;
     owners->concurrency = opts->concurrency;
     owners->group_shards = kl__group_shards(&opts->layout);
@@ -152,7 +152,25 @@ bool kl__owners_holds(const kl__owners *owners, int64_t local_now_ms)
     return local_now_ms < atomic_load_explicit(&owners->holds_until_ms, memory_order_acquire);
 }
 
+int64_t kl__owners_lease_ms(const kl__owners *owners) { return owners->leased_ms; }
+
 /* --- The report, and our view against the record --- */
+
+static int64_t held_until(const kl__owners *owners, int64_t local_now_ms)
+{
+    return local_now_ms + owners->lease_ms - owners->lease_ms / MARGIN_PART;
+}
+
+/* Others go by what the record says: a longer lease counts when it is known to be written, a shorter one before. */
+static void take_in_lease(kl__owners *owners, const kl__owners_report *report)
+{
+    if (report->lease_ms == 0 || report->lease_ms == owners->lease_ms)
+        return;
+    owners->lease_ms = report->lease_ms;
+    int64_t until_ms = held_until(owners, report->local_now_ms);
+    if (until_ms < atomic_load_explicit(&owners->holds_until_ms, memory_order_relaxed))
+        atomic_store_explicit(&owners->holds_until_ms, until_ms, memory_order_release);
+}
 
 static void take_in_left(kl__owners *owners, const kl__owners_report *report)
 {
@@ -328,7 +346,8 @@ static uint64_t set_permits(const kl__owners *owners, kl__owners_record *record,
     uint64_t spare = others < report->permits_max ? report->permits_max - others : 0;
     uint64_t told = owners->told == UINT64_MAX ? report->running : owners->told; /* there was no limit */
     uint64_t turn = (uint64_t)(now_ms / (TURN_LEASES * owners->lease_ms));
-    uint64_t share = kl__owners_permits(record, me, report->permits_max, turn);
+    bool divides = report->permits_most == UINT64_MAX; /* two records that divide may give nobody a share in both */
+    uint64_t share = divides ? kl__owners_permits(record, me, report->permits_max, turn) : report->permits_most;
     uint64_t most = spare > told ? spare : told;
     uint64_t tell = share < most ? share : most;
     entry->permits = report->running > told ? report->running : told;
@@ -563,13 +582,14 @@ kl_rc kl__owners_beat(kl__owners *owners, const kl__owners_report *report, kl__o
     take_in_left(owners, report);
     if (!kl__owners_holds(owners, report->local_now_ms))
         take_in_lapse(owners);
+    take_in_lease(owners, report);
     kl_rc rc = agree(owners, report, &draft);
     if (rc != KL_OK)
         return rc;
     settle_view(owners, &draft, report->leaving);
     bool gone = draft.me < 0;
-    int64_t until_ms = report->local_now_ms + owners->lease_ms - owners->lease_ms / MARGIN_PART;
-    owners->until_ms = gone ? INT64_MIN : until_ms;
+    owners->until_ms = gone ? INT64_MIN : held_until(owners, report->local_now_ms);
+    owners->leased_ms = owners->lease_ms;
     if (!has_lost(owners) || KL_MUTANT(lease_renewed))
         kl__owners_renew(owners);
     owners->told = gone ? 0 : draft.permits;

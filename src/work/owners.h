@@ -64,16 +64,18 @@ uint16_t kl__owners_kind(kl_bytes kind);
 /* What this worker tells with a beat. `left` is taken in even when the beat fails; telling it again does no harm. */
 typedef struct kl__owners_report {
     int64_t local_now_ms;  /* this process's even clock, read before the call */
+    int64_t lease_ms;      /* from this beat on; 0: as it was */
     uint64_t running;      /* tasks */
     bool leaving;          /* for good: takes nothing, is asked for everything, is gone when all is left */
     const uint32_t *left;  /* owned shards that are idle, settled and dropped: given back */
     const bool *unsettled; /* for each: what its owner before may have begun waits still (O5); NULL: nowhere */
     size_t left_count;
-    const uint32_t *unserved;       /* owned shards with tasks of kinds that it has no handler for */
-    const uint16_t *unserved_kinds; /* one such kind for each, by kl__owners_kind; 0 or no array: not known */
+    const uint32_t *unserved; /* owned shards with tasks of kinds that it has no handler for, once for each kind */
+    const uint16_t *unserved_kinds; /* that kind, by kl__owners_kind; 0 or no array: not known */
     size_t unserved_count;
     uint64_t permits_wanted; /* tasks that run or could run now */
     uint64_t permits_max;    /* the queue's limit on tasks running at a time; UINT64_MAX: none */
+    uint64_t permits_most;   /* that this worker may be granted here, because another record grants no more */
     bool full;               /* tasks wait because so many of the partition run as may at a time */
 } kl__owners_report;
 
@@ -104,9 +106,13 @@ typedef struct kl__owners_change {
 KL_MUST_USE kl_rc kl__owners_beat(kl__owners *owners, const kl__owners_report *report, kl__owners_change *ret_change);
 
 /* Whether the lease holds at this time of the local clock: until the start of the last good beat plus nine tenths of
- * lease_ms; the tenth is for clocks that run at different speeds. Once it does not, nothing may be started or settled
- * any more, and the next good beat reports everything as lost. */
+ * the lease that it told; the tenth is for clocks that run at different speeds. Once it does not, nothing may be
+ * started or settled any more, and the next good beat reports everything as lost. A beat that makes the lease shorter
+ * does so when it begins: when it fails it may have been written all the same. */
 bool kl__owners_holds(const kl__owners *owners, int64_t local_now_ms);
+
+/* What the last good beat told, or open: the next one is to come by this, whatever the queue's record says by now. */
+int64_t kl__owners_lease_ms(const kl__owners *owners);
 
 /* What the last beat reported as lost has been dropped. Until then that beat does not extend the lease: another thread
  * would go on with what is lost. After a beat that reported nothing as lost it changes nothing. */

@@ -143,7 +143,8 @@ struct kl__owners {
     uint32_t partition;
     kl_layout layout;
     kl_task_id worker;
-    int64_t lease_ms;
+    int64_t lease_ms;  /* that beats ask for, */
+    int64_t leased_ms; /* and that the last good one told */
     uint64_t random;
     uint64_t concurrency;
     char record_name[KL_OWNERS_RECORD_NAME_BYTES];

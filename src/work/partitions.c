@@ -8,6 +8,7 @@
 
 #include "base/hash.h"
 #include "base/mutant.h"
+#include "store/quick.h"
 #include "work/inside.h"
 
 enum { UNOWNED_LEASES = 2 };
@@ -93,13 +94,33 @@ static void free_partition(kl__partition *partition)
     kl__free(partition);
 }
 
+bool kl__partition_is_away(const kl__partition *partition)
+{
+    return partition->store != partition->pump->queue->store && kl__store_is_away(partition->store);
+}
+
 /* Its store is away: the next refresh tries again. */
 static void note_away(kl__pump *pump, const char *name)
 {
-    if (pump->away++ == 0 && !pump->away_told)
+    pump->away++;
+    if (!pump->away_told)
         kl__pump_log(pump, KL_LOG_WARN,
                      "queue %s: partition %s is not worked on until its store answers; the others are: %s",
                      pump->queue->name, name, kl_error_text());
+    pump->away_told = true;
+}
+
+/* Every partition has been asked. One that is worked on may have gone away since. */
+static void note_all_asked(kl__pump *pump)
+{
+    const kl__partition *partition = pump->partitions;
+    while (partition && !kl__partition_is_away(partition))
+        partition = partition->next;
+    if (!pump->away_told || pump->away > 0 || partition)
+        return;
+    kl__pump_log(pump, KL_LOG_WARN, "queue %s: the stores of all partitions answer, and all are worked on",
+                 pump->queue->name);
+    pump->away_told = false;
 }
 
 static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
@@ -127,6 +148,7 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     partition->index = index;
     partition->layout = layout->layout;
     partition->layout_number = layout->number;
+    partition->permits = UINT64_MAX; /* until its first beat tells: a store that is away stops no other layout */
     memcpy(partition->name, name, sizeof name);
     memcpy(partition->plain, plain, sizeof plain);
     partition->gate = kl__gate_of(pump, layout->number);
@@ -180,10 +202,8 @@ kl_rc kl__partitions_sync(kl__pump *pump)
         const kl__queue_layout *layout = layout_of(descriptor, partition->layout_number);
         partition->ending = !layout || layout->drained;
     }
-    if (pump->away_told && pump->away == 0)
-        kl__pump_log(pump, KL_LOG_WARN, "queue %s: the stores of all partitions answer, and all are worked on",
-                     pump->queue->name);
-    pump->away_told = pump->away > 0;
+    if (rc == KL_OK && !pump->stopping) /* else some were not */
+        note_all_asked(pump);
     return rc;
 }
 
@@ -229,14 +249,18 @@ static size_t leave_idle(kl__partition *partition, uint32_t *left, bool *unsettl
     return count;
 }
 
+/* Each with every kind that is known of it, and with 0 where there are more. NULL: how many that are. */
 static size_t list_unserved(const kl__partition *partition, uint32_t *unserved, uint16_t *kinds)
 {
     size_t count = 0;
-    for (const kl__window *window = partition->windows; window; window = window->next)
-        if (window->unserved && !window->leaving) {
-            kinds[count] = window->unserved;
-            unserved[count++] = window->place.shard;
+    for (const kl__window *window = partition->windows; window; window = window->next) {
+        for (uint8_t i = 0; !window->leaving && i < window->unserved_count + window->unserved_more; i++, count++) {
+            if (!unserved)
+                continue;
+            kinds[count] = i < window->unserved_count ? window->unserved[i] : 0;
+            unserved[count] = window->place.shard;
         }
+    }
     return count;
 }
 
@@ -283,26 +307,55 @@ static uint64_t wanted_permits(const kl__pump *pump)
     return wanted < most ? wanted : most;
 }
 
-/* The queue's concurrency is shared out in the record of the first partition of the newest layout. */
-static bool shares_permits(const kl__pump *pump, const kl__partition *partition)
+/* The queue's concurrency is shared out in the record of the first partition of each layout that may hold tasks, and
+ * what all of these grant holds. Whoever runs something stands in the record of the oldest such layout, whether he has
+ * heard of newer ones or not: so the limit holds there. In the record of a newer one nobody is granted more than in the
+ * older ones, so that it holds there too by the time when the older are drained. */
+static bool shares_permits(const kl__partition *partition)
 {
-    const kl__queue_layout *newest = kl__newest_layout(pump->descriptor);
-    return partition->layout_number == newest->number && partition->number == atomic_load(&newest->numbers[0]) &&
-           partition->store == newest->stores[0];
+    return partition->index == 0 && !partition->ending && !partition->gone;
+}
+
+/* What the records of layouts before this one grant. */
+static uint64_t permits_before(const kl__pump *pump, uint64_t layout_number)
+{
+    uint64_t least = UINT64_MAX;
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        if (shares_permits(partition) && partition->layout_number < layout_number && partition->permits < least)
+            least = partition->permits;
+    return least;
+}
+
+static void set_permits(kl__pump *pump)
+{
+    const kl__partition *partition = pump->partitions;
+    while (partition && !shares_permits(partition))
+        partition = partition->next;
+    uint64_t least = partition ? permits_before(pump, UINT64_MAX) : 0;
+    bool is_told = least != UINT64_MAX || pump->descriptor->settings.concurrency == KL_FOREVER;
+    pump->permits = is_told ? least : 0;
+}
+
+/* Where permits are scarce first. */
+static bool governs_permits(const kl__pump *pump, const kl__partition *partition)
+{
+    return shares_permits(partition) && permits_before(pump, partition->layout_number) == UINT64_MAX;
 }
 
 static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
 {
-    uint32_t shards = kl_layout_shards(&partition->layout);
-    uint32_t *lists = kl__alloc((size_t)shards * (2 * sizeof *lists + sizeof(uint16_t) + sizeof(bool)));
+    size_t shards = kl_layout_shards(&partition->layout), unserved = list_unserved(partition, NULL, NULL);
+    uint32_t *lists =
+        kl__alloc(shards * (sizeof *lists + sizeof(bool)) + unserved * (sizeof *lists + sizeof(uint16_t)));
     if (!lists)
         return kl__fail_memory();
-    uint16_t *kinds = (uint16_t *)(lists + (size_t)shards * 2);
-    bool *unsettled = (bool *)(kinds + shards);
+    uint16_t *kinds = (uint16_t *)(lists + shards + unserved);
+    bool *unsettled = (bool *)(kinds + unserved);
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
     const kl_queue_opts *settings = &pump->descriptor->settings;
     kl__owners_report report = {
         .local_now_ms = local_ms,
+        .lease_ms = KL_MUTANT(lease_kept) ? 0 : settings->lease_ms,
         .running = pump->running,
         .leaving = pump->stopping || partition->ending,
         .left = lists,
@@ -314,6 +367,7 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
         .permits_wanted = wanted_permits(pump),
         .full = kl__capacity_used_up(pump, partition->capacity) && kl__room_count(partition->room) > 0,
         .permits_max = settings->concurrency == KL_FOREVER ? UINT64_MAX : (uint64_t)settings->concurrency,
+        .permits_most = permits_before(pump, partition->layout_number),
     };
     kl__owners_change change;
     kl__pump_leave(pump);
@@ -322,14 +376,24 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
     kl__free(lists);
     if (rc != KL_OK)
         return rc;
-    if (shares_permits(pump, partition)) {
-        pump->permits = change.permits;
+    partition->permits = change.permits;
+    if (governs_permits(pump, partition))
         pump->wants_told = report.permits_wanted;
-    }
+    set_permits(pump);
     *ret_gone = change.gone;
     rc = apply(pump, partition, &change);
     kl__owners_renew(partition->owners);
     return rc;
+}
+
+int64_t kl__partitions_lease_ms(const kl__pump *pump)
+{
+    int64_t least_ms = pump->descriptor->settings.lease_ms;
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        int64_t lease_ms = partition->gone ? least_ms : kl__owners_lease_ms(partition->owners);
+        least_ms = lease_ms < least_ms ? lease_ms : least_ms;
+    }
+    return least_ms;
 }
 
 /* --- Between beats --- */
@@ -354,7 +418,7 @@ static bool permits_stir(const kl__pump *pump, const kl__partition *partition, c
 {
     uint64_t max = (uint64_t)pump->descriptor->settings.concurrency, sum = 0, mine = 0, wanted = wanted_permits(pump);
     bool wanting = false;
-    if (pump->descriptor->settings.concurrency == KL_FOREVER || !shares_permits(pump, partition))
+    if (pump->descriptor->settings.concurrency == KL_FOREVER || !governs_permits(pump, partition))
         return false;
     for (size_t i = 0; i < ownership->count; i++) {
         const kl__owner *owner = &ownership->workers[i];

@@ -52,6 +52,7 @@ kl_rc kl__pump_open(const kl__pump_opts *opts, kl__pump **ret_pump)
     pump->random = opts->seed;
     pump->descriptor = kl__queue_descriptor(opts->queue);
     pump->room = kl__room_open();
+    pump->accused_others = kl__alloc_zeroed(1, sizeof *pump->accused_others);
     pump->stubs = kl__alloc_zeroed(KL_LOOK_STUBS, sizeof *pump->stubs);
     pump->looks = kl__looks_open();
     pump->settles = kl__settles_open();
@@ -59,7 +60,7 @@ kl_rc kl__pump_open(const kl__pump_opts *opts, kl__pump **ret_pump)
     pump->tokens = -1;
     pump->given = opts->shards ? kl__alloc(sizeof *pump->given) : NULL;
     kl_rc rc = KL_OK;
-    if (!pump->room || !pump->stubs || !pump->looks || !pump->settles || !pump->paused ||
+    if (!pump->room || !pump->accused_others || !pump->stubs || !pump->looks || !pump->settles || !pump->paused ||
         (opts->shards && !pump->given))
         rc = kl__fail_memory();
     if (rc == KL_OK && opts->shards)
@@ -81,6 +82,7 @@ void kl__pump_close(kl__pump *pump)
     kl__partitions_close(pump);
     kl__gates_free(pump);
     kl__room_close(pump->room);
+    kl__free(pump->accused_others);
     kl__settles_free(pump->settles);
     kl__keyset_free(pump->paused);
     kl__held_free_blocks(pump);
@@ -114,9 +116,50 @@ static int64_t next_token(const kl__pump *pump)
     return pump->tokens_ms + (int64_t)((1 - pump->tokens) / per_ms) + 1;
 }
 
+/* --- Accused tasks, one at a time (P6) --- */
+
+/* When the one that runs has run for so long that it is not likely to end the process any more. */
+static int64_t accused_until(const kl__pump *pump)
+{
+    bool others = pump->accused && pump->accused_others->count > 0;
+    return others ? pump->accused->started_ms + pump->descriptor->settings.lease_ms : KL_NEVER;
+}
+
+/* Some of the others come forward, of which one will be the next; wake() looks whether they can. */
+static void release_accused(kl__pump *pump)
+{
+    pump->accused = NULL;
+    kl__room_unshelve(pump->accused_others, KL_LOAD_MAX);
+}
+
+/* Whether another one keeps it waiting. */
+static bool waits_for_accused(kl__pump *pump, kl__held *held)
+{
+    if (!held->accused)
+        return false;
+    if (pump->accused) {
+        kl__room_shelve(pump->accused_others, held);
+        return true;
+    }
+    pump->accused = held;
+    return false;
+}
+
+/* What may be started since time has passed. */
+static void wake(kl__pump *pump)
+{
+    int64_t before_ms = pump->now_ms;
+    if (kl__pump_now(pump) != before_ms)
+        wake_windows(pump);
+    bool is_free = !pump->accused || pump->now_ms >= accused_until(pump);
+    if (is_free && pump->accused_others->count > 0)
+        release_accused(pump);
+}
+
 int64_t kl__pump_next_due(kl__pump *pump)
 {
-    int64_t next = next_token(pump);
+    int64_t next = next_token(pump), accused_ms = accused_until(pump);
+    next = accused_ms < next ? accused_ms : next;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         for (kl__window *window = partition->windows; window; window = window->next) {
             int64_t due = window->lanes ? kl__lanes_next_due(window->lanes) : KL_NEVER;
@@ -164,9 +207,7 @@ size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
     size_t count = 0;
     kl__held *held;
     kl__room *room;
-    int64_t before_ms = pump->now_ms;
-    if (kl__pump_now(pump) != before_ms)
-        wake_windows(pump);
+    wake(pump);
     max = allowed(pump, max);
     int64_t local_ms = max ? pump->opts.local_ms(pump->opts.local_ctx) : 0;
     while (count < max && (room = pump->capacities ? kl__capacity_next(pump) : pump->room) &&
@@ -178,6 +219,8 @@ size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
             kl__window_clear_room(held->window);
             continue;
         }
+        if (waits_for_accused(pump, held))
+            continue;
         held->state = KL_HELD_RUNNING;
         held->started_ms = pump->now_ms;
         held->window->out++;
@@ -193,9 +236,7 @@ size_t kl__pump_take(kl__pump *pump, kl__held **ret_held, size_t max)
 
 uint64_t kl__pump_ready(kl__pump *pump)
 {
-    int64_t before_ms = pump->now_ms;
-    if (kl__pump_now(pump) != before_ms)
-        wake_windows(pump);
+    wake(pump);
     uint64_t ready = kl__pump_startable(pump);
     return ready && allowed(pump, 1) ? ready : 0;
 }
@@ -206,6 +247,8 @@ static bool come_back(kl__pump *pump, kl__held *held)
     kl__window *window = held->window;
     pump->running--;
     window->out--;
+    if (pump->accused == held)
+        release_accused(pump);
     if (pump->capacities && !KL_MUTANT(capacity_leaks))
         window->partition->capacity->running--;
     if (!window->lost)
@@ -224,19 +267,7 @@ bool kl__pump_come_back_unrun(kl__pump *pump, kl__held *held)
     return come_back(pump, held);
 }
 
-void kl__pump_untake(kl__pump *pump, kl__held *held)
-{
-    if (!kl__pump_come_back_unrun(pump, held))
-        return;
-    if (held->marked) { /* the start that was written down is taken back */
-        held->lane.mark.attempts -= !KL_MUTANT(stop_costs);
-        kl__pump_settle_later(pump, held, KL_RETRY, 0);
-        return;
-    }
-    kl__window *window = held->window;
-    kl__window_put_back(held);
-    kl__window_ready(window);
-}
+void kl__pump_untake(kl__pump *pump, kl__held *held) { kl__pump_give_up(pump, held, 0); }
 
 /* --- Outcomes --- */
 
@@ -252,16 +283,24 @@ void kl__pump_settle_later(kl__pump *pump, kl__held *held, kl_outcome outcome, i
     pump->finished++;
 }
 
-/* Nobody may take it again here, and the next owner does not know that it was cancelled. */
+/* One that was cancelled ends so: it may leave the window, and who reads it again does not know. */
 void kl__pump_give_up(kl__pump *pump, kl__held *held, int64_t keep_ms)
 {
-    if (!atomic_load(&held->cancel)) {
-        kl__pump_untake(pump, held);
-    } else if (kl__pump_come_back_unrun(pump, held)) {
-        kl__lanes_end(held->window->lanes, &held->lane, pump->now_ms);
+    kl__window *window = held->window;
+    if (!kl__pump_come_back_unrun(pump, held))
+        return;
+    if (held->marked) /* the start that was written down is taken back */
+        held->lane.mark.attempts -= !KL_MUTANT(stop_costs);
+    if (atomic_load(&held->cancel)) {
+        kl__lanes_end(window->lanes, &held->lane, pump->now_ms);
         kl__pump_settle_later(pump, held, KL_CANCELLED, kl__pump_keep_ms(pump, KL_CANCELLED, keep_ms));
-        kl__window_ready(held->window);
+    } else if (held->marked) {
+        kl__pump_settle_later(pump, held, KL_RETRY, 0);
+        return;
+    } else {
+        kl__window_put_back(held);
     }
+    kl__window_ready(window);
 }
 
 /* Keeps what the run said. When there is no memory for it, the outcome goes without. */
@@ -335,6 +374,7 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
     uint32_t max = verdict->attempts_max ? verdict->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
     kl_outcome outcome = verdict->outcome;
     kl__window *window = held->window;
+    held->accused = false;
     if (!held->marked && held->lane.mark.attempts < KL_ATTEMPTS_MAX)
         held->lane.mark.attempts++;
     if (outcome != KL_DONE && atomic_load(&held->cancel))
@@ -378,6 +418,8 @@ void kl__pump_stop(kl__pump *pump)
     pump->stopping = pump->beat_now = true;
     for (kl__shelf *shelf = kl__room_shelves(pump->room); shelf; shelf = shelf->next)
         kl__room_unshelve(shelf, SIZE_MAX);
+    release_accused(pump);
+    kl__room_unshelve(pump->accused_others, SIZE_MAX);
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
         clear_room(pump, partition->room);
 }
@@ -386,7 +428,7 @@ void kl__pump_stop(kl__pump *pump)
  * back, and no outcome would count. Nor must one that answers and refuses outcomes for so long: others run those tasks. */
 bool kl__pump_gone(const kl__pump *pump)
 {
-    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx), lease_ms = pump->descriptor->settings.lease_ms;
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx), lease_ms = kl__partitions_lease_ms(pump);
     bool away = local_ms - pump->owners_ms >= lease_ms;
     bool refused = pump->finished > 0 && pump->unsettled_ms && local_ms - pump->unsettled_ms >= lease_ms;
     for (const kl__partition *partition = pump->partitions; !refused && partition; partition = partition->next)
@@ -401,9 +443,10 @@ bool kl__pump_gone(const kl__pump *pump)
 bool kl__pump_wants_look(kl__pump *pump)
 {
     uint64_t enough = (uint64_t)KL_LOAD_MAX * 2 * (uint64_t)pump->opts.concurrency;
-    bool is_time = kl__pump_now(pump) - pump->looked_ms >= KL_LOOK_EVERY_MS;
+    bool is_time = pump->opts.local_ms(pump->opts.local_ctx) - pump->looked_ms >= KL_LOOK_EVERY_MS;
     return !pump->looking && !pump->stopping &&
-           (is_time || kl__pump_has_space(pump, enough) || pump->grouped || pump->prioritized);
+           ((is_time && !KL_MUTANT(full_blind)) || kl__pump_has_space(pump, enough) || pump->grouped ||
+            pump->prioritized);
 }
 
 /* Nothing ready, running or to be sent in the window, nothing to be read, and nothing that waits for a retry. */
@@ -423,13 +466,6 @@ static bool window_is_empty(kl__window *window)
     return !kl__window_wants_side(window);
 }
 
-/* Nothing of it can be run: its store, which is not the queue's own, does not answer. Nor can partitions that were never
- * opened for this reason (pump->away). */
-static bool is_away(const kl__partition *partition)
-{
-    return partition->store != partition->pump->queue->store && kl__store_is_away(partition->store);
-}
-
 /* Tasks wait in shards that could be and are not owned here, and their number has changed within a lease: whoever owns them is at work,
  * or has died and will be replaced. */
 static bool others_are_busy(kl__pump *pump)
@@ -438,7 +474,7 @@ static bool others_are_busy(kl__pump *pump)
     uint64_t elsewhere = 0;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         uint64_t waiting = partition->counts.ready + partition->counts.retry;
-        if (partition->window_count == partition->allowed_count || is_away(partition))
+        if (partition->window_count == partition->allowed_count || kl__partition_is_away(partition))
             continue;
         if (!partition->counts_known)
             return true; /* the next look counts */
@@ -460,7 +496,7 @@ bool kl__pump_empty(kl__pump *pump)
     if (pump->more || kl__pump_startable(pump))
         return false;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
-        if (is_away(partition))
+        if (kl__partition_is_away(partition))
             continue;
         if (kl__gate_shut(partition->gate) || partition->counted_ms <= pump->ended_ms)
             return false; /* something may wait of a priority that was not in use when that was asked */

@@ -97,9 +97,9 @@ typedef struct kl__verdict {
 } kl__verdict;
 
 void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict);
-void kl__pump_untake(kl__pump *pump, kl__held *held); /* was not run: costs no attempt */
-
-/* Likewise, of one that was loaded and is given up; but if it was cancelled meanwhile it ends so. keep_ms: the task's. */
+/* Was not run: costs no attempt. If it was cancelled meanwhile it ends so. keep_ms: how long the task itself says that
+ * it is to be kept, where it has been read. */
+void kl__pump_untake(kl__pump *pump, kl__held *held);
 void kl__pump_give_up(kl__pump *pump, kl__held *held, int64_t keep_ms);
 
 /* For those who give tasks out, all with the kind's hash by kl__owners_kind. Tasks of a kind that nobody wants are kept on

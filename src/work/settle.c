@@ -64,11 +64,13 @@ static bool room_for_batch(kl__settles *settles)
     return true;
 }
 
-static bool room_for_task(kl__settles *settles)
+static bool room_for_tasks(kl__settles *settles, size_t count)
 {
-    if (settles->task_count < settles->task_room)
+    if (settles->task_count + count <= settles->task_room)
         return true;
     size_t room = settles->task_room ? settles->task_room * 2 : 64;
+    while (room < settles->task_count + count)
+        room *= 2;
     if (!grow((void **)&settles->tasks, settles->task_count, room, sizeof *settles->tasks) ||
         !grow((void **)&settles->held, settles->task_count, room, sizeof *settles->held))
         return false;
@@ -97,16 +99,31 @@ static size_t text_bytes(const kl__held *held)
     return held->text ? held->text->error.len + held->text->result.len : 0;
 }
 
+/* It and those that must be in one batch with it. */
+static size_t count_together(const kl__held *held)
+{
+    size_t count = 1;
+    for (; held->with_next && held->next; held = held->next)
+        count++;
+    return count;
+}
+
+/* Whether this one goes with the others, and all that must go with it. */
+static bool takes_more(kl__settles *settles, const kl__held *held)
+{
+    bool full = settles->task_count >= KL_SETTLE_MAX ||
+                (settles->task_count > 0 && settles->bytes + text_bytes(held) > KL_SETTLE_BYTES);
+    return !full && room_for_tasks(settles, count_together(held));
+}
+
 static void collect_window(kl__settles *settles, kl__window *window)
 {
     if (!window->finished || !room_for_batch(settles))
         return;
     size_t first = settles->task_count;
     bool together = false;
-    while (window->finished && (together || settles->task_count < KL_SETTLE_MAX) && room_for_task(settles)) {
+    while (window->finished && (together || takes_more(settles, window->finished))) {
         kl__held *held = window->finished;
-        if (!together && settles->task_count > 0 && settles->bytes + text_bytes(held) > KL_SETTLE_BYTES)
-            break;
         together = held->with_next;
         if (!(window->finished = held->next))
             window->finished_last = NULL;
@@ -367,6 +384,19 @@ static void wait_for_settle(kl__pump *pump)
     kl__pump_enter(pump);
 }
 
+bool kl__window_key_unsettled(const kl__window *window, uint64_t key_hash)
+{
+    const kl__settles *settles = window->pump->settles;
+    for (const kl__held *held = window->finished; held; held = held->next)
+        if (held->key_hash == key_hash)
+            return true;
+    for (size_t i = 0; window->settling && i < settles->task_count; i++)
+        if (settles->held[i]->window == window && settles->held[i]->key_hash == key_hash)
+            return true;
+    return false;
+}
+
+/* What a window that is lost had finished may be refused, or have been dropped: nobody can say that it is durable. */
 kl_rc kl__window_send(kl__window *window)
 {
     enum { TRIES = 5000 };
@@ -380,8 +410,8 @@ kl_rc kl__window_send(kl__window *window)
             continue;
         }
         kl_rc rc = kl__pump_settle(pump, &sent);
-        if (rc != KL_OK)
+        if (rc != KL_OK && pump->settles->store == window->partition->store) /* of another it is that one's matter */
             return rc;
     }
-    return KL_OK;
+    return window->lost ? kl__fail(KL_ESTALE, "the shard went to another worker meanwhile; call again") : KL_OK;
 }

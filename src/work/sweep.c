@@ -110,7 +110,8 @@ static kl_rc take(struct sweep *sweep, const kl_stub *stub, int64_t asked_ms)
     else if (!(held = kl__window_hold(window, stub)))
         return kl__fail_memory();
     int64_t keep_ms = sweep->job ? 0 : kl__pump_keep_ms(window->pump, sweep->outcome, asked_ms);
-    kl__held_keep_text(held, keep_ms ? sweep->error : (kl_bytes){0}, (kl_bytes){0});
+    bool failed = stub->attempts > 0; /* then its own error says more, and stays */
+    kl__held_keep_text(held, keep_ms && !failed ? sweep->error : (kl_bytes){0}, (kl_bytes){0});
     add_ended(sweep, held, keep_ms);
     sweep->count++;
     return KL_OK;
@@ -271,20 +272,29 @@ static kl_rc drain_window(kl__window *window)
     return KL_OK;
 }
 
+/* Up to the first window that fails, or is lost. */
+static kl_rc drain_partition(kl__partition *partition)
+{
+    kl_rc rc = KL_OK;
+    bool lost = false;
+    for (kl__window *window = partition->windows; window && rc == KL_OK; window = lost ? NULL : window->next) {
+        if (!window->draining)
+            continue;
+        window->out++;
+        rc = drain_window(window);
+        window->out--;
+        lost = window->lost;
+        kl__window_free_if_done(window);
+    }
+    return rc == KL_ESTALE ? KL_OK : rc;
+}
+
 kl_rc kl__pump_drain_keys(kl__pump *pump)
 {
+    kl_rc first = KL_OK;
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
-        for (kl__window *window = partition->windows; window; window = window->next) {
-            if (!window->draining)
-                continue;
-            window->out++;
-            kl_rc rc = drain_window(window);
-            window->out--;
-            bool lost = window->lost;
-            kl__window_free_if_done(window);
-            if (rc != KL_OK || lost)
-                return rc == KL_ESTALE ? KL_OK : rc;
-        }
+        kl_rc rc = drain_partition(partition);
+        first = first != KL_OK ? first : rc;
     }
-    return KL_OK;
+    return first;
 }

@@ -61,7 +61,7 @@ bool kl__window_is_suspect(const kl__window *window)
 {
     if (!window->suspect)
         return false;
-    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    uint32_t lines = kl__window_lines(window);
     for (int i = 0; i < KL_LANE_PRIORITIES; i++) {
         const kl__cursor *cursor = window->cursors[i];
         if ((lines >> i & 1) && (!cursor || cursor->old == 0 || cursor->skips.count > 0))
@@ -231,6 +231,8 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
         return false;
     held->retry_line = true;
     held->suspect = window->suspect;
+    held->accused = window->suspect && stub->attempts > 0 && stub->due_ms == 0 && !pump->opts.wanted &&
+                    stub->attempts < pump->descriptor->settings.attempts_max; /* else it is halted, or dead */
     kl__lane *lane = kl__window_lane(window, stub->key_hash);
     bool holds = !lane || !kl__lane_head(lane); /* else it is run right behind the one that does, as it was before */
     bool behind = key_is_blocked(window, lane, stub->key_hash);
@@ -242,93 +244,6 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
     return true;
 }
 
-/* A line that is more urgent than this one is in use, and was not read to its end. */
-static bool unread_before(const kl__window *window, int32_t line)
-{
-    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
-    if (KL_MUTANT(lines_unread))
-        return false;
-    for (lines &= (1u << (line - KL_PRIORITY_MIN)) - 1; lines; lines &= lines - 1) {
-        const kl__cursor *cursor = window->cursors[__builtin_ctz(lines)];
-        if (!cursor || !cursor->ended)
-            return true;
-    }
-    return false;
-}
-
-/* Tasks of the key stand, left out, in a line that comes before this one. */
-static bool left_out_before(const kl__window *window, int32_t line, uint64_t key)
-{
-    for (int32_t before = KL_PRIORITY_MIN; before < line; before++) {
-        const kl__cursor *cursor = window->cursors[before - KL_PRIORITY_MIN];
-        if (cursor && kl__skips_find(&cursor->skips, key))
-            return true;
-    }
-    return false;
-}
-
-/* Tasks of the key that come before this one of the due line are left out of their lines, or may not have been read yet. */
-static bool earlier_unread(const kl__window *window, const kl_stub *stub)
-{
-    if (unread_before(window, stub->priority) || left_out_before(window, stub->priority, stub->key_hash))
-        return true;
-    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
-    const kl__cursor *cursor = window->cursors[stub->priority - KL_PRIORITY_MIN];
-    const kl__skip *skip = cursor ? kl__skips_find(&cursor->skips, stub->key_hash) : NULL;
-    if (skip && (skip->floor < stub->due_ms || (skip->floor == stub->due_ms && skip->from < stub->position)))
-        return true;
-    return (lines >> (stub->priority - KL_PRIORITY_MIN) & 1) &&
-           (!cursor || (!cursor->ended && cursor->floor <= stub->due_ms));
-}
-
-static bool is_before(const kl__skip *skip, int32_t line, int64_t ms, uint64_t position)
-{
-    if (!skip || skip->priority != line)
-        return skip && skip->priority < line;
-    return skip->floor < ms || (skip->floor == ms && skip->from < position);
-}
-
-bool kl__window_due_before(const kl__window *window, uint64_t key_hash, int32_t line, int64_t ms, uint64_t position)
-{
-    if (KL_LIKELY(window->due_left.count + window->due_leaving.count == 0))
-        return false;
-    return is_before(kl__skips_find(&window->due_left, key_hash), line, ms, position) ||
-           is_before(kl__skips_find(&window->due_leaving, key_hash), line, ms, position);
-}
-
-/* Remembers that a task of the due line is left out. False: no room for that. */
-static bool note_due(kl__window *window, uint64_t key_hash, const kl__lane_task *task)
-{
-    kl__skips *skips = window->due_asked || window->due_under_way ? &window->due_leaving : &window->due_left;
-    kl__skip *skip = kl__skips_find(skips, key_hash);
-    if (skip && is_before(skip, task->mark.priority, task->due_ms, task->position))
-        return true;
-    if (!skip && !(skip = kl__skips_add(skips, key_hash)))
-        return false;
-    skip->priority = task->mark.priority;
-    skip->floor = task->due_ms;
-    skip->from = task->position;
-    return true;
-}
-
-void kl__window_end_due(kl__window *window)
-{
-    kl__skips_free(&window->due_left);
-    window->due_left = window->due_leaving;
-    window->due_leaving = (kl__skips){0};
-    window->due_read = true;
-}
-
-/* Others of the due line that come before this one are left out, in this reading or, as far as it has not shown them yet, in
- * the one before: there it was known which was the first, and so how urgent they are. In a first one nothing is known. */
-static bool earlier_due(const kl__window *window, const kl_stub *stub)
-{
-    const kl__skip *left = kl__skips_find(&window->due_left, stub->key_hash);
-    bool later = window->due_partly && (!window->due_read || (left && left->priority < stub->priority));
-    return (later && !KL_MUTANT(due_piecemeal)) || is_before(kl__skips_find(&window->due_leaving, stub->key_hash),
-                                                             stub->priority, stub->due_ms, stub->position);
-}
-
 /* It stays in its line, to be shown again by the next look at that. False: there is no room to remember it, and from here
  * on the line is not read. */
 static bool leave_due(kl__window *window, const kl_stub *stub)
@@ -336,10 +251,9 @@ static bool leave_due(kl__window *window, const kl_stub *stub)
     kl__lane_task task = {.due_ms = stub->due_ms, .position = stub->position, .mark = {.priority = stub->priority}};
     if (!stub->key_hash)
         return true;
-    if (!note_due(window, stub->key_hash, &task))
+    if (!kl__window_note_due(window, stub->key_hash, &task))
         return false;
-    if (!is_swept(window, stub))
-        evict_behind(window, stub->key_hash, &task);
+    evict_behind(window, stub->key_hash, &task);
     return true;
 }
 
@@ -354,8 +268,7 @@ static bool admit_due(kl__window *window, const kl_stub *stub)
         return true; /* it may have a copy in an older layout still, of a move that was broken off */
     if (kl__gate_closed(window->partition->gate, stub->key_hash) ||
         key_is_blocked(window, kl__window_lane(window, stub->key_hash), stub->key_hash) ||
-        (stub->key_hash && (earlier_unread(window, stub) || earlier_due(window, stub))) ||
-        kl__window_full(window, stub->priority))
+        (stub->key_hash && kl__window_unread_due(window, stub)) || kl__window_full(window, stub->priority))
         return leave_due(window, stub);
     kl__held *held = hold(window, stub);
     if (!held)
@@ -389,7 +302,7 @@ static void make_room(kl__window *window, int32_t line)
 
 void kl__window_yield(kl__window *window)
 {
-    uint32_t lines = window->partition->priorities | 1u << -KL_PRIORITY_MIN;
+    uint32_t lines = kl__window_lines(window);
     for (; lines; lines &= lines - 1) {
         const kl__cursor *cursor = window->cursors[__builtin_ctz(lines)];
         if (cursor && cursor->ended)
@@ -406,9 +319,9 @@ static verdict judge(kl__window *window, int32_t line, const kl_stub *stub, uint
     kl__pump *pump = window->pump;
     if (is_swept(window, stub))
         return window->swept_key ? LEAVE_OUT : STOP;
-    if (stub->key_hash && unread_before(window, line))
+    if (stub->key_hash && kl__window_unread_before(window, line))
         return STOP;
-    if (kl__gate_closed(window->partition->gate, stub->key_hash) || left_out_before(window, line, key))
+    if (kl__gate_closed(window->partition->gate, stub->key_hash) || kl__window_left_out_before(window, line, key))
         return LEAVE_OUT;
     if (stub->key_hash) {
         if (kl__window_due_before(window, stub->key_hash, line, ms, stub->position))
@@ -449,7 +362,7 @@ static bool leave_out(kl__window *window, kl__cursor *cursor, kl__skip *skip, co
     skip->floor = ms;
     skip->from = stub->position;
     skip->group = stub->group;
-    if (stub->key_hash && !is_swept(window, stub))
+    if (stub->key_hash)
         evict_behind(window, stub->key_hash, &task);
     return true;
 }
@@ -553,7 +466,7 @@ static void evict(kl__held *held)
         *skip = (kl__skip){.key = held->key_hash, .from = UINT64_MAX, .floor = held->lane.due_ms};
         window->pump->left_out++;
     }
-    bool noted = due ? note_due(window, held->key_hash, &held->lane) : skip != NULL;
+    bool noted = due ? kl__window_note_due(window, held->key_hash, &held->lane) : skip != NULL;
     if (held->retry_line || !noted) { /* it holds its key too, or there is no room to remember it */
         kl__lanes_add(window->lanes, held->lane.lane, &held->lane, window->pump->now_ms);
         set_blocked(held, KL_BLOCKED_BEHIND); /* or the room that it takes would be nobody's until its key goes on */
@@ -594,22 +507,13 @@ void kl__window_block(kl__window *window, kl__held *held, kl__blocked why)
         kl__window_evict(window, held->lane.lane);
 }
 
-/* Something of its key that comes before it was left out meanwhile. */
-static bool is_passed(const kl__window *window, const kl__held *held)
-{
-    const kl__lane_task *task = &held->lane;
-    return held->key_hash && !held->retry_line &&
-           (left_out_before(window, task->mark.priority, held->key_hash) ||
-            kl__window_due_before(window, held->key_hash, task->mark.priority, task->due_ms, task->position));
-}
-
 void kl__window_put_back(kl__held *held)
 {
     kl__window *window = held->window;
     kl__lane_task first = {.due_ms = INT64_MIN, .mark = {.priority = held->lane.mark.priority}};
     held->state = KL_HELD_LINE;
     kl__lanes_untake(window->lanes, &held->lane, held->retry_line, window->pump->now_ms);
-    if (is_passed(window, held))
+    if (kl__window_is_passed(held))
         evict_after(window, held->lane.lane, &first);
 }
 

@@ -12,9 +12,18 @@
 #include <unistd.h>
 
 #include "base/random.h"
+#include "base/wait.h"
+#include "store/quick.h"
 #include "work/worker_inside.h"
 
-enum { WINDOW_DEFAULT = 65536, WINDOW_LEAST = 1024, WINDOW_MOST = 1 << 24, WEIGHT_MAX = 1000000 };
+enum {
+    WINDOW_DEFAULT = 65536,
+    WINDOW_LEAST = 1024,
+    WINDOW_MOST = 1 << 24,
+    WEIGHT_MAX = 1000000,
+    GIVE_UP_MS = 5000, /* closing, once nothing runs any more: a store that fails must not hold up the end */
+    CUT_MS = 5000      /* a call that takes longer, when everything has ended, is nobody's */
+};
 
 /* --- What the other files use --- */
 
@@ -108,8 +117,8 @@ static kl_rc complete_opts(const kl_worker_opts *given, kl_worker_opts *opts)
 static kl_rc check_handlers(const kl_worker_queue *queue)
 {
     const char *name = queue->queue->name;
-    if (queue->handler_count > KL_HANDLERS_MAX || (queue->handler_count && !queue->handlers))
-        return kl__fail(KL_EINVAL, "queue %s has %zu handlers; give it up to %d", name, queue->handler_count,
+    if (queue->handler_count < 1 || queue->handler_count > KL_HANDLERS_MAX || !queue->handlers)
+        return kl__fail(KL_EINVAL, "queue %s has %zu handlers; give it 1 to %d", name, queue->handler_count,
                         KL_HANDLERS_MAX);
     for (size_t i = 0; i < queue->handler_count; i++) {
         const char *kind = queue->handlers[i].kind;
@@ -403,16 +412,43 @@ kl_rc kl__worker_start_giving(kl_queue *queue, const kl_worker_opts *opts, int64
 
 /* --- The end --- */
 
+/* A server that is silent must not hold up the end: calls that have waited for it for so long fail. The mutex is held. */
+static void cut_calls(const kl_worker *worker, int64_t wait_ms)
+{
+    for (size_t i = 0; i < worker->served_count; i++) {
+        const kl__pump *pump = worker->served[i].pump;
+        if (!pump)
+            continue;
+        kl__store_cut(pump->queue->store, wait_ms);
+        for (const kl__partition *each = pump->partitions; each; each = each->next)
+            if (each->store != pump->queue->store)
+                kl__store_cut(each->store, wait_ms);
+    }
+}
+
+/* So long a worker that stops tries to reach its stores. */
+static int64_t lease_ms(const kl_worker *worker)
+{
+    int64_t most_ms = 0;
+    for (size_t i = 0; i < worker->served_count; i++) {
+        int64_t ms = worker->served[i].pump->descriptor->settings.lease_ms;
+        most_ms = ms > most_ms ? ms : most_ms;
+    }
+    return most_ms;
+}
+
 static kl_rc wait_for_end(kl_worker *worker, int64_t wait_ms)
 {
     int64_t deadline_ns = kl__deadline_ns(wait_ms < 0 ? 0 : wait_ms);
     while (!worker->ended) {
-        struct timespec until = moment(deadline_ns);
-        if (deadline_ns == KL_NEVER)
-            pthread_cond_wait(&worker->changed, &worker->mutex);
-        else if (pthread_cond_timedwait(&worker->changed, &worker->mutex, &until) == ETIMEDOUT && !worker->ended)
+        int64_t until_ns = kl__deadline_ns(KL_RETRY_MS);
+        if (worker->stopping)
+            cut_calls(worker, lease_ms(worker));
+        if (kl__monotonic_ns() >= deadline_ns)
             return kl__fail(KL_ETIMEDOUT, "the worker has not ended after %lld ms; wait again, or close it",
                             (long long)wait_ms);
+        kl__cond_wait(&worker->changed, &worker->mutex,
+                      worker->stopping && until_ns < deadline_ns ? until_ns : deadline_ns);
     }
     return KL_OK;
 }
@@ -434,6 +470,18 @@ kl_rc kl_worker_wait(kl_worker *worker, int64_t wait_ms)
     return rc;
 }
 
+static void join(kl_worker *worker, pthread_t thread)
+{
+    struct timespec until;
+    do {
+        pthread_mutex_lock(&worker->mutex);
+        cut_calls(worker, CUT_MS);
+        pthread_mutex_unlock(&worker->mutex);
+        clock_gettime(CLOCK_REALTIME, &until);
+        until = moment(until.tv_sec * INT64_C(1000000000) + until.tv_nsec + KL_RETRY_MS * INT64_C(1000000));
+    } while (pthread_timedjoin_np(thread, NULL, &until) == ETIMEDOUT);
+}
+
 static void end_threads(kl_worker *worker)
 {
     pthread_mutex_lock(&worker->mutex);
@@ -446,23 +494,22 @@ static void end_threads(kl_worker *worker)
     pthread_mutex_unlock(&worker->mutex);
     for (size_t i = 0; i < worker->thread_count; i++)
         if (worker->threads[i].started)
-            pthread_join(worker->threads[i].id, NULL);
+            join(worker, worker->threads[i].id);
     if (worker->scout_started)
-        pthread_join(worker->scout_id, NULL);
+        join(worker, worker->scout_id);
     if (worker->settler_started)
-        pthread_join(worker->settler_id, NULL);
+        join(worker, worker->settler_id);
     if (worker->tick_started)
-        pthread_join(worker->tick_id, NULL);
+        join(worker, worker->tick_id);
     if (worker->beat_started)
-        pthread_join(worker->beat_id, NULL);
+        join(worker, worker->beat_id);
     if (worker->inbox_started)
-        pthread_join(worker->inbox_id, NULL);
+        join(worker, worker->inbox_id);
 }
 
 /* Gives running handlers a sign to stop, and waits until everything is settled and given back, if the store lets it. */
 static void end_work(kl_worker *worker)
 {
-    enum { GIVE_UP_MS = 5000 }; /* once nothing runs any more: a store that fails must not hold up the end */
     pthread_mutex_lock(&worker->mutex);
     kl__worker_stop(worker);
     atomic_store(&worker->abandoning, true);
@@ -473,6 +520,7 @@ static void end_work(kl_worker *worker)
             running |= kl__pump_running(worker->served[i].pump) > 0;
         if (running)
             kl__worker_wait(worker, &worker->changed, KL_RETRY_MS);
+        cut_calls(worker, GIVE_UP_MS); /* loading what runs may be one */
     }
     if (wait_for_end(worker, GIVE_UP_MS) != KL_OK)
         kl__worker_log(worker, KL_LOG_WARN,

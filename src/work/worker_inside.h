@@ -105,7 +105,8 @@ struct kl_worker {
     double passed; /* the most that a queue had passed when it was its turn */
     kl__thread *threads;
     size_t thread_count, idle, threads_ended;
-    size_t worth; /* so many tasks take as long to run as a hand takes to load; at least 1 */
+    int64_t cared_ns; /* when a busy thread last looked for what waits behind a long task */
+    size_t worth;     /* so many tasks take as long to run as a hand takes to load; at least 1 */
     pthread_t scout_id, beat_id, tick_id, settler_id, inbox_id;
     bool scout_started, beat_started, tick_started, settler_started, inbox_started;
     bool look_now;

@@ -5,8 +5,8 @@
  * A thread takes a hand of tasks, one where they take long and up to 64 where they are quick, and claims them one by one.
  * What is ready is spread over all threads, but a hand should take longer to run than it takes to load: where tasks do
  * nearly nothing, or the store is far away, few threads with full hands do more than many that wait for each other.
- * When one turns out to take long, a thread with nothing to do takes back those behind it and hands in what was run
- * before it, so nobody waits for a task of another key. Outcomes are sent by a thread of their own, so that running goes
+ * When one turns out to take long, a thread with nothing to do, or one between two hands, takes back those behind it and
+ * hands in what was run before it, so nobody waits for a task of another key. Outcomes are sent by a thread of their own, so that running goes
  * on while they become durable. */
 #include "base/base.h"
 #include "work/worker_inside.h"
@@ -292,6 +292,16 @@ static void run_hand(kl__thread *thread, size_t count)
         adapt(thread, done, now_ns - began_ns);
 }
 
+/* While there are always ready tasks nobody is idle, and what waits behind a long task must not wait for that. */
+static void look_after_others(kl_worker *worker)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    if (now_ns - worker->cared_ns < KL_STEAL_NS)
+        return;
+    worker->cared_ns = now_ns;
+    kl__worker_take_back(worker, false);
+}
+
 static void release(kl__thread *thread)
 {
     thread->served->busy--;
@@ -389,6 +399,7 @@ void *kl__worker_thread(void *context)
             if (run > 0)
                 run_hand(thread, run);
             release(thread);
+            look_after_others(worker);
         }
         if (kl__worker_has_outcomes(worker))
             pthread_cond_signal(&worker->outcomes);

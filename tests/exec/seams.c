@@ -17,6 +17,7 @@ int __real_pthread_detach(pthread_t id);
 int __real_pthread_join(pthread_t id, void **ret_value);
 int __real_clock_gettime(clockid_t clock, struct timespec *ret_now);
 int __real_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until);
+int __real_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *ret_set);
 int __real_sched_yield(void);
 long __real_syscall(long number, ...);
 uint32_t __real_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
@@ -33,6 +34,7 @@ int __wrap_pthread_detach(pthread_t id);
 int __wrap_pthread_join(pthread_t id, void **ret_value);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_now);
 int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until);
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *ret_set);
 int __wrap_sched_yield(void);
 long __wrap_syscall(long number, ...);
 uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
@@ -119,7 +121,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *ret_now)
 
 int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, const struct timespec *until)
 {
-    if (!own_time.is_on)
+    if (!own_time.is_on || own_time.waits_really)
         return __real_pthread_cond_timedwait(cond, mutex, until);
     int64_t until_ns = until->tv_sec * SECOND_NS + until->tv_nsec;
     if (own_time.meanwhile) {
@@ -132,6 +134,16 @@ int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, 
     if (own_time.now_ns < until_ns)
         own_time.now_ns = until_ns;
     return ETIMEDOUT;
+}
+
+size_t affinity_bytes;
+
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *ret_set)
+{
+    if (size >= affinity_bytes)
+        return __real_sched_getaffinity(pid, size, ret_set);
+    errno = EINVAL;
+    return -1;
 }
 
 int __wrap_sched_yield(void)

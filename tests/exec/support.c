@@ -162,11 +162,13 @@ kl_exec *open_frozen(kl_exec_opts opts)
     return open_clocked(opts, &clock);
 }
 
-void pass_ms(kl_exec *exec, int64_t ms)
+void pass_ns(kl_exec *exec, int64_t ns)
 {
-    atomic_fetch_add(&frozen_ns, ms * MS);
+    atomic_fetch_add(&frozen_ns, ns);
     kl__exec_wake_all(exec);
 }
+
+void pass_ms(kl_exec *exec, int64_t ms) { pass_ns(exec, ms * MS); }
 
 /* --- Tasks --- */
 
@@ -324,3 +326,17 @@ void helper_start(struct helper *helper, void (*run)(void *ctx), void *ctx)
 }
 
 void helper_join(struct helper *helper) { pthread_join(helper->id, NULL); }
+
+/* --- Hands --- */
+
+void grow_hands(kl_exec *exec)
+{
+    for (int i = 0; i < 8; i++) {
+        struct gate gate = GATE;
+        for (uint32_t t = 0; t < exec->thread_count; t++)
+            submit(exec, "", hold, &gate, NULL);
+        gate_await(&gate, (int)exec->thread_count);
+        gate_open(&gate);
+        AWAIT(tasks_live(exec) == 0);
+    }
+}

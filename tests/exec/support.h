@@ -40,10 +40,11 @@ void journal_await(int words);
 const char *journal_text(void); /* a copy, valid until the next call */
 
 /* Opens with room for the test's options. Threads default to 2 here, shards to 1 and the capacity to 1024. `frozen` uses
- * a clock that only pass_ms moves. Each fails the test and returns NULL when the executor does not open. */
+ * a clock that only pass_ms and pass_ns move. Each fails the test and returns NULL when the executor does not open. */
 kl_exec *open_exec(kl_exec_opts opts);
 kl_exec *open_frozen(kl_exec_opts opts);
 void pass_ms(kl_exec *exec, int64_t ms);
+void pass_ns(kl_exec *exec, int64_t ns);
 
 /* Called by whoever reads that clock, after it was read and before the time is used; NULL: nobody. */
 extern _Atomic(void (*)(void)) on_clock;
@@ -92,6 +93,9 @@ kl_key_info info_of(kl_exec *exec, const char *key);
 uint64_t tasks_live(kl_exec *exec);
 uint64_t places_taken(kl_exec *exec);
 
+/* Lets every thread run enough short tasks for its hands to grow. */
+void grow_hands(kl_exec *exec);
+
 /* Another thread of the test. */
 struct helper {
     pthread_t id;
@@ -128,9 +132,10 @@ void fail_threads(int spared, int number, int error);
 extern _Atomic(void (*)(kl__lane_task **tasks, uint32_t count)) on_take;
 
 /* A time of the thread's own, while it is on: its monotonic clock shows now_ns, a yield takes yield_ns, and a wait with a
- * limit is over at once, when that has come. `meanwhile` is called in the middle of each wait, without its mutex. */
+ * limit is over at once, when that has come. `meanwhile` is called in the middle of each wait, without its mutex. If it
+ * waits_really it does by the real clock; then, where now_ns is far ahead, only a signal ends a wait in time. */
 struct own_time {
-    bool is_on;
+    bool is_on, waits_really;
     int64_t now_ns;
     int64_t yield_ns;
     int yields;
@@ -142,6 +147,9 @@ extern _Thread_local struct own_time own_time;
 
 /* How many barriers have found something to wait for; set to 0 by tests that look at it. */
 extern atomic_int barriers_waiting;
+
+/* A machine may have so many processors that a set of them takes so many bytes: with less the call fails. */
+extern size_t affinity_bytes;
 
 /* While set, membarrier(2) is refused, as by a sandbox. */
 extern atomic_bool membarrier_fails;

@@ -381,6 +381,28 @@ TEST(who_is_refused_again_waits_for_nobody_until_the_shard_is_relieved_of_someth
     kl_exec_close(exec);
 }
 
+TEST(who_is_admitted_again_waits_for_nobody_until_another_key_is_blocked)
+{
+    struct gate gate = GATE;
+    struct script failing = {.name = "x", .plan = "r", .gate = &gate};
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    kl_exec_id id = submit_script(exec, "b", &failing, NULL);
+    gate_await(&gate, 1);
+    for (int i = 1; i < EIGHTH; i++)
+        submit(exec, "b", nothing, NULL, NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("a")), KL_OK);
+    submit(exec, "a", nothing, NULL, NULL);
+    pthread_mutex_lock(&exec->shards[0].mutex); /* as a thread that settles has it */
+    submit(exec, "a", nothing, NULL, NULL);
+    submit(exec, "a", nothing, NULL, NULL);
+    pthread_mutex_unlock(&exec->shards[0].mutex);
+    gate_open(&gate);
+    await_state(exec, id, KL_EXEC_RETRYING);
+    CHECK_INT(submit_until_refused(exec, "a", NULL), 1); /* its 4 and the 12 of both make a quarter */
+    kl_exec_close(exec);
+}
+
 TEST(a_batch_with_a_key_that_is_refused_again_waits_for_nobody_either)
 {
     struct script failing = {.name = "x", .plan = "r"};

@@ -6,19 +6,6 @@
 #include "base/random.h"
 #include "exec/support.h"
 
-/* Lets every thread run enough short tasks for its hands to grow. */
-static void grow_hands(kl_exec *exec)
-{
-    for (int i = 0; i < 8; i++) {
-        struct gate gate = GATE;
-        for (uint32_t t = 0; t < exec->thread_count; t++)
-            submit(exec, "", hold, &gate, NULL);
-        gate_await(&gate, (int)exec->thread_count);
-        gate_open(&gate);
-        AWAIT(tasks_live(exec) == 0);
-    }
-}
-
 /* Submits tasks of keys "0", "1", ... in one batch while the only thread is held, and lets it take them all. */
 struct hand_task {
     kl_task_fn *fn;
@@ -240,7 +227,7 @@ static kl_outcome heed_cancel(kl_run *run, void *name)
 
 TEST(a_task_that_has_its_thread_cancelled_and_returns_costs_no_other_an_attempt)
 {
-    kl_exec *exec = open_frozen(OPTS(.threads = 1, .attempts_max = 1));
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .attempts_max = 1, .on_failure = note_end, .on_failure_ctx = "f"));
     REQUIRE(exec != NULL);
     grow_hands(exec);
     deal(exec,
@@ -610,5 +597,129 @@ TEST(where_all_tasks_are_taken_alone_hands_are_small)
     AWAIT(tasks_live(exec) == 0);
     atomic_store(&on_take, NULL);
     CHECK(atomic_load(&taken_in_all) < 2 * KEYS * EACH); /* each once, and every other one in vain */
+    kl_exec_close(exec);
+}
+
+TEST(a_deadline_that_passes_while_the_task_before_it_in_a_hand_runs_is_kept)
+{
+    struct gate gate = GATE, slow = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "short", hold, &gate, NULL); /* after it, the thread takes two at once */
+    gate_await(&gate, 1);
+    submit(exec, "slow", hold, &slow, NULL);
+    submit(exec, "late", note, "ran", TASK(.deadline_ms = 10, .end = note_end, .end_ctx = "late"));
+    gate_open(&gate);
+    gate_await(&slow, 1);
+    pass_ms(exec, 20);
+    gate_open(&slow);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "late=KL_ETIMEDOUT/0");
+    kl_exec_close(exec);
+}
+
+/* --- How many, and how long they took --- */
+
+static void note_taken(kl__lane_task **tasks, uint32_t count)
+{
+    (void)tasks;
+    journal_add("%u", count);
+}
+
+/* Lets the only thread take the tasks, and waits until they have ended. The journal gets how many it took each time. */
+static void take_noting(kl_exec *exec, const kl_exec_task *tasks, size_t count)
+{
+    struct gate dealer = GATE;
+    submit(exec, "dealer", hold, &dealer, NULL);
+    gate_await(&dealer, 1);
+    CHECK_INT(kl_exec_submit_batch(exec, tasks, count, NULL, NULL), KL_OK);
+    atomic_store(&on_take, note_taken);
+    gate_open(&dealer);
+    AWAIT(tasks_live(exec) == 0);
+    atomic_store(&on_take, NULL);
+}
+
+static kl_outcome take_60_ms(kl_run *run, void *ctx)
+{
+    (void)run;
+    pass_ms(ctx, 60);
+    return KL_DONE;
+}
+
+TEST(after_one_that_took_long_tasks_are_taken_one_by_one_until_they_have_proved_to_be_short)
+{
+    enum { KEYS = 10 };
+    char keys[KEYS][4];
+    kl_exec_task tasks[2 * KEYS];
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    for (int i = 0; i < 2 * KEYS; i++) {
+        snprintf(keys[i % KEYS], sizeof keys[0], "%d", i % KEYS);
+        tasks[i] = (kl_exec_task){kl_str(keys[i % KEYS]), i == 3 ? take_60_ms : nothing, exec, NULL};
+    }
+    take_noting(exec, tasks, COUNT(tasks));
+    CHECK_STR(journal_text(), "10 1 2 4 3");
+    kl_exec_close(exec);
+}
+
+TEST(after_one_that_is_taken_alone_hands_grow_again)
+{
+    char keys[9][4];
+    kl_exec_task tasks[9];
+    const kl_exec_task_opts *alone = TASK(.deadline_ms = PATIENCE_MS);
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    for (int i = 0; i < 9; i++) {
+        snprintf(keys[i], sizeof keys[0], "%d", i);
+        tasks[i] = (kl_exec_task){kl_str(keys[i]), nothing, NULL, i == 1 ? alone : NULL};
+    }
+    take_noting(exec, tasks, COUNT(tasks));
+    CHECK_STR(journal_text(), "9 1 2 4 1");
+    kl_exec_close(exec);
+}
+
+/* Runs that took between these times, of all that there were. */
+static void check_runs(kl_exec *exec, uint64_t short_ones, uint64_t of_50_to_100_ms)
+{
+    enum { TO_100_MS = 6 };
+    kl__shard *shard = &exec->shards[0];
+    pthread_mutex_lock(&shard->mutex);
+    CHECK_INT(kl__run_bucket_ns(TO_100_MS), 100 * MS);
+    CHECK_INT(shard->runs.count[0], short_ones);
+    CHECK_INT(shard->runs.count[TO_100_MS], of_50_to_100_ms);
+    pthread_mutex_unlock(&shard->mutex);
+}
+
+TEST(of_the_tasks_of_a_hand_the_one_that_took_long_is_told_from_the_others)
+{
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    check_runs(exec, 8, 0);
+    deal(exec, (struct hand_task[]){{nothing, NULL}, {take_60_ms, exec}, {nothing, NULL}, {nothing, NULL}}, 4, NULL);
+    AWAIT(tasks_live(exec) == 0);
+    check_runs(exec, 8 + 1 + 3, 1);
+    kl_exec_close(exec);
+}
+
+static kl_exec *report_exec;
+
+static void report_for_60_ms(void *ctx, const kl_exec_end *end)
+{
+    (void)ctx, (void)end;
+    pass_ms(report_exec, 60);
+}
+
+TEST(how_long_a_task_of_a_hand_is_reported_is_not_the_next_ones_time)
+{
+    struct script dead = {.name = "t", .plan = "x"};
+    kl_exec *exec = report_exec = open_frozen(OPTS(.threads = 1, .on_failure = report_for_60_ms));
+    REQUIRE(exec != NULL);
+    grow_hands(exec);
+    deal(exec, (struct hand_task[]){{nothing, NULL}, {play, &dead}, {nothing, NULL}}, 3, NULL);
+    AWAIT(tasks_live(exec) == 0);
+    check_runs(exec, 8 + 1 + 3, 0);
     kl_exec_close(exec);
 }

@@ -422,3 +422,14 @@ TEST(closing_inside_a_task_is_a_broken_promise_and_ends_the_program_also_in_rele
     REQUIRE(waitpid(child, &status, 0) == child);
     CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
 }
+
+TEST(the_cores_of_a_machine_with_thousands_of_them_are_counted)
+{
+    kl_exec_opts few, many;
+    REQUIRE(kl__exec_opts_complete(NULL, &few) == KL_OK);
+    affinity_bytes = 4096;
+    REQUIRE(kl__exec_opts_complete(NULL, &many) == KL_OK);
+    affinity_bytes = 0;
+    CHECK_INT(many.threads, few.threads);
+    CHECK(few.threads > 1); /* else this test proves nothing */
+}

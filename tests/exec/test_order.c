@@ -100,6 +100,35 @@ TEST(a_high_priority_that_a_task_submits_starts_before_low_ones_that_wait)
     kl_exec_close(exec);
 }
 
+TEST(what_has_no_priority_starts_before_low_ones_that_wait_in_line_already)
+{
+    struct gate gate = GATE, low = GATE;
+    kl_exec *exec = open_held(&gate, true);
+    REQUIRE(exec != NULL);
+    submit(exec, "a", hold, &low, TASK(.priority = 5));
+    submit(exec, "b", note, "low", TASK(.priority = 5));
+    gate_open(&gate);
+    gate_await(&low, 1);
+    submit_note(exec, "c", "normal");
+    expect_journal(exec, &low, "normal low");
+}
+
+/* The line has left the inbox and is ready; what came after it must not wait there until the line is at its end. */
+TEST(a_long_line_of_one_key_does_not_keep_the_others_in_the_inbox)
+{
+    struct gate gate = GATE, first = GATE;
+    kl_exec *exec = open_held(&gate, true);
+    REQUIRE(exec != NULL);
+    submit(exec, "a", hold, &first, NULL);
+    submit_note(exec, "a", "a1");
+    submit_note(exec, "a", "a2");
+    gate_open(&gate);
+    gate_await(&first, 1);
+    submit_note(exec, "b", "b1");
+    pass_ms(exec, 2);
+    expect_journal(exec, &first, "a1 b1 a2");
+}
+
 /* --- Time --- */
 
 static pthread_t test_thread;
@@ -374,20 +403,58 @@ static kl_outcome stop_feeding(kl_run *run, void *ctx)
     return KL_DONE;
 }
 
+/* A key of the shard with this number, other than `not`. */
+static void find_key(kl_exec *exec, uint32_t shard, const char * not, char ret_key[16])
+{
+    uint64_t hash;
+    int i = 0;
+    do
+        snprintf(ret_key, 16, "%d", i++);
+    while (kl__exec_shard_of(exec, kl_str(ret_key), &hash)->index != shard || strcmp(ret_key, not ) == 0);
+}
+
 TEST(a_shard_that_never_runs_dry_starves_no_other_shard)
 {
     struct feeder feeder = {NULL, false};
-    char key[16] = "";
+    char busy[16], busy_too[16], other[16];
     kl_exec *exec = open_frozen(OPTS(.threads = 1, .shards = 2)); /* time does not end the visit either */
     REQUIRE(exec != NULL);
     feeder.exec = exec;
-    for (int i = 0; key[0] == '\0' || same_shard(exec, key, "busy"); i++)
-        snprintf(key, sizeof key, "%d", i);
-    submit(exec, "busy", feed, &feeder, NULL);
-    submit(exec, "busy too", feed, &feeder, NULL);
-    submit(exec, key, stop_feeding, &feeder, NULL);
+    find_key(exec, 0, "", busy); /* where the thread looks first */
+    find_key(exec, 0, busy, busy_too);
+    find_key(exec, 1, "", other);
+    submit(exec, busy, feed, &feeder, NULL);
+    submit(exec, busy_too, feed, &feeder, NULL);
+    submit(exec, other, stop_feeding, &feeder, NULL);
     AWAIT(atomic_load(&feeder.over));
     atomic_store(&feeder.over, true);
+    kl_exec_close(exec);
+}
+
+static kl_outcome note_and_take_2_ms(kl_run *run, void *exec)
+{
+    (void)run;
+    journal_add("long");
+    pass_ms(exec, 2);
+    return KL_DONE;
+}
+
+TEST(a_shard_of_long_tasks_keeps_its_thread_from_another_for_one_of_them_only)
+{
+    struct gate gate = GATE;
+    char busy[16], other[16];
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shards = 2));
+    REQUIRE(exec != NULL);
+    find_key(exec, 0, "", busy);
+    find_key(exec, 1, "", other);
+    submit(exec, busy, hold, &gate, NULL);
+    gate_await(&gate, 1);
+    for (int i = 0; i < 3; i++)
+        submit(exec, busy, note_and_take_2_ms, exec, NULL);
+    submit_note(exec, other, "other");
+    gate_open(&gate);
+    journal_await(4);
+    CHECK_STR(journal_text(), "long other long long");
     kl_exec_close(exec);
 }
 

@@ -1,4 +1,6 @@
 /* test_stop.c - drain, drain with a deadline, abort, close: from everywhere, and against everything. */
+#include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -106,7 +108,6 @@ TEST(drain_waits_for_retries_and_delays)
 TEST(drain_resumes_paused_keys_and_none_can_be_paused_then)
 {
     struct script again = {.name = "again", .plan = "rd", .after_ms = 100000};
-    struct gate gate = GATE;
     kl_exec *exec = open_exec(OPTS(.threads = 2));
     REQUIRE(exec != NULL);
     submit_script(exec, "retrying", &again, NULL);
@@ -118,13 +119,11 @@ TEST(drain_resumes_paused_keys_and_none_can_be_paused_then)
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
     CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_ECLOSED);
     CHECK(strcmp(journal_text(), "again again k") == 0 || strcmp(journal_text(), "again k again") == 0);
-    gate_open(&gate);
     kl_exec_close(exec);
 }
 
 TEST(a_drain_that_takes_too_long_gives_up_and_reports_the_rest)
 {
-    struct gate gate = GATE;
     kl_exec *exec = open_exec(OPTS(.threads = 1, .on_failure = note_end, .on_failure_ctx = "failure"));
     REQUIRE(exec != NULL);
     submit(exec, "d", note, "never", TASK(.delay_ms = 1000000));
@@ -133,7 +132,6 @@ TEST(a_drain_that_takes_too_long_gives_up_and_reports_the_rest)
     CHECK_STR(journal_text(), "failure=KL_ECLOSED/0");
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_ECLOSED); /* now everything has ended, but not by itself */
     CHECK_CONTAINS(kl_error_text(), "1 task was given up");
-    gate_open(&gate);
     kl_exec_close(exec);
 }
 
@@ -174,15 +172,18 @@ TEST(a_drain_of_no_time_gives_up_what_has_not_ended)
 
 static void drain_and_note(void *exec) { journal_add("%s", kl_rc_name(kl_exec_drain(exec, KL_FOREVER))); }
 
-TEST(a_drain_says_when_an_abort_has_given_up_what_it_waited_for)
+/* The running task's plan is `plan`, and another one may wait behind it. */
+static void abort_a_drain(const char *plan, bool waits, const char *expected)
 {
     struct gate gate = GATE;
+    struct script runs = {.name = "t", .plan = plan, .gate = &gate};
     struct helper helper;
     kl_exec *exec = open_exec(OPTS(.threads = 1));
     REQUIRE(exec != NULL);
-    submit(exec, "k", hold, &gate, NULL);
+    submit_script(exec, "k", &runs, NULL);
     gate_await(&gate, 1);
-    submit_note(exec, "k", "never");
+    if (waits)
+        submit_note(exec, "k", "never");
     helper_start(&helper, drain_and_note, exec);
     AWAIT(atomic_load(&exec->phase) == KL_EXEC_DRAINING);
     struct helper aborter;
@@ -191,8 +192,15 @@ TEST(a_drain_says_when_an_abort_has_given_up_what_it_waited_for)
     gate_open(&gate);
     helper_join(&aborter);
     helper_join(&helper);
-    CHECK_STR(journal_text(), "KL_ECLOSED");
+    CHECK_STR(journal_text(), expected);
     kl_exec_close(exec);
+}
+
+TEST(a_drain_says_when_an_abort_has_given_up_what_it_waited_for)
+{
+    abort_a_drain("d", true, "t KL_ECLOSED");
+    abort_a_drain("r", false, "t KL_ECLOSED");
+    abort_a_drain("d", false, "t KL_OK"); /* then nothing was given up */
 }
 
 enum { PLACES = 8, SPARE = 2 };
@@ -360,6 +368,48 @@ TEST(a_drain_returns_when_the_last_tasks_of_two_shards_end_together)
         submit(exec, "", meet, NULL, NULL);
         CHECK_INT(kl_exec_drain(exec, 30000), KL_OK);
         kl_exec_close(exec);
+    }
+}
+
+static void drain_patiently(void *exec) { CHECK_INT(kl_exec_drain(exec, PATIENCE_MS), KL_OK); }
+
+TEST(a_drain_returns_when_its_last_task_is_cancelled_while_all_threads_sleep)
+{
+    struct helper drainer;
+    kl_exec *exec = open_frozen(OPTS(.threads = 2));
+    REQUIRE(exec != NULL);
+    kl_exec_id id = submit(exec, "k", nothing, NULL, TASK(.delay_ms = 1000));
+    helper_start(&drainer, drain_patiently, exec);
+    AWAIT(kl__inbox_is_shut(&exec->shards[0].inbox) && atomic_load(&exec->idle_count) == 2);
+    CHECK_INT(kl_exec_cancel(exec, id), KL_OK);
+    helper_join(&drainer);
+    kl_exec_close(exec);
+}
+
+static void close_it(void *exec)
+{
+    kl_exec_close(exec);
+    journal_add("closed");
+}
+
+TEST(close_returns_when_the_last_task_ends_while_the_other_thread_sleeps)
+{
+    uint64_t rounds = test_ops(20);
+    for (uint64_t round = 0; round < rounds; round++) {
+        struct gate gate = GATE;
+        struct helper closer;
+        kl_exec *exec = open_exec(OPTS(.threads = 2));
+        REQUIRE(exec != NULL);
+        journal_clear();
+        submit(exec, "k", hold, &gate, NULL);
+        gate_await(&gate, 1);
+        helper_start(&closer, close_it, exec);
+        AWAIT(kl__inbox_is_shut(&exec->shards[0].inbox) && atomic_load(&exec->idle_count) == 1);
+        gate_open(&gate);
+        journal_await(1);
+        if (test_failed())
+            return; /* to join would be to wait for ever */
+        helper_join(&closer);
     }
 }
 
@@ -569,10 +619,20 @@ TEST(every_submit_that_returned_ok_is_run_or_reported_exactly_once_whatever_stop
     }
 }
 
+/* Who waits for room looks up every few milliseconds, by a clock that is an hour ahead here. */
 static void submit_for_ever(void *exec)
 {
+    own_time = (struct own_time){.is_on = true, .waits_really = true, .now_ns = kl__deadline_ns(3600000)};
     kl_rc rc = kl_exec_submit(exec, kl_str("w"), nothing, NULL, TASK(.submit_timeout_ms = KL_FOREVER), NULL);
     journal_add("%s", kl_rc_name(rc));
+}
+
+static uint32_t count_waiting(kl__shard *shard)
+{
+    pthread_mutex_lock(&shard->mutex);
+    uint32_t waiting = shard->waiting;
+    pthread_mutex_unlock(&shard->mutex);
+    return waiting;
 }
 
 TEST(a_stop_wakes_those_who_wait_for_room)
@@ -584,10 +644,12 @@ TEST(a_stop_wakes_those_who_wait_for_room)
     submit(exec, "k", hold, &gate, NULL);
     gate_await(&gate, 1);
     helper_start(&waiter, submit_for_ever, exec);
+    AWAIT(count_waiting(&exec->shards[0]) == 1);
     helper_start(&stopper, abort_it, exec);
-    helper_join(&waiter); /* before the running task ends */
+    journal_await(1); /* before the running task ends */
     CHECK_STR(journal_text(), "KL_ECLOSED");
     gate_open(&gate);
+    helper_join(&waiter);
     helper_join(&stopper);
     kl_exec_close(exec);
 }
@@ -667,3 +729,56 @@ TEST(close_does_not_join_a_thread_that_its_last_task_had_cancelled)
 }
 
 TEST(close_does_not_join_a_thread_that_is_being_replaced) { CHECK_INT(run_in_child(close_while_replacing), 0); }
+
+struct closer {
+    kl_exec *exec;
+    struct gate begin;
+    atomic_bool has_closed;
+};
+
+static void close_at_gate(void *ctx)
+{
+    struct closer *closer = ctx;
+    gate_pass(&closer->begin);
+    kl_exec_close(closer->exec);
+    atomic_store(&closer->has_closed, true);
+}
+
+TEST(close_returns_although_no_thread_can_be_had_for_one_that_the_last_task_has_ended)
+{
+    struct script ends = {.name = "t", .plan = "e"};
+    struct closer closer = {.exec = open_exec(OPTS(.threads = 1)), .begin = GATE};
+    struct helper helper;
+    REQUIRE(closer.exec != NULL);
+    helper_start(&helper, close_at_gate, &closer);
+    fail_threads(0, INT_MAX, EAGAIN);
+    submit_script(closer.exec, "k", &ends, TASK(.attempts_max = 1));
+    CHECK_INT(kl_exec_drain(closer.exec, KL_FOREVER), KL_OK);
+    gate_open(&closer.begin);
+    AWAIT(atomic_load(&closer.has_closed));
+    fail_threads(0, 0, 0);
+    helper_join(&helper);
+}
+
+/* --- A log that ends its thread, as one that is cancelled while it writes --- */
+
+static void end_thread(void *ctx, kl_log_level level, const char *line)
+{
+    (void)ctx, (void)level;
+    journal_add("%.8s", line);
+    pthread_exit(NULL);
+}
+
+static void drain_for_a_moment(void *exec) { CHECK(kl_exec_drain(exec, 1) != KL_OK); }
+
+TEST(a_drain_whose_thread_ends_as_it_is_logged_has_stopped_the_executor)
+{
+    struct helper helper;
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .log = end_thread));
+    REQUIRE(exec != NULL);
+    helper_start(&helper, drain_for_a_moment, exec);
+    helper_join(&helper);
+    CHECK_STR(journal_text(), "draining");
+    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL), KL_ECLOSED);
+    kl_exec_close(exec);
+}

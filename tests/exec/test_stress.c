@@ -59,6 +59,8 @@ static kl_outcome run_job(kl_run *run, void *ctx)
     kl_run_retry_after(run, (int64_t)(dice % 3));
     if (dice < 2)
         pthread_exit(NULL);
+    if (dice % 100 == 7)
+        pthread_cancel(pthread_self()); /* which ends its thread in the next task, before that has begun */
     if (dice < 60) {
         if (dice % 2)
             kl_run_error(run, "attempt %d", start);

@@ -603,7 +603,7 @@ TEST(a_running_task_past_its_deadline_is_asked_to_stop_and_not_retried)
 TEST(a_running_task_sees_its_deadline_pass_with_no_thread_to_spare)
 {
     struct gate gate = GATE;
-    struct script script = {.name = "t", .plan = "r", .gate = &gate, .heed = true};
+    struct script script = {.name = "t", .plan = "x", .gate = &gate, .heed = true};
     kl_exec *exec = open_frozen(OPTS(.threads = 1, .on_failure = note_end, .on_failure_ctx = "failure"));
     REQUIRE(exec != NULL);
     kl_exec_id id = submit_script(exec, "k", &script, TASK(.deadline_ms = 10));
@@ -712,6 +712,23 @@ TEST(a_running_task_has_at_least_one_attempt)
         while (kl_exec_status_of(exec, id, &status) == KL_OK && still(until))
             CHECK(status.state != KL_EXEC_RUNNING || status.attempts == 1);
     }
+    kl_exec_close(exec);
+}
+
+TEST(a_running_task_that_was_cancelled_is_cancelled_although_its_deadline_passes_then)
+{
+    struct gate gate = GATE;
+    struct script script = {.name = "t", .plan = "r", .gate = &gate};
+    kl_exec *exec = open_frozen(OPTS(.threads = 2));
+    REQUIRE(exec != NULL);
+    kl_exec_id id = submit_script(exec, "k", &script, TASK(.deadline_ms = 10, .end = note_end, .end_ctx = "t"));
+    gate_await(&gate, 1);
+    CHECK_INT(kl_exec_cancel(exec, id), KL_EBUSY);
+    pass_ms(exec, 20);
+    AWAIT(atomic_load(&exec->shards[0].next_due) == KL_NEVER); /* the other thread has seen it pass */
+    gate_open(&gate);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "t t=KL_ECANCELLED/1");
     kl_exec_close(exec);
 }
 

@@ -292,3 +292,53 @@ TEST(a_refusal_tells_how_many_places_are_taken)
     gate_open(&gate);
     kl_exec_close(exec);
 }
+
+/* --- A wait for the key, and then for room --- */
+
+struct blocked_then_full {
+    kl_exec *exec;
+    int64_t start_ns, at_ms; /* when the key is not blocked any more */
+};
+
+static int fill_up(kl_exec *exec)
+{
+    int taken = 0;
+    while (kl_exec_submit(exec, kl_str("other"), nothing, NULL, TASK(.submit_timeout_ms = KL_NO_WAIT), NULL) == KL_OK)
+        taken++;
+    return taken;
+}
+
+static void unblock_and_fill(void *ctx)
+{
+    struct blocked_then_full *b = ctx;
+    if ((own_time.now_ns - b->start_ns) / MS < b->at_ms)
+        return;
+    own_time.meanwhile = NULL;
+    CHECK_INT(kl_exec_key_drain(b->exec, kl_str("blocked"), NULL), KL_OK);
+    CHECK_INT(kl_exec_key_resume(b->exec, kl_str("blocked")), KL_OK);
+    fill_up(b->exec);
+    journal_add("full");
+}
+
+TEST(who_has_waited_for_a_blocked_key_waits_for_room_only_for_the_rest_of_his_time)
+{
+    struct gate gate = GATE;
+    const kl_exec_task_opts *at_once = TASK(.submit_timeout_ms = KL_NO_WAIT);
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = 16));
+    REQUIRE(exec != NULL);
+    submit(exec, "held", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("blocked")), KL_OK);
+    while (kl_exec_submit(exec, kl_str("blocked"), nothing, NULL, at_once, NULL) == KL_OK)
+        ;
+    CHECK(kl_exec_last_full().blocked);
+    CHECK(fill_up(exec) > 0);
+    struct blocked_then_full b = {.exec = exec, .at_ms = 350};
+    b.start_ns = start_own_time((struct own_time){.meanwhile = unblock_and_fill, .ctx = &b});
+    CHECK_INT(kl_exec_submit(exec, kl_str("blocked"), nothing, NULL, TASK(.submit_timeout_ms = 400), NULL), KL_EFULL);
+    CHECK_INT(end_own_time(b.start_ns), 400);
+    CHECK_STR(journal_text(), "full"); /* else it has not waited twice */
+    CHECK(!kl_exec_last_full().blocked);
+    gate_open(&gate);
+    kl_exec_close(exec);
+}

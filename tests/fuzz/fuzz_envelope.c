@@ -19,7 +19,8 @@ static void check_repeat(kl_bytes bytes, const kl_task_extra *extra, kl_arena *a
     const kl_task_id origin = {{1, 2, 3}};
     kl_task_extra again, expected = *extra;
     kl_bytes repeat;
-    HOLDS(kl__envelope_repeat(bytes, &origin, arena, &repeat) == KL_OK && repeat.len <= KL_HEADERS_BYTES_MAX);
+    HOLDS(kl__envelope_repeat(bytes, &origin, KL_LEAVES_NOTHING, arena, &repeat) == KL_OK &&
+          repeat.len <= KL_HEADERS_BYTES_MAX);
     HOLDS(kl__envelope_decode(repeat, arena, &again) == KL_OK);
     HOLDS(memcmp(&again.origin, &origin, sizeof origin) == 0);
     expected.origin = origin;

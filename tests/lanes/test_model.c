@@ -30,7 +30,7 @@ struct key {
 struct barrier {
     kl__lane_barrier lane;
     uint64_t after[TASKS];
-    int after_count;
+    int after_count, key;
     bool used, reached;
 };
 
@@ -43,7 +43,7 @@ struct model {
     struct task tasks[TASKS];
     struct key keys[KEYS];
     struct barrier barriers[BARRIERS];
-    uint64_t taken, ended, reached;
+    uint64_t taken, ended, reached, started, held, evicted;
 };
 
 static uint64_t below(struct model *m, uint64_t bound) { return kl__random_below(&m->random, bound); }
@@ -183,20 +183,98 @@ static void model_end(struct model *m, struct task *task)
     update_turn(m, task->key);
 }
 
-static void do_add(struct model *m)
+/* A new task, and its key's lane; NULL: there are enough. */
+static struct task *make(struct model *m, kl__lane **ret_lane)
 {
     int slot = free_slot(m);
     if (slot < 0)
-        return;
+        return NULL;
     struct task *task = &m->tasks[slot];
     *task = (struct task){.key = (int)below(m, KEYS), .is = WAITING};
     task->due_ms = m->now_ms - 3 + (int64_t)below(m, below(m, 3) ? 4 : 40);
     task->lane = (kl__lane_task){.due_ms = task->due_ms, .position = ++m->position};
     task->lane.mark.priority = (int8_t)(below(m, 3) ? 0 : (int)below(m, 5) - 2);
-    kl__lane *lane = kl__lanes_lane(m->lanes, key_named(task->key)->bytes, key_named(task->key)->hash);
-    REQUIRE(lane != NULL);
+    *ret_lane = kl__lanes_lane(m->lanes, key_named(task->key)->bytes, key_named(task->key)->hash);
+    CHECK(*ret_lane != NULL);
+    return *ret_lane ? task : NULL;
+}
+
+static void do_add(struct model *m)
+{
+    kl__lane *lane;
+    struct task *task = make(m, &lane);
+    if (!task)
+        return;
     kl__lanes_add(m->lanes, lane, &task->lane, m->now_ms);
     update_turn(m, task->key);
+}
+
+/* Started at once, or else added: it may be only if it would have been the one to be taken. */
+static void do_start(struct model *m)
+{
+    kl__lane *lane;
+    kl__lane_state state;
+    bool others = false;
+    struct task *task = make(m, &lane);
+    if (!task)
+        return;
+    task->lane.mark.priority = 0;
+    task->due_ms = task->lane.due_ms = m->now_ms - (int64_t)below(m, 3);
+    for (int key = 0; key < KEYS; key++)
+        others |= key != task->key && next_of(m, key, &state);
+    if (!kl__lanes_start(m->lanes, lane, &task->lane)) {
+        kl__lanes_add(m->lanes, lane, &task->lane, m->now_ms);
+        update_turn(m, task->key);
+        return;
+    }
+    CHECK(!others && next_of(m, task->key, &state) == task);
+    task->is = RUNNING;
+    m->keys[task->key].ready = false;
+    update_turn(m, task->key);
+    m->started++;
+}
+
+/* It has started elsewhere: it is the first of its key, unless another has. */
+static void do_hold(struct model *m)
+{
+    kl__lane *lane;
+    struct task *task = make(m, &lane);
+    if (!task)
+        return;
+    bool holds = task->key != 0;
+    for (int i = 0; i < TASKS; i++)
+        holds &= m->tasks[i].key != task->key || m->tasks[i].is == FREE || m->tasks[i].is == WAITING ||
+                 (m->tasks[i].is == OUT && !m->tasks[i].holds);
+    task->is = holds ? HELD : WAITING;
+    kl__lanes_hold(m->lanes, lane, &task->lane, m->now_ms);
+    CHECK(!holds || kl__lane_head(lane) == &task->lane);
+    update_turn(m, task->key);
+    m->held += holds;
+}
+
+static bool has_barrier(const struct model *m, int key)
+{
+    for (int i = 0; i < BARRIERS; i++)
+        if (m->barriers[i].used && m->barriers[i].key == key)
+            return true;
+    return false;
+}
+
+/* All that waits is gone, without an end; so nobody must wait for it. */
+static void do_evict(struct model *m)
+{
+    int key = (int)below(m, KEYS);
+    kl__lane *lane = kl__lanes_find(m->lanes, key_named(key));
+    if (!lane || has_barrier(m, key))
+        return;
+    for (kl__lane_task *got = kl__lanes_evict(m->lanes, lane); got; got = got->next, m->evicted++) {
+        struct task *task = KL_CONTAINER(got, struct task, lane);
+        CHECK(task->key == key && task->is == WAITING);
+        task->is = FREE;
+    }
+    for (int i = 0; i < TASKS; i++)
+        CHECK(m->tasks[i].key != key || m->tasks[i].is != WAITING);
+    update_turn(m, key);
 }
 
 static void do_barrier(struct model *m)
@@ -205,7 +283,7 @@ static void do_barrier(struct model *m)
     int key = (int)below(m, KEYS);
     if (barrier->used)
         return;
-    *barrier = (struct barrier){.lane = {.position = m->position + 1, .reached = reached}};
+    *barrier = (struct barrier){.key = key, .lane = {.position = m->position + 1, .reached = reached}};
     for (int i = 0; i < TASKS; i++)
         if (m->tasks[i].is != FREE && m->tasks[i].key == key)
             barrier->after[barrier->after_count++] = m->tasks[i].lane.position;
@@ -223,12 +301,10 @@ static bool goes_before(const struct key *a, const struct key *b)
     return a->priority != b->priority ? a->priority < b->priority : a->turn < b->turn;
 }
 
-static void do_take(struct model *m)
+/* The task that was taken next; NULL: none was. */
+static void check_taken(struct model *m, struct task *task)
 {
     kl__lane_state state;
-    kl__lane_task *got = NULL;
-    CHECK_INT(kl__lanes_take(m->lanes, &got, 1, m->now_ms), got != NULL);
-    struct task *task = got ? KL_CONTAINER(got, struct task, lane) : NULL;
     if (task)
         CHECK(next_of(m, task->key, &state) == task);
     for (int key = 0; key < KEYS; key++)
@@ -240,6 +316,18 @@ static void do_take(struct model *m)
     m->keys[task->key].ready = false;
     update_turn(m, task->key);
     m->taken++;
+}
+
+static void do_take(struct model *m)
+{
+    enum { MOST = 5 };
+    kl__lane_task *got[MOST];
+    uint32_t most = 1 + (uint32_t)(below(m, 4) ? 0 : below(m, MOST)), count = 0;
+    count = kl__lanes_take(m->lanes, got, most, m->now_ms);
+    for (uint32_t i = 0; i < count; i++)
+        check_taken(m, KL_CONTAINER(got[i], struct task, lane));
+    if (count < most)
+        check_taken(m, NULL);
 }
 
 static void do_settle(struct model *m)
@@ -301,6 +389,35 @@ static void do_withdraw(struct model *m)
     update_turn(m, task->key);
 }
 
+static void model_resumed(struct model *m, int key)
+{
+    m->keys[key].paused = m->keys[key].halted = false;
+    for (int i = 0; key && i < TASKS; i++)
+        if (m->tasks[i].key == key && m->tasks[i].is == HELD && m->tasks[i].due_ms > m->now_ms)
+            m->tasks[i].due_ms = m->now_ms;
+}
+
+/* Those that become ready at one moment share a turn, as in do_time. */
+static void do_all(struct model *m)
+{
+    uint64_t waiting = 0;
+    if (below(m, 2)) {
+        kl__lanes_resume_all(m->lanes, m->now_ms);
+        for (int key = 0; key < KEYS; key++)
+            if (m->keys[key].paused || m->keys[key].halted)
+                model_resumed(m, key);
+    } else {
+        for (int i = 0; i < TASKS; i++)
+            waiting += m->tasks[i].is == WAITING || m->tasks[i].is == HELD;
+        for (kl__lane_task *got = kl__lanes_drain_all(m->lanes, m->now_ms); got; got = got->next, waiting--)
+            model_withdrawn(m, KL_CONTAINER(got, struct task, lane));
+        CHECK_INT(waiting, 0);
+    }
+    m->turn++;
+    for (int key = 0; key < KEYS; key++)
+        stamp_turn(m, key, m->turn);
+}
+
 static void do_key(struct model *m)
 {
     int key = (int)below(m, KEYS);
@@ -337,10 +454,7 @@ static void do_key(struct model *m)
     }
     default:
         kl__lanes_resume(m->lanes, key_named(key), m->now_ms);
-        k->paused = k->halted = false;
-        for (int i = 0; key && i < TASKS; i++)
-            if (m->tasks[i].key == key && m->tasks[i].is == HELD && m->tasks[i].due_ms > m->now_ms)
-                m->tasks[i].due_ms = m->now_ms;
+        model_resumed(m, key);
     }
     update_turn(m, key);
 }
@@ -355,15 +469,19 @@ static void do_time(struct model *m)
         stamp_turn(m, key, m->turn);
     if (kl__lanes_next_due(m->lanes) <= m->now_ms)
         do_take(m);
+    kl__lanes_advance(m->lanes, m->now_ms - 50); /* a clock that lags behind changes nothing: L7 */
 }
 
 static void check_keys(struct model *m)
 {
     uint64_t live = 0, running = 0;
+    bool prioritized = false;
     for (int i = 0; i < TASKS; i++) {
         live += m->tasks[i].is != FREE;
         running += m->tasks[i].is == RUNNING;
+        prioritized |= m->tasks[i].is != FREE && m->tasks[i].lane.mark.priority != 0;
     }
+    CHECK_INT(kl__lanes_prioritized(m->lanes), prioritized);
     CHECK_INT(kl__lanes_counts(m->lanes).tasks, live);
     CHECK_INT(kl__lanes_counts(m->lanes).running, running);
     for (int key = 0; key < KEYS; key++) {
@@ -389,8 +507,13 @@ TEST(lanes_agree_with_a_naive_model)
     for (uint64_t i = 0; i < operations && !test_failed(); i++) {
         uint64_t dice = below(m, 100);
         struct task *out;
-        if (dice < 27)
-            do_add(m);
+        bool is_calm = i / 2048 % 2; /* from time to time nothing is ready, and a task may start at once */
+        if (dice < 17)
+            is_calm ? do_take(m) : do_add(m);
+        else if (dice < 24)
+            do_start(m);
+        else if (dice < 27)
+            do_hold(m);
         else if (dice < 52)
             do_take(m);
         else if (dice < 76)
@@ -399,8 +522,10 @@ TEST(lanes_agree_with_a_naive_model)
             do_withdraw(m);
         else if (dice < 81)
             do_key(m);
-        else if (dice < 83)
+        else if (dice < 82)
             do_barrier(m);
+        else if (dice < 83)
+            below(m, 8) ? do_evict(m) : do_all(m);
         else if (dice < 90)
             do_time(m);
         else if ((out = pick(m, OUT)))
@@ -410,7 +535,9 @@ TEST(lanes_agree_with_a_naive_model)
     }
     printf("# %" PRIu64 " operations, %" PRIu64 " taken, %" PRIu64 " ended, %" PRIu64 " barriers reached\n", operations,
            m->taken, m->ended, m->reached);
-    CHECK(m->taken > operations / 20 && m->ended > operations / 20 && m->reached > operations / 1000);
+    printf("# %" PRIu64 " started, %" PRIu64 " held, %" PRIu64 " evicted\n", m->started, m->held, m->evicted);
+    CHECK(m->taken > operations / 20 && m->ended > operations / 20 && m->reached > operations / 2000);
+    CHECK(m->started > operations / 1000 && m->held > operations / 1000 && m->evicted > operations / 1000);
     kl__lanes_close(m->lanes);
     free(m);
 }

@@ -475,6 +475,9 @@ TEST(dead_letters_are_listed_put_back_moved_and_forgotten)
     CHECK_STR(asking_field(&rig, "done"), "1");
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/dead/purge", "{}"), 400);
     CHECK_PROBLEM(&rig, "bad-request", "all");
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/dead/purge", "{\"key\": \"\"}"), 400);
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/dead/purge", "{\"until\": 0}"), 400);
+    CHECK_INT(asking_say(&rig, "POST", ORDERS "/dead/retry", "{\"words\": \"\"}"), 400);
     CHECK_INT(asking_say(&rig, "POST", ORDERS "/dead/purge", "{\"all\": true}"), 200);
     CHECK_STR(asking_field(&rig, "done"), "2");
     CHECK_INT(asking_say(&rig, "GET", ORDERS, NULL), 200);

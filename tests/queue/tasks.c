@@ -73,6 +73,37 @@ struct tasks scan_tasks(kl_queue *queue, kl_arena *arena)
     return reading.tasks;
 }
 
+/* --- Moves --- */
+
+static void move_line(void *ctx, const kl__queue_layout *layout, uint32_t partition, kl_place place,
+                      const kl_stub *stubs, size_t count)
+{
+    const kl__descriptor *descriptor = ctx;
+    kl_store *from = layout->stores[partition], *to = NULL;
+    for (size_t i = 0; i < count && layout->number != kl__newest_layout(descriptor)->number; i++) {
+        kl_ref ref = {.place = place, .id = stubs[i].id};
+        kl_settled settled = {.id = stubs[i].id, .position = stubs[i].position, .outcome = KL_DONE};
+        kl_settle batch = {.place = place, .tasks = &settled, .count = 1};
+        kl_arena arena = {0};
+        kl_task task;
+        size_t read = 0;
+        CHECK_INT(kl_store_read(from, &ref, 1, &arena, &task, &read), KL_OK);
+        REQUIRE(read == 1 && task.state == KL_TASK_WAITING);
+        kl_entry moved = kl__entry_moved(descriptor, layout->number, &layout->layout, &task.entry, &to);
+        CHECK_INT(kl__queue_append(to, &moved, 1), KL_OK);
+        CHECK_INT(kl__queue_append(to, &moved, 1), KL_OK);
+        CHECK_INT(kl_store_settle(from, &batch, 1), KL_OK);
+        kl_arena_free(&arena);
+    }
+}
+
+void move_tasks(kl_queue *queue)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    scan_queue(queue, move_line, descriptor);
+    kl__descriptor_release(descriptor);
+}
+
 /* --- Outcomes --- */
 
 struct settling {

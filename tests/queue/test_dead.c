@@ -1,4 +1,6 @@
 /* test_dead.c - dead letters: put back in order and as they were, moved, purged; each once, and the run ends. */
+#include <pthread.h>
+
 #include "queue/tasks.h"
 
 static kl_bytes none(void) { return (kl_bytes){NULL, 0}; }
@@ -34,7 +36,7 @@ static uint64_t count_dead(kl_queue *queue)
 }
 
 /* What waits is the letters first..first+count-1, each key in order, as they were put. */
-static void check_waiting(struct rig *rig, kl_queue *queue, uint32_t first, uint32_t count)
+static void check_waiting_of(struct rig *rig, kl_queue *queue, uint32_t first, uint32_t count, uint8_t job)
 {
     struct tasks tasks = scan_tasks(queue, &rig->arena);
     uint32_t last[256] = {0};
@@ -51,12 +53,17 @@ static void check_waiting(struct rig *rig, kl_queue *queue, uint32_t first, uint
         seen[number] = true;
         CHECK(key == 0 || last[key] == 0 || number > last[key]);
         last[key] = number;
-        CHECK(same_bytes(entry->kind, "charge") && entry->priority == 3 && entry->job.bytes[2] == 3);
+        CHECK(same_bytes(entry->kind, "charge") && entry->priority == 3 && entry->job.bytes[2] == job);
         CHECK(tasks.tasks[i].attempts == 0 && entry->group == kl__group_hash(kl_str("g")));
         REQUIRE(kl__envelope_decode(entry->headers, &rig->arena, &extra) == KL_OK);
         CHECK(same_bytes(extra.group, "g") && extra.tag_count == 1 && extra.origin.bytes[6] >> 4 == 8);
         CHECK(kl_id_compare(&extra.origin, &entry->id) != 0);
     }
+}
+
+static void check_waiting(struct rig *rig, kl_queue *queue, uint32_t first, uint32_t count)
+{
+    check_waiting_of(rig, queue, first, count, 3);
 }
 
 CLAIM(retried_letters_stand_in_line_as_they_died_and_are_what_they_were)
@@ -188,13 +195,39 @@ CLAIM(letters_move_to_another_queue)
     CHECK_INT(account.done, 70);
     CHECK_INT(count_dead(queue), 0);
     CHECK_INT(scan_tasks(queue, &rig->arena).count, 0);
-    check_waiting(rig, to, 1, 70);
+    check_waiting_of(rig, to, 1, 70, 0); /* without their job */
     CHECK_FAILS(kl_dead_move(queue, &(kl_redrive){.max = 1}, &account), KL_EINVAL, "set `to`");
     CHECK_FAILS(kl_dead_move(queue, &(kl_redrive){.to = queue}, &account), KL_EINVAL, "retry them");
     CHECK_FAILS(kl_dead_retry(queue, &(kl_redrive){.to = to}, &account), KL_EINVAL, "kl_dead_move");
     CHECK_FAILS(kl_dead_retry(queue, &(kl_redrive){.rate = -1}, &account), KL_EINVAL, "rate is -1");
     CHECK_FAILS(kl_dead_purge(NULL, &(kl_redrive){.max = 1}, &account), KL_EINVAL, "kl_queue_open");
     CHECK_FAILS(kl_dead_purge(queue, NULL, &account), KL_EINVAL, "pass both");
+    kl_queue_close(queue);
+    kl_queue_close(to);
+}
+
+CLAIM_IN_MEMORY(a_letter_that_is_moved_leaves_its_unique_and_its_job_behind)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1), *to = OPEN(rig->store, "again", .partitions = 1);
+    kl_put task = {.key = kl_str("k"), .unique = kl_str("u"), .group = kl_str("g"), .keep_ms = 1000};
+    kl_account account;
+    kl_task_extra extra;
+    REQUIRE(queue && to);
+    for (int in_job = 0; in_job < 2; in_job++) {
+        task.job = (kl_task_id){{(uint8_t)(in_job ? 9 : 0)}};
+        task.job_run = in_job;
+        task.unique = kl_str(in_job ? "v" : "u");
+        CHECK_INT(kl_queue_put(queue, &task, 1, none(), NULL), KL_OK);
+        CHECK_INT(settle_tasks(queue, KL_DEAD, KEEP_MS, "disk on fire"), 1);
+        CHECK_INT(kl_dead_move(queue, &(kl_redrive){.to = to}, &account), KL_OK);
+        struct tasks tasks = scan_tasks(to, &rig->arena);
+        REQUIRE(tasks.count == 1);
+        REQUIRE(kl__envelope_decode(tasks.tasks[0].entry.headers, &rig->arena, &extra) == KL_OK);
+        CHECK(extra.unique.len == 0 && same_bytes(extra.group, "g") && tasks.tasks[0].entry.job.bytes[0] == 0);
+        CHECK_INT(extra.keep_ms, in_job ? 0 : 1000); /* a job's is the job's to say */
+        CHECK_INT(extra.job_run, 0);
+        settle_tasks(to, KL_DONE, 0, NULL);
+    }
     kl_queue_close(queue);
     kl_queue_close(to);
 }
@@ -364,6 +397,160 @@ TEST(a_run_that_is_cut_at_any_call_doubles_nothing_and_loses_nothing)
             printf("# lost %d, after %d calls\n", lost, calls);
     }
     kl__queue_sleep_by(NULL);
+}
+
+/* --- A store that says: not just now --- */
+
+enum busy { AT_ONCE, LATER };
+
+/* The store refuses appends of this payload, so often. */
+static struct {
+    const char *payload;
+    int left;
+    enum busy how;
+    pthread_t thread;
+    bool started;
+    kl_append refused;
+} busy;
+
+static void *refuse_later(void *ctx)
+{
+    (void)ctx;
+    busy.refused.done(busy.refused.ctx, KL_EBUSY, "not just now");
+    return NULL;
+}
+
+static kl_rc append_busy(void *self, const kl_append *append)
+{
+    const struct lossy *lossy = self;
+    if (busy.left == 0 || !same_bytes(append->entries[0].payload, busy.payload))
+        return append->done ? kl_store_append_async(lossy->inner, append->entries, append->count, append->token,
+                                                    append->done, append->ctx)
+                            : kl_store_append(lossy->inner, append->entries, append->count, append->token);
+    busy.left--;
+    if (busy.how == AT_ONCE)
+        return kl__fail(KL_EBUSY, "not just now");
+    busy.refused = *append;
+    busy.started = true;
+    CHECK_INT(pthread_create(&busy.thread, NULL, refuse_later, NULL), 0);
+    return KL_OK;
+}
+
+/* Letters "a1", "b1", "a2", ... of the keys a and b, which died in this order; then appends of "a1" are refused. */
+static kl_queue *open_busy(struct rig *rig, struct lossy *lossy, kl_store **ret_store, enum busy how, int times)
+{
+    if (lossy_open(lossy, rig->store, 1, ret_store) != KL_OK)
+        return NULL;
+    lossy->replies_lost = lossy->requests_lost = 0;
+    lossy->engine.append = append_busy;
+    if (how == LATER)
+        lossy->engine.can &= ~(uint32_t)KL_STORE_ATOMIC_APPEND;
+    busy.left = 0;
+    busy.started = false;
+    kl_queue *queue = OPEN(*ret_store, "orders", .partitions = 1);
+    for (int i = 0; queue && i < 8; i++) {
+        char payload[] = {"ab"[i % 2], (char)('1' + i / 2), '\0'}, key[] = {payload[0], '\0'};
+        CHECK_INT(kl_queue_put(queue, &(kl_put){.key = kl_str(key), .payload = kl_str(payload)}, 1, none(), NULL),
+                  KL_OK);
+        CHECK_INT(settle_tasks(queue, KL_DEAD, KEEP_MS, "disk on fire"), 1);
+        atomic_fetch_add(&rig->clock_ms, 1);
+    }
+    busy.payload = "a1";
+    busy.left = times;
+    busy.how = how;
+    kl__queue_sleep_by(sleep_not);
+    return queue;
+}
+
+static void close_busy(kl_queue *queue, kl_store *store)
+{
+    kl__queue_sleep_by(NULL);
+    if (busy.started)
+        pthread_join(busy.thread, NULL);
+    kl_queue_close(queue);
+    kl_store_close(store);
+}
+
+/* What waits of the key is this, in this order. */
+static void check_line(struct rig *rig, kl_queue *queue, const char *key, const char *expected)
+{
+    struct tasks tasks = scan_tasks(queue, &rig->arena);
+    char line[64] = "";
+    for (size_t i = 0; i < tasks.count; i++)
+        if (same_bytes(tasks.tasks[i].entry.key, key))
+            strncat(line, (const char *)tasks.tasks[i].entry.payload.data, 2);
+    CHECK_STR(line, expected);
+}
+
+CLAIM_IN_MEMORY(letters_of_a_key_keep_their_order_when_the_store_is_busy)
+{
+    for (enum busy how = AT_ONCE; how <= LATER; how++) {
+        struct lossy lossy;
+        struct rig fresh;
+        kl_store *store = NULL;
+        kl_account account;
+        REQUIRE(rig_open(&fresh, false));
+        kl_queue *queue = open_busy(&fresh, &lossy, &store, how, 1);
+        REQUIRE(queue);
+        CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+        CHECK(account.done == 8 && account.failed == 0);
+        check_line(&fresh, queue, "a", "a1a2a3a4");
+        check_line(&fresh, queue, "b", "b1b2b3b4");
+        close_busy(queue, store);
+        rig_close(&fresh);
+    }
+    (void)rig;
+}
+
+CLAIM_IN_MEMORY(letters_wait_for_one_of_their_key_that_cannot_be_put_back)
+{
+    struct lossy lossy;
+    kl_store *store = NULL;
+    kl_account account;
+    kl_queue *queue = open_busy(rig, &lossy, &store, AT_ONCE, 1 << 20);
+    REQUIRE(queue);
+    CHECK_FAILS(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_EBUSY, "not just now");
+    CHECK(account.seen == 8 && account.done == 4 && account.failed == 4);
+    CHECK_STR(account.error, "not just now");
+    check_line(rig, queue, "a", "");
+    check_line(rig, queue, "b", "b1b2b3b4");
+    CHECK_INT(count_dead(queue), 4);
+    busy.left = 0;
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_OK);
+    check_line(rig, queue, "a", "a1a2a3a4");
+    close_busy(queue, store);
+}
+
+static int finds_left;
+
+static kl_rc find_some(void *self, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
+{
+    const struct lossy *lossy = self;
+    if (finds_left-- == 0)
+        return kl__fail(KL_ESYSTEM, "the disk is gone");
+    return kl_store_find(lossy->inner, find, arena, ret_tasks, ret_count);
+}
+
+CLAIM_IN_MEMORY(a_run_that_fails_half_way_says_what_it_has_done)
+{
+    struct lossy lossy;
+    kl_store *store = NULL;
+    kl_account account;
+    REQUIRE(lossy_open(&lossy, rig->store, 1, &store) == KL_OK);
+    lossy.replies_lost = lossy.requests_lost = 0;
+    kl_queue *queue = OPEN(store, "orders", .partitions = 1);
+    REQUIRE(queue);
+    make_letters(queue, 1, 100);
+    lossy.engine.find = find_some;
+    finds_left = 2; /* both pages to be marked, and then the last is in memory */
+    CHECK_FAILS(kl_dead_retry(queue, &(kl_redrive){.rate = 0}, &account), KL_ESYSTEM, "the disk is gone");
+    uint64_t back = scan_tasks(queue, &rig->arena).count;
+    CHECK(back > 0 && back < 100 && account.done == back && account.seen == back && account.failed == 0);
+    finds_left = 1;
+    CHECK_FAILS(kl_dead_purge(queue, &(kl_redrive){.rate = 0}, &account), KL_ESYSTEM, "the disk is gone");
+    CHECK(account.done > 0 && account.done + count_dead(queue) + back == 100);
+    kl_queue_close(queue);
+    kl_store_close(store);
 }
 
 CLAIM_IN_MEMORY(a_run_without_memory_says_so_and_loses_nothing)

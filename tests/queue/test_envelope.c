@@ -182,11 +182,11 @@ TEST(a_repeated_envelope_keeps_what_it_does_not_know_and_names_its_origin)
     kl_arena arena = {0};
     kl_bytes bytes;
     kl_task_extra extra;
-    REQUIRE(kl__envelope_repeat((kl_bytes){old, sizeof old}, &origin, &arena, &bytes) == KL_OK);
+    REQUIRE(kl__envelope_repeat((kl_bytes){old, sizeof old}, &origin, KL_LEAVES_NOTHING, &arena, &bytes) == KL_OK);
     CHECK_INT(bytes.len, sizeof old);
     CHECK(memcmp(bytes.data, old, 6) == 0);
     REQUIRE(kl__envelope_decode(bytes, &arena, &extra) == KL_OK);
     CHECK(kl_id_compare(&extra.origin, &origin) == 0);
-    CHECK_INT(kl__envelope_repeat((kl_bytes){"\x00", 1}, &origin, &arena, &bytes), KL_EDAMAGED);
+    CHECK_INT(kl__envelope_repeat((kl_bytes){"\x00", 1}, &origin, KL_LEAVES_NOTHING, &arena, &bytes), KL_EDAMAGED);
     kl_arena_free(&arena);
 }

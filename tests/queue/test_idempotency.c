@@ -62,6 +62,29 @@ CLAIM(the_callers_own_fingerprint_decides)
     kl_queue_close(queue);
 }
 
+CLAIM(a_repeat_with_a_delay_is_the_same_however_late_it_comes)
+{
+    kl_queue *queue = OPEN(rig->store, "orders");
+    REQUIRE(queue);
+    kl_job_spec spec = spec_of(make_puts(rig, 2, 0, 0), 2, "k");
+    kl_job_answer first, again;
+    int64_t now_ms = atomic_load(&rig->clock_ms);
+    spec.delay_ms = 60000;
+    CHECK_INT(kl_job_submit(queue, &spec, &first, NULL), KL_OK);
+    pass(rig, 5000);
+    CHECK_INT(kl_job_submit(queue, &spec, &again, NULL), KL_OK);
+    CHECK(again.replayed && kl_id_compare(&first.job, &again.job) == 0);
+    CHECK_INT(show_job(queue, &first.job, &rig->arena).due_ms, now_ms + 60000);
+    spec.delay_ms = 60001;
+    CHECK_FAILS(kl_job_submit(queue, &spec, &again, NULL), KL_EMISMATCH, "used for another submit");
+    spec.due_ms = 1;
+    CHECK_FAILS(kl_job_submit(queue, &spec, &again, NULL), KL_EINVAL, "both delay_ms");
+    spec.due_ms = 0;
+    spec.delay_ms = -1;
+    CHECK_FAILS(kl_job_submit(queue, &spec, &again, NULL), KL_EINVAL, "delay_ms is -1");
+    kl_queue_close(queue);
+}
+
 CLAIM(an_answer_is_forgotten_after_its_time)
 {
     kl_queue *queue = OPEN(rig->store, "orders");

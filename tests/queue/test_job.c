@@ -102,6 +102,27 @@ CLAIM(tasks_can_be_added_until_the_job_is_cancelled)
 }
 
 /* Every call of the store that an add makes fails once, done or not; then many others add, and it is made again. */
+CLAIM_IN_MEMORY(a_job_has_no_more_tasks_than_it_may)
+{
+    kl_queue *queue = OPEN(rig->store, "orders");
+    char name[80] = "job/orders/", text[512];
+    REQUIRE(queue);
+    kl_put *tasks = make_puts(rig, 2, 0, 0);
+    kl_task_id job = submit_job(queue, NULL, 0);
+    kl_id_print(&job, name + strlen(name));
+    const char *record = record_text(rig, name), *count = record ? strstr(record, "\"tasks\":") : NULL;
+    REQUIRE(count);
+    const char *behind = strpbrk(count, ",}");
+    snprintf(text, sizeof text, "%.*s\"tasks\":%d%s", (int)(count - record), record, KL_JOB_TASKS_MAX - 1, behind);
+    set_record(rig, name, text);
+    CHECK_FAILS(kl_job_add(queue, &job, tasks, 2, (kl_bytes){0}, NULL), KL_EINVAL, "2 more are too many");
+    CHECK_INT(kl_job_add(queue, &job, tasks, 1, kl_str("t"), NULL), KL_OK);
+    CHECK_INT(kl_job_add(queue, &job, tasks, 1, kl_str("t"), NULL), KL_OK); /* a repeat: it is counted */
+    CHECK_FAILS(kl_job_add(queue, &job, tasks, 1, (kl_bytes){0}, NULL), KL_EINVAL, "submit another job");
+    CHECK_INT(show_job(queue, &job, &rig->arena).tasks, KL_JOB_TASKS_MAX);
+    kl_queue_close(queue);
+}
+
 CLAIM_IN_MEMORY(an_add_that_is_repeated_after_many_others_counts_once)
 {
     enum { OTHERS = 130 };

@@ -1,5 +1,6 @@
 /* test_job_runs.c - runs of a job are told apart by what its tasks carry: a rerun that crashes, a job that is cancelled
  * and goes on. */
+#include "base/compare.h"
 #include "queue/job_support.h"
 #include "queue/tasks.h"
 
@@ -108,7 +109,7 @@ CLAIM(two_reruns_do_not_run_at_once)
     REQUIRE(dying);
     kl_task_id job = submit_job(queue, make_puts(rig, 5, 0, 0), 5);
     CHECK_INT(settle_any(queue, KL_DONE, SIZE_MAX), 5);
-    ending_arm(&ending, 5, false); /* refresh, job, now, lease */
+    ending_arm(&ending, 8, false); /* refresh, job, now, refresh, mark, counts, lease */
     CHECK_INT(kl_job_rerun(dying, &job, false, NULL), KL_ESYSTEM);
     CHECK_FAILS(kl_job_rerun(queue, &job, false, NULL), KL_EBUSY, "another rerun");
     CHECK_INT(show_job(queue, &job, &rig->arena).state, KL_JOB_RUNNING);
@@ -144,5 +145,65 @@ CLAIM(a_cancelled_job_goes_on_with_what_is_put_again)
         again += found[i].extra.job_run > mark->run;
     CHECK_INT(again, 4);
     kl__cancelled_free(&set);
+    kl_queue_close(queue);
+}
+
+CLAIM(a_rerun_of_nothing_is_no_run)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    uint64_t put = 7;
+    REQUIRE(queue);
+    kl_task_id job = submit_job(queue, make_puts(rig, 3, 0, 0), 3);
+    CHECK_INT(kl_job_rerun(queue, &job, false, &put), KL_OK); /* nothing is finished */
+    CHECK_INT(put, 0);
+    CHECK_INT(settle_any(queue, KL_DONE, SIZE_MAX), 3);
+    CHECK_INT(kl_job_rerun(queue, &job, true, &put), KL_OK); /* nothing has failed */
+    CHECK(put == 0 && show_job(queue, &job, &rig->arena).run == 1);
+    CHECK_INT(kl_job_rerun(queue, &job, false, &put), KL_OK);
+    CHECK(put == 3 && show_job(queue, &job, &rig->arena).run == 2);
+    kl_queue_close(queue);
+}
+
+/* Three tasks, of which one is done and two are dead. */
+static kl_task_id two_letters(struct rig *rig, kl_queue *queue)
+{
+    kl_task_id job = submit_job(queue, make_puts(rig, 3, 0, 0), 3);
+    CHECK_INT(settle_any(queue, KL_DONE, 1), 1);
+    CHECK_INT(settle_any(queue, KL_DEAD, SIZE_MAX), 2);
+    CHECK_INT(show_job(queue, &job, &rig->arena).state, KL_JOB_FINISHED);
+    return job;
+}
+
+CLAIM(a_job_does_not_wait_for_letters_that_were_moved_or_purged)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2), *other = OPEN(rig->store, "other");
+    kl_account account;
+    REQUIRE(queue && other);
+    kl_task_id job = two_letters(rig, queue);
+    CHECK_INT(kl_dead_move(queue, &(kl_redrive){.to = other, .max = 1}, &account), KL_OK);
+    CHECK_INT(account.done, 1);
+    kl_job_info info = show_job(queue, &job, &rig->arena);
+    CHECK(info.state == KL_JOB_FINISHED && info.tasks == 2 && info.dead == 1 && info.waiting == 0);
+    CHECK_INT(kl_dead_purge(queue, &(kl_redrive){.max = 0}, &account), KL_OK);
+    info = show_job(queue, &job, &rig->arena);
+    CHECK(info.state == KL_JOB_FINISHED && info.tasks == 1 && info.dead == 0 && info.waiting == 0);
+    struct tasks there = scan_tasks(other, &rig->arena);
+    REQUIRE(there.count == 1);
+    kl_task_extra extra;
+    REQUIRE(kl__envelope_decode(there.tasks[0].entry.headers, &rig->arena, &extra) == KL_OK);
+    CHECK(kl__id_is_none(&there.tasks[0].entry.job) && extra.job_run == 0 && extra.keep_ms == 0);
+    kl_queue_close(other);
+    kl_queue_close(queue);
+}
+
+CLAIM(a_job_waits_for_letters_that_were_put_back)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    kl_account account;
+    REQUIRE(queue);
+    kl_task_id job = two_letters(rig, queue);
+    CHECK_INT(kl_dead_retry(queue, &(kl_redrive){.max = 0}, &account), KL_OK);
+    kl_job_info info = show_job(queue, &job, &rig->arena);
+    CHECK(info.state == KL_JOB_RUNNING && info.tasks == 3 && info.waiting == 2);
     kl_queue_close(queue);
 }

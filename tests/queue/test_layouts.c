@@ -3,7 +3,7 @@
 
 #include "base/random.h"
 #include "queue/inside.h"
-#include "queue/support.h"
+#include "queue/tasks.h"
 #include "store/lossy.h"
 
 static kl_rc alter_to(kl_queue *queue, int64_t partitions, int64_t shard_prefix_len)
@@ -105,6 +105,42 @@ CLAIM(a_new_layout_takes_tasks_and_the_old_one_takes_none)
     CHECK(!descriptor->layouts[1].sealed);
     kl__descriptor_release(descriptor);
     kl_queue_close(queue);
+}
+
+static kl_rc count_nothing(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
+{
+    (void)self, (void)place, (void)job, (void)ret_counts;
+    return kl__fail(KL_EBUSY, "it is away");
+}
+
+static kl_rc fence_nothing(void *self, kl_fence *fences, size_t count)
+{
+    (void)self, (void)fences, (void)count;
+    return kl__fail(KL_EBUSY, "it is away");
+}
+
+CLAIM_IN_MEMORY(a_setting_is_altered_while_partitions_are_away)
+{
+    struct lossy away;
+    kl_store *store = NULL;
+    REQUIRE(lossy_open(&away, rig->store, 1, &store) == KL_OK);
+    away.replies_lost = away.requests_lost = 0;
+    kl_queue *queue = OPEN(store, "orders", .partitions = 1);
+    REQUIRE(queue);
+    CHECK_INT(append_to(queue, 0, 0, 5), KL_OK);
+    CHECK_INT(alter_to(queue, 2, 1), KL_OK);
+    away.engine.counts = count_nothing;
+    away.engine.fence = fence_nothing;
+    kl__queue_sleep_by(sleep_not);
+    CHECK_INT(kl_queue_alter(queue, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .rate = 7}), KL_OK);
+    CHECK_FAILS(alter_to(queue, 3, 1), KL_EBUSY, "it is away");
+    kl__queue_sleep_by(NULL);
+    kl_queue *direct = OPEN(rig->store, "orders");
+    REQUIRE(direct);
+    CHECK_INT(show(rig, direct).settings.rate, 7);
+    kl_queue_close(direct);
+    kl_queue_close(queue);
+    kl_store_close(store);
 }
 
 CLAIM(the_layout_that_is_there_opens_no_new_one)
@@ -483,4 +519,43 @@ TEST(ids_of_one_key_move_in_order_and_stay_different)
     for (uint32_t from = 1; from <= 4; from++)
         for (uint32_t to = 1; to <= 4; to++)
             check_moves((kl_layout){2, from}, (kl_layout){3, to}, &random);
+}
+
+/* Moved from each layout to the next, or at once from an older one to the newest. */
+static void check_ways(struct rig *rig, const int64_t digits[3], const char *key)
+{
+    char name[16];
+    snprintf(name, sizeof name, "q%d%d%d%s", (int)digits[0], (int)digits[1], (int)digits[2], key);
+    kl_queue *queue = OPEN(rig->store, name, .partitions = 2, .shard_prefix_len = digits[0]);
+    REQUIRE(queue);
+    kl__descriptor *known[3] = {kl__queue_descriptor(queue)};
+    for (int i = 1; i < 3; i++) {
+        CHECK_INT(alter_to(queue, 2 + i, digits[i]), KL_OK);
+        known[i] = kl__queue_descriptor(queue);
+    }
+    const kl__queue_layout *first = &known[2]->layouts[0], *second = &known[2]->layouts[1];
+    for (int i = 0; i < 100; i++) {
+        kl_entry entry = {.key = kl_str(key)};
+        kl_store *store = NULL;
+        uint32_t shard = *key ? kl_shard_of(&first->layout, entry.key) : (uint32_t)i % 16;
+        CHECK_INT(kl_idgen_next(first->idgen, shard, *key ? kl_lane_of(entry.key) : 0, &entry.id), KL_OK);
+        kl_entry half = kl__entry_moved(known[1], 1, &first->layout, &entry, &store);
+        kl_entry whole = kl__entry_moved(known[2], 2, &second->layout, &half, &store);
+        kl_entry at_once = kl__entry_moved(known[2], 1, &first->layout, &entry, &store);
+        CHECK(kl_id_compare(&whole.id, &at_once.id) == 0);
+        CHECK_INT(at_once.place.partition, whole.place.partition);
+        CHECK_INT(at_once.place.shard, whole.place.shard);
+    }
+    for (int i = 0; i < 3; i++)
+        kl__descriptor_release(known[i]);
+    kl_queue_close(queue);
+}
+
+CLAIM_IN_MEMORY(copies_of_a_task_in_several_older_layouts_move_to_one_place)
+{
+    static const int64_t digits[][3] = {{1, 2, 2}, {2, 1, 2}, {1, 2, 1}, {1, 1, 1}, {3, 1, 2}, {2, 4, 1}};
+    for (size_t i = 0; i < sizeof digits / sizeof digits[0]; i++) {
+        check_ways(rig, digits[i], "");
+        check_ways(rig, digits[i], "k");
+    }
 }

@@ -64,51 +64,37 @@ CLAIM(a_task_is_found_by_its_id_in_every_layout)
     kl_queue_close(queue);
 }
 
-/* Moves a task as a worker would: stored in the newest layout, then gone from the old one. */
-static void move_task(kl_queue *queue, const kl_task_id *id)
+static void find_moved(struct rig *rig, const char *name, const char *key, const int64_t layouts[3][2])
 {
-    kl_arena arena = {0};
-    kl__descriptor *descriptor = kl__queue_descriptor(queue);
-    const kl__queue_layout *from = &descriptor->layouts[0], *to = kl__newest_layout(descriptor);
-    struct tasks tasks = scan_tasks(queue, &arena);
-    for (size_t i = 0; i < tasks.count; i++) {
-        kl_entry entry = tasks.tasks[i].entry;
-        if (kl_id_compare(&entry.id, id) != 0)
-            continue;
-        uint32_t shard = kl_shard_of(&to->layout, entry.key), partition = kl_partition_of(&to->layout, entry.key);
-        kl_settled settled = {.id = *id, .position = tasks.tasks[i].position, .outcome = KL_DONE};
-        kl_settle batch = {.place = entry.place, .tasks = &settled, .count = 1};
-        entry.id = kl__id_moved(&from->layout, &to->layout, shard, id);
-        entry.place = (kl_place){to->numbers[partition], shard};
-        CHECK_INT(kl__queue_append(to->stores[partition], &entry, 1), KL_OK);
-        CHECK_INT(kl__queue_append(to->stores[partition], &entry, 1), KL_OK);
-        CHECK_INT(kl_store_settle(from->stores[0], &batch, 1), KL_OK);
-    }
-    kl__descriptor_release(descriptor);
-    kl_arena_free(&arena);
-}
-
-static void find_moved(struct rig *rig, const char *name, int64_t old_len, int64_t partitions, int64_t new_len)
-{
-    kl_queue *queue = OPEN(rig->store, name, .partitions = 1, .shard_prefix_len = old_len);
-    kl_put task = {.key = kl_str("customer-7"), .payload = kl_str("p")};
+    kl_queue *queue = OPEN(rig->store, name, .partitions = layouts[0][0], .shard_prefix_len = layouts[0][1]);
+    kl_put task = {.key = kl_str(key), .payload = kl_str("p")};
     kl_put_result result;
     kl_found found;
     REQUIRE(queue);
     CHECK_INT(kl_queue_put(queue, &task, 1, none(), &result), KL_OK);
-    alter(queue, partitions, new_len);
-    move_task(queue, &result.id);
-    CHECK_INT(scan_tasks(queue, &rig->arena).count, 1);
-    REQUIRE(kl_queue_task(queue, &result.id, &rig->arena, &found) == KL_OK);
-    CHECK(same_bytes(found.task.entry.payload, "p") && found.task.state == KL_TASK_WAITING);
+    for (int i = 1; i < 3 && layouts[i][0] > 0; i++) {
+        alter(queue, layouts[i][0], layouts[i][1]);
+        move_tasks(queue);
+        CHECK_INT(scan_tasks(queue, &rig->arena).count, 1);
+        REQUIRE(kl_queue_task(queue, &result.id, &rig->arena, &found) == KL_OK);
+        CHECK(same_bytes(found.task.entry.payload, "p") && found.task.state == KL_TASK_WAITING);
+    }
     kl_queue_close(queue);
 }
 
-CLAIM_IN_MEMORY(a_task_that_moved_to_a_newer_layout_is_found_by_its_old_id)
+CLAIM_IN_MEMORY(a_task_that_moved_to_newer_layouts_is_found_by_its_old_id)
 {
-    find_moved(rig, "longer", 1, 2, 3);
-    find_moved(rig, "shorter", 3, 2, 1);
-    find_moved(rig, "wider", 1, 8, 1);
+    static const int64_t layouts[][3][2] = {
+        {{1, 1}, {2, 3}},         {{1, 3}, {2, 1}},         {{1, 1}, {8, 1}},
+        {{1, 2}, {2, 1}, {3, 2}}, {{1, 1}, {2, 2}, {3, 1}}, {{1, 3}, {2, 1}, {1, 2}},
+    };
+    for (size_t i = 0; i < COUNT(layouts); i++) {
+        char name[2][16];
+        snprintf(name[0], sizeof name[0], "free-%zu", i);
+        snprintf(name[1], sizeof name[1], "keyed-%zu", i);
+        find_moved(rig, name[0], "", layouts[i]);
+        find_moved(rig, name[1], "customer-7", layouts[i]);
+    }
 }
 
 /* --- Lists --- */

@@ -136,6 +136,51 @@ CLAIM_IN_MEMORY(a_job_is_taken_over_by_a_process_that_does_not_know_its_layout)
     CHECK(n > 5 && n < 100);
 }
 
+/* A submit that dies at its n-th call; what it has put is delayed, and is moved to a newer layout before it is taken over. */
+static bool take_over_moved(struct rig *rig, uint64_t n, bool done_first)
+{
+    enum { TASKS = 12 };
+    struct ending ending;
+    kl_store *wire;
+    char name[32];
+    snprintf(name, sizeof name, "q%llu-%d", (unsigned long long)n, done_first);
+    kl_queue *queue = OPEN(rig->store, name, .partitions = 2);
+    if (!queue || ending_open(&ending, rig->store, &wire) != KL_OK)
+        return false;
+    kl_queue *dying = OPEN(wire, name);
+    kl_put *puts = make_puts(rig, TASKS, 0, 0);
+    for (size_t i = 0; i < TASKS; i++) {
+        puts[i].delay_ms = 7200 * 1000;
+        puts[i].key = kl_str(i % 2 ? "a" : "");
+        puts[i].partition = i % 4 < 2 ? NULL : name; /* the first */
+    }
+    kl_job_spec spec = spec_of(puts, TASKS, "k");
+    kl_job_answer answer = {.tasks = 0};
+    ending_arm(&ending, n, done_first);
+    kl_rc rc = kl_job_submit(dying, &spec, &answer, NULL);
+    ending_arm(&ending, 0, false);
+    for (int64_t digits = 2; digits > 0; digits--) {
+        CHECK_INT(alter_to(queue, 1 + digits, digits), KL_OK);
+        move_tasks(queue);
+    }
+    CHECK(settle_any(queue, KL_DONE, 5) <= 5);
+    pass(rig, 15 * 60000); /* tokens are forgotten */
+    CHECK_INT(kl_job_submit(queue, &spec, &answer, NULL), KL_OK);
+    CHECK_EACH_ONCE(queue, &answer.job, TASKS);
+    kl_queue_close(dying);
+    kl_store_close(wire);
+    kl_queue_close(queue);
+    return rc != KL_OK;
+}
+
+CLAIM_IN_MEMORY(a_job_that_is_taken_over_puts_nothing_again_that_was_moved)
+{
+    uint64_t n = 1;
+    while (n < 100 && !test_failed() && take_over_moved(rig, n, false) && take_over_moved(rig, n, true))
+        n++;
+    CHECK(n > 5 && n < 100);
+}
+
 struct meanwhile {
     kl_queue *queue;
     int64_t partitions, shard_prefix_len;

@@ -224,3 +224,22 @@ CLAIM_IN_MEMORY(a_page_of_large_results_ends_early_and_goes_on)
     CHECK_INT(listing.rows, 40);
     kl_queue_close(queue);
 }
+
+CLAIM(a_page_that_holds_the_last_result_has_no_cursor)
+{
+    enum { TASKS = 13 };
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    kl_found found[TASKS];
+    kl_bytes cursor;
+    size_t count;
+    REQUIRE(queue);
+    kl_task_id job = submit_job(queue, make_puts(rig, TASKS, 0, 0), TASKS);
+    CHECK_INT(settle_any(queue, KL_DONE, SIZE_MAX), TASKS);
+    CHECK_INT(kl_job_results(queue, &job, (kl_bytes){0}, TASKS, &rig->arena, found, &count, &cursor, NULL), KL_OK);
+    CHECK(count == TASKS && cursor.len == 0);
+    CHECK_INT(kl_job_results(queue, &job, (kl_bytes){0}, TASKS - 1, &rig->arena, found, &count, &cursor, NULL), KL_OK);
+    CHECK(count == TASKS - 1 && cursor.len > 0);
+    CHECK_INT(kl_job_results(queue, &job, cursor, 1, &rig->arena, found, &count, &cursor, NULL), KL_OK);
+    CHECK(count == 1 && cursor.len == 0);
+    kl_queue_close(queue);
+}

@@ -98,6 +98,64 @@ CLAIM(a_call_that_is_made_again_with_its_token_stores_nothing)
     kl_queue_close(queue);
 }
 
+CLAIM_IN_MEMORY(a_call_with_other_options_is_another_call)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    kl_header header = {kl_str("h"), kl_str("1")}, other_header = {kl_str("h"), kl_str("2")};
+    kl_bytes tag = kl_str("red");
+    REQUIRE(queue);
+    const kl_put task = {.key = kl_str("k"), .headers = &header, .header_count = 1};
+    kl_put others[] = {task, task, task, task, task, task, task, task, task, task};
+    others[0].priority = 1;
+    others[1].delay_ms = 1000;
+    others[2].due_ms = 1;
+    others[3].attempts_max = 3;
+    others[4].timeout_ms = 1000;
+    others[5].unique = kl_str("u");
+    others[6].group = kl_str("g");
+    others[7].headers = &other_header;
+    others[8].tags = &tag;
+    others[8].tag_count = 1;
+    others[9].keep_ms = 1000;
+    CHECK_INT(kl_queue_put(queue, &task, 1, kl_str("t"), NULL), KL_OK);
+    for (size_t i = 0; i < COUNT(others); i++)
+        CHECK_FAILS(kl_queue_put(queue, &others[i], 1, kl_str("t"), NULL), KL_EMISMATCH, "other options");
+    kl_put traced = task; /* whoever makes a call again is in another trace */
+    traced.traceparent = kl_str("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    CHECK_INT(kl_queue_put(queue, &traced, 1, kl_str("t"), NULL), KL_OK);
+    CHECK_INT(scan_tasks(queue, &rig->arena).count, 1);
+    kl_queue_close(queue);
+}
+
+/* The record of a token as it was written when it knew "where" only. The hashes must stay what they are. */
+CLAIM_IN_MEMORY(a_token_that_was_written_before_options_were_hashed_is_believed)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    kl_put task = {.key = kl_str("k"), .kind = kl_str("charge"), .payload = kl_str("p"), .priority = 1};
+    kl_record records[1];
+    kl_put_result first, second;
+    size_t count;
+    char value[1024];
+    REQUIRE(queue);
+    CHECK_INT(kl_queue_put(queue, &task, 1, kl_str("t"), &first), KL_OK);
+    REQUIRE(kl_store_list(rig->store, kl_str("token/orders/"), none(), 1, &rig->arena, records, &count) == KL_OK);
+    REQUIRE(count == 1);
+    const char *text = records[0].value.data, *options = strstr(text, ",\"options\":");
+    REQUIRE(options);
+    CHECK_CONTAINS(text, "\"where\":1156218082377384021");
+    CHECK_CONTAINS(text, "\"options\":8458993062678530049");
+    snprintf(value, sizeof value, "%.*s%s", (int)(options - text), text, options + strcspn(options + 1, ",}") + 1);
+    kl_write write = {.name = records[0].name, .version = records[0].version, .expires_ms = records[0].expires_ms};
+    write.value = kl_str(value);
+    CHECK_INT(kl_store_put(rig->store, &write, 1), KL_OK);
+    task.priority = 2;
+    CHECK_INT(kl_queue_put(queue, &task, 1, kl_str("t"), &second), KL_OK);
+    CHECK(second.duplicate && same_id(&first.id, &second.id));
+    task.payload = kl_str("q");
+    CHECK_FAILS(kl_queue_put(queue, &task, 1, kl_str("t"), &second), KL_EMISMATCH, "other keys");
+    kl_queue_close(queue);
+}
+
 /* --- Crashes --- */
 
 /* What is put in these tests: one task with a unique, or a call with a token whose second task has a unique. */
@@ -324,26 +382,31 @@ CLAIM_IN_MEMORY(what_was_stored_in_part_and_is_done_is_not_stored_again)
 
 /* --- Others who are at it --- */
 
+/* The record as it is when the producer ended between its append and its last write. */
+static void leave_claim(struct rig *rig)
+{
+    kl_record records[1];
+    size_t count;
+    char value[1024];
+    REQUIRE(kl_store_list(rig->store, kl_str("unique/orders/"), none(), 1, &rig->arena, records, &count) == KL_OK);
+    REQUIRE(count == 1);
+    const char *from = records[0].value.data, *text = strstr(from, "stored");
+    REQUIRE(text);
+    kl_write write = {.name = records[0].name, .version = records[0].version, .expires_ms = records[0].expires_ms};
+    snprintf(value, sizeof value, "%.*sclaimed%s", (int)(text - from), from, text + strlen("stored"));
+    write.value = kl_str(value);
+    CHECK_INT(kl_store_put(rig->store, &write, 1), KL_OK);
+}
+
 CLAIM_IN_MEMORY(a_claim_of_somebody_who_is_at_it_is_waited_for)
 {
     kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
     kl_put_result first, second;
-    kl_record records[1];
-    size_t count;
     REQUIRE(queue);
     kl__queue_sleep_by(sleep_not);
     CHECK_INT(put_unique(queue, "u", "k", &first), KL_OK);
-    REQUIRE(kl_store_list(rig->store, kl_str("unique/orders/"), none(), 1, &rig->arena, records, &count) == KL_OK);
-    REQUIRE(count == 1);
-    char *text = strstr((char *)(uintptr_t)records[0].value.data, "stored");
-    REQUIRE(text);
+    leave_claim(rig);
     CHECK_INT(settle_tasks(queue, KL_DONE, 0, NULL), 1);
-    kl_write write = {.name = records[0].name, .version = records[0].version, .expires_ms = records[0].expires_ms};
-    char value[1024];
-    snprintf(value, sizeof value, "%.*sclaimed%s", (int)(text - (char *)(uintptr_t)records[0].value.data),
-             (char *)(uintptr_t)records[0].value.data, text + strlen("stored"));
-    write.value = kl_str(value);
-    CHECK_INT(kl_store_put(rig->store, &write, 1), KL_OK);
     atomic_store(&slept_ms, 0);
     CHECK_FAILS(put_unique(queue, "u", "k", &second), KL_EBUSY, "after 10 s it is taken over");
     CHECK(atomic_load(&slept_ms) > 500 && atomic_load(&slept_ms) < 2000);
@@ -355,6 +418,54 @@ CLAIM_IN_MEMORY(a_claim_of_somebody_who_is_at_it_is_waited_for)
     CHECK(first.duplicate && same_id(&first.id, &second.id));
     kl__queue_sleep_by(NULL);
     kl_queue_close(queue);
+}
+
+CLAIM_IN_MEMORY(a_unique_whose_producer_ended_after_its_append_is_not_stored_under_another_key)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2);
+    kl_put_result first, second;
+    REQUIRE(queue);
+    CHECK_INT(put_unique(queue, "u", "k", &first), KL_OK);
+    leave_claim(rig);
+    atomic_fetch_add(&rig->clock_ms, CLAIM_MS);
+    CHECK_INT(put_unique(queue, "u", "another key", &second), KL_OK);
+    CHECK(second.duplicate && same_id(&first.id, &second.id));
+    CHECK_INT(scan_tasks(queue, &rig->arena).count, 1);
+    CHECK_INT(settle_tasks(queue, KL_DONE, 0, NULL), 1); /* and nothing is kept: now only the record knows it */
+    CHECK_INT(put_unique(queue, "u", "another key", &second), KL_OK);
+    CHECK(second.duplicate && same_id(&first.id, &second.id));
+    CHECK_INT(scan_tasks(queue, &rig->arena).count, 0);
+    kl_queue_close(queue);
+}
+
+static kl_rc read_nothing(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                          size_t *ret_count)
+{
+    (void)self, (void)refs, (void)count, (void)arena, (void)ret_tasks, (void)ret_count;
+    return kl__fail(KL_EBUSY, "not just now");
+}
+
+CLAIM_IN_MEMORY(a_claim_for_another_key_is_not_taken_over_before_its_task_was_looked_for)
+{
+    struct lossy blind;
+    kl_store *store = NULL;
+    kl_put_result first, second;
+    REQUIRE(lossy_open(&blind, rig->store, 1, &store) == KL_OK);
+    blind.replies_lost = blind.requests_lost = 0;
+    kl_queue *queue = OPEN(store, "orders", .partitions = 1);
+    REQUIRE(queue);
+    CHECK_INT(put_unique(queue, "u", "k", &first), KL_OK);
+    leave_claim(rig);
+    atomic_fetch_add(&rig->clock_ms, CLAIM_MS);
+    kl__queue_sleep_by(sleep_not);
+    blind.engine.read = read_nothing;
+    CHECK_FAILS(put_unique(queue, "u", "another key", &second), KL_EBUSY, "not just now");
+    kl_queue *direct = OPEN(rig->store, "orders", .partitions = 1);
+    CHECK_INT(scan_tasks(direct, &rig->arena).count, 1);
+    kl__queue_sleep_by(NULL);
+    kl_queue_close(direct);
+    kl_queue_close(queue);
+    kl_store_close(store);
 }
 
 /* --- Races --- */

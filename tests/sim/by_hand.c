@@ -1,7 +1,7 @@
 /* by_hand.c - seed 0: what chance comes to too seldom, done on purpose.
  *
- * Three steps of a worker while the layout changes, each with what others may do just then. A pump is driven by hand, by a
- * clock that goes on when it is told to. */
+ * Steps of a worker while the layout or the lease changes, each with what others may do just then. A pump is driven by
+ * hand, by a clock that goes on when it is told to. */
 #include <stdio.h>
 
 #include "base/hash.h"
@@ -179,9 +179,59 @@ static void read_first(struct hand *hand)
     }
 }
 
+static void own_all(struct hand *hand)
+{
+    uint64_t ready;
+    for (int i = 0; i < STEPS_MAX && hand->pump->shard_count < SHARDS; i++)
+        step(hand);
+    must(hand, hand->pump->shard_count == SHARDS, "a worker does not get its shards");
+    for (int i = 0; i < 3; i++)
+        must(hand, kl__pump_look(hand->pump, &ready) == KL_OK, "a call fails");
+}
+
+/* A lease that is changed holds for those who run. */
+static void keep_shards(struct hand *hand)
+{
+    own_all(hand);
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 20 * LEASE_MS};
+    uint64_t epoch = hand->pump->partitions->windows->epoch;
+    must(hand, kl_queue_alter(hand->queue, &opts) == KL_OK, "a call fails");
+    for (int i = 0; i < 60 * LEASE_MS / STEP_MS && !hand->wrong; i++) {
+        step(hand);
+        must(hand, hand->pump->shard_count == SHARDS && hand->pump->partitions->windows->epoch == epoch,
+             "a worker loses its shards when the lease is made longer");
+    }
+}
+
+/* Who has lost a shard, and learns that only by the refusal of his settle, answers no request for it. */
+static void answer_owned(struct hand *hand)
+{
+    kl_layout layout = {1, 1};
+    kl_record record = {0};
+    kl_arena arena = {0};
+    char shard[KL_SHARD_NAME_BYTES], name[KL_RECORD_NAME_BYTES], rest[KL_SHARD_NAME_BYTES + 2];
+    put_one(hand, 0);
+    own_all(hand);
+    kl_place place = {hand->pump->partitions->number, kl_shard_of(&layout, kl_str("k"))};
+    kl_fence fence = {.place = place, .epoch = 1000};
+    kl_shard_name(&layout, place.shard, shard);
+    snprintf(rest, sizeof rest, "%s/1", shard);
+    kl_write ask = {.name = kl__record_name(name, sizeof name, "ask", "q", rest),
+                    .value = kl_str("{\"verb\": \"purge\"}"),
+                    .expires_ms = hand->now_ms + 60 * LEASE_MS};
+    must(hand, kl_store_fence(hand->store, &fence, 1) == KL_OK, "a call fails");
+    must(hand, kl_store_put(hand->store, &ask, 1) == KL_OK, "a call fails");
+    tick(hand);
+    must(hand, hand->pump->counts.refused == 1, "a stale owner's settle is not refused");
+    must(hand, kl_store_get(hand->store, &ask.name, 1, &arena, &record) == KL_OK && record.value.len == ask.value.len,
+         "a request is answered by one who has lost the shard");
+    kl_arena_free(&arena);
+}
+
 struct sim_result sim_by_hand(void *out)
 {
-    static void (*const scenes[])(struct hand * hand) = {believe_late, move_owned, read_first};
+    static void (*const scenes[])(struct hand * hand) = {believe_late, move_owned, read_first, keep_shards,
+                                                         answer_owned};
     struct sim_result result = {.broken = NULL};
     for (size_t i = 0; i < sizeof scenes / sizeof scenes[0] && !result.broken; i++) {
         struct hand hand;

@@ -259,6 +259,8 @@ static void change_layout(struct sim_process *process)
     kl_queue_opts opts = {.size = sizeof opts, .partitions = sim_between(world, 1, 3)};
     if (world->layouts >= (world->plan.restless ? RESTLESS_LAYOUTS_MAX : LAYOUTS_MAX))
         return;
+    if (world->plan.altered) /* never fewer again: an id that went there and back is not the one that it was */
+        opts.shard_prefix_len = world->layouts > 2 ? 2 : 1;
     kl_rc rc = kl_queue_alter(process->queue, &opts);
     sim_note(world, process, NULL, "changes the layout to %lld partitions: %s", (long long)opts.partitions,
              kl_rc_name(rc));
@@ -290,12 +292,44 @@ static struct sim_entry *choose_waiting(struct world *world)
     return NULL;
 }
 
+/* Unless it has been submitted again before this was heard. */
+static void told_ended(struct sim_process *process, const kl_task_id *id)
+{
+    const struct sim_entry *told = oracle_find(process->world, 0, id);
+    bool again = false;
+    for (const struct sim_entry *entry = told ? told->task->entries : NULL; entry; entry = entry->next_of_task)
+        again |= told->ended && !entry->ended && told->task->job >= 0;
+    if (told && !again && !process->dead)
+        told->task->ended_told = true;
+}
+
+static bool is_idle(const struct sim_entry *entry)
+{
+    return !entry->running && entry->taken_by == SIM_NOBODY && entry->finished_by == SIM_NOBODY && !entry->moved;
+}
+
+/* What waited when the call was made, and nobody has started since, has ended when it returns. */
+static kl_rc drain(struct sim_process *process, struct sim_key *key)
+{
+    struct world *world = process->world;
+    uint64_t count;
+    for (struct sim_entry *entry = key->waiting; entry; entry = entry->next_of_key) {
+        entry->drained_by = is_idle(entry) ? process->number : SIM_NOBODY;
+        entry->drained_starts = entry->starts;
+    }
+    kl_rc rc = kl_key_drain(process->queue, kl_str(key->name), NULL, sim_chance(world, 1, 2), &count);
+    for (struct sim_entry *entry = key->waiting; entry && rc == KL_OK && !process->dead; entry = entry->next_of_key)
+        if (entry->drained_by == process->number && entry->drained_starts == entry->starts && is_idle(entry))
+            sim_break(world, "I2", entry->task, "p%u drained %s, and task %llu of it waits", process->number, key->name,
+                      (unsigned long long)entry->task->number);
+    return rc;
+}
+
 static void request(struct sim_process *process)
 {
     struct world *world = process->world;
     struct sim_entry *entry = choose_waiting(world);
-    bool running;
-    uint64_t count;
+    bool running = true;
     kl_task_id id;
     kl_rc rc = KL_OK;
     if (!entry)
@@ -307,15 +341,19 @@ static void request(struct sim_process *process)
         id = entry->id;
         sim_note(world, process, entry->task, "is to be cancelled");
         rc = kl_task_cancel(process->queue, &id, &running);
+        if (rc == KL_OK && !running)
+            told_ended(process, &id);
     } else if (dice == 1) {
         key->skip_asked = true;
         rc = kl_key_skip(process->queue, kl_str(key->name), NULL, &id);
+        if (rc == KL_OK)
+            told_ended(process, &id);
     } else if (dice == 2) {
         key->again_asked = true;
         rc = kl_key_retry(process->queue, kl_str(key->name), NULL);
     } else {
         key->drain_asked = true;
-        rc = kl_key_drain(process->queue, kl_str(key->name), NULL, sim_chance(world, 1, 2), &count);
+        rc = drain(process, key);
     }
     sim_note(world, process, NULL, "request %llu: %s", (unsigned long long)dice, kl_rc_name(rc));
 }
@@ -324,7 +362,7 @@ static void redrive(struct sim_process *process)
 {
     struct world *world = process->world;
     kl_redrive which = {.max = 1 + sim_below(world, 4)};
-    kl_account account;
+    kl_account account = {0};
     process->redriving = true;
     kl_rc rc = kl_dead_retry(process->queue, &which, &account);
     process->redriving = false;
@@ -347,12 +385,30 @@ kl_rc sim_schedule(struct sim_process *process)
     return rc;
 }
 
+static void alter(struct sim_process *process)
+{
+    struct world *world = process->world;
+    kl_queue_opts opts = {.size = sizeof opts};
+    uint64_t dice = sim_below(world, 4);
+    if (dice < 2)
+        opts.lease_ms = sim_between(world, 1000, dice ? 20000 : 3000);
+    else if (dice == 2)
+        opts.rate = sim_chance(world, 1, 2) ? KL_FOREVER : sim_between(world, 20, 200);
+    else
+        opts.concurrency = sim_chance(world, 1, 2) ? KL_FOREVER : sim_between(world, 1, 6);
+    kl_rc rc = kl_queue_alter(process->queue, &opts);
+    sim_note(world, process, NULL, "alters lease %lld, rate %lld, concurrency %lld: %s", (long long)opts.lease_ms,
+             (long long)opts.rate, (long long)opts.concurrency, kl_rc_name(rc));
+}
+
 static void act(struct sim_process *process)
 {
     struct world *world = process->world;
     const struct sim_plan *plan = &world->plan;
     uint64_t dice = sim_below(world, 12);
-    if (dice < 3 && plan->layouts)
+    if (plan->altered && sim_chance(world, 1, 4))
+        alter(process);
+    else if (dice < 3 && plan->layouts)
         change_layout(process);
     else if (dice < 5 && plan->pauses)
         pause_key(process);

@@ -22,13 +22,11 @@ enum { WELL_MAX = 256 };
 
 /* Where neither 0 nor 1 does. */
 static const uint16_t seeds_of[KL_MUTANTS_COUNT] = {
-    [KL_MUTANT_never_sealed] = 11,   [KL_MUTANT_due_other_id] = 3,        [KL_MUTANT_unique_unwritten] = 5,
-    [KL_MUTANT_claim_other_job] = 2, [KL_MUTANT_halt_holds_shard] = 3,    [KL_MUTANT_first_page] = 2,
-    [KL_MUTANT_outcomes_turned] = 7, [KL_MUTANT_tick_twice] = 2,          [KL_MUTANT_pause_forgotten] = 4,
-    [KL_MUTANT_gates_late] = 2,      [KL_MUTANT_lease_renewed] = 16,      [KL_MUTANT_floor_lost] = 45,
-    [KL_MUTANT_due_run_here] = 2,    [KL_MUTANT_hand_unchecked] = 7,      [KL_MUTANT_submit_blind] = 418,
-    [KL_MUTANT_lines_unread] = 47,   [KL_MUTANT_due_unread] = 4,          [KL_MUTANT_due_piecemeal] = 28,
-    [KL_MUTANT_side_alone] = 83,     [KL_MUTANT_partition_unlimited] = 6, [KL_MUTANT_capacity_leaks] = 6,
+    [KL_MUTANT_unique_unwritten] = 4,    [KL_MUTANT_halt_holds_shard] = 13, [KL_MUTANT_outcomes_turned] = 42,
+    [KL_MUTANT_tick_twice] = 2,          [KL_MUTANT_lease_renewed] = 5,     [KL_MUTANT_floor_lost] = 4,
+    [KL_MUTANT_due_run_here] = 2,        [KL_MUTANT_submit_blind] = 24,     [KL_MUTANT_lines_unread] = 173,
+    [KL_MUTANT_due_unread] = 12,         [KL_MUTANT_due_piecemeal] = 13,    [KL_MUTANT_side_alone] = 83,
+    [KL_MUTANT_partition_unlimited] = 6, [KL_MUTANT_capacity_leaks] = 6,
 };
 
 static bool mutated;

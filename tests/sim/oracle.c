@@ -68,7 +68,7 @@ static struct sim_entry *add_entry(struct world *world, const kl_entry *from, st
     entry->due = from->due_ms != 0;
     entry->due_ms = from->due_ms;
     entry->stored_ms = world->now_ms;
-    entry->taken_by = entry->finished_by = entry->settled_by = SIM_NOBODY;
+    entry->taken_by = entry->finished_by = entry->settled_by = entry->drained_by = SIM_NOBODY;
     entry->next = world->entries;
     world->entries = entry;
     struct sim_entry **bucket = bucket_of(world, &from->id);
@@ -101,6 +101,7 @@ static void revive_entry(struct world *world, struct sim_entry *entry)
     entry->sequence = ++world->entry_count;
     entry->stored_ms = world->now_ms;
     entry->task->lives++;
+    entry->task->ended_told = false;
     entry->next_of_key = world->keys[entry->task->key].waiting;
     world->keys[entry->task->key].waiting = entry;
     world->waiting++;
@@ -314,14 +315,25 @@ static bool is_submitted_again(const struct sim_process *process, const struct s
            other->ended && other->outcome == KL_CANCELLED && other->starts == 0;
 }
 
+/* Likewise what had died by then and was put back: its dead letter is gone, which would have told, and the copy that runs has
+ * another id. */
+static bool was_put_back(const struct sim_process *process, const struct sim_entry *letter)
+{
+    const struct sim_task *task = letter->task;
+    return process->role == SIM_SUBMITTER && task->job >= 0 && !process->world->jobs[task->job].answered &&
+           letter->ended && letter->outcome == KL_DEAD && letter->moved;
+}
+
 /* A second entry of a task: moved by the owner of the first, put back from the dead letters, or a mistake. */
 static void check_again(struct sim_process *process, const struct sim_entry *entry)
 {
     struct world *world = process->world;
     struct sim_task *task = entry->task;
+    bool lives_again = process->redriving;
     for (struct sim_entry *other = task->entries; other; other = other->next_of_task) {
         if (other == entry)
             continue;
+        lives_again |= was_put_back(process, other);
         if (process->redriving)
             other->moved |= other->ended; /* the letter: what is put back may be moved, and stands for both */
         else if (other->layout < entry->layout && other->due && !other->ended &&
@@ -334,8 +346,9 @@ static void check_again(struct sim_process *process, const struct sim_entry *ent
             sim_break(world, "I6", task, "p%u (%s) stores task %llu, which is there already", process->number,
                       role_of(process), (unsigned long long)task->number);
     }
-    if (process->redriving)
+    if (lives_again)
         task->lives++;
+    task->ended_told = false;
 }
 
 static void append_one(struct sim_process *process, const kl_entry *from)
@@ -348,6 +361,11 @@ static void append_one(struct sim_process *process, const kl_entry *from)
         return;
     if (entry && oracle_may_be_cancelled(world, entry->task) && entry->outcome == KL_CANCELLED) {
         revive_entry(world, entry); /* nothing is kept of what an operator has ended, so nobody can know */
+        return;
+    }
+    if (entry && was_put_back(process, entry)) {
+        entry->moved = false;
+        revive_entry(world, entry);
         return;
     }
     if (entry) {
@@ -635,6 +653,9 @@ void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl_
     check_owner(process, entry, window->epoch, "runs");
     if (entry->ended && oracle_owner(world, entry->place)->fenced_by == process->number)
         sim_break(world, "I7", task, "p%u runs task %llu, which has ended", process->number, number);
+    if (task->ended_told)
+        sim_break(world, "I2", task, "p%u runs task %llu, of which an operator was told that it has ended",
+                  process->number, number);
     if (task->rare && !process->all_kinds)
         sim_break(world, "I5", task, "p%u runs task %llu of a kind that it does not serve", process->number, number);
     if (task->job >= 0 && world->jobs[task->job].cancelled_ms > 0 &&

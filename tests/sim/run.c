@@ -61,6 +61,10 @@ static struct sim_plan make_plan(struct world *world, uint64_t operations)
         if (world->seed / 8 % 2) /* who owns all shards reads less of each at a time */
             plan.workers = 1;
     }
+    if (world->seed % 8 == 5) { /* likewise */
+        plan.altered = plan.layouts = true;
+        plan.operators += plan.operators == 0;
+    }
     if (sim_is_mutated()) { /* everything happens, so that fewer seeds are needed */
         plan.layouts = plan.crons = plan.pauses = plan.delays = true;
         plan.submitters = plan.operators = 2;
@@ -102,6 +106,10 @@ static void resume_all(struct sim_process *process)
     for (uint32_t i = 0; i < SIM_KEYS_MAX; i++)
         world->keys[i].paused = false;
     kl_rc rc = kl_queue_resume(process->queue);
+    kl_queue_opts free = {
+        .size = sizeof free, .lease_ms = world->plan.lease_ms, .rate = KL_FOREVER, .concurrency = KL_FOREVER};
+    while (world->plan.altered && kl_queue_alter(process->queue, &free) != KL_OK && !process->dead)
+        sim_sleep(process, 100);
     for (uint32_t i = 1; i < SIM_KEYS_MAX; i++)
         while (world->keys[i].steered && (rc = kl_key_resume(process->queue, kl_str(world->keys[i].name))) != KL_OK &&
                !process->dead)

@@ -33,7 +33,14 @@ static const uint64_t once_broken[] = {
     169991107797, /* a worker that had stopped came to a new layout */
     416509727517, /* the oracle: what was put back from the dead letters may be moved */
     267988499122,
-    267988500855, /* a delayed task was drained in an older layout, and its copy was not */
+    267988500855,  /* a delayed task was drained in an older layout, and its copy was not */
+    98097726279,   /* a due task went before a more urgent one whose line its look had passed over */
+    1084237964296, /* a task that was given back went before a more urgent one that could not be read */
+    1079987419426, /* while its key was drained, a task went before a more urgent one that was stored since */
+    707145626354,  /* no look was made while the store's clock, as the worker knew it, stood still */
+    146976863544,  /* the oracle: a submit that is continued puts again what was put back from the dead letters */
+    374961590830,  /* a submit that was continued did not know what workers had moved */
+    351109729273,  /* a key was drained while a task of it was being given back */
 };
 
 static bool is_well(uint64_t seed)

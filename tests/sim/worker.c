@@ -14,10 +14,22 @@ static bool is_over(const struct sim_process *process)
 
 /* --- Looking and settling --- */
 
+/* By any clock, and however full its memory is. */
+static void check_looks(struct sim_process *process)
+{
+    struct world *world = process->world;
+    if (!process->stopping && !process->dead &&
+        world->now_ms - process->look_began_ms > KL_LOOK_EVERY_MS * 107 / 100 + 1)
+        sim_break(world, "I3", NULL, "p%u does not look for what is more urgent", process->number);
+}
+
 static kl_rc look(struct sim_process *process, uint64_t *ret_ready)
 {
-    if (!kl__pump_wants_look(process->pump))
+    if (!kl__pump_wants_look(process->pump)) {
+        check_looks(process);
         return KL_OK;
+    }
+    process->look_began_ms = process->world->now_ms;
     order_look_begins(process);
     kl_rc rc = kl__pump_look(process->pump, ret_ready);
     order_look_ends(process, rc);

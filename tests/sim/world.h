@@ -13,7 +13,7 @@
  * or reply may be lost; and where the process may end.
  *
  * I1  Nothing acknowledged is lost.
- * I2  An outcome is accepted only from the current owner.
+ * I2  An outcome is accepted only from the current owner; what an operator was told to have ended is not run.
  * I3  Starts per key are in order and never overlap while leases hold.
  * I4  A blocked key blocks nobody.
  * I5  Every task ends, or is visibly waiting with a reason.
@@ -71,6 +71,7 @@ struct sim_plan {
     bool delays, priorities, groups, bursts, kinds, crons, requests, layouts, pauses, redrives;
     bool ordered;     /* few keys with many priorities and due times */
     bool true_clocks; /* everybody's */
+    bool altered;     /* settings are, and the number of digits, while everything goes on */
     bool restless;    /* layouts are changed, and keys drained, all the time, and half of the tasks are delayed */
     uint32_t poison_max;
 };
@@ -100,6 +101,7 @@ struct sim_process {
     uint32_t concurrency;
     const struct sim_thread *looker; /* the one that looks just now, or NULL */
     uint64_t look_began, looked;     /* entries stored when that look was begun, and the last that ended well */
+    int64_t look_began_ms;           /* when the last one was begun */
     uint32_t lines_asked[SIM_PARTITIONS_MAX]; /* which lines are in use, as far as that look knows, */
     uint32_t lines[SIM_PARTITIONS_MAX];       /* and the last one knew */
     kl_store *store;
@@ -120,6 +122,7 @@ struct sim_task {
     uint32_t key; /* 0: none */
     int8_t priority;
     bool delayed, rare, acknowledged, duplicate, cancel_asked;
+    bool ended_told; /* an operator was told that it has ended without a run, and it was not put again since */
     enum sim_behaviour behaviour;
     int32_t job, unique; /* -1: none */
     int64_t tick_ms;     /* names a tick of a schedule; 0: none */
@@ -148,6 +151,8 @@ struct sim_entry {
     uint32_t finished_by; /* the process that has its outcome in memory, or SIM_NOBODY */
     uint64_t finished_epoch, finished_order;
     bool final, halted, verdict_dead;
+    uint32_t drained_by,
+        drained_starts; /* a process that drains its key just now, and its starts when that was begun */
     struct sim_entry *next_of_key, *next_of_task, *next_in_bucket, *next;
 };
 

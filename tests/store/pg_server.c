@@ -220,6 +220,11 @@ kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64])
     return KL_OK;
 }
 
+bool pg_server_call(const char *program, char *const *arguments)
+{
+    return server.pid > 0 && run(program, arguments, "/dev/null");
+}
+
 /* --- PgBouncer --- */
 
 static bool write_config(const char *path, int connections)
@@ -247,6 +252,8 @@ kl_rc pg_bouncer_url(int connections, char ret_url[PG_URL_BYTES])
     snprintf(ret_url, PG_URL_BYTES, "postgres:///postgres?host=%s&port=6432&user=postgres", server.dir);
     return server.bouncer > 0 && await_start(ret_url, server.bouncer) ? KL_OK : fail("PgBouncer does not start");
 }
+
+void pg_bouncer_stop(bool stop) { CHECK(server.bouncer > 0 && kill(server.bouncer, stop ? SIGSTOP : SIGCONT) == 0); }
 
 /* --- A standby --- */
 

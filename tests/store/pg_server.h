@@ -30,9 +30,15 @@ KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_sche
  * started for this; there is one in a program. KL_ESYSTEM: as above; also where the server is not this program's. */
 KL_MUST_USE kl_rc pg_bouncer_url(int connections, char ret_url[PG_URL_BYTES]);
 
+/* Stops that PgBouncer where it stands, so that it neither answers nor goes away, or lets it go on. */
+void pg_bouncer_stop(bool stop);
+
 /* A standby of the server, which answers queries; it is made and started for this, and there is one in a program. KL_ESYSTEM:
  * as above. */
 KL_MUST_USE kl_rc pg_standby_url(char ret_url[PG_URL_BYTES]);
+
+/* Runs a program that comes with the server, pg_dump say, as the server's user; its first word is its name. */
+bool pg_server_call(const char *program, char *const *arguments);
 
 /* A connection to that database, to be finished. */
 PGconn *pg_server_connect(void);

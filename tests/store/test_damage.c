@@ -18,6 +18,8 @@
 #include "recording.h"
 #include "store/disk/format.h"
 #include "store/disk/history.h"
+#include "store/disk/reach.h"
+#include "store/disk/segments.h"
 #include "workers.h"
 
 enum { CALLS = 250, DAMAGES = 2000, FILES_MAX = 256, PATH_BYTES = 128, FAILURES_MAX = 5, RANGE_BYTES = 4096 };
@@ -79,13 +81,33 @@ struct damage {
     char text[PATH_BYTES + 100];
 };
 
-/* Whole frames that are lost at the end of the journal look as if they had never been written. */
-static bool is_at_end(const struct damaged *damaged, const struct damage *damage)
+/* Is the segment the last in use, or the one that is prepared to come next? */
+static bool is_one_of_the_last(const struct damaged *damaged, const char *path)
 {
     int later = 0;
     for (size_t i = 0; i < damaged->file_count; i++)
-        later += strstr(damaged->files[i], ".seg") && strcmp(damaged->files[i], damage->path) > 0;
-    return strstr(damage->path, ".seg") && later < 2; /* one is prepared to come next */
+        later += strstr(damaged->files[i], ".seg") && strcmp(damaged->files[i], path) > 0;
+    return later < 2;
+}
+
+/* Whole frames that are lost at the end of the journal look as if they had never been written, when nobody has written
+ * down that they were (reach.h). That is done in an orderly end, and some time after a segment came into use. */
+static bool is_at_end(const struct damaged *damaged, const struct damage *damage)
+{
+    const char *name = strrchr(damage->path, '/') + 1;
+    kl__vfs *vfs = simdisk_vfs(damage->disk);
+    kl__segment_header header;
+    kl__reach reach;
+    kl__file *file;
+    uint64_t number;
+    size_t got;
+    if (damage->in_order || !kl__segments_parse(name, &number) || !is_one_of_the_last(damaged, damage->path))
+        return false;
+    KL_ASSERT(vfs->open(vfs, damage->path, KL_OPEN_READ, &file) == 0);
+    KL_ASSERT(kl__vfs_read(vfs, file, &header, sizeof header, 0, &got) == 0);
+    vfs->close(vfs, file);
+    KL_ASSERT(kl__reach_read(vfs, RECORDING_PATH, header.journal, &reach) == 0);
+    return number >= reach.segment;
 }
 
 static enum damage_kind choose_kind(uint64_t *random)

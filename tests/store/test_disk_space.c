@@ -130,7 +130,7 @@ TEST(one_task_in_ten_may_stay)
 
 TEST(delayed_tasks_stay_while_others_pass)
 {
-    enum { DELAYED = 3 * PER_SEGMENT, ROUNDS = 20 };
+    enum { DELAYED = 3 * PER_SEGMENT, ROUNDS = 8 };
     struct rig rig;
     int64_t due_ms = KL_ID_MS_MAX - 1;
     REQUIRE(rig_begin(&rig, SEGMENT));
@@ -264,7 +264,7 @@ TEST(tokens_take_the_room_of_those_that_are_remembered)
 /* A record, a fence, a seal, a token and a partition of long ago, while tasks pass. */
 TEST(what_was_written_once_does_not_keep_its_segment)
 {
-    enum { SHARD = 3, EPOCH = 5, PASSING = 10 };
+    enum { SHARD = 3, EPOCH = 5, PASSING = 5 };
     struct rig rig;
     kl_write write = {.name = {"once", 4}, .value = {"written", 7}};
     kl_fence fence = {.epoch = EPOCH}, seal = {.seal = true};

@@ -68,7 +68,7 @@ TEST(a_store_whose_process_was_killed_is_whole_too)
 TEST(a_directory_without_a_store_is_named_so_and_stays_as_it_is)
 {
     struct patient *patient = patient_on(simdisk_new());
-    CHECK_INT(patient_examine(patient, true), KL_EINVAL);
+    CHECK_INT(patient_examine(patient, true), KL_ENOTFOUND);
     CHECK_CONTAINS(kl_error_text(), "no directory " RECORDING_PATH);
     REQUIRE(patient->vfs->mkdir(patient->vfs, RECORDING_PATH) == 0);
     uint64_t ops = simdisk_ops(patient->disk);
@@ -112,6 +112,20 @@ TEST(frames_lost_at_the_end_of_a_segment_are_noticed_by_the_next_one)
     CHECK_INT(patient_found(patient, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE), 1);
     CHECK(patient_says(patient, "Nothing can be read from here on"));
     CHECK_INT(patient->totals.lost_frames, 2);
+    patient_free(patient);
+}
+
+/* The frame behind a task's is the one that settled it. */
+TEST(tasks_that_history_knows_as_done_and_that_will_run_again_are_counted)
+{
+    struct patient *patient = patient_make(true);
+    REQUIRE(patient);
+    patient_wipe(patient, patient_frame_of(patient, 3) + 1);
+    patient_wipe(patient, patient_frame_of(patient, 7) + 1);
+    CHECK_INT(examine(patient), KL_EDAMAGED);
+    CHECK_INT(patient->totals.waiting, PATIENT_TASKS - PATIENT_SETTLED + 2);
+    CHECK_INT(patient_found(patient, KL_FOUND_RUN_AGAIN, KL_FOUND_NOTE), 1);
+    CHECK(patient_says(patient, "2 of the waiting tasks are finished"));
     patient_free(patient);
 }
 
@@ -247,6 +261,21 @@ TEST(a_newer_format_is_not_repaired)
     CHECK_INT(patient_examine(patient, true), KL_EDAMAGED);
     CHECK_CONTAINS(kl_error_text(), "newer version");
     CHECK_INT(simdisk_ops(patient->disk), ops + OWNING);
+    patient_free(patient);
+}
+
+TEST(a_damaged_version_is_damage_and_not_a_newer_format)
+{
+    struct patient *patient = patient_make(true);
+    char path[64];
+    REQUIRE(patient);
+    patient_path(middle(patient), path);
+    patient_write(patient, path, offsetof(kl__segment_header, version), "\xcb", 1);
+    CHECK_INT(examine(patient), KL_EDAMAGED);
+    CHECK_INT(patient_found(patient, KL_FOUND_NEWER, KL_FOUND_DAMAGE), 0);
+    CHECK_INT(patient_found(patient, KL_FOUND_BAD_HEADER, KL_FOUND_DAMAGE), 1);
+    CHECK_INT(patient_examine(patient, true), KL_OK);
+    CHECK_INT(examine(patient), KL_OK);
     patient_free(patient);
 }
 

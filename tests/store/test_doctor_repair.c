@@ -56,6 +56,36 @@ static size_t take_bytes(struct patient *patient, const char *path, char **ret_b
     return size;
 }
 
+/* What a file was before the repair. */
+struct before {
+    const char *path, *copy; /* copy: without its number */
+    char *bytes;
+    size_t size;
+};
+
+static bool is_same(struct patient *patient, const struct before *before, const char *path)
+{
+    char *bytes;
+    if (!patient_has(patient, path))
+        return false;
+    size_t size = take_bytes(patient, path, &bytes);
+    bool same = size == before->size && memcmp(bytes, before->bytes, size) == 0;
+    free(bytes);
+    return same;
+}
+
+/* Is it still there, where it was or in quarantine? */
+static bool is_kept(struct patient *patient, const struct before *before)
+{
+    bool kept = is_same(patient, before, before->path);
+    for (int n = 1; n < 10 && !kept; n++) {
+        char copy[100];
+        snprintf(copy, sizeof copy, "%s-%d%s", before->copy, n, strstr(before->path, ".db") ? ".db" : "");
+        kept = is_same(patient, before, copy);
+    }
+    return kept;
+}
+
 TEST(of_an_unreadable_frame_only_its_task_is_lost_and_the_file_is_kept)
 {
     struct patient *patient = patient_make(true);
@@ -296,6 +326,52 @@ TEST(a_segment_that_is_cut_off_keeps_what_is_left)
     patient_free(patient);
 }
 
+TEST(a_first_segment_that_is_cut_off_before_its_first_frame_is_taken_out)
+{
+    struct patient *patient = patient_make(true);
+    bool missing[PATIENT_TASKS] = {0};
+    char path[64], copy[100];
+    REQUIRE(patient);
+    patient_path(patient->first_segment, path);
+    patient_cut(patient, path, KL_SEGMENT_HEADER + 50);
+    note_missing(patient, patient->first_segment, 0, missing);
+    CHECK(repair(patient));
+    snprintf(copy, sizeof copy, QUARANTINE "%016llx.seg-1", (unsigned long long)patient->first_segment);
+    CHECK(patient_has(patient, copy) && !patient_has(patient, path));
+    CHECK(patient_is_well(patient, missing));
+    patient_free(patient);
+}
+
+/* Behind the last readable frame stands what may be read in part by somebody else. With the segment that was prepared to come
+ * next, and without it. */
+TEST(a_damaged_end_of_a_journal_that_was_closed_is_kept)
+{
+    for (int is_last = 0; is_last < 2; is_last++) {
+        struct patient *patient = patient_make(true);
+        bool missing[PATIENT_TASKS] = {0};
+        char path[64], copy[100];
+        REQUIRE(patient);
+        for (const struct patient_frame *frame = patient_frame_of(patient, PATIENT_TASKS - 1);
+             frame < patient->frames + patient->frame_count; frame++)
+            patient_flip(patient, frame);
+        missing[PATIENT_TASKS - 1] = true;
+        patient_path(patient->last_segment + 1, path);
+        if (is_last && patient_has(patient, path))
+            patient_unlink(patient, path);
+        patient_path(patient->last_segment, path);
+        snprintf(copy, sizeof copy, QUARANTINE "%016llx.seg-1", (unsigned long long)patient->last_segment);
+        struct before before = {.path = path, .copy = copy};
+        before.size = take_bytes(patient, path, &before.bytes);
+        CHECK_INT(patient_examine(patient, false), KL_EDAMAGED);
+        CHECK_INT(patient_found(patient, KL_FOUND_LOST_END, KL_FOUND_DAMAGE), 1);
+        CHECK(repair(patient));
+        CHECK(is_same(patient, &before, copy));
+        CHECK(patient_is_well(patient, missing));
+        free(before.bytes);
+        patient_free(patient);
+    }
+}
+
 TEST(a_journal_of_which_nothing_is_left_opens_again)
 {
     struct patient *patient = patient_make(true);
@@ -514,36 +590,6 @@ TEST(a_repair_in_which_any_call_fails_can_be_made_again)
     patient_free(original);
 }
 
-/* What a file was before the repair. */
-struct before {
-    const char *path, *copy; /* copy: without its number */
-    char *bytes;
-    size_t size;
-};
-
-static bool is_same(struct patient *patient, const struct before *before, const char *path)
-{
-    char *bytes;
-    if (!patient_has(patient, path))
-        return false;
-    size_t size = take_bytes(patient, path, &bytes);
-    bool same = size == before->size && memcmp(bytes, before->bytes, size) == 0;
-    free(bytes);
-    return same;
-}
-
-/* Is it still there, where it was or in quarantine? */
-static bool is_kept(struct patient *patient, const struct before *before)
-{
-    bool kept = is_same(patient, before, before->path);
-    for (int n = 1; n < 10 && !kept; n++) {
-        char copy[100];
-        snprintf(copy, sizeof copy, "%s-%d%s", before->copy, n, strstr(before->path, ".db") ? ".db" : "");
-        kept = is_same(patient, before, copy);
-    }
-    return kept;
-}
-
 TEST(power_may_be_lost_at_any_point_of_a_repair)
 {
     bool missing[PATIENT_TASKS];
@@ -650,6 +696,33 @@ static void check_rest(const struct patient *patient, const bool *waiting, const
     }
 }
 
+/* Where it was, or in quarantine, is each segment that was hit as it was left. */
+struct hit_file {
+    char path[64], copy[100];
+    struct before before;
+};
+
+static void note_files(struct patient *patient, const struct hit *hits, struct hit_file *files, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct hit_file *file = &files[i];
+        patient_path(hits[i].segment, file->path);
+        snprintf(file->copy, sizeof file->copy, QUARANTINE "%016llx.seg", (unsigned long long)hits[i].segment);
+        file->before = (struct before){.path = file->path, .copy = file->copy};
+        if (patient_has(patient, file->path))
+            file->before.size = take_bytes(patient, file->path, &file->before.bytes);
+    }
+}
+
+static void check_files(struct patient *patient, struct hit_file *files, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (files[i].before.bytes && !is_kept(patient, &files[i].before))
+            test_fail(__FILE__, __LINE__, "%s was damaged, and is neither there nor in quarantine", files[i].path);
+        free(files[i].before.bytes);
+    }
+}
+
 TEST(whatever_is_damaged_the_rest_is_there_after_a_repair)
 {
     struct patient *originals[2] = {patient_make(true), patient_make(false)};
@@ -662,6 +735,8 @@ TEST(whatever_is_damaged_the_rest_is_there_after_a_repair)
         for (size_t j = 0; j < count; j++)
             hits[j] = damage(patient, &random);
         bool waiting[PATIENT_TASKS];
+        struct hit_file files[HITS_MAX];
+        note_files(patient, hits, files, count);
         kl_rc rc = patient_examine(patient, false);
         struct patient *opened = patient_copy(patient);
         kl_rc open_rc = patient_waiting(opened, waiting);
@@ -671,6 +746,7 @@ TEST(whatever_is_damaged_the_rest_is_there_after_a_repair)
         damaged += rc != KL_OK;
         CHECK(rc == KL_OK || rc == KL_EDAMAGED);
         CHECK(repair(patient));
+        check_files(patient, files, count);
         CHECK_INT(patient_waiting(patient, waiting), KL_OK);
         check_rest(patient, waiting, hits, count);
         CHECK_INT(patient_examine(patient, false), KL_OK);

@@ -9,6 +9,7 @@
 #include "history_support.h"
 #include "simdisk.h"
 #include "simsqlite.h"
+#include "store/disk/doctor_history.h"
 
 /* ---- A script whose steps can be repeated ---- */
 
@@ -398,4 +399,38 @@ TEST(counts_and_segments_that_do_not_fit_the_tasks_are_noticed)
             test_fail(__FILE__, __LINE__, "not noticed: %s", damages[i]);
         shelf_free(&shelf);
     }
+}
+
+/* More than are added at once, and the last of them goes with the row of its task. */
+TEST(a_task_goes_into_a_new_history_with_all_of_its_errors)
+{
+    enum { RETRIES = 5000 };
+    struct shelf old, new;
+    uint64_t saved = 0;
+    kl_entry entry = shelf_entry(1, "key"), other = shelf_entry(2, NULL);
+    kl__history_row *rows = calloc(RETRIES + 2, sizeof *rows);
+    shelf_new(&old);
+    shelf_new(&new);
+    REQUIRE(rows && old.history && new.history);
+    for (uint32_t i = 0; i < RETRIES; i++)
+        rows[i] = shelf_row(&entry, KL_RETRY, i + 1, "an error");
+    rows[RETRIES] = shelf_row(&entry, KL_DEAD, RETRIES + 1, "the last");
+    rows[RETRIES + 1] = shelf_row(&other, KL_RETRY, 1, "of another that waits");
+    for (int i = 0; i < RETRIES + 2; i++)
+        rows[i].ahead = true;
+    CHECK_OK(kl__history_add(old.history, rows, RETRIES + 2, 0));
+    shelf_close(&old);
+    CHECK_OK(kl__history_salvage(old.path, NULL, false, new.history, &saved));
+    CHECK_INT(saved, 1);
+    kl_task task = shelf_read(&new, 1);
+    CHECK_INT(task.state, KL_TASK_DEAD);
+    CHECK_BYTES(task.entry.key, kl_str("key"));
+    CHECK_BYTES(task.entry.payload, kl_str("payload"));
+    CHECK_BYTES(task.error, kl_str("the last"));
+    CHECK_STR(shelf_sql(&new, "SELECT count(*) FROM attempts WHERE number > 0"), "5001");
+    CHECK_STR(shelf_sql(&new, "SELECT count(*) FROM attempts WHERE number = 0"), "1");
+    CHECK_OK(kl__history_check(new.history));
+    free(rows);
+    shelf_free(&old);
+    shelf_free(&new);
 }

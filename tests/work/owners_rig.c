@@ -57,7 +57,7 @@ kl__owners_opts rig_opts(struct rig *rig, const char *name)
 void rig_join(struct rig *rig, struct member *member, const kl__owners_opts *opts)
 {
     *member = (struct member){.rig = rig, .alive = true, .allowed = opts->allowed};
-    member->report.permits_max = UINT64_MAX;
+    member->report.permits_max = member->report.permits_most = UINT64_MAX;
     member->epoch = calloc(rig->shards, sizeof member->epoch[0]);
     member->wanted = calloc(rig->shards, sizeof member->wanted[0]);
     member->left = calloc(rig->shards, sizeof member->left[0]);

@@ -107,6 +107,8 @@ TEST(a_halted_key_can_be_drained)
         struct rig rig;
         struct runs runs;
         kl_task_id head;
+        kl_arena arena = {0};
+        kl_found found;
         uint64_t count = 0;
         if (!open_with(&rig, RIG_MEMORY, KL_HEAD_HALT))
             return;
@@ -116,6 +118,10 @@ TEST(a_halted_key_can_be_drained)
         CHECK_INT(count, 3);
         await_waiting(&rig, 0);
         await_state(rig.queue, &head, dead ? KL_TASK_DEAD : KL_TASK_CANCELLED);
+        CHECK_INT(kl_queue_task(rig.queue, &head, &arena, &found), KL_OK);
+        CHECK_INT(found.task.attempts, 1);
+        CHECK(found.task.error.len == 18 && memcmp(found.task.error.data, "dead as told: dead", 18) == 0);
+        kl_arena_free(&arena);
         put_task(rig.queue, "k", "done again");
         runs_wait_for(&runs, "done again", 1);
         CHECK_INT(runs_of(&runs, "done second"), 0);

@@ -79,6 +79,35 @@ TEST(a_kind_that_nobody_serves_waits_visibly_and_holds_up_only_its_key)
     rig_close(&rig);
 }
 
+enum { TWO_KINDS = 100 };
+
+static bool has_met_both(void *ctx) { return kl_worker_show(ctx).unserved == 2 * TWO_KINDS; }
+
+/* Nobody serves the one that is met last; whoever serves the other is told of it all the same. */
+TEST(of_several_kinds_that_a_worker_does_not_serve_each_goes_to_one_that_does)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 1000};
+    if (!rig_open(&rig, RIG_MEMORY, &opts))
+        return;
+    runs_init(&runs);
+    for (int i = 0; i < 2 * TWO_KINDS; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "%d", i);
+        put_kind(rig.queue, key, i < TWO_KINDS ? "served" : "unserved", "done");
+    }
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .kind = "other"});
+    await_condition("it has met both kinds", has_met_both, worker);
+    kl_worker *serves = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs, .kind = "served"});
+    runs_wait(&runs, TWO_KINDS);
+    await_waiting(&rig, TWO_KINDS);
+    drain_and_close(worker);
+    drain_and_close(serves);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
 enum { UNSERVED = 5000 };
 
 static bool has_met_all(void *ctx) { return kl_worker_show(ctx).unserved == UNSERVED; }
@@ -265,6 +294,8 @@ TEST(impossible_settings_are_refused_at_the_start)
     refuse(&one, 1, &opts, "two handlers for kind a");
     one = (kl_worker_queue){.queue = rig.queue, .handlers = &handlers[2], .handler_count = 1};
     refuse(&one, 1, &opts, "no function");
+    one = (kl_worker_queue){.queue = rig.queue, .handlers = handlers};
+    refuse(&one, 1, &opts, "0 handlers; give it 1");
     one = (kl_worker_queue){.queue = rig.queue, .handlers = handlers, .handler_count = 1, .shards = "0-zz"};
     refuse(&one, 1, &opts, "zz");
     one.shards = "";

@@ -88,6 +88,13 @@ static void finish(struct hand *hand, kl__held *held)
     kl__pump_finish(hand->pump, held, &verdict);
 }
 
+static void settle(struct hand *hand)
+{
+    uint64_t sent;
+    while (kl__pump_has_finished(hand->pump))
+        CHECK_INT(kl__pump_settle(hand->pump, &sent), KL_OK);
+}
+
 /* Of the next so many tasks; KL_PRIORITY_MAX + 1: there are not so many, or they differ. */
 static int priority_of_next(struct hand *hand, int count)
 {
@@ -120,6 +127,24 @@ TEST(a_worker_whose_memory_is_full_looks_for_what_is_more_urgent)
     CHECK(kl__pump_wants_look(hand.pump));
     look(&hand);
     CHECK_INT(priority_of_next(&hand, 1), -5);
+    hand_close(&hand);
+}
+
+TEST(a_worker_looks_on_while_its_idea_of_the_store_s_clock_stands_still)
+{
+    struct hand hand;
+    char key[16];
+    hand_open(&hand);
+    hand_start(&hand, KL_WINDOW_MIN);
+    for (int i = 0; i < KL_WINDOW_MIN * 2; i++) {
+        snprintf(key, sizeof key, "k%d", i);
+        put(&hand, key, 0, 0, 2);
+    }
+    look_at_all(&hand);
+    CHECK(!kl__pump_wants_look(hand.pump));
+    hand.pump->clock_offset_ms -= 60000; /* as after an answer that was late */
+    hand.now_ms += 20;
+    CHECK(kl__pump_wants_look(hand.pump));
     hand_close(&hand);
 }
 
@@ -191,6 +216,120 @@ TEST(due_tasks_of_a_key_wait_until_it_is_known_which_is_the_most_urgent)
         finish(&hand, held);
     }
     hand_close(&hand);
+}
+
+static const kl_layout one_partition = {1, 1};
+
+static kl__window *window_of(const struct hand *hand, const char *key)
+{
+    return hand->pump->partitions->by_shard[kl_shard_of(&one_partition, kl_str(key))];
+}
+
+static bool is_at_end(const struct hand *hand, const char *key, int32_t line)
+{
+    const kl__window *window = window_of(hand, key);
+    return window->cursors[line - KL_PRIORITY_MIN] && window->cursors[line - KL_PRIORITY_MIN]->ended;
+}
+
+/* Line -2 takes several looks, which read nothing behind it but the due line; the last of them comes to its end. */
+TEST(a_due_task_waits_for_lines_before_its_own_that_its_look_has_passed_over)
+{
+    enum { URGENT = 300 };
+    struct hand hand;
+    hand_open(&hand);
+    hand_start(&hand, MANY);
+    put(&hand, "k", -1, 0, 1);
+    look_at_all(&hand);
+    CHECK_INT(priority_of_next(&hand, 1), -1);
+    settle(&hand); /* nothing is held that would have it read on in one look */
+    put(&hand, "k", 0, 10, 1);
+    put(&hand, "k", -2, 0, URGENT);
+    hand.now_ms += 2000; /* the first reading of the due line has rested */
+    look(&hand);
+    CHECK(!is_at_end(&hand, "k", -2));
+    put(&hand, "k", -1, 0, 1);
+    for (int i = 0; i < 100 && !is_at_end(&hand, "k", -2); i++) {
+        hand.now_ms += 50;
+        look(&hand);
+    }
+    CHECK_INT(priority_of_next(&hand, URGENT), -2);
+    kl__held *early = take(&hand);
+    CHECK(!early);
+    if (early)
+        finish(&hand, early);
+    look_at_all(&hand);
+    CHECK_INT(priority_of_next(&hand, 1), -1);
+    look_at_all(&hand);
+    CHECK_INT(priority_of_next(&hand, 1), 0);
+    hand_close(&hand);
+}
+
+/* The other keys of "k"'s shard, one after the other. */
+static void next_key(int *number, char *key, size_t room)
+{
+    do
+        snprintf(key, room, "other-%d", (*number)++);
+    while (kl_shard_of(&one_partition, kl_str(key)) != kl_shard_of(&one_partition, kl_str("k")));
+}
+
+TEST(a_task_that_is_given_back_waits_for_more_urgent_ones_that_could_not_be_read_meanwhile)
+{
+    enum { URGENT = 100 };
+    struct hand hand;
+    char key[24];
+    int number = 0, urgent = 0;
+    hand_open(&hand);
+    hand_start(&hand, KL_WINDOW_MIN * SHARDS);
+    put(&hand, "k", 0, 0, 1);
+    look_at_all(&hand);
+    kl__held *held = take(&hand);
+    REQUIRE(held);
+    for (int i = 0; i < URGENT; i++) {
+        next_key(&number, key, sizeof key);
+        put(&hand, key, -2, 0, 1);
+    }
+    put(&hand, "k", -2, 0, 1); /* for which there is no room */
+    look_at_all(&hand);
+    CHECK(kl__pump_held(hand.pump) < URGENT);
+    kl__pump_untake(hand.pump, held);
+    for (int looks = 0; looks < 20 && urgent <= URGENT; looks++) {
+        for (; urgent <= URGENT && (held = take(&hand)); urgent++) {
+            CHECK_INT(held->lane.mark.priority, -2);
+            finish(&hand, held);
+        }
+        settle(&hand);
+        look_at_all(&hand);
+    }
+    CHECK_INT(urgent, URGENT + 1);
+    CHECK_INT(priority_of_next(&hand, 1), 0);
+    hand_close(&hand);
+}
+
+/* The drain has passed their line, and not come to those that are held. */
+TEST(tasks_that_are_stored_while_their_key_is_drained_go_before_less_urgent_ones_that_are_left)
+{
+    for (int64_t delay_ms = 0; delay_ms <= 10; delay_ms += 10) {
+        struct hand hand;
+        hand_open(&hand);
+        hand_start(&hand, MANY);
+        put(&hand, "k", 2, 0, 2);
+        look_at_all(&hand);
+        window_of(&hand, "k")->sweeping = true;
+        window_of(&hand, "k")->swept_key = kl__key_hash(kl_str("k"));
+        put(&hand, "k", -1, delay_ms, 1);
+        hand.now_ms += 2000;
+        look_at_all(&hand);
+        kl__held *early = take(&hand);
+        CHECK(!early);
+        if (early)
+            finish(&hand, early);
+        window_of(&hand, "k")->sweeping = false;
+        look_at_all(&hand);
+        CHECK_INT(priority_of_next(&hand, 1), -1);
+        look_at_all(&hand);
+        CHECK_INT(priority_of_next(&hand, 2), 2);
+        hand_close(&hand);
+    }
 }
 
 TEST(a_shard_that_is_kept_after_all_is_looked_at_before_its_tasks_are_started)

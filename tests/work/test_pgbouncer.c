@@ -160,11 +160,16 @@ static void note(void *ctx, kl_log_level level, const char *text)
 struct told {
     struct lines *lines;
     const int *count;
+    kl_store *store;
+    uint32_t partition;
 };
 
+/* Waits for tasks meanwhile: for nobody it would not listen. */
 static bool is_told(void *ctx)
 {
     const struct told *told = ctx;
+    uint64_t seen = 0;
+    CHECK_INT(kl_store_wait(told->store, told->partition, 1, &seen), KL_OK);
     pthread_mutex_lock(&told->lines->mutex);
     bool yes = *told->count > 0;
     pthread_mutex_unlock(&told->lines->mutex);
@@ -176,24 +181,22 @@ static void wait_until_told(const char *url, struct lines *lines, const int *cou
 {
     kl_store_opts opts = {.size = sizeof opts, .log = note, .log_ctx = lines};
     kl_store *store = NULL;
-    uint64_t seen = 0;
     uint32_t partition;
     CHECK_INT(kl_store_open(url, &opts, &store), KL_OK);
     REQUIRE(store);
     CHECK_INT(kl_store_partition(store, "orders", 1, &partition), KL_OK);
-    CHECK_INT(kl_store_wait(store, partition, 1, &seen), KL_OK);
     if (disturb) {
-        await_condition("it listens", is_told, &(struct told){lines, &lines->heard});
+        await_condition("it listens", is_told, &(struct told){lines, &lines->heard, store, partition});
         disturb();
     }
-    await_condition("it is told", is_told, &(struct told){lines, count});
+    await_condition("it is told", is_told, &(struct told){lines, count, store, partition});
     kl_store_close(store);
 }
 
 /* All but the session that says so. */
 static void end_listeners(void)
 {
-    pg_server_run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pg_notify%proof%'"
+    pg_server_run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ 'pg_notify.*proof|LISTEN'"
                   " AND pid <> pg_backend_pid()");
 }
 

@@ -400,17 +400,21 @@ TEST(an_empty_payload_is_one_and_no_payloads_are_no_tasks)
     close_bed(&bed);
 }
 
-/* As step 2 left it. */
-TEST(a_schema_that_is_there_gets_what_newer_steps_refuse)
+/* As step 1 left it. */
+TEST(a_schema_that_lacks_a_step_gets_it_when_it_is_opened)
 {
     struct bed bed;
     kl_store *store = NULL;
     REQUIRE(open_bed(&bed, NULL));
     PGconn *app = connect_app(&bed);
-    say(app, "UPDATE meta SET version = 2; DROP FUNCTION refuse_queue");
-    say(app, "CREATE OR REPLACE FUNCTION put_rows(queues text[], payloads bytea[], keys bytea[], kinds bytea[],"
-             " options jsonb[]) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'");
-    say(app, "SELECT put('orders', NULL)");
+    say(app, "UPDATE meta SET version = 1; DROP TABLE inbox");
+    say(app,
+        "DO $$ DECLARE f record; BEGIN"
+        " FOR f IN SELECT p.oid::regprocedure AS it FROM pg_proc p WHERE p.pronamespace = '%s'::regnamespace"
+        " AND p.proname ~ '^(put|put_rows|put_many|inbox_.*|check_.*|refuse_queue|ms_of)$'"
+        " LOOP EXECUTE format('DROP FUNCTION %%s', f.it); END LOOP; END $$",
+        bed.schema);
+    refuse(app, "SELECT put('orders', 'x')", "does not exist");
     CHECK_INT(kl_store_open(bed.url, NULL, &store), KL_OK);
     refuse(app, "SELECT put('orders', 'x', unique_key => '')", "1 to 256 bytes");
     refuse(app, "SELECT put('orders', 'x', unique_key => 'u', unique_for => '0s')", "unique_ms is 0");

@@ -235,3 +235,14 @@ TEST(who_puts_to_a_standby_is_told_at_once_to_name_the_primary)
     kl_store_close(store);
     close_bed(&bed);
 }
+
+TEST(who_opens_a_store_that_is_to_be_made_on_a_standby_is_told_the_same)
+{
+    char url[PG_URL_BYTES + 80];
+    kl_store *store = NULL;
+    REQUIRE(pg_standby_url(url) == KL_OK);
+    snprintf(url + strlen(url), 80, "&schema=never_made");
+    CHECK_INT(kl_store_open(url, NULL, &store), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "name the primary");
+    kl_store_close(store);
+}

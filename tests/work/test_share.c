@@ -145,7 +145,7 @@ static void die_with_all(struct rig *rig, int64_t lease_ms)
     kl_shards_all(&opts.layout, &opts.allowed);
     REQUIRE(kl_store_partition(rig->store, "orders", 1, &opts.partition) == KL_OK);
     REQUIRE(kl__owners_open(&opts, &owners) == KL_OK);
-    kl__owners_report report = {.permits_max = UINT64_MAX};
+    kl__owners_report report = {.permits_max = UINT64_MAX, .permits_most = UINT64_MAX};
     CHECK_INT(kl__owners_beat(owners, &report, &change), KL_OK);
     CHECK_INT(change.taken_count, 16);
     kl__owners_close(owners);

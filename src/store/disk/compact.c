@@ -26,10 +26,11 @@ enum {
     LOOK_AHEAD = 8,
     FAR_AHEAD = 2 * LOOK_AHEAD,
     LOOK_MS = 1000,
+    LOOK_SLOTS = 1 << 16,
+    RESCUE_TASKS = 1024,
     SWEEP_RECORDS = 256,
     QUIET_MS = 100,
     PATIENCE_MS = 1000,
-    PATIENCE_SEGMENTS = 4,
     PAUSE_NS = 10000000,
 };
 
@@ -53,6 +54,7 @@ struct copying {
     uint64_t *offsets;       /* and where each stands in the segment */
     size_t count, bytes;     /* of those */
     bool is_damaged;
+    uint64_t lost; /* tasks whose bytes are */
 };
 
 /* --- Reading the segment --- */
@@ -267,6 +269,152 @@ static kl_rc copy_all(struct copying *copying)
     return rc;
 }
 
+/* --- A damaged segment ---
+ *
+ * What is needed of it is known without it. Tokens and records are in memory whole. Of tasks their places are, and each
+ * record has a checksum of its own; a task whose record is damaged is written again without its bytes, so that it waits
+ * as before, and whoever reads it is told. Then nothing keeps the segment, and its file is put aside. */
+
+/* A record of store.h, made anew of what is in memory. */
+static void note_value(struct copying *copying, const kl__held_record *held)
+{
+    kl__write_record *write = (void *)(copying->found + copying->bytes);
+    KL_ASSERT(held->bytes <= RECORD_MAX && copying->count < COPY_RECORDS);
+    memset(write, 0, held->bytes);
+    write->header = (kl__record_header){.bytes = held->bytes, .sequence = held->version, .type = KL_RECORD_WRITE};
+    write->version = held->version;
+    write->expires_ms = held->expires_ms;
+    write->name_bytes = held->name_bytes;
+    write->value_bytes = held->value_bytes;
+    memcpy(write + 1, held->text, (size_t)held->name_bytes + held->value_bytes);
+    copying->offsets[copying->count++] = held->where.offset;
+    copying->bytes += held->bytes;
+}
+
+/* Those that were copied are elsewhere by the next time. */
+static void find_values(struct copying *copying)
+{
+    kl__state *state = &copying->disk->state;
+    pthread_mutex_lock(&state->mutex);
+    const kl__held_record *held = kl__records_after(&state->records, (kl_bytes){"", 0}, true);
+    for (; held && !has_enough(copying); held = kl__records_after(&state->records, kl__held_name(held), false))
+        if (held->where.segment == copying->segment->number)
+            note_value(copying, held);
+    pthread_mutex_unlock(&state->mutex);
+}
+
+/* The task as far as memory knows it. */
+static void note_lost(struct copying *copying, const kl__slot *slot, uint64_t offset)
+{
+    struct {
+        kl__entry_record record;
+        uint64_t due_ms;
+    } entry = {.record = {.header = {.bytes = sizeof entry.record,
+                                     .sequence = slot->position,
+                                     .epoch = slot->group,
+                                     .type = KL_RECORD_ENTRY,
+                                     .flags = KL_ENTRY_LOST,
+                                     .small = {(uint8_t)((int)slot->priority + KL_PRIORITY_MIN)},
+                                     .partition = slot->partition,
+                                     .shard = slot->shard},
+                          .key_hash = slot->key_hash},
+               .due_ms = slot->due_ms};
+    memcpy(entry.record.id, &slot->id, sizeof entry.record.id);
+    if (slot->line == KL_LINE_DUE - KL_PRIORITY_MIN) {
+        entry.record.header.flags |= KL_ENTRY_DUE;
+        entry.record.header.bytes = sizeof entry;
+    }
+    note(copying, &entry.record.header, offset);
+    copying->lost++;
+}
+
+/* Waiting tasks of the segment, from the slot *next on: about COPY_BYTES of them, or those among LOOK_SLOTS. */
+static size_t find_slots(struct copying *copying, kl__slot slots[RESCUE_TASKS], uint32_t *next)
+{
+    kl__state *state = &copying->disk->state;
+    const kl__slot *slot;
+    size_t count = 0, bytes = 0;
+    uint32_t end = *next + LOOK_SLOTS;
+    pthread_mutex_lock(&state->mutex);
+    while (count < RESCUE_TASKS && bytes < COPY_BYTES && (slot = kl__stubs_next(state->stubs, next, end)) != NULL) {
+        if (kl__slot_where(state, slot).segment != copying->segment->number)
+            continue;
+        slots[count++] = *slot;
+        bytes += kl__slot_record_bytes(slot);
+    }
+    pthread_mutex_unlock(&state->mutex);
+    return count;
+}
+
+static kl_rc note_task(struct copying *copying, const kl__slot *slot, kl_arena *arena)
+{
+    const kl__record_header *record;
+    uint64_t offset = (uint64_t)slot->offset8 * 8;
+    kl_rc rc =
+        kl__disk_read_record(copying->disk, copying->segment, offset, kl__slot_record_bytes(slot), arena, &record);
+    bool is_its = rc == KL_OK && record->type == KL_RECORD_ENTRY && kl__record_is_sound(record) &&
+                  memcmp(((const kl__entry_record *)(const void *)record)->id, &slot->id, sizeof slot->id) == 0;
+    if (is_its)
+        note(copying, record, offset);
+    else if (rc == KL_OK || rc == KL_EDAMAGED)
+        note_lost(copying, slot, offset);
+    else
+        return rc;
+    return KL_OK;
+}
+
+static kl_rc copy_found(struct copying *copying)
+{
+    return copying->count ? kl__journal_exclusive(copying->disk->journal, fill_copies, copying) : KL_OK;
+}
+
+static kl_rc rescue_tasks(struct copying *copying)
+{
+    kl__state *state = &copying->disk->state;
+    kl__slot *slots = kl__alloc(RESCUE_TASKS * sizeof *slots);
+    kl_arena arena = {0};
+    kl_rc rc = slots ? KL_OK : kl__fail_memory();
+    pthread_mutex_lock(&state->mutex);
+    uint32_t next = 1, end = kl__stubs_end(state->stubs); /* what comes later is not in this segment */
+    pthread_mutex_unlock(&state->mutex);
+    while (rc == KL_OK && next < end) {
+        size_t count = find_slots(copying, slots, &next);
+        copying->count = copying->bytes = 0;
+        kl_arena_reset(&arena);
+        for (size_t i = 0; i < count && rc == KL_OK; i++)
+            rc = note_task(copying, &slots[i], &arena);
+        if (rc == KL_OK)
+            rc = copy_found(copying);
+    }
+    kl_arena_free(&arena);
+    kl__free(slots);
+    return rc;
+}
+
+/* Copies all that is needed of the segment, and marks it. */
+static kl_rc rescue(struct copying *copying, kl__segment *segment)
+{
+    kl_rc rc = KL_OK;
+    do {
+        copying->count = copying->bytes = 0;
+        find_tokens(copying);
+        find_values(copying);
+        rc = copy_found(copying);
+    } while (rc == KL_OK && copying->count);
+    if (rc == KL_OK)
+        rc = rescue_tasks(copying);
+    if (rc != KL_OK)
+        return rc;
+    segment->is_damaged = true; /* it has a reader still, so nobody drops it meanwhile */
+    kl__segments_log(
+        &copying->disk->segments, KL_LOG_ERROR,
+        "segment %016llx of the journal is damaged at byte %llu: %llu waiting tasks have lost their key and "
+        "payload; all else in it was copied, and the file goes to quarantine/",
+        (unsigned long long)segment->number, (unsigned long long)copying->frame_offset,
+        (unsigned long long)copying->lost);
+    return KL_OK;
+}
+
 /* False: not all of it could be copied. */
 static bool copy_segment(kl__disk *disk, kl__segment *segment)
 {
@@ -276,13 +424,9 @@ static bool copy_segment(kl__disk *disk, kl__segment *segment)
                               .found = kl__alloc(COPY_BYTES + RECORD_MAX),
                               .offsets = kl__alloc_zeroed(COPY_RECORDS, sizeof *copying.offsets)};
     kl_rc rc = copy_all(&copying);
-    if (copying.is_damaged)
-        kl__segments_log(
-            &disk->segments, KL_LOG_ERROR,
-            "segment %016llx of the journal is damaged at byte %llu, so it is kept; `keyline doctor` on the "
-            "data directory says what is affected",
-            (unsigned long long)segment->number, (unsigned long long)copying.frame_offset);
-    else if (rc != KL_OK)
+    if (rc == KL_OK && copying.is_damaged)
+        rc = rescue(&copying, segment);
+    if (rc != KL_OK)
         kl__segments_log(&disk->segments, KL_LOG_WARN, "an old segment could not be copied: %s", kl_error_text());
     if (rc == KL_OK)
         disk->compacted = segment->number; /* once is enough: nothing new becomes live in it */
@@ -308,20 +452,8 @@ static bool is_quiet(kl__disk *disk)
            now_ns - disk->watched_ns >= PATIENCE_MS * INT64_C(1000000);
 }
 
-/* Stragglers are copied once for each time that the first segment is: while much is written, and there is a segment to go
- * on to, it is left for a while, so that several segments are dropped for one that is copied. With the state's mutex
- * held. */
-static bool can_wait(kl__disk *disk, bool is_over)
-{
-    int64_t now_ns = kl__monotonic_ns();
-    if (!is_over)
-        disk->over_ns = 0;
-    else if (disk->over_ns == 0)
-        disk->over_ns = now_ns;
-    return is_over && atomic_load(&disk->segments.has_next) && now_ns - disk->over_ns < PATIENCE_MS * INT64_C(1000000);
-}
-
-/* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Large tasks in
+/* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Stragglers are copied
+ * once for each time that the first segment is, so while segments are brisk several gather first (G2). Large tasks in
  * small segments leave gaps that no copying closes: when everything was copied twice and nothing was gained, it rests.
  * On a full disk only when little of it is live, for the copies go where outcomes have to. */
 static kl__segment *find_work(kl__disk *disk, uint64_t slack, bool is_closing)
@@ -329,16 +461,17 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack, bool is_closing)
     kl__state *state = &disk->state;
     kl__segment *segment = NULL;
     pthread_mutex_lock(&state->mutex);
-    if (state->live < disk->copied_live || state->closed_bytes < disk->copied_closed) { /* something was gained */
-        disk->copied_closed = state->closed_bytes;
+    uint64_t needed = kl__state_needed_bytes(state);
+    if (state->live < disk->copied_live || needed < disk->copied_needed) { /* something was gained */
+        disk->copied_needed = needed;
         disk->copied = 0;
     }
     disk->copied_live = state->live;
-    bool is_worth_it = disk->copied <= 2 * state->live && kl__state_must_compact(state, slack);
-    bool can_rest = can_wait(disk, is_worth_it);
-    bool is_far_over = kl__state_must_compact(state, PATIENCE_SEGMENTS * disk->segments.segment_bytes);
+    bool is_worth_it =
+        disk->copied <= 2 * state->live && !kl__state_droppable(state) && kl__state_must_compact(state, slack);
+    bool is_far_over = kl__state_must_compact(state, KL_PATIENCE_SEGMENTS * disk->segments.segment_bytes);
     disk->is_patient = is_worth_it && state->segments[0]->number > disk->compacted && !is_far_over && !is_closing &&
-                       (!is_quiet(disk) || can_rest);
+                       (kl__segments_are_brisk(&disk->segments) || !is_quiet(disk));
     is_worth_it &= !disk->is_patient;
     if (atomic_load(&disk->segments.is_full)) {
         is_worth_it = kl__segments_can_relieve(&disk->segments);
@@ -356,12 +489,12 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack, bool is_closing)
 /* A segment goes only when the journal says durably that it may, for else it would be missed when the store is opened.
  * Behind copies that is said in any case: if they were the last and got damaged, they would look like the torn end of a
  * write that nobody was told of, while what they are copies of is gone. */
-static void drop(kl__disk *disk, bool is_copied)
+static void drop(kl__disk *disk, bool must_note)
 {
     pthread_mutex_lock(&disk->state.mutex);
-    bool can_drop = kl__state_can_drop(&disk->state), may_drop = kl__state_may_drop(&disk->state);
+    bool can_drop = kl__state_droppable(&disk->state) > 0, may_drop = kl__state_may_drop(&disk->state);
     pthread_mutex_unlock(&disk->state.mutex);
-    bool is_noted = may_drop && !is_copied;
+    bool is_noted = may_drop && !must_note;
     if (is_noted || (can_drop && kl__keeper_note(disk, true) == KL_OK)) /* else in a while */
         kl__segments_drop(&disk->segments);
 }
@@ -400,8 +533,10 @@ static void look_after(kl__disk *disk)
     if (now_ns - disk->looked_ns < LOOK_MS * INT64_C(1000000) && disk->looked_ns)
         return;
     disk->looked_ns = now_ns;
-    if (kl__segments_check(&disk->segments) == 0)
+    if (kl__segments_check(&disk->segments) == 0) {
+        kl__disk_take_reserve(disk, false);
         return;
+    }
     snprintf(text, sizeof text,
              "%.96s, or its journal, was removed, moved or replaced while it was open: nothing more is accepted; stop "
              "this process, put back what was there, and start it again",
@@ -413,14 +548,15 @@ static void look_after(kl__disk *disk)
 static void keep_up(kl__disk *disk, bool next_wanted)
 {
     look_after(disk);
+    kl__disk_note_reach(disk, false);
     sweep(disk);
+    kl__segments_prepare_spare(&disk->segments);
     drop(disk, false);
-    if (next_wanted)
-        kl__segments_prepare_spare(&disk->segments);
     kl__segments_give_back(&disk->segments);
     bool is_compacted = compact(disk, next_wanted ? 0 : kl__segments_slack(&disk->segments), false);
     if (next_wanted && !atomic_load(&disk->segments.has_next))
         (void)kl__segments_prepare(&disk->segments); /* it is tried again when it is needed */
+    kl__segments_make_spare(&disk->segments);
     if (is_compacted)
         kl__segments_want_upkeep(&disk->segments); /* there may be more */
 }
@@ -455,15 +591,16 @@ static void *run_upkeep(void *ctx)
 }
 
 /* A process that is over before upkeep has lost its patience leaves the journal as it should be (G2), too: or those that
- * come and go would let it grow. Patience leaves PATIENCE_SEGMENTS at most, so more need not be copied. */
+ * come and go would let it grow. Patience leaves KL_PATIENCE_SEGMENTS at most, so more need not be copied. */
 static void finish(kl__disk *disk)
 {
     if (kl__journal_check(disk->journal) != KL_OK)
         return;
     sweep(disk);
-    drop(disk, false);
-    for (int i = 0; i < PATIENCE_SEGMENTS && compact(disk, 0, true); i++)
-        continue;
+    drop(disk, true);
+    kl__segments_drop_all(&disk->segments);
+    for (int i = 0; i < KL_PATIENCE_SEGMENTS && compact(disk, 0, true); i++)
+        kl__segments_drop_all(&disk->segments);
 }
 
 kl_rc kl__upkeep_start(kl__disk *disk)

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/wait.h"
+#include "store/disk/reserve.h"
 #include "store/engines.h"
 
 enum { SCAN_PART = 1024 };
@@ -227,7 +228,9 @@ static kl_rc take_ownership(kl__disk *disk)
     int64_t pid = 0;
     int error = disk->vfs->lock(disk->vfs, disk->path, &disk->lock, &pid);
     if (error == -EBUSY && pid)
-        return kl__fail(KL_EBUSY, "%s is open in process %lld; stop that one, or reach it through its own interface",
+        return kl__fail(KL_EBUSY,
+                        "%s is open in process %lld; it does not answer, so try again when it has read its journal or "
+                        "come to its end, or stop it",
                         disk->path, (long long)pid);
     if (error == -EBUSY)
         return kl__fail(KL_EBUSY, "%s is open in another process; stop that one first", disk->path);
@@ -262,6 +265,11 @@ static kl_rc open_directories(kl__disk *disk, const kl_store_opts *opts)
     kl_rc rc = opts->no_make ? check_made(disk) : make_directory(disk, disk->path);
     if (rc == KL_OK)
         rc = take_ownership(disk);
+    if (rc == KL_OK && !kl__reserve_give(disk->vfs, disk->path))
+        rc = kl__fail(KL_EFULL,
+                      "the disk of %s is full, and its blocks are so small that SQLite would end this process there; "
+                      "nothing was changed: make 64 KiB of room",
+                      disk->path);
     if (rc == KL_OK)
         rc = make_directory(disk, disk->segments.dir);
     if (rc == KL_OK)
@@ -354,10 +362,35 @@ static kl_rc check_segments(kl__disk *disk, const kl__recovered *recovered)
         (unsigned long long)noted, disk->segments.dir);
 }
 
+/* What was written down to be on the disk does not go by itself (reach.h). */
+static kl_rc check_end(kl__disk *disk, const kl__recovered *recovered)
+{
+    const kl__state *state = &disk->state;
+    kl__reach *reach = &disk->reached;
+    int error = state->segment_count ? kl__reach_read(disk->vfs, disk->path, disk->segments.journal, reach) : 0;
+    if (error)
+        kl__segments_log(&disk->segments, KL_LOG_WARN, "%s/reached could not be read, so a lost end is not noticed: %s",
+                         disk->path, strerror(-error));
+    if (reach->frame <= recovered->last_frame)
+        return KL_OK;
+    if (reach->segment >= disk->segments.next_number)
+        return kl__fail(KL_EDAMAGED,
+                        "segment %016llx of the journal in %s is missing; nothing was changed: `keyline doctor` on the "
+                        "data directory says what is affected",
+                        (unsigned long long)reach->segment, disk->segments.dir);
+    return kl__fail(KL_EDAMAGED,
+                    "the journal in %s has lost its end: it is readable up to frame %llu and had come to frame %llu at "
+                    "least; nothing was changed: `keyline doctor` on the data directory says what is affected and can "
+                    "repair it",
+                    disk->segments.dir, (unsigned long long)recovered->last_frame, (unsigned long long)reach->frame);
+}
+
 /* History has only what the journal had before. */
 static kl_rc check_journal(kl__disk *disk, const kl__recovered *recovered)
 {
     kl_rc rc = check_segments(disk, recovered);
+    if (rc == KL_OK)
+        rc = check_end(disk, recovered);
     if (rc != KL_OK)
         return rc;
     uint64_t known = disk->state.kept_sequence;
@@ -433,15 +466,48 @@ static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
     return rc;
 }
 
+/* May files be made by their names, or has somebody else put another directory in this one's place? */
+static bool is_in_place(kl__disk *disk)
+{
+    return disk->lock && (!disk->vfs->still || disk->vfs->still(disk->vfs, disk->lock) == 0);
+}
+
+void kl__disk_note_reach(kl__disk *disk, bool always)
+{
+    kl__reach reach = {0};
+    pthread_mutex_lock(&disk->state.mutex);
+    reach.segment = disk->state.described; /* before the frame, which may be of a later one */
+    pthread_mutex_unlock(&disk->state.mutex);
+    reach.frame = atomic_load_explicit(&disk->segments.last_synced, memory_order_acquire);
+    if (reach.frame <= disk->reached.frame || (!always && reach.segment <= disk->reached.segment) || !is_in_place(disk))
+        return;
+    int error = kl__reach_write(disk->vfs, disk->path, disk->segments.journal, &reach);
+    if (error && !kl__vfs_is_full(error))
+        kl__segments_log(&disk->segments, KL_LOG_WARN,
+                         "%s/reached could not be written, so a lost end may not be noticed: %s", disk->path,
+                         strerror(-error));
+    disk->reached = reach; /* the next segment is the next try */
+}
+
+void kl__disk_take_reserve(kl__disk *disk, bool is_closed)
+{
+    if (is_in_place(disk))
+        kl__reserve_take(disk->vfs, disk->path, is_closed);
+}
+
 static void close_disk(void *self)
 {
     kl__disk *disk = self;
     if (!disk)
         return;
+    bool was_open = disk->journal != NULL;
     kl__keeper_stop(disk);
     kl__upkeep_stop(disk);
     kl__journal_close(disk->journal);
+    kl__disk_note_reach(disk, true);
     kl__history_close(disk->history);
+    if (was_open) /* else nothing is to be changed */
+        kl__disk_take_reserve(disk, true);
     kl__blocks_close(disk->blocks);
     kl__segments_close(&disk->segments);
     kl__state_close(&disk->state);

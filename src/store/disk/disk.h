@@ -16,6 +16,7 @@
 #include "store/disk/blocks.h"
 #include "store/disk/history.h"
 #include "store/disk/journal.h"
+#include "store/disk/reach.h"
 #include "store/disk/recover.h"
 #include "store/disk/segments.h"
 #include "store/disk/state.h"
@@ -63,17 +64,17 @@ typedef struct kl__disk {
 
     pthread_t upkeep;
     bool has_upkeep;
+    kl__reach reached;      /* what the file of that name says; of upkeep, and of open and close */
     int64_t looked_ns;      /* when it was last seen that the directory is still there */
     uint64_t compacted;     /* the last segment whose live records were copied */
     uint64_t copied;        /* bytes, since something was gained by it */
     uint64_t copied_live;   /* what was live then, */
-    uint64_t copied_closed; /* and the bytes of full segments */
+    uint64_t copied_needed; /* and the bytes of full segments */
     bool is_patient;        /* the first segment is to be copied, but not yet: */
     uint64_t watched;       /* its number, */
     uint64_t watched_live;  /* what was live in it when it was last looked at, */
     int64_t watched_ns;     /* since when it is to be copied, */
     int64_t quiet_ns;       /* and since when that has not changed */
-    int64_t over_ns;        /* since when more of the journal is not needed than may be; 0: it is not */
 
     pthread_t keeper;
     bool has_keeper;
@@ -111,6 +112,11 @@ void kl__gates_open(kl__disk *disk);
 
 kl_rc kl__upkeep_start(kl__disk *disk);
 void kl__upkeep_stop(kl__disk *disk);
+
+/* Writes down how far the journal has come, when a segment has come into use since; always: when a frame has. And takes
+ * the reserve again, where it was given. */
+void kl__disk_note_reach(kl__disk *disk, bool always);
+void kl__disk_take_reserve(kl__disk *disk, bool is_closed);
 
 kl_rc kl__keeper_start(kl__disk *disk);
 void kl__keeper_stop(kl__disk *disk); /* when everything is taken over, or cannot be */

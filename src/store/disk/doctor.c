@@ -61,7 +61,8 @@ struct listing {
 /* The directory may be a whole file system, and a process that was killed leaves its sockets. */
 static bool may_stand_there(const char *name)
 {
-    return strcmp(name, "lost+found") == 0 || strcmp(name, "socket") == 0 || strcmp(name, "http") == 0;
+    return strcmp(name, "lost+found") == 0 || strcmp(name, "socket") == 0 || strcmp(name, "http") == 0 ||
+           strcmp(name, "reserve") == 0;
 }
 
 static void note_name(void *ctx, const char *name)
@@ -71,10 +72,10 @@ static void note_name(void *ctx, const char *name)
     struct {
         const char *name;
         bool *flag;
-    } ours[] = {{"journal", &doctor->has_journal},      {"lock", &doctor->has_lock},
-                {"history.db", &doctor->has_history},   {"history.db-wal", &doctor->has_wal},
-                {"history.db-shm", &doctor->has_shm},   {"history.db-journal", &doctor->has_rollback},
-                {"quarantine", &doctor->has_quarantine}};
+    } ours[] = {{"journal", &doctor->has_journal},       {"lock", &doctor->has_lock},
+                {"history.db", &doctor->has_history},    {"history.db-wal", &doctor->has_wal},
+                {"history.db-shm", &doctor->has_shm},    {"history.db-journal", &doctor->has_rollback},
+                {"quarantine", &doctor->has_quarantine}, {"reached", &doctor->has_reached}};
     for (size_t i = 0; i < sizeof ours / sizeof ours[0]; i++) {
         if (strcmp(name, ours[i].name) == 0) {
             *ours[i].flag = true;
@@ -99,7 +100,7 @@ static kl_rc list_directory(kl__doctor *doctor, bool tells_foreign)
     struct listing listing = {doctor, tells_foreign};
     int error = doctor->vfs->list(doctor->vfs, doctor->path, note_name, &listing);
     if (error == -ENOENT || error == -ENOTDIR)
-        return kl__fail(KL_EINVAL, "there is no directory %s; give the one that the store was opened with",
+        return kl__fail(KL_ENOTFOUND, "there is no directory %s; give the one that the store was opened with",
                         doctor->path);
     if (error)
         return kl__fail(KL_ESYSTEM, "%s could not be listed: %s", doctor->path, strerror(-error));

@@ -36,6 +36,7 @@ typedef enum kl__severity {
     X(FOREIGN_RECORDS, "foreign-records")                                                                              \
     X(LOST_PARTITION, "lost-partition")                                                                                \
     X(LOST_END, "lost-end")                                                                                            \
+    X(RUN_AGAIN, "run-again")                                                                                          \
     X(NO_HISTORY, "missing-history")                                                                                   \
     X(HISTORY_DAMAGED, "damaged-history")                                                                              \
     X(HISTORY_UNCHECKED, "unchecked-history")

@@ -88,3 +88,32 @@ kl_rc kl__history_examine(const char *path, const char *sqlite_vfs, bool has_wal
     kl__hdb_close(db);
     return rc;
 }
+
+static kl_rc count_each(kl__hdb *db, kl__history_next_fn *next, void *ctx, uint64_t *ret_count)
+{
+    uint32_t partition;
+    kl_task_id id;
+    while (next(ctx, &partition, &id)) {
+        sqlite3_stmt *statement;
+        bool row;
+        KL_TRY(kl__hdb_use(db, KL_SQL_WHERE_TASK, &statement));
+        sqlite3_bind_int64(statement, 1, partition);
+        sqlite3_bind_blob(statement, 2, &id, sizeof id, SQLITE_TRANSIENT);
+        KL_TRY(kl__hdb_step(db, statement, &row));
+        *ret_count += row;
+    }
+    return KL_OK;
+}
+
+kl_rc kl__history_count_of(const char *path, const char *sqlite_vfs, bool has_wal, kl__history_next_fn *next, void *ctx,
+                           uint64_t *ret_count)
+{
+    kl__hdb *db;
+    *ret_count = 0;
+    KL_TRY(kl__hdb_look(path, sqlite_vfs, has_wal, &db));
+    kl_rc rc = kl__hdb_do(db, KL_SQL_BEGIN_READ);
+    if (rc == KL_OK)
+        rc = kl__hdb_end(db, count_each(db, next, ctx, ret_count));
+    kl__hdb_close(db);
+    return rc;
+}

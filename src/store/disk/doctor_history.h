@@ -27,6 +27,13 @@ typedef void kl__history_name_fn(void *ctx, uint32_t number, const char *name);
 kl_rc kl__history_examine(const char *path, const char *sqlite_vfs, bool has_wal, kl__history_name_fn *named, void *ctx,
                           kl__history_report *ret_report);
 
+/* Gives one task after another; false: there are no more. */
+typedef bool kl__history_next_fn(void *ctx, uint32_t *ret_partition, kl_task_id *ret_id);
+
+/* How many of these tasks are finished and in the file, which is whole. Errors as above. */
+kl_rc kl__history_count_of(const char *path, const char *sqlite_vfs, bool has_wal, kl__history_next_fn *next, void *ctx,
+                           uint64_t *ret_count);
+
 /* Adds every task that can be read to a new history (history_salvage.c), and changes nothing in the old file. KL_OK also
  * where that is none. Errors as kl__history_add. */
 kl_rc kl__history_salvage(const char *path, const char *sqlite_vfs, bool has_wal, kl__history *to, uint64_t *ret_saved);

@@ -12,6 +12,7 @@
 #include "store/disk/doctor.h"
 #include "store/disk/doctor_history.h"
 #include "store/disk/frames.h"
+#include "store/disk/reach.h"
 #include "store/disk/segments.h"
 #include "store/disk/state.h"
 
@@ -62,11 +63,12 @@ typedef struct kl__doctor {
     char path[KL_PATH_BYTES], journal_dir[KL_PATH_BYTES], quarantine_dir[KL_PATH_BYTES];
     bool is_quiet; /* findings are counted and not told */
 
-    bool has_lock, has_journal, has_quarantine, has_history, has_wal, has_shm, has_rollback;
+    bool has_lock, has_reached, has_journal, has_quarantine, has_history, has_wal, has_shm, has_rollback;
 
     kl__case *cases; /* of the files that are there, by number */
     size_t case_count;
     bool has_leftover; /* a file of ours from an interrupted repair */
+    kl__reach reached; /* what the file of that name says of this journal */
     bool is_newer;     /* something is of a version that we do not know */
     uint64_t journal;  /* its random number */
     uint64_t last_frame, last_sequence;

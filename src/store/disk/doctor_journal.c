@@ -250,12 +250,12 @@ static void tell_gap(struct survey *survey, kl__case *its, const kl__frame *fram
 static void tell_emptied(kl__doctor *doctor, const kl__case *first)
 {
     for (kl__case *its = doctor->cases; its < first; its++) {
+        its->is_usable = false; /* one that was cut off had a header */
         if (its->is_damaged)
             continue;
         char name[KL_NAME_BYTES];
         kl__case_name(its->number, name);
         its->is_damaged = true;
-        its->is_usable = false;
         doctor->totals.lost_frames++;
         kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_DAMAGE, name, KL_SEGMENT_HEADER,
                          "Nothing in this segment can be read, and there are frames in a later one: all of its own are "
@@ -600,6 +600,69 @@ static kl_rc take_fences(struct addition *addition)
     return KL_OK;
 }
 
+/* A segment is dropped only after it was noted that it is not needed. */
+static void tell_first(kl__doctor *doctor)
+{
+    if (doctor->case_count && doctor->first_noted && doctor->cases[0].number > doctor->first_noted)
+        tell_missing(doctor, doctor->first_noted, doctor->cases[0].number - 1);
+}
+
+/* What was written down to be on the disk does not go by itself: opening judges so, too (check_end in disk.c). */
+static void tell_reach(kl__doctor *doctor)
+{
+    uint64_t last = doctor->case_count ? doctor->cases[doctor->case_count - 1].number : 0;
+    int error = last ? kl__reach_read(doctor->vfs, doctor->path, doctor->journal, &doctor->reached) : 0;
+    if (error)
+        kl__doctor_found(doctor, KL_FOUND_UNREADABLE_DISK, KL_FOUND_WARNING, "reached", -1,
+                         "The file cannot be read (%s), so it cannot be told whether the journal has lost its end.",
+                         strerror(-error));
+    if (doctor->reached.frame <= doctor->last_frame)
+        return;
+    doctor->wants_end = true;
+    if (doctor->reached.segment > last)
+        tell_missing(doctor, last + 1, doctor->reached.segment);
+    kl__doctor_found(doctor, KL_FOUND_LOST_END, KL_FOUND_DAMAGE, "journal", -1,
+                     "The journal had come to frame %llu at least, and is readable up to frame %llu: its end is lost, "
+                     "%llu frames or more; %s.",
+                     (ull)doctor->reached.frame, (ull)doctor->last_frame,
+                     (ull)(doctor->reached.frame - doctor->last_frame), MEANING);
+}
+
+struct waiting {
+    const kl__stubs *stubs;
+    uint32_t next;
+};
+
+static bool next_waiting(void *ctx, uint32_t *ret_partition, kl_task_id *ret_id)
+{
+    struct waiting *waiting = ctx;
+    const kl__slot *slot = kl__stubs_next(waiting->stubs, &waiting->next, UINT32_MAX);
+    if (!slot)
+        return false;
+    *ret_partition = slot->partition;
+    *ret_id = slot->id;
+    return true;
+}
+
+/* What was settled in a part that is lost waits again, and history may know of it. */
+static kl_rc tell_again(kl__doctor *doctor, const kl__state *state)
+{
+    char path[KL_PATH_BYTES];
+    struct waiting waiting = {state->stubs, 1};
+    uint64_t count = 0;
+    bool is_lossy = doctor->totals.damages > 0 || doctor->totals.history_position > doctor->last_sequence;
+    if (!is_lossy || !doctor->totals.history_was_checked || doctor->totals.history_is_damaged)
+        return KL_OK;
+    snprintf(path, sizeof path, "%.4000s/history.db", doctor->path);
+    kl_rc rc = kl__history_count_of(path, doctor->vfs->sqlite_vfs, doctor->has_wal, next_waiting, &waiting, &count);
+    if (rc == KL_OK && count)
+        kl__doctor_found(doctor, KL_FOUND_RUN_AGAIN, KL_FOUND_NOTE, "journal", -1,
+                         "%llu of the waiting tasks are finished by what history.db knows: what they were settled with "
+                         "is lost here, and they will run again.",
+                         (ull)count);
+    return rc == KL_ENOMEM ? rc : KL_OK; /* it is good to know, and no more */
+}
+
 static kl_rc add_up(kl__doctor *doctor)
 {
     struct addition addition = {.doctor = doctor};
@@ -609,8 +672,12 @@ static kl_rc add_up(kl__doctor *doctor)
         rc = add_segment(&addition, &doctor->cases[i], &image);
     if (rc == KL_OK) {
         take_totals(&addition);
+        tell_first(doctor);
+        tell_reach(doctor);
         rc = take_fences(&addition);
     }
+    if (rc == KL_OK)
+        rc = tell_again(doctor, &addition.state);
     kl__image_free(&image);
     close_state(&addition.state);
     return rc;
@@ -697,13 +764,6 @@ static kl_rc list_cases(kl__doctor *doctor)
     return error ? kl__fail(KL_ESYSTEM, "%s could not be listed: %s", doctor->journal_dir, strerror(-error)) : KL_OK;
 }
 
-/* A segment is dropped only after it was noted that it is not needed. */
-static void tell_first(kl__doctor *doctor)
-{
-    if (doctor->case_count && doctor->first_noted && doctor->cases[0].number > doctor->first_noted)
-        tell_missing(doctor, doctor->first_noted, doctor->cases[0].number - 1);
-}
-
 kl_rc kl__doctor_read_journal(kl__doctor *doctor)
 {
     kl_rc rc = doctor->has_journal ? list_cases(doctor) : KL_OK;
@@ -714,8 +774,5 @@ kl_rc kl__doctor_read_journal(kl__doctor *doctor)
     if (rc != KL_OK || doctor->is_newer)
         return rc;
     name_unknown(doctor);
-    rc = add_up(doctor);
-    if (rc == KL_OK)
-        tell_first(doctor);
-    return rc;
+    return add_up(doctor);
 }

@@ -44,6 +44,17 @@ static bool has_lost_end(const kl__doctor *doctor, size_t first, size_t end)
     return false;
 }
 
+/* Where the end is lost, what stands behind the last readable frame is not the rest of a write that nobody was told of: it
+ * may be a part of what is lost, and is kept aside with its segment. So are those that follow, in which none is readable. */
+static void mark_end(kl__doctor *doctor)
+{
+    for (size_t i = doctor->case_count; i-- > 0;) {
+        doctor->cases[i].is_damaged = true;
+        if (doctor->cases[i].frames)
+            return;
+    }
+}
+
 static size_t count_plan(const kl__doctor *doctor, size_t first, size_t end)
 {
     size_t count = end - first;
@@ -113,6 +124,8 @@ static const char *find_hindrance(const kl__doctor *doctor)
 kl_rc kl__doctor_plan(kl__doctor *doctor)
 {
     size_t first, end;
+    if (doctor->wants_end)
+        mark_end(doctor);
     bound(doctor, &first, &end);
     size_t count = count_plan(doctor, first, end);
     doctor->plan = kl__alloc_zeroed(count + 1, sizeof(*doctor->plan));

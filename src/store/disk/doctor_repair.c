@@ -4,12 +4,12 @@
  * open while a damaged segment is left, and doing it all again leads to the same end.
  *
  * For each segment that is to be rewritten, from the first to the last:
- *   1  the file, if there is one and it is damaged, is copied to quarantine/unfinished, which is synced, and renamed to
- *      quarantine/NAME-N, with N such that no earlier one is replaced; the directory is synced;
+ *   1  the file, if there is one, is copied to quarantine/unfinished, which is synced, and renamed to quarantine/NAME-N, with
+ *      N such that no earlier one is replaced; the directory is synced;
  *   2  journal/repair is written, with what is readable of the file, and synced; so is its name, lest a rename that
  *      overtakes its making leaves neither file;
  *   3  it is renamed over the file, and the directory is synced. Until then the old file counts, from then on the new.
- * A file that is to be taken out is copied as in 1 and then removed, after all others are done.
+ * A file that is to be taken out is copied as in 1 and then removed, after all others are done. Then `reached` is removed.
  *
  * For history.db:
  *   4  history-repair.db is made, with all tasks that can be read of the old file, and renamed to history-repaired.db:
@@ -375,18 +375,20 @@ static kl_rc repair_segment(kl__doctor *doctor, kl__case *its)
 {
     char name[KL_NAME_BYTES], copy[KL_NAME_BYTES] = "";
     kl__case_name(its->number, name);
-    kl_rc rc = its->is_there && its->is_damaged ? quarantine_segment(doctor, its, copy) : KL_OK;
+    kl_rc rc = its->is_there ? quarantine_segment(doctor, its, copy) : KL_OK;
     if (rc == KL_OK)
         rc = rewrite(doctor, its);
     if (rc != KL_OK)
         return rc;
-    if (*copy)
+    if (!its->is_there)
+        kl__doctor_found(doctor, KL_FOUND_MISSING_SEGMENTS, KL_FOUND_REPAIRED, name, -1, "Made anew.");
+    else if (its->is_damaged)
         kl__doctor_found(doctor, KL_FOUND_LOST_FRAMES, KL_FOUND_REPAIRED, name, -1,
                          "Rewritten with what is readable (%llu frames); a copy of the damaged file is %s.",
                          (ull)its->frames, copy);
     else
-        kl__doctor_found(doctor, its->is_there ? KL_FOUND_LOST_END : KL_FOUND_MISSING_SEGMENTS, KL_FOUND_REPAIRED, name,
-                         -1, its->is_there ? "Closed behind what may be lost." : "Made anew.");
+        kl__doctor_found(doctor, KL_FOUND_LOST_END, KL_FOUND_REPAIRED, name, -1,
+                         "Closed behind what may be lost; a copy of the file as it was is %s.", copy);
     return KL_OK;
 }
 
@@ -414,6 +416,15 @@ static kl_rc make_journal(kl__doctor *doctor)
     return sync_directory(doctor, doctor->path);
 }
 
+/* The journal may end earlier now than it did; the store writes down where when it is opened. */
+static kl_rc forget_reach(kl__doctor *doctor)
+{
+    char path[KL_PATH_BYTES];
+    join(doctor->path, "reached", path);
+    kl_rc rc = remove_file(doctor, path);
+    return rc == KL_OK ? sync_directory(doctor, doctor->path) : rc;
+}
+
 kl_rc kl__doctor_repair_journal(kl__doctor *doctor)
 {
     char leftover[KL_PATH_BYTES];
@@ -429,6 +440,8 @@ kl_rc kl__doctor_repair_journal(kl__doctor *doctor)
     for (size_t i = 0; i < doctor->case_count && rc == KL_OK; i++)
         if (doctor->cases[i].action == KL_ACT_REMOVE)
             rc = take_out(doctor, &doctor->cases[i]);
+    if (rc == KL_OK && doctor->has_reached)
+        rc = forget_reach(doctor);
     return rc;
 }
 

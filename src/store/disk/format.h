@@ -5,7 +5,9 @@
  *      journal/0000000000000001.seg ...   segments, numbered without gaps; the last one or two are not full yet
  *      journal/spare                      a segment to be used again; what it holds means nothing
  *      journal/spare2                     one that is being made while nobody knows what the spare is on the disk
+ *      reached                            how far the journal had come at least (reach.h)
  *      history.db                         what is finished and kept (history.h)
+ *      reserve                            room for opening the store on a full disk (reserve.h)
  *      quarantine/                        what `keyline doctor --repair` could not read and moved aside
  *      lock                               the pid of the process that has it open
  *
@@ -15,7 +17,7 @@
  *      segment header                               frame header
  *       0  8  "KLSEGMNT"                              0  4  "KLF1"
  *       8  4  version, 1                              4  4  CRC-32C of bytes 8..63
- *      12  4  CRC-32C of bytes 16..63                 8  8  number of the segment it was written for
+ *      12  4  CRC-32C of bytes 8..11 and 16..63       8  8  number of the segment it was written for
  *      16  8  number of this segment                 16  8  number of the frame, counting from 1 without gaps
  *      24  8  random number of the journal           24  8  random number of the journal
  *      32  8  bytes of this segment*                 32  8  the store's clock, ms since 1970
@@ -25,6 +27,9 @@
  *                                                    56  8  sequence number of its first record, moved ones not counted
  *
  * * when it was prepared. It is never shorter; it is longer when a batch would not have fitted.
+ *
+ * The first 16 bytes are read alike in every version: a header whose CRC is wrong is damaged, and is not taken for one
+ * of a version to come.
  *
  * A frame is what one commit wrote, and counts whole or not at all: its header's CRC, each record's CRC and the sum of
  * them must be right. The sum binds the records to the header, so that a record left over from before cannot pass for
@@ -55,7 +60,10 @@
  *             8 not before      (flag 4)                     8 kept until, ms   (flag 2)
  *            then key, kind, headers, payload                2 bytes of the error, 6 zero  (flag 2)
  *      Moved, it has the sequence number                     then error, result (flag 2)
- *      of its first writing.
+ *      of its first writing. Flag 16: its key,
+ *      kind, headers, payload and job were
+ *      damaged before it was moved, and none of
+ *      them stands here.
  *
  * FENCE        the shard's epoch is the record's, or higher. Flag 1: it is sealed as well; then the epoch may be 0.
  *
@@ -73,6 +81,14 @@
  * CLOSE        the store was closed in order: everything before it is whole.
  *
  * Flag 8 of any type: moved, that is written again because the segment where it stood was dropped.
+ *
+ * The file `reached` has two of these marks, at bytes 0 and 4096, of which the one with the higher frame counts. The
+ * journal it names had that frame on the disk when it was written: a journal that ends before it has lost its end.
+ *
+ *       0  8  "KLREACHD"                             24  8  number of the segment it stands in, or one before that
+ *       8  4  version, 1                             32  8  number of the frame
+ *      12  4  CRC-32C of bytes 8..11 and 16..63      40 24  zero
+ *      16  8  random number of the journal
  *
  * Records are facts, not requests: whether a settle came too late, a version was another or a token known was decided
  * before it was written. So the journal can be read from any segment on: the first frame of each names the partitions,
@@ -137,6 +153,7 @@ typedef enum kl__record_type {
 } kl__record_type;
 
 enum { KL_ENTRY_DUE = 1, KL_ENTRY_JOB = 2, KL_ENTRY_TRIED = 4, KL_RECORD_MOVED = 8, KL_WRITE_REMOVE = 1 };
+enum { KL_ENTRY_LOST = 16 };
 enum { KL_FENCE_SEAL = 1 };
 enum { KL_SETTLED_DUE = 1, KL_SETTLED_KEPT = 2 };
 
@@ -213,6 +230,21 @@ typedef struct kl__write_record {
 } kl__write_record;
 _Static_assert(sizeof(kl__write_record) == 56, "the format says so");
 
+enum { KL_REACH_BYTES = 4096 }; /* from one mark to the other */
+
+#define KL_REACH_MAGIC "KLREACHD"
+
+typedef struct kl__reach_mark {
+    char magic[8];
+    uint32_t version;
+    uint32_t crc;
+    uint64_t journal;
+    uint64_t segment;
+    uint64_t frame;
+    uint64_t zero[3];
+} kl__reach_mark;
+_Static_assert(sizeof(kl__reach_mark) == 64, "the format says so");
+
 /* A place in the journal. */
 typedef struct kl__where {
     uint64_t segment;
@@ -235,6 +267,40 @@ _Static_assert(KL_CANCELLED == 3, "outcomes are numbered as in task.h");
 
 static inline size_t kl__round8(size_t bytes) { return (bytes + 7) & ~(size_t)7; }
 
+/* An item of a SETTLE, taken apart. */
+typedef struct kl__settled {
+    const kl__settled_item *item;
+    int64_t not_before_ms, until_ms; /* 0: it has none */
+    kl_bytes error, result;
+} kl__settled;
+
+/* Reads the item at `at`, which is a multiple of 8, and returns its bytes; 0: it does not end within `room`. */
+static inline size_t kl__settled_read(const void *at, size_t room, kl__settled *ret_settled)
+{
+    const kl__settled_item *item = at;
+    const char *more = (const char *)(item + 1);
+    if (room < sizeof *item)
+        return 0;
+    bool is_due = item->flags & KL_SETTLED_DUE, is_kept = item->flags & KL_SETTLED_KEPT;
+    size_t bytes = sizeof *item + (is_due ? 8 : 0) + (is_kept ? 16 : 0);
+    if (room < bytes)
+        return 0;
+    *ret_settled = (kl__settled){.item = item};
+    if (is_due) {
+        memcpy(&ret_settled->not_before_ms, more, 8);
+        more += 8;
+    }
+    if (!is_kept)
+        return bytes;
+    uint16_t error_bytes;
+    memcpy(&ret_settled->until_ms, more, 8);
+    memcpy(&error_bytes, more + 8, sizeof error_bytes);
+    ret_settled->error = (kl_bytes){more + 16, error_bytes};
+    ret_settled->result = (kl_bytes){more + 16 + error_bytes, item->result_bytes};
+    bytes = kl__round8(bytes + error_bytes + item->result_bytes);
+    return bytes <= room ? bytes : 0;
+}
+
 /* The record's checksum, over everything but itself. */
 static inline uint32_t kl__record_crc(const kl__record_header *record)
 {
@@ -246,9 +312,16 @@ static inline uint32_t kl__frame_crc(const kl__frame *frame)
     return kl__crc32c(0, (const char *)frame + 8, sizeof *frame - 8);
 }
 
+static inline uint32_t kl__reach_crc(const kl__reach_mark *mark)
+{
+    return kl__crc32c(kl__crc32c(0, &mark->version, sizeof mark->version), &mark->journal,
+                      sizeof *mark - offsetof(kl__reach_mark, journal));
+}
+
 static inline uint32_t kl__segment_crc(const kl__segment_header *header)
 {
-    return kl__crc32c(0, (const char *)header + 16, sizeof *header - 16);
+    return kl__crc32c(kl__crc32c(0, &header->version, sizeof header->version), &header->number,
+                      sizeof *header - offsetof(kl__segment_header, number));
 }
 
 #endif

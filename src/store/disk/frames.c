@@ -87,21 +87,10 @@ static bool is_sound_settle(const kl__settle_record *settle)
 {
     const char *at = (const char *)(settle + 1), *end = (const char *)settle + settle->header.bytes;
     for (uint32_t i = 0; i < settle->count; i++) {
-        kl__settled_item item;
-        if ((size_t)(end - at) < sizeof item)
-            return false;
-        memcpy(&item, at, sizeof item);
-        size_t bytes = sizeof item + (item.flags & KL_SETTLED_DUE ? 8 : 0);
-        if (item.flags & KL_SETTLED_KEPT) {
-            uint16_t error_bytes;
-            if ((size_t)(end - at) < bytes + 16)
-                return false;
-            memcpy(&error_bytes, at + bytes + 8, sizeof error_bytes);
-            if (error_bytes > KL_ERROR_BYTES_MAX || item.result_bytes > KL_RESULT_BYTES_MAX)
-                return false;
-            bytes = kl__round8(bytes + 16 + error_bytes + item.result_bytes);
-        }
-        if (item.outcome > KL_CANCELLED || bytes > (size_t)(end - at))
+        kl__settled its;
+        size_t bytes = kl__settled_read(at, (size_t)(end - at), &its);
+        if (bytes == 0 || its.item->outcome > KL_CANCELLED || its.error.len > KL_ERROR_BYTES_MAX ||
+            its.result.len > KL_RESULT_BYTES_MAX)
             return false;
         at += bytes;
     }

@@ -118,7 +118,8 @@ kl_rc kl__hdb_fail(kl__hdb *db, int sqlite_rc)
         return kl__fail(KL_EBUSY, "another program is writing to %s; end its transaction and call again", db->path);
     case SQLITE_NOTADB:
     case SQLITE_CORRUPT:
-    case SQLITE_ERROR: /* a table that is not as we made it */
+    case SQLITE_TOOBIG: /* a length in it that nobody wrote */
+    case SQLITE_ERROR:  /* a table that is not as we made it */
     case SQLITE_SCHEMA:
     case SQLITE_CONSTRAINT:
     case SQLITE_MISMATCH:

@@ -95,7 +95,8 @@ static bool get_error(sqlite3_stmt *statement, const kl_entry *entry, kl__histor
     return true;
 }
 
-/* Those of retries before the row of the task, the last one in it. What cannot be read is left out. */
+/* Those of retries before the row of the task, for which there is room then, and the last one in it. What cannot be read is
+ * left out. There may be more than are added at once: what was added waits for its task. */
 static kl_rc take_errors(struct salvage *s, int64_t number, kl__history_row *task)
 {
     const kl_entry *entry = task->entry;
@@ -103,10 +104,12 @@ static kl_rc take_errors(struct salvage *s, int64_t number, kl__history_row *tas
     sqlite3_bind_int64(s->errors, 1, entry->place.partition);
     kl__hdb_bind_bytes(s->errors, 2, (kl_bytes){entry->id.bytes, sizeof entry->id.bytes});
     sqlite3_bind_int64(s->errors, 3, number);
-    while (sqlite3_step(s->errors) == SQLITE_ROW && s->count + 1 < ROWS_MAX) {
+    while (sqlite3_step(s->errors) == SQLITE_ROW && !task->error.len) {
         kl__history_row error;
         if (!get_error(s->errors, entry, &error))
             continue;
+        if (s->count + 1 == ROWS_MAX || s->bytes >= BYTES_MAX)
+            KL_TRY(flush(s));
         error.ahead = true;
         if (sqlite3_column_type(s->errors, 4) != SQLITE_NULL) {
             KL_TRY(put_row(s, &error, entry));
@@ -144,11 +147,11 @@ static kl_rc take_task(struct salvage *s, kl_task *task, uint32_t errors, int64_
         KL_TRY(flush(s));
     if (number > s->settled_number)
         KL_TRY(go_ahead(s));
+    if (errors)
+        KL_TRY(take_errors(s, number, &row));
     kl_bytes *parts[] = {&entry->key, &entry->kind, &entry->headers, &entry->payload};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         KL_TRY(copy(s, parts[i]));
-    if (errors)
-        KL_TRY(take_errors(s, number, &row));
     s->saved++;
     return put_row(s, &row, entry);
 }
@@ -242,9 +245,10 @@ static kl_rc take_orphans(struct salvage *s)
         if (!get_error(statement, &entry, &row))
             continue;
         row.ahead = true;
-        rc = put_row(s, &row, &entry);
-        if (rc == KL_OK && (s->count == ROWS_MAX || s->bytes >= BYTES_MAX))
+        if (s->count == ROWS_MAX || s->bytes >= BYTES_MAX)
             rc = flush(s);
+        if (rc == KL_OK)
+            rc = put_row(s, &row, &entry);
     }
     sqlite3_finalize(statement);
     return rc;

@@ -180,7 +180,7 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
         return break_down(journal, "syncing the journal", strerror(-error));
     journal->sync_ns = kl__monotonic_ns() - began_ns;
     active->end += total;
-    journal->last_frame++;
+    atomic_store_explicit(&segments->last_synced, ++journal->last_frame, memory_order_release);
     see_to_next(segments);
     return KL_OK;
 }
@@ -287,7 +287,7 @@ static kl_rc make_place(kl__journal *journal, const frame_info *info)
                             "%u shards are fenced, more than a segment of the journal can name; nothing was "
                             "stored: spread the queues over several stores",
                             journal->state->fenced);
-        kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total);
+        kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total, info->is_upkeep);
         if (rc == KL_ESYSTEM)
             return break_down(journal, "going to the next segment", kl_error_text());
         if (rc != KL_OK)
@@ -672,6 +672,7 @@ kl_rc kl__journal_open(kl__state *state, kl__segments *segments, kl_now_ms_fn *n
     journal->now_ms = now_ms;
     journal->now_ctx = now_ctx;
     journal->last_frame = last_frame;
+    atomic_store(&segments->last_synced, last_frame);
     journal->ended_link = &journal->ended_first;
     pthread_mutex_init(&journal->leader, NULL);
     pthread_mutex_init(&journal->ended_mutex, NULL);

@@ -109,6 +109,8 @@ static kl_rc read_entry(kl__disk *disk, struct batch *batch, const kl__kept *kep
     const kl__segment *segment = kl__state_segment(&disk->state, kept->entry.segment);
     pthread_mutex_unlock(&disk->state.mutex);
     kl_rc rc = kl__disk_read_record(disk, segment, kept->entry.offset, kept->entry_bytes, &batch->arena, &record);
+    if (rc == KL_OK && record->flags & KL_ENTRY_LOST)
+        return kl__fail(KL_EDAMAGED, "they were damaged in a segment that is now in quarantine/");
     if (rc == KL_OK)
         kl__entry_decode((const void *)record, ret_entry);
     return rc;
@@ -117,24 +119,17 @@ static kl_rc read_entry(kl__disk *disk, struct batch *batch, const kl__kept *kep
 static void fill_row(const kl__disk *disk, const struct batch *batch, const kl__kept *kept, const kl_entry *entry,
                      kl__history_row *ret_row)
 {
-    const char *at = (const char *)batch->settle + kept->item;
-    kl__settled_item item;
-    int64_t until_ms;
-    uint16_t error_bytes;
-    memcpy(&item, at, sizeof item);
-    at += sizeof item + (item.flags & KL_SETTLED_DUE ? 8 : 0);
-    memcpy(&until_ms, at, 8);
-    memcpy(&error_bytes, at + 8, 2);
-    at += 16;
+    kl__settled its;
+    (void)kl__settled_read((const char *)batch->settle + kept->item, SIZE_MAX, &its); /* it was sound when it came */
     int64_t latest_ms = kept->now_ms + disk->history_ms_max;
     *ret_row = (kl__history_row){.entry = entry,
                                  .ahead = kept->sequence > batch->position,
-                                 .outcome = (kl_outcome)item.outcome,
-                                 .attempts = item.attempts,
+                                 .outcome = (kl_outcome)its.item->outcome,
+                                 .attempts = its.item->attempts,
                                  .finished_ms = kept->now_ms,
-                                 .expires_ms = until_ms < latest_ms ? until_ms : latest_ms,
-                                 .error = {at, error_bytes},
-                                 .result = {at + error_bytes, item.result_bytes}};
+                                 .expires_ms = its.until_ms < latest_ms ? its.until_ms : latest_ms,
+                                 .error = its.error,
+                                 .result = its.result};
 }
 
 /* It is damaged, or cannot be read however often it is tried. */

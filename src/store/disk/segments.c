@@ -148,7 +148,7 @@ static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_
     if (!error)
         error = vfs->rename(vfs, spare, path);
     if (!error)
-        segments->spare_ns = 0;
+        segments->has_spare = false;
     if (!error)
         error = vfs->sync_dir(vfs, segments->dir);
     if (error) {
@@ -204,6 +204,48 @@ int kl__segments_prepare(kl__segments *segments)
 
 /* ---- Dropping ---- */
 
+/* A name in quarantine/ that is not taken. */
+static int name_aside(const kl__segments *segments, uint64_t number, char ret_path[KL_PATH_BYTES])
+{
+    enum { ASIDE_MAX = 1 << 20 };
+    int data = (int)(strrchr(segments->dir, '/') - segments->dir), error = 0;
+    for (int n = 1; n <= ASIDE_MAX && error == 0; n++) {
+        kl__file *file = NULL;
+        snprintf(ret_path, KL_PATH_BYTES, "%.*s/quarantine/%016llx.seg-%d", data, segments->dir,
+                 (unsigned long long)number, n);
+        error = segments->vfs->open(segments->vfs, ret_path, KL_OPEN_READ, &file);
+        segments->vfs->close(segments->vfs, file);
+    }
+    return error == -ENOENT ? 0 : error ? error : -EEXIST;
+}
+
+/* Moves a damaged segment's file to quarantine/, durably there; that it has left is yet to be synced. */
+static int put_aside(kl__segments *segments, const kl__segment *segment, const char *path)
+{
+    kl__vfs *vfs = segments->vfs;
+    char to[KL_PATH_BYTES], directory[KL_PATH_BYTES];
+    int data = (int)(strrchr(segments->dir, '/') - segments->dir);
+    snprintf(directory, sizeof directory, "%.*s/quarantine", data, segments->dir);
+    int error = vfs->mkdir(vfs, directory);
+    if (error && error != -EEXIST)
+        return error;
+    directory[data] = 0;
+    error = vfs->sync_dir(vfs, directory); /* what moves there must be found */
+    if (!error)
+        error = name_aside(segments, segment->number, to);
+    if (!error)
+        error = vfs->rename(vfs, path, to);
+    bool is_moved = !error;
+    directory[data] = '/';
+    if (!error)
+        error = vfs->sync_dir(vfs, directory);
+    segments->drop_failed = is_moved && error != 0;
+    if (!error)
+        kl__segments_log(segments, KL_LOG_WARN, "the damaged segment %016llx of the journal is now %s",
+                         (unsigned long long)segment->number, to);
+    return error;
+}
+
 /* Off the disk, or into use as the next or the one behind it. Durable on return. With `files` held. When it fails, the
  * segment is where it was, or that is not known: then none may go any more (drop_failed). */
 static int put_away(kl__segments *segments, const kl__segment *segment)
@@ -212,16 +254,18 @@ static int put_away(kl__segments *segments, const kl__segment *segment)
     char path[KL_PATH_BYTES], spare[KL_PATH_BYTES];
     kl__segments_path(segments, segment->number, path);
     spare_path(segments, false, spare);
-    bool is_spare = segment->bytes == segments->segment_bytes && !segments->spare_ns;
+    bool is_spare = segment->bytes == segments->segment_bytes && !segments->has_spare && !segment->is_damaged;
     int error = check_directory(segments);
-    if (!error)
+    if (!error && segment->is_damaged)
+        error = put_aside(segments, segment, path);
+    else if (!error)
         error = is_spare ? vfs->rename(vfs, path, spare) : vfs->unlink(vfs, path);
     if (!error) {
         error = vfs->sync_dir(vfs, segments->dir);
         segments->drop_failed = error != 0;
     }
     if (!error && is_spare)
-        segments->spare_ns = kl__monotonic_ns();
+        segments->has_spare = true;
     if (!error && is_spare && !segments->next)
         (void)prepare(segments); /* if it fails, it is tried again when it is wanted */
     return error;
@@ -234,41 +278,69 @@ void kl__segments_remove_spare(kl__segments *segments)
         spare_path(segments, is_in_doubt, spare);
         (void)segments->vfs->unlink(segments->vfs, spare); /* if it stays, it is found as the spare next time */
     }
-    segments->spare_ns = 0;
-}
-
-void kl__segments_give_back(kl__segments *segments)
-{
-    pthread_mutex_lock(&segments->files);
-    if (segments->spare_ns && kl__monotonic_ns() - segments->spare_ns >= KL_SPARE_MS * INT64_C(1000000))
-        kl__segments_remove_spare(segments);
-    pthread_mutex_unlock(&segments->files);
+    segments->has_spare = false;
 }
 
 void kl__segments_prepare_spare(kl__segments *segments)
 {
     pthread_mutex_lock(&segments->files);
-    if (!segments->next && segments->spare_ns)
+    if (!segments->next && segments->has_spare)
         (void)prepare(segments);
     pthread_mutex_unlock(&segments->files);
 }
 
-/* The first segment, when nothing in it is needed; NULL: it is. */
-static kl__segment *take_first(kl__state *state)
+/* Has what is not live outgrown what is left to gather while segments are brisk? With the state's mutex held. */
+static bool are_too_many(const kl__segments *segments)
 {
+    return kl__state_must_compact(segments->state, KL_PATIENCE_SEGMENTS * segments->segment_bytes);
+}
+
+void kl__segments_make_spare(kl__segments *segments)
+{
+    char path[KL_PATH_BYTES];
+    kl__file *file = NULL;
+    spare_path(segments, false, path);
+    pthread_mutex_lock(&segments->files);
+    pthread_mutex_lock(&segments->state->mutex);
+    bool is_wanted = !segments->has_spare && segments->next && !segments->drop_failed && !segments->is_full &&
+                     kl__segments_are_brisk(segments) && !are_too_many(segments);
+    pthread_mutex_unlock(&segments->state->mutex);
+    if (is_wanted && check_directory(segments) == 0 && open_spare(segments, path, &file) == 0) {
+        segments->vfs->close(segments->vfs, file);
+        segments->has_spare = true;
+    }
+    pthread_mutex_unlock(&segments->files);
+}
+
+/* How many that could be dropped need not be yet: a full disk wants them all, and so do others that are to be copied. With
+ * the state's mutex held. */
+static size_t kept_max(const kl__segments *segments)
+{
+    const kl__state *state = segments->state;
+    bool is_of_use =
+        segments->has_spare && state->segment_count && state->segments[0]->bytes == segments->segment_bytes;
+    return is_of_use && !segments->is_full && !are_too_many(segments) ? KL_PATIENCE_SEGMENTS : 0;
+}
+
+/* The first segment, when nothing in it is needed; NULL: it is, or may stay. */
+static kl__segment *take_first(kl__segments *segments, bool is_all)
+{
+    kl__state *state = segments->state;
     pthread_mutex_lock(&state->mutex);
-    kl__segment *first = kl__state_may_drop(state) ? kl__state_drop_segment(state) : NULL;
+    size_t kept = is_all ? 0 : kept_max(segments);
+    bool is_over = kl__state_droppable(state) > kept && kl__state_may_drop(state);
+    kl__segment *first = is_over ? kl__state_drop_segment(state) : NULL;
     pthread_mutex_unlock(&state->mutex);
     return first;
 }
 
 /* With `files` held, so that each is off the disk before the next. One that could not be removed is tried again when it is
  * the next one's turn. */
-static void drop(kl__segments *segments)
+static void drop(kl__segments *segments, bool is_all)
 {
     int error = 0;
     while (!error && !segments->drop_failed) {
-        if (!segments->leaving && (segments->leaving = take_first(segments->state)) != NULL)
+        if (!segments->leaving && (segments->leaving = take_first(segments, is_all)) != NULL)
             segments->vfs->close(segments->vfs, segments->leaving->file);
         if (!segments->leaving)
             break;
@@ -287,7 +359,30 @@ static void drop(kl__segments *segments)
 void kl__segments_drop(kl__segments *segments)
 {
     pthread_mutex_lock(&segments->files);
-    drop(segments);
+    drop(segments, false);
+    pthread_mutex_unlock(&segments->files);
+}
+
+void kl__segments_drop_all(kl__segments *segments)
+{
+    pthread_mutex_lock(&segments->files);
+    drop(segments, true);
+    pthread_mutex_unlock(&segments->files);
+}
+
+bool kl__segments_are_brisk(const kl__segments *segments)
+{
+    int64_t rolled_ns = atomic_load_explicit(&segments->rolled_ns, memory_order_relaxed);
+    return rolled_ns && kl__monotonic_ns() - rolled_ns < KL_BRISK_MS * INT64_C(1000000);
+}
+
+void kl__segments_give_back(kl__segments *segments)
+{
+    pthread_mutex_lock(&segments->files);
+    if (segments->has_spare && !kl__segments_are_brisk(segments)) {
+        drop(segments, true);
+        kl__segments_remove_spare(segments);
+    }
     pthread_mutex_unlock(&segments->files);
 }
 
@@ -312,7 +407,7 @@ static kl__segment *take_next(kl__segments *segments, uint64_t bytes, int *ret_e
     pthread_mutex_lock(&segments->files);
     *ret_error = segments->next ? 0 : prepare(segments);
     if (kl__vfs_is_full(*ret_error)) { /* upkeep may not have come to drop what can be */
-        drop(segments);
+        drop(segments, true);
         *ret_error = segments->next ? 0 : *ret_error;
     }
     kl__segment *next = segments->next;
@@ -337,7 +432,7 @@ static kl_rc give_up(kl__segments *segments, kl__segment *next, const char *why)
     return kl__fail(KL_ESYSTEM, "%s", why);
 }
 
-kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
+kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes, bool is_upkeep)
 {
     int error;
     kl__segment *next = take_next(segments, bytes, &error);
@@ -350,7 +445,10 @@ kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes)
     pthread_mutex_unlock(&segments->state->mutex);
     if (!added)
         return give_up(segments, next, "out of memory");
+    bool is_first = !segments->active; /* it comes into use because the store was opened */
     segments->active = next;
+    if (!is_upkeep && !is_first)
+        atomic_store_explicit(&segments->rolled_ns, kl__monotonic_ns(), memory_order_relaxed);
     kl__segments_want_upkeep(segments);
     return KL_OK;
 }
@@ -371,12 +469,15 @@ bool kl__segments_can_relieve(const kl__segments *segments)
 
 bool kl__segments_need_upkeep(const kl__segments *segments)
 {
-    return kl__state_can_drop(segments->state) || kl__segments_can_relieve(segments) ||
-           kl__state_must_compact(segments->state, kl__segments_slack(segments));
+    size_t droppable = kl__state_droppable(segments->state);
+    return droppable > kept_max(segments) || kl__segments_can_relieve(segments) ||
+           (!droppable && kl__state_must_compact(segments->state, kl__segments_slack(segments)));
 }
 
 void kl__segments_want_upkeep(kl__segments *segments)
 {
+    if (atomic_load(&segments->upkeep_wanted)) /* as after each commit while upkeep is patient */
+        return;
     pthread_mutex_lock(&segments->mutex);
     segments->upkeep_wanted = true;
     pthread_cond_broadcast(&segments->changed);
@@ -403,7 +504,7 @@ void kl__segments_close(kl__segments *segments)
         segments->vfs->close(segments->vfs, segments->next->file);
     kl__segment_free(segments->next);
     kl__segment_free(segments->leaving);
-    if (segments->spare_ns || segments->drop_failed)
+    if (segments->has_spare || segments->drop_failed)
         kl__segments_remove_spare(segments);
     pthread_cond_destroy(&segments->changed);
     pthread_mutex_destroy(&segments->mutex);

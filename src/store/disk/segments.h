@@ -9,8 +9,9 @@
  *
  * G1  There are no gaps in the numbers.
  * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c). While
- *     much is written, it may for a second be four more, which are then dropped together, and one more that was dropped
- *     is kept, for KL_SPARE_MS at most: to write a file full of zeros takes as long as to fill it with tasks.
+ *     it is written briskly, so that a segment came into use within KL_BRISK_MS, it may be KL_PATIENCE_SEGMENTS more, and
+ *     the spare: stragglers are then copied out of all of these at once, and the files stay, to be used again one after the
+ *     other. For to write a file full of zeros takes as long as to fill it with tasks, and whoever needs it waits.
  * G3  When there is no room to prepare the next segment, appends are refused, and the rest of the current one, at least
  *     seven eighths less a group, is for outcomes; its last eighth for the copies and notes that make room again. */
 #ifndef KL_STORE_SEGMENTS_H
@@ -24,7 +25,7 @@
 #include "store/disk/state.h"
 #include "store/disk/vfs.h"
 
-enum { KL_PATH_BYTES = 4096, KL_SPARE_MS = 1000 };
+enum { KL_PATH_BYTES = 4096, KL_BRISK_MS = 1000, KL_PATIENCE_SEGMENTS = 4 };
 
 typedef struct kl__segments {
     kl__vfs *vfs;
@@ -36,19 +37,21 @@ typedef struct kl__segments {
     kl_log_fn *log;
     void *log_ctx;
 
-    kl__segment *active; /* only for whoever leads the journal */
+    kl__segment *active;           /* only for whoever leads the journal */
+    _Atomic(uint64_t) last_synced; /* frame; 0: none, or not known yet */
+    _Atomic(int64_t) rolled_ns;    /* when a segment was last followed by another for callers; 0: none was */
 
-    pthread_mutex_t files; /* of whoever prepares, takes or puts away a file */
-    kl__segment *next;     /* prepared, not yet in the state; NULL: none */
-    uint64_t next_number;  /* of the next to be prepared */
-    int64_t spare_ns;      /* since when a dropped one is there to be prepared; 0: none is */
-    kl__segment *leaving;  /* dropped, and its file closed, but it could not be removed; NULL: none */
-    bool drop_failed;      /* it is not known whether a segment was removed, so none behind it may be */
+    pthread_mutex_t files;   /* of whoever prepares, takes or puts away a file */
+    kl__segment *next;       /* prepared, not yet in the state; NULL: none */
+    uint64_t next_number;    /* of the next to be prepared */
+    _Atomic(bool) has_spare; /* one is there to be prepared */
+    kl__segment *leaving;    /* dropped, and its file closed, but it could not be removed; NULL: none */
+    bool drop_failed;        /* it is not known whether a segment was removed, so none behind it may be */
 
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* the thread of upkeep should look */
     bool next_wanted;
-    bool upkeep_wanted;
+    _Atomic(bool) upkeep_wanted; /* written under the mutex */
     bool stopping;
     _Atomic(bool) has_next;
     _Atomic(int) next_error; /* how the last try to prepare one ended: 0 or a negative errno */
@@ -71,14 +74,26 @@ int kl__segments_prepare(kl__segments *segments);
 int kl__segments_check(kl__segments *segments);
 
 /* Takes the next segment into use, with room for `bytes`; prepares it when nobody has. Only for whoever leads the
- * journal. KL_EFULL: there is no room on the disk. KL_ESYSTEM: it failed. KL_ENOMEM. */
-kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes);
+ * journal; is_upkeep: it is for copies, which make nothing brisk. KL_EFULL: there is no room on the disk. KL_ESYSTEM: it
+ * failed. KL_ENOMEM. */
+kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes, bool is_upkeep);
 
-/* Drops segments from the first on while nothing in them is needed, keeping a file for the next. */
+/* Drops segments from the first on while nothing in them is needed, keeping a file for the next. While that is there,
+ * KL_PATIENCE_SEGMENTS of them stay as they are, and become the spare one after the other. One that is damaged goes to
+ * quarantine/, as a repair would put it there. */
 void kl__segments_drop(kl__segments *segments);
 
-/* Gives the spare back to the file system when it was not needed for KL_SPARE_MS. */
+/* Has a segment come into use within KL_BRISK_MS? */
+bool kl__segments_are_brisk(const kl__segments *segments);
+
+/* Makes a spare of zeros, before anybody waits for it, while there are fewer files than may be (G2). */
+void kl__segments_make_spare(kl__segments *segments);
+
+/* Gives the spare, and what waits to become it, back to the file system when they are not brisk any more. */
 void kl__segments_give_back(kl__segments *segments);
+
+/* Drops them all, for there is nothing more to write. */
+void kl__segments_drop_all(kl__segments *segments);
 
 /* Does so at once, while nobody else is there or with `files` held. */
 void kl__segments_remove_spare(kl__segments *segments);

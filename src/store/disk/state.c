@@ -123,14 +123,17 @@ uint64_t kl__state_first_needed(const kl__state *state, uint64_t described)
 }
 
 /* The last is never among them: it is the one being written. */
-bool kl__state_can_drop(const kl__state *state)
+size_t kl__state_droppable(const kl__state *state)
 {
-    return state->segment_count > 1 && state->segments[0]->number < kl__state_first_needed(state, state->described);
+    if (state->segment_count <= 1)
+        return 0;
+    uint64_t first_needed = kl__state_first_needed(state, state->described), first = state->segments[0]->number;
+    return first_needed > first ? first_needed - first : 0;
 }
 
 bool kl__state_may_drop(const kl__state *state)
 {
-    return kl__state_can_drop(state) && state->segments[0]->number < state->first_noted &&
+    return kl__state_droppable(state) > 0 && state->segments[0]->number < state->first_noted &&
            state->history_noted >= state->history_needed;
 }
 
@@ -142,9 +145,17 @@ void kl__state_noted(kl__state *state, uint64_t history_commits, uint64_t first_
         state->first_noted = first_needed;
 }
 
+uint64_t kl__state_needed_bytes(const kl__state *state)
+{
+    uint64_t bytes = state->closed_bytes;
+    for (size_t droppable = kl__state_droppable(state); droppable > 0; droppable--)
+        bytes -= state->segments[droppable - 1]->bytes;
+    return bytes;
+}
+
 bool kl__state_must_compact(const kl__state *state, uint64_t slack)
 {
-    return state->segment_count > 1 && state->closed_bytes > 2 * state->live + slack;
+    return state->segment_count > 1 && kl__state_needed_bytes(state) > 2 * state->live + slack;
 }
 
 /* Of a token. It is in memory whole, so that it does not matter where in the segment it is. */
@@ -465,16 +476,15 @@ void kl__state_kept_done(kl__state *state, size_t count, uint64_t sequence)
 static bool retry(kl__state *state, uint32_t number, const kl__settled_item *item)
 {
     kl__slot *slot = kl__stubs_slot(state->stubs, number);
-    uint64_t due_ms = 0;
-    if (item->flags & KL_SETTLED_DUE)
-        memcpy(&due_ms, item + 1, 8);
+    kl__settled its;
+    (void)kl__settled_read(item, SIZE_MAX, &its);
     if (slot->line != LINE_RETRY) {
         leave_line(state, slot);
         slot->line = LINE_RETRY;
         if (!enter_line(state, number))
             return false;
     }
-    slot->due_ms = due_ms & ((UINT64_C(1) << 44) - 1);
+    slot->due_ms = (uint64_t)its.not_before_ms & ((UINT64_C(1) << 44) - 1);
     slot->attempts = item->attempts;
     return true;
 }
@@ -504,19 +514,10 @@ static bool settle_one(kl__state *state, const kl__settled_item *item, kl_place 
     return true;
 }
 
-static size_t item_bytes(const kl__settled_item *item)
-{
-    size_t bytes = sizeof *item + (item->flags & KL_SETTLED_DUE ? 8 : 0);
-    if (!(item->flags & KL_SETTLED_KEPT))
-        return bytes;
-    uint16_t error_bytes;
-    memcpy(&error_bytes, (const char *)item + bytes + 8, 2);
-    return kl__round8(bytes + 16 + error_bytes + item->result_bytes);
-}
-
 static const kl__settled_item *next_item(const kl__settled_item *item)
 {
-    return (const kl__settled_item *)(const void *)((const char *)item + item_bytes(item));
+    kl__settled its;
+    return (const void *)((const char *)item + kl__settled_read(item, SIZE_MAX, &its));
 }
 
 static kl_rc apply_settle(kl__state *state, const kl__settle_record *settle, kl__where where, int64_t now_ms)
@@ -775,8 +776,8 @@ static void copy_entry(const kl__slot *slot, const kl__entry_record *entry, kl__
         to += sizeof tried;
         out->header.flags |= KL_ENTRY_TRIED;
     }
-    memcpy(to, from, slot->bytes);
-    to += slot->bytes;
+    memcpy(to, from, content_bytes(entry)); /* none, when it is lost */
+    to += content_bytes(entry);
     size_t bytes = (size_t)(to - (char *)out);
     memset(to, 0, kl__round8(bytes) - bytes);
     out->header.bytes = (uint32_t)kl__round8(bytes);

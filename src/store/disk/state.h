@@ -42,6 +42,7 @@ typedef struct kl__segment {
     uint32_t *part_live;   /* and of those, tokens apart, that begin in each KL_PART_BYTES of the file */
     uint64_t pins;         /* settled tasks in it that history has yet to take over */
     uint32_t readers;
+    bool is_damaged; /* what was needed of it is elsewhere, and the file is to be kept aside */
 } kl__segment;
 
 typedef struct kl__shard_state {
@@ -153,12 +154,13 @@ void kl__segment_free(kl__segment *segment);           /* NULL is fine; its file
 /* Is anything but tokens live that begins between these places of the segment? */
 bool kl__segment_has_live(const kl__segment *segment, uint64_t from, uint64_t to);
 
-/* Is there a segment to drop, and a durable frame behind it that names partitions and fences? May it be, now that the
- * journal knows that, and what history has taken over? Is more of the journal not needed than may be, `slack` bytes more (G2 of
- * segments.h)? */
-bool kl__state_can_drop(const kl__state *state);
+/* How many segments, from the first on, are not needed, with a durable frame behind them that names partitions and fences?
+ * May the first be dropped, now that the journal knows that, and what history has taken over? Is more of the journal not
+ * needed than may be, `slack` bytes more (G2 of segments.h)? */
+size_t kl__state_droppable(const kl__state *state);
 bool kl__state_may_drop(const kl__state *state);
 uint64_t kl__state_first_needed(const kl__state *state, uint64_t described); /* the first that cannot be; 0: none */
+uint64_t kl__state_needed_bytes(const kl__state *state); /* of all segments but those that can be, and the last */
 bool kl__state_must_compact(const kl__state *state, uint64_t slack);
 
 /* The journal knows that by now. */

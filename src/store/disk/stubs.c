@@ -275,9 +275,22 @@ void kl__stubs_remove(kl__stubs *stubs, uint32_t slot)
     take_out(stripe, home_of(stripe, hash), found);
     if (stripe->used < LEAST(stripe->capacity) && stripe->capacity >= 2 * FEW)
         (void)rebuild(stubs, stripe, stripe->capacity / 2); /* without memory it stays as it is */
+    gone->partition = 0;                                    /* no partition has that number */
     gone->segment = stubs->free_first;
     stubs->free_first = slot;
     atomic_store_explicit(&stubs->count, stubs->count - 1, memory_order_relaxed);
 }
+
+kl__slot *kl__stubs_next(const kl__stubs *stubs, uint32_t *number, uint32_t end)
+{
+    while (*number < end && *number < stubs->slots) {
+        kl__slot *slot = kl__stubs_slot(stubs, (*number)++);
+        if (slot->partition)
+            return slot;
+    }
+    return NULL;
+}
+
+uint32_t kl__stubs_end(const kl__stubs *stubs) { return stubs->slots; }
 
 uint64_t kl__stubs_count(const kl__stubs *stubs) { return atomic_load_explicit(&stubs->count, memory_order_relaxed); }

@@ -141,7 +141,7 @@ static void let_go(kl__disk *disk, const struct reading *readings, size_t count)
     for (size_t i = 0; i < count; i++)
         if (readings[i].segment)
             readings[i].segment->readers--;
-    bool wants_upkeep = kl__state_can_drop(&disk->state);
+    bool wants_upkeep = kl__segments_need_upkeep(&disk->segments);
     pthread_mutex_unlock(&disk->state.mutex);
     if (wants_upkeep)
         kl__segments_want_upkeep(&disk->segments);
@@ -154,6 +154,16 @@ static kl_rc fail_damaged_task(const kl_task_id *id)
     return kl__fail(KL_EDAMAGED,
                     "task %s: its bytes in the journal are damaged; `keyline doctor` on the data directory says "
                     "what else is",
+                    text);
+}
+
+static kl_rc fail_lost_task(const kl_task_id *id)
+{
+    char text[KL_ID_TEXT_BYTES];
+    kl_id_print(id, text);
+    return kl__fail(KL_EDAMAGED,
+                    "task %s: its key and payload were damaged in the journal, in a segment that is now in quarantine/ "
+                    "of the data directory; cancel the task, or settle it",
                     text);
 }
 
@@ -188,6 +198,8 @@ static kl_rc read_waiting(kl__disk *disk, const kl_ref *ref, const struct readin
         rc = KL_EDAMAGED;
     if (rc == KL_EDAMAGED)
         return fail_damaged_task(&ref->id);
+    if (rc == KL_OK && entry->header.flags & KL_ENTRY_LOST)
+        return fail_lost_task(&ref->id);
     if (rc == KL_OK) {
         kl__entry_decode(entry, &task->entry);
         task->state = KL_TASK_WAITING;

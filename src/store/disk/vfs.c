@@ -19,6 +19,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/base.h"
@@ -274,6 +275,19 @@ static int system_still(kl__vfs *vfs, kl__file *file)
     return own.st_dev == there.st_dev && own.st_ino == there.st_ino ? 0 : -ESTALE;
 }
 
+static int system_room(kl__vfs *vfs, const char *path, uint64_t *ret_bytes, uint64_t *ret_block)
+{
+    (void)vfs;
+    struct statvfs about;
+    int rc;
+    UNINTERRUPTED(rc, statvfs(path, &about));
+    if (rc < 0 || about.f_blocks == 0) /* a file system that does not tell */
+        return rc < 0 ? -errno : -ENOSYS;
+    *ret_bytes = (uint64_t)about.f_bavail * about.f_frsize;
+    *ret_block = about.f_frsize;
+    return 0;
+}
+
 kl__vfs kl__vfs_system = {
     .open = system_open,
     .close = system_close,
@@ -292,6 +306,7 @@ kl__vfs kl__vfs_system = {
     .unlock = system_close,
     .look = system_look,
     .still = system_still,
+    .room = system_room,
 };
 
 int kl__vfs_read(kl__vfs *vfs, kl__file *file, void *bytes, size_t count, uint64_t offset, size_t *ret_count)

@@ -58,6 +58,10 @@ struct kl__vfs {
      * that leads to another file. What cannot be told counts as 0. NULL: nobody else is there to change it. */
     int (*still)(kl__vfs *vfs, kl__file *file);
 
+    /* How many bytes can still be written in the directory's file system, and how many its blocks have. NULL: that
+     * cannot be told. */
+    int (*room)(kl__vfs *vfs, const char *path, uint64_t *ret_bytes, uint64_t *ret_block);
+
     /* The name of SQLite's file layer under which history.db is opened; NULL: SQLite's own. */
     const char *sqlite_vfs;
 };

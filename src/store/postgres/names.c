@@ -73,6 +73,17 @@ static size_t add_names(kl__pg *pg, kl__pg_args *args)
     return count;
 }
 
+/* Where the connection failed, nothing is known of the schema. */
+static kl_rc refuse(const kl__pg *pg, const PGconn *conn, const PGresult *rows)
+{
+    const char *text = PQerrorMessage(conn), *state = PQresultErrorField(rows, PG_DIAG_SQLSTATE);
+    bool is_lost = !state || strncmp(state, "08", 2) == 0 || strncmp(state, "57P", 3) == 0;
+    return kl__fail(KL_EBUSY,
+                    is_lost ? "the schema %s is not to be read: %.*s"
+                            : "the schema %s is not to be read: %.*s; is it being restored?",
+                    pg->schema, (int)strcspn(text, "\n"), text);
+}
+
 kl_rc kl__pg_names_check(kl__pg *pg, PGconn *conn)
 {
     kl__pg_args args = {0};
@@ -88,8 +99,7 @@ kl_rc kl__pg_names_check(kl__pg *pg, PGconn *conn)
     if (!sql)
         rc = kl__fail_memory();
     else if (rows && !kl__pg_is_good(rows))
-        rc = kl__fail(KL_EBUSY, "the schema %s is not to be read: %.*s; is it being restored?", pg->schema,
-                      (int)strcspn(PQerrorMessage(conn), "\n"), PQerrorMessage(conn));
+        rc = refuse(pg, conn, rows);
     else if (rows && kl__pg_get_int(rows, 0, 0) > 0)
         atomic_store(&pg->replaced, true);
     PQclear(rows);
@@ -110,7 +120,7 @@ kl_rc kl__pg_names_see(kl__pg *pg, int64_t table)
         rc = kl__pg_names_check(pg, conn);
     if (rc != KL_OK)
         atomic_store(&pg->names_table, before); /* so it is looked again */
-    PQfinish(conn);
+    kl__pg_disconnect(pg, conn);
     return rc;
 }
 

@@ -24,10 +24,12 @@ enum {
     PAUSE_MAX_MS = 250,
     LOG_BYTES = 512,
     TEXT_MAX = 300,
-    FEW = 2,        /* connections that are made at once; */
-    PATIENT_MS = 3, /* before there are more, it is waited so long for one of them */
-    SLOW_MS = 1000, /* connecting does not take so long */
-    GONE_TIMES = 4  /* times as long as a connection was waited for in vain nobody else tries */
+    FEW = 2,          /* connections that are made at once; */
+    PATIENT_MS = 3,   /* before there are more, it is waited so long for one of them */
+    SLOW_MS = 1000,   /* connecting does not take so long */
+    LOOK_MS = 100,    /* so soon it is noticed that it is given up */
+    REST_MIN_MS = 50, /* between two tries of all calls together to get a connection, up to PAUSE_MAX_MS */
+    GONE_TIMES = 4    /* times as long as a connection was waited for in vain nobody else tries */
 };
 
 void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...)
@@ -62,10 +64,14 @@ static bool finish_connecting(kl__pg *pg, PGconn *conn)
     while (wants == PGRES_POLLING_READING || wants == PGRES_POLLING_WRITING) {
         struct pollfd ready = {.fd = PQsocket(conn), .events = wants == PGRES_POLLING_READING ? POLLIN : POLLOUT};
         int64_t now_ns = kl__monotonic_ns(), left_ms = (until_ns - now_ns) / 1000000;
-        if (left_ms <= 0 || (poll(&ready, 1, (int)(left_ms < SLOW_MS ? left_ms : SLOW_MS)) < 0 && errno != EINTR))
+        if (left_ms <= 0 || (poll(&ready, 1, (int)(left_ms < LOOK_MS ? left_ms : LOOK_MS)) < 0 && errno != EINTR))
             return false;
-        if (ready.revents == 0 && now_ns >= slow_ns)
+        if (kl__pg_link_is_cut(pg, conn))
+            return false;
+        if (ready.revents == 0 && now_ns >= slow_ns) {
             kl__away_failed(&pg->away, KL_EBUSY, "the server takes long to accept a connection");
+            slow_ns = kl__deadline_ns(SLOW_MS);
+        }
         if (ready.revents != 0)
             wants = PQconnectPoll(conn);
     }
@@ -113,20 +119,29 @@ static kl_rc refuse_connection(const PGconn *conn)
 
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
 {
-    static const char *const names[] = {
-        "keepalives_idle", "keepalives_interval", "keepalives_count", "fallback_application_name", "dbname", NULL};
-    const char *const values[] = {"10",      "5",     "3",
-                                  "keyline", pg->url, NULL}; /* the URL comes last: it has the last word */
+    /* Keepalives find out a host that is gone while nothing is on its way; what is on its way has a limit of its own. */
+    static const char *const names[] = {"keepalives_idle",
+                                        "keepalives_interval",
+                                        "keepalives_count",
+                                        "tcp_user_timeout",
+                                        "fallback_application_name",
+                                        "dbname",
+                                        NULL};
+    const char *const values[] = {"10",    "5",       "3",
+                                  "25000", "keyline", pg->url, /* the URL comes last: it has the last word */
+                                  NULL};
     PGconn *conn = PQconnectStartParams(names, values, 1);
     if (!conn)
         return kl__fail_memory();
+    kl__pg_link_add(pg, conn);
     PQsetNoticeProcessor(conn, take_notice, pg);
     PQsetErrorVerbosity(conn, PQERRORS_VERBOSE);
     if (PQstatus(conn) == CONNECTION_BAD || !finish_connecting(pg, conn)) {
         kl_rc rc = refuse_connection(conn);
-        PQfinish(conn);
+        kl__pg_disconnect(pg, conn);
         return rc;
     }
+    kl__pg_link_made(pg, conn);
     PQsetErrorVerbosity(conn, PQERRORS_DEFAULT);
     *ret_conn = conn;
     return KL_OK;
@@ -139,15 +154,6 @@ static bool still_good(PGconn *conn)
     if (poll(&ready, 1, 0) > 0)
         return PQconsumeInput(conn) == 1 && PQstatus(conn) == CONNECTION_OK;
     return PQstatus(conn) == CONNECTION_OK;
-}
-
-/* The mutex is held. */
-static kl__pg_link *find_link(kl__pg *pg, const PGconn *conn)
-{
-    kl__pg_link *link = pg->links;
-    while (link < pg->links + KL_PG_POOL_MAX && link->conn != conn)
-        link++;
-    return link < pg->links + KL_PG_POOL_MAX ? link : NULL;
 }
 
 /* A pooler shows another process than the one that a statement runs in. */
@@ -177,15 +183,18 @@ static bool set_level(PGconn *conn)
     return set;
 }
 
-static void add_link(kl__pg *pg, PGconn *conn)
+/* What the pool has to know of a new one. */
+static void look_at(kl__pg *pg, PGconn *conn)
 {
     bool direct = kl__pg_is_direct(conn), strict = is_strict(conn);
     if (strict && direct)
         strict = !set_level(conn);
     pthread_mutex_lock(&pg->mutex);
-    kl__pg_link *link = find_link(pg, NULL);
-    if (link)
-        *link = (kl__pg_link){.conn = conn, .direct = direct, .strict = strict};
+    kl__pg_link *link = kl__pg_link_of(pg, conn);
+    if (link) {
+        link->direct = direct;
+        link->strict = strict;
+    }
     pthread_mutex_unlock(&pg->mutex);
 }
 
@@ -194,12 +203,7 @@ static void give_up(kl__pg *pg, PGconn *conn)
 {
     if (conn)
         kl__pg_seen_clear(pg->seen);
-    pthread_mutex_lock(&pg->mutex);
-    kl__pg_link *link = conn ? find_link(pg, conn) : NULL;
-    if (link)
-        *link = (kl__pg_link){.conn = NULL};
-    pthread_mutex_unlock(&pg->mutex);
-    PQfinish(conn);
+    kl__pg_disconnect(pg, conn);
     pthread_mutex_lock(&pg->mutex);
     pg->open_count--;
     pthread_cond_signal(&pg->given);
@@ -221,6 +225,9 @@ static void give_back(kl__pg *pg, PGconn *conn)
         return;
     }
     pthread_mutex_lock(&pg->mutex);
+    kl__pg_link *link = kl__pg_link_of(pg, conn);
+    if (link)
+        link->since_ns = 0;
     pg->idle[pg->idle_count++] = conn;
     pthread_cond_signal(&pg->given);
     pthread_mutex_unlock(&pg->mutex);
@@ -229,7 +236,7 @@ static void give_back(kl__pg *pg, PGconn *conn)
 /* Whether the connection knows the statement; the mutex is held. */
 static bool knows(kl__pg *pg, const PGconn *conn, const char *sql)
 {
-    const kl__pg_link *link = find_link(pg, conn);
+    const kl__pg_link *link = kl__pg_link_of(pg, conn);
     for (int number = 0; link && number < KL_PG_STATEMENTS && pg->statements[number]; number++)
         if (pg->statements[number] == sql)
             return (link->prepared >> number & 1) != 0;
@@ -249,37 +256,79 @@ static PGconn *choose_idle(kl__pg *pg, const char *sql)
     PGconn *conn = pg->idle[at];
     pg->idle_count--;
     memmove(&pg->idle[at], &pg->idle[at + 1], (pg->idle_count - at) * sizeof pg->idle[0]);
+    kl__pg_link *link = kl__pg_link_of(pg, conn);
+    if (link)
+        link->since_ns = kl__monotonic_ns();
     return conn;
 }
 
-/* NULL: there is room for a new one, which counts already. */
-static PGconn *take_idle(kl__pg *pg, const char *sql)
+/* *ret_conn NULL: there is room for a new one, which counts already. KL_EBUSY: there is not, and calls were cut since
+ * began_ns: who waited behind them does not wait for the next ones. */
+static kl_rc take_idle(kl__pg *pg, const char *sql, int64_t began_ns, PGconn **ret_conn)
 {
-    PGconn *conn = NULL;
+    *ret_conn = NULL;
     pthread_mutex_lock(&pg->mutex);
     int64_t until_ns = pg->idle_count == 0 ? kl__deadline_ns(PATIENT_MS) : 0;
     while (pg->idle_count == 0 && pg->open_count >= FEW && kl__cond_wait(&pg->given, &pg->mutex, until_ns))
         ;
-    while (pg->idle_count == 0 && pg->open_count >= pg->pool_max)
+    while (pg->idle_count == 0 && pg->open_count >= pg->pool_max && atomic_load(&pg->cut_ns) < began_ns)
         kl__cond_wait(&pg->given, &pg->mutex, KL_NEVER);
-    if (pg->idle_count > 0)
-        conn = choose_idle(pg, sql);
-    else
+    bool has_room = pg->open_count<pg->pool_max, has_idle = pg->idle_count> 0;
+    if (has_idle)
+        *ret_conn = choose_idle(pg, sql);
+    else if (has_room)
         pg->open_count++;
     pthread_mutex_unlock(&pg->mutex);
-    return conn;
+    if (has_idle || has_room)
+        return KL_OK;
+    return kl__fail(KL_EBUSY, "the database answers none of the calls that are under way; make this one again");
 }
 
-static kl_rc borrow(kl__pg *pg, const char *sql, PGconn **ret_conn)
+/* A server that is away is not asked by every call of every thread. While there is no connection to be had, one of them tries,
+ * and then rests; the others are told what it was told. */
+static kl_rc take_turn(kl__pg *pg)
+{
+    char why[KL_PG_WHY_BYTES];
+    int64_t now_ns = kl__monotonic_ns();
+    pthread_mutex_lock(&pg->mutex);
+    bool rests = pg->rest_ms && now_ns < pg->try_ns;
+    if (pg->rest_ms && !rests)
+        pg->try_ns = now_ns + pg->rest_ms * INT64_C(1000000);
+    memcpy(why, pg->gone_why, sizeof why);
+    pthread_mutex_unlock(&pg->mutex);
+    return rests ? kl__fail(KL_EBUSY, "%s", why) : KL_OK;
+}
+
+/* Processes that lost their server at the same time do not come back at the same time. */
+static void end_turn(kl__pg *pg, kl_rc rc)
+{
+    int64_t now_ns = kl__monotonic_ns();
+    pthread_mutex_lock(&pg->mutex);
+    int64_t next_ms = pg->rest_ms ? 2 * pg->rest_ms : REST_MIN_MS;
+    pg->rest_ms = rc != KL_EBUSY ? 0 : next_ms < PAUSE_MAX_MS ? next_ms : PAUSE_MAX_MS;
+    if (pg->rest_ms) {
+        int64_t half_ns = pg->rest_ms * 500000;
+        pg->try_ns = now_ns + half_ns + now_ns % half_ns;
+        snprintf(pg->gone_why, sizeof pg->gone_why, "%s", kl_error_text());
+    }
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+static kl_rc borrow(kl__pg *pg, const char *sql, int64_t began_ns, PGconn **ret_conn)
 {
     PGconn *conn;
-    while ((conn = take_idle(pg, sql)) && !still_good(conn))
+    kl_rc rc;
+    while ((rc = take_idle(pg, sql, began_ns, &conn)) == KL_OK && conn && !still_good(conn))
         give_up(pg, conn);
-    if (conn) {
+    if (rc != KL_OK || conn) {
         *ret_conn = conn;
-        return KL_OK;
+        return rc;
     }
-    kl_rc rc = kl__pg_connect(pg, &conn);
+    rc = take_turn(pg);
+    if (rc == KL_OK) {
+        rc = kl__pg_connect(pg, &conn);
+        end_turn(pg, rc);
+    }
     if (rc != KL_OK) {
         give_up(pg, NULL);
         return rc;
@@ -289,7 +338,7 @@ static kl_rc borrow(kl__pg *pg, const char *sql, PGconn **ret_conn)
         give_up(pg, conn);
         return rc;
     }
-    add_link(pg, conn);
+    look_at(pg, conn);
     *ret_conn = conn;
     return KL_OK;
 }
@@ -297,7 +346,7 @@ static kl_rc borrow(kl__pg *pg, const char *sql, PGconn **ret_conn)
 void kl__pg_pool_close(kl__pg *pg)
 {
     while (pg->idle_count > 0)
-        PQfinish(pg->idle[--pg->idle_count]);
+        kl__pg_disconnect(pg, pg->idle[--pg->idle_count]);
 }
 
 /* --- Text --- */
@@ -386,6 +435,14 @@ static kl_rc code_of(const char *state)
     return KL_ESYSTEM;
 }
 
+kl_rc kl__pg_fail_read_only(const char *text)
+{
+    return kl__fail(KL_EBUSY,
+                    "the database takes no writes (%.*s), and nothing was done: name the primary and not a standby, or "
+                    "take default_transaction_read_only from this user",
+                    length_of(text), text);
+}
+
 static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state, enum fate fate)
 {
     const char *text = rows ? PQresultErrorField(rows, PG_DIAG_MESSAGE_PRIMARY) : NULL;
@@ -394,11 +451,7 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state,
     if (fate == TAKEN_BACK || fate == UNPREPARED)
         return kl__fail(KL_EBUSY, "the database took the call back: %.*s; make it again", length_of(text), text);
     if (fate == READ_ONLY)
-        return kl__fail(
-            KL_EBUSY,
-            "the database takes no writes (%.*s), and nothing was done: name the primary and not a standby, or "
-            "take default_transaction_read_only from this user",
-            length_of(text), text);
+        return kl__pg_fail_read_only(text);
     if (fate == LOST)
         return kl__fail(KL_EBUSY,
                         "the connection to the database was lost (%.*s), and whether the call had its effect is not "
@@ -460,7 +513,7 @@ static kl_rc try_once(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *c
 {
     PGconn *conn = NULL;
     int64_t began_ns = kl__monotonic_ns();
-    kl_rc rc = borrow(pg, sql, &conn);
+    kl_rc rc = borrow(pg, sql, began_ns, &conn);
     if (pg->opts.hasty)
         note_gone(pg, rc == KL_EBUSY, began_ns);
     if (rc != KL_OK) {
@@ -488,7 +541,7 @@ static kl_rc try_once(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *c
 /* On a connection that knows the statement `sql`, if there is one; NULL: on any. */
 static kl_rc send_it(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ctx, bool repeats, PGresult **ret_rows)
 {
-    int64_t until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
+    int64_t began_ns = kl__monotonic_ns(), until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
     int pause_ms = PAUSE_MIN_MS;
     kl_rc gone = kl__pg_names_hold(pg);
     if (gone == KL_OK && pg->opts.hasty)
@@ -500,7 +553,8 @@ static kl_rc send_it(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ct
         kl_rc rc = try_once(pg, sql, send, ctx, &fate, ret_rows);
         bool again = rc != KL_OK && (fate == TAKEN_BACK || fate == UNPREPARED || (fate == LOST && repeats) ||
                                      (fate == READ_ONLY && tries < READ_ONLY_TRIES));
-        if (!again || kl__monotonic_ns() >= until_ns || atomic_load(&pg->closing))
+        bool ends = atomic_load(&pg->closing) || atomic_load(&pg->cut_ns) >= began_ns;
+        if (!again || ends || kl__monotonic_ns() >= until_ns)
             return rc;
         poll(NULL, 0, pause_ms);
         pause_ms = 2 * pause_ms < PAUSE_MAX_MS ? 2 * pause_ms : PAUSE_MAX_MS;
@@ -554,7 +608,7 @@ static int number_of(kl__pg *pg, const PGconn *conn, struct statement *statement
     const char *sql = statement->sql;
     int number = 0;
     pthread_mutex_lock(&pg->mutex);
-    kl__pg_link *link = find_link(pg, conn);
+    kl__pg_link *link = kl__pg_link_of(pg, conn);
     while (number < KL_PG_STATEMENTS && pg->statements[number] && pg->statements[number] != sql)
         number++;
     bool usable = link && link->direct && number < KL_PG_STATEMENTS;

@@ -297,4 +297,5 @@ const kl_engine kl__engine_postgres = {
     .pulse = pulse,
     .is_away = is_away,
     .refused = kl__pg_refused,
+    .cut = kl__pg_cut,
 };

@@ -4,6 +4,7 @@
  *
  *     postgres.c   the engine's table; opening, closing, URL, clock, partitions
  *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
+ *     links.c      every connection, and how a call that waits for its answer is ended
  *     names.c      whether the database is still the one that was opened
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
@@ -34,11 +35,12 @@
 #include "store/away.h"
 
 enum {
-    KL_PG_VERSION = 3,         /* of the schema */
+    KL_PG_VERSION = 2,         /* of the schema */
     KL_PG_SERVER_MIN = 130000, /* as PQserverVersion tells it */
     KL_PG_POOL = 8,            /* connections, beside the one that listens; ?pool= */
     KL_PG_POOL_MAX = 64,
-    KL_PG_PATIENCE_MS = 10000, /* how long a call is made again while there is no connection */
+    KL_PG_LINKS = KL_PG_POOL_MAX + 16, /* the one that listens, and others outside of the pool */
+    KL_PG_PATIENCE_MS = 10000,         /* how long a call is made again while there is no connection */
     KL_PG_HASTY_MS = 3000, /* the same of a store that is hasty: so long after the server went away, and then at once */
     KL_PG_WHY_BYTES = 400,
     KL_PG_SCHEMA_BYTES = 64, /* a name and its zero byte: what PostgreSQL takes */
@@ -59,9 +61,12 @@ typedef struct kl__pg_waiter {
 
 typedef struct kl__pg_seen kl__pg_seen;
 
-/* A connection of the pool. */
+/* A connection. */
 typedef struct kl__pg_link {
     PGconn *conn;      /* NULL: none */
+    int socket;        /* our own descriptor of it; -1: not connected yet */
+    int64_t since_ns;  /* somebody waits on it; 0: nobody does */
+    bool cut;          /* and will be told that it is lost */
     bool direct;       /* its session is ours alone: there is no pooler in between */
     bool strict;       /* its transactions are not read committed unless they say so */
     uint64_t prepared; /* which of the store's statements it knows, a bit each */
@@ -96,9 +101,12 @@ typedef struct kl__pg {
     pthread_cond_t given;  /* a connection was given back */
     PGconn *idle[KL_PG_POOL_MAX];
     uint32_t idle_count, open_count;
-    kl__pg_link links[KL_PG_POOL_MAX];
+    kl__pg_link links[KL_PG_LINKS];
     const char *statements[KL_PG_STATEMENTS]; /* as calls have them; a number is a bit of kl__pg_link */
     int64_t now_ms;                           /* the latest that the clock has shown */
+
+    atomic_int_least64_t cut_ns; /* when calls were last cut; 0: never */
+    int64_t rest_ms, try_ns;     /* while there is no connection to be had (else 0): the pause, and its end */
 
     kl__away away; /* whether the server answers */
 
@@ -229,6 +237,7 @@ PGresult *kl__pg_exec(PGconn *conn, const char *sql, const kl__pg_args *args);
 
 /* A statement without parameters that names the schema; its answer is text. NULL: out of memory, or no connection. */
 PGresult *kl__pg_run(const kl__pg *pg, PGconn *conn, const char *sql);
+kl_rc kl__pg_fail_read_only(const char *text); /* what the server said of a write to a standby */
 
 /* The answer is not an error. */
 static inline bool kl__pg_is_good(const PGresult *rows)
@@ -237,7 +246,7 @@ static inline bool kl__pg_is_good(const PGresult *rows)
     return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
 }
 
-/* A connection of one's own, not of the pool. */
+/* A connection of one's own, not of the pool; for kl__pg_disconnect. Somebody waits on it from the beginning. */
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn);
 
 /* Its session is the server's, with no pooler in between. */
@@ -248,6 +257,28 @@ void kl__pg_pool_close(kl__pg *pg);
 char *kl__pg_expand(const kl__pg *pg, const char *sql);
 
 void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
+
+/* --- links.c --- */
+
+/* NULL: it has none, since there are too many; then it cannot be cut. With the mutex held. */
+kl__pg_link *kl__pg_link_of(kl__pg *pg, const PGconn *conn);
+
+/* It is being made, and somebody waits for it; it has been made. */
+void kl__pg_link_add(kl__pg *pg, PGconn *conn);
+void kl__pg_link_made(kl__pg *pg, const PGconn *conn);
+
+/* Somebody waits on it from now on, or nobody. */
+void kl__pg_link_wait(kl__pg *pg, const PGconn *conn, bool waits);
+bool kl__pg_link_is_cut(kl__pg *pg, const PGconn *conn);
+
+/* Closes it; NULL is fine. */
+void kl__pg_disconnect(kl__pg *pg, PGconn *conn);
+
+/* Calls that have waited for the server for so long fail, and are not made again. */
+void kl__pg_cut(void *self, int64_t wait_ms);
+
+/* Waits for the end of a thread of the store's own, whose calls are cut when they take long. */
+void kl__pg_join(kl__pg *pg, pthread_t thread);
 
 /* --- names.c --- */
 

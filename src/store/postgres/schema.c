@@ -10,8 +10,7 @@
 static const char *const step_1[] = {kl__pg_sql_tables,  kl__pg_sql_tasks,  kl__pg_sql_settle,
                                      kl__pg_sql_records, kl__pg_sql_upkeep, NULL};
 static const char *const step_2[] = {kl__pg_sql_inbox, NULL};
-static const char *const step_3[] = {kl__pg_sql_refuse, NULL};
-static const char *const *const steps[KL_PG_VERSION] = {step_1, step_2, step_3};
+static const char *const *const steps[KL_PG_VERSION] = {step_1, step_2};
 
 static kl_rc refuse(const PGconn *conn, const PGresult *rows)
 {
@@ -22,6 +21,8 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows)
                         "to this user, or call `keyline migrate` as another; to use one that is there, GRANT the role "
                         "that owns it to this user",
                         (int)strcspn(text, "\n"), text);
+    if (state && strcmp(state, "25006") == 0)
+        return kl__pg_fail_read_only(text);
     return kl__fail(PQstatus(conn) == CONNECTION_OK ? KL_ESYSTEM : KL_EBUSY,
                     "the schema of the store is not to be made or read: %.*s", (int)strcspn(text, "\n"), text);
 }
@@ -141,7 +142,7 @@ kl_rc kl__pg_schema_migrate(kl__pg *pg, bool only_look, int *ret_before, int *re
         rc = migrate(pg, conn);
         *ret_after = KL_PG_VERSION;
     }
-    PQfinish(conn);
+    kl__pg_disconnect(pg, conn);
     return rc;
 }
 

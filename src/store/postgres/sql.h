@@ -11,7 +11,7 @@
 extern const char kl__pg_sql_tables[], kl__pg_sql_tasks[], kl__pg_sql_settle[], kl__pg_sql_records[],
     kl__pg_sql_upkeep[];
 
-/* Steps 2 and 3. */
-extern const char kl__pg_sql_inbox[], kl__pg_sql_refuse[];
+/* Step 2. */
+extern const char kl__pg_sql_inbox[];
 
 #endif

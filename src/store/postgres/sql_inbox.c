@@ -18,6 +18,13 @@
  * Names have the collation "C", which convert_from() gives its results: with any other the index does not serve them, and
  * each read passes all rows.
  *
+ * A payload that is NULL is refused: it is most often a column that was not joined, or a result that did not come, and as an
+ * empty payload it would be a task that nobody meant. The name of a partition in the place of the queue's is told from a
+ * queue that there is not. No queue has __p in its name, so what stands before that is the queue's.
+ *
+ * Whoever puts holds an advisory lock of the queue until his transaction ends, which others who put share: so a queue is not
+ * removed under a transaction that is open, whose tasks nobody would ever find (put_record in sql_records.c).
+ *
  * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table.
  *
  * The last statement gives every function of both steps its search path. */
@@ -117,6 +124,23 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.refuse_queue(q text)
+RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    owner text := split_part(q, '__p', 1);
+BEGIN
+    IF position('__p' IN q) = 0 OR q IS NULL THEN
+        RETURN format('there is no queue %s; make it with keyline queue create', quote_nullable(q));
+    END IF;
+    IF NOT EXISTS (SELECT FROM $S.records r WHERE r.name = convert_to('queue/' || owner, 'UTF8')) THEN
+        RETURN format('%L names a partition of the queue %s, and there is none; make it with keyline queue create', q, owner);
+    END IF;
+    RETURN coalesce($S.check_partition(owner, q),
+                    format('%L is a partition of the queue %s; name the queue, and the partition beside it: ', q, owner)
+                    || format('partition => %L, or in put_many the option partition', q));
+END
+$$;
+
 CREATE FUNCTION $S.put_rows(queues text[], payloads bytea[], keys bytea[], kinds bytea[], options jsonb[])
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ #variable_conflict use_variable
@@ -124,7 +148,9 @@ DECLARE
     wrong text;
     last bigint;
 BEGIN
-    SELECT format('there is no queue %s; make it with keyline queue create', quote_nullable(q.name)) INTO wrong
+    PERFORM pg_advisory_xact_lock_shared($L, 9216 + (hashtext(q.name) & 1023))
+    FROM (SELECT DISTINCT u.name FROM unnest(queues) AS u(name) WHERE u.name IS NOT NULL) q;
+    SELECT $S.refuse_queue(q.name) INTO wrong
     FROM (SELECT DISTINCT u.name FROM unnest(queues) AS u(name)) q
     WHERE q.name IS NULL
        OR NOT EXISTS (SELECT FROM $S.records r WHERE r.name = convert_to('queue/' || q.name, 'UTF8'))
@@ -133,6 +159,8 @@ BEGIN
         SELECT format('task %s: %s', t.n, t.why) INTO wrong
         FROM (SELECT u.n, CASE WHEN octet_length(u.key) > 512 THEN 'its key has more than 512 bytes'
                                WHEN octet_length(u.kind) > 255 THEN 'its kind has more than 255 bytes'
+                               WHEN u.payload IS NULL
+                               THEN 'its payload is NULL; pass one, or an empty text for a task that needs none'
                                WHEN octet_length(u.payload) > 1048576 THEN 'its payload has more than 1 MiB'
                                WHEN u.option IS NOT NULL
                                THEN coalesce($S.check_options(u.option),

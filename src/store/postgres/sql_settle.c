@@ -28,6 +28,7 @@ SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     at_ms bigint;
     fenced bigint[];
+    unsure boolean;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' OR current_setting('synchronous_commit') = 'off' THEN
         PERFORM $S.begin_write();
@@ -35,17 +36,16 @@ BEGIN
     PERFORM pg_advisory_xact_lock($L, x.number)
     FROM (SELECT DISTINCT 1024 + (hashint8((u.p::bigint << 16) | u.s) & 1023) AS number
           FROM unnest(bp, bs) AS u(p, s) ORDER BY 1) x;
-    IF EXISTS (
-        SELECT FROM unnest(bp, bs) AS b(p, s)
-        WHERE EXISTS (SELECT FROM $S.retries y WHERE y.partition = b.p AND y.shard = b.s)
-           OR EXISTS (SELECT FROM $S.entries_0 e
-                      WHERE e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 32)) THEN
+    SELECT array_agg(coalesce(f.epoch, 0) ORDER BY b.n), bool_or(
+               EXISTS (SELECT FROM $S.retries y WHERE y.partition = b.p AND y.shard = b.s)
+            OR EXISTS (SELECT FROM $S.entries_0 e
+                       WHERE e.partition = b.p AND e.slot >= b.s * 64 AND e.slot < b.s * 64 + 32))
+    INTO fenced, unsure
+    FROM unnest(bp, bs) WITH ORDINALITY AS b(p, s, n)
+    LEFT JOIN $S.fences f ON f.partition = b.p AND f.shard = b.s;
+    IF unsure THEN
         RETURN NULL;
     END IF;
-    fenced := ARRAY(
-        SELECT coalesce(f.epoch, 0)
-        FROM unnest(bp, bs) WITH ORDINALITY AS b(p, s, n)
-        LEFT JOIN $S.fences f ON f.partition = b.p AND f.shard = b.s ORDER BY b.n);
     INSERT INTO $S.settled (partition, shard, first, last, segment, positions)
     SELECT bp[u.at], bs[u.at], poss[u.first], poss[u.first + u.number - 1], u.segment,
            poss[u.first : u.first + u.number - 1]

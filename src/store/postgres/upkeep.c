@@ -70,9 +70,11 @@ static bool do_round(kl__pg *pg, int64_t *history_ns)
     kl__pg_int(&args, KL_PG_INT8, LEFT_OVER_MS);
     kl__pg_int(&args, KL_PG_INT8, LARGE_BYTES);
     do_step(pg, "SELECT $S.upkeep_segments($1,$2,$3)", &args);
+    if (atomic_load(&pg->closing))
+        return false;
     kl__pg_int(&tokens, KL_PG_INT8, TOKEN_MS);
     do_step(pg, "SELECT $S.upkeep_tokens($1)", &tokens);
-    return clear_rows(pg, history_ns);
+    return !atomic_load(&pg->closing) && clear_rows(pg, history_ns);
 }
 
 /* Of all processes one does it, whoever comes first when it is time. */
@@ -96,7 +98,7 @@ static bool is_due(kl__pg *pg)
 static void do_last(kl__pg *pg)
 {
     kl__pg_args args = {0};
-    if (!atomic_load(&pg->settles))
+    if (!atomic_load(&pg->settles) || atomic_load(&pg->cut_ns)) /* or the server was silent */
         return;
     kl__pg_int(&args, KL_PG_INT8, LAST_BYTES);
     do_step(pg, "SELECT $S.upkeep_last($1)", &args);
@@ -117,6 +119,7 @@ static void *upkeep_thread(void *ctx)
         pthread_mutex_lock(&pg->mutex);
     }
     pthread_mutex_unlock(&pg->mutex);
+    do_last(pg);
     return NULL;
 }
 
@@ -134,8 +137,6 @@ void kl__pg_upkeep_stop(kl__pg *pg)
     pg->closing = true;
     pthread_cond_broadcast(&pg->upkeep_wakes);
     pthread_mutex_unlock(&pg->mutex);
-    if (!pg->upkeep_runs)
-        return;
-    pthread_join(pg->upkeep, NULL);
-    do_last(pg);
+    if (pg->upkeep_runs)
+        kl__pg_join(pg, pg->upkeep);
 }

@@ -100,10 +100,12 @@ static void hear(kl__pg *pg, PGconn *conn)
     }
 }
 
-static bool run(const kl__pg *pg, PGconn *conn, const char *sql)
+static bool run(kl__pg *pg, PGconn *conn, const char *sql)
 {
+    kl__pg_link_wait(pg, conn, true);
     PGresult *rows = kl__pg_run(pg, conn, sql);
     bool good = kl__pg_is_good(rows);
+    kl__pg_link_wait(pg, conn, false);
     PQclear(rows);
     return good;
 }
@@ -144,7 +146,9 @@ static bool pause_listening(kl__pg *pg, PGconn *conn)
 /* Until the connection is lost, or proves to be deaf, or the store is closed: false. */
 static bool listen_on(kl__pg *pg, PGconn *conn)
 {
-    if (!kl__pg_is_direct(conn) && PQstatus(conn) == CONNECTION_OK)
+    bool direct = kl__pg_is_direct(conn);
+    kl__pg_link_wait(pg, conn, false);
+    if (!direct && PQstatus(conn) == CONNECTION_OK)
         return stay_deaf(pg); /* LISTEN would stay behind in a session that others use */
     bool goes_on = run(pg, conn, "LISTEN $S") && run(pg, conn, "SELECT pg_catalog.pg_notify($C, 'proof')");
     int64_t proof_ns = kl__deadline_ns(PROOF_MS);
@@ -170,7 +174,7 @@ static void *listen_thread(void *ctx)
         PGconn *conn;
         if (kl__pg_connect(pg, &conn) == KL_OK) {
             goes_on = listen_on(pg, conn);
-            PQfinish(conn);
+            kl__pg_disconnect(pg, conn);
         }
         if (set_listens(pg, false) && goes_on)
             kl__pg_log(pg, KL_LOG_INFO, "the connection that listens is lost: asking until there is another");
@@ -199,7 +203,7 @@ void kl__pg_wait_close(kl__pg *pg)
     if (!pg->listener_runs)
         return;
     close(pg->wake[1]);
-    pthread_join(pg->listener, NULL);
+    kl__pg_join(pg, pg->listener);
     close(pg->wake[0]);
 }
 

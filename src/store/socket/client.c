@@ -33,10 +33,10 @@
 
 /* How long somebody may hold the directory without listening (it opens or closes it, or looks at it) before a call
  * gives up, and how long several may in turn, as short commands do; how long a holder may take for its hello, and to
- * take a request; how often one that does not answer is looked at, and for how long it may be found stopped; the pauses between two tries; and on how many connections a call
- * is tried, each of which was there and ended under it. */
+ * take a request; how often one that does not answer is looked at, and for how long it may be found stopped; the pauses
+ * between two tries; and on how many connections a call is tried, each of which was there and ended under it. */
 enum {
-    LISTEN_MS = 3000,
+    LISTEN_MS = 10000, /* opening takes a second for a million tasks */
     TURNS_MS = 60000,
     HELLO_MS = 5000,
     LOOK_MS = 1000,

@@ -1,0 +1,89 @@
+/* test_holes.c - a place that was claimed and is not published yet: what stands behind it is out of sight, but neither
+ * forgotten nor waited for without end. The test itself is the producer that was interrupted there. */
+#include "exec/submit.h"
+#include "exec/support.h"
+
+static uint64_t claim_hole(kl_exec *exec)
+{
+    uint64_t number = 0, count = 0;
+    CHECK_INT(kl__inbox_claim(&exec->shards[0].inbox, 1, &number, &count), KL_OK);
+    return number;
+}
+
+/* The producer goes on, but has not told anybody yet. */
+static void fill_hole(kl_exec *exec, uint64_t number, kl_task_fn *fn, void *ctx)
+{
+    kl_bytes key = kl_str("hole");
+    kl__place_fill(&exec->shards[0], &(kl_exec_task){key, fn, ctx, NULL}, exec->mark, (uint32_t)kl__hash_local(key),
+                   number, NULL);
+}
+
+TEST(an_urgent_task_behind_a_hole_is_the_next_once_the_hole_is_filled)
+{
+    struct gate first = GATE, second = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "held", hold, &first, NULL);
+    gate_await(&first, 1);
+    submit(exec, "a", hold, &second, NULL);
+    submit_note(exec, "b", "b");
+    uint64_t number = claim_hole(exec);
+    submit(exec, "high", note, "high", TASK(.priority = KL_PRIORITY_MIN));
+    gate_open(&first);
+    gate_await(&second, 1); /* all before the hole has come in */
+    fill_hole(exec, number, note, "hole");
+    gate_open(&second);
+    journal_await(3);
+    CHECK_STR(journal_text(), "high b hole");
+    kl_exec_close(exec);
+}
+
+static void look_once(void *exec) { journal_add("%s", kl_rc_name(kl_exec_barrier(exec, kl_str("k"), 0))); }
+
+TEST(a_barrier_waits_no_longer_than_it_may_for_a_place_that_is_not_published)
+{
+    struct helper helper;
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    uint64_t number = claim_hole(exec);
+    submit_note(exec, "k", "behind");
+    helper_start(&helper, look_once, exec);
+    journal_await(1);
+    CHECK_STR(journal_text(), "KL_ETIMEDOUT");
+    fill_hole(exec, number, nothing, NULL);
+    helper_join(&helper);
+    kl_exec_close(exec);
+}
+
+/* Between publishing and the look at who sleeps there is no full barrier, but there is one in the claim. */
+TEST(a_claimed_place_is_work_before_it_is_published)
+{
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    kl__shard *shard = &exec->shards[0];
+    CHECK(!kl__shard_has_work(shard, kl__exec_now_ms(exec)));
+    uint64_t number = claim_hole(exec);
+    CHECK(kl__shard_has_work(shard, kl__exec_now_ms(exec)));
+    fill_hole(exec, number, nothing, NULL);
+    kl_exec_close(exec);
+}
+
+/* Others may have drained more by the time that a producer tells of its task. */
+TEST(telling_of_a_task_that_has_been_taken_already_wakes_nobody)
+{
+    kl_exec *exec = open_exec(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit_note(exec, "k", "k");
+    submit_note(exec, "k", "k");
+    journal_await(2);
+    AWAIT(atomic_load(&exec->idle_count) == 1);
+    pthread_mutex_lock(&exec->park_mutex); /* it has looked around and sleeps */
+    pthread_mutex_unlock(&exec->park_mutex);
+    atomic_fetch_add(&exec->brisk_count, 1); /* as if another thread were about that sees what comes */
+    atomic_store(&exec->watched, true);
+    kl__place_announce(&exec->shards[0], 0, false);
+    CHECK_INT(atomic_load(&exec->idle_count), 1);
+    atomic_fetch_sub(&exec->brisk_count, 1);
+    atomic_store(&exec->watched, false);
+    kl_exec_close(exec);
+}

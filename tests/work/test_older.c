@@ -1,0 +1,139 @@
+/* test_older.c - older layouts with many shards, step by step: how many calls a look at them takes, and a task that cannot
+ * be moved. */
+#include "store/lossy.h"
+#include "work/hand.h"
+
+/* The store that pumps go to. */
+struct watched {
+    struct lossy lossy; /* first: the engine's self */
+    uint64_t calls;     /* scans and counts */
+    kl_task_id damaged; /* as a read finds it */
+};
+
+static kl_rc watch_scan(void *self, kl_scan *scans, size_t count)
+{
+    struct watched *watched = self;
+    watched->calls++;
+    return kl_store_scan(watched->lossy.inner, scans, count);
+}
+
+static kl_rc watch_counts(void *self, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
+{
+    struct watched *watched = self;
+    watched->calls++;
+    return kl_store_counts(watched->lossy.inner, place, job, ret_counts);
+}
+
+static kl_rc watch_read(void *self, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
+                        size_t *ret_count)
+{
+    struct watched *watched = self;
+    size_t good = 0;
+    while (good < count && kl_id_compare(&refs[good].id, &watched->damaged) != 0)
+        good++;
+    *ret_count = 0;
+    kl_rc rc = good > 0 ? kl_store_read(watched->lossy.inner, refs, good, arena, ret_tasks, ret_count) : KL_OK;
+    return rc == KL_OK && good < count ? kl__fail(KL_EDAMAGED, "it is damaged") : rc;
+}
+
+static bool open_watched(struct hand *hand, struct watched *watched, const kl_queue_opts *opts)
+{
+    *watched = (struct watched){.calls = 0};
+    if (!hand_open(hand, opts))
+        return false;
+    CHECK_INT(lossy_open(&watched->lossy, hand->memory, 1, &hand->store), KL_OK);
+    watched->lossy.replies_lost = watched->lossy.requests_lost = 0;
+    watched->lossy.engine.scan = watch_scan;
+    watched->lossy.engine.counts = watch_counts;
+    watched->lossy.engine.read = watch_read;
+    return true;
+}
+
+static void close_watched(struct hand *hand)
+{
+    kl_store *store = hand->store;
+    hand_close(hand);
+    kl_store_close(store);
+}
+
+static kl_task_id put_later(struct hand *hand, const char *key)
+{
+    kl_put task = {.key = kl_str(key), .payload = kl_str(key), .delay_ms = 7200 * 1000};
+    kl_put_result result = {.duplicate = false};
+    CHECK_INT(kl_queue_put(hand->queue, &task, 1, (kl_bytes){0}, &result), KL_OK);
+    return result.id;
+}
+
+static void widen(struct hand *hand, int64_t partitions)
+{
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = partitions};
+    CHECK_INT(kl_queue_alter(hand->queue, &opts), KL_OK);
+}
+
+static uint64_t waiting_in(struct hand *hand, size_t index)
+{
+    kl__descriptor *descriptor = kl__queue_descriptor(hand->queue);
+    kl_counts counts = {0};
+    CHECK_INT(kl__layout_count(&descriptor->layouts[index], &counts), KL_OK);
+    kl__descriptor_release(descriptor);
+    return kl__counts_waiting(&counts);
+}
+
+/* Three layouts of 256 shards, the first two with one task each that stays. */
+TEST(a_look_at_older_layouts_takes_few_calls_however_many_shards_they_have)
+{
+    enum { SHARDS = 256, BEATS = 5 };
+    struct hand hand;
+    struct watched watched;
+    const kl_queue_opts opts = {.size = sizeof opts, .shard_prefix_len = 2, .lease_ms = 3600000};
+    if (!open_watched(&hand, &watched, &opts))
+        return;
+    hand_put(&hand, "a", "first", 0);
+    widen(&hand, 2);
+    hand_put(&hand, "b", "second", 0);
+    widen(&hand, 3);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_beats(pump, 6, HAND_STEP_MS);
+    CHECK_INT(kl__pump_shards(pump->pump), 6 * SHARDS);
+    watched.calls = 0;
+    hand_beats(pump, BEATS, HAND_STEP_MS);
+    CHECK(watched.calls / BEATS < SHARDS / 2);
+    close_watched(&hand);
+}
+
+/* What was put before it in its own shard is moved as well. */
+static void move_all_but(int damaged)
+{
+    enum { KEYS = 64 };
+    struct hand hand;
+    struct watched watched;
+    kl_task_id ids[KEYS];
+    char key[16];
+    const kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 3600000};
+    kl_layout layout = {1, 1};
+    uint64_t moved = 0;
+    if (!open_watched(&hand, &watched, &opts))
+        return;
+    for (int i = 0; i < KEYS; i++) {
+        snprintf(key, sizeof key, "key-%d", i);
+        ids[i] = put_later(&hand, key);
+    }
+    watched.damaged = ids[damaged];
+    for (int i = 0; i < KEYS; i++)
+        moved += i < damaged || kl_id_shard(&layout, &ids[i]) != kl_id_shard(&layout, &ids[damaged]);
+    widen(&hand, 2);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    for (int i = 0; i < 8; i++) {
+        hand.now_ms += HAND_STEP_MS;
+        (void)kl__pump_beat(pump->pump);
+    }
+    CHECK_INT(waiting_in(&hand, 1), moved);
+    CHECK_INT(waiting_in(&hand, 0), KEYS - moved);
+    close_watched(&hand);
+}
+
+TEST(a_delayed_task_that_cannot_be_moved_keeps_only_its_own_shard)
+{
+    for (int damaged = 0; damaged < 8; damaged++) /* in several shards, whichever comes first */
+        move_all_but(damaged);
+}

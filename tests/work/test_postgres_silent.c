@@ -1,0 +1,218 @@
+/* test_postgres_silent.c - a database that neither answers nor goes away, and one that refuses everybody.
+ *
+ * Part of test-postgres. */
+#include <libpq-fe.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "store/pg_server.h"
+#include "work/support.h"
+
+enum { CONNECTIONS = 3, CALLERS = 32, PAUSE_LEAST_MS = 25 };
+
+struct bed {
+    kl_store *store;
+    kl_queue *queue;
+    char url[PG_URL_BYTES], schema[64];
+};
+
+static bool open_queue(struct bed *bed)
+{
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 1000};
+    bool good = kl_store_open(bed->url, NULL, &bed->store) == KL_OK &&
+                kl_queue_open(bed->store, "orders", &opts, &bed->queue) == KL_OK;
+    if (!good)
+        test_fail(__FILE__, __LINE__, "no queue: %s", kl_error_text());
+    return good;
+}
+
+static void close_queue(struct bed *bed)
+{
+    kl_queue_close(bed->queue);
+    kl_store_close(bed->store);
+}
+
+static void drop_schema(const struct bed *bed)
+{
+    char sql[128];
+    snprintf(sql, sizeof sql, "DROP SCHEMA IF EXISTS %s CASCADE", bed->schema);
+    pg_server_run(sql);
+}
+
+static long long waiting(const struct bed *bed)
+{
+    char sql[128];
+    snprintf(sql, sizeof sql, "SELECT count(*) FROM %s.waiting", bed->schema);
+    return pg_server_number(sql);
+}
+
+static bool one_waits(void *bed) { return waiting(bed) == 1; }
+static bool none_waits(void *bed) { return waiting(bed) == 0; }
+
+/* --- A pooler that is stopped where it stands --- */
+
+static bool open_bed(struct bed *bed)
+{
+    char direct[PG_URL_BYTES], pooler[PG_URL_BYTES];
+    *bed = (struct bed){.store = NULL};
+    if (pg_server_new_schema(direct, bed->schema) != KL_OK || pg_bouncer_url(CONNECTIONS, pooler) != KL_OK)
+        return false;
+    snprintf(bed->url, sizeof bed->url, "%.300s&schema=%s", pooler, bed->schema);
+    return open_queue(bed);
+}
+
+/* Whether the outcome that was sent into the silence counts is not known: the pooler may pass it on when it wakes up. */
+static void run_the_rest(struct bed *bed, struct runs *runs)
+{
+    kl_worker *next = start_worker(bed->queue, &(struct start){.fn = runs_handle, .ctx = runs});
+    await_condition("nothing waits", none_waits, bed);
+    drain_and_close(next);
+    CHECK(runs_of(runs, "hold") <= 2);
+    CHECK_INT(runs_of(runs, "done 1"), 1);
+    CHECK_INT(runs_of(runs, "done 2"), 1);
+}
+
+TEST(a_worker_and_its_store_end_though_the_database_is_silent)
+{
+    struct bed bed;
+    struct runs runs;
+    REQUIRE(open_bed(&bed));
+    runs_init(&runs);
+    kl_worker *worker = start_worker(bed.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    put_task(bed.queue, "a", "done 1");
+    put_task(bed.queue, "b", "done 2");
+    put_task(bed.queue, "c", "hold");
+    runs_wait(&runs, 3);
+    await_condition("one waits", one_waits, &bed);
+    pg_bouncer_stop(true);
+    runs_open(&runs, true);
+    CHECK_INT(kl_worker_drain(worker, WAIT_MS), KL_OK);
+    kl_worker_close(worker);
+    close_queue(&bed);
+    pg_bouncer_stop(false);
+    if (open_queue(&bed)) {
+        run_the_rest(&bed, &runs);
+        close_queue(&bed);
+    }
+    drop_schema(&bed);
+    runs_free(&runs);
+}
+
+TEST(a_worker_that_is_closed_at_once_does_not_wait_for_a_silent_database)
+{
+    struct bed bed;
+    struct runs runs;
+    REQUIRE(open_bed(&bed));
+    runs_init(&runs);
+    kl_worker *worker = start_worker(bed.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    put_task(bed.queue, "c", "stuck");
+    runs_wait(&runs, 1);
+    pg_bouncer_stop(true);
+    kl_worker_close(worker);
+    close_queue(&bed);
+    pg_bouncer_stop(false);
+    CHECK_INT(waiting(&bed), 1);
+    drop_schema(&bed);
+    runs_free(&runs);
+}
+
+/* --- A server that closes every connection --- */
+
+struct closer {
+    char dir[WORKDIR_BYTES], path[WORKDIR_BYTES + 32], real[PG_URL_BYTES];
+    int listens;
+    pthread_t thread;
+    atomic_int tries;
+};
+
+/* The server's socket, under another name that can be made to lead elsewhere. */
+static bool make_door(struct closer *closer, struct bed *bed)
+{
+    char url[PG_URL_BYTES];
+    *bed = (struct bed){.store = NULL};
+    const char *host = pg_server_new_schema(url, bed->schema) == KL_OK ? strstr(url, "host=") : NULL;
+    if (!host || !workdir_make(closer->dir))
+        return false;
+    host += strlen("host=");
+    snprintf(closer->real, sizeof closer->real, "%.*s/.s.PGSQL.5432", (int)strcspn(host, "&"), host);
+    snprintf(closer->path, sizeof closer->path, "%s/.s.PGSQL.5432", closer->dir);
+    snprintf(bed->url, sizeof bed->url, "postgres:///postgres?host=%s&user=postgres&schema=%s&application_name=%s",
+             closer->dir, bed->schema, bed->schema);
+    return symlink(closer->real, closer->path) == 0;
+}
+
+static void *close_all(void *ctx)
+{
+    struct closer *closer = ctx;
+    for (int peer; (peer = accept(closer->listens, NULL, NULL)) >= 0; close(peer))
+        atomic_fetch_add(&closer->tries, 1);
+    return NULL;
+}
+
+static bool start_closing(struct closer *closer, const struct bed *bed)
+{
+    struct sockaddr_un name = {.sun_family = AF_UNIX};
+    char sql[256];
+    snprintf(name.sun_path, sizeof name.sun_path, "%.100s", closer->path);
+    closer->listens = socket(AF_UNIX, SOCK_STREAM, 0);
+    bool good = unlink(closer->path) == 0 && bind(closer->listens, (struct sockaddr *)&name, sizeof name) == 0 &&
+                listen(closer->listens, CALLERS) == 0 && pthread_create(&closer->thread, NULL, close_all, closer) == 0;
+    snprintf(sql, sizeof sql,
+             "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE application_name = '%s'",
+             bed->schema);
+    pg_server_run(sql);
+    return good;
+}
+
+static void end_closing(struct closer *closer)
+{
+    shutdown(closer->listens, SHUT_RDWR);
+    pthread_join(closer->thread, NULL);
+    close(closer->listens);
+    CHECK(unlink(closer->path) == 0 && symlink(closer->real, closer->path) == 0);
+}
+
+static void *call(void *store)
+{
+    int64_t now_ms;
+    CHECK_INT(kl_store_now(store, &now_ms), KL_EBUSY);
+    return NULL;
+}
+
+static void call_at_once(kl_store *store)
+{
+    pthread_t threads[CALLERS];
+    for (int i = 0; i < CALLERS; i++)
+        CHECK(pthread_create(&threads[i], NULL, call, store) == 0);
+    for (int i = 0; i < CALLERS; i++)
+        pthread_join(threads[i], NULL);
+}
+
+static bool answers(void *store)
+{
+    int64_t now_ms;
+    return kl_store_now(store, &now_ms) == KL_OK;
+}
+
+TEST(a_server_that_is_away_is_asked_now_and_then_and_not_by_every_call)
+{
+    static struct closer closer;
+    struct bed bed;
+    kl_store_opts opts = {.size = sizeof opts, .hasty = true};
+    closer = (struct closer){.listens = -1};
+    REQUIRE(make_door(&closer, &bed));
+    REQUIRE(kl_store_open(bed.url, &opts, &bed.store) == KL_OK);
+    if (start_closing(&closer, &bed)) {
+        int64_t began_ns = kl__monotonic_ns();
+        call_at_once(bed.store);
+        int64_t pauses = (kl__monotonic_ns() - began_ns) / 1000000 / PAUSE_LEAST_MS;
+        CHECK(atomic_load(&closer.tries) > 1);
+        CHECK(atomic_load(&closer.tries) <= CALLERS + pauses);
+        end_closing(&closer);
+        await_condition("it answers again", answers, bed.store);
+    }
+    kl_store_close(bed.store);
+    drop_schema(&bed);
+    workdir_remove(closer.dir);
+}

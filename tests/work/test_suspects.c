@@ -1,0 +1,233 @@
+/* test_suspects.c - what is left of a worker that ended with tasks under way; tasks that are ended without a run. */
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "work/hand.h"
+
+enum { LEASE_MS = 1000 };
+
+static const kl_queue_opts quick = {.size = sizeof quick, .lease_ms = LEASE_MS};
+
+/* A process of its own that takes over from one that stands still. */
+static struct hand_pump *take_over(struct hand *hand)
+{
+    hand->now_ms += 2 * LEASE_MS;
+    struct hand_pump *pump = hand_pump(hand, NULL);
+    hand_own(pump);
+    return pump;
+}
+
+/* --- Order --- */
+
+TEST(a_suspect_start_is_written_after_the_outcomes_that_came_before_it_in_its_key)
+{
+    struct hand hand;
+    if (!hand_open(&hand, &quick))
+        return;
+    hand_put(&hand, "k", "late", 0);
+    hand_own(hand_pump(&hand, NULL));
+    struct hand_pump *second = take_over(&hand);
+    hand_put(&hand, "k", "urgent", -1);
+    hand_looks(second);
+    CHECK_STR(hand_start(second), "urgent");
+    hand_end(second, hand_running(second, 0), KL_DONE); /* and it is not settled yet */
+    CHECK_STR(hand_start(second), "late");
+    struct hand_pump *third = take_over(&hand);
+    CHECK_STR(hand_start(third), "late");
+    hand_end(third, hand_running(third, 0), KL_DONE);
+    CHECK_STR(hand_start(third), "");
+    hand_close(&hand);
+}
+
+/* --- Guilt --- */
+
+/* Runs what there is until the guilty one is started, and then stands still; true: that was not started. */
+static bool work_until_poisoned(struct hand_pump *pump)
+{
+    for (;;) {
+        const char *payload = hand_start(pump);
+        if (strcmp(payload, "poison") == 0)
+            return false;
+        if (payload[0])
+            continue; /* others run beside it */
+        if (pump->running_count == 0)
+            return true;
+        hand_end(pump, hand_running(pump, 0), KL_DONE);
+        hand_settle(pump);
+    }
+}
+
+TEST(a_task_that_ends_its_worker_takes_none_of_those_beside_it_to_the_dead_letters)
+{
+    enum { INNOCENT = 5, ATTEMPTS = 3, WORKERS_MAX = 12 };
+    struct hand hand;
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = LEASE_MS, .attempts_max = ATTEMPTS};
+    if (!hand_open(&hand, &opts))
+        return;
+    for (int i = 0; i <= INNOCENT; i++) {
+        char key[] = {(char)('a' + i), '\0'};
+        hand_put(&hand, key, i == 0 ? "poison" : "innocent", i == 0 ? 1 : 0); /* last, so that all run when it starts */
+    }
+    uint64_t deaths = 0, done = 0, dead = 0;
+    for (bool over = false; !over && deaths < WORKERS_MAX;) {
+        struct hand_pump *pump = take_over(&hand);
+        over = work_until_poisoned(pump);
+        hand_settle(pump);
+        done += kl__pump_counted(pump->pump).done;
+        dead += kl__pump_counted(pump->pump).dead;
+        deaths += !over;
+    }
+    CHECK_INT(done, INNOCENT);
+    CHECK_INT(dead, 1);
+    CHECK_INT(deaths, ATTEMPTS + 1);
+    CHECK_INT(hand_waiting(&hand), 0);
+    hand_close(&hand);
+}
+
+TEST(what_ran_beside_a_guilty_task_waits_no_longer_than_a_lease_for_one_that_takes_long)
+{
+    struct hand hand;
+    if (!hand_open(&hand, &quick))
+        return;
+    hand_put(&hand, "a", "one", 0);
+    hand_put(&hand, "b", "two", 0);
+    for (int i = 0; i < 2; i++) { /* the second one writes its starts down */
+        struct hand_pump *pump = take_over(&hand);
+        CHECK(hand_start(pump)[0]);
+        CHECK(hand_start(pump)[0]);
+    }
+    struct hand_pump *last = take_over(&hand);
+    CHECK(hand_start(last)[0]);
+    CHECK_STR(hand_start(last), "");
+    CHECK_INT(kl__pump_next_due(last->pump), hand_running(last, 0)->started_ms + LEASE_MS);
+    hand_beats(last, LEASE_MS / HAND_STEP_MS + 1, HAND_STEP_MS);
+    CHECK(hand_start(last)[0]);
+    CHECK_INT(last->running_count, 2);
+    hand_close(&hand);
+}
+
+/* --- Ended without a run --- */
+
+TEST(a_task_that_was_cancelled_when_it_was_taken_ends_so_though_it_is_not_run)
+{
+    struct hand hand;
+    kl__held *held;
+    if (!hand_open(&hand, NULL))
+        return;
+    hand_put(&hand, "k", "one", 0);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_own(pump);
+    CHECK_INT(kl__pump_take(pump->pump, &held, 1), 1);
+    atomic_store(&held->cancel, true); /* as a request says: it runs, and is cancelled */
+    kl__pump_untake(pump->pump, held);
+    hand_settle(pump);
+    CHECK_INT(kl__pump_counted(pump->pump).cancelled, 1);
+    CHECK_INT(hand_waiting(&hand), 0);
+    hand_close(&hand);
+}
+
+struct skipper {
+    kl_queue *queue;
+    kl_rc rc;
+    kl_task_id id;
+    atomic_bool over;
+};
+
+static void *skip(void *ctx)
+{
+    struct skipper *skipper = ctx;
+    skipper->rc = kl_key_skip(skipper->queue, kl_str("k"), NULL, &skipper->id);
+    atomic_store(&skipper->over, true);
+    return NULL;
+}
+
+/* Skips the first task of "k", which the pump is to carry out. */
+static struct skipper skip_by(struct hand_pump *pump)
+{
+    struct skipper skipper = {.queue = pump->hand->queue};
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, skip, &skipper) == 0);
+    while (!atomic_load(&skipper.over)) {
+        struct timespec pause = {.tv_nsec = 1000000};
+        hand_beats(pump, 1, HAND_STEP_MS);
+        nanosleep(&pause, NULL); /* between two looks */
+    }
+    pthread_join(thread, NULL);
+    return skipper;
+}
+
+TEST(a_skip_passes_over_a_task_that_has_ended_and_is_not_settled_yet)
+{
+    struct hand hand;
+    if (!hand_open(&hand, NULL))
+        return;
+    hand_put(&hand, "k", "one", 0);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_own(pump);
+    CHECK_STR(hand_start(pump), "one");
+    hand_end(pump, hand_running(pump, 0), KL_DONE);
+    kl_task_id second = hand_put(&hand, "k", "two", 0);
+    struct skipper skipper = skip_by(pump);
+    CHECK_INT(skipper.rc, KL_OK);
+    CHECK(kl_id_compare(&skipper.id, &second) == 0);
+    CHECK_INT(hand_waiting(&hand), 0);
+    hand_close(&hand);
+}
+
+TEST(a_halted_task_that_is_skipped_keeps_the_number_of_attempts_that_were_made)
+{
+    struct hand hand;
+    kl_arena arena = {0};
+    kl_found found = {0};
+    kl_queue_opts opts = {.size = sizeof opts, .head_policy = KL_HEAD_HALT, .attempts_max = 7, .keep_done_ms = 3600000};
+    if (!hand_open(&hand, &opts))
+        return;
+    kl_task_id id = hand_put(&hand, "k", "one", 0);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_own(pump);
+    CHECK_STR(hand_start(pump), "one");
+    hand_end(pump, hand_running(pump, 0), KL_DEAD);
+    hand_settle(pump);
+    CHECK_INT(skip_by(pump).rc, KL_OK);
+    CHECK_INT(kl_queue_task(hand.queue, &id, &arena, &found), KL_OK);
+    CHECK_INT(found.task.state, KL_TASK_CANCELLED);
+    CHECK_INT(found.task.attempts, 1);
+    kl_arena_free(&arena);
+    hand_close(&hand);
+}
+
+/* --- Without memory --- */
+
+/* With the n-th allocation of the looks refused; false: it was never reached. */
+static bool look_short_of_memory(uint64_t n)
+{
+    struct hand hand;
+    if (!hand_open(&hand, NULL))
+        return false;
+    kl_put delayed = {.key = kl_str("k"), .payload = kl_str("delayed"), .delay_ms = 1};
+    CHECK_INT(kl_queue_put(hand.queue, &delayed, 1, (kl_bytes){0}, NULL), KL_OK);
+    hand.now_ms += LEASE_MS;
+    hand_put(&hand, "k", "behind", 0);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_beats(pump, 4, HAND_STEP_MS);
+    kl__alloc_fail_at(n);
+    for (int i = 0; i < 3; i++) {
+        uint64_t ready;
+        kl_rc rc = kl__pump_look(pump->pump, &ready);
+        CHECK(rc == KL_OK || rc == KL_ENOMEM);
+    }
+    uint64_t made = kl__alloc_fail_at(0);
+    hand_looks(pump);
+    CHECK_STR(hand_start(pump), "delayed");
+    hand_close(&hand);
+    return made >= n;
+}
+
+TEST(a_task_that_was_due_first_starts_first_whatever_memory_there_is)
+{
+    uint64_t n = 1;
+    while (look_short_of_memory(n) && !test_failed())
+        n++;
+    CHECK(n > 3);
+}
