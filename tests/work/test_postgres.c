@@ -320,6 +320,69 @@ TEST(a_transaction_that_stays_open_delays_its_own_tasks_only)
     close_bed(&bed);
 }
 
+/* Where a process that has read everything begins the next time. */
+static long long low_of(const struct bed *bed)
+{
+    char sql[160];
+    snprintf(sql, sizeof sql, "SELECT low_next FROM %s.inbox_look('orders', 0)", bed->schema);
+    return pg_server_number(sql);
+}
+
+/* A snapshot keeps what was deleted, and who reads would pass all of it each time. */
+TEST(what_was_taken_in_is_not_read_again_while_a_snapshot_is_held)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *reader = connect_app(&bed), *app = connect_app(&bed);
+    say(reader, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM inbox");
+    say(app, "SELECT put_many('orders', array_fill('x'::text, ARRAY[3000]))");
+    CHECK_INT(low_of(&bed), 1);
+    take_in_all(&bed);
+    CHECK_INT(low_of(&bed), 3000);
+    say(app, "SELECT put('orders', 'y', key => 'k')");
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "k", "y ");
+    PQfinish(reader);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+/* I3 of sql_inbox.c: whoever has not committed yet is behind that place, however far others have come. */
+TEST(reading_begins_at_no_later_place_than_a_transaction_that_is_open)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *slow = connect_app(&bed), *quick = connect_app(&bed);
+    say(quick, "SELECT setval('inbox_number_seq', 40000)");
+    say(slow, "BEGIN; SAVEPOINT s; SELECT put('orders', 'first', key => 'a'); RELEASE s");
+    say(quick, "SELECT setval('inbox_number_seq', 90000); SELECT put('orders', 'second', key => 'b')");
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "b", "second ");
+    CHECK(low_of(&bed) > 1 && low_of(&bed) <= 40001);
+    say(slow, "COMMIT");
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "a", "first ");
+    CHECK_INT(low_of(&bed), 90001);
+    PQfinish(slow);
+    PQfinish(quick);
+    close_bed(&bed);
+}
+
+/* As when another server takes its place that has not heard of the last ones. */
+TEST(numbers_that_go_back_are_taken_in_all_the_same)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "SELECT setval('inbox_number_seq', 90000); SELECT put('orders', '1', key => 'a')");
+    take_in_all(&bed);
+    say(app, "SELECT setval('inbox_number_seq', 5000); SELECT put('orders', '2', key => 'a')");
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "a", "1 2 ");
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 TEST(a_task_put_in_sql_is_like_one_that_the_library_put)
 {
     struct bed bed;

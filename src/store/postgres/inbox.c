@@ -12,10 +12,89 @@
 #include <stdio.h>
 
 #include "base/clock.h"
+#include "base/compare.h"
 #include "base/wait.h"
 #include "store/postgres/append.h"
 
 enum { INBOX_NUMBER, INBOX_KEY, INBOX_KIND, INBOX_PAYLOAD, INBOX_OPTIONS };
+enum { WHOLE_MS = 60000, WHOLE_TIMES = 100 };
+
+/* --- Where reading begins (I3 of sql_inbox.c) ---
+ *
+ * Numbers go back when the server has crashed, or another has taken its place: then connections are lost, and all is read
+ * again. A pooler may keep that from us, so all is read now and then in any case, the more seldom the longer it takes. */
+
+struct kl__pg_low {
+    kl__pg_low *next;
+    int64_t number;   /* no row is below; 0: not known */
+    int64_t whole_ns; /* when all was last read, and how long that took */
+    int64_t took_ns;
+    char queue[];
+};
+
+/* NULL: no memory; then it begins at 0. With the mutex held. */
+static kl__pg_low *find_low(kl__pg *pg, kl_bytes queue)
+{
+    for (kl__pg_low *low = pg->lows; low; low = low->next)
+        if (kl__bytes_equal(kl_str(low->queue), queue))
+            return low;
+    kl__pg_low *low = kl__alloc_zeroed(1, sizeof *low + queue.len + 1);
+    if (low) {
+        memcpy(low->queue, queue.data, queue.len);
+        low->next = pg->lows;
+        pg->lows = low;
+    }
+    return low;
+}
+
+static int64_t low_number(kl__pg *pg, kl_bytes queue, uint64_t *ret_lost)
+{
+    pthread_mutex_lock(&pg->mutex);
+    const kl__pg_low *low = find_low(pg, queue);
+    int64_t number = low ? low->number : 0;
+    int64_t rest_ns = low && low->took_ns > WHOLE_MS * INT64_C(1000000) / WHOLE_TIMES ? WHOLE_TIMES * low->took_ns
+                                                                                      : WHOLE_MS * INT64_C(1000000);
+    if (low && kl__monotonic_ns() - low->whole_ns > rest_ns)
+        number = 0;
+    *ret_lost = pg->lost;
+    pthread_mutex_unlock(&pg->mutex);
+    return number;
+}
+
+/* Unless connections were lost meanwhile. */
+static void set_low(kl__pg *pg, kl_bytes queue, int64_t number, uint64_t lost, int64_t whole_took_ns)
+{
+    pthread_mutex_lock(&pg->mutex);
+    kl__pg_low *low = find_low(pg, queue);
+    if (low && lost == pg->lost) {
+        low->number = number;
+        if (whole_took_ns) {
+            low->whole_ns = kl__monotonic_ns();
+            low->took_ns = whole_took_ns;
+        }
+    }
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+void kl__pg_lows_forget(kl__pg *pg)
+{
+    pthread_mutex_lock(&pg->mutex);
+    pg->lost++;
+    for (kl__pg_low *low = pg->lows; low; low = low->next)
+        low->number = 0;
+    pthread_mutex_unlock(&pg->mutex);
+}
+
+void kl__pg_lows_free(kl__pg *pg)
+{
+    while (pg->lows) {
+        kl__pg_low *low = pg->lows;
+        pg->lows = low->next;
+        kl__free(low);
+    }
+}
+
+/* --- Taking in --- */
 
 struct moving {
     kl__pg *pg;
@@ -46,10 +125,12 @@ static PGresult *ask_once(const struct moving *moving, PGconn *conn, const char 
 static PGresult *read_rows(const struct moving *moving, PGconn *conn)
 {
     kl__pg_args args = {0};
+    uint64_t lost;
     kl__pg_bytes(&args, moving->queue);
+    kl__pg_int(&args, KL_PG_INT8, low_number(moving->pg, moving->queue, &lost));
     kl__pg_int(&args, KL_PG_INT4, (int64_t)moving->max);
     kl__pg_int(&args, KL_PG_INT8, KL_BATCH_BYTES_MAX / 2);
-    return ask_once(moving, conn, "SELECT * FROM $S.inbox_read($1,$2,$3)", &args);
+    return ask_once(moving, conn, "SELECT * FROM $S.inbox_read($1,$2,$3,$4)", &args);
 }
 
 static kl_rc show(struct moving *moving, const PGresult *rows, kl_taken *ret_taken)
@@ -154,15 +235,21 @@ static kl_rc move_batch(struct moving *moving)
     return rc;
 }
 
-static kl_rc has_rows(kl__pg *pg, const void *queue, bool *ret_yes)
+/* Is there something? And where to begin the next time. */
+static kl_rc look(kl__pg *pg, const void *ctx, bool *ret_yes)
 {
+    const kl_bytes *queue = ctx;
     kl__pg_args args = {0};
     PGresult *rows = NULL;
-    kl__pg_bytes(&args, *(const kl_bytes *)queue);
-    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT $S.inbox_has($1)", &args, true}, &rows);
+    uint64_t lost;
+    int64_t low = low_number(pg, *queue, &lost), from_ns = kl__monotonic_ns();
+    kl__pg_bytes(&args, *queue);
+    kl__pg_int(&args, KL_PG_INT8, low);
+    kl_rc rc = kl__pg_ask(pg, &(kl__pg_call){"SELECT * FROM $S.inbox_look($1,$2)", &args, true}, &rows);
     kl__pg_args_free(&args);
     if (rc == KL_OK) {
         *ret_yes = kl__pg_get_int(rows, 0, 0) != 0;
+        set_low(pg, *queue, kl__pg_get_int(rows, 0, 1), lost, low == 0 ? kl__monotonic_ns() - from_ns : 0);
         PQclear(rows);
     }
     return rc;
@@ -173,7 +260,7 @@ kl_rc kl__pg_take_in(void *self, const char *queue, int64_t wait_ms, size_t max,
 {
     struct moving moving = {.pg = self, .queue = kl_str(queue), .max = max, .take = take, .ctx = ctx};
     bool there = false;
-    kl_rc rc = kl__pg_wait_until(self, KL_PG_INBOX, wait_ms, has_rows, &moving.queue, &there);
+    kl_rc rc = kl__pg_wait_until(self, KL_PG_INBOX, wait_ms, look, &moving.queue, &there);
     if (rc == KL_OK && there)
         rc = move_batch(&moving);
     if (rc == KL_OK)

@@ -201,8 +201,10 @@ static void look_at(kl__pg *pg, PGconn *conn)
 /* Whether the server has crashed is not known, so what it has shown counts no more. NULL: there was no connection. */
 static void give_up(kl__pg *pg, PGconn *conn)
 {
-    if (conn)
+    if (conn) {
         kl__pg_seen_clear(pg->seen);
+        kl__pg_lows_forget(pg);
+    }
     kl__pg_disconnect(pg, conn);
     pthread_mutex_lock(&pg->mutex);
     pg->open_count--;

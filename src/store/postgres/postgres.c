@@ -125,6 +125,7 @@ static void free_store(kl__pg *pg)
     pthread_mutex_destroy(&pg->mutex);
     pthread_mutex_destroy(&pg->taking);
     kl__pg_groups_close(&pg->groups);
+    kl__pg_lows_free(pg);
     kl__pg_names_free(pg);
     kl__away_close(&pg->away);
     kl__free(pg->url);

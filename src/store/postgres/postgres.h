@@ -74,6 +74,7 @@ typedef struct kl__pg_link {
 
 typedef struct kl__pg_member kl__pg_member;
 typedef struct kl__pg_name kl__pg_name; /* of a partition; names.c */
+typedef struct kl__pg_low kl__pg_low;   /* where a queue's inbox begins; inbox.c */
 
 /* Appends of several threads; append_group.c. */
 typedef struct kl__pg_groups {
@@ -132,6 +133,8 @@ typedef struct kl__pg {
     /* inbox.c: held by whoever takes in. He needs a second connection at times, so there is one such at a time, and
      * connections are two at least. */
     pthread_mutex_t taking;
+    kl__pg_low *lows; /* under the mutex, as is */
+    uint64_t lost;    /* how many connections were lost */
 
     /* wait.c */
     pthread_cond_t told;
@@ -294,6 +297,12 @@ kl_rc kl__pg_names_check(kl__pg *pg, PGconn *conn);
 /* `partitions` has this oid, of late: looks if it is another than before. */
 kl_rc kl__pg_names_see(kl__pg *pg, int64_t table);
 void kl__pg_names_free(kl__pg *pg);
+
+/* --- inbox.c --- */
+
+/* A connection was lost: where inboxes begin is not known any more. */
+void kl__pg_lows_forget(kl__pg *pg);
+void kl__pg_lows_free(kl__pg *pg);
 
 /* --- schema.c --- */
 

@@ -25,6 +25,14 @@
  * Whoever puts holds an advisory lock of the queue until his transaction ends, which others who put share: so a queue is not
  * removed under a transaction that is open, whose tasks nobody would ever find (put_record in sql_records.c).
  *
+ * A snapshot that somebody holds open, a dump say, keeps rows that were taken in and deleted, and whoever reads passes each of
+ * them. So reading begins at a number below which no row can come any more (I3), which each process keeps for itself.
+ * Numbers are handed out in eras of 16,384. Whoever puts holds the era of the last number, shared, before he draws his own,
+ * until his transaction ends: so what is not committed yet has numbers of an era that is held, or later ones. inbox_look
+ * reads the last number, then which eras are held, and then, with a new snapshot, which row is the first.
+ *
+ * I3  Below what inbox_look returns as the next `low` there is no row, and none will be committed.
+ *
  * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table.
  *
  * The last statement gives every function of both steps its search path. */
@@ -172,6 +180,8 @@ BEGIN
     IF wrong IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = wrong;
     END IF;
+    PERFORM pg_advisory_xact_lock_shared($L, 1073741824 + ((n.last_value >> 14) & 1073741823)::int)
+    FROM $S.inbox_number_seq n;
     WITH i AS (
         INSERT INTO $S.inbox (queue, key, kind, payload, options)
         SELECT u.queue, CASE WHEN octet_length(u.key) > 0 THEN u.key END,
@@ -286,9 +296,27 @@ RETURNS bigint LANGUAGE sql VOLATILE AS $$
                              ORDER BY u.n), keys, kinds, queues, options)
 $$;
 
-CREATE FUNCTION $S.inbox_has(q bytea) RETURNS boolean LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+CREATE FUNCTION $S.inbox_look(q bytea, low bigint, OUT there boolean, OUT low_next bigint)
+LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$
+DECLARE
+    name text := convert_from(q, 'UTF8');
+    last bigint;
+    first bigint;
 BEGIN
-    RETURN EXISTS (SELECT FROM $S.inbox i WHERE i.queue = convert_from(q, 'UTF8') AND i.refused IS NULL);
+    SELECT n.last_value INTO last FROM $S.inbox_number_seq n;
+    low_next := CASE WHEN last < low THEN 0 ELSE low END;
+    IF last - low_next >= 1024 THEN
+        SELECT least(last, min((l.objid::bigint - 1073741824) << 14)) INTO last
+        FROM pg_locks l
+        WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = $L::oid AND l.objid::bigint >= 1073741824
+          AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+    ELSE
+        last := low_next;
+    END IF;
+    SELECT i.number INTO first FROM $S.inbox i WHERE i.queue = name AND i.number >= low_next ORDER BY i.number LIMIT 1;
+    there := first IS NOT NULL AND EXISTS (
+        SELECT FROM $S.inbox i WHERE i.queue = name AND i.number >= first AND i.refused IS NULL);
+    low_next := greatest(low_next, least(last, first));
 END
 $$;
 
@@ -298,7 +326,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.inbox_read(q bytea, lim int, most bigint)
+CREATE FUNCTION $S.inbox_read(q bytea, low bigint, lim int, most bigint)
 RETURNS TABLE (num bigint, key bytea, kind bytea, payload bytea, option bytea)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$ #variable_conflict use_column
 BEGIN
@@ -312,7 +340,7 @@ BEGIN
                  sum(128 + coalesce(octet_length(i.payload), 0) + coalesce(octet_length(i.key), 0) +
                      coalesce(octet_length(i.kind), 0) + coalesce(octet_length(i.option), 0)) OVER w AS total
           FROM (SELECT r.number, r.key, r.kind, r.payload, convert_to(r.options::text, 'UTF8') AS option
-                FROM $S.inbox r WHERE r.queue = convert_from(q, 'UTF8') AND r.refused IS NULL
+                FROM $S.inbox r WHERE r.queue = convert_from(q, 'UTF8') AND r.number >= low AND r.refused IS NULL
                 ORDER BY r.number LIMIT lim) i
           WINDOW w AS (ORDER BY i.number ROWS UNBOUNDED PRECEDING)) s
     WHERE s.total <= most OR s.n = 1 ORDER BY s.number;
