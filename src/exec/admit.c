@@ -31,6 +31,13 @@
 
 enum { KEY_SHOWN_BYTES = 64, KEYS_TOLD_MAX = 1024 };
 
+/* Tasks that cannot run: of an applicant's key, and those that he shares with: of all blocked keys if it is one of them, and
+ * else all. */
+struct stuck {
+    bool blocked; /* his key is */
+    uint64_t own, all;
+};
+
 /* --- Answers that still hold --- */
 
 kl_rc kl__told_open(kl__told *told, uint32_t capacity)
@@ -102,13 +109,12 @@ static void note_refused(kl__shard *shard, uint64_t hash)
 }
 
 /* With the mutex held, when all is counted but the task that is about to come in. */
-static void note_admitted(kl__shard *shard, const kl__lane_key *key, uint64_t hash)
+static void note_admitted(kl__shard *shard, const struct stuck *stuck, uint64_t hash)
 {
     kl__answers *bucket = bucket_of(shard, hash);
     uint32_t i = note_mark(bucket, admitted_mark(shard, hash));
-    uint32_t own = (uint32_t)kl__lane_stuck(kl__lanes_find(shard->lanes, key));
-    atomic_store_explicit(&bucket->tasks[i], own + 1, memory_order_relaxed);
-    atomic_store_explicit(&shard->admitted, kl__lanes_blocked(shard->lanes) + 1, memory_order_relaxed);
+    atomic_store_explicit(&bucket->tasks[i], (uint32_t)stuck->own + 1, memory_order_relaxed);
+    atomic_store_explicit(&shard->admitted, stuck->all + 1, memory_order_relaxed);
 }
 
 /* With the mutex held: the shard is about to be shut, and those who were refused are to be told that instead. */
@@ -120,38 +126,69 @@ void kl__told_forget(kl__shard *shard)
 
 /* --- Admitting --- */
 
-/* Whether one more task of the key may come in, and if not, whether that is because it is blocked. */
-static bool has_share(kl__shard *shard, const kl__lane_key *key, bool delayed, bool *ret_blocked)
+static struct stuck count_stuck(const kl__shard *shard, const kl__lane_key *key)
 {
     const kl__lane *lane = kl__lanes_find(shard->lanes, key);
     bool blocked = lane && kl__lane_blocked(lane), keyed = key->bytes.len > 0;
-    *ret_blocked = blocked;
-    if (!blocked && !delayed)
+    return (struct stuck){.blocked = blocked,
+                          .own = lane && keyed ? kl__lane_stuck(lane) : 0,
+                          .all = blocked ? kl__lanes_blocked(shard->lanes) : kl__lanes_stuck(shard->lanes)};
+}
+
+/* Adds what is published behind a place that is not yet, or for which there is no memory: it cannot be drained, and whoever
+ * was interrupted while he published may not go on for long. */
+static void add_undrained(kl__shard *shard, const kl__lane_key *key, struct stuck *stuck)
+{
+    kl__inbox *inbox = &shard->inbox;
+    for (uint64_t number = kl__inbox_drained(inbox), end = kl__inbox_claimed(inbox); number < end; number++) {
+        uint64_t slot = kl__inbox_peek(inbox, number);
+        if (!slot)
+            continue;
+        const kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
+        const kl__task_extra *extra = kl__extra_of(task);
+        kl__lane_key other;
+        other.bytes = kl__slot_key(task, slot, &other.hash);
+        const kl__lane *lane = kl__lanes_find(shard->lanes, &other);
+        if (!(lane && kl__lane_blocked(lane)) && (stuck->blocked || !(extra && extra->delayed)))
+            continue;
+        stuck->all++;
+        stuck->own += key->bytes.len > 0 && other.hash == key->hash;
+    }
+}
+
+/* Whether one more task of the key may come in. */
+static bool has_share(const kl__shard *shard, const struct stuck *stuck, bool delayed)
+{
+    if (!stuck->blocked && !delayed)
         return true;
-    uint64_t own = lane && keyed ? kl__lane_stuck(lane) : 0, capacity = shard->inbox.capacity;
-    uint64_t all = blocked ? kl__lanes_blocked(shard->lanes) : kl__lanes_stuck(shard->lanes);
-    return all == 0 || own + all < (blocked ? share_of_blocked(shard) : capacity / 2);
+    uint64_t share = stuck->blocked ? share_of_blocked(shard) : shard->inbox.capacity / 2;
+    return stuck->all == 0 || stuck->own + stuck->all < share;
 }
 
 /* The same, when all is known: what is due by now, and what is still on the way. What is done and still in a thread's hand
  * is of no blocked key. A key that is not blocked, and only has the signs of one that is, need not know. */
-static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed, bool *ret_blocked)
+static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed, struct stuck *ret_stuck)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);
-    if (!has_share(shard, key, delayed, ret_blocked)) {
+    *ret_stuck = count_stuck(shard, key);
+    if (!has_share(shard, ret_stuck, delayed)) {
         kl__lanes_advance(shard->lanes, kl__ns_to_ms(now_ns));
-        if (!has_share(shard, key, delayed, ret_blocked))
+        *ret_stuck = count_stuck(shard, key);
+        if (!has_share(shard, ret_stuck, delayed))
             return false;
     }
-    if (!*ret_blocked && !delayed)
+    if (!ret_stuck->blocked && !delayed)
         return true;
-    kl__shard_drain_inbox(shard, UINT64_MAX, now_ns); /* without memory, as far as it goes */
-    return has_share(shard, key, delayed, ret_blocked);
+    kl__shard_drain_inbox(shard, UINT64_MAX, now_ns); /* as far as it goes */
+    *ret_stuck = count_stuck(shard, key);
+    add_undrained(shard, key, ret_stuck);
+    return has_share(shard, ret_stuck, delayed);
 }
 
 kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_blocked)
 {
     kl_rc rc;
+    struct stuck stuck;
     kl__lane_key key = {who->key, (uint32_t)who->hash};
     if (!who->until_ns && kl__shard_refuses(shard, who->hash)) {
         *ret_blocked = true;
@@ -161,7 +198,7 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
         return KL_OK;
     pthread_mutex_lock(&shard->mutex);
     for (;;) {
-        bool admitted = is_admitted(shard, &key, who->delayed, ret_blocked);
+        bool admitted = is_admitted(shard, &key, who->delayed, &stuck);
         rc = admitted ? KL_OK : kl__inbox_is_shut(&shard->inbox) ? KL_ECLOSED : KL_EFULL;
         int64_t now_ns = kl__monotonic_ns(), look_ns = now_ns + KL_EXEC_LOOK_NS;
         if (rc != KL_EFULL || now_ns >= who->until_ns)
@@ -169,10 +206,11 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
         kl__shard_offer(shard);
         kl__cond_wait(&shard->room, &shard->mutex, who->until_ns < look_ns ? who->until_ns : look_ns);
     }
-    if (rc == KL_EFULL && *ret_blocked)
+    *ret_blocked = stuck.blocked;
+    if (rc == KL_EFULL && stuck.blocked)
         note_refused(shard, who->hash);
-    else if (rc == KL_OK && *ret_blocked && !who->delayed)
-        note_admitted(shard, &key, who->hash);
+    else if (rc == KL_OK && stuck.blocked && !who->delayed)
+        note_admitted(shard, &stuck, who->hash);
     kl__shard_offer(shard); /* what came in needs a thread */
     if (rc == KL_EFULL)
         atomic_store_explicit(&shard->told.length, (uint32_t)kl__inbox_length(&shard->inbox), memory_order_relaxed);

@@ -82,6 +82,16 @@ static inline void *kl__ctx_of(const kl__exec_task *task)
     return KL_UNLIKELY(task->lane.mark.kind & KL_KIND_EXTRA) ? task->extra->ctx : task->ctx;
 }
 
+/* The key of a task that is published, and its hash. */
+static inline kl_bytes kl__slot_key(const kl__exec_task *task, uint64_t slot, uint32_t *ret_hash)
+{
+    bool is_far = task->key.len > KL_TASK_KEY_INLINE;
+    kl_bytes bytes = {KL_UNLIKELY(is_far) ? task->key.far : task->key.near, task->key.len};
+    *ret_hash = KL_UNLIKELY(task->lane.mark.kind & KL_KIND_STAMPED) ? (uint32_t)kl__hash_local(bytes)
+                                                                    : (uint32_t)(slot >> KL_INBOX_INDEX_BITS);
+    return bytes;
+}
+
 /* kl__lane_mark.stop_asked: written under the shard's mutex, read by the task itself. OVER is written by who reports the task,
  * before he does, and stays. */
 enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE, KL_STOP_OVER };

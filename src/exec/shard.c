@@ -192,12 +192,10 @@ enum entry { WAITS, STARTED, NO_MEMORY };
 static inline enum entry enter(kl__shard *shard, uint64_t number, uint64_t slot, int64_t now_ms, bool may_start)
 {
     kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
-    uint32_t hash = (uint32_t)(slot >> KL_INBOX_INDEX_BITS), stamp = hash;
+    uint32_t hash, stamp = (uint32_t)(slot >> KL_INBOX_INDEX_BITS);
     bool stamped = task->lane.mark.kind & KL_KIND_STAMPED;
-    bool is_far = task->key.len > KL_TASK_KEY_INLINE;
-    kl_bytes bytes = {KL_UNLIKELY(is_far) ? task->key.far : task->key.near, task->key.len};
-    if (KL_UNLIKELY(stamped))
-        hash = (uint32_t)kl__hash_local(bytes);
+    kl_bytes bytes = kl__slot_key(task, slot, &hash);
+    bool is_far = bytes.len > KL_TASK_KEY_INLINE;
     kl__lane *lane = KL_UNLIKELY(is_far) ? find_far_lane(shard, task, hash) : kl__lanes_lane(shard->lanes, bytes, hash);
     if (KL_UNLIKELY(!lane))
         return NO_MEMORY;

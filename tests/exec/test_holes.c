@@ -38,6 +38,17 @@ TEST(an_urgent_task_behind_a_hole_is_the_next_once_the_hole_is_filled)
     kl_exec_close(exec);
 }
 
+static const char long_key[] = "a key of more than thirty-eight bytes, as can be counted";
+
+/* Returns how many were taken. */
+static int submit_until_refused(kl_exec *exec, const char *key, const kl_exec_task_opts *opts)
+{
+    int taken = 0;
+    while (kl_exec_submit(exec, kl_str(key), nothing, NULL, opts, NULL) == KL_OK)
+        taken++;
+    return taken;
+}
+
 static void look_once(void *exec) { journal_add("%s", kl_rc_name(kl_exec_barrier(exec, kl_str("k"), 0))); }
 
 TEST(a_barrier_waits_no_longer_than_it_may_for_a_place_that_is_not_published)
@@ -65,6 +76,27 @@ TEST(a_claimed_place_is_work_before_it_is_published)
     uint64_t number = claim_hole(exec);
     CHECK(kl__shard_has_work(shard, kl__exec_now_ms(exec)));
     fill_hole(exec, number, nothing, NULL);
+    kl_exec_close(exec);
+}
+
+/* What stands behind the hole cannot be drained, and counts all the same. */
+TEST(behind_a_hole_too_a_blocked_key_has_no_more_than_its_share)
+{
+    enum { CAPACITY = 64, EIGHTH = CAPACITY / 8, HALF = CAPACITY / 2 };
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .shard_capacity = CAPACITY, .submit_timeout_ms = KL_NO_WAIT));
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("a")), KL_OK);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str(long_key)), KL_OK);
+    uint64_t number = claim_hole(exec);
+    CHECK_INT(submit_until_refused(exec, "a", NULL), EIGHTH);
+    CHECK(kl_exec_last_full().blocked);
+    CHECK_INT(submit_until_refused(exec, long_key, NULL), EIGHTH / 2);
+    CHECK(kl_exec_last_full().blocked);
+    CHECK_INT(submit_until_refused(exec, "", TASK(.delay_ms = 50)), HALF - EIGHTH - EIGHTH / 2);
+    CHECK_INT(submit_until_refused(exec, "a", NULL), 0);
+    CHECK(kl_exec_last_full().blocked);
+    fill_hole(exec, number, nothing, NULL);
+    CHECK_INT(info_of(exec, "a").tasks, EIGHTH);
     kl_exec_close(exec);
 }
 
