@@ -184,6 +184,13 @@ static int64_t wait_until(const kl_exec *exec, kl__order *order)
     return order->until_ns;
 }
 
+/* Until when to wait at one shard: who has no key looks at the others from time to time. */
+static int64_t turn_until(const kl__order *order, int64_t until_ns)
+{
+    int64_t turn_ns = kl__monotonic_ns() + KL_EXEC_LOOK_NS;
+    return order->task->key.len == 0 && turn_ns < until_ns ? turn_ns : until_ns;
+}
+
 /* The next shard, for a task without a key. */
 static void go_elsewhere(kl_exec *exec, kl__order *order)
 {
@@ -193,21 +200,6 @@ static void go_elsewhere(kl_exec *exec, kl__order *order)
         atomic_fetch_add(&order->shard->delayed, 1);
         atomic_fetch_sub(&from->delayed, 1);
     }
-}
-
-/* A task without a key may go to any shard that has room, and if it is delayed, room for such. */
-static kl_rc claim_anywhere(kl_exec *exec, kl__order *order, uint64_t *ret_number)
-{
-    uint64_t count;
-    bool blocked;
-    kl_rc rc = KL_EFULL;
-    for (uint32_t i = 1; i < exec->shard_count && rc == KL_EFULL; i++) {
-        go_elsewhere(exec, order);
-        rc = is_delayed(order) ? kl__shard_admit(order->shard, &(kl__applicant){.delayed = true}, &blocked) : KL_OK;
-        if (rc == KL_OK)
-            rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
-    }
-    return rc;
 }
 
 /* Before the shard is called full to somebody who does not wait: if no thread has been there for a while, looks closely. */
@@ -222,21 +214,60 @@ static kl_rc claim_closely(kl__shard *shard, uint64_t *ret_number)
     return kl__inbox_claim(&shard->inbox, 1, ret_number, &count);
 }
 
+/* Whether a task without a key may claim a place in the shard to which it has come: not if it is delayed, and there are enough
+ * of such. */
+static kl_rc admit_here(const kl__order *order, int64_t until_ns)
+{
+    bool blocked;
+    kl__applicant who = {.delayed = true, .until_ns = until_ns};
+    return is_delayed(order) ? kl__shard_admit(order->shard, &who, &blocked) : KL_OK;
+}
+
+/* A task without a key may go to any shard that has room, and if it is delayed, room for such. */
+static kl_rc claim_anywhere(kl_exec *exec, kl__order *order, uint64_t *ret_number)
+{
+    uint64_t count;
+    kl_rc rc = KL_EFULL;
+    for (uint32_t i = 1; i < exec->shard_count && rc == KL_EFULL; i++) {
+        go_elsewhere(exec, order);
+        rc = admit_here(order, 0);
+        if (rc == KL_OK)
+            rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
+    }
+    return rc;
+}
+
 /* Waits for a place: one with a key at its shard, one without wherever there is one first. */
 static kl_rc claim_patiently(kl_exec *exec, kl__order *order, uint64_t *ret_number)
 {
     uint64_t count;
     bool keyless = order->task->key.len == 0;
     kl_rc rc = keyless ? claim_anywhere(exec, order, ret_number) : KL_EFULL;
-    int64_t until_ns = wait_until(exec, order), now_ns = kl__monotonic_ns();
-    while (rc == KL_EFULL && now_ns < until_ns) {
-        int64_t turn_ns = keyless && now_ns + KL_EXEC_LOOK_NS < until_ns ? now_ns + KL_EXEC_LOOK_NS : until_ns;
-        rc = claim_waiting(order->shard, 1, turn_ns, ret_number, &count);
+    int64_t until_ns = wait_until(exec, order);
+    while (rc == KL_EFULL && kl__monotonic_ns() < until_ns) {
+        int64_t turn_ns = turn_until(order, until_ns);
+        rc = keyless ? admit_here(order, turn_ns) : KL_OK;
+        if (rc == KL_OK)
+            rc = claim_waiting(order->shard, 1, turn_ns, ret_number, &count);
         if (rc == KL_EFULL && keyless)
             rc = claim_anywhere(exec, order, ret_number);
-        now_ns = kl__monotonic_ns();
     }
     return rc == KL_EFULL && !keyless && until_ns == 0 ? claim_closely(order->shard, ret_number) : rc;
+}
+
+/* An order with a key asks at its shard, one without at all of them, and it is at the last that it waits. */
+static kl_rc admit_somewhere(kl_exec *exec, kl__order *order, int64_t until_ns, bool *ret_blocked)
+{
+    kl__applicant who = {.key = order->task->key, .hash = order->hash, .delayed = is_delayed(order)};
+    uint32_t shards = who.key.len > 0 ? 1 : exec->shard_count;
+    kl_rc rc = KL_EFULL;
+    for (uint32_t i = 1; rc == KL_EFULL && i <= shards; i++) {
+        who.until_ns = i == shards ? until_ns : 0;
+        rc = kl__shard_admit(order->shard, &who, ret_blocked);
+        if (rc == KL_EFULL && i < shards)
+            go_elsewhere(exec, order);
+    }
+    return rc;
 }
 
 /* Asks whether an order that needs care may come in; one without a key may at any shard. Waiting would hold up the
@@ -244,20 +275,14 @@ static kl_rc claim_patiently(kl_exec *exec, kl__order *order, uint64_t *ret_numb
  * if it may not. */
 static kl_rc admit(kl_exec *exec, kl__order *order)
 {
-    kl__applicant who = {.key = order->task->key, .hash = order->hash, .delayed = is_delayed(order)};
+    bool keyless = order->task->key.len == 0, blocked = false;
     int64_t until_ns = order->patient ? wait_until(exec, order) : 0;
-    bool blocked = false;
-    uint32_t shards = who.key.len > 0 ? 1 : exec->shard_count;
-    kl_rc rc = KL_EFULL;
-    for (uint32_t i = 1; rc == KL_EFULL && i <= shards; i++) {
-        who.until_ns = i == shards ? until_ns : 0;
-        rc = kl__shard_admit(order->shard, &who, &blocked);
-        if (rc == KL_EFULL && i < shards)
-            go_elsewhere(exec, order);
-    }
+    kl_rc rc = admit_somewhere(exec, order, turn_until(order, until_ns), &blocked);
+    while (rc == KL_EFULL && keyless && kl__monotonic_ns() < until_ns)
+        rc = admit_somewhere(exec, order, turn_until(order, until_ns), &blocked);
     order->refused = rc == KL_EFULL;
     if (rc == KL_EFULL)
-        return kl__shard_fail_refused(order->shard, who.key, blocked);
+        return kl__shard_fail_refused(order->shard, order->task->key, blocked);
     return rc == KL_OK ? KL_OK : fail_closed();
 }
 

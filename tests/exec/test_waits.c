@@ -248,6 +248,54 @@ TEST(a_delayed_task_without_a_key_waits_for_no_shard_while_another_has_room)
     kl_exec_close(exec);
 }
 
+/* Of the shards the one for which nobody waits: what is delayed there becomes due. */
+static void let_due_run(void *ctx)
+{
+    own_time.meanwhile = NULL;
+    pass_ms(ctx, 50);
+    AWAIT(tasks_live(ctx) == 1);
+}
+
+TEST(a_delayed_task_without_a_key_that_waits_finds_a_share_in_any_shard)
+{
+    for (uint32_t due = 0; due < 2; due++) {
+        kl_exec *exec = open_frozen(OPTS(.shards = 2, .shard_capacity = 2));
+        REQUIRE(exec != NULL);
+        for (uint32_t i = 0; i < 2; i++)
+            submit(exec, key_in(exec, i).bytes, nothing, NULL, TASK(.delay_ms = i == due ? 50 : 1000));
+        atomic_store(&exec->next_shard, 0);
+        int64_t start_ns = start_own_time((struct own_time){.meanwhile = let_due_run, .ctx = exec});
+        CHECK_INT(
+            kl_exec_submit(exec, kl_str(""), nothing, NULL, TASK(.delay_ms = 1000, .submit_timeout_ms = 100), NULL),
+            KL_OK);
+        CHECK_INT(end_own_time(start_ns), LOOK_MS);
+        kl_exec_close(exec);
+    }
+}
+
+/* One shard has no room, and the other none for more that is delayed. */
+TEST(a_delayed_task_without_a_key_that_waits_for_room_takes_no_more_than_the_share_of_such)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_frozen(OPTS(.shards = 2, .shard_capacity = 2));
+    REQUIRE(exec != NULL);
+    struct text full = key_in(exec, 0), half = key_in(exec, 1);
+    submit(exec, full.bytes, hold, &gate, NULL);
+    submit(exec, full.bytes, nothing, NULL, NULL);
+    submit(exec, half.bytes, nothing, NULL, TASK(.delay_ms = 1000));
+    for (int i = 0; i < 2; i++) {
+        atomic_store(&exec->next_shard, 0);
+        int64_t start_ns = start_own_time((struct own_time){0});
+        CHECK_INT(
+            kl_exec_submit(exec, kl_str(""), nothing, NULL, TASK(.delay_ms = 1000, .submit_timeout_ms = 100), NULL),
+            KL_EFULL);
+        CHECK_INT(end_own_time(start_ns), 100);
+    }
+    CHECK_INT(tasks_live(exec), 3);
+    gate_open(&gate);
+    kl_exec_close(exec);
+}
+
 static void resume_and_run(void *ctx)
 {
     own_time.meanwhile = NULL;
