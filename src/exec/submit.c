@@ -223,16 +223,18 @@ static kl_rc admit_here(const kl__order *order, int64_t until_ns)
     return is_delayed(order) ? kl__shard_admit(order->shard, &who, &blocked) : KL_OK;
 }
 
-/* A task without a key may go to any shard that has room, and if it is delayed, room for such. */
-static kl_rc claim_anywhere(kl_exec *exec, kl__order *order, uint64_t *ret_number)
+/* A task without a key may go to any shard that has room, and if it is delayed, room for such. Closely: looks so at all of them,
+ * and else at the others. */
+static kl_rc claim_anywhere(kl_exec *exec, kl__order *order, bool closely, uint64_t *ret_number)
 {
     uint64_t count;
     kl_rc rc = KL_EFULL;
-    for (uint32_t i = 1; i < exec->shard_count && rc == KL_EFULL; i++) {
+    for (uint32_t i = closely ? 0 : 1; i < exec->shard_count && rc == KL_EFULL; i++) {
         go_elsewhere(exec, order);
         rc = admit_here(order, 0);
         if (rc == KL_OK)
-            rc = kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
+            rc = closely ? claim_closely(order->shard, ret_number)
+                         : kl__inbox_claim(&order->shard->inbox, 1, ret_number, &count);
     }
     return rc;
 }
@@ -242,7 +244,7 @@ static kl_rc claim_patiently(kl_exec *exec, kl__order *order, uint64_t *ret_numb
 {
     uint64_t count;
     bool keyless = order->task->key.len == 0;
-    kl_rc rc = keyless ? claim_anywhere(exec, order, ret_number) : KL_EFULL;
+    kl_rc rc = keyless ? claim_anywhere(exec, order, false, ret_number) : KL_EFULL;
     int64_t until_ns = wait_until(exec, order);
     while (rc == KL_EFULL && kl__monotonic_ns() < until_ns) {
         int64_t turn_ns = turn_until(order, until_ns);
@@ -250,9 +252,11 @@ static kl_rc claim_patiently(kl_exec *exec, kl__order *order, uint64_t *ret_numb
         if (rc == KL_OK)
             rc = claim_waiting(order->shard, 1, turn_ns, ret_number, &count);
         if (rc == KL_EFULL && keyless)
-            rc = claim_anywhere(exec, order, ret_number);
+            rc = claim_anywhere(exec, order, false, ret_number);
     }
-    return rc == KL_EFULL && !keyless && until_ns == 0 ? claim_closely(order->shard, ret_number) : rc;
+    if (rc != KL_EFULL || until_ns != 0)
+        return rc;
+    return keyless ? claim_anywhere(exec, order, true, ret_number) : claim_closely(order->shard, ret_number);
 }
 
 /* An order with a key asks at its shard, one without at all of them, and it is at the last that it waits. */

@@ -460,7 +460,7 @@ TEST(what_is_done_gives_its_place_back_although_the_next_in_hand_blocks)
 }
 
 /* To look costs a barrier in every thread, so it is not done while one comes by again and again. */
-TEST(who_does_not_wait_gets_the_place_of_what_is_done_in_hand_once_no_thread_has_come_by_for_a_while)
+static void take_places_in_hand(const char *key)
 {
     struct gate block = GATE;
     const kl_exec_task_opts *at_once = TASK(.submit_timeout_ms = KL_NO_WAIT);
@@ -470,15 +470,22 @@ TEST(who_does_not_wait_gets_the_place_of_what_is_done_in_hand_once_no_thread_has
     deal(exec, (struct hand_task[]){{note, "0"}, {note, "1"}, {note, "2"}, {hold, &block}}, 4, NULL);
     gate_await(&block, 1);
     for (int i = 0; i < 4; i++)
-        submit(exec, "k", nothing, NULL, at_once);
-    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, at_once, NULL), KL_EFULL);
+        submit(exec, key, nothing, NULL, at_once);
+    CHECK_INT(kl_exec_submit(exec, kl_str(key), nothing, NULL, at_once, NULL), KL_EFULL);
     pass_ms(exec, KL_EXEC_LOOK_NS / MS);
     for (int i = 0; i < 3; i++)
-        submit(exec, "k", nothing, NULL, at_once);
-    CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, at_once, NULL), KL_EFULL);
+        submit(exec, key, nothing, NULL, at_once);
+    CHECK_INT(kl_exec_submit(exec, kl_str(key), nothing, NULL, at_once, NULL), KL_EFULL);
     gate_open(&block);
     kl_exec_close(exec);
 }
+
+TEST(who_does_not_wait_gets_the_place_of_what_is_done_in_hand_once_no_thread_has_come_by_for_a_while)
+{
+    take_places_in_hand("k");
+}
+
+TEST(a_task_without_a_key_gets_the_place_of_what_is_done_in_hand_too) { take_places_in_hand(""); }
 
 struct recall {
     kl_exec *exec;
