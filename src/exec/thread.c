@@ -357,14 +357,21 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
 
 /* --- Running --- */
 
+/* What one task, or a report, has changed of how the thread is cancelled must not reach the next task, and even less us: at any
+ * moment the thread can be ended in a task only. The type first, or what is pending would end it here. */
+static void restore_cancelability(void)
+{
+    pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, NULL);
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+}
+
 /* Reports the task, or lets it be retried, and ends it. What that takes is not the task's time. Nobody ends the thread
  * here: once its task has ended, the executor may be closed. */
 static void settle_alone(kl_run *run, kl__lane_task *taken, kl_outcome outcome)
 {
     kl__exec_thread *thread = thread_of(run);
     kl__shard *shard = run->shard;
-    int state;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
     int64_t now_ns = kl__exec_now_ns(run->exec);
     if (outcome == KL_DONE) {
         kl__exec_report(shard, run->task, KL_DONE, KL_OK, run->error);
@@ -377,7 +384,7 @@ static void settle_alone(kl_run *run, kl__lane_task *taken, kl_outcome outcome)
     pthread_mutex_unlock(&shard->mutex);
     run->task = NULL;
     thread->began_ns = kl__exec_now_ns(run->exec);
-    pthread_setcancelstate(state, NULL);
+    restore_cancelability();
 }
 
 /* Runs one attempt. True: it is done and only has to be ended; else it has been settled. */
@@ -388,6 +395,7 @@ static bool run_task(kl_run *run, kl__lane_task *taken)
     run->retry_after_ms = -1;
     run->error[0] = '\0';
     kl_outcome outcome = task->fn(run, kl__ctx_of(task));
+    restore_cancelability();
     if (KL_UNLIKELY(outcome != KL_DONE || task->lane.mark.kind)) {
         settle_alone(run, taken, outcome);
         return false;
@@ -411,8 +419,9 @@ static void run_hand(kl__exec_thread *thread)
             kl__exec_announce(thread->exec, hand->count);
         task = kl__hand_claim(hand, 0);
     }
+    thread->ran = 0;
     pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
-    for (thread->ran = 0; task; task = kl__hand_claim(hand, thread->ran)) {
+    for (; task; task = kl__hand_claim(hand, thread->ran)) {
         pthread_testcancel(); /* and not in somebody else's task */
         uint32_t index = thread->ran++;
         if (!run_task(run, task))

@@ -238,6 +238,74 @@ TEST(a_task_that_has_its_thread_cancelled_and_returns_costs_no_other_an_attempt)
     kl_exec_close(exec);
 }
 
+static kl_outcome leave_cancelability(kl_run *run, void *outcome)
+{
+    kl_run_retry_after(run, 0);
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+    return kl_run_attempt(run) == 1 ? *(const kl_outcome *)outcome : KL_DONE;
+}
+
+static kl_outcome tell_cancelability(kl_run *run, void *ctx)
+{
+    int state, type;
+    (void)run, (void)ctx;
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state);
+    pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, &type);
+    bool is_default = state == PTHREAD_CANCEL_ENABLE && type == PTHREAD_CANCEL_DEFERRED;
+    journal_add("%s", is_default ? "default" : "another's");
+    return KL_DONE;
+}
+
+/* In the report, too. */
+static void leave_it_in_report(void *ctx, const kl_exec_end *end)
+{
+    (void)ctx, (void)end;
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+}
+
+TEST(how_a_task_lets_itself_be_cancelled_is_not_the_next_ones_affair)
+{
+    static kl_outcome outcomes[] = {KL_DONE, KL_RETRY, KL_DEAD};
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .on_failure = leave_it_in_report));
+    REQUIRE(exec != NULL);
+    for (size_t i = 0; i < COUNT(outcomes); i++) {
+        journal_clear();
+        grow_hands(exec);
+        deal(exec,
+             (struct hand_task[]){
+                 {note, "0"}, {leave_cancelability, &outcomes[i]}, {tell_cancelability, NULL}, {nothing, NULL}},
+             4, NULL);
+        AWAIT(tasks_live(exec) == 0);
+        submit(exec, "last", leave_cancelability, &outcomes[i], NULL);
+        AWAIT(tasks_live(exec) == 0);
+        submit(exec, "next", tell_cancelability, NULL, NULL);
+        journal_await(3);
+        CHECK_STR(journal_text(), "0 default default");
+    }
+    kl_exec_close(exec);
+}
+
+static kl_outcome have_it_cancelled_later(kl_run *run, void *ctx)
+{
+    (void)run, (void)ctx;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+    pthread_cancel(pthread_self());
+    return KL_DONE;
+}
+
+TEST(a_task_whose_thread_may_be_cancelled_at_any_moment_costs_no_other_its_run)
+{
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .attempts_max = 1, .on_failure = note_end, .on_failure_ctx = "f"));
+    REQUIRE(exec != NULL);
+    submit(exec, "a", have_it_cancelled_later, NULL, NULL);
+    submit_note(exec, "b", "b");
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_STR(journal_text(), "b");
+    kl_exec_close(exec);
+}
+
 /* --- A task that blocks, blocks nobody else --- */
 
 enum { ROUND_KEYS = 40 };
