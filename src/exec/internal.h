@@ -93,7 +93,7 @@ static inline kl_bytes kl__slot_key(const kl__exec_task *task, uint64_t slot, ui
 }
 
 /* kl__lane_mark.stop_asked: written under the shard's mutex, read by the task itself. OVER is written by who reports the task,
- * before he does, and stays. */
+ * before he does, of one that failed when that is decided, and stays. */
 enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE, KL_STOP_OVER };
 
 static inline uint8_t kl__stop_asked(const kl__exec_task *task)

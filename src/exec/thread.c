@@ -342,6 +342,7 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
         kl__exec_wake_one(run->exec); /* whoever sleeps may have to get up earlier now */
         return;
     }
+    kl__ask_stop(task, KL_STOP_OVER); /* it is decided: whoever cancels it now comes too late */
     pthread_mutex_unlock(&shard->mutex);
     bool cancelled = rc == KL_ECANCELLED || rc == KL_ECLOSED;
     kl__exec_report(shard, task, cancelled ? KL_CANCELLED : KL_DEAD, rc, run->error);

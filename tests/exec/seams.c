@@ -22,7 +22,7 @@ int __real_sched_yield(void);
 long __real_syscall(long number, ...);
 uint32_t __real_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t __real_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
-
+void __real_kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
 bool __real_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
 
 void *__wrap_kl__alloc(size_t size);
@@ -39,7 +39,7 @@ int __wrap_sched_yield(void);
 long __wrap_syscall(long number, ...);
 uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
 uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
-
+void __wrap_kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
 bool __wrap_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
 
 enum { SECOND_NS = 1000 * MS };
@@ -50,6 +50,7 @@ static atomic_int threads_to_spare, threads_to_fail, thread_error;
 atomic_int barriers_waiting;
 atomic_bool membarrier_fails;
 _Atomic(void (*)(kl__lane_task **, uint32_t)) on_take;
+_Atomic(void (*)(void)) on_report;
 _Atomic(void (*)(pthread_t)) on_detach, on_join;
 
 int64_t live_pieces(void) { return atomic_load(&pieces); }
@@ -184,6 +185,14 @@ uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint
 uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
 {
     return tell(ret_tasks, __real_kl__shard_start(shard, ret_tasks, most, now_ns));
+}
+
+void __wrap_kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error)
+{
+    void (*call)(void) = atomic_load(&on_report);
+    if (call)
+        call();
+    __real_kl__exec_report(shard, task, outcome, rc, error);
 }
 
 bool __wrap_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier)

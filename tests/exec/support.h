@@ -154,6 +154,9 @@ extern size_t affinity_bytes;
 /* While set, membarrier(2) is refused, as by a sandbox. */
 extern atomic_bool membarrier_fails;
 
+/* Called by who is about to report a task, with no mutex held; NULL: nobody. */
+extern _Atomic(void (*)(void)) on_report;
+
 /* Called with a thread's own id before it detaches itself, and before a thread is joined; NULL: nobody. */
 extern _Atomic(void (*)(pthread_t)) on_detach, on_join;
 

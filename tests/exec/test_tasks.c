@@ -437,6 +437,34 @@ TEST(a_running_task_that_is_cancelled_is_asked_to_stop_and_not_retried)
     kl_exec_close(exec);
 }
 
+static struct {
+    kl_exec *exec;
+    kl_exec_id id;
+} failed;
+
+static void cancel_failed(void)
+{
+    kl_exec_status status;
+    journal_add("%s", kl_rc_name(kl_exec_cancel(failed.exec, failed.id)));
+    journal_add("%s", kl_rc_name(kl_exec_status_of(failed.exec, failed.id, &status)));
+}
+
+/* Else the one who cancels it would be told that it is running, and the report that nobody has cancelled it. */
+TEST(a_task_of_which_it_is_decided_that_it_has_failed_can_no_longer_be_cancelled)
+{
+    struct gate gate = GATE;
+    struct script dead = {.name = "t", .plan = "x", .gate = &gate};
+    kl_exec *exec = failed.exec = open_exec(OPTS(.threads = 1, .on_failure = note_end, .on_failure_ctx = "end"));
+    REQUIRE(exec != NULL);
+    failed.id = submit_script(exec, "k", &dead, NULL);
+    atomic_store(&on_report, cancel_failed);
+    gate_open(&gate);
+    journal_await(4);
+    atomic_store(&on_report, NULL);
+    CHECK_STR(journal_text(), "t KL_ENOTFOUND KL_ENOTFOUND end=KL_EDEAD/1");
+    kl_exec_close(exec);
+}
+
 TEST(a_running_task_that_is_done_in_spite_of_a_cancel_is_done)
 {
     struct gate gate = GATE;
