@@ -15,7 +15,7 @@
  *     one thread keep their order, calls of several threads are ordered as they happen to arrive.
  *   - Memory is bounded: a shard has shard_capacity places, and a task takes one until it ends. Of the tasks that cannot
  *     run, because their key is blocked or they are not due, a quarter as many as there are places (at least one) take
- *     none. At most 96 bytes for each place, and up to 35 KiB for each shard, are taken when it is opened. Beyond that, a
+ *     none. At most 96 bytes for each place, and up to 43 KiB for each shard, are taken when it is opened. Beyond that, a
  *     task with a delay, a deadline, a report of its own or an error text takes about 96 bytes while it lives, and the
  *     text; a key takes about 200 while it has tasks, and its length if that is over 38. Some 1,300 keys of each shard may
  *     keep theirs to be used again.

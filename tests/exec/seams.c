@@ -44,7 +44,7 @@ bool __wrap_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_
 
 enum { SECOND_NS = 1000 * MS };
 
-static _Atomic(int64_t) pieces;
+static _Atomic(int64_t) pieces, bytes;
 static atomic_int threads_to_spare, threads_to_fail, thread_error;
 
 atomic_int barriers_waiting;
@@ -54,21 +54,27 @@ _Atomic(void (*)(void)) on_report;
 _Atomic(void (*)(pthread_t)) on_detach, on_join;
 
 int64_t live_pieces(void) { return atomic_load(&pieces); }
+int64_t bytes_taken(void) { return atomic_load(&bytes); }
 
-static void *count_in(void *memory)
+static void *count_in(void *memory, size_t size)
 {
-    if (memory)
+    if (memory) {
         atomic_fetch_add(&pieces, 1);
+        atomic_fetch_add(&bytes, (int64_t)size);
+    }
     return memory;
 }
 
-void *__wrap_kl__alloc(size_t size) { return count_in(__real_kl__alloc(size)); }
+void *__wrap_kl__alloc(size_t size) { return count_in(__real_kl__alloc(size), size); }
 
-void *__wrap_kl__alloc_zeroed(size_t count, size_t size) { return count_in(__real_kl__alloc_zeroed(count, size)); }
+void *__wrap_kl__alloc_zeroed(size_t count, size_t size)
+{
+    return count_in(__real_kl__alloc_zeroed(count, size), count * size);
+}
 
 void *__wrap_kl__alloc_aligned(size_t alignment, size_t count, size_t size)
 {
-    return count_in(__real_kl__alloc_aligned(alignment, count, size));
+    return count_in(__real_kl__alloc_aligned(alignment, count, size), count * size);
 }
 
 void __wrap_kl__free(void *memory)

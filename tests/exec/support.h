@@ -125,6 +125,9 @@ bool still(int64_t until_ns);
 /* Memory of the library that is in use, in pieces. */
 int64_t live_pieces(void);
 
+/* All that was ever taken, in bytes. */
+int64_t bytes_taken(void);
+
 /* After `spared` more threads have been started, the next `number` starts fail with this error. */
 void fail_threads(int spared, int number, int error);
 

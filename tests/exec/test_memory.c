@@ -26,6 +26,25 @@ TEST(an_executor_gives_back_all_its_memory)
     CHECK_INT(live_pieces(), before);
 }
 
+static int64_t bytes_to_open(int64_t shards, int64_t capacity)
+{
+    int64_t before = bytes_taken();
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .shards = shards, .shard_capacity = capacity));
+    int64_t bytes = bytes_taken() - before;
+    kl_exec_close(exec);
+    return bytes;
+}
+
+/* Where the ring is nearly twice as large as the capacity a place takes the most. */
+TEST(a_shard_and_its_places_take_no_more_memory_than_exec_h_says)
+{
+    static const int64_t capacities[] = {1, 2, 5, 128, 1024, 1025, 65537};
+    for (size_t i = 0; i < COUNT(capacities); i++) {
+        int64_t shard = bytes_to_open(3, capacities[i]) - bytes_to_open(2, capacities[i]);
+        CHECK(shard > 0 && shard <= 96 * capacities[i] + INT64_C(43) * 1024);
+    }
+}
+
 TEST(a_refused_task_gives_back_what_it_needed)
 {
     struct gate gate = GATE;
