@@ -473,7 +473,8 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
     }
 }
 
-/* Ends everything that is not running: the executor is being aborted. */
+/* Ends everything that is not running: the executor is being aborted. What runs is told when its deadline comes, which would
+ * be due for ever otherwise. */
 void kl__shard_give_up(kl__shard *shard)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);
@@ -485,4 +486,5 @@ void kl__shard_give_up(kl__shard *shard)
         chain = kl__lanes_drain_all(shard->lanes, kl__ns_to_ms(now_ns));
         kl__shard_end_chain(shard, chain, KL_CANCELLED, KL_ECLOSED);
     } while (rc != KL_OK && chain);
+    (void)kl__shard_expire(shard, kl__exec_now_ns(shard->exec));
 }

@@ -312,6 +312,24 @@ TEST(abort_reports_what_never_ran_and_asks_the_running_to_stop)
     kl_exec_close(exec);
 }
 
+/* Threads are awake while something is due. */
+TEST(a_deadline_that_passes_while_an_abort_waits_for_the_task_keeps_no_thread_awake)
+{
+    struct gate gate = GATE;
+    struct helper aborter;
+    kl_exec *exec = open_frozen(OPTS(.threads = 2));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", hold, &gate, TASK(.deadline_ms = 10));
+    gate_await(&gate, 1);
+    helper_start(&aborter, abort_it, exec);
+    AWAIT(kl__inbox_is_shut(&exec->shards[0].inbox));
+    pass_ms(exec, 10);
+    AWAIT(atomic_load(&exec->shards[0].next_due) == KL_NEVER);
+    gate_open(&gate);
+    helper_join(&aborter);
+    kl_exec_close(exec);
+}
+
 /* The abort is at one shard when a task of another sees that it should stop, and returns. The report waits a little for
  * the next task of that key, which must not come. */
 static void wait_for_never(void *ctx, const kl_exec_end *end)
