@@ -145,8 +145,10 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
 
 /* --- One key --- */
 
-/* Returns with the mutex of the key's shard held and its inbox empty. */
-static kl_rc enter(const char *call, kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
+/* Returns with the mutex of the key's shard held and its inbox empty, as far as it is published. So many places had been claimed
+ * when it was emptied. */
+static kl_rc enter_claimed(const char *call, kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key,
+                           uint64_t *ret_claimed)
 {
     if (!exec)
         return kl__exec_fail_null(call, "exec");
@@ -159,12 +161,36 @@ static kl_rc enter(const char *call, kl_exec *exec, kl_bytes key, kl__shard **re
     kl__shard *shard = kl__exec_shard_of(exec, key, &hash);
     *ret_key = (kl__lane_key){key, (uint32_t)hash};
     pthread_mutex_lock(&shard->mutex);
+    *ret_claimed = kl__inbox_claimed(&shard->inbox);
     if (kl__shard_look_closely(shard) != KL_OK) {
         leave(shard);
         return kl__fail_memory();
     }
     *ret_shard = shard;
     return KL_OK;
+}
+
+static kl_rc enter(const char *call, kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key)
+{
+    uint64_t claimed;
+    return enter_claimed(call, exec, key, ret_shard, ret_key, &claimed);
+}
+
+/* Empties the shard's inbox of everything that was claimed before the call. Holds its mutex on return, unless it fails.
+ * KL_ETIMEDOUT: until_ns has come, and something is not published yet; without a sentence. */
+static kl_rc enter_all(const char *call, kl_exec *exec, kl_bytes key, int64_t until_ns, kl__shard **ret_shard,
+                       kl__lane_key *ret_key)
+{
+    uint64_t claimed;
+    kl_rc rc = enter_claimed(call, exec, key, ret_shard, ret_key, &claimed);
+    while (rc == KL_OK && atomic_load(&(*ret_shard)->inbox.drained) < claimed) {
+        leave(*ret_shard); /* somebody is about to publish */
+        if (kl__monotonic_ns() >= until_ns)
+            return KL_ETIMEDOUT;
+        kl__nap(NAP_NS);
+        rc = enter(call, exec, key, ret_shard, ret_key);
+    }
+    return rc;
 }
 
 kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
@@ -178,7 +204,7 @@ kl_rc kl_exec_key_show(kl_exec *exec, kl_bytes key, kl_key_info *ret_info)
     kl__lane_key lane_key;
     if (!ret_info)
         return kl__exec_fail_null("kl_exec_key_show", "ret_info");
-    kl_rc rc = enter("kl_exec_key_show", exec, key, &shard, &lane_key);
+    kl_rc rc = enter_all("kl_exec_key_show", exec, key, KL_NEVER, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     kl__lane_info info = kl__lanes_show(shard->lanes, &lane_key);
@@ -222,7 +248,7 @@ kl_rc kl_exec_key_skip(kl_exec *exec, kl_bytes key)
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
     bool running;
-    kl_rc rc = enter("kl_exec_key_skip", exec, key, &shard, &lane_key);
+    kl_rc rc = enter_all("kl_exec_key_skip", exec, key, KL_NEVER, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     kl__lane_task *task = kl__lanes_skip(shard->lanes, &lane_key, kl__exec_now_ms(exec), &running);
@@ -240,7 +266,7 @@ kl_rc kl_exec_key_drain(kl_exec *exec, kl_bytes key, uint64_t *ret_count)
 {
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
-    kl_rc rc = enter("kl_exec_key_drain", exec, key, &shard, &lane_key);
+    kl_rc rc = enter_all("kl_exec_key_drain", exec, key, KL_NEVER, &shard, &lane_key);
     if (rc != KL_OK)
         return rc;
     uint64_t count = 0;
@@ -270,26 +296,6 @@ static void barrier_reached(kl__lane_barrier *lane)
     pthread_cond_signal(&barrier->ended);
 }
 
-/* Empties the shard's inbox of everything that was claimed before the call. Holds its mutex on return, unless it fails.
- * KL_ETIMEDOUT: until_ns has come, and something is not published yet; without a sentence. */
-static kl_rc enter_all(kl_exec *exec, kl_bytes key, int64_t until_ns, kl__shard **ret_shard, kl__lane_key *ret_key)
-{
-    uint64_t claimed = UINT64_MAX;
-    for (;;) {
-        kl_rc rc = enter("kl_exec_barrier", exec, key, ret_shard, ret_key);
-        if (rc != KL_OK)
-            return rc;
-        if (claimed == UINT64_MAX)
-            claimed = kl__inbox_claimed(&(*ret_shard)->inbox);
-        if (atomic_load(&(*ret_shard)->inbox.drained) >= claimed)
-            return KL_OK;
-        leave(*ret_shard); /* somebody is about to publish */
-        if (kl__monotonic_ns() >= until_ns)
-            return KL_ETIMEDOUT;
-        kl__nap(NAP_NS);
-    }
-}
-
 static kl_rc fail_barrier(int64_t wait_ms)
 {
     return kl__fail(
@@ -311,7 +317,7 @@ kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms)
     int64_t until_ns = kl__deadline_ns(wait_ms);
     kl__shard *shard = NULL;
     kl__lane_key lane_key;
-    rc = enter_all(exec, key, until_ns, &shard, &lane_key);
+    rc = enter_all("kl_exec_barrier", exec, key, until_ns, &shard, &lane_key);
     if (rc != KL_OK)
         return rc == KL_ETIMEDOUT ? fail_barrier(wait_ms) : rc;
     struct barrier barrier = {.lane = {.position = atomic_load(&shard->inbox.drained), .reached = barrier_reached}};

@@ -79,6 +79,77 @@ TEST(a_claimed_place_is_work_before_it_is_published)
     kl_exec_close(exec);
 }
 
+/* --- Keys --- */
+
+/* A call about key "k", of which a task stands behind the hole; it looks at the clock each time that it looks for the task. */
+static struct {
+    kl_exec *exec;
+    void (*call)(kl_exec *exec);
+    pthread_t caller;
+    atomic_int looks;
+    atomic_bool is_over;
+} behind;
+
+static void count_look(void)
+{
+    if (pthread_equal(pthread_self(), behind.caller))
+        atomic_fetch_add(&behind.looks, 1);
+}
+
+static void make_call(void *ctx)
+{
+    (void)ctx;
+    behind.caller = pthread_self();
+    atomic_store(&on_clock, count_look);
+    behind.call(behind.exec);
+    atomic_store(&behind.is_over, true);
+}
+
+static void call_before_hole_is_filled(void (*call)(kl_exec *exec), const char *expected)
+{
+    enum { AGAIN = 8 };
+    struct gate gate = GATE;
+    struct helper helper;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "held", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    uint64_t number = claim_hole(exec);
+    submit(exec, "k", note, "ran", TASK(.end = note_end, .end_ctx = "k"));
+    behind.exec = exec;
+    behind.call = call;
+    atomic_store(&behind.looks, 0);
+    atomic_store(&behind.is_over, false);
+    helper_start(&helper, make_call, NULL);
+    AWAIT(atomic_load(&behind.is_over) || atomic_load(&behind.looks) >= AGAIN);
+    fill_hole(exec, number, nothing, NULL);
+    helper_join(&helper);
+    atomic_store(&on_clock, NULL);
+    gate_open(&gate);
+    AWAIT(tasks_live(exec) == 0);
+    CHECK_STR(journal_text(), expected);
+    kl_exec_close(exec);
+}
+
+static void drain_key(kl_exec *exec)
+{
+    uint64_t count = 0;
+    CHECK_INT(kl_exec_key_drain(exec, kl_str("k"), &count), KL_OK);
+    journal_add("%d", (int)count);
+}
+
+static void skip_key(kl_exec *exec) { journal_add("%s", kl_rc_name(kl_exec_key_skip(exec, kl_str("k")))); }
+static void show_key(kl_exec *exec) { journal_add("%d", (int)info_of(exec, "k").tasks); }
+
+TEST(draining_skipping_and_showing_a_key_see_its_task_behind_a_hole)
+{
+    call_before_hole_is_filled(drain_key, "k=KL_ECANCELLED/0 1");
+    call_before_hole_is_filled(skip_key, "k=KL_ECANCELLED/0 KL_OK");
+    call_before_hole_is_filled(show_key, "1 ran k=KL_OK/1");
+}
+
+/* --- What others do meanwhile --- */
+
 /* What stands behind the hole cannot be drained, and counts all the same. */
 TEST(behind_a_hole_too_a_blocked_key_has_no_more_than_its_share)
 {
