@@ -421,7 +421,7 @@ static void run_hand(kl__exec_thread *thread)
         task = kl__hand_claim(hand, 0);
     }
     thread->ran = 0;
-    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    restore_cancelability();
     for (; task; task = kl__hand_claim(hand, thread->ran)) {
         pthread_testcancel(); /* and not in somebody else's task */
         uint32_t index = thread->ran++;

@@ -286,6 +286,22 @@ TEST(how_a_task_lets_itself_be_cancelled_is_not_the_next_ones_affair)
     kl_exec_close(exec);
 }
 
+TEST(what_a_report_changes_of_how_the_thread_is_cancelled_is_not_the_next_tasks_affair)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1, .on_failure = leave_it_in_report));
+    REQUIRE(exec != NULL);
+    submit(exec, "held", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    submit(exec, "late", nothing, NULL, TASK(.deadline_ms = 10));
+    submit(exec, "next", tell_cancelability, NULL, NULL);
+    pass_ms(exec, 10);
+    gate_open(&gate);
+    journal_await(1);
+    CHECK_STR(journal_text(), "default");
+    kl_exec_close(exec);
+}
+
 static kl_outcome have_it_cancelled_later(kl_run *run, void *ctx)
 {
     (void)run, (void)ctx;
