@@ -637,6 +637,66 @@ TEST(power_may_be_lost_at_any_point_of_a_repair)
     patient_free(original);
 }
 
+/* ---- Afterwards ---- */
+
+static void settle_all(kl_store *store, const char *name)
+{
+    uint32_t partition;
+    CHECK_INT(kl_store_partition(store, name, 1, &partition), KL_OK);
+    for (uint32_t shard = 0; shard < 16; shard++) {
+        kl_stub stubs[PATIENT_TASKS];
+        kl_settled settled[PATIENT_TASKS];
+        kl_scan scan = {.place = {partition, shard}, .stubs = stubs, .max = PATIENT_TASKS};
+        CHECK_INT(kl_store_scan(store, &scan, 1), KL_OK);
+        for (size_t i = 0; i < scan.count; i++)
+            settled[i] = (kl_settled){.id = stubs[i].id, .position = stubs[i].position, .attempts = 1};
+        kl_settle batch = {.place = scan.place, .tasks = settled, .count = scan.count};
+        if (scan.count)
+            CHECK_INT(kl_store_settle(store, &batch, 1), KL_OK);
+    }
+}
+
+/* Segments that were made anew hold nothing, and each is the first once, when those before it have been dropped. */
+TEST(power_may_be_lost_while_the_store_drops_segments_that_a_repair_has_made)
+{
+    struct patient *patient = patient_make(true);
+    char path[64];
+    REQUIRE(patient);
+    for (uint64_t segment = middle(patient); segment <= middle(patient) + 1; segment++) {
+        patient_path(segment, path);
+        patient_unlink(patient, path);
+    }
+    CHECK(repair(patient));
+    simdisk *start = simdisk_image(patient->disk, SIM_ALL, 1);
+    struct patient *recorded = patient_on(simdisk_clone(start));
+    kl_store *store = NULL;
+    simdisk_record(recorded->disk);
+    CHECK_INT(patient_open(recorded, &store), KL_OK);
+    REQUIRE(store);
+    settle_all(store, "a");
+    settle_all(store, "b");
+    kl_store_close(store);
+    patient_path(middle(patient) + 1, path);
+    CHECK(!patient_has(recorded, path));
+    uint64_t ops = simdisk_recorded(recorded->disk);
+    for (uint64_t op = 1; op <= ops && !test_failed(); op++) {
+        simdisk *disk = simdisk_clone(start);
+        simdisk_forward(disk, recorded->disk, op);
+        struct patient *found = patient_on(simdisk_image(disk, SIM_NOTHING, 1));
+        bool waiting[PATIENT_TASKS];
+        kl_rc rc = patient_waiting(found, waiting);
+        if (rc != KL_OK)
+            printf("# after operation %llu: %s\n", (unsigned long long)op, kl_error_text());
+        CHECK_INT(rc, KL_OK);
+        CHECK_INT(patient_examine(found, false), KL_OK);
+        patient_free(found);
+        simdisk_free(disk);
+    }
+    patient_free(recorded);
+    simdisk_free(start);
+    patient_free(patient);
+}
+
 /* ---- Any damage ---- */
 
 struct hit {

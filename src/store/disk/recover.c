@@ -211,6 +211,18 @@ static void set_aside_next(kl__segments *segments, kl__state *state)
         state->closed_bytes += state->segments[i]->bytes;
 }
 
+/* Segments come into use one after the other, and go so: the first has frames, or none has. One that a repair has made in
+ * place of a missing one is nothing but its header (doctor_plan.c). NULL: so it is. */
+static const kl__segment *find_emptied(const kl__state *state, const kl__recovered *recovered)
+{
+    size_t first = 0;
+    while (first < state->segment_count && state->segments[first]->bytes == KL_SEGMENT_HEADER)
+        first++;
+    bool is_emptied =
+        recovered->last_frame && first < state->segment_count && state->segments[first]->end == KL_SEGMENT_HEADER;
+    return is_emptied ? state->segments[first] : NULL;
+}
+
 /* Names that a process gave before it was killed were read, so they must stay. */
 static kl_rc sync_names(const kl__segments *segments)
 {
@@ -238,9 +250,9 @@ kl_rc kl__recover(kl__segments *segments, kl__state *state, kl__recovered *ret_r
         return KL_OK;
     }
     kl__tokens_recovered(state->tokens);
-    /* Segments come into use one after the other, and go so. */
-    if (ret_recovered->last_frame && state->segments[0]->end == KL_SEGMENT_HEADER)
-        return fail_damaged(segments, state->segments[0]->number, "none of its frames is readable", KL_SEGMENT_HEADER);
+    const kl__segment *emptied = find_emptied(state, ret_recovered);
+    if (emptied)
+        return fail_damaged(segments, emptied->number, "none of its frames is readable", KL_SEGMENT_HEADER);
     set_aside_next(segments, state);
     if (!ret_recovered->was_closed)
         kl__segments_log(segments, KL_LOG_INFO,
