@@ -7,6 +7,7 @@
 #include "base/random.h"
 #include "disk_rig.h"
 #include "store/disk/format.h"
+#include "store/disk/segments.h"
 #include "store/disk/state.h"
 
 enum { BYTES = 200, SEGMENT = RIG_SEGMENT, PER_SEGMENT = SEGMENT / 280 };
@@ -321,4 +322,60 @@ TEST(tasks_of_half_a_segment_can_stay)
         rig_reopen(&rig);
     }
     rig_end(&rig);
+}
+
+/* ---- What stays while the journal is brisk ---- */
+
+/* Segments in memory, of which the last is being written, with a spare beside them. */
+struct brisk {
+    kl__state state;
+    kl__segments segments;
+    kl__segment its[32];
+};
+
+static void brisk_begin(struct brisk *brisk)
+{
+    memset(brisk, 0, sizeof *brisk);
+    CHECK_OK(kl__state_open(&brisk->state));
+    brisk->segments.state = &brisk->state;
+    brisk->segments.segment_bytes = SEGMENT;
+    brisk->segments.has_spare = brisk->segments.has_next = true;
+}
+
+static void brisk_end(struct brisk *brisk)
+{
+    for (size_t i = 0; i < brisk->state.segment_count; i++)
+        kl__free(brisk->state.segments[i]->part_live);
+    kl__state_close(&brisk->state);
+}
+
+static void brisk_add(struct brisk *brisk, size_t count, uint64_t live)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t number = brisk->state.segment_count + 1;
+        kl__segment *its = &brisk->its[number];
+        *its = (kl__segment){.number = number, .bytes = SEGMENT, .live = live};
+        CHECK(kl__state_add_segment(&brisk->state, its));
+        brisk->state.live += live;
+        brisk->state.described = number;
+    }
+}
+
+static bool brisk_drops(const struct brisk *brisk) { return kl__segments_need_upkeep(&brisk->segments); }
+
+TEST(files_that_are_kept_and_those_that_wait_to_be_copied_are_within_the_bound_together)
+{
+    for (size_t gathered = 0; gathered <= KL_PATIENCE_SEGMENTS; gathered++) {
+        for (size_t kept = 1; kept <= KL_PATIENCE_SEGMENTS + 1; kept++) {
+            struct brisk brisk;
+            brisk_begin(&brisk);
+            brisk_add(&brisk, kept, 0);
+            brisk_add(&brisk, 6, SEGMENT / 2); /* twice what is live */
+            brisk_add(&brisk, gathered, 1);
+            brisk_add(&brisk, 1, 0);
+            uint64_t live = brisk.state.live - gathered;
+            CHECK_INT(brisk_drops(&brisk), brisk.state.closed_bytes > 2 * live + KL_PATIENCE_SEGMENTS * SEGMENT);
+            brisk_end(&brisk);
+        }
+    }
 }

@@ -312,14 +312,18 @@ void kl__segments_make_spare(kl__segments *segments)
     pthread_mutex_unlock(&segments->files);
 }
 
-/* How many that could be dropped need not be yet: a full disk wants them all, and so do others that are to be copied. With
- * the state's mutex held. */
+/* How many that could be dropped need not be yet: with those that gather they are within the bound (G2). A full disk wants
+ * them all, and what is of no use as a spare goes. With the state's mutex held. */
 static size_t kept_max(const kl__segments *segments)
 {
     const kl__state *state = segments->state;
-    bool is_of_use =
-        segments->has_spare && state->segment_count && state->segments[0]->bytes == segments->segment_bytes;
-    return is_of_use && !segments->is_full && !are_too_many(segments) ? KL_PATIENCE_SEGMENTS : 0;
+    const kl__segment *first = state->segment_count ? state->segments[0] : NULL;
+    bool is_of_use = segments->has_spare && first && first->bytes == segments->segment_bytes;
+    if (!is_of_use || segments->is_full || are_too_many(segments))
+        return 0;
+    uint64_t bound = 2 * state->live + KL_PATIENCE_SEGMENTS * segments->segment_bytes;
+    uint64_t more = (bound - kl__state_needed_bytes(state)) / segments->segment_bytes;
+    return more < KL_PATIENCE_SEGMENTS ? (size_t)more : KL_PATIENCE_SEGMENTS;
 }
 
 /* The first segment, when nothing in it is needed; NULL: it is, or may stay. */

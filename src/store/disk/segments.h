@@ -11,7 +11,8 @@
  * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c). While
  *     it is written briskly, so that a segment came into use within KL_BRISK_MS, it may be KL_PATIENCE_SEGMENTS more, and
  *     the spare: stragglers are then copied out of all of these at once, and the files stay, to be used again one after the
- *     other. For to write a file full of zeros takes as long as to fill it with tasks, and whoever needs it waits.
+ *     other while the next stragglers gather. For to write a file full of zeros takes as long as to fill it with tasks,
+ *     and whoever needs it waits.
  * G3  When there is no room to prepare the next segment, appends are refused, and the rest of the current one, at least
  *     seven eighths less a group, is for outcomes; its last eighth for the copies and notes that make room again. */
 #ifndef KL_STORE_SEGMENTS_H
@@ -79,8 +80,8 @@ int kl__segments_check(kl__segments *segments);
 kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes, bool is_upkeep);
 
 /* Drops segments from the first on while nothing in them is needed, keeping a file for the next. While that is there,
- * KL_PATIENCE_SEGMENTS of them stay as they are, and become the spare one after the other. One that is damaged goes to
- * quarantine/, as a repair would put it there. */
+ * KL_PATIENCE_SEGMENTS of them at most, less those that gather, stay as they are, and become the spare one after the other.
+ * One that is damaged goes to quarantine/, as a repair would put it there. */
 void kl__segments_drop(kl__segments *segments);
 
 /* Has a segment come into use within KL_BRISK_MS? */
