@@ -379,3 +379,15 @@ TEST(files_that_are_kept_and_those_that_wait_to_be_copied_are_within_the_bound_t
         }
     }
 }
+
+TEST(a_damaged_segment_is_put_aside_and_not_kept_to_be_used_again)
+{
+    struct brisk brisk;
+    brisk_begin(&brisk);
+    brisk_add(&brisk, 2, 0);
+    brisk_add(&brisk, 1, 0);
+    CHECK(!brisk_drops(&brisk));
+    brisk.its[1].is_damaged = true;
+    CHECK(brisk_drops(&brisk));
+    brisk_end(&brisk);
+}

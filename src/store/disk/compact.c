@@ -405,7 +405,9 @@ static kl_rc rescue(struct copying *copying, kl__segment *segment)
         rc = rescue_tasks(copying);
     if (rc != KL_OK)
         return rc;
+    pthread_mutex_lock(&copying->disk->state.mutex);
     segment->is_damaged = true; /* it has a reader still, so nobody drops it meanwhile */
+    pthread_mutex_unlock(&copying->disk->state.mutex);
     kl__segments_log(
         &copying->disk->segments, KL_LOG_ERROR,
         "segment %016llx of the journal is damaged at byte %llu: %llu waiting tasks have lost their key and "

@@ -318,7 +318,7 @@ static size_t kept_max(const kl__segments *segments)
 {
     const kl__state *state = segments->state;
     const kl__segment *first = state->segment_count ? state->segments[0] : NULL;
-    bool is_of_use = segments->has_spare && first && first->bytes == segments->segment_bytes;
+    bool is_of_use = segments->has_spare && first && first->bytes == segments->segment_bytes && !first->is_damaged;
     if (!is_of_use || segments->is_full || are_too_many(segments))
         return 0;
     uint64_t bound = 2 * state->live + KL_PATIENCE_SEGMENTS * segments->segment_bytes;
