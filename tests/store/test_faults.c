@@ -683,6 +683,66 @@ TEST(a_full_disk_can_be_opened_and_worked_off)
     end_full(full);
 }
 
+static bool has_next(struct full_disk *full)
+{
+    return atomic_load(&((kl__disk *)full->handle->self)->segments.has_next);
+}
+
+/* Of those that are there, without the next. */
+static uint64_t first_segment(struct full_disk *full, size_t *ret_count)
+{
+    kl__state *state = &((kl__disk *)full->handle->self)->state;
+    pthread_mutex_lock(&state->mutex);
+    uint64_t first = state->first_segment;
+    *ret_count = state->segment_count;
+    pthread_mutex_unlock(&state->mutex);
+    return first;
+}
+
+static void await_next(struct full_disk *full)
+{
+    int64_t until = kl__deadline_ns(PATIENCE_MS);
+    while (!has_next(full) && kl__monotonic_ns() < until)
+        sched_yield();
+    CHECK(has_next(full));
+}
+
+/* There is room for the next segment, and none for a spare, which upkeep would like to have while the journal is brisk. To
+ * try means to take what room there is from everybody else for a moment. */
+TEST(a_spare_for_which_there_is_no_room_is_tried_once_for_each_segment)
+{
+    struct full_disk *full = begin_full();
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    full->straggler = FULL_TASKS; /* the first, which upkeep is going to copy */
+    if (open_full(full)) {
+        size_t count = 0;
+        for (int i = 0; i < 10; i++)
+            CHECK_STR(kl_rc_name(append_one(full)), "KL_OK");
+        await_next(full);
+        faultvfs_set(faults, &(vfs_fault){.kinds = FAULT_CREATE,
+                                          .at = 2, /* the first is to be the segment behind the next */
+                                          .lasting = true,
+                                          .error = ENOSPC,
+                                          .only = "/journal/spare"});
+        while (first_segment(full, &count) == 1 && count == 1)
+            CHECK_STR(kl_rc_name(append_one(full)), "KL_OK");
+        while (full->settled + 1 < full->count && !test_failed())
+            CHECK_STR(kl_rc_name(settle_one(full, 0)), "KL_OK");
+        await_next(full);
+        int64_t until = kl__deadline_ns(PATIENCE_MS);
+        while (first_segment(full, &count) == 1 && kl__monotonic_ns() < until)
+            sched_yield(); /* until the journal is not brisk any more, and the straggler was copied */
+        CHECK(first_segment(full, &count) > 1);
+        CHECK(faultvfs_hits(faults, NULL, 0) <= 1);
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
+
 /* ---- Going to the next segment ---- */
 
 /* ---- What is said of a failure ---- */

@@ -301,13 +301,15 @@ void kl__segments_make_spare(kl__segments *segments)
     kl__file *file = NULL;
     spare_path(segments, false, path);
     pthread_mutex_lock(&segments->files);
+    int64_t rolled_ns = atomic_load_explicit(&segments->rolled_ns, memory_order_relaxed);
     pthread_mutex_lock(&segments->state->mutex);
     bool is_wanted = !segments->has_spare && segments->next && !segments->drop_failed && !segments->is_full &&
-                     kl__segments_are_brisk(segments) && !are_too_many(segments);
+                     rolled_ns != segments->spareless_ns && kl__segments_are_brisk(segments) && !are_too_many(segments);
     pthread_mutex_unlock(&segments->state->mutex);
-    if (is_wanted && check_directory(segments) == 0 && open_spare(segments, path, &file) == 0) {
+    if (is_wanted && check_directory(segments) == 0) {
+        segments->has_spare = open_spare(segments, path, &file) == 0;
+        segments->spareless_ns = segments->has_spare ? 0 : rolled_ns;
         segments->vfs->close(segments->vfs, file);
-        segments->has_spare = true;
     }
     pthread_mutex_unlock(&segments->files);
 }

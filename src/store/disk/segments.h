@@ -46,6 +46,7 @@ typedef struct kl__segments {
     kl__segment *next;       /* prepared, not yet in the state; NULL: none */
     uint64_t next_number;    /* of the next to be prepared */
     _Atomic(bool) has_spare; /* one is there to be prepared */
+    int64_t spareless_ns;    /* what rolled_ns was when one could not be made */
     kl__segment *leaving;    /* dropped, and its file closed, but it could not be removed; NULL: none */
     bool drop_failed;        /* it is not known whether a segment was removed, so none behind it may be */
 
@@ -87,7 +88,8 @@ void kl__segments_drop(kl__segments *segments);
 /* Has a segment come into use within KL_BRISK_MS? */
 bool kl__segments_are_brisk(const kl__segments *segments);
 
-/* Makes a spare of zeros, before anybody waits for it, while there are fewer files than may be (G2). */
+/* Makes a spare of zeros, before anybody waits for it, while there are fewer files than may be (G2). Where there is no room
+ * for it, it is tried again when another segment has come into use: to try takes all the room from everybody else. */
 void kl__segments_make_spare(kl__segments *segments);
 
 /* Gives the spare, and what waits to become it, back to the file system when they are not brisk any more. */
