@@ -656,16 +656,10 @@ static void settle_all(kl_store *store, const char *name)
     }
 }
 
-/* Segments that were made anew hold nothing, and each is the first once, when those before it have been dropped. */
-TEST(power_may_be_lost_while_the_store_drops_segments_that_a_repair_has_made)
+/* Repairs, settles what waits, so that segment `last` and all before it are dropped, and loses power after each operation. */
+static void lose_power_at_work(struct patient *patient, uint64_t last)
 {
-    struct patient *patient = patient_make(true);
     char path[64];
-    REQUIRE(patient);
-    for (uint64_t segment = middle(patient); segment <= middle(patient) + 1; segment++) {
-        patient_path(segment, path);
-        patient_unlink(patient, path);
-    }
     CHECK(repair(patient));
     simdisk *start = simdisk_image(patient->disk, SIM_ALL, 1);
     struct patient *recorded = patient_on(simdisk_clone(start));
@@ -676,7 +670,7 @@ TEST(power_may_be_lost_while_the_store_drops_segments_that_a_repair_has_made)
     settle_all(store, "a");
     settle_all(store, "b");
     kl_store_close(store);
-    patient_path(middle(patient) + 1, path);
+    patient_path(last, path);
     CHECK(!patient_has(recorded, path));
     uint64_t ops = simdisk_recorded(recorded->disk);
     for (uint64_t op = 1; op <= ops && !test_failed(); op++) {
@@ -694,6 +688,33 @@ TEST(power_may_be_lost_while_the_store_drops_segments_that_a_repair_has_made)
     }
     patient_free(recorded);
     simdisk_free(start);
+}
+
+/* Segments that were made anew hold nothing, and each is the first once, when those before it have been dropped. */
+TEST(power_may_be_lost_while_the_store_drops_segments_that_a_repair_has_made)
+{
+    struct patient *patient = patient_make(true);
+    char path[64];
+    REQUIRE(patient);
+    for (uint64_t segment = middle(patient); segment <= middle(patient) + 1; segment++) {
+        patient_path(segment, path);
+        patient_unlink(patient, path);
+    }
+    lose_power_at_work(patient, middle(patient) + 1);
+    patient_free(patient);
+}
+
+/* So it is with one that was prepared, and had not come into use, when the end is written behind it. */
+TEST(power_may_be_lost_while_the_store_drops_an_empty_segment_before_a_new_end)
+{
+    struct patient *patient = patient_make(true);
+    char path[64];
+    REQUIRE(patient);
+    patient_path(patient->last_segment + 1, path);
+    CHECK(patient_has(patient, path));
+    patient_path(patient->last_segment + 2, path);
+    patient_write(patient, path, 0, "garbage", 7);
+    lose_power_at_work(patient, patient->last_segment + 1);
     patient_free(patient);
 }
 

@@ -105,9 +105,11 @@ static void plan_end(kl__doctor *doctor)
         doctor->plan[doctor->plan_count++] = (kl__case){.number = last < NUMBER_MAX ? last + 1 : 1};
     }
     /* Behind a segment without a frame there is none with. */
-    kl__case *last = &doctor->plan[doctor->totals.frames ? doctor->plan_count - 1 : 0];
-    last->action = KL_ACT_REWRITE;
-    last->has_end = true;
+    size_t at = doctor->plan_count - 1;
+    while (at > 0 && !doctor->plan[at].frames && !doctor->plan[at - 1].frames)
+        at--;
+    doctor->plan[at].action = KL_ACT_REWRITE;
+    doctor->plan[at].has_end = true;
 }
 
 static const char *find_hindrance(const kl__doctor *doctor)
