@@ -12,6 +12,7 @@
 #include "disk_rig.h"
 #include "store/disk/disk.h"
 #include "store/disk/doctor.h"
+#include "store/disk/frames.h"
 
 enum { FILES_MAX = 256, SEGMENT_ROUNDS = 150, SEGMENT_TASKS = 500 };
 
@@ -769,33 +770,39 @@ TEST(a_first_segment_whose_frames_are_all_gone_is_noticed)
 }
 
 /* A kill can leave two segments in which nothing stands yet: the one that was taken into use, and one that upkeep made
- * of a dropped one in the same moment. */
-TEST(two_empty_segments_at_the_end_are_no_harm)
+ * of a dropped one in the same moment. Makes such a store, with ten tasks in the first segment. */
+static bool make_two_empty(struct rig *rig)
 {
-    struct rig rig;
-    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
-    rig_append(&rig, 0, 10, 100);
-    rig_close(&rig);
+    if (!rig_begin(rig, RIG_SEGMENT))
+        return false;
+    rig_append(rig, 0, 10, 100);
+    rig_close(rig);
     kl__segments segments = {.vfs = &kl__vfs_system, .segment_bytes = RIG_SEGMENT};
-    kl__segment_header header;
+    kl__segment_header header = {0};
     char path[KL_PATH_BYTES];
-    snprintf(segments.dir, sizeof segments.dir, "%s", rig.journal);
+    snprintf(segments.dir, sizeof segments.dir, "%s", rig->journal);
     kl__segments_path(&segments, 1, path);
     FILE *file = fopen(path, "rb");
-    REQUIRE(file && fread(&header, sizeof header, 1, file) == 1);
+    CHECK(file && fread(&header, sizeof header, 1, file) == 1);
     fclose(file);
     segments.journal = header.journal;
     for (uint64_t number = 2; number <= 3; number++) {
-        kl__file *made;
+        kl__file *made = NULL;
         kl__segments_path(&segments, number, path);
         unlink(path);
-        REQUIRE(kl__vfs_system.open(&kl__vfs_system, path, KL_OPEN_CREATE, &made) == 0);
+        CHECK_INT(kl__vfs_system.open(&kl__vfs_system, path, KL_OPEN_CREATE, &made), 0);
         CHECK_INT(kl__vfs_system.truncate(&kl__vfs_system, made, RIG_SEGMENT), 0);
         CHECK_INT(kl__segment_write_header(&segments, made, number, RIG_SEGMENT), 0);
         kl__vfs_system.close(&kl__vfs_system, made);
     }
-    CHECK_OK(rig_open(&rig));
-    REQUIRE(rig.store);
+    CHECK_OK(rig_open(rig));
+    return rig->store != NULL;
+}
+
+TEST(two_empty_segments_at_the_end_are_no_harm)
+{
+    struct rig rig;
+    REQUIRE(make_two_empty(&rig));
     CHECK_INT(rig_waiting(&rig), 10);
     rig_append(&rig, 10, 5, 100);
     rig_settle(&rig, 0, 10); /* nothing in the first segment is needed any more */
@@ -803,6 +810,39 @@ TEST(two_empty_segments_at_the_end_are_no_harm)
     rig_await(has_no_first, &rig, "the first segment is dropped");
     REQUIRE(rig_reopen(&rig));
     CHECK_INT(rig_waiting(&rig), 1505);
+    rig_end(&rig);
+}
+
+/* The first frame that a segment is to have. */
+static bool has_frame(const struct rig *rig, uint64_t number)
+{
+    kl__segment_image image = {0};
+    kl__file *file = NULL;
+    char path[KL_PATH_BYTES];
+    snprintf(path, sizeof path, "%s/%016llx.seg", rig->journal, (unsigned long long)number);
+    CHECK_INT(kl__vfs_system.open(&kl__vfs_system, path, KL_OPEN_READ, &file), 0);
+    CHECK_OK(kl__image_load(&kl__vfs_system, file, &image));
+    bool has = kl__image_frame(&image, KL_SEGMENT_HEADER) != NULL;
+    kl__vfs_system.close(&kl__vfs_system, file);
+    kl__image_free(&image);
+    return has;
+}
+
+/* Once those before it are dropped it is the first, and the first without a frame is one that has lost them. */
+TEST(an_empty_segment_that_is_too_small_for_a_batch_is_not_passed_over_without_a_frame)
+{
+    enum { COUNT = 2000, BYTES = 1000 };
+    struct rig rig;
+    kl_entry *entries = calloc(COUNT, sizeof *entries);
+    REQUIRE(entries && make_two_empty(&rig));
+    for (uint64_t i = 0; i < COUNT; i++)
+        entries[i] = rig_entry(&rig, 10 + i, BYTES);
+    CHECK_OK(kl_store_append(rig.store, entries, COUNT, NULL));
+    CHECK(has_frame(&rig, 3));
+    CHECK(has_frame(&rig, 2));
+    CHECK(rig_reopen(&rig));
+    CHECK_INT(rig_waiting(&rig), 10 + COUNT);
+    free(entries);
     rig_end(&rig);
 }
 

@@ -270,7 +270,8 @@ static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t n
 }
 
 /* Goes to the next segment when the frame does not fit in this one. A segment can be without its first frame also when
- * a kill or a full disk came in between. Partitions are only added by the leader, so their number can be read without
+ * a kill or a full disk came in between; it gets that before it is left, or it would look like one that has lost its
+ * frames when those before it are gone. Partitions are only added by the leader, so their number can be read without
  * the state's mutex. */
 static kl_rc make_place(kl__journal *journal, const frame_info *info)
 {
@@ -287,7 +288,11 @@ static kl_rc make_place(kl__journal *journal, const frame_info *info)
                             "%u shards are fenced, more than a segment of the journal can name; nothing was "
                             "stored: spread the queues over several stores",
                             journal->state->fenced);
-        kl_rc rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total, info->is_upkeep);
+        kl_rc rc = KL_OK;
+        if (before && active->end + before <= active->bytes)
+            rc = write_partitions(journal, info->sequence, info->now_ms);
+        if (rc == KL_OK)
+            rc = kl__segments_roll(segments, KL_SEGMENT_HEADER + partitions + total, info->is_upkeep);
         if (rc == KL_ESYSTEM)
             return break_down(journal, "going to the next segment", kl_error_text());
         if (rc != KL_OK)
