@@ -1,14 +1,20 @@
 /* test_disk_space.c - the disk holds at most twice what is live, and two segments (G2 of segments.h), whatever stays.
  *
  * What is live is reckoned here, from the format: upkeep runs behind the calls, so the bound is waited for. */
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <time.h>
 
+#include "base/clock.h"
 #include "base/random.h"
+#include "base/wait.h"
 #include "disk_rig.h"
+#include "store/disk/disk.h"
 #include "store/disk/format.h"
 #include "store/disk/segments.h"
 #include "store/disk/state.h"
+#include "store/dispatch.h"
 
 enum { BYTES = 200, SEGMENT = RIG_SEGMENT, PER_SEGMENT = SEGMENT / 280 };
 
@@ -390,4 +396,68 @@ TEST(a_damaged_segment_is_put_aside_and_not_kept_to_be_used_again)
     brisk.its[1].is_damaged = true;
     CHECK(brisk_drops(&brisk));
     brisk_end(&brisk);
+}
+
+/* ---- A spare that is being made ---- */
+
+/* The machine's file system, where a spare takes long to be made; the next segment does not. */
+static struct {
+    _Atomic(kl__disk *) disk;
+    atomic_bool is_held, goes_on, took_too_long;
+} spare;
+
+static int hold_spare(kl__vfs *vfs, const char *path, kl__open_mode mode, kl__file **ret_file)
+{
+    int64_t until_ns = kl__deadline_ns(RIG_PATIENCE_S * 1000);
+    kl__disk *disk = atomic_load(&spare.disk);
+    bool is_spare =
+        disk && mode == KL_OPEN_CREATE && strstr(path, "/journal/spare") && atomic_load(&disk->segments.has_next);
+    if (is_spare)
+        atomic_store(&spare.is_held, true);
+    while (is_spare && !atomic_load(&spare.goes_on) && !atomic_load(&spare.took_too_long)) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        if (kl__monotonic_ns() > until_ns)
+            atomic_store(&spare.took_too_long, true);
+    }
+    return kl__vfs_system.open(vfs, path, mode, ret_file);
+}
+
+static uint64_t last_segment(void)
+{
+    kl__state *state = &atomic_load(&spare.disk)->state;
+    pthread_mutex_lock(&state->mutex);
+    uint64_t last = state->first_segment + state->segment_count - 1;
+    pthread_mutex_unlock(&state->mutex);
+    return last;
+}
+
+TEST(whoever_goes_on_to_the_next_segment_does_not_wait_for_a_spare_that_is_being_made)
+{
+    enum { FEW = 8 }; /* far less than a segment, and enough that the next one is wanted */
+    struct rig rig;
+    kl__vfs vfs = kl__vfs_system;
+    uint64_t number = 0;
+    vfs.open = hold_spare;
+    memset(&spare, 0, sizeof spare);
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    rig_close(&rig);
+    CHECK_OK(kl__disk_open_on(&vfs, rig.data, &rig.opts, &rig.store));
+    REQUIRE(rig.store);
+    CHECK_OK(kl_store_partition(rig.store, "rig", 1, &rig.partition));
+    atomic_store(&spare.disk, rig.store->self);
+    kl__segments *segments = &atomic_load(&spare.disk)->segments;
+    for (; !atomic_load(&spare.is_held) && !test_failed(); number += FEW) {
+        for (uint64_t i = 0; i < FEW; i++)
+            rig_append(&rig, number + i, 1, 4000);
+        while (!atomic_load(&spare.is_held) && kl__segments_are_brisk(segments)) /* it is made soon after a roll */
+            sched_yield();
+    }
+    /* On a machine so slow that the next was taken meanwhile, nothing is shown. */
+    bool is_there = atomic_load(&segments->has_next);
+    for (uint64_t last = last_segment(); is_there && last_segment() == last && !test_failed(); number++)
+        rig_append(&rig, number, 1, 4000);
+    CHECK(!atomic_load(&spare.took_too_long));
+    atomic_store(&spare.goes_on, true);
+    CHECK_INT(rig_waiting(&rig), number);
+    rig_end(&rig);
 }

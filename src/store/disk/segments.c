@@ -407,25 +407,33 @@ static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
     return error;
 }
 
-/* One with room for `bytes`; NULL: it stays where it is, if there is one. */
-static kl__segment *take_next(kl__segments *segments, uint64_t bytes, int *ret_error)
+/* One with room for `bytes` is there after this, or it fails. */
+static int provide_next(kl__segments *segments, uint64_t bytes)
 {
     pthread_mutex_lock(&segments->files);
-    *ret_error = segments->next ? 0 : prepare(segments);
-    if (kl__vfs_is_full(*ret_error)) { /* upkeep may not have come to drop what can be */
+    int error = segments->next ? 0 : prepare(segments);
+    if (kl__vfs_is_full(error)) { /* upkeep may not have come to drop what can be */
         drop(segments, true);
-        *ret_error = segments->next ? 0 : *ret_error;
+        error = segments->next ? 0 : error;
     }
     kl__segment *next = segments->next;
     if (next && bytes > next->bytes)
-        *ret_error = enlarge(segments, next, bytes);
-    if (*ret_error) {
-        next = NULL;
-    } else {
-        segments->next = NULL;
-        atomic_store(&segments->has_next, false);
-    }
+        error = enlarge(segments, next, bytes);
     pthread_mutex_unlock(&segments->files);
+    return error;
+}
+
+/* One with room for `bytes`; NULL: it stays where it is, if there is one. Nobody else takes it, so when it is there already
+ * nothing is waited for that is done with other files. */
+static kl__segment *take_next(kl__segments *segments, uint64_t bytes, int *ret_error)
+{
+    kl__segment *next = segments->next;
+    *ret_error = next && bytes <= next->bytes ? 0 : provide_next(segments, bytes);
+    if (*ret_error)
+        return NULL;
+    next = segments->next;
+    atomic_store(&segments->has_next, false); /* before another one may be prepared, which says so */
+    segments->next = NULL;
     return next;
 }
 

@@ -42,13 +42,13 @@ typedef struct kl__segments {
     _Atomic(uint64_t) last_synced; /* frame; 0: none, or not known yet */
     _Atomic(int64_t) rolled_ns;    /* when a segment was last followed by another for callers; 0: none was */
 
-    pthread_mutex_t files;   /* of whoever prepares, takes or puts away a file */
-    kl__segment *next;       /* prepared, not yet in the state; NULL: none */
-    uint64_t next_number;    /* of the next to be prepared */
-    _Atomic(bool) has_spare; /* one is there to be prepared */
-    int64_t spareless_ns;    /* what rolled_ns was when one could not be made */
-    kl__segment *leaving;    /* dropped, and its file closed, but it could not be removed; NULL: none */
-    bool drop_failed;        /* it is not known whether a segment was removed, so none behind it may be */
+    pthread_mutex_t files;       /* of whoever prepares or puts away a file */
+    _Atomic(kl__segment *) next; /* prepared with `files` held, not yet in the state; NULL: none */
+    uint64_t next_number;        /* of the next to be prepared */
+    _Atomic(bool) has_spare;     /* one is there to be prepared */
+    int64_t spareless_ns;        /* what rolled_ns was when one could not be made */
+    kl__segment *leaving;        /* dropped, and its file closed, but it could not be removed; NULL: none */
+    bool drop_failed;            /* it is not known whether a segment was removed, so none behind it may be */
 
     pthread_mutex_t mutex;
     pthread_cond_t changed; /* the thread of upkeep should look */
