@@ -743,6 +743,41 @@ TEST(a_spare_for_which_there_is_no_room_is_tried_once_for_each_segment)
     faultvfs_free(faults);
 }
 
+/* ---- A segment that cannot be read ---- */
+
+static void count_copies(void *ctx, kl_log_level level, const char *text)
+{
+    if (level == KL_LOG_WARN && strstr(text, "could not be copied"))
+        atomic_fetch_add((_Atomic(int) *)ctx, 1);
+}
+
+/* A disk may take long to fail, and whoever reads its log wants to read other things, too. */
+TEST(copying_of_a_segment_that_cannot_be_read_is_tried_again_in_a_while)
+{
+    struct full_disk *full = begin_full();
+    _Atomic(int) failed = 0;
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    full->straggler = FULL_TASKS; /* the first, which upkeep is going to copy */
+    full->log = count_copies;
+    full->log_ctx = &failed;
+    if (open_full(full)) {
+        int64_t began_ns = kl__monotonic_ns();
+        kl_rc rc = append_one(full);
+        faultvfs_set(faults, &(vfs_fault){.kinds = FAULT_READ, .at = 1, .lasting = true, .error = EIO, .only = ".seg"});
+        while (rc == KL_OK && full->count < FULL_TASKS / 2)
+            rc = append_one(full) == KL_OK ? settle_one(full, 0) : KL_ESYSTEM;
+        CHECK_STR(kl_rc_name(rc), "KL_OK");
+        int64_t took_s = (kl__monotonic_ns() - began_ns) / 1000000000;
+        CHECK(atomic_load(&failed) <= took_s + 1);
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
+
 /* ---- Going to the next segment ---- */
 
 /* ---- What is said of a failure ---- */

@@ -432,6 +432,8 @@ static bool copy_segment(kl__disk *disk, kl__segment *segment)
         kl__segments_log(&disk->segments, KL_LOG_WARN, "an old segment could not be copied: %s", kl_error_text());
     if (rc == KL_OK)
         disk->compacted = segment->number; /* once is enough: nothing new becomes live in it */
+    else if (rc != KL_EFULL)               /* of which outcomes wait to be relieved */
+        disk->failed_ns = kl__monotonic_ns();
     kl__image_free(&copying.piece);
     kl__free(copying.found);
     kl__free(copying.offsets);
@@ -452,6 +454,12 @@ static bool is_quiet(kl__disk *disk)
     disk->watched_live = first->live;
     return now_ns - disk->quiet_ns >= QUIET_MS * INT64_C(1000000) ||
            now_ns - disk->watched_ns >= PATIENCE_MS * INT64_C(1000000);
+}
+
+/* A segment could not be copied just now, and it is not yet time to try again: to read what cannot be read may take long. */
+static bool must_rest(const kl__disk *disk)
+{
+    return disk->failed_ns && kl__monotonic_ns() - disk->failed_ns < LOOK_MS * INT64_C(1000000);
 }
 
 /* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Stragglers are copied
@@ -479,7 +487,7 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack, bool is_closing)
         is_worth_it = kl__segments_can_relieve(&disk->segments);
         disk->is_patient = false;
     }
-    if (is_worth_it && state->segments[0]->number > disk->compacted) {
+    if (is_worth_it && state->segments[0]->number > disk->compacted && (is_closing || !must_rest(disk))) {
         segment = state->segments[0];
         segment->readers++;
         disk->copied += segment->live;

@@ -70,6 +70,7 @@ typedef struct kl__disk {
     uint64_t copied;        /* bytes, since something was gained by it */
     uint64_t copied_live;   /* what was live then, */
     uint64_t copied_needed; /* and the bytes of full segments */
+    int64_t failed_ns;      /* when it last failed; 0: it never did */
     bool is_patient;        /* the first segment is to be copied, but not yet: */
     uint64_t watched;       /* its number, */
     uint64_t watched_live;  /* what was live in it when it was last looked at, */
