@@ -778,6 +778,42 @@ TEST(copying_of_a_segment_that_cannot_be_read_is_tried_again_in_a_while)
     faultvfs_free(faults);
 }
 
+static void count_removals(void *ctx, kl_log_level level, const char *text)
+{
+    if (level == KL_LOG_ERROR && strstr(text, "could not be removed"))
+        atomic_fetch_add((_Atomic(int) *)ctx, 1);
+}
+
+TEST(a_segment_that_cannot_be_removed_is_tried_again_in_a_while)
+{
+    struct full_disk *full = begin_full();
+    _Atomic(int) failed = 0;
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    full->log = count_removals;
+    full->log_ctx = &failed;
+    if (open_full(full)) {
+        int64_t began_ns = kl__monotonic_ns();
+        kl_rc rc = KL_OK;
+        faultvfs_set(faults,
+                     &(vfs_fault){.kinds = FAULT_UNLINK, .at = 1, .lasting = true, .error = EIO, .only = ".seg"});
+        while (rc == KL_OK && full->count < FULL_TASKS / 4)
+            rc = append_one(full);
+        while (rc == KL_OK && full->settled < full->count)
+            rc = settle_one(full, 0);
+        while (rc == KL_OK && full->count < FULL_TASKS / 2)
+            rc = append_one(full) == KL_OK ? settle_one(full, 0) : KL_ESYSTEM;
+        CHECK_STR(kl_rc_name(rc), "KL_OK");
+        int64_t took_s = (kl__monotonic_ns() - began_ns) / 1000000000;
+        CHECK(atomic_load(&failed) <= took_s + 1);
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
+
 /* ---- Going to the next segment ---- */
 
 /* ---- What is said of a failure ---- */

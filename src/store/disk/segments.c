@@ -10,7 +10,7 @@
 #include "base/wait.h"
 #include "store/disk/format.h"
 
-enum { ZEROS = 256 << 10, NAME_BYTES = 20 /* 16 digits and .seg */ };
+enum { ZEROS = 256 << 10, NAME_BYTES = 20 /* 16 digits and .seg */, AGAIN_MS = 1000 };
 
 void kl__segments_log(const kl__segments *segments, kl_log_level level, const char *format, ...)
 {
@@ -340,12 +340,18 @@ static kl__segment *take_first(kl__segments *segments, bool is_all)
     return first;
 }
 
+/* One could not be removed just now, and it is not yet time to try again. */
+static bool must_rest(const kl__segments *segments)
+{
+    return segments->leaving && kl__monotonic_ns() - segments->failed_ns < AGAIN_MS * INT64_C(1000000);
+}
+
 /* With `files` held, so that each is off the disk before the next. One that could not be removed is tried again when it is
- * the next one's turn. */
+ * the next one's turn, and not before a while. */
 static void drop(kl__segments *segments, bool is_all)
 {
     int error = 0;
-    while (!error && !segments->drop_failed) {
+    while (!error && !segments->drop_failed && !must_rest(segments)) {
         if (!segments->leaving && (segments->leaving = take_first(segments, is_all)) != NULL)
             segments->vfs->close(segments->vfs, segments->leaving->file);
         if (!segments->leaving)
@@ -355,8 +361,10 @@ static void drop(kl__segments *segments, bool is_all)
             kl__segments_log(segments, KL_LOG_ERROR,
                              "a segment that is not needed could not be removed (%s); the journal will grow until %s",
                              strerror(-error), segments->drop_failed ? "the store is opened again" : "it can be");
-        if (error && !segments->drop_failed)
+        if (error && !segments->drop_failed) {
+            segments->failed_ns = kl__monotonic_ns();
             break;
+        }
         kl__segment_free(segments->leaving);
         segments->leaving = NULL;
     }
@@ -372,6 +380,7 @@ void kl__segments_drop(kl__segments *segments)
 void kl__segments_drop_all(kl__segments *segments)
 {
     pthread_mutex_lock(&segments->files);
+    segments->failed_ns = 0; /* there is no later */
     drop(segments, true);
     pthread_mutex_unlock(&segments->files);
 }

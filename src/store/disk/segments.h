@@ -48,6 +48,7 @@ typedef struct kl__segments {
     _Atomic(bool) has_spare;     /* one is there to be prepared */
     int64_t spareless_ns;        /* what rolled_ns was when one could not be made */
     kl__segment *leaving;        /* dropped, and its file closed, but it could not be removed; NULL: none */
+    int64_t failed_ns;           /* when that was last tried in vain */
     bool drop_failed;            /* it is not known whether a segment was removed, so none behind it may be */
 
     pthread_mutex_t mutex;
