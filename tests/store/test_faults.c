@@ -814,6 +814,47 @@ TEST(a_segment_that_cannot_be_removed_is_tried_again_in_a_while)
     faultvfs_free(faults);
 }
 
+static void count_next(void *ctx, kl_log_level level, const char *text)
+{
+    if (level == KL_LOG_ERROR && strstr(text, "could not be prepared"))
+        atomic_fetch_add((_Atomic(int) *)ctx, 1);
+}
+
+TEST(a_next_segment_that_cannot_be_made_is_tried_again_in_a_while)
+{
+    struct full_disk *full = begin_full();
+    _Atomic(int) failed = 0;
+    sim_store_end(&full->store);
+    faultvfs *faults = faultvfs_new(simdisk_vfs(full->disk));
+    full->store = sim_store_on(faultvfs_vfs(faults));
+    full->straggler = FULL_TASKS; /* the first, which upkeep is going to copy, and waits for */
+    full->log = count_next;
+    full->log_ctx = &failed;
+    if (open_full(full)) {
+        size_t count = 0;
+        for (int i = 0; i < 10; i++)
+            CHECK_STR(kl_rc_name(append_one(full)), "KL_OK");
+        await_next(full);
+        int64_t began_ns = kl__monotonic_ns();
+        faultvfs_set(
+            faults,
+            &(vfs_fault){.kinds = FAULT_CREATE, .at = 1, .lasting = true, .error = EIO, .only = "/journal/spare"});
+        while (first_segment(full, &count) == 1 && count == 1)
+            CHECK_STR(kl_rc_name(append_one(full)), "KL_OK");
+        while (full->settled + 1 < full->count && !test_failed())
+            CHECK_STR(kl_rc_name(settle_one(full, 0)), "KL_OK");
+        int64_t until = kl__deadline_ns(PATIENCE_MS);
+        while (first_segment(full, &count) == 1 && kl__monotonic_ns() < until)
+            sched_yield(); /* until the journal is not brisk any more, and the straggler was copied */
+        int64_t took_s = (kl__monotonic_ns() - began_ns) / 1000000000;
+        CHECK(atomic_load(&failed) <= took_s + 1);
+    }
+    kl_store_close(full->handle);
+    full->handle = NULL;
+    end_full(full);
+    faultvfs_free(faults);
+}
+
 /* ---- Going to the next segment ---- */
 
 /* ---- What is said of a failure ---- */

@@ -571,6 +571,13 @@ static void keep_up(kl__disk *disk, bool next_wanted)
         kl__segments_want_upkeep(&disk->segments); /* there may be more */
 }
 
+/* Is the next segment to be made, and not just now in vain? With the segments' mutex held. */
+static bool next_is_due(const kl__segments *segments)
+{
+    return segments->next_wanted &&
+           (!segments->next_error || kl__monotonic_ns() - segments->next_failed_ns >= LOOK_MS * INT64_C(1000000));
+}
+
 static void *run_upkeep(void *ctx)
 {
     kl__disk *disk = ctx;
@@ -578,20 +585,20 @@ static void *run_upkeep(void *ctx)
     pthread_mutex_lock(&segments->mutex);
     while (!segments->stopping) {
         bool is_time = true;
-        if (!segments->upkeep_wanted && !(segments->next_wanted && !segments->next_error))
+        if (!segments->upkeep_wanted && !next_is_due(segments))
             is_time = !kl__cond_wait(&segments->changed, &segments->mutex, kl__deadline_ns(LOOK_MS));
         if (segments->stopping)
             break;
-        if (!is_time && !segments->upkeep_wanted && !segments->next_wanted)
+        bool next_wanted = next_is_due(segments);
+        if (!is_time && !segments->upkeep_wanted && !next_wanted)
             continue;
-        bool next_wanted = segments->next_wanted;
         segments->upkeep_wanted = false;
-        segments->next_wanted = false;
+        segments->next_wanted &= !next_wanted;
         pthread_mutex_unlock(&segments->mutex);
         keep_up(disk, next_wanted);
         int64_t until_ns = kl__monotonic_ns() + PAUSE_NS;
         pthread_mutex_lock(&segments->mutex);
-        while (disk->is_patient && !segments->stopping && !segments->next_wanted)
+        while (disk->is_patient && !segments->stopping && !next_is_due(segments))
             if (!kl__cond_wait(&segments->changed, &segments->mutex, until_ns))
                 break;
         segments->upkeep_wanted |= disk->is_patient;

@@ -167,6 +167,7 @@ static void set_next(kl__segments *segments, kl__segment *next, int error)
     pthread_mutex_lock(&segments->mutex);
     segments->next_wanted = error != 0;
     segments->next_error = error;
+    segments->next_failed_ns = error ? kl__monotonic_ns() : 0;
     pthread_mutex_unlock(&segments->mutex);
     if (is_full && !was_full)
         kl__segments_log(segments, KL_LOG_ERROR, "the disk is full: tasks are refused, outcomes are still accepted");

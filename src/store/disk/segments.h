@@ -58,6 +58,7 @@ typedef struct kl__segments {
     bool stopping;
     _Atomic(bool) has_next;
     _Atomic(int) next_error; /* how the last try to prepare one ended: 0 or a negative errno */
+    int64_t next_failed_ns;  /* and when, where it was in vain */
     _Atomic(bool) is_full;   /* appends are refused (G3) */
 } kl__segments;
 
