@@ -277,9 +277,11 @@ static bool copy_findings(const struct findings *from, struct findings *ret_copy
     bool copied = ret_copy->keys != NULL;
     for (uint64_t i = 0; copied && i < kl__keyset_capacity(from->keys); i++)
         copied = !kl__keyset_at(from->keys, i) || kl__keyset_add(ret_copy->keys, kl__keyset_at(from->keys, i));
-    if (!copied)
-        kl__keyset_free(ret_copy->keys);
-    return copied;
+    if (copied)
+        return true;
+    kl__keyset_free(ret_copy->keys);
+    ret_copy->keys = NULL;
+    return false;
 }
 
 /* Each layout once; a gate is told of all before its own. Up to the first that cannot be read. */

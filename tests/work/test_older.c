@@ -1,5 +1,5 @@
-/* test_older.c - older layouts with many shards, step by step: how many calls a look at them takes, and a task that cannot
- * be moved. */
+/* test_older.c - older layouts with many shards, step by step: how many calls a look at them takes, tasks that cannot be
+ * moved, and those behind them. */
 #include "store/lossy.h"
 #include "work/hand.h"
 
@@ -136,4 +136,32 @@ TEST(a_delayed_task_that_cannot_be_moved_keeps_only_its_own_shard)
 {
     for (int damaged = 0; damaged < 8; damaged++) /* in several shards, whichever comes first */
         move_all_but(damaged);
+}
+
+/* Whichever allocation fails, the next beats go on from there. */
+TEST(a_look_at_older_layouts_survives_that_there_is_no_memory)
+{
+    struct hand hand;
+    const kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 3600000};
+    char key[32];
+    bool failed = true;
+    if (!hand_open(&hand, &opts))
+        return;
+    for (int i = 0; i < 100; i++) {
+        snprintf(key, sizeof key, "key-%d", i);
+        hand_put(&hand, key, "old", 0);
+    }
+    widen(&hand, 2);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_beats(pump, 6, HAND_STEP_MS);
+    for (uint64_t n = 1; failed && n < 10000; n++) {
+        hand.now_ms += HAND_STEP_MS;
+        kl__alloc_fail_at(n);
+        (void)kl__pump_beat(pump->pump);
+        failed = kl__alloc_fail_at(0) >= n;
+        hand_beats(pump, 2, HAND_STEP_MS);
+    }
+    CHECK(!failed);
+    CHECK_INT(kl__pump_shards(pump->pump), 3 * HAND_SHARDS);
+    hand_close(&hand);
 }
