@@ -53,6 +53,8 @@ struct mover {
     struct moving moving[MOVE_MAX];
     size_t count;
     kl_stub stubs[MOVE_MAX];
+    kl_stub last; /* behind which the next page begins */
+    bool any;     /* there is one */
     kl_ref refs[MOVE_MAX];
     kl_task tasks[MOVE_MAX];
     kl_settled settled[MOVE_MAX];
@@ -158,16 +160,19 @@ static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch, bool *
     return rc != KL_OK ? rc : settled;
 }
 
-/* Those of a page of the due line that are not in memory. */
-static void choose(struct mover *mover, const kl_scan *scan)
+/* Those of a page of the due line that are not in memory: what is may stay there for long, if nobody runs it. Returns how
+ * many of the page's stubs were looked at. */
+static size_t choose(struct mover *mover, const kl_scan *scan, size_t most)
 {
     kl__window *window = mover->window;
+    size_t i = 0;
     mover->count = 0;
-    for (size_t i = 0; i < scan->count; i++) {
+    for (; i < scan->count && mover->count < most; i++) {
         const kl_stub *stub = &scan->stubs[i];
         if (!kl__held_at(window, stub->position))
             mover->refs[mover->count++] = (kl_ref){window->place, stub->id, stub->position, true};
     }
+    return i;
 }
 
 static kl_rc move_page(struct mover *mover, bool *ret_more)
@@ -178,20 +183,25 @@ static kl_rc move_page(struct mover *mover, bool *ret_more)
     kl_scan scan = {.place = window->place,
                     .line = KL_LINE_DUE,
                     .until_ms = KL_ID_MS_MAX,
+                    .after = mover->any ? &mover->last : NULL,
                     .stubs = mover->stubs,
-                    .max = kl__store_is_far(store) ? MOVE_FAR : MOVE_MAX};
+                    .max = MOVE_MAX};
     kl_settle batch = {.place = window->place, .epoch = window->epoch};
     kl__pump_leave(pump);
     kl_rc rc = kl_store_scan(store, &scan, 1);
     kl__pump_enter(pump);
     if (rc != KL_OK)
         return rc;
-    choose(mover, &scan);
+    size_t looked = choose(mover, &scan, kl__store_is_far(store) ? MOVE_FAR : MOVE_MAX);
     bool all = true;
     kl__pump_leave(pump);
     rc = mover->count ? move(mover, store, &batch, &all) : KL_OK;
     kl__pump_enter(pump);
-    *ret_more = (scan.count == scan.max && mover->count > 0) || !all;
+    *ret_more = scan.count == scan.max || looked < scan.count || !all;
+    if (all && looked > 0) {
+        mover->last = mover->stubs[looked - 1];
+        mover->any = true;
+    }
     kl_arena_reset(&mover->arena);
     return rc;
 }

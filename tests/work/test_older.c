@@ -138,6 +138,57 @@ TEST(a_delayed_task_that_cannot_be_moved_keeps_only_its_own_shard)
         move_all_but(damaged);
 }
 
+/* A key of this shard, another one for each number. */
+static void key_in(uint32_t shard, int number, char ret_key[32])
+{
+    kl_layout layout = {1, 1};
+    int tries = 0;
+    do
+        snprintf(ret_key, 32, "key-%d-%d", number, tries++);
+    while (kl_shard_of(&layout, kl_str(ret_key)) != shard);
+}
+
+static void put_due(struct hand *hand, int number, const char *kind, int64_t delay_ms)
+{
+    char key[32];
+    key_in(3, number, key);
+    kl_put task = {.key = kl_str(key), .kind = kl_str(kind), .delay_ms = delay_ms};
+    CHECK_INT(kl_queue_put(hand->queue, &task, 1, (kl_bytes){0}, NULL), KL_OK);
+}
+
+/* So many keys wait for a worker that runs their kind, and their first tasks are in memory. */
+static void hold_unserved(struct hand_pump *pump, uint64_t count)
+{
+    for (int i = 0; i < 1000 && kl__pump_unserved(pump->pump) < count; i++) {
+        hand_looks(pump);
+        while (kl__pump_ready(pump->pump) > 0)
+            CHECK_STR(hand_start(pump), "");
+        hand_beats(pump, 1, HAND_STEP_MS);
+    }
+    CHECK_INT(kl__pump_unserved(pump->pump), count);
+}
+
+TEST(delayed_tasks_that_nobody_runs_keep_none_behind_them_from_being_moved)
+{
+    enum { BLOCKED = 600, LATER = 3 };
+    struct hand hand;
+    const kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 3600000};
+    if (!hand_open(&hand, &opts))
+        return;
+    for (int i = 0; i < BLOCKED; i++)
+        put_due(&hand, i, "rare", 1000);
+    struct hand_pump *pump = hand_pump(&hand, "common");
+    hand_own(pump);
+    hold_unserved(pump, BLOCKED);
+    for (int i = 0; i < LATER; i++)
+        put_due(&hand, BLOCKED + i, "common", 7200 * 1000);
+    widen(&hand, 2);
+    hand_beats(pump, 8, HAND_STEP_MS);
+    CHECK_INT(waiting_in(&hand, 0), BLOCKED);
+    CHECK_INT(waiting_in(&hand, 1), LATER);
+    hand_close(&hand);
+}
+
 /* Whichever allocation fails, the next beats go on from there. */
 TEST(a_look_at_older_layouts_survives_that_there_is_no_memory)
 {
