@@ -10,8 +10,15 @@
  *
  * What was read is applied once the record has been read again. A delayed task of layout 1 may have a copy in layout 2, of
  * a move that was broken off; when there is a layout 3, it is moved there, and is gone from layout 1. Who saw that, and did
- * not know of layout 3 yet, would run the copy in layout 2, while another worker runs the one in layout 3. */
+ * not know of layout 3 yet, would run the copy in layout 2, while another worker runs the one in layout 3.
+ *
+ * Copies of tasks without a key are known by their ids, which follow from those that they have in the older layout: a task
+ * that stays there, because nobody runs its kind or its bytes are damaged, must hold up nothing but its copy. */
+#include <string.h>
+
+#include "base/hash.h"
 #include "base/mutant.h"
+#include "queue/put.h"
 #include "work/inside.h"
 
 enum { KEYS_MAX = 1 << 20, SCANS = 64, FEW = 16, STUBS = 256 }; /* FEW: of each line, where many are read at once */
@@ -19,8 +26,8 @@ enum { KEYS_MAX = 1 << 20, SCANS = 64, FEW = 16, STUBS = 256 }; /* FEW: of each 
 /* What older layouts hold. */
 struct findings {
     bool shut;
-    bool due; /* one has tasks in its due lines, which are being moved here */
     kl__keyset *keys;
+    kl__keyset *copies; /* of what is delayed there and has no key: ids here, hashed */
 };
 
 struct kl__gate {
@@ -38,7 +45,13 @@ bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash)
     return !KL_MUTANT(gate_open) && gate && (gate->now.shut || (key_hash && kl__keyset_has(gate->now.keys, key_hash)));
 }
 
-bool kl__gate_due(const kl__gate *gate) { return gate && (gate->now.shut || gate->now.due); }
+/* 0 stands for nothing in a set. */
+static uint64_t hash_of(const kl_task_id *id) { return kl__hash((kl_bytes){id->bytes, sizeof id->bytes}, 0) | 1; }
+
+bool kl__gate_moves(const kl__gate *gate, const kl_task_id *id)
+{
+    return gate && (gate->now.shut || kl__keyset_has(gate->now.copies, hash_of(id)));
+}
 
 kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number)
 {
@@ -46,6 +59,13 @@ kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number)
     while (gate && gate->layout_number != layout_number)
         gate = gate->next;
     return gate;
+}
+
+static void free_findings(struct findings *findings)
+{
+    kl__keyset_free(findings->keys);
+    kl__keyset_free(findings->copies);
+    *findings = (struct findings){0};
 }
 
 static void remove_gate(kl__pump *pump, uint64_t layout_number)
@@ -60,8 +80,8 @@ static void remove_gate(kl__pump *pump, uint64_t layout_number)
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next)
         if (partition->gate == gate)
             partition->gate = NULL;
-    kl__keyset_free(gate->now.keys);
-    kl__keyset_free(gate->read.keys);
+    free_findings(&gate->now);
+    free_findings(&gate->read);
     kl__free(gate);
 }
 
@@ -75,17 +95,44 @@ void kl__gates_free(kl__pump *pump)
 
 /* A reading of all layouts, the oldest first. */
 struct reading {
-    struct findings found; /* in those that were read so far */
-    uint64_t tasks;        /* likewise */
+    bool shut;        /* in those that were read so far, */
+    kl__keyset *keys; /* likewise, */
+    kl_task_id *ids;  /* and of what is delayed there without a key, as it has them in the layout that comes next */
+    size_t id_count, id_room;
+    uint64_t tasks;
     kl_scan scans[SCANS];
     kl_stub stubs[SCANS][FEW];
 };
 
+static bool add_id(struct reading *reading, const kl_task_id *id)
+{
+    if (reading->id_count == reading->id_room) {
+        size_t room = reading->id_room ? 2 * reading->id_room : 64;
+        kl_task_id *ids = kl__alloc(room * sizeof *ids);
+        if (!ids)
+            return false;
+        if (reading->id_count)
+            memcpy(ids, reading->ids, reading->id_count * sizeof *ids);
+        kl__free(reading->ids);
+        reading->ids = ids;
+        reading->id_room = room;
+    }
+    reading->ids[reading->id_count++] = *id;
+    return true;
+}
+
 static kl_rc add_stubs(struct reading *reading, const kl_scan *scan)
 {
-    for (size_t i = 0; i < scan->count; i++)
-        if (scan->stubs[i].key_hash && !kl__keyset_add(reading->found.keys, scan->stubs[i].key_hash))
+    for (size_t i = 0; i < scan->count; i++) {
+        const kl_stub *stub = &scan->stubs[i];
+        bool added = true;
+        if (stub->key_hash)
+            added = kl__keyset_add(reading->keys, stub->key_hash);
+        else if (scan->line == KL_LINE_DUE)
+            added = add_id(reading, &stub->id);
+        if (!added)
             return kl__fail_memory();
+    }
     return KL_OK;
 }
 
@@ -160,7 +207,6 @@ static kl_rc add_shards(struct reading *reading, const struct range *range, uint
         if (rc != KL_OK || (kl__counts_waiting(&counts) == 0 && !counts.at_least))
             continue;
         *left += kl__counts_waiting(&counts);
-        reading->found.due |= counts.due > 0 || counts.at_least;
         rc = add_lines(reading, &one, &counts);
     }
     return rc;
@@ -175,7 +221,6 @@ static kl_rc add_partition(struct reading *reading, const struct range *range)
     if (rc != KL_OK)
         return rc;
     uint64_t waiting = kl__counts_waiting(&counts);
-    reading->found.due |= counts.due > 0;
     if (reading->tasks + waiting <= KEYS_MAX && counts.at_least)
         rc = add_shards(reading, range, &left);
     else if (reading->tasks + waiting <= KEYS_MAX && waiting > 0)
@@ -189,13 +234,22 @@ static kl_rc add_layout(struct reading *reading, const kl__queue_layout *layout)
     kl_rc rc = KL_OK;
     if (layout->drained)
         return KL_OK;
-    reading->found.shut |= !layout->sealed;
-    for (uint32_t p = 0; rc == KL_OK && p < layout->layout.partitions && !reading->found.shut; p++) {
+    reading->shut |= !layout->sealed;
+    for (uint32_t p = 0; rc == KL_OK && p < layout->layout.partitions && !reading->shut; p++) {
         struct range all = {layout->stores[p], kl__layout_number(layout, p), 0, kl_layout_shards(&layout->layout)};
         rc = add_partition(reading, &all);
-        reading->found.shut |= reading->tasks > KEYS_MAX;
+        reading->shut |= reading->tasks > KEYS_MAX;
     }
     return rc;
+}
+
+/* What was read of layouts up to `from` gets the ids that it has in the next one. */
+static void move_ids(struct reading *reading, const kl_layout *from, const kl_layout *to)
+{
+    for (size_t i = 0; i < reading->id_count; i++) {
+        const kl_entry entry = {.id = reading->ids[i]};
+        reading->ids[i] = kl__id_moved(from, to, kl__move_shard(from, to, &entry), &entry.id);
+    }
 }
 
 static bool has_older(const kl__descriptor *descriptor, size_t index)
@@ -237,7 +291,7 @@ static bool apply(const kl__pump *pump, kl__gate *gate)
         return true;
     if (gate->read_at >= pump->refreshed)
         return false;
-    kl__keyset_free(gate->now.keys);
+    free_findings(&gate->now);
     gate->now = gate->read;
     gate->read = (struct findings){0};
     return true;
@@ -270,39 +324,49 @@ static kl_rc choose_gates(kl__pump *pump, const kl__descriptor *descriptor, kl__
     return KL_OK;
 }
 
-static bool copy_findings(const struct findings *from, struct findings *ret_copy)
+static bool copy_findings(const struct reading *from, struct findings *ret_copy)
 {
-    *ret_copy = *from;
-    ret_copy->keys = kl__keyset_open();
-    bool copied = ret_copy->keys != NULL;
+    struct findings copy = {from->shut, kl__keyset_open(), kl__keyset_open()};
+    bool copied = copy.keys && copy.copies;
     for (uint64_t i = 0; copied && i < kl__keyset_capacity(from->keys); i++)
-        copied = !kl__keyset_at(from->keys, i) || kl__keyset_add(ret_copy->keys, kl__keyset_at(from->keys, i));
-    if (copied)
-        return true;
-    kl__keyset_free(ret_copy->keys);
-    ret_copy->keys = NULL;
-    return false;
+        copied = !kl__keyset_at(from->keys, i) || kl__keyset_add(copy.keys, kl__keyset_at(from->keys, i));
+    for (size_t i = 0; copied && i < from->id_count; i++)
+        copied = kl__keyset_add(copy.copies, hash_of(&from->ids[i]));
+    if (!copied)
+        free_findings(&copy);
+    *ret_copy = copy;
+    return copied;
+}
+
+static void close_reading(struct reading *reading)
+{
+    if (!reading)
+        return;
+    kl__keyset_free(reading->keys);
+    kl__free(reading->ids);
+    kl__free(reading);
 }
 
 /* Each layout once; a gate is told of all before its own. Up to the first that cannot be read. */
 static kl_rc read_older(const kl__descriptor *descriptor, kl__gate *const *gates, struct findings *ret_read)
 {
     struct reading *reading = kl__alloc_zeroed(1, sizeof *reading);
+    const kl__queue_layout *layouts = descriptor->layouts;
     size_t last = descriptor->layout_count;
     kl_rc rc = KL_OK;
-    if (!reading || !(reading->found.keys = kl__keyset_open()))
+    if (!reading || !(reading->keys = kl__keyset_open()))
         rc = kl__fail_memory();
     while (last > 0 && !gates[last - 1])
         last--;
     for (size_t i = 0; rc == KL_OK && i < last; i++) {
-        if (gates[i] && !copy_findings(&reading->found, &ret_read[i]))
+        if (i > 0)
+            move_ids(reading, &layouts[i - 1].layout, &layouts[i].layout);
+        if (gates[i] && !copy_findings(reading, &ret_read[i]))
             rc = kl__fail_memory();
         else if (i + 1 < last)
-            rc = add_layout(reading, &descriptor->layouts[i]);
+            rc = add_layout(reading, &layouts[i]);
     }
-    if (reading)
-        kl__keyset_free(reading->found.keys);
-    kl__free(reading);
+    close_reading(reading);
     return rc;
 }
 

@@ -461,8 +461,9 @@ kl_rc kl__gates_refresh(kl__pump *pump); /* makes, renews and removes the gates 
 kl_rc kl__gates_add(kl__pump *pump);     /* a shut one for each layout that has older ones and has none yet */
 void kl__gates_free(kl__pump *pump);
 bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash); /* tasks of this key must wait; NULL gate: no */
-bool kl__gate_due(const kl__gate *gate);                       /* due tasks without a key must: they are on the move */
-bool kl__gate_shut(const kl__gate *gate);                      /* all must */
+bool kl__gate_moves(const kl__gate *gate,
+                    const kl_task_id *id); /* so must this due one, without a key: it is on the move */
+bool kl__gate_shut(const kl__gate *gate);  /* so must all */
 kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number); /* NULL: there is none */
 
 /* --- keyset.c --- */

@@ -264,7 +264,7 @@ static bool admit_due(kl__window *window, const kl_stub *stub)
         return true; /* older.c moves it */
     if (!kl__window_keeps_due(window) && !KL_MUTANT(due_run_here))
         return leave_due(window, stub); /* it is not known yet whether the owner before has moved it */
-    if (!stub->key_hash && kl__gate_due(window->partition->gate))
+    if (!stub->key_hash && kl__gate_moves(window->partition->gate, &stub->id))
         return true; /* it may have a copy in an older layout still, of a move that was broken off */
     if (kl__gate_closed(window->partition->gate, stub->key_hash) ||
         key_is_blocked(window, kl__window_lane(window, stub->key_hash), stub->key_hash) ||

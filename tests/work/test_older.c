@@ -189,6 +189,45 @@ TEST(delayed_tasks_that_nobody_runs_keep_none_behind_them_from_being_moved)
     hand_close(&hand);
 }
 
+/* What of the older layout is not moved: it waits for a worker of its kind, or is damaged. */
+static void leave_behind(const char *key, const char *kind, bool damaged)
+{
+    struct hand hand;
+    struct watched watched;
+    const kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 3600000};
+    kl_put stays = {.key = kl_str(key), .kind = kl_str(kind), .delay_ms = 1000},
+           goes = {.kind = kl_str("common"), .payload = kl_str("it goes"), .delay_ms = 1000};
+    kl_put_result result = {.duplicate = false};
+    if (!open_watched(&hand, &watched, &opts))
+        return;
+    CHECK_INT(kl_queue_put(hand.queue, &stays, 1, (kl_bytes){0}, &result), KL_OK);
+    if (damaged)
+        watched.damaged = result.id;
+    struct hand_pump *pump = hand_pump(&hand, "common");
+    if (!damaged) {
+        hand_own(pump);
+        hold_unserved(pump, 1);
+    }
+    widen(&hand, 2);
+    CHECK_INT(kl_queue_put(hand.queue, &goes, 1, (kl_bytes){0}, NULL), KL_OK);
+    for (int i = 0; i < 20; i++) {
+        hand.now_ms += HAND_STEP_MS;
+        (void)kl__pump_beat(pump->pump);
+    }
+    hand_looks(pump);
+    CHECK_INT(waiting_in(&hand, 0), 1);
+    CHECK_STR(hand_start(pump), "it goes");
+    close_watched(&hand);
+}
+
+TEST(a_delayed_task_that_stays_in_an_older_layout_holds_up_no_task_without_a_key)
+{
+    leave_behind("a key", "rare", false);
+    leave_behind("", "rare", false);
+    leave_behind("a key", "common", true);
+    leave_behind("", "common", true);
+}
+
 /* Whichever allocation fails, the next beats go on from there. */
 TEST(a_look_at_older_layouts_survives_that_there_is_no_memory)
 {
