@@ -56,6 +56,9 @@ struct mover {
     kl_stub last; /* behind which the next page begins */
     bool any;     /* there is one */
     kl_ref refs[MOVE_MAX];
+    size_t chosen[MOVE_MAX]; /* the stub of each */
+    size_t done;             /* stubs of the page that need not be looked at again */
+    char damaged[128];       /* the sentence of the first task that cannot be read; "": there is none */
     kl_task tasks[MOVE_MAX];
     kl_settled settled[MOVE_MAX];
 };
@@ -142,17 +145,20 @@ static kl_rc put_there(struct mover *mover, size_t count, size_t *ret_put)
     return rc;
 }
 
-/* Puts them where they go, and then ends them here. *ret_all: no, so many are too large for one call. The mutex is not
- * held. */
-static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch, bool *ret_all)
+/* Puts them where they go, and then ends them here: as many as one call reads, and up to one that is damaged, which stays
+ * and holds up no other. The mutex is not held. */
+static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch)
 {
     size_t read = 0;
     kl_rc rc = kl_store_read(store, mover->refs, mover->count, &mover->arena, mover->tasks, &read);
-    *ret_all = read == mover->count;
-    if (rc == KL_OK || rc == KL_EDAMAGED) { /* those before the damaged one are moved */
-        kl_rc put = put_there(mover, read, &batch->count);
-        rc = rc != KL_OK ? rc : put;
-    }
+    bool damaged = rc == KL_EDAMAGED;
+    if (rc != KL_OK && !damaged)
+        return rc;
+    if (damaged && !*mover->damaged)
+        snprintf(mover->damaged, sizeof mover->damaged, "%s", kl_error_text());
+    if (read < mover->count)
+        mover->done = mover->chosen[read] + damaged;
+    rc = put_there(mover, read, &batch->count);
     if (batch->count == 0)
         return rc;
     batch->tasks = mover->settled; /* also when not all could be put: the next try may go to another layout */
@@ -160,19 +166,18 @@ static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch, bool *
     return rc != KL_OK ? rc : settled;
 }
 
-/* Those of a page of the due line that are not in memory: what is may stay there for long, if nobody runs it. Returns how
- * many of the page's stubs were looked at. */
-static size_t choose(struct mover *mover, const kl_scan *scan, size_t most)
+/* Those of a page of the due line that are not in memory: what is may stay there for long, if nobody runs it. */
+static void choose(struct mover *mover, const kl_scan *scan, size_t most)
 {
     kl__window *window = mover->window;
-    size_t i = 0;
-    mover->count = 0;
-    for (; i < scan->count && mover->count < most; i++) {
-        const kl_stub *stub = &scan->stubs[i];
-        if (!kl__held_at(window, stub->position))
-            mover->refs[mover->count++] = (kl_ref){window->place, stub->id, stub->position, true};
+    mover->count = mover->done = 0;
+    for (; mover->done < scan->count && mover->count < most; mover->done++) {
+        const kl_stub *stub = &scan->stubs[mover->done];
+        if (kl__held_at(window, stub->position))
+            continue;
+        mover->chosen[mover->count] = mover->done;
+        mover->refs[mover->count++] = (kl_ref){window->place, stub->id, stub->position, true};
     }
-    return i;
 }
 
 static kl_rc move_page(struct mover *mover, bool *ret_more)
@@ -192,14 +197,13 @@ static kl_rc move_page(struct mover *mover, bool *ret_more)
     kl__pump_enter(pump);
     if (rc != KL_OK)
         return rc;
-    size_t looked = choose(mover, &scan, kl__store_is_far(store) ? MOVE_FAR : MOVE_MAX);
-    bool all = true;
+    choose(mover, &scan, kl__store_is_far(store) ? MOVE_FAR : MOVE_MAX);
     kl__pump_leave(pump);
-    rc = mover->count ? move(mover, store, &batch, &all) : KL_OK;
+    rc = mover->count ? move(mover, store, &batch) : KL_OK;
     kl__pump_enter(pump);
-    *ret_more = scan.count == scan.max || looked < scan.count || !all;
-    if (all && looked > 0) {
-        mover->last = mover->stubs[looked - 1];
+    *ret_more = scan.count == scan.max || mover->done < scan.count;
+    if (mover->done > 0) {
+        mover->last = mover->stubs[mover->done - 1];
         mover->any = true;
     }
     kl_arena_reset(&mover->arena);
@@ -228,6 +232,8 @@ static kl_rc move_window(kl__pump *pump, kl__window *window, struct turn *turn)
         rc = move_page(mover, &turn->more);
         turn->moved += mover->count;
     } while (turn->more && rc == KL_OK && !window->lost && local_ms(pump) < turn->until_ms);
+    if (rc == KL_OK && !turn->more && *mover->damaged)
+        rc = kl__fail(KL_EDAMAGED, "%s", mover->damaged);
     kl__descriptor_release(mover->descriptor);
     pthread_cond_destroy(&mover->landed);
     pthread_mutex_destroy(&mover->mutex);
