@@ -11,7 +11,8 @@
  * R1  A letter is forgotten only after its task was stored again.
  * R2  The append's token follows from the letter's id: a letter that was put back but not forgotten is not stored a
  *     second time by the next run, for as long as the store remembers the token.
- * R3  Only what had died when the run began is looked at, so what dies again meanwhile is left alone.
+ * R3  Only what had died when the run began is looked at, so what dies again meanwhile is left alone. Where a rate
+ *     makes a page take long, its letters are looked at again before each part of it: others may have handled them.
  * R4  A letter is put only after those of its key that died before it. One that the store is too busy for holds the
  *     others of its key up, and ends the run if that goes on.
  * R5  A letter that is moved or purged leaves its job, which has a task less then: else it would wait for it for
@@ -51,6 +52,7 @@ struct letter {
     kl_rc rc;
     bool again;   /* it is to be appended (once more), */
     bool held_up; /* and was not now, because of one before it */
+    bool gone;    /* somebody else has put it back, moved or purged it since the page was found */
     bool flying;  /* its append has not ended; under the mutex, as is rc until then */
     char error[sizeof((kl_account *)0)->error];
 };
@@ -370,18 +372,21 @@ static kl_rc leave_jobs(struct run *run, const struct letter *letters, size_t co
 static void count_letters(struct run *run, const struct letter *letters, size_t count)
 {
     kl_account *account = &run->account;
-    bool hopeless = count > 0;
+    size_t seen = 0, hopeless = 0;
     for (size_t i = 0; i < count; i++) {
         kl_rc rc = letters[i].rc;
+        if (letters[i].gone)
+            continue;
+        seen++;
         account->seen++;
         account->done += rc == KL_OK;
         if (rc == KL_OK && run->action != PURGE)
             account->last = letters[i].entry.id;
         if (rc != KL_OK && account->failed++ == 0)
             snprintf(account->error, sizeof account->error, "%s", letters[i].error);
-        hopeless &= rc == KL_EFULL || kl_rc_class(rc) == KL_CLASS_FATAL;
+        hopeless += rc == KL_EFULL || kl_rc_class(rc) == KL_CLASS_FATAL;
     }
-    run->stopped |= hopeless; /* the next ones would fare no better */
+    run->stopped |= seen > 0 && hopeless == seen; /* the next ones would fare no better */
     if (run->which->told && !run->which->told(run->which->told_ctx, account))
         run->stopped = true;
 }
@@ -394,6 +399,45 @@ static void wait_for_rate(struct run *run)
     uint64_t due = (run->account.seen - run->waited_for) * 1000 / (uint64_t)rate; /* ms */
     kl__queue_sleep((int64_t)due);
     run->waited_for += due * (uint64_t)rate / 1000;
+}
+
+static kl_rc read_letters(struct run *run, const struct letter *letters, size_t count, kl_arena *arena, kl_task *tasks,
+                          size_t *ret_read)
+{
+    kl_ref refs[PAGE];
+    kl_rc rc;
+    uint32_t tries = 0;
+    uint32_t partition = kl__layout_number(run->source.layout, run->source.partition);
+    for (size_t i = 0; i < count; i++)
+        refs[i] = (kl_ref){.place = {partition, letters[i].task->entry.place.shard}, .id = letters[i].task->entry.id};
+    do {
+        kl_arena_reset(arena);
+        rc = kl_store_read(kl__source_store(run->source), refs, count, arena, tasks, ret_read);
+    } while (kl__put_again(rc, tries++));
+    return rc;
+}
+
+/* Where a rate is kept, a page takes long enough for others to handle some of its letters. */
+static kl_rc note_gone(struct run *run, struct letter *letters, size_t count)
+{
+    kl_task tasks[PAGE];
+    kl_arena arena = {0};
+    kl_rc rc = KL_OK;
+    for (size_t done = 0, read = 0; rc == KL_OK && done < count; done += read) {
+        rc = read_letters(run, letters + done, count - done, &arena, tasks, &read);
+        for (size_t i = 0; (rc == KL_OK || rc == KL_EDAMAGED) && i < read; i++) {
+            struct letter *letter = &letters[done + i];
+            letter->gone = tasks[i].state != letter->task->state;
+            letter->again &= !letter->gone;
+            letter->rc = letter->gone ? KL_ENOTFOUND : KL_OK;
+        }
+        if (rc == KL_EDAMAGED) { /* it is there */
+            read++;
+            rc = KL_OK;
+        }
+    }
+    kl_arena_free(&arena);
+    return rc;
 }
 
 /* What was put is forgotten and counted whatever became of the others. */
@@ -431,7 +475,9 @@ static kl_rc handle_page(struct run *run, size_t count)
         run->letters[i] = (struct letter){.run = run, .task = &run->tasks[count - 1 - i], .again = true};
     for (size_t done = 0, chunk; rc == KL_OK && !run->stopped && done < count; done += chunk) {
         chunk = chunk_of(run, count - done);
-        rc = handle_chunk(run, run->letters + done, chunk);
+        rc = done > 0 ? note_gone(run, run->letters + done, chunk) : KL_OK;
+        if (rc == KL_OK)
+            rc = handle_chunk(run, run->letters + done, chunk);
         if (run->which->max > 0 && run->account.seen >= run->which->max)
             run->stopped = true;
     }

@@ -1,6 +1,7 @@
 /* test_dead.c - dead letters: put back in order and as they were, moved, purged; each once, and the run ends. */
 #include <pthread.h>
 
+#include "queue/job_support.h"
 #include "queue/tasks.h"
 
 static kl_bytes none(void) { return (kl_bytes){NULL, 0}; }
@@ -332,6 +333,44 @@ CLAIM_IN_MEMORY(letters_that_die_again_meanwhile_are_left_alone)
     CHECK(listener.calls >= 5);
     kl_queue_close(queue);
 }
+
+/* Somebody else's run, behind the first letter of this one. */
+static bool purge_two(void *ctx, const kl_account *account)
+{
+    struct listener *listener = ctx;
+    kl_account purged;
+    if (listener->calls++ == 0) {
+        CHECK_INT(account->seen, 1);
+        CHECK_INT(kl_dead_purge(listener->queue, &(kl_redrive){.max = 2}, &purged), KL_OK);
+        CHECK_INT(purged.done, 2);
+    }
+    return true;
+}
+
+static void purge_in_between(struct rig *rig, kl_rc (*redrive)(kl_queue *, const kl_redrive *, kl_account *),
+                             uint64_t waiting)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
+    struct listener listener = {.rig = rig, .queue = queue};
+    kl_put tasks[8] = {{.job = {{0}}}};
+    kl_account account;
+    REQUIRE(queue);
+    kl_task_id job = submit_job(queue, tasks, 8);
+    CHECK_INT(settle_any(queue, KL_DEAD, 5), 5);
+    kl__queue_sleep_by(sleep_not);
+    CHECK_INT(redrive(queue, &(kl_redrive){.rate = 1, .told = purge_two, .told_ctx = &listener}, &account), KL_OK);
+    kl__queue_sleep_by(NULL);
+    CHECK(account.seen == 3 && account.done == 3 && account.failed == 0);
+    kl_job_info info = show_job(queue, &job, &rig->arena);
+    CHECK_INT(info.waiting, waiting);
+    CHECK_INT(scan_tasks(queue, &rig->arena).count, waiting);
+    CHECK_INT(count_dead(queue), 0);
+    kl_queue_close(queue);
+}
+
+CLAIM(letters_that_others_have_purged_meanwhile_are_not_put_back) { purge_in_between(rig, kl_dead_retry, 6); }
+
+CLAIM(letters_that_others_have_purged_meanwhile_leave_their_job_once) { purge_in_between(rig, kl_dead_purge, 3); }
 
 CLAIM_IN_MEMORY(a_run_keeps_to_its_rate_and_stops_when_it_is_told_to)
 {
