@@ -25,6 +25,7 @@ enum { KEYS_MAX = 1 << 20, SCANS = 64, FEW = 16, STUBS = 256 }; /* FEW: of each 
 
 /* What older layouts hold. */
 struct findings {
+    int64_t looked_ms; /* when that was begun to be read, on the store's clock */
     bool shut;
     kl__keyset *keys;
     kl__keyset *copies; /* of what is delayed there and has no key: ids here, hashed */
@@ -60,6 +61,8 @@ kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number)
         gate = gate->next;
     return gate;
 }
+
+bool kl__gate_looked(const kl__gate *gate, int64_t since_ms) { return !gate || gate->now.looked_ms > since_ms; }
 
 static void free_findings(struct findings *findings)
 {
@@ -326,7 +329,7 @@ static kl_rc choose_gates(kl__pump *pump, const kl__descriptor *descriptor, kl__
 
 static bool copy_findings(const struct reading *from, struct findings *ret_copy)
 {
-    struct findings copy = {from->shut, kl__keyset_open(), kl__keyset_open()};
+    struct findings copy = {0, from->shut, kl__keyset_open(), kl__keyset_open()};
     bool copied = copy.keys && copy.copies;
     for (uint64_t i = 0; copied && i < kl__keyset_capacity(from->keys); i++)
         copied = !kl__keyset_at(from->keys, i) || kl__keyset_add(copy.keys, kl__keyset_at(from->keys, i));
@@ -375,6 +378,7 @@ kl_rc kl__gates_refresh(kl__pump *pump)
     kl__descriptor *descriptor = pump->descriptor;
     kl__gate *gates[KL_LAYOUTS_MAX];
     struct findings read[KL_LAYOUTS_MAX] = {0};
+    int64_t looked_ms = kl__pump_now(pump);
     atomic_fetch_add(&descriptor->references, 1);
     kl_rc rc = choose_gates(pump, descriptor, gates);
     if (rc == KL_OK) {
@@ -386,6 +390,7 @@ kl_rc kl__gates_refresh(kl__pump *pump)
         if (!read[i].keys)
             continue;
         gates[i]->read = read[i];
+        gates[i]->read.looked_ms = looked_ms;
         gates[i]->read_at = KL_MUTANT(gate_early) ? 0 : pump->refreshes;
         if (KL_MUTANT(gate_early))
             apply(pump, gates[i]);

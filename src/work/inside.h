@@ -464,6 +464,8 @@ bool kl__gate_closed(const kl__gate *gate, uint64_t key_hash); /* tasks of this 
 bool kl__gate_moves(const kl__gate *gate,
                     const kl_task_id *id); /* so must this due one, without a key: it is on the move */
 bool kl__gate_shut(const kl__gate *gate);  /* so must all */
+bool kl__gate_looked(const kl__gate *gate,
+                     int64_t since_ms); /* it goes by a look that was begun later; NULL gate: yes */
 kl__gate *kl__gate_of(const kl__pump *pump, uint64_t layout_number); /* NULL: there is none */
 
 /* --- keyset.c --- */

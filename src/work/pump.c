@@ -486,6 +486,19 @@ static bool others_are_busy(kl__pump *pump)
     return elsewhere > 0 && pump->now_ms - pump->elsewhere_ms < pump->descriptor->settings.lease_ms + GRACE_MS;
 }
 
+/* Older layouts have changed since they were looked at: the next look may let something of the newer ones on. While one
+ * of them is away nobody can look. */
+static bool gates_are_behind(const kl__pump *pump)
+{
+    int64_t changed_ms = pump->ended_ms > pump->elsewhere_ms ? pump->ended_ms : pump->elsewhere_ms;
+    bool behind = false, away = pump->away > 0;
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        behind |= !kl__gate_looked(partition->gate, changed_ms);
+        away |= kl__partition_is_away(partition);
+    }
+    return behind && !away;
+}
+
 bool kl__pump_empty(kl__pump *pump)
 {
     pump->counts_wanted = true;
@@ -504,7 +517,7 @@ bool kl__pump_empty(kl__pump *pump)
             if (!window_is_empty(window))
                 return false;
     }
-    return !others_are_busy(pump);
+    return !others_are_busy(pump) && !gates_are_behind(pump);
 }
 
 bool kl__pump_unwanted(const kl__held *held) { return atomic_load(&held->cancel) || atomic_load(&held->window->lost); }

@@ -224,6 +224,39 @@ TEST(a_delayed_task_that_stays_in_an_older_layout_holds_up_no_task_without_a_key
     leave_behind("", "common", true);
 }
 
+/* What waits in the newer layout for what has just ended in the older one is not let on before the next looks. */
+TEST(a_worker_is_not_out_of_work_while_a_key_waits_for_a_look_at_older_layouts)
+{
+    struct hand hand;
+    const kl_queue_opts opts = {.size = sizeof opts, .lease_ms = 3600000};
+    if (!hand_open(&hand, &opts))
+        return;
+    hand_put(&hand, "a key", "first", 0);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_own(pump);
+    widen(&hand, 2);
+    hand_put(&hand, "a key", "second", 0);
+    hand_beats(pump, 8, HAND_STEP_MS);
+    hand_looks(pump);
+    CHECK_STR(hand_start(pump), "first");
+    CHECK_STR(hand_start(pump), "");
+    CHECK(!kl__pump_empty(pump->pump));
+    hand_end(pump, hand_running(pump, 0), KL_DONE);
+    hand_settle(pump);
+    hand_looks(pump);
+    CHECK_STR(hand_start(pump), "");
+    CHECK(!kl__pump_empty(pump->pump));
+    hand_beats(pump, 4, HAND_STEP_MS);
+    hand_looks(pump);
+    CHECK_STR(hand_start(pump), "second");
+    hand_end(pump, hand_running(pump, 0), KL_DONE);
+    hand_settle(pump);
+    hand_beats(pump, 4, HAND_STEP_MS);
+    hand_looks(pump);
+    CHECK(kl__pump_empty(pump->pump));
+    hand_close(&hand);
+}
+
 /* Whichever allocation fails, the next beats go on from there. */
 TEST(a_look_at_older_layouts_survives_that_there_is_no_memory)
 {
