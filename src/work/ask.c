@@ -27,6 +27,9 @@ struct ask {
     uint64_t key_hash;
     bool dead;
     bool settled; /* what it asks for is durable, whoever owns the shard by now */
+    const kl_record *record;
+    uint64_t version; /* of that, as last written */
+    json_t *request;  /* what it says */
     json_t *answer;
 };
 
@@ -180,25 +183,55 @@ static kl_rc peek(struct ask *ask)
     return kl__json_set_bool(ask->answer, "running", running) ? KL_OK : kl__fail_memory();
 }
 
-static kl_rc skip_first(struct ask *ask, kl_task_id *ret_id)
+static kl_rc fail_running(void)
+{
+    return kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end");
+}
+
+static kl_rc choose_first(struct ask *ask, kl_task_id *ret_id)
 {
     kl_stub stub;
-    bool found = false, running = false;
+    bool found = false;
     kl__held *head = head_of(ask);
-    kl_rc rc = KL_OK;
     if (!head || head->state == KL_HELD_FINISHED) {
-        rc = first_of_key(ask, true, &stub, &found);
+        kl_rc rc = first_of_key(ask, true, &stub, &found);
         if (rc != KL_OK || !found)
             return rc != KL_OK ? rc : kl__fail(KL_ENOTFOUND, "the key has no task that waits");
     }
+    if (!found && head->state == KL_HELD_RUNNING)
+        return fail_running();
     *ret_id = found ? stub.id : head->id;
-    if (found || head->state != KL_HELD_RUNNING)
+    return KL_OK;
+}
+
+/* Before it is ended: whoever carries the request out once more, because it could not be answered, must not end the next
+ * one, too. */
+static kl_rc note_choice(struct ask *ask, const kl_task_id *id)
+{
+    const kl_record *record = ask->record;
+    kl_store *store = ask->window->partition->store;
+    if (!kl__json_set_id(ask->request, "id", id))
+        return kl__fail_memory();
+    kl__pump_leave(ask->pump);
+    kl_rc rc = kl__record_write(store, record->name, ask->version, ask->request, record->expires_ms, &ask->version);
+    kl__pump_enter(ask->pump);
+    return rc;
+}
+
+static kl_rc skip_first(struct ask *ask, kl_task_id *ret_id)
+{
+    bool running = false, chosen = !kl__id_is_none(&ask->id);
+    kl_rc rc = KL_OK;
+    *ret_id = ask->id;
+    if (!chosen)
+        rc = choose_first(ask, ret_id);
+    if (!chosen && rc == KL_OK)
+        rc = note_choice(ask, ret_id);
+    if (rc == KL_OK)
         rc = end_task(ask, ret_id, KL_CANCELLED, true, &running);
-    else
-        running = true;
-    return rc == KL_OK && running
-               ? kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end")
-               : rc;
+    if (chosen && rc == KL_ENOTFOUND)
+        return KL_OK; /* it was ended when the request was carried out first */
+    return rc == KL_OK && running ? fail_running() : rc;
 }
 
 /* One that has ended and is not settled yet would be found in the store, and is not the key's first any more. Others
@@ -447,8 +480,9 @@ static bool understand(struct ask *ask, kl__json *from)
     return from->rc == KL_OK;
 }
 
-static kl_rc answer(struct ask *ask, const kl_record *record, kl_rc said)
+static kl_rc answer(struct ask *ask, kl_rc said)
 {
+    const kl_record *record = ask->record;
     char error[256] = "";
     if (said != KL_OK)
         snprintf(error, sizeof error, "%s", kl_error_text());
@@ -457,7 +491,7 @@ static kl_rc answer(struct ask *ask, const kl_record *record, kl_rc said)
         return kl__fail_memory();
     kl_store *store = ask->window->partition->store;
     kl__pump_leave(ask->pump);
-    kl_rc rc = kl__record_write(store, record->name, record->version, ask->answer, record->expires_ms, NULL);
+    kl_rc rc = kl__record_write(store, record->name, ask->version, ask->answer, record->expires_ms, NULL);
     kl__pump_enter(ask->pump);
     return rc == KL_ECONFLICT ? KL_OK : rc; /* it was withdrawn */
 }
@@ -474,7 +508,7 @@ static bool is_time(const struct ask *ask)
     return kl__window_clear_due(ask->window);
 }
 
-static kl_rc carry_out_and_answer(struct ask *ask, const kl_record *record)
+static kl_rc carry_out_and_answer(struct ask *ask)
 {
     ask->answer = kl__json_object();
     if (!ask->answer)
@@ -486,18 +520,19 @@ static kl_rc carry_out_and_answer(struct ask *ask, const kl_record *record)
         said = KL_OK;
     else if (!ask->settled && (ask->window->lost || said == KL_ESTALE))
         return KL_OK; /* the next owner answers */
-    return answer(ask, record, said);
+    return answer(ask, said);
 }
 
 static kl_rc handle(kl__pump *pump, kl__window *window, const kl_record *record)
 {
-    struct ask ask = {.pump = pump, .window = window};
+    struct ask ask = {.pump = pump, .window = window, .record = record, .version = record->version};
     kl__json from = {0};
     kl_rc rc = kl__json_parse(record->value, "a request", &from);
+    ask.request = from.object;
     if (rc == KL_OK && understand(&ask, &from)) {
         window->out++;
         if (is_time(&ask))
-            rc = carry_out_and_answer(&ask, record);
+            rc = carry_out_and_answer(&ask);
         window->out--;
         kl__window_free_if_done(window);
     }

@@ -23,7 +23,7 @@ enum { KL_ASK_EXPIRES_MS = 60000 };
  *     again   id         (tried now, with all its attempts)
  *     peek    id         -> running
  *     end     id         (ended without a trace: it has been moved)
- *     skip    key        -> id
+ *     skip    key        -> id (which an owner notes in the request before it ends that task)
  *     wake    key        (its first task is tried now, with all its attempts)
  *     drain   key dead   -> count
  *     purge              -> count

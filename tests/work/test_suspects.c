@@ -3,6 +3,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "store/lossy.h"
 #include "work/hand.h"
 
 enum { LEASE_MS = 1000 };
@@ -150,7 +151,8 @@ static struct skipper skip_by(struct hand_pump *pump)
     CHECK(pthread_create(&thread, NULL, skip, &skipper) == 0);
     while (!atomic_load(&skipper.over)) {
         struct timespec pause = {.tv_nsec = 1000000};
-        hand_beats(pump, 1, HAND_STEP_MS);
+        pump->hand->now_ms += HAND_STEP_MS;
+        (void)kl__pump_beat(pump->pump);
         nanosleep(&pause, NULL); /* between two looks */
     }
     pthread_join(thread, NULL);
@@ -173,6 +175,47 @@ TEST(a_skip_passes_over_a_task_that_has_ended_and_is_not_settled_yet)
     CHECK(kl_id_compare(&skipper.id, &second) == 0);
     CHECK_INT(hand_waiting(&hand), 0);
     hand_close(&hand);
+}
+
+/* A store that refuses answers for some time. */
+struct mute {
+    struct lossy lossy; /* first: the engine's self */
+    int refusals;       /* left */
+};
+
+static kl_rc put_records(void *self, kl_write *writes, size_t count)
+{
+    struct mute *mute = self;
+    bool is_answer = memmem(writes->value.data, writes->value.len, "answered", 8) != NULL;
+    if (is_answer && mute->refusals > 0) {
+        mute->refusals--;
+        return kl__fail(KL_ESYSTEM, "it could not be written");
+    }
+    return kl_store_put(mute->lossy.inner, writes, count);
+}
+
+TEST(a_skip_whose_answer_could_not_be_written_skips_no_second_task)
+{
+    struct hand hand;
+    struct mute mute = {.refusals = 3};
+    if (!hand_open(&hand, NULL))
+        return;
+    CHECK_INT(lossy_open(&mute.lossy, hand.memory, 1, &hand.store), KL_OK);
+    mute.lossy.replies_lost = mute.lossy.requests_lost = 0;
+    mute.lossy.engine.put = put_records;
+    kl_task_id first = hand_put(&hand, "k", "one", 0);
+    for (int i = 0; i < 5; i++)
+        hand_put(&hand, "k", "more", 0);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_own(pump);
+    struct skipper skipper = skip_by(pump);
+    CHECK_INT(skipper.rc, KL_OK);
+    CHECK_INT(mute.refusals, 0);
+    CHECK(kl_id_compare(&skipper.id, &first) == 0);
+    CHECK_INT(hand_waiting(&hand), 5);
+    kl_store *store = hand.store;
+    hand_close(&hand);
+    kl_store_close(store);
 }
 
 TEST(a_halted_task_that_is_skipped_keeps_the_number_of_attempts_that_were_made)
