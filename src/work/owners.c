@@ -179,11 +179,11 @@ static void take_in_left(kl__owners *owners, const kl__owners_report *report)
         uint32_t shard = report->left[i], group = shard / owners->group_shards;
         KL_ASSERT(group < owners->group_count);
         kl__own_group *own = &owners->groups[group];
-        if (own->state != KL_GROUP_HELD)
+        if (own->state != KL_GROUP_HELD && own->state != KL_GROUP_LOST)
             continue;
         own->left |= (uint16_t)(1u << shard % owners->group_shards);
         own->unsettled |= !own->clean && report->unsettled && report->unsettled[i];
-        if (own->left == whole)
+        if (own->left == whole && own->state == KL_GROUP_HELD)
             own->state = KL_GROUP_LEFT;
     }
 }
