@@ -161,6 +161,7 @@ struct kl__window {
     uint64_t held;       /* that count */
     int8_t least_urgent; /* the highest priority value among what filled it */
     uint64_t blocked;    /* tasks of keys that cannot run */
+    uint64_t due_held;   /* tasks of the due line that have a key */
     uint64_t out;        /* RUNNING, or finished and in a settle under way */
     kl__held *finished, *finished_last;
     uint64_t finished_count;
@@ -394,6 +395,9 @@ kl__cursor *kl__window_cursor(kl__window *window, int32_t line); /* NULL: no mem
 
 /* A line could not be read on to its end: less urgent tasks with a key leave, to be read again later. */
 void kl__window_yield(kl__window *window);
+
+/* Due tasks leave likewise that come behind what was not read of a line of their own priority. */
+void kl__window_yield_due(kl__window *window);
 
 /* A task that was taken and not run goes back into its line, or leaves with those that come behind one that is not held. */
 void kl__window_put_back(kl__held *held);

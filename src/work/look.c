@@ -187,6 +187,13 @@ static void plan_lines(struct looks *looks, kl__window *window)
     }
 }
 
+static void plan_due(struct looks *looks, kl__window *window)
+{
+    if (!window->due_under_way)
+        window->due_looked_ms = window->pump->now_ms;
+    plan(looks, window, KL_LINE_DUE, LOOK_ON);
+}
+
 static void plan_window(struct looks *looks, kl__window *window)
 {
     int64_t now_ms = window->pump->now_ms;
@@ -204,16 +211,13 @@ static void plan_window(struct looks *looks, kl__window *window)
         return;
     }
     if (!window->due_read && !KL_MUTANT(due_unread)) {
-        plan(looks, window, KL_LINE_DUE, LOOK_ON);
+        plan_due(looks, window);
         return;
     }
     plan_lines(looks, window);
     /* Last, so that it is known what stands before its tasks. */
-    if (window->due_under_way || now_ms >= window->due_again_ms) {
-        if (!window->due_under_way)
-            window->due_looked_ms = now_ms;
-        plan(looks, window, KL_LINE_DUE, LOOK_ON);
-    }
+    if (window->due_under_way || now_ms >= window->due_again_ms)
+        plan_due(looks, window);
     if (KL_MUTANT(retry_line_late) && !window->retry_read && window->cursors[-KL_PRIORITY_MIN] &&
         window->cursors[-KL_PRIORITY_MIN]->ended)
         plan(looks, window, KL_LINE_RETRY, LOOK_ON);
@@ -247,7 +251,9 @@ static bool plan_store(kl__pump *pump, struct looks *looks, bool behind, uint64_
             size_t before = looks->count;
             window->behind = behind;
             plan_window(looks, window);
-            if (looks->count == before && window->unlooked) /* it has no room for anything */
+            if (looks->count == before) /* it has no room for anything */
+                kl__window_yield_due(window);
+            if (looks->count == before && window->unlooked)
                 catch_up(window);
         }
         first += shards;
@@ -381,10 +387,12 @@ static void apply(struct look *look, const kl_scan *scan)
 static void release(kl__window *window)
 {
     window->out--;
-    if (window->lost)
+    if (window->lost) {
         kl__window_free_if_done(window);
-    else
-        catch_up(window);
+        return;
+    }
+    kl__window_yield_due(window);
+    catch_up(window);
 }
 
 static void give_up(struct looks *looks)

@@ -166,6 +166,7 @@ kl__held *kl__window_hold(kl__window *window, const kl_stub *stub)
 
 static void let_go(kl__held *held)
 {
+    held->window->due_held -= held->key_hash && held->lane.mark.kind == KL_HELD_FROM_DUE;
     kl__held_forget(held->window, held);
     kl__held_delete(held->window->pump, held);
 }
@@ -276,6 +277,7 @@ static bool admit_due(kl__window *window, const kl_stub *stub)
     held->suspect = window->suspect;
     held->lane.due_ms = stub->due_ms;
     held->lane.mark.kind = KL_HELD_FROM_DUE;
+    window->due_held += stub->key_hash != 0;
     if (!join_lane(held, false))
         return leave_due(window, stub);
     if (stub->key_hash)
@@ -309,6 +311,35 @@ void kl__window_yield(kl__window *window)
             continue;
         make_room(window, __builtin_ctz(lines) + KL_PRIORITY_MIN);
         return;
+    }
+}
+
+/* The line had come to its end, or was not known to be in use, when they were admitted. */
+static void leave_unread(kl__window *window, int32_t line, const kl__cursor *cursor)
+{
+    kl__lane_task read = {.due_ms = cursor ? cursor->floor : INT64_MIN,
+                          .position = cursor ? cursor->last.position : 0,
+                          .mark = {.priority = (int8_t)line}};
+    bool again = true;
+    while (again) { /* who leaves moves others in the table */
+        again = false;
+        for (uint32_t i = 0; i < window->table_capacity; i++) {
+            kl__held *held = window->table[i].held;
+            bool waits = held && (held->state == KL_HELD_LINE || held->state == KL_HELD_ROOM) && !held->blocked;
+            bool due = waits && held->key_hash && !held->retry_line && held->lane.mark.kind == KL_HELD_FROM_DUE;
+            if (due && held->lane.mark.priority == line && kl__lane_task_before(&read, &held->lane))
+                again |= evict_behind(window, held->key_hash, &read);
+        }
+    }
+}
+
+void kl__window_yield_due(kl__window *window)
+{
+    uint32_t lines = window->due_held > 0 ? kl__window_lines(window) : 0;
+    for (; lines; lines &= lines - 1) {
+        const kl__cursor *cursor = window->cursors[__builtin_ctz(lines)];
+        if (!cursor || !cursor->ended)
+            leave_unread(window, __builtin_ctz(lines) + KL_PRIORITY_MIN, cursor);
     }
 }
 

@@ -118,6 +118,15 @@ void hand_settle(struct hand_pump *pump)
         CHECK_INT(kl__pump_settle(pump->pump, &sent), KL_OK);
 }
 
+void hand_key(uint32_t shard, int number, char ret_key[32])
+{
+    kl_layout layout = {1, 1};
+    int tries = 0;
+    do
+        snprintf(ret_key, 32, "key-%d-%d", number, tries++);
+    while (kl_shard_of(&layout, kl_str(ret_key)) != shard);
+}
+
 kl_task_id hand_put(struct hand *hand, const char *key, const char *payload, int priority)
 {
     kl_put put = {.key = kl_str(key), .payload = kl_str(payload), .priority = priority};

@@ -51,6 +51,9 @@ kl__held *hand_running(const struct hand_pump *pump, size_t number); /* the late
 void hand_end(struct hand_pump *pump, kl__held *held, kl_outcome outcome);
 void hand_settle(struct hand_pump *pump);
 
+/* A key of this shard of a queue of one partition and 16 shards, another one for each number. */
+void hand_key(uint32_t shard, int number, char ret_key[32]);
+
 kl_task_id hand_put(struct hand *hand, const char *key, const char *payload, int priority);
 uint64_t hand_waiting(struct hand *hand);
 

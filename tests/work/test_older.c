@@ -134,20 +134,10 @@ TEST(a_delayed_task_that_is_damaged_keeps_no_other_from_being_moved)
         move_all_but(damaged);
 }
 
-/* A key of this shard, another one for each number. */
-static void key_in(uint32_t shard, int number, char ret_key[32])
-{
-    kl_layout layout = {1, 1};
-    int tries = 0;
-    do
-        snprintf(ret_key, 32, "key-%d-%d", number, tries++);
-    while (kl_shard_of(&layout, kl_str(ret_key)) != shard);
-}
-
 static void put_due(struct hand *hand, int number, const char *kind, int64_t delay_ms)
 {
     char key[32];
-    key_in(3, number, key);
+    hand_key(3, number, key);
     kl_put task = {.key = kl_str(key), .kind = kl_str(kind), .delay_ms = delay_ms};
     CHECK_INT(kl_queue_put(hand->queue, &task, 1, (kl_bytes){0}, NULL), KL_OK);
 }

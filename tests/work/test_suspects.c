@@ -41,6 +41,57 @@ TEST(a_suspect_start_is_written_after_the_outcomes_that_came_before_it_in_its_ke
     hand_close(&hand);
 }
 
+TEST(what_becomes_due_right_after_a_shard_was_taken_is_looked_for_at_once)
+{
+    struct hand hand;
+    if (!hand_open(&hand, NULL))
+        return;
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_own(pump);
+    kl_put due = {.payload = kl_str("due"), .delay_ms = 1};
+    CHECK_INT(kl_queue_put(hand.queue, &due, 1, (kl_bytes){0}, NULL), KL_OK);
+    hand_looks(pump);
+    CHECK_STR(hand_start(pump), "due");
+    hand_close(&hand);
+}
+
+/* It was admitted while nothing of its priority waited, and is in memory when a part of what comes before it is read. */
+TEST(a_due_task_in_memory_waits_for_the_rest_of_a_line_of_its_priority)
+{
+    enum { OTHERS = 400 };
+    struct hand hand;
+    char key[32];
+    if (!hand_open(&hand, NULL))
+        return;
+    hand.now_ms += 2 * 3600000; /* ids come earlier than what is due */
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_own(pump);
+    hand_key(3, 0, key);
+    kl_put due = {.key = kl_str(key), .payload = kl_str("second"), .priority = -2, .delay_ms = 1};
+    CHECK_INT(kl_queue_put(hand.queue, &due, 1, (kl_bytes){0}, NULL), KL_OK);
+    hand_looks(pump);
+    CHECK_INT(kl__pump_ready(pump->pump), 1);
+    for (int i = 1; i <= OTHERS; i++) {
+        char other[32];
+        hand_key(3, i, other);
+        hand_put(&hand, other, "other", -2);
+    }
+    hand_put(&hand, key, "first", -2);
+    const char *payload = "other";
+    for (int i = 0; i < 10 * OTHERS && (strcmp(payload, "other") == 0 || !*payload); i++) {
+        uint64_t ready;
+        hand.now_ms += 25;
+        CHECK_INT(kl__pump_look(pump->pump, &ready), KL_OK);
+        hand_beats(pump, 1, 1);
+        payload = hand_start(pump);
+        if (*payload)
+            hand_end(pump, hand_running(pump, 0), KL_DONE);
+        hand_settle(pump);
+    }
+    CHECK_STR(payload, "first");
+    hand_close(&hand);
+}
+
 /* --- Guilt --- */
 
 /* Runs what there is until the guilty one is started, and then stands still; true: that was not started. */
