@@ -224,7 +224,7 @@ static kl_rc prepare_task(kl__put_call *call, size_t i)
         rc = refuse_again(call, i);
     else
         rc = find_route(call, task->queue ? task->queue : call->queue, &way->route);
-    if (rc == KL_OK && KL_UNLIKELY(task->partition))
+    if (rc == KL_OK && KL_UNLIKELY(task->partition) && !call->handed)
         rc = resolve_named(call, i, &call->routes[way->route]);
     if (rc != KL_OK)
         return rc;
@@ -351,18 +351,31 @@ static inline kl_rc set_place(kl__put_call *call, size_t i, const kl__queue_layo
     return rc;
 }
 
-/* The partition that a task goes to; `otherwise` when neither its name nor its key says. */
+static uint32_t partition_of_handed(const kl_layout *layout, const kl_handed *handed)
+{
+    kl_bytes number = {&handed->number, sizeof handed->number};
+    return kl__hash_scale(kl__hash(number, KL_SEED_PARTITION), layout->partitions);
+}
+
+/* The partition that a task goes to; `otherwise` when neither its name nor its key says. A name that this layout does not
+ * have is the fault of whoever puts now, and not of who put a task that has waited since. */
 static inline kl_rc choose_partition(kl__put_call *call, size_t i, kl__put_route *route, uint32_t otherwise,
                                      uint32_t *ret_partition)
 {
+    const kl_layout *layout = &route->layout->layout;
     kl_bytes key = call->entries[i].key;
     if (KL_UNLIKELY(call->tasks[i].partition)) {
         kl_rc rc = resolve_named(call, i, route);
-        *ret_partition = route->named_number;
-        route->by_name |= key.len > 0 && *ret_partition != kl_partition_of(&route->layout->layout, key);
-        return rc;
+        if (rc != KL_EINVAL || !call->handed) {
+            *ret_partition = route->named_number;
+            route->by_name |= key.len > 0 && *ret_partition != kl_partition_of(layout, key);
+            return rc;
+        }
     }
-    *ret_partition = key.len > 0 ? kl_partition_of(&route->layout->layout, key) : otherwise;
+    if (key.len > 0)
+        *ret_partition = kl_partition_of(layout, key);
+    else
+        *ret_partition = KL_UNLIKELY(call->handed) ? partition_of_handed(layout, &call->handed[i]) : otherwise;
     return KL_OK;
 }
 
@@ -724,6 +737,24 @@ kl_rc kl__put_begin(kl__put_call *call, kl_queue *queue, const kl_put *tasks, si
 {
     kl_rc rc = begin(call, queue, tasks, count);
     return rc == KL_OK ? prepare(call) : rc;
+}
+
+kl_rc kl__put_begin_handed(kl__put_call *call, kl_queue *queue, const kl_handed *handed, const kl_put *tasks,
+                           size_t count)
+{
+    kl_rc rc = begin(call, queue, tasks, count);
+    call->handed = handed;
+    return rc == KL_OK ? prepare(call) : rc;
+}
+
+kl_rc kl__queue_put_handed(kl_queue *queue, const kl_handed *handed, const kl_put *task, kl_bytes token)
+{
+    kl__put_call call;
+    kl_rc rc = kl__put_begin_handed(&call, queue, handed, task, 1);
+    if (rc == KL_OK)
+        rc = put_all(&call, token);
+    kl__put_end(&call);
+    return rc;
 }
 
 void kl__put_end(kl__put_call *call)

@@ -72,7 +72,8 @@ typedef struct kl__put_call {
     size_t route_count, route_room;
     kl__put_store *stores;
     size_t store_count, store_room;
-    size_t uniques; /* tasks that have one */
+    size_t uniques;          /* tasks that have one */
+    const kl_handed *handed; /* each waited as this in a store's inbox (take_in.c); NULL: they did not */
     kl_arena arena;
     kl__put_route one_route;
     kl__put_store one_store;
@@ -95,6 +96,14 @@ typedef struct kl__put_made {
  * failure; the entries lie in the call. */
 kl_rc kl__put_begin(kl__put_call *call, kl_queue *queue, const kl_put *tasks, size_t count);
 void kl__put_end(kl__put_call *call);
+
+/* The same for tasks that have waited in an inbox. A partition that one names may be gone since: then its key says where
+ * it goes. Without a key its number does, which says the same to everybody who takes it in. */
+kl_rc kl__put_begin_handed(kl__put_call *call, kl_queue *queue, const kl_handed *handed, const kl_put *tasks,
+                           size_t count);
+
+/* As kl_queue_put of such a task, under a token. Whatever became of the layout since, it is the same call. */
+kl_rc kl__queue_put_handed(kl_queue *queue, const kl_handed *handed, const kl_put *task, kl_bytes token);
 
 /* Chooses places in the newest layouts that are known, and ids, for what is not stored. With `claimed`, the partition
  * of a task without a key follows from its id, so that whoever knows the id finds it. */

@@ -12,8 +12,9 @@
  * While another store is away, tasks for it stay, and those behind them are taken in. A store that was found to be away
  * is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass an earlier one.
  *
- * A task goes to the partition that it names, unless the layout has none of that name (any more); else a task without a
- * key goes to the partition that its number says. A store that cannot append and take out in one step
+ * A task goes to the partition that it names, unless the layout has none of that name: it had when the task was put; or
+ * the layout is out of date, and then the append is refused as sealed and the next try knows better. Else a task without
+ * a key goes to the partition that its number says. A store that cannot append and take out in one step
  * (S3) may show a task twice, to two workers at once or after a crash: then both put it into the same partition, which
  * knows it.
  *
@@ -22,7 +23,6 @@
 #include <poll.h>
 #include <stdio.h>
 
-#include "base/hash.h"
 #include "queue/json.h"
 #include "queue/put.h"
 #include "store/quick.h"
@@ -145,13 +145,14 @@ static kl_rc set_aside(struct taking *taking, const kl_handed *handed, kl_taken 
     return KL_OK;
 }
 
-/* The token is the row: two databases may have a number in common, but not a queue's record. */
+/* The token is the row: two databases may have a number in common, but not a queue's record. A row that somebody changed
+ * after it was put does not fit its token any more. */
 static kl_rc put_alone(struct taking *taking, const kl_handed *handed, const kl_put *task, kl_taken *ret_taken)
 {
     char token[64];
     snprintf(token, sizeof token, "inbox/%llu", (unsigned long long)handed->number);
-    kl_rc rc = kl_queue_put(taking->queue, task, 1, kl_str(token), NULL);
-    if (is_bad(rc))
+    kl_rc rc = kl__queue_put_handed(taking->queue, handed, task, kl_str(token));
+    if (is_bad(rc) || rc == KL_EMISMATCH)
         return set_aside(taking, handed, ret_taken);
     if (rc == KL_OK)
         *ret_taken = (kl_taken){.count = 1};
@@ -244,48 +245,17 @@ static kl_rc choose(struct taking *taking, const kl_handed *handed, const kl_put
     }
 }
 
-/* Names the partitions of those that have no key. */
-static kl_rc choose_partitions(struct taking *taking, const kl_handed *handed, kl_put *tasks, size_t count)
-{
-    const kl_layout *layout = &kl__put_layout(taking->call.routes[0].descriptor)->layout;
-    char **names = kl_arena_alloc(&taking->arena, layout->partitions * sizeof *names);
-    if (!names)
-        return kl__fail_memory();
-    memset(names, 0, layout->partitions * sizeof *names);
-    for (size_t i = 0; layout->partitions > 1 && i < count; i++) {
-        kl_bytes number = {&handed[i].number, sizeof handed[i].number};
-        uint32_t partition = kl__hash_scale(kl__hash(number, KL_SEED_PARTITION), layout->partitions);
-        if (tasks[i].key.len > 0 || tasks[i].partition)
-            continue;
-        if (!names[partition] && !(names[partition] = kl_arena_alloc(&taking->arena, KL_PARTITION_NAME_BYTES)))
-            return kl__fail_memory();
-        kl_rc rc = kl_partition_name(layout, taking->queue->name, partition, KL_PARTITION_NAME_BYTES, names[partition]);
-        if (rc != KL_OK)
-            return rc;
-        tasks[i].partition = names[partition];
-    }
-    return KL_OK;
-}
-
-/* A fault of one among several is found out by halves: what stands before it goes in together, and then it alone. A
- * partition that is not there was one when the task was put; or this layout is out of date, and then the append is
- * refused as sealed and the next try knows better. */
-static kl_rc place(struct taking *taking, const kl_handed *handed, kl_put *tasks, size_t count, kl_taken *ret_taken)
+/* A fault of one among several is found out by halves: what stands before it goes in together, and then it alone. */
+static kl_rc place(struct taking *taking, const kl_handed *handed, const kl_put *tasks, size_t count,
+                   kl_taken *ret_taken)
 {
     taking->begun = true;
-    kl_rc rc = kl__put_begin(&taking->call, taking->queue, tasks, count);
-    if (rc == KL_OK)
-        rc = choose_partitions(taking, handed, tasks, count);
+    kl_rc rc = kl__put_begin_handed(&taking->call, taking->queue, handed, tasks, count);
     if (rc == KL_OK)
         rc = kl__put_route_tasks(&taking->call, (kl__put_range){0, count}, false);
     if (is_bad(rc) && count > 1) {
         kl__put_end(&taking->call);
         return place(taking, handed, tasks, count / 2, ret_taken);
-    }
-    if (is_bad(rc) && tasks[0].partition) {
-        kl__put_end(&taking->call);
-        tasks[0].partition = NULL;
-        return place(taking, handed, tasks, 1, ret_taken);
     }
     if (is_bad(rc))
         return set_aside(taking, handed, ret_taken);

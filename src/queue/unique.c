@@ -98,6 +98,14 @@ static size_t task_count(const struct claim *claim) { return claim->range.to - c
 
 static kl_queue *queue_of(const kl__put_call *call, size_t task) { return call->routes[call->ways[task].route].queue; }
 
+static uint64_t mix_bytes(uint64_t hash, kl_bytes bytes) { return kl__hash(bytes, hash + bytes.len); }
+
+static uint64_t mix_number(uint64_t hash, int64_t number)
+{
+    uint64_t bytes = htole64((uint64_t)number);
+    return kl__hash((kl_bytes){&bytes, sizeof bytes}, hash);
+}
+
 /* Hashes are chained: where one text ends and the next begins counts too. */
 static int64_t hash_where(const kl__put_call *call, kl__put_range range, bool with_payload)
 {
@@ -107,16 +115,10 @@ static int64_t hash_where(const kl__put_call *call, kl__put_range range, bool wi
                             call->entries[i].kind, call->entries[i].payload};
         for (size_t j = 0; j < (with_payload ? 5 : 3); j++)
             hash = kl__hash(parts[j], hash + parts[j].len);
+        if (call->handed && call->entries[i].key.len == 0) /* its number chooses the partition */
+            hash = mix_number(hash, (int64_t)call->handed[i].number);
     }
     return (int64_t)(hash >> 1);
-}
-
-static uint64_t mix_bytes(uint64_t hash, kl_bytes bytes) { return kl__hash(bytes, hash + bytes.len); }
-
-static uint64_t mix_number(uint64_t hash, int64_t number)
-{
-    uint64_t bytes = htole64((uint64_t)number);
-    return kl__hash((kl_bytes){&bytes, sizeof bytes}, hash);
 }
 
 static uint64_t mix_options(uint64_t hash, const kl_put *task)

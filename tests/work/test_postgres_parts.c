@@ -3,6 +3,7 @@
 #include <libpq-fe.h>
 
 #include "change.h"
+#include "queue/inside.h"
 #include "store/pg_server.h"
 
 static void drop(const char *schema)
@@ -346,4 +347,79 @@ TEST(a_queue_is_not_made_in_a_database_that_is_away)
     kl_queue_close(queue);
     kl_store_close(store);
     close_two(&two);
+}
+
+/* --- A row that is taken in twice --- */
+
+/* A queue of two partitions, whose rows of the inbox are put, and then cannot be taken out. */
+static bool open_stuck(struct two *two, const char *options)
+{
+    char sql[512];
+    size_t count = 0;
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 2};
+    *two = (struct two){.store = NULL};
+    if (pg_server_new_schema(two->url, two->schema) != KL_OK || kl_store_open(two->url, NULL, &two->store) != KL_OK ||
+        kl_queue_open(two->store, "orders", &opts, &two->queue) != KL_OK)
+        return false;
+    snprintf(sql, sizeof sql,
+             "CREATE FUNCTION %s.stay() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'it stays'; END$$; "
+             "CREATE TRIGGER stay BEFORE DELETE ON %s.inbox FOR EACH ROW EXECUTE FUNCTION %s.stay()",
+             two->schema, two->schema, two->schema);
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', 'first', unique_key => 'once'%s)", two->schema, options);
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', 'next', key => 'a')", two->schema);
+    pg_server_run(sql);
+    CHECK_INT(kl__queue_take_in(two->queue, 0, NULL, NULL, &count), KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), "it stays");
+    CHECK_INT(tasks_in(NULL, two->schema), 1);
+    return true;
+}
+
+static void let_go(struct two *two, uint64_t refused, long long tasks)
+{
+    char sql[128];
+    kl_queue_info info;
+    kl_arena arena = {0};
+    snprintf(sql, sizeof sql, "DROP TRIGGER stay ON %s.inbox", two->schema);
+    pg_server_run(sql);
+    CHECK_INT(kl__queue_take_in_all(two->queue), KL_OK);
+    CHECK_INT(tasks_in(NULL, two->schema), tasks);
+    CHECK_INT(kl_queue_show(two->queue, &arena, &info), KL_OK);
+    CHECK_INT(info.refused, refused);
+    kl_arena_free(&arena);
+    kl_queue_close(two->queue);
+    kl_store_close(two->store);
+    drop(two->schema);
+}
+
+static void take_in_with_one_partition(struct two *two)
+{
+    kl_queue_opts one = {.size = sizeof one, .partitions = 1};
+    CHECK_INT(kl_queue_alter(two->queue, &one), KL_OK);
+    let_go(two, 0, 2);
+}
+
+TEST(a_row_without_a_key_is_the_same_call_when_it_is_taken_in_again_in_another_layout)
+{
+    struct two two;
+    REQUIRE(open_stuck(&two, ""));
+    take_in_with_one_partition(&two);
+}
+
+TEST(a_row_that_names_a_partition_is_the_same_call_when_it_is_taken_in_again_and_that_is_gone)
+{
+    struct two two;
+    REQUIRE(open_stuck(&two, ", partition => 'orders__p1'"));
+    take_in_with_one_partition(&two);
+}
+
+TEST(a_row_that_was_changed_after_it_was_put_is_set_aside_and_holds_up_nobody)
+{
+    struct two two;
+    char sql[128];
+    REQUIRE(open_stuck(&two, ""));
+    snprintf(sql, sizeof sql, "UPDATE %s.inbox SET payload = 'other' WHERE payload = 'first'", two.schema);
+    pg_server_run(sql);
+    let_go(&two, 1, 2);
 }
