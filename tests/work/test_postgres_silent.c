@@ -117,6 +117,155 @@ TEST(a_worker_that_is_closed_at_once_does_not_wait_for_a_silent_database)
     runs_free(&runs);
 }
 
+/* --- One of two databases is silent --- */
+
+/* The second partition's lies behind the pooler. */
+static bool open_pair(struct bed *bed, char ret_second[64])
+{
+    static char pooler[PG_URL_BYTES], other[PG_URL_BYTES + 80], ignored[PG_URL_BYTES];
+    const char *stores[] = {"", other};
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 2, .lease_ms = 1000, .stores = stores, .store_count = 2};
+    *bed = (struct bed){.store = NULL};
+    if (pg_server_new_schema(bed->url, bed->schema) != KL_OK || pg_server_new_schema(ignored, ret_second) != KL_OK ||
+        pg_bouncer_url(CONNECTIONS, pooler) != KL_OK)
+        return false;
+    snprintf(other, sizeof other, "%.300s&schema=%s", pooler, ret_second);
+    return kl_store_open(bed->url, NULL, &bed->store) == KL_OK &&
+           kl_queue_open(bed->store, "orders", &opts, &bed->queue) == KL_OK;
+}
+
+static const char *key_of(uint32_t partition, char ret_key[16])
+{
+    kl_layout layout;
+    CHECK_INT(kl_layout_init(2, 1, &layout), KL_OK);
+    for (int i = 0;; i++) {
+        snprintf(ret_key, 16, "key-%d", i);
+        if (kl_partition_of(&layout, kl_str(ret_key)) == partition)
+            return ret_key;
+    }
+}
+
+struct putting {
+    kl_queue *queue;
+    const char *key;
+};
+
+static bool takes(void *ctx)
+{
+    const struct putting *putting = ctx;
+    kl_put task = {.key = kl_str(putting->key), .payload = kl_str("done there 2")};
+    return kl_queue_put(putting->queue, &task, 1, kl_str("2"), NULL) == KL_OK;
+}
+
+TEST(a_silent_database_of_one_partition_does_not_hold_up_the_others)
+{
+    struct bed bed;
+    struct runs runs;
+    char second[64], here[16], there[16];
+    REQUIRE(open_pair(&bed, second));
+    key_of(0, here), key_of(1, there);
+    runs_init(&runs);
+    kl_worker *worker = start_worker(bed.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    put_task(bed.queue, here, "done here 1");
+    put_task(bed.queue, there, "done there 1");
+    CHECK(runs_wait(&runs, 2));
+    pg_bouncer_stop(true);
+    for (int i = 2; i < 6; i++) {
+        char payload[32];
+        snprintf(payload, sizeof payload, "done here %d", i);
+        put_task(bed.queue, here, payload);
+        CHECK(runs_wait_for(&runs, payload, 1));
+    }
+    pg_bouncer_stop(false);
+    await_condition("its tasks are taken", takes, &(struct putting){bed.queue, there});
+    CHECK(runs_wait_for(&runs, "done there 2", 1));
+    drain_and_close(worker);
+    close_queue(&bed);
+    drop_schema(&bed);
+    memcpy(bed.schema, second, sizeof second);
+    drop_schema(&bed);
+    runs_free(&runs);
+}
+
+static bool find_queue(struct bed *bed)
+{
+    return kl_store_open(bed->url, NULL, &bed->store) == KL_OK &&
+           kl_queue_find(bed->store, "orders", &bed->queue) == KL_OK;
+}
+
+/* As of a restore that is under way: connections are taken, and what they ask first waits. */
+TEST(a_database_that_lets_its_opening_wait_does_not_hold_up_the_others_nor_the_end)
+{
+    struct bed bed;
+    struct runs runs;
+    char second[64], here[16], there[16], sql[128];
+    REQUIRE(open_pair(&bed, second));
+    key_of(0, here), key_of(1, there);
+    put_task(bed.queue, there, "done there 1");
+    close_queue(&bed);
+    runs_init(&runs);
+    PGconn *holder = pg_server_connect();
+    snprintf(sql, sizeof sql, "BEGIN; LOCK TABLE %s.meta IN ACCESS EXCLUSIVE MODE", second);
+    PQclear(PQexec(holder, sql));
+    REQUIRE(find_queue(&bed));
+    put_task(bed.queue, here, "done here 1");
+    kl_worker *worker = start_worker(bed.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    CHECK(runs_wait_for(&runs, "done here 1", 1));
+    CHECK_INT(kl_worker_drain(worker, WAIT_MS), KL_OK);
+    kl_worker_close(worker);
+    close_queue(&bed);
+    PQfinish(holder);
+    REQUIRE(find_queue(&bed));
+    worker = start_worker(bed.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    CHECK(runs_wait_for(&runs, "done there 1", 1));
+    drain_and_close(worker);
+    close_queue(&bed);
+    drop_schema(&bed);
+    memcpy(bed.schema, second, sizeof second);
+    drop_schema(&bed);
+    runs_free(&runs);
+}
+
+static void *name_partition(void *store)
+{
+    uint32_t partition;
+    CHECK_INT(kl_store_partition(store, "other", 1, &partition), KL_OK);
+    return NULL;
+}
+
+/* Long enough to be asked for twice whether the server answers at all. */
+static bool has_waited(void *ctx)
+{
+    const struct bed *bed = ctx;
+    char sql[256];
+    snprintf(sql, sizeof sql,
+             "SELECT count(*) FROM pg_stat_activity WHERE application_name = '%s' AND wait_event_type = 'Lock'"
+             " AND clock_timestamp() - query_start > '8 seconds'",
+             bed->schema);
+    return pg_server_number(sql) == 1;
+}
+
+TEST(a_call_that_waits_for_somebodys_transaction_is_waited_for_in_one_of_several_databases_too)
+{
+    struct bed bed;
+    pthread_t thread;
+    char sql[128];
+    kl_store_opts opts = {.size = sizeof opts, .hasty = true};
+    bed = (struct bed){.store = NULL};
+    REQUIRE(pg_server_new_schema(bed.url, bed.schema) == KL_OK);
+    REQUIRE(kl_store_open(bed.url, &opts, &bed.store) == KL_OK);
+    PGconn *holder = pg_server_connect();
+    snprintf(sql, sizeof sql, "BEGIN; LOCK TABLE %s.partitions IN SHARE MODE", bed.schema);
+    PQclear(PQexec(holder, sql));
+    if (pthread_create(&thread, NULL, name_partition, bed.store) == 0) {
+        await_condition("the call has waited", has_waited, &bed);
+        PQfinish(holder);
+        pthread_join(thread, NULL);
+    }
+    close_queue(&bed);
+    drop_schema(&bed);
+}
+
 /* --- A server that closes every connection --- */
 
 struct closer {

@@ -492,10 +492,12 @@ static kl_rc check_gone(kl__pg *pg, int64_t *until_ns)
     int64_t now_ns = kl__monotonic_ns(), hasty_ns = KL_PG_HASTY_MS * INT64_C(1000000);
     pthread_mutex_lock(&pg->mutex);
     int64_t gone_ns = pg->gone_ns, again_ns = pg->again_ns;
+    bool silent = pg->silent;
     memcpy(why, pg->gone_why, sizeof why);
     pthread_mutex_unlock(&pg->mutex);
     *until_ns = (gone_ns ? gone_ns : now_ns) + hasty_ns;
-    return gone_ns && now_ns >= *until_ns && now_ns < again_ns ? kl__fail(KL_EBUSY, "%s", why) : KL_OK;
+    bool rests = gone_ns && now_ns >= *until_ns && now_ns < again_ns;
+    return silent || rests ? kl__fail(KL_EBUSY, "%s", why) : KL_OK;
 }
 
 static void note_gone(kl__pg *pg, bool gone, int64_t began_ns)

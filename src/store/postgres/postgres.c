@@ -160,14 +160,21 @@ static kl_rc open_postgres(const char *where, const kl_store_opts *opts, void **
     if (!pg)
         return rc;
     if (rc == KL_OK)
+        rc = kl__pg_watch_start(pg);
+    if (rc == KL_OK)
         rc = kl__pg_schema_open(pg);
     if (rc == KL_OK)
         rc = kl__pg_upkeep_start(pg);
-    if (rc == KL_OK)
-        *ret_self = pg;
-    else
+    if (rc != KL_OK) {
+        kl__pg_watch_stop(pg);
         free_store(pg);
-    return rc;
+        return rc;
+    }
+    pthread_mutex_lock(&pg->mutex);
+    pg->opened = true;
+    pthread_mutex_unlock(&pg->mutex);
+    *ret_self = pg;
+    return KL_OK;
 }
 
 static void close_postgres(void *self)
@@ -175,6 +182,7 @@ static void close_postgres(void *self)
     kl__pg *pg = self;
     kl__pg_upkeep_stop(pg);
     kl__pg_wait_close(pg);
+    kl__pg_watch_stop(pg);
     free_store(pg);
 }
 

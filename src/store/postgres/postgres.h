@@ -5,6 +5,7 @@
  *     postgres.c   the engine's table; opening, closing, URL, clock, partitions
  *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
  *     links.c      every connection, and how a call that waits for its answer is ended
+ *     watch.c      whether a server that is waited for is silent
  *     names.c      whether the database is still the one that was opened
  *     schema.c     the schema: made on first use, checked at every opening
  *     sql_*.c      its tables and functions: what is true about the data is written there
@@ -119,6 +120,7 @@ typedef struct kl__pg {
     /* Of a hasty store: since when there is no connection to be had (0: there is), why, and not tried again before. */
     int64_t gone_ns, again_ns;
     char gone_why[KL_PG_WHY_BYTES];
+    bool silent; /* and when it was last asked something small, it did not answer */
 
     kl__pg_seen *seen;     /* what scans have shown; seen.h */
     atomic_uint row_tasks; /* how many tasks a row of entries had, of late; scan.c */
@@ -152,8 +154,13 @@ typedef struct kl__pg {
     pthread_t upkeep;
     bool upkeep_runs;
     kl__told upkeep_told; /* the thread's own */
-    atomic_bool closing;
-    atomic_bool settles; /* somebody has settled by this handle */
+    atomic_bool closing;  /* set with the mutex held */
+    atomic_bool settles;  /* somebody has settled by this handle */
+
+    /* watch.c */
+    pthread_t watch;
+    bool watch_runs;
+    bool opened;
 } kl__pg;
 
 /* --- params.c: parameters in binary, and rows --- */
@@ -313,7 +320,7 @@ kl_rc kl__pg_schema_open(kl__pg *pg);
 /* How many steps had been applied, and are now; with only_look none is. */
 kl_rc kl__pg_schema_migrate(kl__pg *pg, bool only_look, int *ret_before, int *ret_after);
 
-/* --- wait.c, upkeep.c --- */
+/* --- wait.c, upkeep.c, watch.c --- */
 
 /* Waits until `ask` says yes, which it is asked whenever something was appended to the partition, or until wait_ms have
  * passed. For KL_PG_INBOX it ends with whatever was put into the inbox, also for another queue. */
@@ -323,6 +330,10 @@ kl_rc kl__pg_wait_until(kl__pg *pg, uint32_t partition, int64_t wait_ms, kl__pg_
 void kl__pg_wait_close(kl__pg *pg);
 kl_rc kl__pg_upkeep_start(kl__pg *pg);
 void kl__pg_upkeep_stop(kl__pg *pg);
+
+/* Of a hasty store, from before it is opened. To be stopped also where opening fails. */
+kl_rc kl__pg_watch_start(kl__pg *pg);
+void kl__pg_watch_stop(kl__pg *pg);
 
 /* --- The calls --- */
 
