@@ -221,7 +221,8 @@ struct kl__partition {
     uint32_t window_count;
     uint32_t windows_alive; /* dropped ones with something out included */
     uint32_t allowed_count; /* shards that this worker may take */
-    uint64_t permits;       /* that its last beat granted: tasks of the queue that may run here at a time */
+    bool grants;            /* its record shares out the queue's concurrency, */
+    uint64_t permits;       /* and its last beat granted so much: tasks of the queue that may run here at a time */
     uint32_t priorities;    /* lines known to be in use, as in kl_counts */
     int64_t counted_ms;     /* when that was asked; */
     int64_t count_rest_ms;  /* and how long it is not done again: 20 times as long as it took */

@@ -123,6 +123,16 @@ static void note_all_asked(kl__pump *pump)
     pump->away_told = false;
 }
 
+/* The one of the layout that all workers can reach while they can do anything: the first in the store that has the queue's
+ * record. There need not be one, and then it is the first of all. */
+static uint32_t granting(const kl__pump *pump, const kl__queue_layout *layout)
+{
+    uint32_t index = 0;
+    while (index < layout->layout.partitions && layout->stores[index] != pump->queue->store)
+        index++;
+    return index < layout->layout.partitions ? index : 0;
+}
+
 static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
 {
     char name[KL_PARTITION_NAME_BYTES], plain[KL_PARTITION_NAME_BYTES];
@@ -148,6 +158,7 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     partition->index = index;
     partition->layout = layout->layout;
     partition->layout_number = layout->number;
+    partition->grants = index == granting(pump, layout);
     partition->permits = UINT64_MAX; /* until its first beat tells: a store that is away stops no other layout */
     memcpy(partition->name, name, sizeof name);
     memcpy(partition->plain, plain, sizeof plain);
@@ -307,13 +318,13 @@ static uint64_t wanted_permits(const kl__pump *pump)
     return wanted < most ? wanted : most;
 }
 
-/* The queue's concurrency is shared out in the record of the first partition of each layout that may hold tasks, and
+/* The queue's concurrency is shared out in the record of one partition of each layout that may hold tasks, and
  * what all of these grant holds. Whoever runs something stands in the record of the oldest such layout, whether he has
  * heard of newer ones or not: so the limit holds there. In the record of a newer one nobody is granted more than in the
  * older ones, so that it holds there too by the time when the older are drained. */
 static bool shares_permits(const kl__partition *partition)
 {
-    return partition->index == 0 && !partition->ending && !partition->gone;
+    return partition->grants && !partition->ending && !partition->gone;
 }
 
 /* What the records of layouts before this one grant. */

@@ -349,6 +349,39 @@ TEST(a_queue_is_not_made_in_a_database_that_is_away)
     close_two(&two);
 }
 
+TEST(a_limit_on_the_queue_needs_no_database_but_the_queues_own)
+{
+    struct two two = {.store = NULL};
+    struct runs runs;
+    kl_store *store = NULL;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    const char *stores[] = {two.other, ""};
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 2, .stores = stores, .store_count = 2, .concurrency = 4};
+    REQUIRE(pg_server_new_schema(two.url, two.schema) == KL_OK);
+    pg_server_run("CREATE DATABASE second");
+    snprintf(two.other, sizeof two.other, "%s&dbname=second", two.url);
+    REQUIRE(kl_store_open(two.url, NULL, &two.store) == KL_OK);
+    REQUIRE(kl_queue_open(two.store, "orders", &opts, &two.queue) == KL_OK);
+    runs_init(&runs);
+    CHECK_INT(kl_queue_show(two.queue, &arena, &info), KL_OK);
+    put_task(two.queue, key_of(&info, 1), "done here");
+    put_task(two.queue, key_of(&info, 0), "done there");
+    let_in(false);
+    kl_queue *queue = open_again(&two, &store);
+    REQUIRE(queue);
+    kl_worker *worker = start_worker(queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    CHECK(runs_wait_for(&runs, "done here", 1));
+    let_in(true);
+    CHECK(runs_wait_for(&runs, "done there", 1));
+    drain_and_close(worker);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    close_two(&two);
+}
+
 /* --- A row that is taken in twice --- */
 
 /* A queue of two partitions, whose rows of the inbox are put, and then cannot be taken out. */
