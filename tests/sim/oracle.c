@@ -324,16 +324,23 @@ static bool was_put_back(const struct sim_process *process, const struct sim_ent
            letter->ended && letter->outcome == KL_DEAD && letter->moved;
 }
 
+static bool one_was_put_back(const struct sim_process *process, const struct sim_task *task)
+{
+    const struct sim_entry *letter = task->entries;
+    while (letter && !was_put_back(process, letter))
+        letter = letter->next_of_task;
+    return letter != NULL;
+}
+
 /* A second entry of a task: moved by the owner of the first, put back from the dead letters, or a mistake. */
 static void check_again(struct sim_process *process, const struct sim_entry *entry)
 {
     struct world *world = process->world;
     struct sim_task *task = entry->task;
-    bool lives_again = process->redriving;
+    bool put_back = one_was_put_back(process, task);
     for (struct sim_entry *other = task->entries; other; other = other->next_of_task) {
         if (other == entry)
             continue;
-        lives_again |= was_put_back(process, other);
         if (process->redriving)
             other->moved |= other->ended; /* the letter: what is put back may be moved, and stands for both */
         else if (other->layout < entry->layout && other->due && !other->ended &&
@@ -342,11 +349,11 @@ static void check_again(struct sim_process *process, const struct sim_entry *ent
         else if (is_submitted_again(process, other) && !other->moved) {
             other->moved = true; /* the new one stands for it */
             task->real_ends--;
-        } else if (!other->moved || !other->ended)
+        } else if ((!other->moved || !other->ended) && !put_back)
             sim_break(world, "I6", task, "p%u (%s) stores task %llu, which is there already", process->number,
                       role_of(process), (unsigned long long)task->number);
     }
-    if (lives_again)
+    if (process->redriving || put_back)
         task->lives++;
     task->ended_told = false;
 }
