@@ -12,7 +12,7 @@
 
 #include "sim/world.h"
 
-enum { OPERATIONS = 10000, MUTANT_SEEDS = 100 };
+enum { OPERATIONS = 10000, MUTANT_SEEDS = 300 };
 
 static int usage(void)
 {
