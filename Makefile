@@ -113,9 +113,10 @@ fmt: ## format the sources
 	@tools/setup test
 	@tools/format
 
+install: export PREFIX := $(PREFIX)
 install: ## install library, headers, program and manual (PREFIX=/usr/local, DESTDIR=)
 	@tools/setup build
-	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' tools/install
+	@tools/install
 
 clean: ## remove what was built
 	rm -rf build build-asan build-tsan build-release build-install

@@ -112,7 +112,7 @@ typedef struct kl_exec_opts {
 } kl_exec_opts;
 
 /* Fills the fields whose KEYLINE_EXEC_* variable is set and leaves the others. Counts are whole numbers; durations take
- * a unit (250ms, 5s, 2m, 1h; a bare number is milliseconds), and the submit timeout also `none` and `forever`.
+ * a unit (250ms, 5s, 2m, 1h, 1d; a bare number is milliseconds), and the submit timeout also `none` and `forever`.
  * KL_EINVAL: a value is not of that form or out of range, or a KEYLINE_EXEC_ variable is unknown; the sentence names it,
  * and nothing is filled in. Not to be called while another thread changes the environment. */
 KL_API KL_MUST_USE kl_rc kl_exec_opts_from_env(kl_exec_opts *opts);

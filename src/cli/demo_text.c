@@ -120,7 +120,7 @@ void kl__demo_tell_summary(const kl__demo_look *look)
     printf("  overlaps               %u\n", look->overlaps);
     printf("  retries                %u\n", look->retries);
     printf("  " BAD " was blocked for   %.1f s, until %s\n", seconds(look->blocked_ms),
-           look->dead ? "its task was dead" : "its release");
+           look->dead ? "its task was dead" : "that was done");
     printf("  keys waiting behind it %u\n", look->held_most);
     printf("  the others meanwhile   %u tasks, %.0f/s", look->others_then, look->rate_then);
     if (look->rate_later > 0)
