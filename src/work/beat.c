@@ -243,14 +243,15 @@ static kl_rc keep(kl__pump *pump)
     pump->beat_now |= kl__partitions_starve(pump);
     bool wanted = pump->beat_now;
     if (!wanted && pump->owners_ms && local_ms - pump->owners_ms < beat_every_ms(pump))
-        return first;
+        return first != KL_OK ? first : kl__partitions_fenced(pump);
     pump->beat_now = pump->stopping;
     kl_rc rc = kl__partitions_beat(pump);
     if (rc == KL_OK)
         pump->owners_ms = local_ms ? local_ms : 1;
     else
         pump->beat_now |= wanted;
-    return first != KL_OK ? first : rc;
+    first = first != KL_OK ? first : rc;
+    return first != KL_OK ? first : kl__partitions_fenced(pump);
 }
 
 kl_rc kl__pump_keep(kl__pump *pump)

@@ -233,14 +233,16 @@ struct kl__partition {
     kl__room *room;         /* where its ready tasks wait: the pump's, or */
     kl__capacity *capacity; /* this one's; NULL: there is no limit */
     uint64_t *unopened; /* a bit for each shard that is owned and for whose window there was no memory: to be left */
-    bool unowned;       /* some shards had no owner when last looked, */
-    int64_t unowned_ms; /* since then at least; */
-    bool unowned_told;  /* and that was told */
-    uint64_t watched;   /* who owned what when last looked, as a hash, */
-    kl__reader watch;   /* for that; */
-    kl__reader asks;    /* and for requests */
-    bool ending;        /* its layout is drained: to be left */
-    bool gone;          /* and has been */
+    kl_rc unfenced_rc;  /* why shards that it took in the last beat cannot be used; KL_OK: there are none */
+    char unfenced_why[256]; /* the sentence */
+    bool unowned;           /* some shards had no owner when last looked, */
+    int64_t unowned_ms;     /* since then at least; */
+    bool unowned_told;      /* and that was told */
+    uint64_t watched;       /* who owned what when last looked, as a hash, */
+    kl__reader watch;       /* for that; */
+    kl__reader asks;        /* and for requests */
+    bool ending;            /* its layout is drained: to be left */
+    bool gone;              /* and has been */
     kl__partition *next;
 };
 
@@ -520,6 +522,7 @@ int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked
 
 kl_rc kl__partitions_sync(kl__pump *pump); /* as the descriptor says */
 kl_rc kl__partitions_beat(kl__pump *pump);
+kl_rc kl__partitions_fenced(const kl__pump *pump);     /* or why shards that are owned cannot be used */
 int64_t kl__partitions_lease_ms(const kl__pump *pump); /* the shortest that was told, or is to be */
 kl_rc kl__partitions_watch(kl__pump *pump);            /* asks for a beat when others came, went, took or gave back */
 bool kl__partitions_starve(const kl__pump *pump); /* it wants more permits than it has, and the others do not know */

@@ -26,11 +26,13 @@
 #include "work/owners_inside.h"
 
 enum {
-    TRIES_MAX = 16,    /* of a beat against others who change the record */
-    REPEATS_MAX = 4,   /* of one call of the store that says KL_EBUSY */
-    FENCES_MAX = 4096, /* in one call */
-    MARGIN_PART = 10,  /* of the lease, for clocks that run at different speeds */
-    TURN_LEASES = 2,   /* a permit that goes round stays so long with one worker */
+    TRIES_MAX = 16,      /* of a beat against others who change the record */
+    REPEATS_MAX = 4,     /* of one call of the store that says KL_EBUSY */
+    FENCES_MAX = 4096,   /* in one call */
+    MARGIN_PART = 10,    /* of the lease, for clocks that run at different speeds */
+    TURN_LEASES = 2,     /* a permit that goes round stays so long with one worker */
+    UNFENCED_BEATS = 2,  /* whose fences fail, before others are left to try */
+    REST_BEATS_MAX = 16, /* that they are left to */
 };
 
 /* --- Open and close --- */
@@ -251,7 +253,7 @@ static void refresh(kl__owners *owners, kl__record_worker *entry, const kl__owne
     entry->running = report->running;
     entry->concurrency = owners->concurrency;
     entry->wants = report->permits_wanted;
-    entry->leaving = report->leaving;
+    entry->leaving = report->leaving || owners->rest > 0;
     entry->full = report->full;
     entry->shards = owners->shards;
     entry->kinds = owners->kinds;
@@ -363,6 +365,7 @@ struct draft {
     const int16_t *goal;
     int me; /* -1: not in the record any more */
     uint64_t permits;
+    bool leaving; /* for good, or to let others do what it cannot */
     bool nothing; /* to be written */
     bool quiet;   /* who owns what is as it was, and there are no permits: others need not read it before their time */
 };
@@ -381,17 +384,29 @@ static kl_rc read_record(kl__owners *owners, kl__owners_record *ret_record, int6
     return rc;
 }
 
+/* Somebody else could take what this worker cannot use. Of several that cannot, the last goes on trying. */
+static bool has_others(const kl__owners_record *record, int me)
+{
+    bool has = false;
+    for (int i = 0; i < (int)record->worker_count; i++)
+        has |= i != me && !record->workers[i].leaving;
+    return has;
+}
+
 static kl_rc draft_rest(kl__owners *owners, const kl__owners_report *report, int64_t now_ms, struct draft *draft)
 {
     kl__owners_record *record = &draft->record;
     uint32_t me = (uint32_t)draft->me;
+    if (!has_others(record, draft->me))
+        owners->rest = 0;
+    draft->leaving = report->leaving || owners->rest > 0;
     refresh(owners, &record->workers[me], report, now_ms);
     note_unserved(owners, record, me, report);
-    give(owners, record, me, report->leaving, now_ms);
+    give(owners, record, me, draft->leaving, now_ms);
     draft->goal = kl__owners_plan(owners, record, me);
     if (!draft->goal)
         return kl__fail_memory();
-    kl_rc rc = report->leaving ? KL_OK : take(owners, record, me, draft->goal);
+    kl_rc rc = draft->leaving ? KL_OK : take(owners, record, me, draft->goal);
     if (rc != KL_OK)
         return rc;
     draft->permits = set_permits(owners, record, me, report, now_ms);
@@ -468,7 +483,7 @@ static kl_rc agree(kl__owners *owners, const kl__owners_report *report, struct d
 /* --- After the write --- */
 
 /* What the record says now is our view, but for what is still to be reported. */
-static void settle_view(kl__owners *owners, const struct draft *draft, bool leaving)
+static void settle_view(kl__owners *owners, const struct draft *draft)
 {
     for (uint32_t group = 0; group < owners->group_count; group++) {
         kl__own_group *own = &owners->groups[group];
@@ -481,7 +496,7 @@ static void settle_view(kl__owners *owners, const struct draft *draft, bool leav
         }
         if (own->epoch != in_record->epoch || own->state == KL_GROUP_NONE)
             *own = (kl__own_group){.state = KL_GROUP_UNFENCED, .epoch = in_record->epoch, .clean = !in_record->unclean};
-        own->wanted = own->state == KL_GROUP_HELD && (leaving || own->left || draft->goal[group] != draft->me);
+        own->wanted = own->state == KL_GROUP_HELD && (draft->leaving || own->left || draft->goal[group] != draft->me);
     }
 }
 
@@ -499,6 +514,10 @@ static uint32_t fence_some(kl__owners *owners, uint32_t first)
     kl_rc rc = count && !KL_MUTANT(no_fence) ? KL_EBUSY : KL_OK;
     for (int i = 0; rc == KL_EBUSY && i < REPEATS_MAX; i++)
         rc = kl_store_fence(owners->store, owners->fences, count);
+    if (rc != KL_OK && rc != KL_ESTALE) {
+        owners->unfenced_rc = rc;
+        snprintf(owners->unfenced_why, sizeof owners->unfenced_why, "%s", kl_error_text());
+    }
     if (rc != KL_OK && rc != KL_ESTALE && rc != KL_EDAMAGED)
         return end; /* stays unfenced: again in the next beat */
     for (uint32_t i = 0; i < count; i++) {
@@ -520,12 +539,27 @@ static uint32_t fence_some(kl__owners *owners, uint32_t first)
 static void fence_all(kl__owners *owners)
 {
     owners->fence_refused = false;
+    owners->unfenced_rc = KL_OK;
     for (uint32_t group = 0; group < owners->group_count;)
         group = fence_some(owners, group);
     if (!owners->fence_refused)
         owners->skip = 0;
     else if (owners->skip < KL_EPOCH_MAX / 4)
         owners->skip = 2 * owners->skip + 1;
+}
+
+/* After the fences. What is damaged is so for every worker. */
+static void note_unfenced(kl__owners *owners, bool tried)
+{
+    if (owners->unfenced_rc != KL_OK && owners->unfenced_rc != KL_EDAMAGED) {
+        if (++owners->unfenced_beats < UNFENCED_BEATS)
+            return;
+        owners->rest_beats = owners->rest_beats ? 2 * owners->rest_beats : 1;
+        owners->rest_beats = owners->rest_beats < REST_BEATS_MAX ? owners->rest_beats : REST_BEATS_MAX;
+        owners->rest = owners->rest_beats;
+    } else if (tried) {
+        owners->unfenced_beats = owners->rest_beats = 0;
+    }
 }
 
 static void report_shards(const kl__owners *owners, uint32_t group, uint32_t *shards, size_t *count)
@@ -546,10 +580,18 @@ static void report_taken(kl__owners *owners, uint32_t group, size_t *count)
 static void make_change(kl__owners *owners, kl__owners_change *change)
 {
     kl__groups before = {{0}};
-    for (uint32_t group = 0; group < owners->group_count; group++)
-        if (owners->groups[group].state == KL_GROUP_UNFENCED)
-            kl__groups_add(&before, group);
+    bool tries = false;
+    for (uint32_t group = 0; group < owners->group_count; group++) {
+        if (owners->groups[group].state != KL_GROUP_UNFENCED)
+            continue;
+        kl__groups_add(&before, group);
+        tries = true;
+    }
+    owners->rest -= owners->rest > 0;
     fence_all(owners);
+    note_unfenced(owners, tries);
+    change->unfenced_rc = owners->unfenced_rc;
+    change->unfenced_why = owners->unfenced_why;
     for (uint32_t group = 0; group < owners->group_count; group++) {
         kl__own_group *own = &owners->groups[group];
         if (own->state == KL_GROUP_LOST) {
@@ -586,7 +628,7 @@ kl_rc kl__owners_beat(kl__owners *owners, const kl__owners_report *report, kl__o
     kl_rc rc = agree(owners, report, &draft);
     if (rc != KL_OK)
         return rc;
-    settle_view(owners, &draft, report->leaving);
+    settle_view(owners, &draft);
     bool gone = draft.me < 0;
     owners->until_ms = gone ? INT64_MIN : held_until(owners, report->local_now_ms);
     owners->leased_ms = owners->lease_ms;

@@ -15,6 +15,8 @@
  *     that this owner may have begun.
  * O6  The permits that the record grants to all workers together do not exceed the limit, unless it was lowered, or a
  *     worker whose lease had lapsed still runs something: then no new ones are granted until they do not.
+ * O7  A worker whose fences fail, beat after beat, leaves its shards to others, if there are any, and tries again ever more
+ *     seldom: what it owns and cannot use nobody runs.
  *
  * At four digits shards are owned in groups of 16 neighbours: a group is taken by whoever may take its first shard, and
  * is given back when all of it was left. Other layouts have groups of one.
@@ -97,6 +99,9 @@ typedef struct kl__owners_change {
     uint64_t permits; /* tasks that may run at a time, those that run included; UINT64_MAX: no limit */
     uint64_t workers; /* alive, with this one unless it is gone */
     bool gone;        /* left for good: nothing of this worker is in the record any more */
+    kl_rc
+        unfenced_rc; /* why it cannot use some that it owns: their fence failed, and is tried again; KL_OK: there are none */
+    const char *unfenced_why; /* the sentence */
 } kl__owners_change;
 
 /* One beat. On failure the lease is not extended, nothing is reported, and what was won or lost meanwhile is reported by

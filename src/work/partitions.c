@@ -388,6 +388,8 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
     if (rc != KL_OK)
         return rc;
     partition->permits = change.permits;
+    partition->unfenced_rc = change.unfenced_rc;
+    snprintf(partition->unfenced_why, sizeof partition->unfenced_why, "%s", change.unfenced_why);
     if (governs_permits(pump, partition))
         pump->wants_told = report.permits_wanted;
     set_permits(pump);
@@ -520,6 +522,18 @@ kl_rc kl__partitions_beat(kl__pump *pump)
         }
     }
     return first;
+}
+
+/* Who stands in for a moment has no use for the sentence about a damaged shard: he asks for another. */
+kl_rc kl__partitions_fenced(const kl__pump *pump)
+{
+    bool stands_in = pump->opts.handler_count == 0;
+    for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
+        if (partition->unfenced_rc != KL_OK && !(stands_in && partition->unfenced_rc == KL_EDAMAGED))
+            return kl__fail(partition->unfenced_rc,
+                            "shards of %s are taken and cannot be used, since the store refuses their fence: %s",
+                            partition->plain, partition->unfenced_why);
+    return KL_OK;
 }
 
 void kl__partitions_close(kl__pump *pump)
