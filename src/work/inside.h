@@ -233,7 +233,8 @@ struct kl__partition {
     kl__room *room;         /* where its ready tasks wait: the pump's, or */
     kl__capacity *capacity; /* this one's; NULL: there is no limit */
     uint64_t *unopened; /* a bit for each shard that is owned and for whose window there was no memory: to be left */
-    kl_rc unfenced_rc;  /* why shards that it took in the last beat cannot be used; KL_OK: there are none */
+    bool unfenced;      /* shards of it are owned and cannot be used yet */
+    kl_rc unfenced_rc;  /* why those that were taken last could not; KL_OK: they could */
     char unfenced_why[256]; /* the sentence */
     bool unowned;           /* some shards had no owner when last looked, */
     int64_t unowned_ms;     /* since then at least; */

@@ -539,7 +539,6 @@ static uint32_t fence_some(kl__owners *owners, uint32_t first)
 static void fence_all(kl__owners *owners)
 {
     owners->fence_refused = false;
-    owners->unfenced_rc = KL_OK;
     for (uint32_t group = 0; group < owners->group_count;)
         group = fence_some(owners, group);
     if (!owners->fence_refused)
@@ -549,7 +548,7 @@ static void fence_all(kl__owners *owners)
 }
 
 /* After the fences. What is damaged is so for every worker. */
-static void note_unfenced(kl__owners *owners, bool tried)
+static void note_unfenced(kl__owners *owners)
 {
     if (owners->unfenced_rc != KL_OK && owners->unfenced_rc != KL_EDAMAGED) {
         if (++owners->unfenced_beats < UNFENCED_BEATS)
@@ -557,7 +556,7 @@ static void note_unfenced(kl__owners *owners, bool tried)
         owners->rest_beats = owners->rest_beats ? 2 * owners->rest_beats : 1;
         owners->rest_beats = owners->rest_beats < REST_BEATS_MAX ? owners->rest_beats : REST_BEATS_MAX;
         owners->rest = owners->rest_beats;
-    } else if (tried) {
+    } else {
         owners->unfenced_beats = owners->rest_beats = 0;
     }
 }
@@ -588,10 +587,14 @@ static void make_change(kl__owners *owners, kl__owners_change *change)
         tries = true;
     }
     owners->rest -= owners->rest > 0;
+    owners->unfenced_rc = tries ? KL_OK : owners->unfenced_rc;
     fence_all(owners);
-    note_unfenced(owners, tries);
+    if (tries)
+        note_unfenced(owners);
     change->unfenced_rc = owners->unfenced_rc;
     change->unfenced_why = owners->unfenced_why;
+    for (uint32_t group = 0; group < owners->group_count; group++)
+        change->unfenced |= owners->groups[group].state == KL_GROUP_UNFENCED;
     for (uint32_t group = 0; group < owners->group_count; group++) {
         kl__own_group *own = &owners->groups[group];
         if (own->state == KL_GROUP_LOST) {

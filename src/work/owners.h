@@ -96,11 +96,11 @@ typedef struct kl__owners_change {
     size_t lost_count;
     const uint32_t *wanted; /* all that are to be given back when they are idle; what is not among them may be kept */
     size_t wanted_count;
-    uint64_t permits; /* tasks that may run at a time, those that run included; UINT64_MAX: no limit */
-    uint64_t workers; /* alive, with this one unless it is gone */
-    bool gone;        /* left for good: nothing of this worker is in the record any more */
-    kl_rc
-        unfenced_rc; /* why it cannot use some that it owns: their fence failed, and is tried again; KL_OK: there are none */
+    uint64_t permits;         /* tasks that may run at a time, those that run included; UINT64_MAX: no limit */
+    uint64_t workers;         /* alive, with this one unless it is gone */
+    bool gone;                /* left for good: nothing of this worker is in the record any more */
+    bool unfenced;            /* it owns some that it cannot use: their fence failed, and is tried again */
+    kl_rc unfenced_rc;        /* why the last that was tried failed, also while others try; KL_OK: it did not */
     const char *unfenced_why; /* the sentence */
 } kl__owners_change;
 

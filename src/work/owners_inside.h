@@ -158,7 +158,7 @@ struct kl__owners {
     uint64_t told; /* permits that the last good beat reported */
     uint64_t skip; /* epochs to pass over, since fences were refused */
     bool fence_refused;
-    kl_rc unfenced_rc;         /* KL_OK: every fence of the last beat came to the store */
+    kl_rc unfenced_rc;         /* KL_OK: the fences of the last beat that had any came to the store */
     char unfenced_why[256];    /* else why not */
     uint32_t unfenced_beats;   /* that failed so, one after the other */
     uint32_t rest, rest_beats; /* beats to be left to others, and how many those were at first */

@@ -388,6 +388,7 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
     if (rc != KL_OK)
         return rc;
     partition->permits = change.permits;
+    partition->unfenced = change.unfenced;
     partition->unfenced_rc = change.unfenced_rc;
     snprintf(partition->unfenced_why, sizeof partition->unfenced_why, "%s", change.unfenced_why);
     if (governs_permits(pump, partition))
@@ -531,8 +532,8 @@ kl_rc kl__partitions_fenced(const kl__pump *pump)
     for (const kl__partition *partition = pump->partitions; partition; partition = partition->next)
         if (partition->unfenced_rc != KL_OK && !(stands_in && partition->unfenced_rc == KL_EDAMAGED))
             return kl__fail(partition->unfenced_rc,
-                            "shards of %s are taken and cannot be used, since the store refuses their fence: %s",
-                            partition->plain, partition->unfenced_why);
+                            "shards of %s cannot be used, because their fence cannot be written: %s", partition->plain,
+                            partition->unfenced_why);
     return KL_OK;
 }
 

@@ -511,7 +511,7 @@ bool kl__pump_empty(kl__pump *pump)
     for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
         if (kl__partition_is_away(partition))
             continue;
-        if (partition->unfenced_rc != KL_OK && partition->unfenced_rc != KL_EDAMAGED)
+        if (partition->unfenced && partition->unfenced_rc != KL_EDAMAGED)
             return false; /* nor is it known what waits in shards that it cannot use yet */
         if (kl__gate_shut(partition->gate) || partition->counted_ms <= pump->ended_ms)
             return false; /* something may wait of a priority that was not in use when that was asked */
