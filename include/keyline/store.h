@@ -195,7 +195,8 @@ KL_API KL_MUST_USE kl_rc kl_store_scan(kl_store *store, kl_scan *scans, size_t c
 /* Reads tasks of any partitions and shards in whatever state they are; ret_tasks[i].state is KL_TASK_UNKNOWN for those
  * that are not known. Stops early, and says so in *ret_count, when the arena would take more than KL_BATCH_BYTES_MAX;
  * at least one is read. KL_EDAMAGED: a task's bytes are damaged; the sentence names it, and *ret_count says how many
- * before it were read. */
+ * before it were read. KL_EFULL, KL_EBUSY: what is finished cannot be told just now, as history cannot be written; nothing
+ * was read, and after any failure but KL_EDAMAGED *ret_count is as it was. */
 KL_API KL_MUST_USE kl_rc kl_store_read(kl_store *store, const kl_ref *refs, size_t count, kl_arena *arena,
                                        kl_task *ret_tasks, size_t *ret_count);
 

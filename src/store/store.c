@@ -335,12 +335,13 @@ kl_rc kl_store_read(kl_store *store, const kl_ref *refs, size_t count, kl_arena 
     if (!store)
         return refuse_no_store();
     int64_t start_ns = kl__monotonic_ns();
+    size_t read = 0;
     kl_rc rc = kl__check_read(store, refs, count, arena, ret_tasks, ret_count);
-    if (rc == KL_OK && count == 0)
-        *ret_count = 0;
-    else if (rc == KL_OK)
-        rc = store->engine->read(store->self, refs, count, arena, ret_tasks, ret_count);
-    return count_tasks(store, KL_CALL_READ, start_ns, rc, ret_tasks, ret_count);
+    if (rc == KL_OK && count > 0)
+        rc = store->engine->read(store->self, refs, count, arena, ret_tasks, &read);
+    if (rc == KL_OK || rc == KL_EDAMAGED)
+        *ret_count = read;
+    return count_tasks(store, KL_CALL_READ, start_ns, rc, ret_tasks, &read);
 }
 
 /* What counts of a settle that failed: the batches that were applied. A call that was refused whole says so in each of

@@ -401,6 +401,26 @@ TEST(ids_that_are_read_or_forgotten_belong_to_their_shard)
 }
 
 /* Settles one good batch and one with this task in second place. */
+TEST(a_read_that_fails_says_how_many_were_read_only_when_one_is_damaged)
+{
+    kl_task_id ids[] = {id_of(0x30, 0), id_of(0x31, 0)};
+    static const kl_rc failures[] = {KL_EFULL, KL_EBUSY, KL_ESYSTEM, KL_ENOMEM, KL_ECLOSED};
+    kl_task tasks[2];
+    size_t count;
+    kl_arena arena = {0};
+    kl_store *store = open_spy(NULL);
+    for (size_t i = 0; i < sizeof failures / sizeof failures[0]; i++) {
+        count = 99;
+        spy.rc = failures[i];
+        CHECK_INT(read_some(store, (kl_place){1, 3}, ids, 2, &arena, tasks, &count), failures[i]);
+        CHECK_INT(count, 99);
+    }
+    spy.rc = KL_EDAMAGED;
+    CHECK_INT(read_some(store, (kl_place){1, 3}, ids, 2, &arena, tasks, &count), KL_EDAMAGED);
+    CHECK_INT(count, 2);
+    kl_store_close(store);
+}
+
 static kl_rc settle_second(kl_store *store, kl_settled settled)
 {
     kl_settled good = {.id = id_of(0x30, 1), .position = 1, .attempts = 1}, tasks[] = {good, settled};
