@@ -124,6 +124,25 @@ static void tell_totals(const kl__doctor_totals *totals)
     printf("  values       %" PRIu64 " record%s by name\n\n", totals->values, kl__plural(totals->values));
 }
 
+/* Without those that the journal still has, which nobody has looked for yet. */
+static void tell_lost_finished(const kl__doctor_totals *totals)
+{
+    if (totals->may_lack_finished)
+        printf(" How many finished tasks are lost cannot be told.");
+    if (!totals->lost_finished && !totals->lacking_errors)
+        return;
+    printf(" Of the finished tasks,");
+    if (totals->lost_finished)
+        printf(" %" PRIu64 " %s lost", totals->lost_finished, totals->lost_finished == 1 ? "is" : "are");
+    if (totals->lacking_errors)
+        printf("%s %" PRIu64 " %s lost %" PRIu64 " error%s", totals->lost_finished ? " and" : "",
+               totals->lacking_errors, totals->lacking_errors == 1 ? "has" : "have", totals->lost_errors,
+               kl__plural(totals->lost_errors));
+    printf("%s.", totals->settled
+                      ? ", but for those that the journal still has: they come back when the store is opened"
+                      : "");
+}
+
 static void tell_repaired(const char *path, const kl__doctor_totals *totals)
 {
     printf("%s is whole again; ", path);
@@ -133,10 +152,7 @@ static void tell_repaired(const char *path, const kl__doctor_totals *totals)
                totals->may_have_lost_more ? ", and " : ".");
     if (totals->may_have_lost_more)
         printf("what is missing may have held more: how much cannot be told.");
-    if (totals->may_lack_finished)
-        printf(" How many finished tasks are lost cannot be told.");
-    else if (totals->lost_finished)
-        printf(" Of the finished tasks, %" PRIu64 " are lost.", totals->lost_finished);
+    tell_lost_finished(totals);
     puts(totals->quarantined ? " Copies of what was damaged are in its quarantine/." : "");
 }
 
@@ -213,6 +229,9 @@ static void put_totals(const kl__doctor_totals *totals)
     put_number("quarantined", totals->quarantined);
     put_number("lost_finished", totals->lost_finished);
     put_flag("may_lack_finished", totals->may_lack_finished);
+    put_number("lacking_errors", totals->lacking_errors);
+    put_number("lost_errors", totals->lost_errors);
+    put_flag("may_lack_errors", totals->may_lack_errors);
     fputs(",\"records\":{", stdout);
     for (int type = 1; type < KL_RECORD_TYPES; type++)
         printf("%s\"%s\":%" PRIu64, type == 1 ? "" : ",", record_names[type], totals->records[type]);

@@ -2,6 +2,7 @@
  *
  *     make-store closed DIR     200 tasks over several segments, of which every tenth is done and kept; closed in order
  *     make-store killed DIR     the same, and the process ends without closing it
+ *     make-store errors DIR     as closed, and what is kept has failed, each task with an error
  *     make-store held DIR       opens it, prints a line, and keeps it open until standard input ends
  *     make-store list DIR       prints the numbers of the tasks that wait, in order */
 #include <stdio.h>
@@ -33,9 +34,13 @@ static kl_entry make_entry(uint32_t partition, uint32_t task)
     return entry;
 }
 
-static void settle(kl_store *store, kl_entry entry)
+static void settle(kl_store *store, kl_entry entry, kl_bytes error)
 {
-    kl_settled settled = {.id = entry.id, .outcome = KL_DONE, .attempts = 1, .keep_ms = INT64_C(1) << 40};
+    kl_settled settled = {.id = entry.id,
+                          .outcome = error.len ? KL_DEAD : KL_DONE,
+                          .attempts = 1,
+                          .keep_ms = INT64_C(1) << 40,
+                          .error = error};
     kl_settle batch = {.place = entry.place, .tasks = &settled, .count = 1};
     kl_stub stubs[TASKS];
     size_t count;
@@ -47,14 +52,14 @@ static void settle(kl_store *store, kl_entry entry)
 }
 
 /* What is done is little of every segment, so that none is copied and each task stands where it was written first. */
-static void fill(kl_store *store, uint32_t partition)
+static void fill(kl_store *store, uint32_t partition, kl_bytes error)
 {
     for (uint32_t task = 0; task < TASKS; task++) {
         kl_entry entry = make_entry(partition, task);
         must(kl_store_append(store, &entry, 1, NULL));
     }
     for (uint32_t task = 0; task < TASKS; task += DONE_OF)
-        settle(store, make_entry(partition, task));
+        settle(store, make_entry(partition, task), error);
     kl_counts counts; /* when this returns, history has what was settled */
     must(kl_store_counts(store, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts));
 }
@@ -89,7 +94,7 @@ int main(int argc, char **argv)
     uint32_t partition;
     kl_store_opts opts = {.size = sizeof opts, .segment_bytes = 64 << 10};
     if (argc != 3) {
-        fputs("usage: make-store closed|killed|held|list DIR\n", stderr);
+        fputs("usage: make-store closed|killed|errors|held|list DIR\n", stderr);
         return 2;
     }
     snprintf(url, sizeof url, "disk:%s", argv[2]);
@@ -100,7 +105,7 @@ int main(int argc, char **argv)
     else if (strcmp(argv[1], "held") == 0)
         hold();
     else
-        fill(store, partition);
+        fill(store, partition, kl_str(strcmp(argv[1], "errors") == 0 ? "it broke" : ""));
     if (strcmp(argv[1], "killed") == 0)
         _exit(0);
     kl_store_close(store);

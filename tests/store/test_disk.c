@@ -492,14 +492,15 @@ TEST(limits_of_history_hold_for_what_was_kept_under_wider_ones)
 
 enum { KEPT = 2000, MARKED = 1000, PAGE = 4096 };
 
-/* Overwrites the page of the table of tasks that has the marked task. */
-static bool spoil_page_of_marked(const char *path)
+/* Overwrites the first page of this type that has the text. */
+enum { TASKS_PAGE = 0x0d, ERRORS_PAGE = 0x0a };
+static bool spoil_page(const char *path, char type, const char *text)
 {
     char page[PAGE + 1] = {0};
     FILE *file = fopen(path, "r+b");
     bool found = false;
     for (long at = 0; file && !found && fread(page, 1, PAGE, file) == PAGE; at += PAGE) {
-        found = page[0] == 0x0d && memmem(page, PAGE, "marked", 6);
+        found = page[0] == type && memmem(page, PAGE, text, strlen(text));
         if (found && fseek(file, at, SEEK_SET) == 0) {
             memset(page, 0, PAGE);
             found = fwrite(page, 1, PAGE, file) == PAGE;
@@ -555,7 +556,7 @@ TEST(of_a_bad_page_in_history_only_its_tasks_are_lost)
     REQUIRE(rig_await(has_no_first, &rig, "the first segment to be dropped"));
     rig_close(&rig);
     snprintf(path, sizeof path, "%s/history.db", rig.data);
-    REQUIRE(spoil_page_of_marked(path));
+    REQUIRE(spoil_page(path, TASKS_PAGE, "marked"));
     char told[800] = "";
     kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data, .found = note_text, .ctx = told};
     CHECK_INT(kl__doctor_see(&opts, &totals), KL_EDAMAGED);
@@ -577,6 +578,50 @@ TEST(of_a_bad_page_in_history_only_its_tasks_are_lost)
     CHECK_INT(task.attempts, 2);
     CHECK_INT(task.error.len, 8);
     CHECK_INT(read_kept(&rig, 0).state, KL_TASK_DEAD);
+    rig_end(&rig);
+}
+
+/* What is said of lost errors. */
+static void note_lost_errors(void *ctx, const kl__finding *finding)
+{
+    if (finding->kind == KL_FOUND_LOST_ERRORS)
+        snprintf(ctx, 800, "%s", finding->text);
+}
+
+TEST(of_a_bad_page_of_errors_the_tasks_stay_and_the_errors_are_counted)
+{
+    struct rig rig;
+    char path[WORKDIR_BYTES + 32], told[800] = "";
+    kl_counts counts = {0};
+    kl__doctor_totals totals;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    keep_many(&rig);
+    REQUIRE(rig_await(has_no_first, &rig, "the first segment to be dropped"));
+    rig_close(&rig);
+    snprintf(path, sizeof path, "%s/history.db", rig.data);
+    REQUIRE(spoil_page(path, ERRORS_PAGE, "it broke"));
+    kl__doctor_opts opts = {
+        .vfs = &kl__vfs_system, .path = rig.data, .repair = true, .found = note_lost_errors, .ctx = told};
+    CHECK_OK(kl__doctor_see(&opts, &totals));
+    CHECK_INT(totals.lost_finished, 0);
+    CHECK_INT(totals.history_tasks, KEPT);
+    CHECK(totals.lacking_errors >= 1 && totals.lacking_errors <= 100); /* a page of them */
+    CHECK_INT(totals.lost_errors, totals.lacking_errors);
+    CHECK_CONTAINS(told, "Where that may be the last one, its place says so");
+    CHECK(!totals.may_lack_errors); /* no task waits with one */
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK_INT(counts.dead, KEPT);
+    uint64_t lost = 0;
+    for (uint64_t i = 0; i < KEPT; i++) {
+        kl_bytes error = read_kept(&rig, i).error;
+        bool is_lost = error.len && memmem(error.data, error.len, "lost", 4);
+        if (!is_lost)
+            CHECK_INT(error.len, 8);
+        lost += is_lost;
+    }
+    CHECK(lost <= totals.lost_errors); /* the journal may have brought some back */
     rig_end(&rig);
 }
 

@@ -406,7 +406,7 @@ TEST(a_task_goes_into_a_new_history_with_all_of_its_errors)
 {
     enum { RETRIES = 5000 };
     struct shelf old, new;
-    uint64_t saved = 0;
+    kl__history_saved saved;
     kl_entry entry = shelf_entry(1, "key"), other = shelf_entry(2, NULL);
     kl__history_row *rows = calloc(RETRIES + 2, sizeof *rows);
     shelf_new(&old);
@@ -421,7 +421,10 @@ TEST(a_task_goes_into_a_new_history_with_all_of_its_errors)
     CHECK_OK(kl__history_add(old.history, rows, RETRIES + 2, 0));
     shelf_close(&old);
     CHECK_OK(kl__history_salvage(old.path, NULL, false, new.history, &saved));
-    CHECK_INT(saved, 1);
+    CHECK_INT(saved.tasks, 1);
+    CHECK_INT(saved.lacking_errors, 0);
+    CHECK_INT(saved.lost_errors, 0);
+    CHECK(!saved.may_lack_errors);
     kl_task task = shelf_read(&new, 1);
     CHECK_INT(task.state, KL_TASK_DEAD);
     CHECK_BYTES(task.entry.key, kl_str("key"));
@@ -433,4 +436,49 @@ TEST(a_task_goes_into_a_new_history_with_all_of_its_errors)
     free(rows);
     shelf_free(&old);
     shelf_free(&new);
+}
+
+/* Adds what is read of `old`, in which that was changed, to a new history. */
+static kl__history_saved salvage_without(struct shelf *old, struct shelf *new, const char *sql)
+{
+    kl__history_saved saved;
+    shelf_close(old);
+    shelf_sql(old, sql);
+    shelf_new(new);
+    CHECK_OK(kl__history_salvage(old->path, NULL, false, new->history, &saved));
+    CHECK_OK(kl__history_check(new->history));
+    return saved;
+}
+
+TEST(errors_that_a_new_history_lacks_are_counted_and_a_last_one_that_is_lost_is_said_to_be)
+{
+    struct shelf old, new;
+    shelf_new(&old);
+    REQUIRE(old.history);
+    for (uint32_t task = 1; task <= 3; task++) {
+        shelf_retry(&old, task, 1, "alpha");
+        shelf_retry(&old, task, 2, "beta");
+        shelf_add(&old, task, KL_DEAD, "k", "gamma");
+    }
+    shelf_add(&old, 4, KL_DONE, "k", NULL);
+    shelf_retry(&old, 5, 1, "of one that waits");
+    kl__history_saved saved =
+        salvage_without(&old, &new,
+                        "UPDATE attempts SET error = 'x' WHERE (substr(hex(id), -1) = '1' AND attempt > 1) OR "
+                        "(substr(hex(id), -1) = '2' AND attempt = 1)");
+    CHECK_INT(saved.tasks, 4);
+    CHECK_INT(saved.lacking_errors, 2);
+    CHECK_INT(saved.lost_errors, 3);
+    CHECK(!saved.may_lack_errors);
+    CHECK_BYTES(shelf_read(&new, 1).error, kl_str("This error is lost: history.db was damaged."));
+    CHECK_BYTES(shelf_read(&new, 2).error, kl_str("gamma"));
+    CHECK_BYTES(shelf_read(&new, 3).error, kl_str("gamma"));
+    CHECK_INT(shelf_read(&new, 4).error.len, 0);
+    CHECK_STR(shelf_sql(&new, "SELECT count(*) FROM attempts"), "8");
+    CHECK_INT(kl__history_position(new.history), 0); /* the journal may have them still */
+    shelf_free(&new);
+    saved = salvage_without(&old, &new, "UPDATE attempts SET error = 'x' WHERE number = 0");
+    CHECK(saved.may_lack_errors);
+    shelf_free(&new);
+    shelf_free(&old);
 }

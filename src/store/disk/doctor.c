@@ -345,6 +345,9 @@ static kl_rc examine_again(kl__doctor *doctor)
         again->totals.left_out_records = first->left_out_records;
         again->totals.lost_finished = first->lost_finished;
         again->totals.may_lack_finished = first->may_lack_finished;
+        again->totals.lacking_errors = first->lacking_errors;
+        again->totals.lost_errors = first->lost_errors;
+        again->totals.may_lack_errors = first->may_lack_errors;
         doctor->totals = again->totals;
     }
     discard(again);

@@ -39,6 +39,7 @@ typedef enum kl__severity {
     X(RUN_AGAIN, "run-again")                                                                                          \
     X(NO_HISTORY, "missing-history")                                                                                   \
     X(HISTORY_DAMAGED, "damaged-history")                                                                              \
+    X(LOST_ERRORS, "lost-errors")                                                                                      \
     X(HISTORY_UNCHECKED, "unchecked-history")
 
 typedef enum kl__finding_kind {
@@ -83,6 +84,9 @@ typedef struct kl__doctor_totals {
     uint64_t quarantined;      /* files that a repair has copied or moved aside */
     uint64_t lost_finished;    /* tasks that history.db counted, and that a repair could not read */
     bool may_lack_finished;    /* how many those are cannot be told */
+    uint64_t lacking_errors;   /* tasks that a repair could read without all of their errors, */
+    uint64_t lost_errors;      /* and how many of these it could not read */
+    bool may_lack_errors;      /* so may tasks that are not finished: how many cannot be told */
 } kl__doctor_totals;
 
 typedef struct kl__doctor_opts {

@@ -34,8 +34,16 @@ typedef bool kl__history_next_fn(void *ctx, uint32_t *ret_partition, kl_task_id 
 kl_rc kl__history_count_of(const char *path, const char *sqlite_vfs, bool has_wal, kl__history_next_fn *next, void *ctx,
                            uint64_t *ret_count);
 
+typedef struct kl__history_saved {
+    uint64_t tasks;
+    uint64_t lacking_errors; /* of these, tasks that have lost errors, */
+    uint64_t lost_errors;    /* and how many those are */
+    bool may_lack_errors;    /* tasks that are not finished may have lost some: how many cannot be told */
+} kl__history_saved;
+
 /* Adds every task that can be read to a new history (history_salvage.c), and changes nothing in the old file. KL_OK also
  * where that is none. Errors as kl__history_add. */
-kl_rc kl__history_salvage(const char *path, const char *sqlite_vfs, bool has_wal, kl__history *to, uint64_t *ret_saved);
+kl_rc kl__history_salvage(const char *path, const char *sqlite_vfs, bool has_wal, kl__history *to,
+                          kl__history_saved *ret_saved);
 
 #endif

@@ -531,6 +531,26 @@ kl_rc kl__doctor_drop_leftovers(kl__doctor *doctor)
     return rc;
 }
 
+/* Errors go by themselves, for they stand on other pages than their tasks. */
+static void tell_lost_errors(kl__doctor *doctor, const kl__history_saved *saved)
+{
+    doctor->totals.lacking_errors = saved->lacking_errors;
+    doctor->totals.lost_errors = saved->lost_errors;
+    doctor->totals.may_lack_errors = saved->may_lack_errors;
+    if (saved->lacking_errors)
+        kl__doctor_found(
+            doctor, KL_FOUND_LOST_ERRORS, KL_FOUND_REPAIRED, "history.db", -1,
+            "Of the finished tasks that can be read, %llu %s lost %llu error%s. Where that may be the last "
+            "one, its place says so. Those that the journal still has are added when the store is opened.",
+            (ull)saved->lacking_errors, saved->lacking_errors == 1 ? "has" : "have", (ull)saved->lost_errors,
+            saved->lost_errors == 1 ? "" : "s");
+    if (saved->may_lack_errors)
+        kl__doctor_found(
+            doctor, KL_FOUND_LOST_ERRORS, KL_FOUND_REPAIRED, "history.db", -1,
+            "Tasks that are not finished may have lost errors of their earlier attempts: how many cannot be "
+            "told.");
+}
+
 static void tell_saved(kl__doctor *doctor, uint64_t saved)
 {
     kl__doctor_totals *totals = &doctor->totals;
@@ -547,11 +567,11 @@ static void tell_saved(kl__doctor *doctor, uint64_t saved)
         (ull)saved, lost);
 }
 
-static kl_rc fill_history(kl__doctor *doctor, kl__history *history, uint64_t *ret_saved)
+static kl_rc fill_history(kl__doctor *doctor, kl__history *history, kl__history_saved *ret_saved)
 {
     char old[KL_PATH_BYTES];
     name_history(doctor, 0, old);
-    *ret_saved = 0;
+    *ret_saved = (kl__history_saved){0};
     kl_rc rc = KL_OK;
     if (doctor->has_history)
         rc = kl__history_salvage(old, doctor->vfs->sqlite_vfs, doctor->has_wal, history, ret_saved);
@@ -566,7 +586,7 @@ static kl_rc fill_history(kl__doctor *doctor, kl__history *history, uint64_t *re
 static kl_rc make_history(kl__doctor *doctor, const char *repaired)
 {
     char path[KL_PATH_BYTES];
-    uint64_t saved = 0;
+    kl__history_saved saved = {0};
     kl__history *history = NULL;
     kl_rc rc = kl__doctor_drop_leftovers(doctor);
     name_new(doctor, "history-repair.db", 0, path);
@@ -585,9 +605,11 @@ static kl_rc make_history(kl__doctor *doctor, const char *repaired)
         rc = fail_at("renamed", path, error);
     if (rc == KL_OK)
         rc = sync_directory(doctor, doctor->path);
-    if (rc == KL_OK)
-        tell_saved(doctor, saved);
-    return rc;
+    if (rc != KL_OK)
+        return rc;
+    tell_saved(doctor, saved.tasks);
+    tell_lost_errors(doctor, &saved);
+    return KL_OK;
 }
 
 kl_rc kl__doctor_repair_history(kl__doctor *doctor)

@@ -5,7 +5,8 @@
  * Tasks are read in the order of their numbers. Where a page cannot be read, the next number is tried, and the next: one
  * by one at first, then in steps of a part of what was passed over, for what is lost may be one task or millions; the
  * first number that can be read again is then found by bisection. A task is taken when its checksum is right, with those of
- * its errors of which theirs is.
+ * its errors of which theirs is. Where others are lost, and the last may be among them, LOST_ERROR stands in its place, so
+ * that neither an earlier one nor none at all is shown for it.
  *
  * The new file's numbers are its own. Its tasks are ahead of its position (history.h) until all are there, so that what the
  * journal has still takes their place. */
@@ -21,6 +22,7 @@ enum {
 };
 
 #define NUMBER_MAX (INT64_C(1) << 62)
+#define LOST_ERROR "This error is lost: history.db was damaged."
 #define ERRORS_OF                                                                                                      \
     "SELECT attempt, finished_ms, checksum, error, expires_ms FROM attempts WHERE partition = ?1 AND id = ?2 AND "     \
     "number = ?3 ORDER BY attempt"
@@ -37,7 +39,7 @@ struct salvage {
     int64_t position, settled_number; /* of the old file; 0: not known */
     bool is_ahead;                    /* what comes now is ahead of that */
     bool has_holes;                   /* something could not be read */
-    uint64_t saved;
+    kl__history_saved saved;
 };
 
 /* ---- Adding ---- */
@@ -96,8 +98,8 @@ static bool get_error(sqlite3_stmt *statement, const kl_entry *entry, kl__histor
 }
 
 /* Those of retries before the row of the task, for which there is room then, and the last one in it. What cannot be read is
- * left out. There may be more than are added at once: what was added waits for its task. */
-static kl_rc take_errors(struct salvage *s, int64_t number, kl__history_row *task)
+ * left out. There may be more than are added at once: what was added waits for its task. `lost`: of as many as there were. */
+static kl_rc take_errors(struct salvage *s, int64_t number, kl__history_row *task, uint32_t *lost)
 {
     const kl_entry *entry = task->entry;
     sqlite3_reset(s->errors);
@@ -108,6 +110,7 @@ static kl_rc take_errors(struct salvage *s, int64_t number, kl__history_row *tas
         kl__history_row error;
         if (!get_error(s->errors, entry, &error))
             continue;
+        *lost -= *lost > 0;
         if (s->count + 1 == ROWS_MAX || s->bytes >= BYTES_MAX)
             KL_TRY(flush(s));
         error.ahead = true;
@@ -122,6 +125,15 @@ static kl_rc take_errors(struct salvage *s, int64_t number, kl__history_row *tas
     return KL_OK;
 }
 
+static void note_lost_errors(struct salvage *s, uint32_t lost, kl__history_row *task)
+{
+    s->has_holes = true;
+    s->saved.lacking_errors++;
+    s->saved.lost_errors += lost;
+    if (!task->error.len)
+        task->error = kl_str(LOST_ERROR);
+}
+
 static bool keeps_limits(const kl_task *task)
 {
     const kl_entry *entry = &task->entry;
@@ -133,6 +145,7 @@ static bool keeps_limits(const kl_task *task)
 
 static kl_rc take_task(struct salvage *s, kl_task *task, uint32_t errors, int64_t expires_ms)
 {
+    uint32_t lost = errors;
     kl_entry *entry = &task->entry;
     int64_t number = (int64_t)task->position;
     kl_outcome outcome = task->state == KL_TASK_DONE ? KL_DONE : task->state == KL_TASK_DEAD ? KL_DEAD : KL_CANCELLED;
@@ -148,11 +161,13 @@ static kl_rc take_task(struct salvage *s, kl_task *task, uint32_t errors, int64_
     if (number > s->settled_number)
         KL_TRY(go_ahead(s));
     if (errors)
-        KL_TRY(take_errors(s, number, &row));
+        KL_TRY(take_errors(s, number, &row, &lost));
+    if (lost)
+        note_lost_errors(s, lost, &row);
     kl_bytes *parts[] = {&entry->key, &entry->kind, &entry->headers, &entry->payload};
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         KL_TRY(copy(s, parts[i]));
-    s->saved++;
+    s->saved.tasks++;
     return put_row(s, &row, entry);
 }
 
@@ -228,21 +243,25 @@ static kl_rc take_tasks(struct salvage *s)
     }
 }
 
-/* Errors of tasks that are not finished, as far as they can be read. */
+/* Errors of tasks that are not finished, as far as they can be read. How many there were is not counted anywhere. */
 static kl_rc take_orphans(struct salvage *s)
 {
     sqlite3_stmt *statement;
     kl_rc rc = KL_OK;
-    if (sqlite3_prepare_v2(s->from->sqlite, ORPHANS, -1, &statement, NULL) != SQLITE_OK)
+    int step = sqlite3_prepare_v2(s->from->sqlite, ORPHANS, -1, &statement, NULL);
+    s->saved.may_lack_errors = step != SQLITE_OK;
+    if (step != SQLITE_OK)
         return KL_OK;
-    while (rc == KL_OK && sqlite3_step(statement) == SQLITE_ROW) {
+    while (rc == KL_OK && (step = sqlite3_step(statement)) == SQLITE_ROW) {
         kl_entry entry = {.place = {.partition = (uint32_t)sqlite3_column_int64(statement, 5)}};
         kl_bytes id = kl__hdb_bytes(statement, 6);
         kl__history_row row;
-        if (id.len != sizeof entry.id.bytes)
-            continue;
-        memcpy(entry.id.bytes, id.data, id.len);
-        if (!get_error(statement, &entry, &row))
+        bool is_sound = id.len == sizeof entry.id.bytes;
+        if (is_sound)
+            memcpy(entry.id.bytes, id.data, id.len);
+        is_sound = is_sound && get_error(statement, &entry, &row);
+        s->saved.may_lack_errors |= !is_sound;
+        if (!is_sound)
             continue;
         row.ahead = true;
         if (s->count == ROWS_MAX || s->bytes >= BYTES_MAX)
@@ -250,6 +269,7 @@ static kl_rc take_orphans(struct salvage *s)
         if (rc == KL_OK)
             rc = put_row(s, &row, &entry);
     }
+    s->saved.may_lack_errors |= rc == KL_OK && step != SQLITE_DONE;
     sqlite3_finalize(statement);
     return rc;
 }
@@ -287,10 +307,11 @@ static kl_rc salvage(struct salvage *s)
     return kl__hdb_end(s->from, rc);
 }
 
-kl_rc kl__history_salvage(const char *path, const char *sqlite_vfs, bool has_wal, kl__history *to, uint64_t *ret_saved)
+kl_rc kl__history_salvage(const char *path, const char *sqlite_vfs, bool has_wal, kl__history *to,
+                          kl__history_saved *ret_saved)
 {
-    struct salvage s = {.to = to};
-    *ret_saved = 0;
+    struct salvage s = {.to = to, .saved = {.may_lack_errors = true}}; /* until they were looked at */
+    memset(ret_saved, 0, sizeof *ret_saved);
     KL_TRY(kl__hdb_look(path, sqlite_vfs, has_wal, &s.from));
     kl_rc rc = salvage(&s);
     kl__hdb_close(s.from);
