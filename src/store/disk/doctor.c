@@ -112,6 +112,55 @@ static kl_rc list_directory(kl__doctor *doctor, bool tells_foreign)
     return KL_OK;
 }
 
+/* In words; NULL: it is a regular file, or what else is wrong with it shows when it is read. */
+static const char *name_stray(int error)
+{
+    if (error == -EISDIR)
+        return "a directory";
+    if (error == -ENOENT) /* it was listed */
+        return "a link that leads nowhere";
+    if (error == -ELOOP)
+        return "a link that leads back to itself";
+    return kl__vfs_is_no_file(error) ? "a device, a pipe or a socket" : NULL;
+}
+
+kl_rc kl__doctor_probe(kl__doctor *doctor, const char *name, bool *ret_is_file)
+{
+    char path[KL_PATH_BYTES];
+    kl__file *file = NULL;
+    snprintf(path, sizeof path, "%.3900s/%.180s", doctor->path, name);
+    const char *what = name_stray(doctor->vfs->open(doctor->vfs, path, KL_OPEN_READ, &file));
+    doctor->vfs->close(doctor->vfs, file);
+    *ret_is_file = !what;
+    if (!what)
+        return KL_OK;
+    kl__stray *strays = kl__grow(doctor->strays, doctor->stray_count, &doctor->stray_room, sizeof *doctor->strays);
+    if (!strays)
+        return kl__fail_memory();
+    doctor->strays = strays;
+    snprintf(doctor->strays[doctor->stray_count++].name, KL_NAME_BYTES, "%s", name);
+    kl__doctor_found(doctor, KL_FOUND_NO_FILE, KL_FOUND_DAMAGE, name, -1,
+                     "In place of the file there is %s: a repair moves it aside, and the file is missing.", what);
+    return KL_OK;
+}
+
+static kl_rc probe_directory(kl__doctor *doctor)
+{
+    struct {
+        const char *name;
+        bool *flag;
+    } files[] = {{"history.db", &doctor->has_history},
+                 {"history.db-wal", &doctor->has_wal},
+                 {"history.db-shm", &doctor->has_shm},
+                 {"history.db-journal", &doctor->has_rollback},
+                 {"reached", &doctor->has_reached}};
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; i < sizeof files / sizeof files[0] && rc == KL_OK; i++)
+        if (*files[i].flag)
+            rc = kl__doctor_probe(doctor, files[i].name, files[i].flag);
+    return rc;
+}
+
 static kl_rc take_hold(kl__doctor *doctor, kl__file **ret_lock)
 {
     kl__vfs *vfs = doctor->vfs;
@@ -278,6 +327,8 @@ static kl_rc examine(kl__doctor *doctor)
 {
     kl_rc rc = list_directory(doctor, true);
     if (rc == KL_OK)
+        rc = probe_directory(doctor);
+    if (rc == KL_OK)
         rc = read_history(doctor);
     if (rc != KL_OK || doctor->is_newer)
         return rc;
@@ -309,6 +360,7 @@ static void discard(kl__doctor *doctor)
 {
     if (!doctor)
         return;
+    kl__free(doctor->strays);
     kl__free(doctor->cases);
     kl__free(doctor->fences);
     kl__free(doctor->plan);
@@ -322,7 +374,9 @@ static kl_rc repair(kl__doctor *doctor)
                         doctor->path);
     if (doctor->hindrance)
         return kl__fail(KL_EDAMAGED, "%s is not repaired: %s", doctor->path, doctor->hindrance);
-    kl_rc rc = kl__doctor_repair_journal(doctor);
+    kl_rc rc = kl__doctor_move_strays(doctor);
+    if (rc == KL_OK)
+        rc = kl__doctor_repair_journal(doctor);
     if (rc == KL_OK && (doctor->history_is_damaged || !doctor->has_history))
         rc = kl__doctor_repair_history(doctor);
     return rc == KL_OK ? kl__doctor_drop_leftovers(doctor) : rc;

@@ -24,6 +24,7 @@ typedef enum kl__severity {
     X(UNFINISHED, "unfinished-repair")                                                                                 \
     X(NOT_CLOSED, "not-closed")                                                                                        \
     X(TORN_WRITE, "torn-write")                                                                                        \
+    X(NO_FILE, "not-a-file")                                                                                           \
     X(NO_JOURNAL, "missing-journal")                                                                                   \
     X(NEWER, "newer-version")                                                                                          \
     X(MISSING_SEGMENTS, "missing-segments")                                                                            \

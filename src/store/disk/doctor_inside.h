@@ -49,6 +49,12 @@ typedef struct kl__case {
     bool has_end;                /* the journal's new end goes here */
 } kl__case;
 
+/* Below the data directory: a name of ours that is not a regular file's. A repair moves it aside; until then, too, it is
+ * as if the file were missing. */
+typedef struct kl__stray {
+    char name[KL_NAME_BYTES];
+} kl__stray;
+
 /* A partition, as far as it is known. */
 typedef struct kl__known {
     bool is_known; /* from the journal; else it is only a number that must not be given again */
@@ -64,6 +70,9 @@ typedef struct kl__doctor {
     bool is_quiet; /* findings are counted and not told */
 
     bool has_lock, has_reached, has_journal, has_quarantine, has_history, has_wal, has_shm, has_rollback;
+
+    kl__stray *strays;
+    size_t stray_count, stray_room;
 
     kl__case *cases; /* of the files that are there, by number */
     size_t case_count;
@@ -101,6 +110,9 @@ typedef struct kl__doctor {
 void kl__doctor_found(kl__doctor *doctor, kl__finding_kind kind, kl__severity severity, const char *file,
                       int64_t offset, const char *format, ...) KL_PRINTF(6, 7);
 
+/* A name below the data directory that was listed. *ret_is_file false: it is noted, and told, as a stray. KL_ENOMEM. */
+kl_rc kl__doctor_probe(kl__doctor *doctor, const char *name, bool *ret_is_file);
+
 /* The segment's path below the data directory, and all of it. */
 void kl__case_name(uint64_t number, char ret_name[KL_NAME_BYTES]);
 void kl__case_path(const kl__doctor *doctor, uint64_t number, char ret_path[KL_PATH_BYTES]);
@@ -134,6 +146,7 @@ kl_rc kl__doctor_plan(kl__doctor *doctor); /* KL_ENOMEM */
 
 /* ---- doctor_repair.c ---- */
 
+kl_rc kl__doctor_move_strays(kl__doctor *doctor);
 kl_rc kl__doctor_repair_journal(kl__doctor *doctor);
 kl_rc kl__doctor_repair_history(kl__doctor *doctor);
 kl_rc kl__doctor_drop_leftovers(kl__doctor *doctor); /* files of a history that was made and not used */

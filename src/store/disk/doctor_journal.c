@@ -751,18 +751,31 @@ static kl_rc elect_journal(kl__doctor *doctor)
     return KL_OK;
 }
 
+static kl_rc make_cases(kl__doctor *doctor, const uint64_t *numbers, size_t count)
+{
+    doctor->cases = kl__alloc_zeroed(count + 1, sizeof(*doctor->cases));
+    kl_rc rc = doctor->cases ? KL_OK : kl__fail_memory();
+    for (size_t i = 0; i < count && rc == KL_OK; i++) {
+        char name[KL_NAME_BYTES];
+        bool is_file = false;
+        kl__case_name(numbers[i], name);
+        rc = kl__doctor_probe(doctor, name, &is_file);
+        if (is_file)
+            doctor->cases[doctor->case_count++] = (kl__case){.number = numbers[i], .is_there = true};
+    }
+    return rc;
+}
+
 static kl_rc list_cases(kl__doctor *doctor)
 {
     uint64_t *numbers = NULL;
-    kl_rc rc = kl__recover_list(doctor->vfs, doctor->journal_dir, &numbers, &doctor->case_count);
+    size_t count = 0;
+    kl_rc rc = kl__recover_list(doctor->vfs, doctor->journal_dir, &numbers, &count);
+    if (rc == KL_OK)
+        rc = make_cases(doctor, numbers, count);
+    kl__free(numbers);
     if (rc != KL_OK)
         return rc;
-    doctor->cases = kl__alloc_zeroed(doctor->case_count + 1, sizeof(*doctor->cases));
-    for (size_t i = 0; i < doctor->case_count && doctor->cases; i++)
-        doctor->cases[i] = (kl__case){.number = numbers[i], .is_there = true};
-    kl__free(numbers);
-    if (!doctor->cases)
-        return kl__fail_memory();
     int error = doctor->vfs->list(doctor->vfs, doctor->journal_dir, note_name, doctor);
     return error ? kl__fail(KL_ESYSTEM, "%s could not be listed: %s", doctor->journal_dir, strerror(-error)) : KL_OK;
 }

@@ -3,7 +3,8 @@
  * Power may be lost, and the disk may fill up, at any point: each step is durable before the next, the store does not
  * open while a damaged segment is left, and doing it all again leads to the same end.
  *
- * For each segment that is to be rewritten, from the first to the last:
+ * First of all, what is not a regular file under a name of ours is moved to quarantine/NAME-N, and from then on the file is
+ * missing. For each segment that is to be rewritten, from the first to the last:
  *   1  the file, if there is one, is copied to quarantine/unfinished, which is synced, and renamed to quarantine/NAME-N, with
  *      N such that no earlier one is replaced; the directory is synced;
  *   2  journal/repair is written, with what is readable of the file, and synced; so is its name, lest a rename that
@@ -165,6 +166,65 @@ static kl_rc quarantine_segment(kl__doctor *doctor, const kl__case *its, char re
         return is_taken ? sync_directory(doctor, doctor->quarantine_dir) : copy_aside(doctor, path, copy);
     }
     return rc == KL_OK ? fail_at("copied", path, -EEXIST) : rc;
+}
+
+/* ---- What is no file ---- */
+
+struct search {
+    const char *name;
+    bool is_found;
+};
+
+static void compare_name(void *ctx, const char *name)
+{
+    struct search *search = ctx;
+    search->is_found |= strcmp(name, search->name) == 0;
+}
+
+/* Not by opening it: what stands there may be no file either. */
+static kl_rc name_in_quarantine(kl__doctor *doctor, const char *base, char ret_name[KL_NAME_BYTES])
+{
+    const size_t directory = strlen("quarantine/");
+    for (int n = 1; n <= COPIES_MAX; n++) {
+        snprintf(ret_name, KL_NAME_BYTES, "quarantine/%.40s-%d", base, n);
+        struct search search = {.name = ret_name + directory};
+        int error = doctor->vfs->list(doctor->vfs, doctor->quarantine_dir, compare_name, &search);
+        if (error)
+            return fail_at("listed", doctor->quarantine_dir, error);
+        if (!search.is_found)
+            return KL_OK;
+    }
+    return fail_at("moved", base, -EEXIST);
+}
+
+static kl_rc move_stray(kl__doctor *doctor, const char *name)
+{
+    char from[KL_PATH_BYTES], to[KL_PATH_BYTES], aside[KL_NAME_BYTES];
+    const char *slash = strrchr(name, '/');
+    kl_rc rc = name_in_quarantine(doctor, slash ? slash + 1 : name, aside);
+    if (rc != KL_OK)
+        return rc;
+    join(doctor->path, name, from);
+    join(doctor->path, aside, to);
+    int error = doctor->vfs->rename(doctor->vfs, from, to);
+    if (error)
+        return fail_at("moved to quarantine/", from, error);
+    rc = sync_directory(doctor, doctor->quarantine_dir);
+    if (rc == KL_OK)
+        rc = sync_directory(doctor, slash ? doctor->journal_dir : doctor->path);
+    if (rc != KL_OK)
+        return rc;
+    doctor->totals.quarantined++;
+    kl__doctor_found(doctor, KL_FOUND_NO_FILE, KL_FOUND_REPAIRED, name, -1, "Moved to %s.", aside);
+    return KL_OK;
+}
+
+kl_rc kl__doctor_move_strays(kl__doctor *doctor)
+{
+    kl_rc rc = doctor->stray_count ? make_quarantine(doctor) : KL_OK;
+    for (size_t i = 0; i < doctor->stray_count && rc == KL_OK; i++)
+        rc = move_stray(doctor, doctor->strays[i].name);
+    return rc;
 }
 
 /* ---- Writing a segment ---- */

@@ -54,6 +54,23 @@ static int open_fd(const char *path, int flags, kl__file **ret_file)
     return 0;
 }
 
+/* Without O_NONBLOCK a pipe would be waited for; files do not mind. */
+static int open_regular(const char *path, int flags, kl__file **ret_file)
+{
+    struct stat status;
+    kl__file *file = NULL;
+    int rc = open_fd(path, flags | O_NONBLOCK, &file);
+    if (rc == 0 && fstat(file->fd, &status) < 0)
+        rc = -errno;
+    else if (rc == 0 && !S_ISREG(status.st_mode))
+        rc = S_ISDIR(status.st_mode) ? -EISDIR : -ENXIO;
+    if (rc == 0)
+        *ret_file = file;
+    else
+        kl__vfs_system.close(&kl__vfs_system, file);
+    return rc;
+}
+
 static int system_open(kl__vfs *vfs, const char *path, kl__open_mode mode, kl__file **ret_file)
 {
     (void)vfs;
@@ -62,7 +79,7 @@ static int system_open(kl__vfs *vfs, const char *path, kl__open_mode mode, kl__f
         [KL_OPEN_WRITE] = O_RDWR,
         [KL_OPEN_CREATE] = O_RDWR | O_CREAT | O_EXCL,
     };
-    return open_fd(path, flags[mode], ret_file);
+    return open_regular(path, flags[mode], ret_file);
 }
 
 /* Nothing is known to be durable by closing, so there is nothing that its result could say. */

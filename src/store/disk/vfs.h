@@ -25,6 +25,8 @@ typedef enum kl__open_mode {
 typedef void kl__name_fn(void *ctx, const char *name);
 
 struct kl__vfs {
+    /* Regular files only, and never waits: -EISDIR, -ELOOP or -ENXIO where the name is something else's
+     * (kl__vfs_is_no_file). */
     int (*open)(kl__vfs *vfs, const char *path, kl__open_mode mode, kl__file **ret_file);
     void (*close)(kl__vfs *vfs, kl__file *file); /* NULL is fine */
 
@@ -68,6 +70,9 @@ struct kl__vfs {
 
 /* Does the errno say that there is no room on the disk? */
 static inline bool kl__vfs_is_full(int error) { return error == -ENOSPC || error == -EDQUOT; }
+
+/* Does the errno of an open say that the name is not a regular file's? */
+static inline bool kl__vfs_is_no_file(int error) { return error == -EISDIR || error == -ELOOP || error == -ENXIO; }
 
 /* The machine's file system. */
 extern kl__vfs kl__vfs_system;
