@@ -368,7 +368,7 @@ static bool is_used_up(const struct ask *ask, const kl__held *head)
 {
     const kl_queue_opts *settings = &ask->pump->descriptor->settings;
     return ask->pump->opts.handler_count == 0 && settings->head_policy == KL_HEAD_HALT && head->retry_line &&
-           head->lane.mark.attempts >= settings->attempts_max;
+           head->lane.due_ms <= ask->pump->now_ms && head->lane.mark.attempts >= settings->attempts_max;
 }
 
 static kl_why why(const struct ask *ask, const kl__held *head, const kl__lane *lane, bool elsewhere)

@@ -57,6 +57,37 @@ bool kl__pump_has_news(kl__pump *pump, const kl_store *store, kl__reader *reader
     return true;
 }
 
+/* A key that is halted, or is about to be when its outcome is settled: its first task is looked at again. What is drained
+ * already goes on being drained. */
+static void reconsider(kl__held *held)
+{
+    if (held->draining)
+        return;
+    if (held->state == KL_HELD_FINISHED)
+        held->reconsider = held->halted;
+    else if (held->state == KL_HELD_LINE && held->blocked == KL_BLOCKED_HALTED)
+        kl__window_serve(held->window, held);
+}
+
+static void reconsider_halted(kl__pump *pump)
+{
+    for (kl__partition *partition = pump->partitions; partition; partition = partition->next) {
+        for (kl__window *window = partition->windows; window; window = window->next) {
+            for (uint32_t i = 0; i < window->table_capacity; i++)
+                if (window->table[i].held)
+                    reconsider(window->table[i].held);
+            kl__window_ready(window);
+        }
+    }
+}
+
+/* Keys that are halted would not be by what is now said of the queue, or may not be: a task may have a limit of its own. */
+static bool lets_halted_go(const kl_queue_opts *old, const kl_queue_opts *now)
+{
+    return old->head_policy == KL_HEAD_HALT &&
+           (now->head_policy != KL_HEAD_HALT || now->attempts_max > old->attempts_max);
+}
+
 static kl_rc refresh(kl__pump *pump)
 {
     uint64_t number = ++pump->refreshes; /* a window that is opened from here on may be newer than what is read */
@@ -70,6 +101,8 @@ static kl_rc refresh(kl__pump *pump)
     pump->refreshed = number;
     const kl_queue_opts *now = &pump->descriptor->settings;
     pump->beat_now |= now->concurrency != old->settings.concurrency || now->lease_ms != old->settings.lease_ms;
+    if (lets_halted_go(&old->settings, now))
+        reconsider_halted(pump);
     kl__descriptor_release(old);
     return kl__partitions_sync(pump);
 }

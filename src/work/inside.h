@@ -97,6 +97,7 @@ struct kl__held {
     bool retry_line;        /* in the store it stands in the retry line */
     bool halted;            /* FINISHED as RETRY: then hold the key until somebody acts, */
     bool draining;          /* or until the rest of its line is dead too */
+    bool reconsider;        /* or not at all: the settings by which it is held have changed since */
     bool sending;           /* FINISHED: a settle under way has it */
     bool with_next;         /* FINISHED: the batch that has it has the next one, too */
     bool traceless;         /* its job is removed: nothing is kept of it */

@@ -163,7 +163,12 @@ static void end_unrun(kl__pump *pump, kl__held *held, kl_outcome outcome, const 
 {
     if (!kl__pump_come_back_unrun(pump, held))
         return;
-    kl__held_keep_text(held, kl_str(error), (kl_bytes){0});
+    if (outcome == KL_DEAD && held->made && pump->descriptor->settings.head_policy == KL_HEAD_HALT) {
+        put_aside(pump, held, KL_BLOCKED_HALTED); /* it was halted before, and nothing of it has changed */
+        return;
+    }
+    if (!held->made || outcome != KL_DEAD) /* else it was halted, and its own error says more */
+        kl__held_keep_text(held, kl_str(error), (kl_bytes){0});
     uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
     if (outcome == KL_DEAD) {
         kl__pump_end_dead(pump, held, max, extra->keep_ms);
@@ -197,6 +202,7 @@ static bool is_to_run(kl__pump *pump, kl__held *held, const kl_task *task, kl_ta
                   "its attempts are used up; the last ended its worker or failed for good");
         return false;
     }
+    held->made = 0; /* if it was halted, more attempts are allowed since */
     *ret_handler = handler_for(pump, task->entry.kind);
     bool gives = *ret_handler && pump->opts.wanted;
     if (gives ? pump->opts.wanted(pump->opts.giver, held, task->entry.kind) : *ret_handler != NULL)

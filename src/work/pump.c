@@ -353,12 +353,14 @@ static int64_t keep_error_ms(const kl__pump *pump, const kl__held *held, int64_t
 void kl__pump_end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, int64_t asked_ms)
 {
     kl_head_policy policy = pump->descriptor->settings.head_policy;
+    uint16_t made = held->made ? held->made : held->lane.mark.attempts;
     if (policy == KL_HEAD_CONTINUE || !held->key_hash) {
+        held->lane.mark.attempts = made;
         kl__lanes_end(held->window->lanes, &held->lane, pump->now_ms);
         kl__pump_settle_later(pump, held, KL_DEAD, kl__pump_keep_ms(pump, KL_DEAD, asked_ms));
         return;
     }
-    held->made = held->lane.mark.attempts;
+    held->made = made;
     if (held->lane.mark.attempts < attempts_max)
         held->lane.mark.attempts = (uint16_t)attempts_max;
     held->halted = true;

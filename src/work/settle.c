@@ -223,6 +223,9 @@ static void park(kl__window *window, kl__held *held)
     if (halted) {
         kl__lanes_halt(window->lanes, &held->lane, pump->now_ms);
         kl__window_block(window, held, KL_BLOCKED_HALTED);
+        if (held->reconsider)
+            kl__window_serve(window, held);
+        held->reconsider = false;
         return;
     }
     if (KL_MUTANT(retry_frees_key))

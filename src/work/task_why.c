@@ -48,10 +48,10 @@ kl_why kl__found_why(const kl_found *found, const kl__descriptor *descriptor, co
         return KL_WHY_IDLE;
     if (task->entry.key.len > 0 && kl__keyset_has(paused, kl__key_hash(task->entry.key)))
         return KL_WHY_PAUSED;
+    if (task->not_before_ms > now_ms && task->attempts > 0)
+        return KL_WHY_RETRYING; /* also when a lower limit was set since: it is looked at when its time comes */
     if (settings->head_policy == KL_HEAD_HALT && task->attempts > 0 && task->attempts >= attempts_max)
         return KL_WHY_HALTED;
-    if (task->not_before_ms > now_ms && task->attempts > 0)
-        return KL_WHY_RETRYING;
     if (descriptor->paused)
         return KL_WHY_QUEUE_PAUSED;
     return task->not_before_ms > now_ms ? KL_WHY_DELAYED : KL_WHY_READY;

@@ -131,6 +131,113 @@ TEST(a_halted_key_can_be_drained)
     }
 }
 
+static void alter(struct rig *rig, kl_queue_opts opts)
+{
+    opts.size = sizeof opts;
+    CHECK_INT(kl_queue_alter(rig->queue, &opts), KL_OK);
+}
+
+TEST(a_halted_key_goes_on_when_the_policy_is_altered_to_continue)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_arena arena = {0};
+    kl_found found;
+    kl_task_id head;
+    if (!open_with(&rig, RIG_MEMORY, KL_HEAD_HALT))
+        return;
+    runs_init(&runs);
+    kl_worker *worker = halt(&rig, &runs, &head, false);
+    alter(&rig, (kl_queue_opts){.head_policy = KL_HEAD_CONTINUE});
+    runs_wait_for(&runs, "done third", 1);
+    await_waiting(&rig, 0);
+    await_state(rig.queue, &head, KL_TASK_DEAD);
+    CHECK_INT(kl_queue_task(rig.queue, &head, &arena, &found), KL_OK);
+    CHECK_INT(found.task.attempts, 1);
+    CHECK(found.task.error.len == 18 && memcmp(found.task.error.data, "dead as told: dead", 18) == 0);
+    CHECK_INT(runs_of(&runs, "dead"), 1);
+    CHECK(runs_first(&runs, "done second") < runs_first(&runs, "done third"));
+    drain_and_close(worker);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+TEST(a_halted_key_is_drained_when_the_policy_is_altered_to_drain)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_arena arena = {0};
+    kl_found found;
+    kl_task_id head;
+    if (!open_with(&rig, RIG_MEMORY, KL_HEAD_HALT))
+        return;
+    runs_init(&runs);
+    kl_worker *worker = halt(&rig, &runs, &head, false);
+    alter(&rig, (kl_queue_opts){.head_policy = KL_HEAD_DRAIN});
+    await_waiting(&rig, 0);
+    await_state(rig.queue, &head, KL_TASK_DEAD);
+    CHECK_INT(kl_queue_task(rig.queue, &head, &arena, &found), KL_OK);
+    CHECK_INT(found.task.attempts, 1);
+    CHECK(found.task.error.len == 18 && memcmp(found.task.error.data, "dead as told: dead", 18) == 0);
+    CHECK_INT(runs_of(&runs, "done second"), 0);
+    CHECK_INT(kl_worker_show(worker).dead, 3);
+    drain_and_close(worker);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+TEST(the_first_task_of_a_halted_key_is_tried_again_when_more_attempts_are_allowed)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_task_id head;
+    if (!open_with(&rig, RIG_MEMORY, KL_HEAD_HALT))
+        return;
+    runs_init(&runs);
+    kl_worker *worker = halt(&rig, &runs, &head, false);
+    alter(&rig, (kl_queue_opts){.attempts_max = 5});
+    runs_wait_for(&runs, "dead", 2);
+    await_why(&rig, "k", KL_WHY_HALTED);
+    CHECK_INT(runs_of(&runs, "done second"), 0);
+    drain_and_close(worker);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
+/* One of its own limit stays halted, and counts as halted once; lists say the same of it as the worker. */
+TEST(a_halted_task_with_a_limit_of_its_own_stays_halted_when_the_queue_allows_more)
+{
+    struct rig rig;
+    struct runs runs;
+    kl_arena arena = {0};
+    kl_key_status listed[2];
+    size_t count = 0;
+    if (!open_with(&rig, RIG_MEMORY, KL_HEAD_HALT))
+        return;
+    runs_init(&runs);
+    put_as(rig.queue, &(kl_put){.key = kl_str("own"), .payload = kl_str("retry own"), .attempts_max = 1});
+    put_task(rig.queue, "k", "retry");
+    kl_worker *worker = start_worker(rig.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    await_why(&rig, "own", KL_WHY_HALTED);
+    await_why(&rig, "k", KL_WHY_HALTED);
+    alter(&rig, (kl_queue_opts){.attempts_max = 3});
+    runs_wait_for(&runs, "retry", 3);
+    await_why(&rig, "k", KL_WHY_HALTED);
+    await_why(&rig, "own", KL_WHY_HALTED);
+    CHECK_INT(runs_of(&runs, "retry own"), 1);
+    CHECK_INT(kl_worker_show(worker).halted, 3);
+    CHECK_INT(kl_key_list(rig.queue, KL_KEYS_BY_STATE, 0, 2, &arena, listed, &count), KL_OK);
+    CHECK_INT(count, 2);
+    for (size_t i = 0; i < count; i++)
+        CHECK_INT(listed[i].why, KL_WHY_HALTED);
+    drain_and_close(worker);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    rig_close(&rig);
+}
+
 TEST(a_halted_key_that_was_also_paused_goes_on_when_it_is_resumed)
 {
     for (int round = 0; round < 3; round++) {
