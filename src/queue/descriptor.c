@@ -6,6 +6,7 @@
  *      "settings": {"attempts_max": 8, "timeout_ms": "none", "head_policy": "continue", ...},
  *      "stores": ["disk:/mnt/b"],                           those that are not the queue's own
  *      "layouts": [{"number": 1, "partitions": 4, "shard_prefix_len": 1, "origin": "keyline.toml line 3",
+ *                   "partitions_origin": "keyline.toml line 3", "shard_prefix_len_origin": "",
  *                   "sealed": false, "drained": false, "by_name": false,
  *                   "stores": [0, 0, 1, 1]}]}                                        0: own; 1: the first of "stores"
  *
@@ -134,17 +135,26 @@ static kl_rc make_room(kl__descriptor *draft)
     return KL_OK;
 }
 
-static kl_rc append_layout(kl__descriptor *draft, uint64_t number, kl_layout layout, const char *const *urls,
-                           const char *origin)
+static bool copy_text(kl_arena *arena, const char *text, const char **ret_text)
 {
-    kl__queue_layout made = {.number = number, .layout = layout};
     kl_bytes copy;
-    kl_rc rc = copy_urls(&draft->arena, layout.partitions, urls, &made.urls);
+    if (!kl_arena_copy(arena, kl_str(text), &copy))
+        return false;
+    *ret_text = copy.data;
+    return true;
+}
+
+/* The layout with its origins; the rest is made here. */
+static kl_rc append_layout(kl__descriptor *draft, const kl__queue_layout *layout, const char *const *urls)
+{
+    kl__queue_layout made = *layout;
+    kl_rc rc = copy_urls(&draft->arena, layout->layout.partitions, urls, &made.urls);
     if (rc != KL_OK)
         return rc;
-    if (!kl_arena_copy(&draft->arena, kl_str(origin), &copy))
+    if (!copy_text(&draft->arena, layout->origin, &made.origin) ||
+        !copy_text(&draft->arena, layout->partitions_origin, &made.partitions_origin) ||
+        !copy_text(&draft->arena, layout->prefix_origin, &made.prefix_origin))
         return kl__fail_memory();
-    made.origin = copy.data;
     draft->layouts[draft->layout_count++] = made;
     show_layout(draft);
     return KL_OK;
@@ -152,9 +162,16 @@ static kl_rc append_layout(kl__descriptor *draft, uint64_t number, kl_layout lay
 
 kl_rc kl__draft_layout(kl__descriptor *draft, kl_layout layout, const char *const *urls, const char *origin)
 {
-    uint64_t number = kl__newest_layout(draft)->number + 1;
+    const kl__queue_layout *there = kl__newest_layout(draft);
+    bool same_partitions = layout.partitions == there->layout.partitions,
+         same_prefix = layout.shard_prefix_len == there->layout.shard_prefix_len;
+    kl__queue_layout wanted = {.number = there->number + 1,
+                               .layout = layout,
+                               .origin = origin,
+                               .partitions_origin = same_partitions ? there->partitions_origin : origin,
+                               .prefix_origin = same_prefix ? there->prefix_origin : origin};
     kl_rc rc = draft->layout_count == KL_LAYOUTS_MAX ? make_room(draft) : KL_OK;
-    return rc == KL_OK ? append_layout(draft, number, layout, urls, origin) : rc;
+    return rc == KL_OK ? append_layout(draft, &wanted, urls) : rc;
 }
 
 /* --- Reading the record --- */
@@ -186,6 +203,13 @@ static void read_urls(kl__json *from, kl__json *item, kl__descriptor *descriptor
     layout->urls = urls;
 }
 
+/* Whose a number of the layout is. Records of earlier versions say it only of the layout. */
+static const char *read_origin(kl__json *item, const char *name, uint32_t number, const kl__queue_layout *layout,
+                               kl_arena *arena)
+{
+    return kl__json_text_or(item, name, arena, number == 1 ? "" : layout->origin);
+}
+
 static void read_layout(kl__json *from, kl__json *item, kl__descriptor *descriptor)
 {
     uint64_t before = descriptor->layout_count ? kl__newest_layout(descriptor)->number : 0;
@@ -194,6 +218,10 @@ static void read_layout(kl__json *from, kl__json *item, kl__descriptor *descript
     layout->layout.partitions = (uint32_t)kl__json_int(item, "partitions", 1, KL_PARTITIONS_MAX);
     layout->layout.shard_prefix_len = (uint32_t)kl__json_int(item, "shard_prefix_len", 1, KL_SHARD_PREFIX_LEN_MAX);
     layout->origin = kl__json_text_or(item, "origin", &descriptor->arena, "");
+    layout->partitions_origin =
+        read_origin(item, "partitions_origin", layout->layout.partitions, layout, &descriptor->arena);
+    layout->prefix_origin =
+        read_origin(item, "shard_prefix_len_origin", layout->layout.shard_prefix_len, layout, &descriptor->arena);
     layout->sealed = kl__json_bool_or(item, "sealed", false);
     layout->drained = kl__json_bool_or(item, "drained", false);
     layout->by_name = kl__json_bool_or(item, "by_name", false);
@@ -295,9 +323,11 @@ static bool write_layout(json_t *item, json_t *table, const kl__queue_layout *la
     return kl__json_set_int(item, "number", (int64_t)layout->number) &&
            kl__json_set_int(item, "partitions", layout->layout.partitions) &&
            kl__json_set_int(item, "shard_prefix_len", layout->layout.shard_prefix_len) &&
-           kl__json_set_text(item, "origin", layout->origin) && kl__json_set_bool(item, "sealed", layout->sealed) &&
-           kl__json_set_bool(item, "drained", layout->drained) && kl__json_set_bool(item, "by_name", layout->by_name) &&
-           write_urls(item, table, layout);
+           kl__json_set_text(item, "origin", layout->origin) &&
+           kl__json_set_text(item, "partitions_origin", layout->partitions_origin) &&
+           kl__json_set_text(item, "shard_prefix_len_origin", layout->prefix_origin) &&
+           kl__json_set_bool(item, "sealed", layout->sealed) && kl__json_set_bool(item, "drained", layout->drained) &&
+           kl__json_set_bool(item, "by_name", layout->by_name) && write_urls(item, table, layout);
 }
 
 /* The item of this layout in the record as it was, to be written over; or a new one. To be released. */
@@ -503,27 +533,29 @@ static kl_rc put_first(kl_queue *queue, const kl__descriptor *draft)
     return rc;
 }
 
-static kl_rc fill_first(kl_queue *queue, kl__descriptor *draft, const kl_queue_opts *settings)
+static kl_rc fill_first(kl_queue *queue, kl__descriptor *draft, const kl_queue_opts *settings,
+                        const kl_queue_opts *stated)
 {
-    uint64_t number;
-    kl_layout layout;
-    kl_rc rc = kl_layout_init(settings->partitions, settings->shard_prefix_len, &layout);
+    kl__queue_layout first = {.origin = settings->origin,
+                              .partitions_origin = stated->partitions ? settings->origin : "",
+                              .prefix_origin = stated->shard_prefix_len ? settings->origin : ""};
+    kl_rc rc = kl_layout_init(settings->partitions, settings->shard_prefix_len, &first.layout);
     if (rc == KL_OK)
         rc = kl_store_now(queue->store, &draft->created_ms);
     if (rc == KL_OK)
-        rc = first_number(queue, &number);
+        rc = first_number(queue, &first.number);
     draft->settings = *settings;
     if (rc == KL_OK)
-        rc = append_layout(draft, number, layout, settings->store_count ? settings->stores : NULL, settings->origin);
+        rc = append_layout(draft, &first, settings->store_count ? settings->stores : NULL);
     return rc == KL_OK ? kl__layouts_attach(queue, draft, NULL, true) : rc;
 }
 
-kl_rc kl__queue_make(kl_queue *queue, const kl_queue_opts *settings)
+kl_rc kl__queue_make(kl_queue *queue, const kl_queue_opts *settings, const kl_queue_opts *stated)
 {
     kl__descriptor *draft = make_descriptor();
     if (!draft)
         return kl__fail_memory();
-    kl_rc rc = fill_first(queue, draft, settings);
+    kl_rc rc = fill_first(queue, draft, settings, stated);
     if (rc == KL_OK)
         rc = put_first(queue, draft);
     kl__descriptor_release(draft);

@@ -51,8 +51,9 @@ typedef struct kl__queue_layout {
     kl_layout layout;
     bool sealed;
     bool drained;
-    bool by_name;            /* tasks were put into other partitions than their keys say: a key may have some in any */
-    const char *origin;      /* who stated it; "": nobody said */
+    bool by_name;       /* tasks were put into other partitions than their keys say: a key may have some in any */
+    const char *origin; /* who stated it; "": nobody said. And of its numbers, which may be older, or the defaults: */
+    const char *partitions_origin, *prefix_origin;
     const char *const *urls; /* of the store of each partition, "" for the queue's own; NULL: all there */
     kl__layout_parts *parts; /* what the three below belong to */
     kl__number *numbers;     /* of its partitions in their stores: kl__layout_number */
@@ -142,11 +143,12 @@ kl_rc kl__queue_refresh(kl_queue *queue);
 typedef kl_rc kl__descriptor_change_fn(kl__descriptor *draft, void *ctx);
 kl_rc kl__queue_change(kl_queue *queue, kl__descriptor_change_fn *change, void *ctx);
 
-/* Writes the record of a new queue: settings and texts of `first`, which become its layout 1, or a later one where a
- * queue of that name was removed. KL_ECONFLICT: there is one already. */
-kl_rc kl__queue_make(kl_queue *queue, const kl_queue_opts *settings);
+/* Writes the record of a new queue: settings and texts of `settings`, which become its layout 1, or a later one where a
+ * queue of that name was removed; `stated`: which of them somebody stated. KL_ECONFLICT: there is one already. */
+kl_rc kl__queue_make(kl_queue *queue, const kl_queue_opts *settings, const kl_queue_opts *stated);
 
-/* Adds a layout to a draft, or says why not; texts are copied. Stores NULL: all in the queue's own. */
+/* Adds a layout to a draft, or says why not; texts are copied. Stores NULL: all in the queue's own. A number that stays
+ * what it was keeps its origin. */
 kl_rc kl__draft_layout(kl__descriptor *draft, kl_layout layout, const char *const *urls, const char *origin);
 
 static inline const kl__queue_layout *kl__newest_layout(const kl__descriptor *descriptor)

@@ -61,10 +61,10 @@ kl_rc kl__queue_check_name(const char *name)
 /* --- Layouts: stated and there --- */
 
 /* " (made so by keyline.toml line 3)", " (the default)", or nothing. */
-static const char *made_by(const kl__queue_layout *layout, bool is_default, char *buffer, size_t size)
+static const char *made_by(const char *origin, bool is_default, char *buffer, size_t size)
 {
-    if (*layout->origin)
-        snprintf(buffer, size, " (made so by %s)", layout->origin);
+    if (*origin)
+        snprintf(buffer, size, " (made so by %s)", origin);
     else
         snprintf(buffer, size, "%s", is_default ? " (the default)" : "");
     return buffer;
@@ -90,13 +90,13 @@ static kl_rc check_numbers(const kl_queue *queue, const kl__queue_layout *there,
 {
     char by[REASON_BYTES];
     uint32_t partitions = there->layout.partitions, len = there->layout.shard_prefix_len;
-    made_by(there, partitions == 1, by, sizeof by);
+    made_by(there->partitions_origin, partitions == 1, by, sizeof by);
     if (stated->partitions != 0 && stated->partitions != partitions)
         return kl__fail(KL_EMISMATCH, "queue %s has %u partition%s%s, and %s says %lld; " LEAVE_IT_OUT, queue->name,
                         partitions, partitions == 1 ? "" : "s", by, says(stated), (long long)stated->partitions);
     if (stated->shard_prefix_len != 0 && stated->shard_prefix_len != len)
         return kl__fail(KL_EMISMATCH, "queue %s has a shard_prefix_len of %u%s, and %s says %lld; " LEAVE_IT_OUT,
-                        queue->name, len, made_by(there, len == 1, by, sizeof by), says(stated),
+                        queue->name, len, made_by(there->prefix_origin, len == 1, by, sizeof by), says(stated),
                         (long long)stated->shard_prefix_len);
     if (stated->store_count != 0 && stated->store_count != partitions)
         return kl__fail(KL_EMISMATCH, "queue %s has %u partition%s%s, and %s names %zu stores; name one for each",
@@ -117,7 +117,7 @@ static kl_rc check_stores(const kl_queue *queue, const kl__queue_layout *there, 
         if (strcmp(url, stated->stores[i]) != 0)
             return kl__fail(KL_EMISMATCH,
                             "partition %zu of queue %s lies in %s%s, and %s says another: %s; " LEAVE_IT_OUT, i,
-                            queue->name, store_text(url, is, sizeof is), made_by(there, !*url, by, sizeof by),
+                            queue->name, store_text(url, is, sizeof is), made_by(there->origin, !*url, by, sizeof by),
                             says(stated), store_text(stated->stores[i], said, sizeof said));
     }
     return KL_OK;
@@ -192,7 +192,7 @@ static kl_rc find_or_make(kl_queue *queue, const kl_queue_opts *stated)
             return rc;
         rc = complete(queue->store, stated, &settings);
         if (rc == KL_OK)
-            rc = kl__queue_make(queue, &settings);
+            rc = kl__queue_make(queue, &settings, stated);
         if (rc != KL_OK && rc != KL_ECONFLICT)
             return rc;
     }

@@ -216,6 +216,43 @@ CLAIM(another_layout_than_is_there_is_an_error_that_names_both_sides)
     kl_queue_close(queue);
 }
 
+CLAIM(each_number_of_a_layout_has_its_own_origin)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 2, .origin = "--partitions"), *other = NULL;
+    kl_queue_opts three = {.size = sizeof three, .partitions = 3, .origin = "KEYLINE_PARTITIONS"};
+    kl_queue_opts longer = {.size = sizeof longer, .shard_prefix_len = 3, .origin = "KEYLINE_SHARD_PREFIX_LEN"};
+    kl_queue_opts altered = {.size = sizeof altered, .shard_prefix_len = 2, .origin = "--shard-prefix-len"};
+    CHECK_FAILS(kl_queue_open(rig->store, "orders", &three, &other), KL_EMISMATCH,
+                "queue orders has 2 partitions (made so by --partitions), and KEYLINE_PARTITIONS says 3");
+    CHECK_FAILS(kl_queue_open(rig->store, "orders", &longer, &other), KL_EMISMATCH,
+                "queue orders has a shard_prefix_len of 1 (the default), and KEYLINE_SHARD_PREFIX_LEN says 3");
+    CHECK_INT(kl_queue_alter(queue, &altered), KL_OK);
+    CHECK_FAILS(kl_queue_open(rig->store, "orders", &three, &other), KL_EMISMATCH,
+                "queue orders has 2 partitions (made so by --partitions), and KEYLINE_PARTITIONS says 3");
+    CHECK_FAILS(
+        kl_queue_open(rig->store, "orders", &longer, &other), KL_EMISMATCH,
+        "queue orders has a shard_prefix_len of 2 (made so by --shard-prefix-len), and KEYLINE_SHARD_PREFIX_LEN");
+    CHECK(!other);
+    kl_queue_close(queue);
+}
+
+/* It was written by a version that told only who stated the layout. */
+CLAIM(a_record_without_origins_of_its_numbers_goes_by_that_of_the_layout)
+{
+    static const char record[] =
+        "{\"format\": 1, \"created_ms\": 1, \"settings\": {}, \"layouts\": [{\"number\": 1, \"partitions\": 2, "
+        "\"shard_prefix_len\": 1, \"origin\": \"--partitions\"}]}";
+    kl_queue *other = NULL;
+    kl_queue_opts three = {.size = sizeof three, .partitions = 3};
+    kl_queue_opts longer = {.size = sizeof longer, .shard_prefix_len = 2};
+    set_record(rig, "queue/orders", record);
+    CHECK_FAILS(kl_queue_open(rig->store, "orders", &three, &other), KL_EMISMATCH,
+                "queue orders has 2 partitions (made so by --partitions)");
+    CHECK_FAILS(kl_queue_open(rig->store, "orders", &longer, &other), KL_EMISMATCH,
+                "queue orders has a shard_prefix_len of 1 (the default)");
+    CHECK(!other);
+}
+
 CLAIM(find_makes_nothing)
 {
     kl_queue *queue = NULL;
