@@ -384,10 +384,10 @@ JOB_COMMAND(rerun, "rerun", "run a job's tasks again",
 JOB_COMMAND(cancel, "cancel", "start no more of a job's tasks",
             "Lets none of the job's waiting tasks be started. Running ones go on.\n", id_arguments, NULL, run_cancel);
 JOB_COMMAND(rm, "rm", "remove a job with all it owns",
-            "Removes a job with its results and the answer kept for repeats. None of its waiting tasks is\n"
-            "started: a worker ends each when its turn comes and keeps nothing of it; until then they are\n"
-            "counted, and `ls` and `show` say that their job is removed. `keyline cancel` ends single ones\n"
-            "at once. Tasks that run meanwhile go on, and are kept for as long as the job's would have been.\n",
+            "Removes a job with its results and the answer kept for repeats. Its waiting tasks are ended,\n"
+            "delayed ones too. Where a worker does not answer they are not started either, and end when\n"
+            "their turn comes; until then they are counted, and `ls` and `show` say that their job is\n"
+            "removed. Tasks that run meanwhile go on. Nothing is kept of any of them.\n",
             id_arguments, NULL, run_rm);
 
 static const kl__command *const subs[] = {&submit_it, &ls, &show, &results, &rerun, &cancel, &rm, NULL};
