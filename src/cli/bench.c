@@ -112,9 +112,9 @@ static int measure_raw(struct bench *bench)
         close(descriptor);
     unlink(path);
     kl__free(bytes);
-    if (error)
-        kl__complain("%s cannot be written (%s); make room, or call it elsewhere", path, strerror(error));
-    return error ? KL_EXIT_FAILURE : KL_EXIT_OK;
+    return error ? kl__fail_call(kl__fail(KL_ESYSTEM, "%s cannot be written (%s); make room, or call it elsewhere",
+                                          path, strerror(error)))
+                 : KL_EXIT_OK;
 }
 
 /* ---- The queue ---- */

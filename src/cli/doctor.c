@@ -272,19 +272,16 @@ static int examine_for_machines(const char *path, const doctor_opts *opts)
     size_t size = 0;
     struct report report = {.json = open_memstream(&findings, &size)};
     kl__doctor_totals totals;
-    if (!report.json) {
-        kl__complain("out of memory; end other programs and call again");
-        return KL_EXIT_FAILURE;
-    }
+    if (!report.json)
+        return kl__fail_call(kl__fail_memory());
     kl__doctor_opts asked = {&kl__vfs_system, path, opts->repair, found, &report};
     kl_rc rc = kl__doctor_see(&asked, &totals);
     bool is_written = !ferror(report.json);
-    if (fclose(report.json) != 0 || !is_written)
-        kl__complain("out of memory; end other programs and call again");
-    else
+    is_written &= fclose(report.json) == 0;
+    if (is_written)
         put_json(path, rc, findings, &totals);
     free(findings);
-    return is_written ? kl__exit_of(rc) : KL_EXIT_FAILURE;
+    return is_written ? kl__exit_of(rc) : kl__fail_call(kl__fail_memory());
 }
 
 static int examine_for_people(const char *path, const doctor_opts *opts, bool colour)

@@ -142,9 +142,8 @@ int main(int argc, char **argv)
     int status = run(argc, argv, &arena);
     kl_arena_free(&arena);
     /* What could not be written was not said: a full disk must not look like success. */
-    if ((fflush(stdout) != 0 || ferror(stdout)) && status == KL_EXIT_OK) {
-        kl__complain("the output could not be written (%s); make room or write elsewhere", strerror(errno));
-        return KL_EXIT_FAILURE;
-    }
+    if ((fflush(stdout) != 0 || ferror(stdout)) && status == KL_EXIT_OK)
+        return kl__fail_call(kl__fail(KL_ESYSTEM, "the output could not be written (%s); make room or write elsewhere",
+                                      strerror(errno)));
     return status;
 }

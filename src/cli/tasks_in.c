@@ -197,9 +197,9 @@ int kl__lines_next(kl__lines *lines, kl_bytes *ret_line)
     while ((length = whole_line(lines)) == 0 && !lines->ended && !is_too_long(lines))
         read_more(lines);
     if (lines->error) {
-        kl__complain("%s cannot be read further than line %llu (%s)", lines->name, (unsigned long long)lines->number,
-                     strerror(lines->error));
-        return -1;
+        kl_rc rc = kl__fail(KL_ESYSTEM, "%s cannot be read further than line %llu (%s)", lines->name,
+                            (unsigned long long)lines->number, strerror(lines->error));
+        return kl__fail_call(rc) == KL_EXIT_OK ? 0 : -1;
     }
     lines->skips = length == 0 && !lines->ended;
     length = length ? length : lines->to - lines->from; /* the last line may have no end */
