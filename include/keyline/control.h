@@ -29,7 +29,7 @@ KL_API KL_MUST_USE kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, b
 
 /* Lets a waiting task be tried now, with all its attempts before it, instead of when its back-off or delay is over. It
  * passes nobody: one that waits in line stays where it is.
- * A dead or otherwise finished task is put again, as by kl_dead_retry. ret_id (or NULL): the same, or the new id of one
+ * A dead or otherwise finished task, also one that ends meanwhile, is put again, as by kl_dead_retry. ret_id (or NULL): the same, or the new id of one
  * that was put again. KL_EBUSY: it is running, or it is delayed and others of its key come before it, by (priority, due
  * time, position). KL_ENOTFOUND: it is not known, or no longer kept. */
 KL_API KL_MUST_USE kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id);

@@ -109,24 +109,42 @@ static kl_rc look(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl_tas
     return rc;
 }
 
+static kl_rc retry_waiting(kl_queue *queue, const kl_task *task, kl_arena *arena, kl_task_id *ret_id)
+{
+    kl__json answer = {0};
+    kl_rc rc = ask_about(queue, &task->entry.id, "again", arena, &answer);
+    if (rc == KL_OK && kl__json_bool_or(&answer, "running", false))
+        rc = kl__fail(KL_EBUSY, "the task is running already; wait for its end, or cancel it");
+    if (rc == KL_OK && ret_id)
+        *ret_id = task->entry.id;
+    kl__json_free(&answer);
+    return rc;
+}
+
+static kl_rc retry_found(kl_queue *queue, const kl_task *task, kl_arena *arena, kl_task_id *ret_id)
+{
+    return task->state == KL_TASK_WAITING ? retry_waiting(queue, task, arena, ret_id)
+                                          : put_finished(queue, NULL, task, ret_id);
+}
+
+/* One that waited may have ended before its owner was asked: then it is a finished one, if it is kept. */
 kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
 {
     kl_arena arena = {0};
-    kl__json answer = {0};
     kl_task task;
+    bool waited = false;
     kl_rc rc = check_given(queue && id);
     if (rc == KL_OK)
         rc = look(queue, id, &arena, &task);
-    if (rc == KL_OK && task.state != KL_TASK_WAITING) {
-        rc = put_finished(queue, NULL, &task, ret_id);
-    } else if (rc == KL_OK) {
-        rc = ask_about(queue, id, "again", &arena, &answer);
-        if (rc == KL_OK && kl__json_bool_or(&answer, "running", false))
-            rc = kl__fail(KL_EBUSY, "the task is running already; wait for its end, or cancel it");
-        if (rc == KL_OK && ret_id)
-            *ret_id = task.entry.id;
+    if (rc == KL_OK) {
+        waited = task.state == KL_TASK_WAITING;
+        rc = retry_found(queue, &task, &arena, ret_id);
     }
-    kl__json_free(&answer);
+    if (rc == KL_ENOTFOUND && waited) {
+        rc = look(queue, id, &arena, &task);
+        if (rc == KL_OK)
+            rc = retry_found(queue, &task, &arena, ret_id);
+    }
     kl_arena_free(&arena);
     return rc;
 }

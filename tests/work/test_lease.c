@@ -1,4 +1,5 @@
-/* test_lease.c - a lease that is changed while workers run, and what is asked of one whose lease is over. */
+/* test_lease.c - a lease that is changed while workers run, and what is asked of one whose lease is over, or
+ * of a task that ends. */
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
@@ -178,4 +179,48 @@ TEST(a_request_whose_settle_is_refused_is_not_answered)
     CHECK_INT(canceller.rc, KL_OK);
     CHECK_INT(hand_waiting(&hand), 0);
     hand_close(&hand);
+}
+
+struct retrier {
+    kl_queue *queue;
+    kl_task_id id, again;
+    kl_rc rc;
+    atomic_bool over;
+};
+
+static void *retry(void *ctx)
+{
+    struct retrier *retrier = ctx;
+    retrier->rc = kl_task_retry(retrier->queue, &retrier->id, &retrier->again);
+    atomic_store(&retrier->over, true);
+    return NULL;
+}
+
+TEST(a_task_that_ends_before_its_owner_is_asked_to_try_it_again_is_put_again_if_it_is_kept)
+{
+    for (int kept = 0; kept < 2; kept++) {
+        struct hand hand;
+        kl_queue_opts opts = {.size = sizeof opts, .keep_done_ms = kept ? 3600000 : 0};
+        if (!hand_open(&hand, &opts))
+            return;
+        struct retrier retrier = {.queue = hand.queue, .id = hand_put(&hand, "k", "one", 0)};
+        struct hand_pump *pump = hand_pump(&hand, NULL);
+        pthread_t thread;
+        hand_own(pump);
+        CHECK_STR(hand_start(pump), "one");
+        REQUIRE(pthread_create(&thread, NULL, retry, &retrier) == 0);
+        while (requests(&hand) == 0)
+            rest();
+        hand_end(pump, hand_running(pump, 0), KL_DONE);
+        hand_settle(pump);
+        while (!atomic_load(&retrier.over)) {
+            hand_beats(pump, 1, HAND_STEP_MS);
+            rest();
+        }
+        pthread_join(thread, NULL);
+        CHECK_INT(retrier.rc, kept ? KL_OK : KL_ENOTFOUND);
+        CHECK_INT(hand_waiting(&hand), kept);
+        CHECK(!kept || memcmp(&retrier.again, &retrier.id, sizeof retrier.id) != 0);
+        hand_close(&hand);
+    }
 }
