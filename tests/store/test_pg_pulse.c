@@ -5,7 +5,9 @@
 #include "keyline/queue.h"
 #include "keyline/store.h"
 #include "keyline/worker.h"
+#include "store/dispatch.h"
 #include "store/pg_server.h"
+#include "store/postgres/postgres.h"
 #include "store/quick.h"
 
 struct rig {
@@ -39,6 +41,21 @@ static uint64_t news_of(struct rig *rig)
     CHECK_INT(kl_store_now(rig->store, &now_ms), KL_OK);
     CHECK(pulse_ms > 0 && pulse_ms <= now_ms);
     return news;
+}
+
+TEST(a_connection_that_gives_no_answer_has_not_shown_that_its_database_is_the_same)
+{
+    struct rig rig;
+    uint32_t partition;
+    REQUIRE(open_rig(&rig));
+    CHECK_INT(kl_store_partition(rig.store, "orders", 1, &partition), KL_OK);
+    PGconn *conn = pg_server_connect();
+    CHECK(PQenterPipelineMode(conn)); /* where libpq has no answer to a single statement, as without memory */
+    CHECK_INT(kl__pg_names_check(rig.store->self, conn), KL_EBUSY);
+    CHECK(PQexitPipelineMode(conn));
+    CHECK_INT(kl__pg_names_check(rig.store->self, conn), KL_OK);
+    PQfinish(conn);
+    close_rig(&rig);
 }
 
 TEST(the_pulse_tells_of_records_that_were_written_or_removed)

@@ -73,7 +73,7 @@ static size_t add_names(kl__pg *pg, kl__pg_args *args)
     return count;
 }
 
-/* Where the connection failed, nothing is known of the schema. */
+/* Where the connection failed, or there is no memory for an answer (rows NULL), nothing is known of the schema. */
 static kl_rc refuse(const kl__pg *pg, const PGconn *conn, const PGresult *rows)
 {
     const char *text = PQerrorMessage(conn), *state = PQresultErrorField(rows, PG_DIAG_SQLSTATE);
@@ -98,9 +98,9 @@ kl_rc kl__pg_names_check(kl__pg *pg, PGconn *conn)
     kl_rc rc = KL_OK;
     if (!sql)
         rc = kl__fail_memory();
-    else if (rows && !kl__pg_is_good(rows))
+    else if (count > 0 && !kl__pg_is_good(rows))
         rc = refuse(pg, conn, rows);
-    else if (rows && kl__pg_get_int(rows, 0, 0) > 0)
+    else if (count > 0 && kl__pg_get_int(rows, 0, 0) > 0)
         atomic_store(&pg->replaced, true);
     PQclear(rows);
     kl__free(sql);
