@@ -107,7 +107,7 @@ typedef struct kl_store_opts {
     bool no_socket; /* disk: for this process alone: do not listen, and do not connect to who has it open: KL_EBUSY */
     /* postgres, s3: one of several stores, and the others are not to wait for its server. When that is away, the store is
      * opened all the same, its calls fail with KL_EBUSY without trying for long, and the first that finds the server opens
-     * it. */
+     * it. A worker of queues in several stores makes them so, but for the opening. */
     bool hasty;
     bool no_make; /* disk: where there is no store, none is made: KL_ENOTFOUND */
 } kl_store_opts;
@@ -410,6 +410,9 @@ typedef struct kl_engine {
     /* Somebody ends, and does not wait for a server that is silent: calls under way that have waited for an answer for
      * wait_ms fail as when the connection is lost. Any thread. NULL: no call waits for long. */
     void (*cut)(void *self, int64_t wait_ms);
+    /* From now on the store is as one that was opened with kl_store_opts.hasty, until it is closed. Any thread. KL_ESYSTEM:
+     * no thread is to be had for that. NULL: `hasty` means nothing here. */
+    kl_rc (*hasten)(void *self);
 } kl_engine;
 
 /* A store over an engine that is not among the built-in ones; opts and errors as for kl_store_open. The engine must

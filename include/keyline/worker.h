@@ -86,7 +86,8 @@ typedef struct kl_worker_opts {
  * per_partition lets run, one kind has two handlers, one queue is named twice, or `shards` are none of its layout.
  * KL_ENOMEM. KL_ESYSTEM: no more threads. What fails later, such as a store that is away, is tried again; `log` is told at
  * once, then at intervals that double up to five minutes, and when it works again: that of the store where it knows of it
- * first, else the worker's. */
+ * first, else the worker's. Where queues were opened with several kl_stores, these are hasty from then on (kl_store_opts), so
+ * that a database that is away holds up only its own queues; not so a bucket (s3:), whose calls try for up to 20 s each. */
 KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts,
                                          kl_worker **ret_worker);
 

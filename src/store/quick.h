@@ -34,4 +34,7 @@ bool kl__store_is_away(const kl_store *store);
 /* Calls of all threads that have waited for the store's server for so long fail with KL_EBUSY (kl_engine.cut). Not counted. */
 void kl__store_cut(const kl_store *store, int64_t wait_ms);
 
+/* The store is hasty from now on (kl_store_opts). Not counted. KL_ESYSTEM: no thread is to be had. */
+KL_MUST_USE kl_rc kl__store_hasten(const kl_store *store);
+
 #endif

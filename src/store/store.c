@@ -414,6 +414,13 @@ void kl__store_cut(const kl_store *store, int64_t wait_ms)
         store->engine->cut(store->self, wait_ms);
 }
 
+/* One that is not open yet was to be hasty from the beginning. */
+kl_rc kl__store_hasten(const kl_store *store)
+{
+    bool may = store->engine->hasten && !atomic_load(&store->late.waits);
+    return may ? store->engine->hasten(store->self) : KL_OK;
+}
+
 bool kl__store_has_lines(const kl_store *store) { return store->engine->lines != NULL; }
 
 kl_rc kl__store_lines(kl_store *store, uint32_t partition, uint32_t *ret_priorities)

@@ -352,6 +352,19 @@ static kl_rc build(kl_worker *worker, const kl_worker_queue *queues, size_t coun
     return rc;
 }
 
+/* One thread calls the stores of all queues in turn, so where they are several none may let it wait for long. */
+static kl_rc hasten_stores(const kl_worker *worker)
+{
+    const kl_store *first = worker->served[0].queue->store;
+    bool several = false;
+    kl_rc rc = KL_OK;
+    for (size_t i = 1; i < worker->served_count; i++)
+        several |= worker->served[i].queue->store != first;
+    for (size_t i = 0; several && rc == KL_OK && i < worker->served_count; i++)
+        rc = kl__store_hasten(worker->served[i].queue->store);
+    return rc;
+}
+
 /* Options and queues have been checked. */
 static kl_rc start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *complete, const kl__giver *giver,
                    kl_worker **ret_worker)
@@ -368,6 +381,8 @@ static kl_rc start(const kl_worker_queue *queues, size_t count, const kl_worker_
     }
     name_worker(worker);
     rc = build(worker, queues, count);
+    if (rc == KL_OK)
+        rc = hasten_stores(worker);
     if (rc == KL_OK)
         rc = start_threads(worker);
     if (rc != KL_OK) {

@@ -308,16 +308,18 @@ void order_check(const struct order *order, int keys, int each)
 
 /* --- Workers --- */
 
-kl_worker *start_worker(kl_queue *queue, const struct start *start)
+static kl_worker *start_serving(kl_queue *const *queues, size_t count, const struct start *start)
 {
     kl_handler handler = {.kind = start->kind, .fn = start->fn, .ctx = start->ctx};
-    kl_worker_queue served = {.queue = queue,
-                              .handlers = &handler,
-                              .handler_count = 1,
-                              .shards = start->shards,
-                              .slice = start->slice,
-                              .slices = start->slices,
-                              .per_partition = start->per_partition};
+    kl_worker_queue served[2];
+    for (size_t i = 0; i < count; i++)
+        served[i] = (kl_worker_queue){.queue = queues[i],
+                                      .handlers = &handler,
+                                      .handler_count = 1,
+                                      .shards = start->shards,
+                                      .slice = start->slice,
+                                      .slices = start->slices,
+                                      .per_partition = start->per_partition};
     kl_worker_opts opts = {.size = sizeof opts,
                            .name = start->name,
                            .concurrency = start->concurrency ? start->concurrency : 4,
@@ -326,9 +328,16 @@ kl_worker *start_worker(kl_queue *queue, const struct start *start)
                            .until_empty = start->until_empty,
                            .log = log_line};
     kl_worker *worker = NULL;
-    if (kl_worker_start(&served, 1, &opts, &worker) != KL_OK)
+    if (kl_worker_start(served, count, &opts, &worker) != KL_OK)
         test_fail(__FILE__, __LINE__, "%s", kl_error_text());
     return worker;
+}
+
+kl_worker *start_worker(kl_queue *queue, const struct start *start) { return start_serving(&queue, 1, start); }
+
+kl_worker *start_worker_of_two(kl_queue *first, kl_queue *second, const struct start *start)
+{
+    return start_serving((kl_queue *[]){first, second}, 2, start);
 }
 
 void drain_and_close(kl_worker *worker)

@@ -105,6 +105,7 @@ struct start {
 
 /* NULL: it did not start, and the test has failed. */
 kl_worker *start_worker(kl_queue *queue, const struct start *start);
+kl_worker *start_worker_of_two(kl_queue *first, kl_queue *second, const struct start *start);
 void drain_and_close(kl_worker *worker);
 
 /* Waits until a condition holds, looking at it again and again. False, and the test fails: it never did. */

@@ -287,6 +287,47 @@ TEST(a_worker_that_ends_when_nothing_is_left_does_not_wait_for_a_database_that_i
     close_two(&two);
 }
 
+static bool takes(void *queue)
+{
+    kl_put task = {.payload = kl_str("done there 2")};
+    return kl_queue_put(queue, &task, 1, kl_str("2"), NULL) == KL_OK;
+}
+
+TEST(a_database_of_one_queue_that_is_away_does_not_hold_up_the_workers_other_queue)
+{
+    struct two here = {.store = NULL};
+    struct runs runs;
+    kl_store *store = NULL;
+    kl_queue *there = NULL;
+    char sql[256];
+    REQUIRE(pg_server_new_schema(here.url, here.schema) == KL_OK);
+    pg_server_run("CREATE DATABASE second");
+    snprintf(here.other, sizeof here.other, "%s&dbname=second", here.url);
+    REQUIRE(kl_store_open(here.other, NULL, &store) == KL_OK && kl_store_open(here.url, NULL, &here.store) == KL_OK);
+    REQUIRE(kl_queue_open(store, "orders", NULL, &there) == KL_OK);
+    REQUIRE(kl_queue_open(here.store, "orders", NULL, &here.queue) == KL_OK);
+    runs_init(&runs);
+    kl_worker *worker = start_worker_of_two(there, here.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    put_task(there, "", "done there 1");
+    CHECK(runs_wait(&runs, 1));
+    let_in(false);
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', 'done here')", here.schema);
+    for (size_t i = 2; i < 6; i += 2) {
+        put_task(here.queue, "", "done here");
+        CHECK(runs_wait(&runs, i));
+        pg_server_run(sql);
+        CHECK(runs_wait(&runs, i + 1));
+    }
+    let_in(true);
+    await_condition("its tasks are taken", takes, there);
+    CHECK(runs_wait_for(&runs, "done there 2", 1));
+    drain_and_close(worker);
+    kl_queue_close(there);
+    kl_store_close(store);
+    runs_free(&runs);
+    close_two(&here);
+}
+
 static void put_in_sql(const struct two *two, const char *key, const char *payload)
 {
     char sql[256];

@@ -187,6 +187,45 @@ TEST(a_silent_database_of_one_partition_does_not_hold_up_the_others)
     runs_free(&runs);
 }
 
+/* Through the library, and in SQL. */
+static void put_here(struct bed *bed, int number)
+{
+    char payload[32], sql[256];
+    snprintf(payload, sizeof payload, "done here %d", number);
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', '%s')", bed->schema, payload);
+    if (number % 2)
+        pg_server_run(sql);
+    else
+        put_task(bed->queue, "", payload);
+}
+
+TEST(a_silent_database_of_one_queue_does_not_hold_up_the_workers_other_queue)
+{
+    struct bed here, there;
+    struct runs runs;
+    here = (struct bed){.store = NULL};
+    REQUIRE(open_bed(&there) && pg_server_new_schema(here.url, here.schema) == KL_OK && open_queue(&here));
+    runs_init(&runs);
+    kl_worker *worker = start_worker_of_two(there.queue, here.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    put_here(&here, 1);
+    put_task(there.queue, "", "done there 1");
+    CHECK(runs_wait(&runs, 2));
+    pg_bouncer_stop(true);
+    for (int i = 2; i < 6; i++) {
+        put_here(&here, i);
+        CHECK(runs_wait(&runs, (size_t)i + 1));
+    }
+    pg_bouncer_stop(false);
+    await_condition("its tasks are taken", takes, &(struct putting){there.queue, ""});
+    CHECK(runs_wait_for(&runs, "done there 2", 1));
+    drain_and_close(worker);
+    close_queue(&here);
+    close_queue(&there);
+    drop_schema(&here);
+    drop_schema(&there);
+    runs_free(&runs);
+}
+
 static bool find_queue(struct bed *bed)
 {
     return kl_store_open(bed->url, NULL, &bed->store) == KL_OK &&

@@ -59,7 +59,7 @@ static void take_notice(void *ctx, const char *text) { kl__pg_log(ctx, KL_LOG_DE
 static bool finish_connecting(kl__pg *pg, PGconn *conn)
 {
     PostgresPollingStatusType wants = PGRES_POLLING_WRITING;
-    int64_t until_ns = kl__deadline_ns(pg->opts.hasty ? KL_PG_HASTY_MS : KL_PG_PATIENCE_MS);
+    int64_t until_ns = kl__deadline_ns(atomic_load(&pg->hasty) ? KL_PG_HASTY_MS : KL_PG_PATIENCE_MS);
     int64_t slow_ns = kl__deadline_ns(SLOW_MS);
     while (wants == PGRES_POLLING_READING || wants == PGRES_POLLING_WRITING) {
         struct pollfd ready = {.fd = PQsocket(conn), .events = wants == PGRES_POLLING_READING ? POLLIN : POLLOUT};
@@ -518,7 +518,7 @@ static kl_rc try_once(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *c
     PGconn *conn = NULL;
     int64_t began_ns = kl__monotonic_ns();
     kl_rc rc = borrow(pg, sql, began_ns, &conn);
-    if (pg->opts.hasty)
+    if (atomic_load(&pg->hasty))
         note_gone(pg, rc == KL_EBUSY, began_ns);
     if (rc != KL_OK) {
         *ret_fate = rc == KL_EBUSY ? TAKEN_BACK : FAILED; /* nothing was sent */
@@ -548,7 +548,7 @@ static kl_rc send_it(kl__pg *pg, const char *sql, kl__pg_send_fn *send, void *ct
     int64_t began_ns = kl__monotonic_ns(), until_ns = kl__deadline_ns(KL_PG_PATIENCE_MS);
     int pause_ms = PAUSE_MIN_MS;
     kl_rc gone = kl__pg_names_hold(pg);
-    if (gone == KL_OK && pg->opts.hasty)
+    if (gone == KL_OK && atomic_load(&pg->hasty))
         gone = check_gone(pg, &until_ns);
     if (gone != KL_OK)
         return gone;

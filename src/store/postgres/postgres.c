@@ -159,7 +159,7 @@ static kl_rc open_postgres(const char *where, const kl_store_opts *opts, void **
     kl_rc rc = pg ? read_url(pg, where) : kl__fail_memory();
     if (!pg)
         return rc;
-    if (rc == KL_OK)
+    if (rc == KL_OK && opts->hasty)
         rc = kl__pg_watch_start(pg);
     if (rc == KL_OK)
         rc = kl__pg_schema_open(pg);
@@ -307,4 +307,5 @@ const kl_engine kl__engine_postgres = {
     .is_away = is_away,
     .refused = kl__pg_refused,
     .cut = kl__pg_cut,
+    .hasten = kl__pg_watch_start,
 };

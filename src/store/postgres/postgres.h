@@ -158,6 +158,7 @@ typedef struct kl__pg {
     atomic_bool settles;  /* somebody has settled by this handle */
 
     /* watch.c */
+    atomic_bool hasty; /* as in opts, or since; it stays */
     pthread_t watch;
     bool watch_runs;
     bool opened;
@@ -331,8 +332,8 @@ void kl__pg_wait_close(kl__pg *pg);
 kl_rc kl__pg_upkeep_start(kl__pg *pg);
 void kl__pg_upkeep_stop(kl__pg *pg);
 
-/* Of a hasty store, from before it is opened. To be stopped also where opening fails. */
-kl_rc kl__pg_watch_start(kl__pg *pg);
+/* Makes a store hasty: from before it is opened, or later. To be stopped also where opening fails. */
+kl_rc kl__pg_watch_start(void *self);
 void kl__pg_watch_stop(kl__pg *pg);
 
 /* --- The calls --- */

@@ -74,13 +74,17 @@ static void *watch_thread(void *ctx)
     return NULL;
 }
 
-kl_rc kl__pg_watch_start(kl__pg *pg)
+kl_rc kl__pg_watch_start(void *self)
 {
-    if (!pg->opts.hasty)
-        return KL_OK;
-    if (pthread_create(&pg->watch, NULL, watch_thread, pg) != 0)
+    kl__pg *pg = self;
+    pthread_mutex_lock(&pg->mutex);
+    if (!pg->watch_runs)
+        pg->watch_runs = pthread_create(&pg->watch, NULL, watch_thread, pg) == 0;
+    bool runs = pg->watch_runs;
+    pthread_mutex_unlock(&pg->mutex);
+    if (!runs)
         return kl__fail(KL_ESYSTEM, "no thread is to be had for watching the database; end others first");
-    pg->watch_runs = true;
+    atomic_store(&pg->hasty, true);
     return KL_OK;
 }
 
