@@ -7,7 +7,9 @@
  *
  * A run of tasks goes in together. Two kinds cannot: a task with a unique, which a record has to decide about, and one
  * whose partition lies in another store. They end the run before them, and then go one by one through kl_queue_put,
- * with their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice.
+ * with their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice. One
+ * stays in the inbox while it is put, with nothing of the inbox held: a put needs a connection, and all may be held so. So
+ * another process may put it, too, and whichever has done so takes it out: no later task of its key is taken in before.
  *
  * While another store is away, tasks for it stay, and those behind them are taken in. A store that was found to be away
  * is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass an earlier one.
@@ -37,6 +39,9 @@ struct taking {
     kl__put_call call; /* what is being appended */
     bool begun;
     char why[WHY_BYTES];
+    const kl_handed *alone; /* it is to go alone; a copy, in the arena; NULL: none is */
+    size_t alone_place;     /* among those that were shown */
+    kl_store *alone_store;  /* its partition's */
     const kl_store *away[AWAY_MAX];
     size_t away_count;
     char away_why[WHY_BYTES]; /* of the last of them */
@@ -215,12 +220,21 @@ static kl_rc take_together(struct taking *taking, const size_t *which, size_t co
     return KL_OK;
 }
 
-static kl_rc take_one(struct taking *taking, const kl_handed *handed, const kl_put *task, kl_store *store,
-                      kl_taken *ret_taken)
+static kl_rc keep_alone(struct taking *taking, const kl_handed *handed, size_t place)
 {
-    int64_t now_ms;
-    kl_rc rc = store == taking->queue->store ? KL_OK : kl_store_now(store, &now_ms);
-    return rc == KL_OK ? put_alone(taking, handed, task, ret_taken) : rc;
+    kl_handed *copy = kl_arena_alloc(&taking->arena, sizeof *copy);
+    if (!copy)
+        return kl__fail_memory();
+    *copy = (kl_handed){.number = handed->number};
+    if (!kl_arena_copy(&taking->arena, handed->key, &copy->key) ||
+        !kl_arena_copy(&taking->arena, handed->kind, &copy->kind) ||
+        !kl_arena_copy(&taking->arena, handed->payload, &copy->payload) ||
+        !kl_arena_copy(&taking->arena, handed->options, &copy->options))
+        return kl__fail_memory();
+    taking->alone = copy;
+    taking->alone_place = place;
+    taking->alone_store = store_of(taking, place);
+    return KL_OK;
 }
 
 static kl_rc choose(struct taking *taking, const kl_handed *handed, const kl_put *tasks, size_t count,
@@ -229,20 +243,12 @@ static kl_rc choose(struct taking *taking, const kl_handed *handed, const kl_put
     size_t *which = kl_arena_alloc(&taking->arena, count * sizeof *which), end;
     if (!which)
         return kl__fail_memory();
-    for (;;) {
-        size_t chosen = together(taking, tasks, count, which, &end);
-        if (chosen > 0)
-            return take_together(taking, which, chosen, ret_taken);
-        if (end == count)
-            return kl__fail(KL_EBUSY, "%s", taking->away_why);
-        kl_store *store = store_of(taking, end);
-        kl_rc rc = take_one(taking, &handed[end], &tasks[end], store, ret_taken);
-        if (rc == KL_EBUSY && note_away(taking, store))
-            continue;
-        which[0] = end;
-        ret_taken->which = which;
-        return rc;
-    }
+    size_t chosen = together(taking, tasks, count, which, &end);
+    if (chosen > 0)
+        return take_together(taking, which, chosen, ret_taken);
+    if (end == count)
+        return kl__fail(KL_EBUSY, "%s", taking->away_why);
+    return keep_alone(taking, &handed[end], end);
 }
 
 /* A fault of one among several is found out by halves: what stands before it goes in together, and then it alone. */
@@ -269,6 +275,7 @@ static void forget(struct taking *taking)
     if (taking->begun)
         kl__put_end(&taking->call);
     taking->begun = false;
+    taking->alone = NULL;
     kl_arena_reset(&taking->arena);
 }
 
@@ -288,6 +295,68 @@ static kl_rc take(void *ctx, const kl_handed *handed, size_t count, kl_taken *re
     return place(taking, handed, tasks, good, ret_taken);
 }
 
+/* --- One alone --- */
+
+struct leaving {
+    uint64_t number;
+    kl_taken taken;
+    size_t place;
+};
+
+/* It may be gone: another process has put it, too. */
+static kl_rc take_out(void *ctx, const kl_handed *handed, size_t count, kl_taken *ret_taken)
+{
+    struct leaving *leaving = ctx;
+    size_t i = 0;
+    while (i < count && handed[i].number != leaving->number)
+        i++;
+    if (i == count)
+        return KL_OK;
+    leaving->place = i;
+    *ret_taken = leaving->taken;
+    ret_taken->which = &leaving->place;
+    return KL_OK;
+}
+
+static kl_rc put_there(struct taking *taking, kl_taken *ret_taken)
+{
+    int64_t now_ms;
+    kl_put task;
+    kl_store *store = taking->alone_store;
+    kl_rc rc = store == taking->queue->store ? KL_OK : kl_store_now(store, &now_ms);
+    if (rc == KL_OK)
+        rc = read_task(taking, taking->alone, &task);
+    return rc == KL_OK ? put_alone(taking, taking->alone, &task, ret_taken) : rc;
+}
+
+/* *ret_again: its store is away, and tasks for others may go on. */
+static kl_rc take_alone(struct taking *taking, bool *ret_again)
+{
+    struct leaving leaving = {.number = taking->alone->number};
+    const kl_queue *queue = taking->queue;
+    size_t count, max = taking->alone_place + 1;
+    kl_rc rc = put_there(taking, &leaving.taken);
+    *ret_again = rc == KL_EBUSY && note_away(taking, taking->alone_store);
+    return rc == KL_OK ? kl_store_take_in(queue->store, queue->name, 0, max, take_out, &leaving, &count) : rc;
+}
+
+static kl_rc take_next(struct taking *taking, int64_t wait_ms, size_t *ret_count)
+{
+    const kl_queue *queue = taking->queue;
+    size_t count = 0;
+    kl_rc rc;
+    for (bool again = true; again; wait_ms = 0) {
+        again = false;
+        rc = kl_store_take_in(queue->store, queue->name, wait_ms, TAKE_MAX, take, taking, &count);
+        if (rc == KL_OK && taking->alone)
+            rc = take_alone(taking, &again);
+        forget(taking);
+    }
+    if (rc == KL_OK)
+        *ret_count = count;
+    return rc;
+}
+
 kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *log_ctx, size_t *ret_count)
 {
     struct taking *taking = kl__alloc_zeroed(1, sizeof *taking);
@@ -298,8 +367,7 @@ kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *
     taking->log = log;
     taking->log_ctx = log_ctx;
     for (int tries = 0; rc == KL_ESEALED && tries < KL_PUT_LAYOUT_TRIES; tries++) {
-        rc = kl_store_take_in(queue->store, queue->name, tries == 0 ? wait_ms : 0, TAKE_MAX, take, taking, ret_count);
-        forget(taking);
+        rc = take_next(taking, tries == 0 ? wait_ms : 0, ret_count);
         if (rc == KL_ESEALED) {
             kl_rc sealed = kl__queue_seal(queue);
             rc = sealed == KL_OK ? rc : sealed;

@@ -233,10 +233,10 @@ static bool write_config(const char *path, int connections)
     if (!file)
         return false;
     fprintf(file,
-            "[databases]\n* = host=%s user=postgres\n"
+            "[databases]\nsingle = host=%s user=postgres dbname=postgres pool_size=1\n* = host=%s user=postgres\n"
             "[pgbouncer]\nlisten_addr =\nlisten_port = 6432\nunix_socket_dir = %s\nauth_type = any\n"
             "pool_mode = transaction\ndefault_pool_size = %d\nmax_client_conn = 200\n",
-            server.dir, server.dir, connections);
+            server.dir, server.dir, server.dir, connections);
     return fclose(file) == 0;
 }
 

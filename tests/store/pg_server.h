@@ -27,7 +27,8 @@ struct pg_place {
 KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64]);
 
 /* The same database through PgBouncer in transaction mode, with `connections` to the server for everybody together. It is
- * started for this; there is one in a program. KL_ESYSTEM: as above; also where the server is not this program's. */
+ * started for this; there is one in a program. With `dbname=single` there is one connection to the server. KL_ESYSTEM: as
+ * above; also where the server is not this program's. */
 KL_MUST_USE kl_rc pg_bouncer_url(int connections, char ret_url[PG_URL_BYTES]);
 
 /* Stops that PgBouncer where it stands, so that it neither answers nor goes away, or lets it go on. */

@@ -139,6 +139,49 @@ TEST(tasks_put_in_sql_come_through_a_pooler)
     runs_free(&runs);
 }
 
+/* One with a unique is put by itself, and the others by the statements that take them out. */
+static void take_in_in_order(struct bed *bed, int tasks)
+{
+    struct runs runs;
+    char sql[256];
+    runs_init(&runs);
+    snprintf(sql, sizeof sql,
+             "SELECT %s.put('orders', 'done ' || n, key => 'a', unique_key => CASE WHEN n %% 2 = 0 THEN n::text END)"
+             " FROM generate_series(1, %d) n",
+             bed->schema, tasks);
+    pg_server_run(sql);
+    struct start start = {.fn = runs_handle, .ctx = &runs};
+    kl_worker *first = start_worker(bed->queues[0], &start), *second = start_worker(bed->queues[1], &start);
+    CHECK(runs_wait(&runs, (size_t)tasks));
+    for (int i = 1; i <= tasks; i++) {
+        snprintf(sql, sizeof sql, "done %d", i);
+        CHECK_INT(runs_first(&runs, sql), i - 1);
+    }
+    drain_and_close(first);
+    drain_and_close(second);
+    CHECK_INT(runs_count(&runs), tasks);
+    runs_free(&runs);
+}
+
+TEST(one_connection_to_the_server_is_enough_to_take_in_what_is_put_in_sql)
+{
+    struct bed bed = {.stores = {NULL}};
+    char direct[PG_URL_BYTES];
+    REQUIRE(pg_server_new_schema(direct, bed.schema) == KL_OK && pg_bouncer_url(CONNECTIONS, bed.pooler) == KL_OK);
+    snprintf(bed.url, sizeof bed.url, "%.300s&dbname=single&schema=%s", bed.pooler, bed.schema);
+    REQUIRE(open_queues(&bed));
+    take_in_in_order(&bed, 6);
+    close_bed(&bed);
+}
+
+TEST(two_workers_take_in_each_task_once_and_in_order_those_that_are_put_alone_too)
+{
+    struct bed bed = {.stores = {NULL}};
+    REQUIRE(pg_server_new_schema(bed.url, bed.schema) == KL_OK && open_queues(&bed));
+    take_in_in_order(&bed, 200);
+    close_bed(&bed);
+}
+
 /* --- What is told of it --- */
 
 struct lines {
