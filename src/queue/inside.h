@@ -278,8 +278,8 @@ const char *kl__task_state_name(const kl_task *task);
  * for some. Sets how many there were; 0: none, or somebody else is at it. A log is told of those that are refused. */
 kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *log_ctx, size_t *ret_count);
 
-/* All that was left, for who wants to end or steer tasks and must find them in their lines. */
-kl_rc kl__queue_take_in_all(kl_queue *queue);
+/* All that was left, for who wants to end or steer tasks and must find them in their lines. KL_ETIMEDOUT: not all within wait_ms. */
+kl_rc kl__queue_take_in_all(kl_queue *queue, int64_t wait_ms);
 
 /* --- envelope.c: what a task carries beside its entry, in entry.headers --- */
 

@@ -5,11 +5,13 @@
  *
  *     options (JSON) -> kl_put -> checked, placed, given ids as by any put -> appended, while they leave the inbox
  *
- * A run of tasks goes in together. Two kinds cannot: a task with a unique, which a record has to decide about, and one
- * whose partition lies in another store. They end the run before them, and then go one by one through kl_queue_put,
- * with their number as token, so that a repeat after a crash (within the hour that tokens last) stores nothing twice. One
- * stays in the inbox while it is put, with nothing of the inbox held: a put needs a connection, and all may be held so. So
- * another process may put it, too, and whichever has done so takes it out: no later task of its key is taken in before.
+ * Nearly all that is shown goes in together. Two kinds of tasks go alone: one with a unique, which a record has to decide
+ * about, and one whose partition lies in another store. Some of those that are shown go in a call, behind what goes together:
+ * one by one through kl_queue_put, with their number as token, so that a repeat after a crash (within the hour that tokens
+ * last) stores nothing twice. They hold up only their own keys: a task behind one of its key stays until that is out.
+ *
+ * They stay in the inbox while they are put, with nothing of the inbox held: a put needs a connection, and all may be held
+ * so. So another process may put them, too, and whichever has done so takes them out.
  *
  * While another store is away, tasks for it stay, and those behind them are taken in. A store that was found to be away
  * is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass an earlier one.
@@ -25,11 +27,26 @@
 #include <poll.h>
 #include <stdio.h>
 
+#include "base/wait.h"
 #include "queue/json.h"
 #include "queue/put.h"
 #include "store/quick.h"
 
-enum { TAKE_MAX = 8000, WHY_BYTES = 512, AWAY_MAX = 2 * KL_QUEUE_STORES_MAX };
+enum { TAKE_MAX = 8000, ALONE_MAX = 32, WHY_BYTES = 512, AWAY_MAX = 2 * KL_QUEUE_STORES_MAX };
+
+/* A set of keys, by their hashes: so many bits that all that are shown leave seven eighths of them free. */
+enum { KEYS_BITS = 1 << 16 };
+
+struct keys {
+    uint64_t words[KEYS_BITS / 64];
+};
+
+/* One that goes alone: a copy, in the arena. */
+struct alone {
+    kl_handed handed;
+    kl_store *store; /* its partition's */
+    size_t place;    /* among those that were shown */
+};
 
 struct taking {
     kl_queue *queue;
@@ -37,11 +54,13 @@ struct taking {
     void *log_ctx;
     kl_arena arena;    /* of options */
     kl__put_call call; /* what is being appended */
-    bool begun;
+    bool begun, moved; /* moved: some were taken in */
     char why[WHY_BYTES];
-    const kl_handed *alone; /* it is to go alone; a copy, in the arena; NULL: none is */
-    size_t alone_place;     /* among those that were shown */
-    kl_store *alone_store;  /* its partition's */
+    size_t together_count;         /* that were chosen to go so */
+    struct alone alone[ALONE_MAX]; /* the first that are to go so */
+    size_t alone_count;
+    struct keys leading; /* of which some go alone, */
+    struct keys behind;  /* and of those, some wait that do not */
     const kl_store *away[AWAY_MAX];
     size_t away_count;
     char away_why[WHY_BYTES]; /* of the last of them */
@@ -150,20 +169,6 @@ static kl_rc set_aside(struct taking *taking, const kl_handed *handed, kl_taken 
     return KL_OK;
 }
 
-/* The token is the row: two databases may have a number in common, but not a queue's record. A row that somebody changed
- * after it was put does not fit its token any more. */
-static kl_rc put_alone(struct taking *taking, const kl_handed *handed, const kl_put *task, kl_taken *ret_taken)
-{
-    char token[64];
-    snprintf(token, sizeof token, "inbox/%llu", (unsigned long long)handed->number);
-    kl_rc rc = kl__queue_put_handed(taking->queue, handed, task, kl_str(token));
-    if (is_bad(rc) || rc == KL_EMISMATCH)
-        return set_aside(taking, handed, ret_taken);
-    if (rc == KL_OK)
-        *ret_taken = (kl_taken){.count = 1};
-    return rc;
-}
-
 static kl_store *store_of(const struct taking *taking, size_t i)
 {
     return taking->call.stores[taking->call.ways[i].store].store;
@@ -187,21 +192,61 @@ static bool note_away(struct taking *taking, const kl_store *store)
     return true;
 }
 
-/* The places of tasks that can go in together, past those whose store is away; *ret_end: of the first that ends the
- * run. */
-static size_t together(const struct taking *taking, const kl_put *tasks, size_t count, size_t *which, size_t *ret_end)
+static bool goes_alone(const struct taking *taking, const kl_put *task, size_t i)
 {
-    size_t chosen = 0, i = 0;
-    for (; i < count; i++) {
-        const kl_store *store = store_of(taking, i);
-        if (is_away(taking, store))
+    return task->unique.len > 0 || store_of(taking, i) != taking->queue->store;
+}
+
+/* Those without a key wait for nobody. */
+static bool has_key(const struct keys *keys, kl_bytes key)
+{
+    uint64_t bit = key.len > 0 ? kl__hash_local(key) % KEYS_BITS : 0;
+    return key.len > 0 && keys->words[bit / 64] >> bit % 64 & 1;
+}
+
+static void add_key(struct keys *keys, kl_bytes key)
+{
+    uint64_t bit = key.len > 0 ? kl__hash_local(key) % KEYS_BITS : 0;
+    if (key.len > 0)
+        keys->words[bit / 64] |= UINT64_C(1) << bit % 64;
+}
+
+static kl_rc keep_alone(struct taking *taking, const kl_handed *handed, size_t place)
+{
+    kl_handed copy = {.number = handed->number};
+    if (!kl_arena_copy(&taking->arena, handed->key, &copy.key) ||
+        !kl_arena_copy(&taking->arena, handed->kind, &copy.kind) ||
+        !kl_arena_copy(&taking->arena, handed->payload, &copy.payload) ||
+        !kl_arena_copy(&taking->arena, handed->options, &copy.options))
+        return kl__fail_memory();
+    taking->alone[taking->alone_count++] = (struct alone){copy, store_of(taking, place), place};
+    return KL_OK;
+}
+
+/* The places of tasks that go in together; some of those that go alone are kept. */
+static kl_rc part(struct taking *taking, const kl_handed *handed, const kl_put *tasks, size_t count, size_t *which,
+                  size_t *ret_chosen)
+{
+    size_t chosen = 0;
+    kl_rc rc = KL_OK;
+    memset(&taking->leading, 0, sizeof taking->leading);
+    memset(&taking->behind, 0, sizeof taking->behind);
+    for (size_t i = 0; rc == KL_OK && i < count; i++) {
+        if (is_away(taking, store_of(taking, i)))
             continue;
-        if (tasks[i].unique.len > 0 || store != taking->queue->store)
-            break;
-        which[chosen++] = i;
+        kl_bytes key = tasks[i].key;
+        if (goes_alone(taking, &tasks[i], i)) {
+            add_key(&taking->leading, key);
+            if (taking->alone_count < ALONE_MAX && !has_key(&taking->behind, key))
+                rc = keep_alone(taking, &handed[i], i);
+        } else if (has_key(&taking->leading, key)) {
+            add_key(&taking->behind, key);
+        } else {
+            which[chosen++] = i;
+        }
     }
-    *ret_end = i;
-    return chosen;
+    *ret_chosen = taking->together_count = chosen;
+    return rc;
 }
 
 static kl_rc take_together(struct taking *taking, const size_t *which, size_t count, kl_taken *ret_taken)
@@ -220,35 +265,18 @@ static kl_rc take_together(struct taking *taking, const size_t *which, size_t co
     return KL_OK;
 }
 
-static kl_rc keep_alone(struct taking *taking, const kl_handed *handed, size_t place)
-{
-    kl_handed *copy = kl_arena_alloc(&taking->arena, sizeof *copy);
-    if (!copy)
-        return kl__fail_memory();
-    *copy = (kl_handed){.number = handed->number};
-    if (!kl_arena_copy(&taking->arena, handed->key, &copy->key) ||
-        !kl_arena_copy(&taking->arena, handed->kind, &copy->kind) ||
-        !kl_arena_copy(&taking->arena, handed->payload, &copy->payload) ||
-        !kl_arena_copy(&taking->arena, handed->options, &copy->options))
-        return kl__fail_memory();
-    taking->alone = copy;
-    taking->alone_place = place;
-    taking->alone_store = store_of(taking, place);
-    return KL_OK;
-}
-
 static kl_rc choose(struct taking *taking, const kl_handed *handed, const kl_put *tasks, size_t count,
                     kl_taken *ret_taken)
 {
-    size_t *which = kl_arena_alloc(&taking->arena, count * sizeof *which), end;
+    size_t *which = kl_arena_alloc(&taking->arena, count * sizeof *which), chosen;
     if (!which)
         return kl__fail_memory();
-    size_t chosen = together(taking, tasks, count, which, &end);
-    if (chosen > 0)
+    kl_rc rc = part(taking, handed, tasks, count, which, &chosen);
+    if (rc == KL_OK && chosen > 0)
         return take_together(taking, which, chosen, ret_taken);
-    if (end == count)
+    if (rc == KL_OK && taking->alone_count == 0)
         return kl__fail(KL_EBUSY, "%s", taking->away_why);
-    return keep_alone(taking, &handed[end], end);
+    return rc;
 }
 
 /* A fault of one among several is found out by halves: what stands before it goes in together, and then it alone. */
@@ -275,7 +303,7 @@ static void forget(struct taking *taking)
     if (taking->begun)
         kl__put_end(&taking->call);
     taking->begun = false;
-    taking->alone = NULL;
+    taking->alone_count = taking->together_count = 0;
     kl_arena_reset(&taking->arena);
 }
 
@@ -295,63 +323,114 @@ static kl_rc take(void *ctx, const kl_handed *handed, size_t count, kl_taken *re
     return place(taking, handed, tasks, good, ret_taken);
 }
 
-/* --- One alone --- */
+/* --- One by one --- */
 
 struct leaving {
-    uint64_t number;
-    kl_taken taken;
-    size_t place;
+    struct taking *taking;
+    uint64_t numbers[ALONE_MAX]; /* ascending */
+    size_t count, max;           /* so many have to be shown, to see them all */
+    const char *refused;
+    size_t places[ALONE_MAX];
 };
 
-/* It may be gone: another process has put it, too. */
+/* Some may be gone: another process has put them, too. */
 static kl_rc take_out(void *ctx, const kl_handed *handed, size_t count, kl_taken *ret_taken)
 {
     struct leaving *leaving = ctx;
-    size_t i = 0;
-    while (i < count && handed[i].number != leaving->number)
-        i++;
-    if (i == count)
-        return KL_OK;
-    leaving->place = i;
-    *ret_taken = leaving->taken;
-    ret_taken->which = &leaving->place;
+    size_t found = 0;
+    for (size_t i = 0, next = 0; i < count && next < leaving->count; i++) {
+        while (next < leaving->count && leaving->numbers[next] < handed[i].number)
+            next++;
+        if (next < leaving->count && leaving->numbers[next] == handed[i].number)
+            leaving->places[found++] = i;
+    }
+    *ret_taken = (kl_taken){.count = found, .which = leaving->places, .refused = leaving->refused};
     return KL_OK;
 }
 
-static kl_rc put_there(struct taking *taking, kl_taken *ret_taken)
+static kl_rc leave(struct leaving *leaving)
+{
+    const kl_queue *queue = leaving->taking->queue;
+    size_t count;
+    kl_rc rc = KL_OK;
+    if (leaving->count > 0)
+        rc = kl_store_take_in(queue->store, queue->name, 0, leaving->max, take_out, leaving, &count);
+    leaving->count = 0;
+    return rc;
+}
+
+static void add_leaving(struct leaving *leaving, const struct alone *alone)
+{
+    leaving->numbers[leaving->count++] = alone->handed.number;
+    leaving->max = alone->place + 1;
+}
+
+static kl_rc refuse(struct leaving *leaving, const struct alone *alone)
+{
+    kl_taken taken;
+    kl_rc rc = set_aside(leaving->taking, &alone->handed, &taken);
+    kl_rc left = leave(leaving);
+    leaving->refused = taken.refused;
+    add_leaving(leaving, alone);
+    rc = rc != KL_OK ? rc : left;
+    rc = rc != KL_OK ? rc : leave(leaving);
+    leaving->refused = NULL;
+    return rc;
+}
+
+/* The token is the row: two databases may have a number in common, but not a queue's record. */
+static kl_rc put_alone(struct taking *taking, const struct alone *alone)
 {
     int64_t now_ms;
     kl_put task;
-    kl_store *store = taking->alone_store;
-    kl_rc rc = store == taking->queue->store ? KL_OK : kl_store_now(store, &now_ms);
+    char token[64];
+    snprintf(token, sizeof token, "inbox/%llu", (unsigned long long)alone->handed.number);
+    kl_rc rc = alone->store == taking->queue->store ? KL_OK : kl_store_now(alone->store, &now_ms);
     if (rc == KL_OK)
-        rc = read_task(taking, taking->alone, &task);
-    return rc == KL_OK ? put_alone(taking, taking->alone, &task, ret_taken) : rc;
+        rc = read_task(taking, &alone->handed, &task);
+    return rc == KL_OK ? kl__queue_put_handed(taking->queue, &alone->handed, &task, kl_str(token)) : rc;
 }
 
-/* *ret_again: its store is away, and tasks for others may go on. */
-static kl_rc take_alone(struct taking *taking, bool *ret_again)
+/* What is behind one that could not be put, and needs the same store, stays behind it. A row that somebody changed after it
+ * was put does not fit its token any more. */
+static kl_rc take_alone(struct taking *taking)
 {
-    struct leaving leaving = {.number = taking->alone->number};
-    const kl_queue *queue = taking->queue;
-    size_t count, max = taking->alone_place + 1;
-    kl_rc rc = put_there(taking, &leaving.taken);
-    *ret_again = rc == KL_EBUSY && note_away(taking, taking->alone_store);
-    return rc == KL_OK ? kl_store_take_in(queue->store, queue->name, 0, max, take_out, &leaving, &count) : rc;
+    struct leaving leaving = {.taking = taking};
+    kl_rc rc = KL_OK;
+    for (size_t i = 0; rc == KL_OK && i < taking->alone_count; i++) {
+        const struct alone *alone = &taking->alone[i];
+        if (is_away(taking, alone->store))
+            continue;
+        rc = put_alone(taking, alone);
+        taking->moved |= rc == KL_OK;
+        if (rc == KL_OK)
+            add_leaving(&leaving, alone);
+        else if (is_bad(rc) || rc == KL_EMISMATCH)
+            rc = refuse(&leaving, alone);
+        else if (rc == KL_EBUSY && note_away(taking, alone->store))
+            rc = KL_OK;
+    }
+    kl_rc left = leave(&leaving); /* what was put, whatever came then */
+    return rc != KL_OK ? rc : left;
 }
 
+/* Again when all that was to go alone needs stores that are away: what needs others may stand behind it. */
 static kl_rc take_next(struct taking *taking, int64_t wait_ms, size_t *ret_count)
 {
     const kl_queue *queue = taking->queue;
-    size_t count = 0;
+    size_t away, count = 0;
     kl_rc rc;
-    for (bool again = true; again; wait_ms = 0) {
-        again = false;
+    do {
+        away = taking->away_count;
         rc = kl_store_take_in(queue->store, queue->name, wait_ms, TAKE_MAX, take, taking, &count);
-        if (rc == KL_OK && taking->alone)
-            rc = take_alone(taking, &again);
+        taking->moved |= rc == KL_OK && taking->together_count > 0;
+        if (rc == KL_OK && taking->alone_count > 0)
+            rc = take_alone(taking);
         forget(taking);
-    }
+        wait_ms = 0;
+    } while (rc == KL_OK && taking->away_count > away);
+    if (rc == KL_EBUSY && taking->moved) /* the next call tells */
+        rc = KL_OK;
     if (rc == KL_OK)
         *ret_count = count;
     return rc;
@@ -379,11 +458,12 @@ kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *
 }
 
 /* Of several who take in, one does at a time and the others are shown nothing, so it counts what is left. */
-kl_rc kl__queue_take_in_all(kl_queue *queue)
+kl_rc kl__queue_take_in_all(kl_queue *queue, int64_t wait_ms)
 {
     enum { TRIES_MAX = 200, PAUSE_MS = 20 };
     size_t count = 0;
     uint64_t left = 0;
+    int64_t until_ns = kl__deadline_ns(wait_ms);
     kl_rc rc = kl__store_left(queue->store, queue->name, &left);
     for (int tries = 0; rc == KL_OK && left > 0 && tries < TRIES_MAX; tries += count == 0) {
         rc = kl__queue_take_in(queue, 0, NULL, NULL, &count);
@@ -391,6 +471,11 @@ kl_rc kl__queue_take_in_all(kl_queue *queue)
             poll(NULL, 0, PAUSE_MS);
         if (rc == KL_OK)
             rc = kl__store_left(queue->store, queue->name, &left);
+        if (rc == KL_OK && left > 0 && kl__monotonic_ns() >= until_ns)
+            rc = kl__fail(KL_ETIMEDOUT,
+                          "%llu tasks that were put in SQL are still to be taken in after %lld s; call again, or run a "
+                          "worker of the queue %s, which does it, too",
+                          (unsigned long long)left, (long long)(wait_ms / 1000), queue->name);
     }
     return rc;
 }

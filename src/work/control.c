@@ -282,7 +282,7 @@ kl_rc kl_queue_purge(kl_queue *queue, uint64_t *ret_count)
     struct purge purge = {.verb = "purge"};
     kl_rc rc = check_given(queue);
     if (rc == KL_OK)
-        rc = kl__queue_take_in_all(queue);
+        rc = kl__queue_take_in_all(queue, KL_FOREVER);
     if (rc == KL_OK)
         rc = each_source(queue, purge_source, &purge);
     if (rc == KL_OK && ret_count)
@@ -439,7 +439,7 @@ static kl_rc ask_layout(kl_queue *queue, const kl__queue_layout *layout, struct 
 
 static kl_rc ask_layouts(kl_queue *queue, struct key_ask *ask)
 {
-    kl_rc rc = kl__queue_take_in_all(queue);
+    kl_rc rc = kl__queue_take_in_all(queue, KL_CONTROL_WAIT_MS);
     if (rc == KL_OK)
         rc = kl__queue_refresh(queue);
     kl__descriptor *descriptor = kl__queue_descriptor(queue);
