@@ -61,7 +61,8 @@ static inline kl_rc read_kept(kl__history *history, kl_place place, const kl_tas
     kl_ref refs[64];
     for (size_t i = 0; i < count && i < 64; i++)
         refs[i] = (kl_ref){.place = place, .id = ids[i]};
-    return kl__history_read(history, refs, count, arena, tasks);
+    size_t read;
+    return kl__history_read(history, refs, count, arena, tasks, &read);
 }
 
 #endif

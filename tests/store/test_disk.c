@@ -509,6 +509,20 @@ static bool spoil_page(const char *path, char type, const char *text)
     return file && fclose(file) == 0 && found;
 }
 
+/* Puts other bytes, as many, in the place of the first such ones. */
+static bool change_bytes(const char *path, const char *from, const char *to)
+{
+    char page[PAGE];
+    FILE *file = fopen(path, "r+b");
+    bool found = false;
+    for (long at = 0; file && !found && fread(page, 1, PAGE, file) == PAGE; at += PAGE) {
+        const char *there = memmem(page, PAGE, from, strlen(from));
+        found =
+            there && fseek(file, at + (there - page), SEEK_SET) == 0 && fwrite(to, 1, strlen(to), file) == strlen(to);
+    }
+    return file && fclose(file) == 0 && found;
+}
+
 static kl_task read_kept(struct rig *rig, uint64_t number)
 {
     kl_task task = {0};
@@ -578,6 +592,33 @@ TEST(of_a_bad_page_in_history_only_its_tasks_are_lost)
     CHECK_INT(task.attempts, 2);
     CHECK_INT(task.error.len, 8);
     CHECK_INT(read_kept(&rig, 0).state, KL_TASK_DEAD);
+    rig_end(&rig);
+}
+
+TEST(a_damaged_task_in_history_is_the_one_behind_those_that_were_read)
+{
+    struct rig rig;
+    char path[WORKDIR_BYTES + 32];
+    kl_task tasks[40];
+    kl_ref refs[40];
+    size_t count = 99;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    keep_many(&rig);
+    REQUIRE(rig_await(has_no_first, &rig, "the first segment to be dropped"));
+    rig_close(&rig);
+    snprintf(path, sizeof path, "%s/history.db", rig.data);
+    REQUIRE(change_bytes(path, "marked", "bitten"));
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    for (uint64_t i = 0; i < 40; i++)
+        refs[i] = (kl_ref){.place = rig_place(&rig, MARKED - 20 + i), .id = rig_id(MARKED - 20 + i)};
+    CHECK_INT(kl_store_read(rig.store, refs, 40, &rig.arena, tasks, &count), KL_EDAMAGED);
+    CHECK_INT(count, 20);
+    CHECK_INT(tasks[19].state, KL_TASK_DEAD);
+    CHECK_OK(kl_store_read(rig.store, refs + 21, 19, &rig.arena, tasks, &count));
+    CHECK_INT(count, 19);
+    CHECK_INT(kl_store_read(rig.store, refs + 20, 1, &rig.arena, tasks, &count), KL_EDAMAGED);
+    CHECK_INT(count, 0);
     rig_end(&rig);
 }
 

@@ -78,8 +78,9 @@ kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, bool ha
 bool kl__history_is_held(const kl__history *history);
 
 /* As the calls of store.h of the same names. Read fills only tasks whose state is KL_TASK_UNKNOWN on entry and that are
- * kept. */
-kl_rc kl__history_read(kl__history *history, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks);
+ * kept; *ret_read is how many come before the one that it failed at. */
+kl_rc kl__history_read(kl__history *history, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks,
+                       size_t *ret_read);
 kl_rc kl__history_results(kl__history *history, kl_place place, const kl_task_id *job, const kl_task_id *after,
                           size_t max, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count);
 /* Tasks are given with `position`, their number in the history: in find->after it makes the place exact even when that

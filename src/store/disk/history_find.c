@@ -207,14 +207,20 @@ static kl_rc read_one(kl__hdb *db, uint32_t partition, const kl_task_id *id, kl_
     return get_row(statement, &row) ? load(db, &row, arena, task) : fail_task(db, id);
 }
 
-kl_rc kl__history_read(kl__history *history, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks)
+kl_rc kl__history_read(kl__history *history, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *tasks,
+                       size_t *ret_read)
 {
     kl__hdb *db;
+    size_t read = 0;
+    *ret_read = 0;
     KL_TRY(begin(history, &db));
     kl_rc rc = KL_OK;
-    for (size_t i = 0; i < count && rc == KL_OK; i++)
-        if (tasks[i].state == KL_TASK_UNKNOWN)
-            rc = read_one(db, refs[i].place.partition, &refs[i].id, arena, &tasks[i]);
+    while (read < count && rc == KL_OK) {
+        if (tasks[read].state == KL_TASK_UNKNOWN)
+            rc = read_one(db, refs[read].place.partition, &refs[read].id, arena, &tasks[read]);
+        read += rc == KL_OK;
+    }
+    *ret_read = read;
     return end(history, db, rc);
 }
 

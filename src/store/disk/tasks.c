@@ -232,19 +232,26 @@ static uint64_t task_bytes(const kl_task *task)
            task->error.len + task->result.len;
 }
 
-/* Fills up with what history has, a few at a time. Tasks from the one on that would make it too much are left out. */
+/* Fills up with what history has, a few at a time. Tasks from the one on that would make it too much are left out, and those
+ * from the first that cannot be told. */
 static kl_rc read_finished(kl__disk *disk, const kl_ref *refs, kl_arena *arena, kl_task *tasks, size_t *count)
 {
     enum { SOME = 16 };
-    bool is_needed = false;
-    for (size_t i = 0; i < *count; i++)
-        is_needed |= tasks[i].state == KL_TASK_UNKNOWN;
+    size_t first = 0;
+    while (first < *count && tasks[first].state != KL_TASK_UNKNOWN)
+        first++;
+    bool is_needed = first < *count;
     kl_rc rc = is_needed ? kl__keeper_catch_up(disk) : KL_OK;
     uint64_t bytes = 0;
+    if (rc != KL_OK)
+        *count = first;
     for (size_t at = 0; is_needed && rc == KL_OK && at < *count; at += SOME) {
         size_t part = *count - at < SOME ? *count - at : SOME;
-        rc = kl__history_read(disk->history, refs + at, part, arena, tasks + at);
-        for (size_t i = at; i < at + part; i++) {
+        size_t read;
+        rc = kl__history_read(disk->history, refs + at, part, arena, tasks + at, &read);
+        if (rc != KL_OK)
+            *count = at + read;
+        for (size_t i = at; i < at + read; i++) {
             bytes += task_bytes(&tasks[i]);
             if (bytes > KL_BATCH_BYTES_MAX && i > 0 && rc == KL_OK) {
                 *count = i;
