@@ -196,7 +196,7 @@ static bool can_read(struct salvage *s, int64_t number)
 /* From a number that cannot be read to the next from which there is something, or nothing more. False: none can. */
 static bool pass_over(struct salvage *s, int64_t *number)
 {
-    int64_t first = *number, bad = first, good = first;
+    int64_t first = *number, bad, good = first;
     s->has_holes = true;
     do {
         bad = good;
