@@ -116,7 +116,19 @@ static void add_bytes(struct facts *facts, const char *name, kl_bytes bytes)
         add(facts, "%s=%.*s", name, (int)bytes.len, (const char *)bytes.data);
 }
 
-static void add_header(struct facts *facts, const kl_header *header)
+/* Whether the last variable is one that was there before. */
+static bool is_repeat(const struct facts *facts, size_t from)
+{
+    const char *last = facts->variables[facts->count - 1];
+    size_t length = strcspn(last, "=") + 1;
+    for (size_t i = from; i < facts->count - 1; i++)
+        if (strncmp(facts->variables[i], last, length) == 0)
+            return true;
+    return false;
+}
+
+/* Of names that become one, the first counts: what a program makes of two variables of one name is its own affair. */
+static void add_header(struct facts *facts, const kl_header *header, size_t from)
 {
     char name[256];
     if (!can_be_told(header->value))
@@ -127,8 +139,11 @@ static void add_header(struct facts *facts, const kl_header *header)
         name[i] = (char)(byte < 128 && isalnum(byte) ? toupper(byte) : '_');
     }
     name[length] = '\0';
+    size_t count = facts->count;
     add(facts, "%s%s=%.*s", header_prefix, name, (int)header->value.len,
         header->value.len ? (const char *)header->value.data : "");
+    if (facts->count > count && is_repeat(facts, from))
+        facts->count = count;
 }
 
 static void add_facts(struct facts *facts, const kl_work *work)
@@ -153,8 +168,9 @@ static void add_facts(struct facts *facts, const kl_work *work)
         kl_id_print(&entry->job, id);
         add(facts, "KEYLINE_JOB=%s", id);
     }
+    size_t from = facts->count;
     for (size_t i = 0; i < extra->header_count; i++)
-        add_header(facts, &extra->headers[i]);
+        add_header(facts, &extra->headers[i], from);
 }
 
 /* NULL: out of memory. */
