@@ -287,6 +287,10 @@ static bool check(const push_opts *opts)
         kl__complain("--skip-bad is about lines of a file; give it --file, or leave it out");
         return false;
     }
+    if (!opts->file && opts->task.unique_ms && !opts->task.unique) {
+        kl__complain("--unique-for says for how long, but there is no --unique; add that, or leave both out");
+        return false;
+    }
     if (opts->token && strlen(opts->token) > TOKEN_GIVEN_MAX) {
         kl__complain("--token has %zu bytes; it may have %d", strlen(opts->token), TOKEN_GIVEN_MAX);
         return false;
