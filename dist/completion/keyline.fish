@@ -156,7 +156,7 @@ complete -c keyline -n '__keyline_at push' -l unique-for -x -d 'for so long (1h)
 complete -c keyline -n '__keyline_at push' -l partition -x -d 'put it into this partition, whatever its key says'
 complete -c keyline -n '__keyline_at push' -l token -x -d 'names this push: made again within an hour, it stores nothing twice; of a file, while neither it nor --batch has changed, and each batch waits until it is full'
 complete -c keyline -n '__keyline_at push' -l file -r -F -d 'push the tasks in this file, a JSON object on each line; - is the standard input'
-complete -c keyline -n '__keyline_at push' -l skip-bad -d 'go on behind lines that are wrong'
+complete -c keyline -n '__keyline_at push' -l skip-bad -d 'go on behind lines that are wrong, and name them on standard error'
 complete -c keyline -n '__keyline_at push' -l batch -x -d 'lines stored at a time (1000); fewer when the next is long in coming'
 complete -c keyline -n '__keyline_at push' -l progress -d 'show how far it is: a bar on a terminal, lines elsewhere'
 complete -c keyline -n '__keyline_at push' -l no-progress -d 'show how far it is: a bar on a terminal, lines elsewhere'

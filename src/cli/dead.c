@@ -91,7 +91,7 @@ static int act(kl__call *call, redrive_fn *redrive, const char *done)
         status = kl__call_open(call, opts->to, &which.to);
     if (status != KL_EXIT_OK)
         return status;
-    kl__progress_begin(&progress, opts->progress);
+    kl__progress_begin(&progress, kl__call_json(call) && !opts->progress ? -1 : opts->progress);
     hear_signals();
     kl_rc rc = redrive(queue, &which, &account);
     kl__progress_clear(&progress);

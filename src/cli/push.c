@@ -18,6 +18,7 @@
 #include "cli/progress.h"
 #include "cli/tasks_in.h"
 #include "keyline/queue.h"
+#include "queue/json.h"
 
 typedef struct push_opts {
     const char *queue, *payload, *file, *token;
@@ -110,6 +111,30 @@ static kl_bytes token_of(const struct bulk *bulk, uint64_t line, size_t count, c
     return kl_str(buffer);
 }
 
+/* {"skipped": {"file": ..., "line": ..., "text": ...}} on a line. */
+static bool print_skipped(const struct bulk *bulk, uint64_t number, const char *why)
+{
+    json_t *skipped = kl__json_object(), *whole = kl__json_object();
+    bool made = kl__json_set_bytes(skipped, "file", kl_str(bulk->lines.name)) &&
+                kl__json_set_int(skipped, "line", (int64_t)number) && kl__json_set_bytes(skipped, "text", kl_str(why));
+    made = kl__json_set(whole, "skipped", skipped) && made && json_dumpf(whole, stderr, JSON_COMPACT) == 0;
+    if (made)
+        fputc('\n', stderr);
+    json_decref(whole);
+    return made;
+}
+
+/* To people only the first ones: they are to see what is wrong. A program gets them all. */
+static void tell_skipped(const struct bulk *bulk, uint64_t number, const char *why)
+{
+    if (kl__call_json(bulk->call) && print_skipped(bulk, number, why))
+        return;
+    if (bulk->bad <= BAD_SHOWN_MAX)
+        fprintf(stderr, "keyline: line %" PRIu64 " of %s is skipped: %s\n", number, bulk->lines.name, why);
+    else if (bulk->bad == BAD_SHOWN_MAX + 1)
+        fprintf(stderr, "keyline: further lines that are skipped are only counted\n");
+}
+
 /* KL_EXIT_OK: go on. */
 static int tell_bad(struct bulk *bulk, uint64_t number, const char *why)
 {
@@ -124,10 +149,7 @@ static int tell_bad(struct bulk *bulk, uint64_t number, const char *why)
         kl__complain_of(KL_EINVAL, KL_EXIT_FAILURE, sentence ? sentence : why);
         return KL_EXIT_FAILURE;
     }
-    if (bulk->bad <= BAD_SHOWN_MAX)
-        fprintf(stderr, "keyline: line %" PRIu64 " of %s is skipped: %s\n", number, bulk->lines.name, why);
-    else if (bulk->bad == BAD_SHOWN_MAX + 1)
-        fprintf(stderr, "keyline: further lines that are skipped are only counted\n");
+    tell_skipped(bulk, number, why);
     return KL_EXIT_OK;
 }
 
@@ -261,7 +283,7 @@ static int push_many(kl__call *call, kl_queue *queue, const push_opts *opts, con
         return kl__fail_call(kl__fail_memory());
     if (!kl__lines_open(&bulk.lines, opts->file))
         return KL_EXIT_USAGE;
-    kl__progress_begin(&bulk.progress, opts->progress);
+    kl__progress_begin(&bulk.progress, kl__call_json(call) && !opts->progress ? -1 : opts->progress);
     int status = take_lines(&bulk);
     kl__progress_clear(&bulk.progress);
     kl__lines_close(&bulk.lines);
@@ -331,7 +353,8 @@ static const kl__option options[] = {
      offsetof(push_opts, token), 0, 0},
     {"--file", "FILE", "push the tasks in this file, a JSON object on each line; - is the standard input",
      offsetof(push_opts, file), 0, 0},
-    {"--skip-bad", NULL, "go on behind lines that are wrong", offsetof(push_opts, skip_bad), 0, 0},
+    {"--skip-bad", NULL, "go on behind lines that are wrong, and name them on standard error",
+     offsetof(push_opts, skip_bad), 0, 0},
     {"--batch", "N", "lines stored at a time (1000); fewer when the next is long in coming", offsetof(push_opts, batch),
      1, KL_PUT_MAX},
     {"--[no-]progress", NULL, "show how far it is: a bar on a terminal, lines elsewhere", offsetof(push_opts, progress),
@@ -353,7 +376,8 @@ const kl__command kl__push_command = {
              "attempts, timeout, unique, unique_for, group, headers, tags, traceparent and partition. A\n"
              "payload that is no text is stored as the JSON that it is, letter by letter; {\"base64\": \"...\"}\n"
              "stands for other bytes. What a line does not say, the options do. At the first line that is\n"
-             "wrong, everything before it is stored and the line is named.\n",
+             "wrong, everything before it is stored and the line is named. With --skip-bad and --json\n"
+             "standard error tells each as {\"skipped\": {\"file\": \"...\", \"line\": 7, \"text\": \"...\"}}.\n",
     .arguments = arguments,
     .options = options,
     .values_size = sizeof(push_opts),
