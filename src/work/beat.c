@@ -57,8 +57,8 @@ bool kl__pump_has_news(kl__pump *pump, const kl_store *store, kl__reader *reader
     return true;
 }
 
-/* A key that is halted, or is about to be when its outcome is settled: its first task is looked at again. What is drained
- * already goes on being drained. */
+/* A key that is halted, or is about to be when its outcome is settled: its first task is looked at again. What is
+ * drained already goes on being drained. */
 static void reconsider(kl__held *held)
 {
     if (held->draining)
@@ -81,7 +81,7 @@ static void reconsider_halted(kl__pump *pump)
     }
 }
 
-/* Keys that are halted would not be by what is now said of the queue, or may not be: a task may have a limit of its own. */
+/* Keys that are halted would not be by what is now said of the queue, or may not be: tasks may have their own limits. */
 static bool lets_halted_go(const kl_queue_opts *old, const kl_queue_opts *now)
 {
     return old->head_policy == KL_HEAD_HALT &&
