@@ -1,7 +1,9 @@
 /* told.c - see told.h. */
 #include "base/told.h"
 
+#include <ctype.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/hash.h"
 #include "keyline/bytes.h"
@@ -30,9 +32,21 @@ static kl__told_cause *find(kl__told *told, uint64_t hash)
     return cause;
 }
 
+/* A number that is part of a path, such as that of a table's file, may be another each time. */
+static uint64_t hash_of_sentence(const char *sentence)
+{
+    uint64_t hash = 0;
+    for (const char *at = sentence, *end; *at; at = end + strspn(end, "0123456789")) {
+        for (end = at; *end && (end == at || end[-1] != '/' || !isdigit((unsigned char)*end)); end++)
+            ;
+        hash = kl__hash((kl_bytes){at, (size_t)(end - at)}, hash + 1);
+    }
+    return hash;
+}
+
 static uint64_t hash_of(kl_rc rc, const char *sentence)
 {
-    uint64_t hash = rc == KL_EBUSY ? 1 : kl__hash(kl_str(sentence), 0);
+    uint64_t hash = rc == KL_EBUSY ? 1 : hash_of_sentence(sentence);
     return hash ? hash : 1;
 }
 

@@ -43,16 +43,16 @@ static int say_done(const struct steering *steering, const kl_task_id *id, const
 
 /* ---- One task ---- */
 
-typedef int steer_fn(const struct steering *steering, const kl_task_id *id);
+typedef int steer_fn(struct steering *steering, const kl_task_id *id);
 
-static int cancel_one(const struct steering *steering, const kl_task_id *id)
+static int cancel_one(struct steering *steering, const kl_task_id *id)
 {
     bool running;
     kl_rc rc = kl_task_cancel(steering->queue, id, &running);
     return rc == KL_OK ? say_done(steering, id, running ? "asked to stop" : "cancelled", NULL) : kl__fail_call(rc);
 }
 
-static int retry_one(const struct steering *steering, const kl_task_id *id)
+static int retry_one(struct steering *steering, const kl_task_id *id)
 {
     kl_task_id new_id = *id;
     kl_rc rc = kl_task_retry(steering->queue, id, &new_id);
@@ -62,9 +62,22 @@ static int retry_one(const struct steering *steering, const kl_task_id *id)
     return say_done(steering, id, again ? "put again" : "due now", &new_id);
 }
 
-static int move_one(const struct steering *steering, const kl_task_id *id)
+/* The queue to move to is made on first use: not for a task that is not there. */
+static int open_target(struct steering *steering, const kl_task_id *id)
+{
+    kl_found found;
+    if (steering->to)
+        return KL_EXIT_OK;
+    kl_rc rc = kl_queue_task(steering->queue, id, &steering->call->arena, &found);
+    return rc == KL_OK ? kl__call_open(steering->call, steering->opts->to, &steering->to) : kl__fail_call(rc);
+}
+
+static int move_one(struct steering *steering, const kl_task_id *id)
 {
     kl_task_id new_id = *id;
+    int status = open_target(steering, id);
+    if (status != KL_EXIT_OK)
+        return status;
     kl_rc rc = kl_task_move(steering->queue, id, steering->to, &new_id);
     if (rc != KL_OK)
         return kl__fail_call(rc);
@@ -81,8 +94,6 @@ static int steer(struct steering *steering, steer_fn *one)
         if (!kl__id_read("the task", ids->items[i], &id))
             return KL_EXIT_USAGE;
     status = kl__call_find(steering->call, steering->opts->queue, &steering->queue);
-    if (status == KL_EXIT_OK && steering->opts->to)
-        status = kl__call_open(steering->call, steering->opts->to, &steering->to);
     if (status != KL_EXIT_OK)
         return status;
     for (size_t i = 0; i < ids->count; i++) {

@@ -177,3 +177,12 @@ TEST(a_worker_that_stops_does_not_say_that_what_failed_works_again)
     recover(true, &stops);
     CHECK_INT(stops.again, 0);
 }
+
+TEST(a_number_in_a_path_makes_no_other_failure)
+{
+    kl__told told = {0};
+    char text[KL_TOLD_BYTES];
+    CHECK(kl__told_failure(&told, &words, KL_ESYSTEM, "no room for base/16385/24617.1 of orders__p1", 1, text));
+    CHECK(!kl__told_failure(&told, &words, KL_ESYSTEM, "no room for base/16385/31999.1 of orders__p1", 2, text));
+    CHECK(kl__told_failure(&told, &words, KL_ESYSTEM, "no room for base/16385/24617.1 of orders__p2", 3, text));
+}

@@ -19,13 +19,14 @@ static kl_rc set_schema(kl__pg *pg, kl_bytes name)
     char quoted[KL_QUOTE_BYTES];
     const char *text = name.data;
     bool good = name.len >= 1 && name.len < sizeof pg->schema && !(text[0] >= '0' && text[0] <= '9') &&
-                !(name.len >= 3 && memcmp(text, "pg_", 3) == 0); /* PostgreSQL keeps those for itself */
+                !(name.len >= 3 && memcmp(text, "pg_", 3) == 0) &&
+                !kl__bytes_equal(name, kl_str("information_schema")); /* PostgreSQL keeps those for itself */
     for (size_t i = 0; good && i < name.len; i++)
         good = (text[i] >= 'a' && text[i] <= 'z') || (text[i] >= '0' && text[i] <= '9') || text[i] == '_';
     if (!good)
         return kl__fail(KL_EINVAL,
                         "schema is %s; it must be 1 to %d letters a to z, digits and _, no digit and no "
-                        "pg_ first",
+                        "pg_ first, and not information_schema",
                         kl__quote(name, quoted), KL_PG_SCHEMA_BYTES - 1);
     memcpy(pg->schema, name.data, name.len);
     pg->schema[name.len] = '\0';
