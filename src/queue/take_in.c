@@ -329,6 +329,7 @@ struct leaving {
     struct taking *taking;
     uint64_t numbers[ALONE_MAX]; /* ascending */
     size_t count, max;           /* so many have to be shown, to see them all */
+    size_t found;                /* when it was last tried */
     const char *refused;
     size_t places[ALONE_MAX];
 };
@@ -338,12 +339,14 @@ static kl_rc take_out(void *ctx, const kl_handed *handed, size_t count, kl_taken
 {
     struct leaving *leaving = ctx;
     size_t found = 0;
+    leaving->found = 0;
     for (size_t i = 0, next = 0; i < count && next < leaving->count; i++) {
         while (next < leaving->count && leaving->numbers[next] < handed[i].number)
             next++;
         if (next < leaving->count && leaving->numbers[next] == handed[i].number)
             leaving->places[found++] = i;
     }
+    leaving->found = found;
     *ret_taken = (kl_taken){.count = found, .which = leaving->places, .refused = leaving->refused};
     return KL_OK;
 }
@@ -351,10 +354,11 @@ static kl_rc take_out(void *ctx, const kl_handed *handed, size_t count, kl_taken
 static kl_rc leave(struct leaving *leaving)
 {
     const kl_queue *queue = leaving->taking->queue;
-    size_t count;
+    size_t count = 0;
     kl_rc rc = KL_OK;
     if (leaving->count > 0)
         rc = kl_store_take_in(queue->store, queue->name, 0, leaving->max, take_out, leaving, &count);
+    leaving->taking->moved |= rc == KL_OK && count > 0 && leaving->found > 0;
     leaving->count = 0;
     return rc;
 }
@@ -369,11 +373,13 @@ static kl_rc refuse(struct leaving *leaving, const struct alone *alone)
 {
     kl_taken taken;
     kl_rc rc = set_aside(leaving->taking, &alone->handed, &taken);
-    kl_rc left = leave(leaving);
+    if (rc == KL_OK)
+        rc = leave(leaving); /* those before it, which are not refused */
+    if (rc != KL_OK)
+        return rc;
     leaving->refused = taken.refused;
     add_leaving(leaving, alone);
-    rc = rc != KL_OK ? rc : left;
-    rc = rc != KL_OK ? rc : leave(leaving);
+    rc = leave(leaving);
     leaving->refused = NULL;
     return rc;
 }
@@ -402,7 +408,6 @@ static kl_rc take_alone(struct taking *taking)
         if (is_away(taking, alone->store))
             continue;
         rc = put_alone(taking, alone);
-        taking->moved |= rc == KL_OK;
         if (rc == KL_OK)
             add_leaving(&leaving, alone);
         else if (is_bad(rc) || rc == KL_EMISMATCH)
@@ -422,7 +427,10 @@ static kl_rc take_next(struct taking *taking, int64_t wait_ms, size_t *ret_count
     kl_rc rc;
     do {
         away = taking->away_count;
+        count = 0;
         rc = kl_store_take_in(queue->store, queue->name, wait_ms, TAKE_MAX, take, taking, &count);
+        if (count == 0)
+            forget(taking); /* what was chosen came to nothing, and then somebody else was at it */
         taking->moved |= rc == KL_OK && taking->together_count > 0;
         if (rc == KL_OK && taking->alone_count > 0)
             rc = take_alone(taking);

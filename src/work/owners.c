@@ -482,9 +482,11 @@ static kl_rc agree(kl__owners *owners, const kl__owners_report *report, struct d
 
 /* --- After the write --- */
 
-/* What the record says now is our view, but for what is still to be reported. */
-static void settle_view(kl__owners *owners, const struct draft *draft)
+/* What the record says now is our view, but for what is still to be reported. Who only leaves others what it cannot use keeps
+ * what it can. */
+static void settle_view(kl__owners *owners, const struct draft *draft, bool leaving)
 {
+    bool rests = draft->leaving && !leaving;
     for (uint32_t group = 0; group < owners->group_count; group++) {
         kl__own_group *own = &owners->groups[group];
         const kl__record_group *in_record = &draft->record.groups[group];
@@ -496,7 +498,8 @@ static void settle_view(kl__owners *owners, const struct draft *draft)
         }
         if (own->epoch != in_record->epoch || own->state == KL_GROUP_NONE)
             *own = (kl__own_group){.state = KL_GROUP_UNFENCED, .epoch = in_record->epoch, .clean = !in_record->unclean};
-        own->wanted = own->state == KL_GROUP_HELD && (draft->leaving || own->left || draft->goal[group] != draft->me);
+        bool moves = draft->goal[group] != draft->me && !rests;
+        own->wanted = own->state == KL_GROUP_HELD && (leaving || own->left || moves);
     }
 }
 
@@ -586,8 +589,8 @@ static void make_change(kl__owners *owners, kl__owners_change *change)
         kl__groups_add(&before, group);
         tries = true;
     }
+    owners->unfenced_rc = tries || owners->rest == 0 ? KL_OK : owners->unfenced_rc;
     owners->rest -= owners->rest > 0;
-    owners->unfenced_rc = tries ? KL_OK : owners->unfenced_rc;
     fence_all(owners);
     if (tries)
         note_unfenced(owners);
@@ -631,7 +634,7 @@ kl_rc kl__owners_beat(kl__owners *owners, const kl__owners_report *report, kl__o
     kl_rc rc = agree(owners, report, &draft);
     if (rc != KL_OK)
         return rc;
-    settle_view(owners, &draft);
+    settle_view(owners, &draft, report->leaving);
     bool gone = draft.me < 0;
     owners->until_ms = gone ? INT64_MIN : held_until(owners, report->local_now_ms);
     owners->leased_ms = owners->lease_ms;

@@ -80,6 +80,30 @@ TEST(a_worker_whose_fences_fail_leaves_its_shards_to_others)
     rig_close(&rig);
 }
 
+TEST(a_worker_whose_fences_fail_keeps_the_shards_that_it_has)
+{
+    struct rig rig;
+    struct member members[2];
+    open_rig(&rig);
+    fences_fail = false;
+    join(&rig, &members[0], rig.store, "first");
+    join(&rig, &members[1], rig.memory, "second");
+    rounds_until(&rig, members, 2, 1, 8);
+    rounds_until(&rig, members, 2, 0, 8);
+    fences_fail = true;
+    for (uint32_t shard = 0; shard < 16 && members[1].held > 4; shard++)
+        if (members[1].epoch[shard])
+            member_leave_idle(&members[1], shard); /* free for either */
+    for (int i = 0; i < ROUNDS_MAX; i++) {
+        rig_rounds(&rig, members, 2, 1, LEASE_MS / 3);
+        CHECK(members[0].held >= 7); /* one may move for the balance's sake */
+    }
+    CHECK_INT(members[0].held + members[1].held, 16);
+    member_die(&members[0]);
+    member_die(&members[1]);
+    rig_close(&rig);
+}
+
 TEST(of_workers_that_all_cannot_fence_one_goes_on_trying)
 {
     struct rig rig;

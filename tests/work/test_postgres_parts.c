@@ -4,6 +4,7 @@
 
 #include "change.h"
 #include "queue/inside.h"
+#include "store/lossy.h"
 #include "store/pg_server.h"
 
 static void drop(const char *schema)
@@ -522,4 +523,117 @@ TEST(tasks_that_are_put_one_by_one_hold_up_only_their_own_keys)
     kl_queue_close(two.queue);
     kl_store_close(two.store);
     drop(two.schema);
+}
+
+/* --- Calls that come to nothing --- */
+
+/* What happens to the calls that follow: which is shown to nobody, and which is not made. */
+static int calls, blind_call, lost_call;
+
+struct shown {
+    kl_take_fn *take;
+    void *ctx;
+};
+
+static kl_rc look_only(void *ctx, const kl_handed *handed, size_t count, kl_taken *ret_taken)
+{
+    kl_taken ignored = {0};
+    const struct shown *shown = ctx;
+    CHECK_INT(shown->take(shown->ctx, handed, count, &ignored), KL_OK);
+    *ret_taken = (kl_taken){0};
+    return KL_OK;
+}
+
+/* Shown once, and not when the call was made again because its transaction had failed: somebody else is at it. */
+static kl_rc take_in_badly(void *self, const char *queue, int64_t wait_ms, size_t max, kl_take_fn *take, void *ctx,
+                           size_t *ret_count)
+{
+    kl_store *inner = ((struct lossy *)self)->inner;
+    int call = ++calls;
+    if (call == lost_call)
+        return kl__fail(KL_EBUSY, "no answer has come");
+    if (call != blind_call)
+        return kl_store_take_in(inner, queue, wait_ms, max, take, ctx, ret_count);
+    struct shown shown = {take, ctx};
+    kl_rc rc = kl_store_take_in(inner, queue, wait_ms, max, look_only, &shown, ret_count);
+    *ret_count = 0;
+    return rc;
+}
+
+struct badly {
+    struct two two;
+    struct lossy lossy;
+    kl_store *store;
+    kl_queue *queue;
+};
+
+static bool open_badly(struct badly *badly)
+{
+    *badly = (struct badly){.store = NULL};
+    calls = blind_call = lost_call = 0;
+    struct two *two = &badly->two;
+    if (pg_server_new_schema(two->url, two->schema) != KL_OK || kl_store_open(two->url, NULL, &two->store) != KL_OK ||
+        lossy_open(&badly->lossy, two->store, 1, &badly->store) != KL_OK)
+        return false;
+    badly->lossy.replies_lost = badly->lossy.requests_lost = 0;
+    badly->lossy.engine.take_in = take_in_badly;
+    return kl_queue_open(badly->store, "orders", NULL, &badly->queue) == KL_OK;
+}
+
+static void close_badly(struct badly *badly)
+{
+    kl_queue_close(badly->queue);
+    kl_store_close(badly->store);
+    kl_store_close(badly->two.store);
+    drop(badly->two.schema);
+}
+
+static void put_unique(const struct badly *badly, const char *payload)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', '%s', key => 'k', unique_key => '%s')", badly->two.schema,
+             payload, payload);
+    pg_server_run(sql);
+}
+
+TEST(what_was_shown_by_a_call_that_came_to_nothing_is_not_put)
+{
+    struct badly badly;
+    char sql[256];
+    size_t count = 0;
+    REQUIRE(open_badly(&badly));
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', 'first', key => 'k')", badly.two.schema);
+    pg_server_run(sql);
+    put_unique(&badly, "second");
+    blind_call = 1;
+    CHECK_INT(kl__queue_take_in(badly.queue, 0, NULL, NULL, &count), KL_OK);
+    CHECK_INT(count, 0);
+    CHECK_INT(tasks_in(NULL, badly.two.schema), 0);
+    CHECK_INT(kl__queue_take_in(badly.queue, 0, NULL, NULL, &count), KL_OK);
+    CHECK_INT(tasks_in(NULL, badly.two.schema), 2);
+    close_badly(&badly);
+}
+
+TEST(a_refused_row_stays_when_those_before_it_cannot_be_taken_out)
+{
+    struct badly badly;
+    char sql[256];
+    size_t count = 0;
+    REQUIRE(open_badly(&badly));
+    put_unique(&badly, "one");
+    put_unique(&badly, "other");
+    lost_call = 2; /* both are put, and stay */
+    CHECK_INT(kl__queue_take_in(badly.queue, 0, NULL, NULL, &count), KL_EBUSY);
+    snprintf(sql, sizeof sql, "UPDATE %s.inbox SET payload = 'changed' WHERE payload = 'other'", badly.two.schema);
+    pg_server_run(sql);
+    lost_call = 4;
+    CHECK_INT(kl__queue_take_in(badly.queue, 0, NULL, NULL, &count), KL_EBUSY);
+    snprintf(sql, sizeof sql, "SELECT count(*) FROM %s.inbox", badly.two.schema);
+    CHECK_INT(pg_server_number(sql), 2);
+    CHECK_INT(kl__queue_take_in(badly.queue, 0, NULL, NULL, &count), KL_OK);
+    snprintf(sql, sizeof sql, "SELECT count(*) FROM %s.inbox WHERE payload = 'changed' AND refused IS NOT NULL",
+             badly.two.schema);
+    CHECK_INT(pg_server_number(sql), 1); /* for people to see */
+    CHECK_INT(tasks_in(NULL, badly.two.schema), 2);
+    close_badly(&badly);
 }
