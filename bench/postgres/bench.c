@@ -29,7 +29,8 @@ void begin(struct load *load, long ms)
     load->wal = wal_end(load);
     atomic_store(&load->put, 0);
     atomic_store(&load->run, 0);
-    atomic_store(&load->latency_count, 0);
+    atomic_store(&load->picked_up.count, 0);
+    atomic_store(&load->settled.count, 0);
     load->ms = ms;
     load->began_ns = now_ns();
 }
@@ -63,12 +64,17 @@ void stamp(char bytes[PAYLOAD_BYTES])
     memcpy(bytes, &now, sizeof now);
 }
 
-void note_latency(struct load *load, const void *bytes)
+int64_t stamp_of(const void *bytes)
 {
-    int64_t began;
-    memcpy(&began, bytes, sizeof began);
-    long at = atomic_fetch_add(&load->latency_count, 1);
-    load->latencies[at % LATENCIES_MAX] = now_ns() - began;
+    int64_t put_ns;
+    memcpy(&put_ns, bytes, sizeof put_ns);
+    return put_ns;
+}
+
+void note_latency(struct latencies *latencies, int64_t put_ns)
+{
+    long at = atomic_fetch_add(&latencies->count, 1);
+    latencies->ns[at % LATENCIES_MAX] = now_ns() - put_ns;
 }
 
 /* --- Figures --- */
@@ -79,9 +85,16 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double percentile(const struct load *load, size_t count, double part)
+static void print_latencies(const char *name, struct latencies *latencies)
 {
-    return count ? (double)load->latencies[(size_t)((double)(count - 1) * part)] / 1e6 : 0;
+    static const double parts[] = {0.5, 0.95, 0.99, 1};
+    static const char *const names[] = {"p50", "p95", "p99", "max"};
+    long noted = atomic_load(&latencies->count);
+    size_t count = noted < LATENCIES_MAX ? (size_t)noted : LATENCIES_MAX;
+    qsort(latencies->ns, count, sizeof latencies->ns[0], by_value);
+    for (int i = 0; i < 4; i++)
+        printf(" %s%s_ms %.2f", name, names[i],
+               count ? (double)latencies->ns[(size_t)((double)(count - 1) * parts[i])] / 1e6 : 0);
 }
 
 void await_run(struct load *load)
@@ -95,12 +108,12 @@ void finish(struct load *load, int64_t put_ns)
     await_run(load);
     int64_t all_ns = now_ns() - load->began_ns;
     double wal = wal_end(load) - load->wal;
-    long put = atomic_load(&load->put), count = atomic_load(&load->latency_count);
-    size_t kept = count < LATENCIES_MAX ? (size_t)count : LATENCIES_MAX;
-    qsort(load->latencies, kept, sizeof load->latencies[0], by_value);
-    printf("tasks %ld put_s %.0f all_s %.0f p50_ms %.2f p95_ms %.2f p99_ms %.2f max_ms %.2f wal %.1f\n", put,
-           (double)put * 1e9 / (double)put_ns, (double)put * 1e9 / (double)all_ns, percentile(load, kept, 0.5),
-           percentile(load, kept, 0.95), percentile(load, kept, 0.99), percentile(load, kept, 1), wal / (double)put);
+    long put = atomic_load(&load->put);
+    printf("tasks %ld put_s %.0f all_s %.0f", put, (double)put * 1e9 / (double)put_ns,
+           (double)put * 1e9 / (double)all_ns);
+    print_latencies("", &load->picked_up);
+    print_latencies("end_", &load->settled);
+    printf(" wal %.1f\n", wal / (double)put);
 }
 
 static long number(int argc, char **argv, int at, long otherwise) { return argc > at ? atol(argv[at]) : otherwise; }

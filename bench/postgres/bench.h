@@ -60,6 +60,11 @@ static inline int64_t now_ns(void)
 
 enum { PROCESSES_MAX = 16, LATENCIES_MAX = 1 << 20 };
 
+struct latencies {
+    atomic_long count;
+    int64_t ns[LATENCIES_MAX];
+};
+
 /* Producers count here what they put. Processes that were forked share it. */
 struct load {
     const struct settings *settings;
@@ -69,8 +74,7 @@ struct load {
     atomic_long put, run;
     atomic_long done[PROCESSES_MAX], shards[PROCESSES_MAX]; /* of each process that works */
     atomic_int ends;
-    atomic_long latency_count;
-    int64_t latencies[LATENCIES_MAX];
+    struct latencies picked_up, settled;
 };
 
 /* Puts begin now, and nothing was put before. */
@@ -80,9 +84,10 @@ void begin(struct load *load, long ms);
 int goes_on(struct load *load);
 void make_key(char key[KEY_BYTES + 1], unsigned long number);
 
-/* Latency from put to run, of tasks whose payload begins with the time. */
+/* Latencies, from put to run and to when it is settled durably, of tasks whose payload begins with the time. */
 void stamp(char bytes[PAYLOAD_BYTES]);
-void note_latency(struct load *load, const void *bytes);
+int64_t stamp_of(const void *bytes);
+void note_latency(struct latencies *latencies, int64_t put_ns);
 
 /* Waits until everything that was put has been run. */
 void await_run(struct load *load);

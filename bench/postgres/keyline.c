@@ -21,10 +21,39 @@ struct side {
     kl_queue *queue;
 };
 
+/* When those were put that have run and are not settled, the first to run first. At half load alone: it takes time. */
+static struct {
+    pthread_mutex_t mutex;
+    unsigned long run, settled;
+    int64_t put_ns[LATENCIES_MAX];
+} unsettled = {.mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static void note_run(int64_t put_ns)
+{
+    pthread_mutex_lock(&unsettled.mutex);
+    unsettled.put_ns[unsettled.run++ % LATENCIES_MAX] = put_ns;
+    pthread_mutex_unlock(&unsettled.mutex);
+}
+
+/* After each call of the store. Outcomes are settled in about the order in which tasks have run. */
+static void note_settled(void *ctx, const kl_store_call *call)
+{
+    struct load *load = ctx;
+    if (strcmp(call->name, "settle") != 0 || call->rc != KL_OK)
+        return;
+    pthread_mutex_lock(&unsettled.mutex);
+    for (uint64_t i = 0; i < call->items && unsettled.settled < unsettled.run; i++)
+        note_latency(&load->settled, unsettled.put_ns[unsettled.settled++ % LATENCIES_MAX]);
+    pthread_mutex_unlock(&unsettled.mutex);
+}
+
 static kl_outcome handle(kl_work *work, void *ctx)
 {
     struct load *load = ctx;
-    note_latency(load, kl_work_payload(work).data);
+    int64_t put_ns = stamp_of(kl_work_payload(work).data);
+    note_latency(&load->picked_up, put_ns);
+    if (load->settings->rate > 0)
+        note_run(put_ns);
     if (load->settings->kept != KEPT_NOT)
         MUST(kl_work_result(work, kl_str(RESULT)) == KL_OK, kl_error_text());
     atomic_fetch_add(&load->run, 1);
@@ -74,12 +103,14 @@ static void *produce(void *ctx)
 static void rest_ms(long ms) { nanosleep(&(struct timespec){0, ms * 1000000}, NULL); }
 static void nap(void) { rest_ms(2); }
 
-static kl_queue *open_queue(const struct load *load, kl_store **ret_store)
+static kl_queue *open_queue(struct load *load, kl_store **ret_store)
 {
     kl_queue *queue;
+    kl_store_opts noted = {
+        .size = sizeof noted, .trace = load->settings->rate > 0 ? note_settled : NULL, .trace_ctx = load};
     kl_queue_opts opts = {
         .size = sizeof opts, .partitions = load->settings->partitions, .lease_ms = load->settings->lease_ms};
-    MUST(kl_store_open(load->settings->url, NULL, ret_store) == KL_OK, kl_error_text());
+    MUST(kl_store_open(load->settings->url, &noted, ret_store) == KL_OK, kl_error_text());
     MUST(kl_queue_open(*ret_store, load->settings->queue, &opts, &queue) == KL_OK, kl_error_text());
     return queue;
 }

@@ -34,8 +34,10 @@ static void *consume(void *ctx)
     while (!atomic_load(&ends)) {
         PGresult *rows = PQexecPrepared(conn, "take", 0, NULL, NULL, NULL, 1);
         MUST(PQresultStatus(rows) == PGRES_TUPLES_OK, PQerrorMessage(conn));
-        for (int i = 0; i < PQntuples(rows); i++)
-            note_latency(load, PQgetvalue(rows, i, 1));
+        for (int i = 0; i < PQntuples(rows); i++) { /* what it has got is deleted durably */
+            note_latency(&load->picked_up, stamp_of(PQgetvalue(rows, i, 1)));
+            note_latency(&load->settled, stamp_of(PQgetvalue(rows, i, 1)));
+        }
         atomic_fetch_add(&load->run, PQntuples(rows));
         if (PQntuples(rows) == 0)
             nanosleep(&(struct timespec){0, 1000000}, NULL);
