@@ -461,3 +461,115 @@ TEST(whoever_goes_on_to_the_next_segment_does_not_wait_for_a_spare_that_is_being
     CHECK_INT(rig_waiting(&rig), number);
     rig_end(&rig);
 }
+
+/* ---- The next segment, taken as soon as it is there ---- */
+
+/* A file system on which everything is done at once, and nothing is kept. */
+static int open_nothing(kl__vfs *vfs, const char *path, kl__open_mode mode, kl__file **ret_file)
+{
+    (void)vfs, (void)path, (void)mode;
+    *ret_file = NULL;
+    return 0;
+}
+
+static int size_nothing(kl__vfs *vfs, kl__file *file, uint64_t *ret_size)
+{
+    (void)vfs, (void)file;
+    *ret_size = SEGMENT;
+    return 0;
+}
+
+static ssize_t write_nothing(kl__vfs *vfs, kl__file *file, const void *bytes, size_t count, uint64_t offset)
+{
+    (void)vfs, (void)file, (void)bytes, (void)offset;
+    return (ssize_t)count;
+}
+
+static int sync_nothing(kl__vfs *vfs, kl__file *file)
+{
+    (void)vfs, (void)file;
+    return 0;
+}
+
+static int rename_nothing(kl__vfs *vfs, const char *from, const char *to)
+{
+    (void)vfs, (void)from, (void)to;
+    return 0;
+}
+
+static int sync_no_directory(kl__vfs *vfs, const char *path)
+{
+    (void)vfs, (void)path;
+    return 0;
+}
+
+static kl__vfs nothing = {.open = open_nothing,
+                          .size = size_nothing,
+                          .write = write_nothing,
+                          .sync = sync_nothing,
+                          .rename = rename_nothing,
+                          .sync_dir = sync_no_directory};
+
+/* Who prepares them, as upkeep does, and how many it is to have prepared, and has. */
+struct preparing {
+    kl__segments *segments;
+    _Atomic(uint64_t) wanted, prepared;
+    uint64_t end;
+};
+
+static void *prepare_each(void *ctx)
+{
+    struct preparing *preparing = ctx;
+    for (uint64_t number = 1; number <= preparing->end; number++) {
+        while (atomic_load(&preparing->wanted) < number)
+            sched_yield();
+        CHECK_INT(kl__segments_prepare(preparing->segments), 0);
+        atomic_store(&preparing->prepared, number);
+    }
+    return NULL;
+}
+
+/* Those before it are gone by then. */
+static void roll_and_drop(kl__segments *segments)
+{
+    kl__state *state = segments->state;
+    while (!atomic_load(&segments->next))
+        sched_yield();
+    CHECK_OK(kl__segments_roll(segments, SEGMENT / 2, true));
+    pthread_mutex_lock(&state->mutex);
+    while (state->segment_count > 1)
+        kl__segment_free(kl__state_drop_segment(state));
+    pthread_mutex_unlock(&state->mutex);
+}
+
+/* Else nobody would prepare the one behind it ahead, and a disk that is full by then has no room for outcomes (G3). */
+TEST(a_next_segment_that_is_taken_while_it_is_being_announced_is_not_taken_for_one_that_is_there)
+{
+    static kl__segments segments;
+    kl__state state;
+    struct preparing preparing = {.segments = &segments, .end = test_ops(20000)};
+    pthread_t thread;
+    memset(&segments, 0, sizeof segments);
+    CHECK_OK(kl__state_open(&state));
+    segments.vfs = &nothing;
+    segments.state = &state;
+    segments.segment_bytes = SEGMENT;
+    segments.next_number = 1;
+    pthread_mutex_init(&segments.files, NULL);
+    pthread_mutex_init(&segments.mutex, NULL);
+    pthread_cond_init(&segments.changed, NULL);
+    REQUIRE(pthread_create(&thread, NULL, prepare_each, &preparing) == 0);
+    for (uint64_t number = 1; number <= preparing.end; number++) {
+        atomic_store(&preparing.wanted, number);
+        roll_and_drop(&segments);
+        while (atomic_load(&preparing.prepared) < number)
+            sched_yield();
+        CHECK(!atomic_load(&segments.has_next));
+    }
+    pthread_join(thread, NULL);
+    kl__segment_free(segments.active);
+    pthread_cond_destroy(&segments.changed);
+    pthread_mutex_destroy(&segments.mutex);
+    pthread_mutex_destroy(&segments.files);
+    kl__state_close(&state);
+}

@@ -161,9 +161,9 @@ static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_
 static void set_next(kl__segments *segments, kl__segment *next, int error)
 {
     bool is_full = kl__vfs_is_full(error), was_full = atomic_exchange(&segments->is_full, is_full);
-    segments->next = next;
     segments->next_number += next != NULL;
-    atomic_store(&segments->has_next, next != NULL);
+    atomic_store(&segments->has_next, next != NULL); /* before it may be taken, which says that it is not */
+    segments->next = next;
     pthread_mutex_lock(&segments->mutex);
     segments->next_wanted = error != 0;
     segments->next_error = error;
