@@ -13,6 +13,7 @@
 #include "store/disk/disk.h"
 #include "store/disk/doctor.h"
 #include "store/disk/frames.h"
+#include "store/dispatch.h"
 
 enum { FILES_MAX = 256, SEGMENT_ROUNDS = 150, SEGMENT_TASKS = 500 };
 
@@ -197,6 +198,7 @@ TEST(the_files_are_those_that_the_format_names)
     CHECK(is_there(&rig, "journal/0000000000000001.seg"));
     rig_append(&rig, 1, 800, 200); /* more than half of a segment */
     rig_await(has_next, &rig, "the next segment is prepared ahead");
+    kl__segments_make_spare(&((kl__disk *)rig.store->self)->segments); /* as upkeep does, whenever it comes to it */
     CHECK(is_there(&rig, "journal/0000000000000002.seg"));
     struct workdir_files files = workdir_files(rig.journal, "");
     CHECK_INT(files.count, 2);
@@ -424,6 +426,19 @@ static void keep(struct rig *rig, uint64_t number)
     CHECK_OK(kl_store_settle(rig->store, &batch, 1));
 }
 
+/* Another program keeps history.db from being written, until it closes it or ends. The store itself writes there once a
+ * second, so there may be a moment to wait. */
+static sqlite3 *hold_history(const struct rig *rig)
+{
+    sqlite3 *db = NULL;
+    char path[WORKDIR_BYTES + 32];
+    snprintf(path, sizeof path, "%s/history.db", rig->data);
+    CHECK_INT(sqlite3_open(path, &db), SQLITE_OK);
+    CHECK_INT(sqlite3_busy_timeout(db, RIG_PATIENCE_S * 1000), SQLITE_OK);
+    CHECK_INT(sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    return db;
+}
+
 static bool is_up_to_date(void *ctx)
 {
     struct rig *rig = ctx;
@@ -435,9 +450,7 @@ static bool is_up_to_date(void *ctx)
 TEST(what_waits_is_counted_while_another_program_keeps_history)
 {
     struct rig rig;
-    char path[WORKDIR_BYTES + 32];
     kl_counts counts = {0};
-    sqlite3 *other = NULL;
     REQUIRE(rig_begin(&rig, RIG_SEGMENT));
     rig_append(&rig, 0, 20, 100);
     for (uint64_t i = 0; i < 10; i++)
@@ -445,9 +458,7 @@ TEST(what_waits_is_counted_while_another_program_keeps_history)
     CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
     CHECK_INT(counts.dead, 10);
     CHECK(!counts.finished_behind);
-    snprintf(path, sizeof path, "%s/history.db", rig.data);
-    CHECK_INT(sqlite3_open(path, &other), SQLITE_OK);
-    CHECK_INT(sqlite3_exec(other, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
+    sqlite3 *other = hold_history(&rig);
     for (int i = 0; i < 2; i++) {
         CHECK_OK(kl_store_counts(rig.store, (kl_place){rig.partition, KL_ALL_SHARDS}, NULL, &counts));
         CHECK(counts.finished_behind);
@@ -788,16 +799,6 @@ static void settle_kept(struct rig *rig, uint64_t number, kl_outcome outcome, ui
     CHECK_OK(kl_store_settle(rig->store, &batch, 1));
 }
 
-/* Another program keeps history.db from being written. It is let go when the process ends. */
-static void hold_history(struct rig *rig)
-{
-    sqlite3 *db;
-    char path[WORKDIR_BYTES + 32];
-    snprintf(path, sizeof path, "%s/history.db", rig->data);
-    CHECK_INT(sqlite3_open(path, &db), SQLITE_OK);
-    CHECK_INT(sqlite3_exec(db, "BEGIN IMMEDIATE", NULL, NULL, NULL), SQLITE_OK);
-}
-
 /* The task is retried while history cannot be written; its entry is copied on, and nothing else in the segment where it
  * stood is needed. Then the process is killed. */
 static _Noreturn void retry_and_die(struct rig *rig)
@@ -806,7 +807,7 @@ static _Noreturn void retry_and_die(struct rig *rig)
     for (uint64_t i = 0; i < 300; i += 50) /* number 0 in the first segment, and over into the second */
         rig_append(rig, i, 50, 200);
     CHECK(!has_no_first(rig));
-    hold_history(rig);
+    (void)hold_history(rig);
     settle_kept(rig, 0, KL_RETRY, 1, "the first attempt failed");
     rig_append(rig, 300, 1000, 200);
     rig_settle(rig, 1, 1299);
