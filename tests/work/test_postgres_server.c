@@ -1,6 +1,7 @@
 /* test_postgres_server.c - what whoever runs the server sees of the store, and what the store makes of the server's settings.
  *
  * Part of test-postgres. Settings of the server are taken back at the end of each test. */
+#include <fcntl.h>
 #include <libpq-fe.h>
 
 #include "queue/inside.h"
@@ -172,6 +173,34 @@ TEST(a_password_that_is_missing_is_asked_for_and_is_no_server_that_is_away)
     pg_server_run("DROP ROLE with_password");
     unsetenv("PGPASSFILE");
     free(rules);
+}
+
+/* Descriptors that a program which is started here would have, too. */
+static int inherited(void)
+{
+    enum { DESCRIPTORS = 256 };
+    int count = 0;
+    for (int i = 0; i < DESCRIPTORS; i++) {
+        int flags = fcntl(i, F_GETFD);
+        count += flags >= 0 && (flags & FD_CLOEXEC) == 0;
+    }
+    return count;
+}
+
+/* One that goes on would keep the listener from its end. */
+TEST(a_program_that_is_started_gets_none_of_the_store_s_descriptors)
+{
+    struct bed bed;
+    char url[PG_URL_BYTES];
+    uint32_t partition = 0;
+    uint64_t seen = 0;
+    REQUIRE(pg_server_url(url) == KL_OK);
+    int before = inherited();
+    REQUIRE(open_bed(&bed));
+    CHECK_INT(kl_store_partition(bed.store, "other", 2, &partition), KL_OK);
+    CHECK_INT(kl_store_wait(bed.store, partition, 0, &seen), KL_OK); /* which listens */
+    CHECK_INT(inherited(), before);
+    close_bed(&bed);
 }
 
 TEST(connections_bear_the_program_s_name)

@@ -14,6 +14,7 @@
  * A pooler may take LISTEN and never deliver anything, or to others. So the listener does not try where there is one, and
  * proves that it hears its own NOTIFY; until then, and whenever that connection is gone, waiting compares every few
  * milliseconds, less and less often. A connection that died without a word is found out by keepalives (pool.c). */
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -188,7 +189,7 @@ static void start_listener(kl__pg *pg)
 {
     if (pg->listener_runs || !pg->may_listen)
         return;
-    pg->may_listen = pipe(pg->wake) == 0;
+    pg->may_listen = pipe2(pg->wake, O_CLOEXEC) == 0; /* whoever else holds it keeps the listener from its end */
     if (pg->may_listen && pthread_create(&pg->listener, NULL, listen_thread, pg) == 0) {
         pg->listener_runs = true;
     } else if (pg->may_listen) {
