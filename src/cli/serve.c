@@ -2,6 +2,7 @@
  *
  *      SIGINT, SIGTERM     first: gives out no more tasks, lets claimed ones be finished (--server-stop), gives its shards back
  *                          second: releases what is still claimed, at no attempt, and ends
+ *                          while the store is opened: ends at once
  *      SIGHUP              reads tokens and certificate again, and opens the audit log anew
  *
  * The end has a deadline: --server-stop for claimed tasks, then END_S for everything else. What a store that hangs has not
@@ -19,6 +20,7 @@
 #include "base/base.h"
 #include "cli/cli.h"
 #include "cli/config.h"
+#include "cli/opening.h"
 #include "cli/serve_demo.h"
 #include "net/log.h"
 #include "net/notify.h"
@@ -279,9 +281,15 @@ static int open_store(kl__call *call)
 
 static int run_serve(kl__call *call)
 {
-    sigset_t signals;
+    sigset_t signals, ending;
+    kl__opening opening;
     block_signals(&signals);
+    sigemptyset(&ending);
+    sigaddset(&ending, SIGINT);
+    sigaddset(&ending, SIGTERM);
+    kl__opening_begin(&opening, &ending);
     int status = open_store(call);
+    kl__opening_end(&opening);
     return status == KL_EXIT_OK ? serve(call, &signals) : status;
 }
 

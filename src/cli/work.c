@@ -3,6 +3,7 @@
  *      SIGINT, SIGTERM, SIGHUP     first: starts nothing more, lets what runs end, gives its shards back     exit 0
  *                                  second: ends what runs, which costs no attempt                            exit 128+n
  *                                  third: ends this program at once, and what runs with it
+ *                                  while stores are opened: ends this program at once
  *      --until-empty               by itself                                       exit 0, or 1 when tasks went dead, or 75
  *                                                                                  when a partition's store is away */
 #include "cli/work.h"
@@ -18,6 +19,7 @@
 #include "base/base.h"
 #include "base/clock.h"
 #include "cli/config.h"
+#include "cli/opening.h"
 #include "cli/output.h"
 #include "cli/process.h"
 
@@ -281,12 +283,18 @@ static void show_progress(struct job *job)
     job->shown_ns = now_ns;
 }
 
-/* What stays of each queue, with the reasons; returns how many tasks that are. */
+/* It ended by itself, and not because of a signal. */
+static bool was_emptied(const struct job *job) { return job->opts->until_empty && !job->first_signal; }
+
+/* What stays of each queue, with the reasons; returns how many tasks that are. The store may be silent: so who was told to
+ * end does not ask it, and a signal has its usual effect. */
 static uint64_t tell_left(struct job *job)
 {
     uint64_t sum = 0;
     const char *why, *away;
-    for (size_t i = 0; job->opts->until_empty && i < job->opts->queues.count; i++) {
+    if (was_emptied(job))
+        pthread_sigmask(SIG_UNBLOCK, &job->signals, NULL);
+    for (size_t i = 0; was_emptied(job) && i < job->opts->queues.count; i++) {
         sum += kl__work_left(&job->queues[i], &job->call->arena, &why, &away);
         if (why)
             say(job, "%s", why);
@@ -320,7 +328,7 @@ static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_
                                      kl__cell_number((int64_t)info->dead), kl__cell_number((int64_t)info->cancelled),
                                      kl__cell_number((int64_t)given_up), kl__cell_number((int64_t)info->refused),
                                      kl__cell_number((int64_t)info->halted),
-                                     job->opts->until_empty ? kl__cell_number((int64_t)left) : kl__cell_none(),
+                                     was_emptied(job) ? kl__cell_number((int64_t)left) : kl__cell_none(),
                                      kl__cell_duration(took_ms)},
                         "%" PRIu64 " done, %" PRIu64 " retried, %" PRIu64 " dead%s in %.1f s", info->done,
                         info->retried, info->dead, rest, (double)took_ms / 1000);
@@ -415,7 +423,10 @@ static int work(struct job *job)
 {
     if (!fill_handlers(job))
         return KL_EXIT_USAGE;
+    kl__opening opening;
+    kl__opening_begin(&opening, &job->signals);
     int status = fill_queues(job);
+    kl__opening_end(&opening);
     if (status != KL_EXIT_OK)
         return status;
     kl_rc rc = start_worker(job);
