@@ -411,6 +411,21 @@ CLAIM(calls_go_on_when_connections_are_lost)
     CHECK_LINE(t, order_place(t, 4), 0, ids, COUNT(ids));
 }
 
+/* A put of several records is not made again by itself when its answer is lost. */
+CLAIM(a_connection_that_was_closed_while_it_was_idle_is_not_used)
+{
+    char sql[256];
+    kl_write writes[2] = {{.name = kl_str("a"), .value = kl_str("1")}, {.name = kl_str("b"), .value = kl_str("1")}};
+    CHECK_OK(kl_store_put(t->store, writes, COUNT(writes)));
+    snprintf(sql, sizeof sql,
+             "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE application_name = '%s'",
+             schema_of(t));
+    for (size_t i = 0; i < COUNT(writes); i++)
+        writes[i].version = writes[i].new_version;
+    pg_server_run(sql);
+    CHECK_OK(kl_store_put(t->store, writes, COUNT(writes)));
+}
+
 struct cutter {
     const struct trial *t;
     atomic_bool stops;

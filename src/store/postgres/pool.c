@@ -147,13 +147,14 @@ kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
     return KL_OK;
 }
 
-/* An idle connection that has something to say has usually been closed by the server. */
+/* An idle connection that has something to say has usually been closed by the server, which says why before the end. */
 static bool still_good(PGconn *conn)
 {
     struct pollfd ready = {.fd = PQsocket(conn), .events = POLLIN};
-    if (poll(&ready, 1, 0) > 0)
-        return PQconsumeInput(conn) == 1 && PQstatus(conn) == CONNECTION_OK;
-    return PQstatus(conn) == CONNECTION_OK;
+    bool good = PQstatus(conn) == CONNECTION_OK;
+    while (good && poll(&ready, 1, 0) > 0)
+        good = PQconsumeInput(conn) == 1 && PQstatus(conn) == CONNECTION_OK;
+    return good;
 }
 
 /* A pooler shows another process than the one that a statement runs in. */
