@@ -189,6 +189,13 @@ CLAIM(an_append_that_comes_late_does_not_keep_its_segment_from_being_emptied_aga
     AWAIT(all_go(t));
 }
 
+CLAIM(what_a_task_lacks_is_empty_also_where_backslashes_are_read_as_they_once_were)
+{
+    run_there(t, "SET standard_conforming_strings = off");
+    CHECK_INT(number_there(t, "SELECT octet_length($S.pack(0, md5('')::uuid, NULL, NULL, NULL, NULL))"), 25);
+    run_there(t, "RESET standard_conforming_strings");
+}
+
 /* ---- What is settled and is not there ---- */
 
 /* Takes a task back, as the end of the log that a crash took with it. */

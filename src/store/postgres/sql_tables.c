@@ -45,7 +45,7 @@
  * not be quick. Of both, `last` is what the index knows.
  *
  * A task stands in the retry line exactly while it waits and has a row in `retries`. NULL stands for empty and for 0 where
- * most rows have that. */
+ * most rows have that. Literals have no backslash: what one means is a setting of the session. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -130,10 +130,10 @@ SELECT e.segment, e.partition, e.slot, e.slot >> 6 AS shard, e.last,
        (e.last & -65281) + (get_byte(h.head, 0) << 8) AS position, encode(substr(h.head, 10), 'hex')::uuid AS id,
        e.jobs[u.n] AS job, e.due_ms, e.groups[u.n] AS grp,
        coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
-       nullif(substr(e.tasks, l.begin, l.key), '\x') AS key,
-       nullif(substr(e.tasks, l.begin + l.key, l.kind), '\x') AS kind,
-       nullif(substr(e.tasks, l.begin + l.key + l.kind, l.headers), '\x') AS headers,
-       nullif(substr(e.tasks, l.begin + l.key + l.kind + l.headers, l.all_bytes - l.key - l.kind - l.headers), '\x')
+       nullif(substr(e.tasks, l.begin, l.key), '') AS key,
+       nullif(substr(e.tasks, l.begin + l.key, l.kind), '') AS kind,
+       nullif(substr(e.tasks, l.begin + l.key + l.kind, l.headers), '') AS headers,
+       nullif(substr(e.tasks, l.begin + l.key + l.kind + l.headers, l.all_bytes - l.key - l.kind - l.headers), '')
            AS payload
 FROM $S.entries e
 CROSS JOIN LATERAL generate_series(1, e.number) AS u(n)
@@ -150,10 +150,10 @@ CROSS JOIN LATERAL (
 CREATE FUNCTION $S.pack(at int, id uuid, key bytea, kind bytea, headers bytea, payload bytea)
 RETURNS bytea LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    a bytea := coalesce(key, '\x');
-    b bytea := coalesce(kind, '\x');
-    c bytea := coalesce(headers, '\x');
-    d bytea := coalesce(payload, '\x');
+    a bytea := coalesce(key, '');
+    b bytea := coalesce(kind, '');
+    c bytea := coalesce(headers, '');
+    d bytea := coalesce(payload, '');
 BEGIN
     RETURN substr(int2send(at::smallint), 2)
         || substr(int4send(octet_length(a) + octet_length(b) + octet_length(c) + octet_length(d)), 2)
