@@ -45,7 +45,8 @@
  * not be quick. Of both, `last` is what the index knows.
  *
  * A task stands in the retry line exactly while it waits and has a row in `retries`. NULL stands for empty and for 0 where
- * most rows have that. Literals have no backslash: what one means is a setting of the session. */
+ * most rows have that. Literals have no backslash, for what one means is a setting of the session, and are never empty, for
+ * C reads them first. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -130,11 +131,10 @@ SELECT e.segment, e.partition, e.slot, e.slot >> 6 AS shard, e.last,
        (e.last & -65281) + (get_byte(h.head, 0) << 8) AS position, encode(substr(h.head, 10), 'hex')::uuid AS id,
        e.jobs[u.n] AS job, e.due_ms, e.groups[u.n] AS grp,
        coalesce(e.priority, CASE WHEN e.slot & 63 < 32 THEN (e.slot & 63) - 16 ELSE 0 END)::int AS priority,
-       nullif(substr(e.tasks, l.begin, l.key), '') AS key,
-       nullif(substr(e.tasks, l.begin + l.key, l.kind), '') AS kind,
-       nullif(substr(e.tasks, l.begin + l.key + l.kind, l.headers), '') AS headers,
-       nullif(substr(e.tasks, l.begin + l.key + l.kind + l.headers, l.all_bytes - l.key - l.kind - l.headers), '')
-           AS payload
+       CASE WHEN l.key > 0 THEN substr(e.tasks, l.begin, l.key) END AS key,
+       CASE WHEN l.kind > 0 THEN substr(e.tasks, l.begin + l.key, l.kind) END AS kind,
+       CASE WHEN l.headers > 0 THEN substr(e.tasks, l.begin + l.key + l.kind, l.headers) END AS headers,
+       CASE WHEN l.payload > 0 THEN substr(e.tasks, l.begin + l.all_bytes - l.payload, l.payload) END AS payload
 FROM $S.entries e
 CROSS JOIN LATERAL generate_series(1, e.number) AS u(n)
 CROSS JOIN LATERAL (SELECT substr(e.tasks, 25 * u.n - 24, 25) AS head) h
@@ -143,17 +143,19 @@ CROSS JOIN LATERAL (
            CASE WHEN u.n > 1 THEN (get_byte(e.tasks, 25 * u.n - 49) << 16) + (get_byte(e.tasks, 25 * u.n - 48) << 8)
                                   + get_byte(e.tasks, 25 * u.n - 47) ELSE 0 END AS begins) w
 CROSS JOIN LATERAL (
-    SELECT 25 * e.number + 1 + w.begins AS begin, w.ends - w.begins AS all_bytes,
-           (get_byte(h.head, 4) << 8) + get_byte(h.head, 5) AS key, get_byte(h.head, 6) AS kind,
-           (get_byte(h.head, 7) << 8) + get_byte(h.head, 8) AS headers) l;
+    SELECT 25 * e.number + 1 + w.begins AS begin, w.ends - w.begins AS all_bytes, b.key, b.kind, b.headers,
+           w.ends - w.begins - b.key - b.kind - b.headers AS payload
+    FROM (SELECT (get_byte(h.head, 4) << 8) + get_byte(h.head, 5) AS key, get_byte(h.head, 6) AS kind,
+                 (get_byte(h.head, 7) << 8) + get_byte(h.head, 8) AS headers) b) l;
 
 CREATE FUNCTION $S.pack(at int, id uuid, key bytea, kind bytea, headers bytea, payload bytea)
 RETURNS bytea LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
-    a bytea := coalesce(key, '');
-    b bytea := coalesce(kind, '');
-    c bytea := coalesce(headers, '');
-    d bytea := coalesce(payload, '');
+    nothing bytea := substr(uuid_send(id), 17);
+    a bytea := coalesce(key, nothing);
+    b bytea := coalesce(kind, nothing);
+    c bytea := coalesce(headers, nothing);
+    d bytea := coalesce(payload, nothing);
 BEGIN
     RETURN substr(int2send(at::smallint), 2)
         || substr(int4send(octet_length(a) + octet_length(b) + octet_length(c) + octet_length(d)), 2)
