@@ -384,12 +384,13 @@ static kl_rc read_record(kl__owners *owners, kl__owners_record *ret_record, int6
     return rc;
 }
 
-/* Somebody else could take what this worker cannot use. Of several that cannot, the last goes on trying. */
-static bool has_others(const kl__owners_record *record, int me)
+/* Somebody else may take what this worker cannot use. Of several that cannot, the last goes on trying. */
+static bool has_others(const kl__owners *owners, const kl__owners_record *record, int me)
 {
     bool has = false;
     for (int i = 0; i < (int)record->worker_count; i++)
-        has |= i != me && !record->workers[i].leaving;
+        for (uint32_t group = 0; i != me && !record->workers[i].leaving && group < record->group_count; group++)
+            has |= kl__groups_has(&owners->allowed, group) && kl__groups_has(&record->workers[i].allowed, group);
     return has;
 }
 
@@ -397,7 +398,7 @@ static kl_rc draft_rest(kl__owners *owners, const kl__owners_report *report, int
 {
     kl__owners_record *record = &draft->record;
     uint32_t me = (uint32_t)draft->me;
-    if (!has_others(record, draft->me))
+    if (!has_others(owners, record, draft->me))
         owners->rest = 0;
     draft->leaving = report->leaving || owners->rest > 0;
     refresh(owners, &record->workers[me], report, now_ms);

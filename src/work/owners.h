@@ -15,7 +15,7 @@
  *     that this owner may have begun.
  * O6  The permits that the record grants to all workers together do not exceed the limit, unless it was lowered, or a
  *     worker whose lease had lapsed still runs something: then no new ones are granted until they do not.
- * O7  A worker whose fences fail, beat after beat, leaves its shards to others, if there are any, and tries again ever more
+ * O7  A worker whose fences fail, beat after beat, leaves its shards to others, if any may take one, and tries again ever more
  *     seldom: what it owns and cannot use nobody runs.
  *
  * At four digits shards are owned in groups of 16 neighbours: a group is taken by whoever may take its first shard, and

@@ -122,6 +122,29 @@ TEST(of_workers_that_all_cannot_fence_one_goes_on_trying)
     rig_close(&rig);
 }
 
+/* Two slices: nobody else may take the shards, so nothing is gained by waiting ever longer with another try. */
+TEST(a_worker_whose_fences_fail_goes_on_trying_where_no_other_may_take_its_shards)
+{
+    struct rig rig;
+    struct member members[2];
+    open_rig(&rig);
+    for (uint32_t i = 0; i < 2; i++) {
+        kl__owners_opts opts = rig_opts(&rig, i ? "can" : "cannot");
+        opts.store = i ? rig.memory : rig.store;
+        CHECK_INT(kl_shards_slice(&opts.layout, i, 2, &opts.allowed), KL_OK);
+        rig_join(&rig, &members[i], &opts);
+    }
+    rounds_until(&rig, members, 2, 1, 8);
+    rig_rounds(&rig, members, 2, 31, LEASE_MS / 3);
+    CHECK_INT(members[0].held, 0);
+    fences_fail = false;
+    rig_rounds(&rig, members, 2, 1, LEASE_MS / 3);
+    CHECK_INT(members[0].held, 8);
+    member_die(&members[0]);
+    member_die(&members[1]);
+    rig_close(&rig);
+}
+
 /* --- What a worker says --- */
 
 TEST(a_worker_that_cannot_fence_says_so_and_is_not_at_the_end)
