@@ -99,14 +99,28 @@ bool kl__partition_is_away(const kl__partition *partition)
     return partition->store != partition->pump->queue->store && kl__store_is_away(partition->store);
 }
 
-/* Its store is away: the next refresh tries again. */
-static void note_away(kl__pump *pump, const char *name)
+/* The one of the layout that all workers can reach while they can do anything: the first in the store that has the queue's
+ * record. There need not be one, and then it is the first of all. */
+static uint32_t granting(const kl__pump *pump, const kl__queue_layout *layout)
 {
+    uint32_t index = 0;
+    while (index < layout->layout.partitions && layout->stores[index] != pump->queue->store)
+        index++;
+    return index < layout->layout.partitions ? index : 0;
+}
+
+/* Its store is away: the next refresh tries again. Where the queue's concurrency is shared out in its record, nobody
+ * knows how much the others may run until then. */
+static void note_away(kl__pump *pump, const char *name, bool grants)
+{
+    bool all = grants && pump->descriptor->settings.concurrency != KL_FOREVER;
     pump->away++;
     if (!pump->away_told)
-        kl__pump_log(pump, KL_LOG_WARN,
-                     "queue %s: partition %s is not worked on until its store answers; the others are: %s",
-                     pump->queue->name, name, kl_error_text());
+        kl__pump_log(pump, KL_LOG_WARN, "queue %s: partition %s is not worked on until its store answers; %s: %s",
+                     pump->queue->name, name,
+                     all ? "neither are the others, because the queue's concurrency is shared out there"
+                         : "the others are",
+                     kl_error_text());
     pump->away_told = true;
 }
 
@@ -123,16 +137,6 @@ static void note_all_asked(kl__pump *pump)
     pump->away_told = false;
 }
 
-/* The one of the layout that all workers can reach while they can do anything: the first in the store that has the queue's
- * record. There need not be one, and then it is the first of all. */
-static uint32_t granting(const kl__pump *pump, const kl__queue_layout *layout)
-{
-    uint32_t index = 0;
-    while (index < layout->layout.partitions && layout->stores[index] != pump->queue->store)
-        index++;
-    return index < layout->layout.partitions ? index : 0;
-}
-
 static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
 {
     char name[KL_PARTITION_NAME_BYTES], plain[KL_PARTITION_NAME_BYTES];
@@ -146,7 +150,7 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     uint32_t number = kl__layout_number(layout, index);
     kl__pump_enter(pump);
     if (number == KL_PARTITION_AWAY) {
-        note_away(pump, plain);
+        note_away(pump, plain, index == granting(pump, layout));
         return KL_OK;
     }
     kl__partition *partition = kl__alloc_zeroed(1, sizeof *partition);

@@ -147,7 +147,7 @@ TEST(a_worker_that_starts_while_a_partition_of_an_older_layout_is_away_owns_the_
 /* --- What is told of it --- */
 
 struct told {
-    int away, back;
+    int away, none, back;
 };
 
 static void count_told(void *ctx, kl_log_level level, const char *text)
@@ -155,6 +155,7 @@ static void count_told(void *ctx, kl_log_level level, const char *text)
     struct told *told = ctx;
     (void)level;
     told->away += strstr(text, "is not worked on until its store answers") != NULL;
+    told->none += strstr(text, "neither are the others, because the queue's concurrency is shared out there") != NULL;
     told->back += strstr(text, "the stores of all partitions answer") != NULL;
 }
 
@@ -215,6 +216,7 @@ TEST(that_all_partitions_answer_is_told_once_they_do)
     CHECK_INT(kl__partitions_sync(pump), KL_OK);
     CHECK_INT(kl__partitions_sync(pump), KL_OK);
     CHECK_INT(apart.told.away, 1);
+    CHECK_INT(apart.told.none, 0);
     CHECK_INT(apart.told.back, 1);
     apart_close(&apart);
 }
@@ -244,6 +246,31 @@ TEST(that_all_partitions_answer_is_not_told_while_one_that_is_worked_on_does_not
     CHECK_INT(kl__partitions_sync(pump), KL_OK);
     CHECK_INT(apart.told.back, 1);
     apart_close(&apart);
+}
+
+/* Neither partition lies in the store with the queue's record, so the first of them shares out the limit. */
+TEST(a_queue_whose_limit_is_shared_out_in_a_store_that_is_away_says_that_nothing_runs)
+{
+    struct hand hand;
+    struct lossy lossy;
+    kl_store *away;
+    struct told told = {0};
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 2, .lease_ms = 3600000, .concurrency = 4};
+    if (!hand_open(&hand, &opts))
+        return;
+    CHECK_INT(lossy_open(&lossy, hand.memory, 1, &away), KL_OK);
+    kl__pump *pump = hand_pump(&hand, NULL)->pump;
+    kl__queue_layout *layout = &pump->descriptor->layouts[0];
+    pump->opts.log = count_told;
+    pump->opts.log_ctx = &told;
+    layout->stores[0] = layout->stores[1] = away;
+    lossy.down = true;
+    atomic_store(&layout->numbers[0], KL_PARTITION_AWAY);
+    CHECK_INT(kl__partitions_sync(pump), KL_OK);
+    CHECK_INT(told.none, 1);
+    layout->stores[0] = layout->stores[1] = hand.memory;
+    hand_close(&hand);
+    kl_store_close(away);
 }
 
 /* --- A layout that not all have heard of --- */
