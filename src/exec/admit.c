@@ -209,7 +209,7 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
     *ret_blocked = stuck.blocked;
     if (rc == KL_EFULL && stuck.blocked)
         note_refused(shard, who->hash);
-    else if (rc == KL_OK && stuck.blocked && !who->delayed)
+    else if (rc == KL_OK && stuck.blocked)
         note_admitted(shard, &stuck, who->hash);
     kl__shard_offer(shard); /* what came in needs a thread */
     if (rc == KL_EFULL)

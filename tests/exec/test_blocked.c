@@ -70,6 +70,19 @@ TEST(a_paused_key_is_refused_beyond_an_eighth_of_the_shard_and_the_sentence_says
     kl_exec_close(exec);
 }
 
+TEST(delayed_tasks_of_a_paused_key_count_for_its_share)
+{
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    CHECK_INT(kl_exec_key_pause(exec, kl_str("k")), KL_OK);
+    submit(exec, "k", nothing, NULL, NULL);
+    for (int i = 2; i < EIGHTH; i++)
+        submit(exec, "k", nothing, NULL, TASK(.delay_ms = 100000));
+    CHECK_INT(submit_until_refused(exec, "k", NULL), 1);
+    CHECK_INT(kl_exec_key_resume(exec, kl_str("k")), KL_OK);
+    kl_exec_close(exec);
+}
+
 TEST(each_further_blocked_key_finds_room_in_the_quarter_that_they_share)
 {
     kl_exec *exec = open_small();
