@@ -65,7 +65,8 @@ typedef uint64_t kl_exec_id;  /* a submitted task; never 0, and not used again f
 /* A task's function. It runs on one of the executor's threads and may block, submit (also to its own key), or end its
  * thread: an attempt that ends in pthread_exit or cancellation counts as KL_RETRY, and the thread is replaced. What it
  * changes of its thread, such as the signal mask, it puts back: other tasks run there next. Only the cancellation state and
- * type are put back for it, before the thread takes more tasks: short ones are taken up to 64 at a time. */
+ * type are put back for it, before the thread takes more tasks: short ones are taken up to 64 at a time. One that sets the
+ * type to asynchronous sets it back before it returns or calls the executor, whose work is not to be ended in its middle. */
 typedef kl_outcome kl_task_fn(kl_run *run, void *ctx);
 
 /* How a task ended. Pointers last until the callback returns. */

@@ -367,13 +367,21 @@ static void restore_cancelability(void)
     pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
 }
 
+/* From here on nobody ends the thread. The type first: where it is asynchronous, one who has just seen that the state allows
+ * it ends the thread a moment later whatever the state. */
+static void forbid_cancellation(void)
+{
+    pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, NULL);
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+}
+
 /* Reports the task, or lets it be retried, and ends it. What that takes is not the task's time. Nobody ends the thread
  * here: once its task has ended, the executor may be closed. */
 static void settle_alone(kl_run *run, kl__lane_task *taken, kl_outcome outcome)
 {
     kl__exec_thread *thread = thread_of(run);
     kl__shard *shard = run->shard;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    forbid_cancellation();
     int64_t now_ns = kl__exec_now_ns(run->exec);
     if (outcome == KL_DONE) {
         kl__exec_report(shard, run->task, KL_DONE, KL_OK, run->error);
@@ -430,7 +438,7 @@ static void run_hand(kl__exec_thread *thread)
         if (KL_UNLIKELY(atomic_load_explicit(&run->shard->urgent, memory_order_relaxed) != thread->urgent))
             break;
     }
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    forbid_cancellation();
 }
 
 /* Settles the hand that has been run. Under the shard's mutex. */
@@ -454,7 +462,7 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
             kl__shard_give_up(shard);
             break;
         }
-        if (kl__hand_fill(&thread->hand, shard, thread->hand_size, now_ns) == 0)
+        if (kl__hand_fill(&thread->hand, shard, thread->hand_size, &now_ns) == 0)
             break;
         kl__shard_offer(shard);
         thread->urgent = shard->seen_urgent;

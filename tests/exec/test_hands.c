@@ -280,6 +280,40 @@ TEST(how_a_task_lets_itself_be_cancelled_is_not_the_affair_of_those_that_are_tak
     kl_exec_close(exec);
 }
 
+static atomic_int asynchronous_looks;
+
+static void look_at_type(void)
+{
+    int type;
+    pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, &type);
+    atomic_fetch_add(&asynchronous_looks, type == PTHREAD_CANCEL_ASYNCHRONOUS);
+    pthread_setcanceltype(type, NULL);
+}
+
+static kl_outcome leave_type(kl_run *run, void *outcome)
+{
+    kl_run_retry_after(run, 0);
+    pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+    return kl_run_attempt(run) == 1 ? *(const kl_outcome *)outcome : KL_DONE;
+}
+
+/* A thread that is ended in the middle of that may hold the shard's mutex. */
+TEST(the_executors_own_work_is_not_done_with_the_type_that_a_task_has_left_asynchronous)
+{
+    static kl_outcome outcomes[] = {KL_DONE, KL_RETRY, KL_DEAD};
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    atomic_store(&asynchronous_looks, 0);
+    atomic_store(&on_clock, look_at_type);
+    for (size_t i = 0; i < COUNT(outcomes); i++) {
+        submit(exec, "k", leave_type, &outcomes[i], NULL);
+        AWAIT(tasks_live(exec) == 0);
+    }
+    CHECK_INT(atomic_load(&asynchronous_looks), 0);
+    atomic_store(&on_clock, NULL);
+    kl_exec_close(exec);
+}
+
 TEST(what_a_report_changes_of_how_the_thread_is_cancelled_is_not_the_next_tasks_affair)
 {
     struct gate gate = GATE;
