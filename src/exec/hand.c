@@ -42,7 +42,7 @@ static void part_from_special(kl__hand *hand, kl__shard *shard, int64_t now_ns)
     }
 }
 
-uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t now_ns)
+uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t *now_ns)
 {
     hand->count = kl__shard_take(shard, hand->tasks, most, now_ns);
     if (hand->count == 0)
@@ -51,11 +51,11 @@ uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t 
         hand->tasks[i]->mark.attempts++;
     hand->cut_short = false;
     if (hand->count > 1)
-        part_from_special(hand, shard, now_ns);
+        part_from_special(hand, shard, *now_ns);
     atomic_store_explicit(&hand->next, 0, memory_order_relaxed);
     atomic_store_explicit(&hand->recalled, hand->count <= 1,
                           memory_order_relaxed); /* of one there is nothing to recall */
-    atomic_store_explicit(&hand->filled_ns, now_ns, memory_order_relaxed);
+    atomic_store_explicit(&hand->filled_ns, *now_ns, memory_order_relaxed);
     atomic_store_explicit(&hand->shard, hand->count > 0 ? shard : NULL, memory_order_relaxed);
     return hand->count;
 }

@@ -43,10 +43,11 @@ static inline bool kl__hand_recallable(kl__hand *hand)
     return atomic_load(&hand->shard) != NULL && !atomic_load(&hand->recalled);
 }
 
-/* All under the shard's mutex. Fill takes up to `most` tasks and says how many. Settle, by the thread itself, ends the
+/* All under the shard's mutex. Fill takes up to `most` tasks, says how many, and sets the time anew where reports took some
+ * of it. Settle, by the thread itself, ends the
  * first `ran` and returns the others. Recall does the same for another thread, up to the task that it is running;
  * recall_all for every hand that holds tasks of the shard: then all that no thread is about to run is in the lanes. */
-uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t now_ns);
+uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t *now_ns);
 void kl__hand_settle(kl__hand *hand, kl__shard *shard, uint32_t ran, int64_t now_ns);
 void kl__hand_recall(kl__hand *hand, kl__shard *shard, int64_t now_ns);
 void kl__hand_recall_all(kl__shard *shard, int64_t now_ns);

@@ -305,8 +305,8 @@ kl_rc kl__shard_look_closely(kl__shard *shard);
 KL_MUST_USE kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index);
 void kl__shard_close(kl__shard *shard);
 kl_rc kl__shard_drain_inbox(kl__shard *shard, uint64_t most, int64_t now_ns);
-uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
-uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
+uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns);
+uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns);
 bool kl__shard_publish_hints(kl__shard *shard);
 void kl__shard_offer(kl__shard *shard);
 void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int64_t now_ns); /* NULLs are passed over */

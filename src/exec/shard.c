@@ -157,7 +157,7 @@ static int64_t submit_time(kl__shard *shard, bool stamped, uint32_t stamp, int64
     if (KL_UNLIKELY(stamped)) {
         uint32_t now = (uint32_t)(now_ms - shard->exec->opened_ms);
         int32_t ago = (int32_t)(now - stamp);
-        int64_t time_ms = ago > 0 ? now_ms - ago : now_ms; /* our own look at the clock may be the older one */
+        int64_t time_ms = now_ms - ago; /* our own look at the clock may be the older one */
         if (time_ms > shard->submitted_ms)
             shard->submitted_ms = time_ms;
     }
@@ -201,6 +201,7 @@ static inline enum entry enter(kl__shard *shard, uint64_t number, uint64_t slot,
         return NO_MEMORY;
     task->lane.mark.kind &= (uint8_t)~KL_KIND_STAMPED;
     task->lane.due_ms = submit_time(shard, stamped, stamp, now_ms);
+    now_ms = task->lane.due_ms > now_ms ? task->lane.due_ms : now_ms; /* what was due by then is */
     task->lane.position = number;
     bool started = may_start && !task->lane.mark.kind && kl__lanes_start(shard->lanes, lane, &task->lane);
     if (!started)
@@ -269,31 +270,31 @@ static void look(kl__shard *shard, int64_t now_ns)
 }
 
 /* Takes up to `most` tasks that stand ready in the lanes, each of another key. */
-uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns)
 {
     if (KL_UNLIKELY(must_look(shard))) {
-        look(shard, now_ns);
-    } else if (now_ns - shard->looked_ns > LOOK_EVERY_NS) {
-        kl__shard_drain_inbox(shard, HELPING, now_ns);
+        look(shard, *now_ns);
+    } else if (*now_ns - shard->looked_ns > LOOK_EVERY_NS) {
+        kl__shard_drain_inbox(shard, HELPING, *now_ns);
     }
     if (KL_UNLIKELY(shard->deadlines != NULL))
-        now_ns = kl__shard_expire(shard, now_ns);
+        *now_ns = kl__shard_expire(shard, *now_ns);
     most = limit(shard, most); /* with what has just come in */
-    return kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(now_ns));
+    return kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(*now_ns));
 }
 
 /* Takes up to `most` tasks straight from the inbox, when nothing is ready in the lanes. */
-uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns)
 {
     uint32_t count = 0;
     most = limit(shard, most);
     while (count == 0 && kl__inbox_has_next(&shard->inbox)) {
         uint64_t before = kl__inbox_drained(&shard->inbox);
-        count = start_some(shard, ret_tasks, most, now_ns);
+        count = start_some(shard, ret_tasks, most, *now_ns);
         if (count == 0) { /* what came in may have made something ready, unless nothing could come in */
             if (KL_UNLIKELY(shard->deadlines != NULL))
-                now_ns = kl__shard_expire(shard, now_ns);
-            count = kl__lanes_take(shard->lanes, ret_tasks, limit(shard, most), kl__ns_to_ms(now_ns));
+                *now_ns = kl__shard_expire(shard, *now_ns);
+            count = kl__lanes_take(shard->lanes, ret_tasks, limit(shard, most), kl__ns_to_ms(*now_ns));
         }
         if (kl__inbox_drained(&shard->inbox) == before)
             break;

@@ -20,8 +20,8 @@ int __real_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, 
 int __real_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *ret_set);
 int __real_sched_yield(void);
 long __real_syscall(long number, ...);
-uint32_t __real_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
-uint32_t __real_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
+uint32_t __real_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns);
+uint32_t __real_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns);
 void __real_kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
 bool __real_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
 
@@ -37,8 +37,8 @@ int __wrap_pthread_cond_timedwait(pthread_cond_t *cond, pthread_mutex_t *mutex, 
 int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *ret_set);
 int __wrap_sched_yield(void);
 long __wrap_syscall(long number, ...);
-uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
-uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns);
+uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns);
+uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns);
 void __wrap_kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error);
 bool __wrap_kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
 
@@ -183,12 +183,12 @@ static uint32_t tell(kl__lane_task **tasks, uint32_t count)
     return count;
 }
 
-uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+uint32_t __wrap_kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns)
 {
     return tell(ret_tasks, __real_kl__shard_take(shard, ret_tasks, most, now_ns));
 }
 
-uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t now_ns)
+uint32_t __wrap_kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns)
 {
     return tell(ret_tasks, __real_kl__shard_start(shard, ret_tasks, most, now_ns));
 }

@@ -313,6 +313,23 @@ TEST(the_histogram_has_how_long_a_task_ran_and_not_its_report)
     kl_exec_close(exec);
 }
 
+TEST(the_histogram_leaves_out_what_the_report_of_a_deadline_takes)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_frozen(OPTS(.threads = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "held", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    submit(exec, "late", nothing, NULL, TASK(.deadline_ms = 10, .end = take_300_ms, .end_ctx = exec));
+    submit(exec, "next", nothing, NULL, NULL);
+    pass_ms(exec, 10);
+    gate_open(&gate);
+    CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
+    CHECK_INT(count_of(exec, "run_duration_seconds_count", 0), 2);
+    CHECK(value_of(metrics_of(exec), "keyline_exec_run_duration_seconds_sum{shard=\"0\"}") == 0.01); /* that held */
+    kl_exec_close(exec);
+}
+
 TEST(an_attempt_that_ends_its_thread_is_in_the_histogram_of_runs)
 {
     struct script ends = {.name = "t", .plan = "ed", .after_ms = 1};

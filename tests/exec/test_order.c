@@ -165,6 +165,47 @@ TEST(a_thread_that_comes_with_an_old_time_does_not_put_new_tasks_before_old_ones
     kl_exec_close(exec);
 }
 
+TEST(a_thread_that_comes_with_an_old_time_starts_what_was_due_before_a_task_was_submitted_first)
+{
+    struct gate gate = GATE;
+    slow_clock = (struct gate)GATE;
+    test_thread = pthread_self();
+    kl_exec *exec = open_held(&gate, true);
+    REQUIRE(exec != NULL);
+    atomic_store(&on_clock, keep_old_time);
+    gate_open(&gate);
+    gate_await(&slow_clock, 1);
+    submit(exec, "k", note, "due", TASK(.delay_ms = 5));
+    pass_ms(exec, 10);
+    submit_note(exec, "k", "later");
+    gate_open(&slow_clock);
+    journal_await(2);
+    CHECK_STR(journal_text(), "due later");
+    atomic_store(&on_clock, NULL);
+    kl_exec_close(exec);
+}
+
+static void submit_in_a_while(void *ctx, const kl_exec_end *end)
+{
+    (void)end;
+    submit(ctx, "k", note, "due", TASK(.delay_ms = 5));
+    pass_ms(ctx, 30);
+    submit_note(ctx, "k", "later");
+}
+
+TEST(what_became_due_while_a_deadline_is_reported_starts_before_what_is_submitted_then)
+{
+    struct gate gate = GATE;
+    kl_exec *exec = open_held(&gate, true);
+    REQUIRE(exec != NULL);
+    submit(exec, "x", nothing, NULL, TASK(.deadline_ms = 10, .end = submit_in_a_while, .end_ctx = exec));
+    pass_ms(exec, 10);
+    gate_open(&gate);
+    journal_await(2);
+    CHECK_STR(journal_text(), "due later");
+    kl_exec_close(exec);
+}
+
 /* --- Delays --- */
 
 TEST(a_delayed_task_does_not_start_before_it_is_due)

@@ -74,8 +74,9 @@ TEST(a_task_that_comes_in_after_its_deadline_is_not_started)
     submit(exec, "k", note, "late", TASK(.deadline_ms = 5, .end = note_end, .end_ctx = "end"));
     pass_ms(exec, 5);
     kl__shard *shard = &exec->shards[0];
+    int64_t now_ns = kl__exec_now_ns(exec);
     pthread_mutex_lock(&shard->mutex);
-    CHECK_INT(kl__shard_start(shard, tasks, KL_HAND_MAX, kl__exec_now_ns(exec)), 0);
+    CHECK_INT(kl__shard_start(shard, tasks, KL_HAND_MAX, &now_ns), 0);
     kl__shard_offer(shard);
     pthread_mutex_unlock(&shard->mutex);
     CHECK_STR(journal_text(), "end=KL_ETIMEDOUT/0");
