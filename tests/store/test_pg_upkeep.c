@@ -59,6 +59,23 @@ static void fill_and_settle(struct trial *t, size_t left, kl_task_id *ret_last)
     *ret_last = stubs[TASKS - 1].id;
 }
 
+/* With one from before a lock was waited for, what was put meanwhile would be taken for settled. */
+CLAIM(nothing_is_cleared_away_with_an_old_snapshot)
+{
+    static const char *const calls[] = {"upkeep(100, 100, 1000)", "upkeep_segments(0, 0, 0)", "upkeep_last(0)",
+                                        "upkeep_tokens(0)", "inbox_look('\\x61', 0)"};
+    PGconn *conn = pg_server_connect();
+    for (size_t i = 0; i < COUNT(calls); i++) {
+        char sql[192];
+        snprintf(sql, sizeof sql, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1; SELECT %s.%s", schema_of(t),
+                 calls[i]);
+        PQclear(PQexec(conn, sql));
+        CHECK_CONTAINS(PQerrorMessage(conn), "needs the isolation level read committed");
+        PQclear(PQexec(conn, "ROLLBACK"));
+    }
+    PQfinish(conn);
+}
+
 CLAIM(whoever_worked_and_ends_empties_what_is_all_settled)
 {
     kl_task_id last;

@@ -303,6 +303,7 @@ DECLARE
     last bigint;
     first bigint;
 BEGIN
+    PERFORM $S.begin_write();
     SELECT n.last_value INTO last FROM $S.inbox_number_seq n;
     low_next := CASE WHEN last < low THEN 0 ELSE low END;
     IF last - low_next >= 1024 THEN

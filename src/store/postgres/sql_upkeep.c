@@ -21,6 +21,9 @@
  *
  * Where more is kept than may be, a round drops twenty times as much as usual: it has to read past all that stays.
  *
+ * All of it needs a new snapshot for each statement, as begin_write demands: with one from before a lock was waited for,
+ * what was put meanwhile would not be counted.
+ *
  * Nothing of it is done by parallel workers, which the server would start anew for every round.
  *
  * left_rows are the rows of a segment that have more tasks than are settled of them, found by one join of two sets that
@@ -38,6 +41,7 @@ DECLARE
     taken int;
     dropped int;
 BEGIN
+    PERFORM $S.begin_write();
     more := false;
     IF NOT pg_try_advisory_xact_lock($L, 0) THEN
         RETURN;
@@ -234,6 +238,7 @@ DECLARE
     now_used record;
     next_one int;
 BEGIN
+    PERFORM $S.begin_write();
     IF NOT pg_try_advisory_xact_lock($L, 0) THEN
         RETURN;
     END IF;
@@ -262,6 +267,7 @@ DECLARE
     emptied int := 0;
     is_done boolean;
 BEGIN
+    PERFORM $S.begin_write();
     IF NOT pg_try_advisory_xact_lock($L, 0) THEN
         RETURN 0;
     END IF;
@@ -283,6 +289,7 @@ DECLARE
     now_used record;
     next_one int;
 BEGIN
+    PERFORM $S.begin_write();
     IF NOT pg_try_advisory_xact_lock($L, 0) THEN
         RETURN;
     END IF;
