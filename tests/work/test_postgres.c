@@ -245,6 +245,40 @@ TEST(a_queue_is_not_removed_while_a_transaction_that_puts_into_it_is_open)
     close_bed(&bed);
 }
 
+TEST(a_transaction_that_sees_a_queue_as_it_is_no_more_puts_nothing_into_it)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *app = connect_app(&bed);
+    say(app, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1");
+    CHECK_INT(kl_queue_remove(bed.queue), KL_OK);
+    refuse(app, "SELECT put('orders', 'done 1')", "could not serialize access");
+    say(app, "ROLLBACK");
+    CHECK_INT(in_inbox(&bed), 0);
+    refuse(app, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT put('orders', 'done 2')", "there is no queue 'orders'");
+    PQfinish(app);
+    close_bed(&bed);
+}
+
+TEST(one_transaction_that_puts_with_a_snapshot_does_not_wait_for_another)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed, NULL));
+    PGconn *first = connect_app(&bed), *second = connect_app(&bed);
+    say(first, "BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT put('orders', 'done 1', key => 'a')");
+    say(second, "BEGIN ISOLATION LEVEL REPEATABLE READ; SET LOCAL lock_timeout = '1s'");
+    say(second, "SELECT put('orders', 'done 2', key => 'b'); COMMIT");
+    kl_queue_opts other = {.size = sizeof other, .attempts_max = 3};
+    CHECK_INT(kl_queue_alter(bed.queue, &other), KL_OK); /* nor does the queue's record */
+    say(first, "COMMIT");
+    take_in_all(&bed);
+    CHECK_KEY(&bed, "a", "done 1 ");
+    CHECK_KEY(&bed, "b", "done 2 ");
+    PQfinish(first);
+    PQfinish(second);
+    close_bed(&bed);
+}
+
 /* As on a standby, where nothing is to be repeated in vain. */
 TEST(a_database_that_takes_no_writes_says_so)
 {

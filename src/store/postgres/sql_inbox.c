@@ -33,6 +33,9 @@
  *
  * I3  Below what inbox_look returns as the next `low` there is no row, and none will be committed.
  *
+ * A transaction that is not read committed sees the records as they were when it began. That a queue was altered or removed
+ * since is found out by a row lock (check_snapshot), which ends at once, with a subtransaction: nobody is to wait for it.
+ *
  * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table.
  *
  * The last statement gives every function of both steps its search path. */
@@ -149,6 +152,16 @@ BEGIN
 END
 $$;
 
+CREATE FUNCTION $S.check_snapshot(queues text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM $S.records r
+    WHERE r.name IN (SELECT convert_to('queue/' || u.name, 'UTF8') FROM unnest(queues) AS u(name)) FOR KEY SHARE;
+    RAISE EXCEPTION USING ERRCODE = 'KL004';
+EXCEPTION WHEN SQLSTATE 'KL004' THEN
+    RETURN;
+END
+$$;
+
 CREATE FUNCTION $S.put_rows(queues text[], payloads bytea[], keys bytea[], kinds bytea[], options jsonb[])
 RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$ #variable_conflict use_variable
@@ -163,6 +176,9 @@ BEGIN
     WHERE q.name IS NULL
        OR NOT EXISTS (SELECT FROM $S.records r WHERE r.name = convert_to('queue/' || q.name, 'UTF8'))
     LIMIT 1;
+    IF wrong IS NULL AND current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM $S.check_snapshot(queues);
+    END IF;
     IF wrong IS NULL THEN
         SELECT format('task %s: %s', t.n, t.why) INTO wrong
         FROM (SELECT u.n, CASE WHEN octet_length(u.key) > 512 THEN 'its key has more than 512 bytes'
