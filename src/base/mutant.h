@@ -30,6 +30,7 @@
     X(commit_lost, "a claim that was answered is not committed", "Conveyor (001)")                                     \
     X(claim_other_job, "whoever takes a claim over makes another job", "Conveyor (001)")                               \
     X(halt_holds_shard, "a halted key keeps all others of its shard from being started", "pg-boss #849")               \
+    X(pause_holds_shard, "a paused key keeps all others of its shard from being started", "pg-boss #849")              \
     X(first_page, "only the first tasks of a line are ever read", "DFQ (002)")                                         \
     X(retry_line_late, "after a takeover the ready lines are read before the retry line", "our own, before release")   \
     X(outcomes_dropped, "outcomes whose settle failed are forgotten", "solid_queue #689")                              \

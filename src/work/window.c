@@ -464,7 +464,8 @@ void kl__window_ready(kl__window *window)
     kl__pump *pump = window->pump;
     if (!window->lanes || window->leaving || window->unlooked || window->lapsed || window->lost || pump->stopping)
         return;
-    if (KL_MUTANT(halt_holds_shard) && kl__lanes_counts(window->lanes).keys[KL_LANE_HALTED] > 0)
+    if ((KL_MUTANT(halt_holds_shard) && kl__lanes_counts(window->lanes).keys[KL_LANE_HALTED] > 0) ||
+        (KL_MUTANT(pause_holds_shard) && kl__lanes_counts(window->lanes).keys[KL_LANE_PAUSED] > 0))
         return;
     while ((count = kl__lanes_take(window->lanes, tasks, 64, pump->now_ms)) > 0) {
         for (uint32_t i = 0; i < count; i++) {

@@ -704,7 +704,7 @@ bool oracle_halted(const struct world *world, uint32_t key)
 bool oracle_at_rest(const struct world *world, const struct sim_entry **ret_stuck)
 {
     for (uint32_t key = 0; key < SIM_KEYS_MAX; key++) {
-        if (!world->keys[key].waiting || oracle_halted(world, key))
+        if (!world->keys[key].waiting || world->keys[key].held || oracle_halted(world, key))
             continue;
         *ret_stuck = world->keys[key].waiting;
         return false;

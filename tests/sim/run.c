@@ -117,6 +117,33 @@ static void resume_all(struct sim_process *process)
     sim_note(world, process, NULL, "everything is resumed: %s", kl_rc_name(rc));
 }
 
+/* And then a third of the keys are paused: what is left of the others must end all the same. */
+static void hold_some(struct sim_process *process)
+{
+    struct world *world = process->world;
+    resume_all(process);
+    for (uint32_t i = 1 + (uint32_t)(world->seed % 3); i <= world->plan.keys; i += 3) {
+        world->keys[i].held = true;
+        while (!process->dead && kl_key_pause(process->queue, kl_str(world->keys[i].name)) != KL_OK)
+            sim_sleep(process, 100);
+    }
+    sim_note(world, process, NULL, "a third of the keys are paused");
+}
+
+static void let_go(struct sim_process *process)
+{
+    struct world *world = process->world;
+    if (sim_open(process) != KL_OK)
+        return;
+    for (uint32_t i = 1; i < SIM_KEYS_MAX; i++) {
+        while (!process->dead && world->keys[i].held &&
+               kl_key_resume(process->queue, kl_str(world->keys[i].name)) != KL_OK)
+            sim_sleep(process, 100);
+        world->keys[i].held = false;
+    }
+    sim_note(world, process, NULL, "those keys are resumed");
+}
+
 static void keep(struct world *world, enum sim_role role, uint32_t count, void (*run)(struct sim_process *process))
 {
     while (sim_alive(world, role) < count && world->process_count < SIM_PROCESSES_MAX)
@@ -187,7 +214,7 @@ static void tell_stuck(struct world *world, const struct sim_entry *stuck)
     bool blocked = false;
     note_pumps(world);
     for (uint32_t key = 1; key < SIM_KEYS_MAX; key++)
-        blocked |= oracle_halted(world, key);
+        blocked |= world->keys[key].held || oracle_halted(world, key);
     const struct sim_owner *owner = &world->partitions[stuck->place.partition]->owners[stuck->place.shard];
     sim_break(world, blocked ? "I4" : "I5", stuck->task,
               "task %llu of key %u still waits in shard %u of %s (p%d): %llu tasks in all; attempts %u, starts %u%s%s",
@@ -196,16 +223,11 @@ static void tell_stuck(struct world *world, const struct sim_entry *stuck)
               stuck->attempts, stuck->starts, stuck->retry_line ? ", tried" : "", stuck->due ? ", was due later" : "");
 }
 
-static void come_to_rest(struct world *world)
+static void await_rest(struct world *world)
 {
     const struct sim_entry *stuck = NULL;
     int64_t until_ms = world->now_ms + QUIET_MS;
     uint64_t steps_max = world->steps + STEPS_FACTOR * (world->plan.operations + 2000);
-    world->quiet = true;
-    for (uint32_t i = 0; i < world->process_count; i++)
-        world->processes[i]->frozen_until_ms = 0;
-    sim_note(world, NULL, NULL, "quiet from now on");
-    sim_process_new(world, SIM_OPERATOR, resume_all);
     while (!world->broken) {
         step(world);
         if (world->steps % REST_EVERY != 0)
@@ -220,6 +242,19 @@ static void come_to_rest(struct world *world)
                 sim_break(world, "I5", NULL, "somebody's call does not come to an end");
         }
     }
+}
+
+/* First all that is not blocked, then the rest. */
+static void come_to_rest(struct world *world)
+{
+    world->quiet = true;
+    for (uint32_t i = 0; i < world->process_count; i++)
+        world->processes[i]->frozen_until_ms = 0;
+    sim_note(world, NULL, NULL, "quiet from now on");
+    sim_process_new(world, SIM_OPERATOR, hold_some);
+    await_rest(world);
+    sim_process_new(world, SIM_OPERATOR, let_go);
+    await_rest(world);
 }
 
 /* Everybody stops, and gives back what he owns; where something broke, at once. */

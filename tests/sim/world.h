@@ -160,6 +160,7 @@ struct sim_key {
     char name[16];
     struct sim_entry *waiting;
     bool paused, steered, skip_asked, again_asked, drain_asked;
+    bool held;            /* paused at the end, while all others come to rest */
     int64_t paused_ms;    /* since when it is */
     uint64_t tried_epoch; /* in which a task of it that had been tried before ended last */
 };
