@@ -138,7 +138,7 @@ static size_t submit_free(kl_exec *exec, kl__order *orders, size_t count, struct
 static void look_again(kl__order *orders, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (KL_LIKELY(!orders[i].careful && !kl__lane_signs_say(orders[i].shard->signs, (uint32_t)orders[i].hash)))
+        if (KL_LIKELY(!orders[i].careful && !kl__lane_has_signs(orders[i].shard->signs, (uint32_t)orders[i].hash)))
             continue;
         orders[i].careful = true;
         for (size_t j = i + 1; j < count; j++)
@@ -241,6 +241,15 @@ static bool is_refused_again(struct batch *batch, kl__shard *shard, uint64_t has
     return true;
 }
 
+/* Whether a task of the line may be of a blocked key. */
+static bool line_has_signs(const struct routes *routes, struct line line, const kl__shard *shard)
+{
+    bool any = false;
+    for (uint8_t i = line.first; line.count > 0; line.count--, i = routes->next[i])
+        any |= kl__lane_has_signs(shard->signs, (uint32_t)routes->hash[i]);
+    return any;
+}
+
 /* Sets aside what may be of a blocked key, and all that follows it in the batch and may be of the same key, for whether that
  * is blocked may change at any moment: it gets id 0. Counts what was refused again, and returns the rest of the line. */
 static struct line part_line(struct batch *batch, const kl_exec_task *tasks, struct routes *routes, struct line line,
@@ -291,13 +300,14 @@ static bool submit_plain(struct batch *batch, const kl_exec_task *tasks, size_t 
     struct routes routes;
     struct line lines[KL_EXEC_SHARDS_MAX];
     size_t taken = 0, refused = 0;
+    bool was_parted = batch->is_parted; /* what other lines of the chunk have aside is of other keys */
     for (uint32_t i = 0; i < exec->shard_count; i++)
         lines[i] = (struct line){0};
     if (!route_all(exec, tasks, count, &routes, lines))
         return false;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[i];
-        if (KL_UNLIKELY(batch->is_parted || kl__lane_signs_any(shard->signs)))
+        if (KL_UNLIKELY(was_parted || (kl__lane_signs_any(shard->signs) && line_has_signs(&routes, lines[i], shard))))
             lines[i] = part_line(batch, tasks, &routes, lines[i], shard, ids, &refused);
         if (lines[i].count > 0)
             taken += submit_line(shard, tasks, &routes, lines[i], ids);

@@ -171,10 +171,8 @@ static void clear_marks(kl__lane *lane)
 static void count_sign(kl__lanes *lanes, uint32_t sign, bool blocked)
 {
     uint32_t *count = &lanes->blocked_by_sign[sign];
-    _Atomic(uint64_t) *bits = &lanes->signs.bits[sign / 64];
-    uint64_t bit = UINT64_C(1) << sign % 64, others = atomic_load_explicit(bits, memory_order_relaxed) & ~bit;
     *count += blocked ? 1 : -1u;
-    atomic_store_explicit(bits, *count ? others | bit : others, memory_order_relaxed);
+    atomic_store_explicit(&lanes->signs.is_set[sign], *count > 0, memory_order_relaxed);
 }
 
 /* Something that producers may have been told about blocked keys holds no more. */

@@ -199,8 +199,8 @@ bool kl__lane_goes_alone(const kl__lane *lane);
 enum { KL_LANE_SIGNS = 2048, KL_LANE_SIGNS_EACH = 3 };
 
 typedef struct kl__lane_signs {
-    _Atomic(uint32_t) blocked_keys; /* nearly always 0, and then there is no need to look at more */
-    _Atomic(uint64_t) bits[KL_LANE_SIGNS / 64];
+    _Atomic(bool) is_set[KL_LANE_SIGNS]; /* bytes, and not bits: so to look at one costs no more than not to */
+    alignas(KL_CACHE_LINE) _Atomic(uint32_t) blocked_keys;
     alignas(KL_CACHE_LINE) _Atomic(uint64_t)
         changes; /* counts how often a key became blocked, or is not any more, or less stuck */
 } kl__lane_signs;
@@ -209,7 +209,7 @@ const kl__lane_signs *kl__lanes_signs(const kl__lanes *lanes);
 
 static inline bool kl__lane_sign_is_set(const kl__lane_signs *signs, uint32_t sign)
 {
-    return atomic_load_explicit(&signs->bits[sign % KL_LANE_SIGNS / 64], memory_order_relaxed) >> sign % 64 & 1;
+    return atomic_load_explicit(&signs->is_set[sign % KL_LANE_SIGNS], memory_order_relaxed);
 }
 
 /* A key has three signs: with 25 of 250 keys blocked, one in 20,000 others has them all by chance. */
@@ -220,18 +220,13 @@ static inline uint32_t kl__lane_sign(uint32_t hash, int which)
 
 static inline bool kl__lane_has_signs(const kl__lane_signs *signs, uint32_t hash)
 {
-    return kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0)) && kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1)) &&
-           kl__lane_sign_is_set(signs, kl__lane_sign(hash, 2));
+    return KL_UNLIKELY(kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0))) &&
+           kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1)) && kl__lane_sign_is_set(signs, kl__lane_sign(hash, 2));
 }
 
 static inline bool kl__lane_signs_any(const kl__lane_signs *signs)
 {
     return atomic_load_explicit(&signs->blocked_keys, memory_order_relaxed) > 0;
-}
-
-static inline bool kl__lane_signs_say(const kl__lane_signs *signs, uint32_t hash)
-{
-    return KL_UNLIKELY(kl__lane_signs_any(signs)) && kl__lane_has_signs(signs, hash);
 }
 
 /* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether any live task

@@ -132,7 +132,7 @@ TEST(a_key_that_keeps_failing_is_bounded_also_while_it_runs_until_a_task_of_it_i
     gate_open(&gate);
     AWAIT(tasks_live(exec) == 0);
     CHECK_INT(info_of(exec, "k").state, KL_KEY_IDLE);
-    CHECK(!kl__lane_signs_say(exec->shards[0].signs, (uint32_t)kl__hash_local(kl_str("k"))));
+    CHECK(!kl__lane_has_signs(exec->shards[0].signs, (uint32_t)kl__hash_local(kl_str("k"))));
     kl_exec_close(exec);
 }
 
