@@ -181,8 +181,8 @@ KL_API kl_exec_full kl_exec_last_full(void);
  * KL_EINVAL: no key, or too long a one, or wait_ms is negative. KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_exec_barrier(kl_exec *exec, kl_bytes key, int64_t wait_ms);
 
-/* Cancels a task. KL_OK: it will not run (again); it has been reported as cancelled. KL_EBUSY: it is running; it has been
- * asked to stop (kl_run_cancelled) and will not be retried. KL_ENOTFOUND: it has ended, if only just and is being reported,
+/* Cancels a task. KL_OK: it will not run (again); it has been reported as cancelled. KL_EBUSY: it is running, or a thread
+ * has taken it and is about to; it has been asked to stop (kl_run_cancelled) and will not be retried. KL_ENOTFOUND: it has ended, if only just and is being reported,
  * or there never was one. KL_ENOMEM: it could not be looked for. */
 KL_API KL_MUST_USE kl_rc kl_exec_cancel(kl_exec *exec, kl_exec_id id);
 

@@ -70,7 +70,7 @@ static uint32_t find_mark(const kl__answers *bucket, uint64_t mark)
 {
     uint32_t found = KL_ANSWERS;
     for (uint32_t i = 0; i < KL_ANSWERS; i++) /* all of them: where it stands cannot be foretold */
-        found = atomic_load_explicit(&bucket->marks[i], memory_order_relaxed) == mark ? i : found;
+        found = atomic_load_explicit(&bucket->marks[i], memory_order_acquire) == mark ? i : found;
     return found;
 }
 
@@ -93,28 +93,28 @@ static bool is_admitted_again(kl__shard *shard, uint64_t hash)
     return own + all < share_of_blocked(shard);
 }
 
-/* With the mutex held: writes the mark in place of the key's other one, or of some older. Returns where. */
-static uint32_t note_mark(kl__answers *bucket, uint64_t mark)
+/* With the mutex held: writes the mark, and what it stands for, in place of the key's other one, or of some older. */
+static void note_mark(kl__answers *bucket, uint64_t mark, uint32_t tasks)
 {
     uint32_t i = find_mark(bucket, ~mark);
     if (i == KL_ANSWERS && (i = find_mark(bucket, mark)) == KL_ANSWERS)
         i = bucket->next++ % KL_ANSWERS;
-    atomic_store_explicit(&bucket->marks[i], mark, memory_order_relaxed);
-    return i;
+    atomic_store_explicit(&bucket->marks[i], 0, memory_order_relaxed);
+    atomic_store_explicit(&bucket->tasks[i], tasks, memory_order_release);
+    atomic_store_explicit(&bucket->marks[i], mark, memory_order_release);
 }
 
 static void note_refused(kl__shard *shard, uint64_t hash)
 {
-    note_mark(bucket_of(shard, hash), refused_mark(shard, hash));
+    note_mark(bucket_of(shard, hash), refused_mark(shard, hash), 0);
 }
 
-/* With the mutex held, when all is counted but the task that is about to come in. */
-static void note_admitted(kl__shard *shard, const struct stuck *stuck, uint64_t hash)
+/* With the mutex held, when all is counted but the task that is about to come in. Who was admitted without it since the
+ * counting began (`before`) may have been counted or not: he is added, for the answer that is the safer one. */
+static void note_admitted(kl__shard *shard, const struct stuck *stuck, uint64_t before, uint64_t hash)
 {
-    kl__answers *bucket = bucket_of(shard, hash);
-    uint32_t i = note_mark(bucket, admitted_mark(shard, hash));
-    atomic_store_explicit(&bucket->tasks[i], (uint32_t)stuck->own + 1, memory_order_relaxed);
-    atomic_store_explicit(&shard->admitted, stuck->all + 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&shard->admitted, stuck->all + 1 - before, memory_order_relaxed);
+    note_mark(bucket_of(shard, hash), admitted_mark(shard, hash), (uint32_t)stuck->own + 1);
 }
 
 /* With the mutex held: the shard is about to be shut, and those who were refused are to be told that instead. */
@@ -188,6 +188,7 @@ static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed,
 kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_blocked)
 {
     kl_rc rc;
+    uint64_t before;
     struct stuck stuck;
     kl__lane_key key = {who->key, (uint32_t)who->hash};
     if (!who->until_ns && kl__shard_refuses(shard, who->hash)) {
@@ -198,6 +199,7 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
         return KL_OK;
     pthread_mutex_lock(&shard->mutex);
     for (;;) {
+        before = atomic_load_explicit(&shard->admitted, memory_order_relaxed);
         bool admitted = is_admitted(shard, &key, who->delayed, &stuck);
         rc = admitted ? KL_OK : kl__inbox_is_shut(&shard->inbox) ? KL_ECLOSED : KL_EFULL;
         int64_t now_ns = kl__monotonic_ns(), look_ns = now_ns + KL_EXEC_LOOK_NS;
@@ -210,10 +212,10 @@ kl_rc kl__shard_admit(kl__shard *shard, const kl__applicant *who, bool *ret_bloc
     if (rc == KL_EFULL && stuck.blocked)
         note_refused(shard, who->hash);
     else if (rc == KL_OK && stuck.blocked)
-        note_admitted(shard, &stuck, who->hash);
+        note_admitted(shard, &stuck, before, who->hash);
     kl__shard_offer(shard); /* what came in needs a thread */
     if (rc == KL_EFULL)
-        atomic_store_explicit(&shard->told.length, (uint32_t)kl__inbox_length(&shard->inbox), memory_order_relaxed);
+        atomic_store_explicit(&shard->told_length, (uint32_t)kl__inbox_length(&shard->inbox), memory_order_relaxed);
     pthread_mutex_unlock(&shard->mutex);
     return rc;
 }
@@ -310,7 +312,7 @@ kl_rc kl__shard_fail_full(kl__shard *shard)
 /* How full it is was seen when a key was last refused under the mutex: to look again would take lines that others need. */
 kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked)
 {
-    uint32_t length = atomic_load_explicit(&shard->told.length, memory_order_relaxed);
+    uint32_t length = atomic_load_explicit(&shard->told_length, memory_order_relaxed);
     struct facts *facts = note_full(shard, length, blocked ? say_blocked : say_delayed);
     facts->key_len = (uint16_t)key.len;
     kl__key_copy(facts->key, (kl_bytes){key.data, bytes_shown(key.len)});

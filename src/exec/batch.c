@@ -138,7 +138,8 @@ static size_t submit_free(kl_exec *exec, kl__order *orders, size_t count, struct
 static void look_again(kl__order *orders, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
-        if (KL_LIKELY(!orders[i].careful && !kl__lane_has_signs(orders[i].shard->signs, (uint32_t)orders[i].hash)))
+        const kl__order *order = &orders[i];
+        if (KL_LIKELY(!order->careful && !kl__exec_may_be_blocked(order->shard, order->task->key, order->hash)))
             continue;
         orders[i].careful = true;
         for (size_t j = i + 1; j < count; j++)
@@ -246,7 +247,7 @@ static bool line_has_signs(const struct routes *routes, struct line line, const 
 {
     bool any = false;
     for (uint8_t i = line.first; line.count > 0; line.count--, i = routes->next[i])
-        any |= kl__lane_has_signs(shard->signs, (uint32_t)routes->hash[i]);
+        any |= kl__lane_has_two_signs(shard->signs, (uint32_t)routes->hash[i]);
     return any;
 }
 

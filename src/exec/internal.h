@@ -125,8 +125,7 @@ typedef struct kl__answers {
 
 typedef struct kl__told {
     kl__answers *buckets;
-    uint64_t mask;            /* of their number */
-    _Atomic(uint32_t) length; /* places that were taken when a key was last refused */
+    uint64_t mask; /* of their number */
 } kl__told;
 
 typedef struct kl__shard {
@@ -159,6 +158,7 @@ typedef struct kl__shard {
     alignas(KL_CACHE_LINE) _Atomic(uint32_t)
         delayed; /* live tasks with a delay: while there are any, the others' times matter */
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) admitted; /* tasks of blocked keys, or a few more: admit.c */
+    _Atomic(uint32_t) told_length;                     /* places that were taken when a key was last refused */
     struct {
         alignas(KL_CACHE_LINE) _Atomic(uint64_t) count;
     } full[KL_FULL_COUNTS]; /* submits that got no place, by thread; the first is for all that have none of their own */

@@ -246,15 +246,21 @@ static __attribute__((noinline)) uint32_t start_some(kl__shard *shard, kl__lane_
 
 /* --- Out --- */
 
-/* Whether everything in the inbox must be seen before the next take. */
-static bool must_look(kl__shard *shard)
+/* Whether everything in the inbox must be seen before the next take: something that is ready may belong behind it. */
+static bool must_look(kl__shard *shard, int64_t now_ms)
 {
+    kl__lanes_advance(shard->lanes, now_ms);
     return atomic_load_explicit(&shard->urgent, memory_order_relaxed) != shard->seen_urgent ||
            kl__lanes_prioritized(shard->lanes) || atomic_load_explicit(&shard->delayed, memory_order_relaxed) > 0;
 }
 
-/* While priorities are about, tasks are taken one by one: what comes while the first runs may belong before the second. */
-static uint32_t limit(const kl__shard *shard, uint32_t most) { return kl__lanes_prioritized(shard->lanes) ? 1 : most; }
+/* What is ready and has a priority is taken one by one: what comes while the first runs may belong before the second. What
+ * cannot run holds up nobody, whatever its priority. */
+static uint32_t limit(kl__shard *shard, uint32_t most, int64_t now_ms)
+{
+    kl__lanes_advance(shard->lanes, now_ms);
+    return kl__lanes_prioritized(shard->lanes) ? 1 : most;
+}
 
 /* Drains all there is. An urgent task may stand behind one that is not published yet: then it has not been seen. */
 static void look(kl__shard *shard, int64_t now_ns)
@@ -272,29 +278,29 @@ static void look(kl__shard *shard, int64_t now_ns)
 /* Takes up to `most` tasks that stand ready in the lanes, each of another key. */
 uint32_t kl__shard_take(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns)
 {
-    if (KL_UNLIKELY(must_look(shard))) {
+    if (KL_UNLIKELY(must_look(shard, kl__ns_to_ms(*now_ns)))) {
         look(shard, *now_ns);
     } else if (*now_ns - shard->looked_ns > LOOK_EVERY_NS) {
         kl__shard_drain_inbox(shard, HELPING, *now_ns);
     }
     if (KL_UNLIKELY(shard->deadlines != NULL))
         *now_ns = kl__shard_expire(shard, *now_ns);
-    most = limit(shard, most); /* with what has just come in */
-    return kl__lanes_take(shard->lanes, ret_tasks, most, kl__ns_to_ms(*now_ns));
+    int64_t now_ms = kl__ns_to_ms(*now_ns);
+    return kl__lanes_take(shard->lanes, ret_tasks, limit(shard, most, now_ms), now_ms);
 }
 
 /* Takes up to `most` tasks straight from the inbox, when nothing is ready in the lanes. */
 uint32_t kl__shard_start(kl__shard *shard, kl__lane_task **ret_tasks, uint32_t most, int64_t *now_ns)
 {
     uint32_t count = 0;
-    most = limit(shard, most);
     while (count == 0 && kl__inbox_has_next(&shard->inbox)) {
         uint64_t before = kl__inbox_drained(&shard->inbox);
         count = start_some(shard, ret_tasks, most, *now_ns);
         if (count == 0) { /* what came in may have made something ready, unless nothing could come in */
             if (KL_UNLIKELY(shard->deadlines != NULL))
                 *now_ns = kl__shard_expire(shard, *now_ns);
-            count = kl__lanes_take(shard->lanes, ret_tasks, limit(shard, most), kl__ns_to_ms(*now_ns));
+            int64_t now_ms = kl__ns_to_ms(*now_ns);
+            count = kl__lanes_take(shard->lanes, ret_tasks, limit(shard, most, now_ms), now_ms);
         }
         if (kl__inbox_drained(&shard->inbox) == before)
             break;

@@ -62,7 +62,7 @@ static void make_order(kl_exec *exec, const kl_exec_task *task, kl__order *ret_o
     *ret_order = (kl__order){.task = task,
                              .shard = shard,
                              .hash = hash,
-                             .careful = kl__lane_has_signs(shard->signs, (uint32_t)hash),
+                             .careful = kl__exec_may_be_blocked(shard, task->key, hash),
                              .patient = exec->opts.submit_timeout_ms == KL_FOREVER,
                              .mark = exec->mark,
                              .timeout_ms = exec->opts.submit_timeout_ms};
@@ -344,7 +344,7 @@ kl_rc kl_exec_submit(kl_exec *exec, kl_bytes key, kl_task_fn *fn, void *ctx, con
         return submit_special(exec, &task, ret_id);
     uint64_t hash, number, count;
     kl__shard *shard = route(exec, key, &hash);
-    if (KL_UNLIKELY(kl__lane_has_signs(shard->signs, (uint32_t)hash)))
+    if (KL_UNLIKELY(kl__exec_may_be_blocked(shard, key, hash)))
         return submit_to_blocked(exec, &task, shard, hash, ret_id);
     if (KL_UNLIKELY(kl__inbox_claim(&shard->inbox, 1, &number, &count) != KL_OK))
         return submit_special(exec, &task, ret_id);

@@ -12,6 +12,12 @@ static inline bool kl__task_is_plain(const kl_exec_task *task)
     return task->fn && !task->opts && task->key.data && task->key.len <= KL_TASK_KEY_INLINE;
 }
 
+/* Whether the key of a task may be blocked. A task without a key has none that could be. */
+static inline bool kl__exec_may_be_blocked(const kl__shard *shard, kl_bytes key, uint64_t hash)
+{
+    return kl__lane_has_signs(shard->signs, (uint32_t)hash) && key.len > 0;
+}
+
 /* Whether a plain task of a key with this hash would be refused, as its key was before. Where submits wait for ever it is
  * not, but waits. */
 static inline bool kl__exec_refuses(const kl_exec *exec, const kl__shard *shard, uint64_t hash)

@@ -319,6 +319,16 @@ static void keep_error(kl_run *run)
 
 static kl__exec_thread *thread_of(kl_run *run) { return KL_CONTAINER(run, kl__exec_thread, run); }
 
+/* A task that has started holds its key: when others of it were submitted does not matter to it any more. */
+static void forget_delay(kl_run *run)
+{
+    kl__task_extra *extra = kl__extra_of(run->task);
+    if (!extra || !extra->delayed)
+        return;
+    extra->delayed = false;
+    atomic_fetch_sub(&run->shard->delayed, 1);
+}
+
 /* Settles an attempt that was not done. Returns with the shard's mutex held. */
 static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
 {
@@ -336,6 +346,7 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
     kl_rc rc = judge_failure(run, outcome, due_ms);
     if (rc == KL_OK) {
         keep_error(run);
+        forget_delay(run);
         shard->retries++;
         kl__lanes_retry(shard->lanes, &task->lane, due_ms, kl__ns_to_ms(now_ns));
         (void)kl__shard_publish_hints(shard);

@@ -59,7 +59,7 @@ struct kl__lanes {
     uint32_t ready_bits; /* bit n: list n is not empty */
     uint32_t resting_count, resting_max;
     kl__tree_node *timers;
-    uint64_t tasks, running, prioritized; /* as in kl__lane_counts */
+    uint64_t tasks, running; /* as in kl__lane_counts */
     uint64_t ready_keys, crowd_running;
     uint64_t stuck, blocked;                /* tasks that cannot run, and those of them whose key is blocked: L8 */
     uint64_t waiting_keys[KL_LANE_STATES];  /* RETRYING to HALTED; the others are not kept here */

@@ -171,8 +171,10 @@ static void clear_marks(kl__lane *lane)
 static void count_sign(kl__lanes *lanes, uint32_t sign, bool blocked)
 {
     uint32_t *count = &lanes->blocked_by_sign[sign];
+    _Atomic(uint64_t) *bits = &lanes->signs.bits[sign / 64];
+    uint64_t bit = UINT64_C(1) << sign % 64, others = atomic_load_explicit(bits, memory_order_relaxed) & ~bit;
     *count += blocked ? 1 : -1u;
-    atomic_store_explicit(&lanes->signs.is_set[sign], *count > 0, memory_order_relaxed);
+    atomic_store_explicit(bits, *count ? others | bit : others, memory_order_relaxed);
 }
 
 /* Something that producers may have been told about blocked keys holds no more. */
@@ -191,7 +193,7 @@ static void set_blocked(kl__lanes *lanes, kl__lane *lane, bool blocked)
     atomic_store_explicit(keys, atomic_load_explicit(keys, memory_order_relaxed) + (blocked ? 1 : -1u),
                           memory_order_relaxed);
     for (int i = 0; i < KL_LANE_SIGNS_EACH; i++)
-        count_sign(lanes, kl__lane_sign(lane->entry.hash, i) % KL_LANE_SIGNS, blocked);
+        count_sign(lanes, kl__lane_sign(lane->entry.hash, i), blocked);
     note_change(lanes);
 }
 
@@ -244,7 +246,6 @@ void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_
     task->lane = lane;
     lane->entry.tasks++;
     lanes->tasks++;
-    lanes->prioritized += task->mark.priority != 0;
     insert(lane, task, lanes->now_ms);
     if (KL_LIKELY(lane->odd == 0)) { /* the short way */
         if (lane->state == KL_LANE_IDLE) {
@@ -282,7 +283,6 @@ void kl__lanes_hold(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64
     lane->head = task;
     lane->entry.tasks++;
     lanes->tasks++;
-    lanes->prioritized += task->mark.priority != 0;
     settle_lane(lanes, lane);
 }
 
@@ -298,7 +298,6 @@ kl__lane_task *kl__lanes_evict(kl__lanes *lanes, kl__lane *lane)
         task->next = NULL;
         lane->entry.tasks--;
         lanes->tasks--;
-        lanes->prioritized -= task->mark.priority != 0;
         *end = task;
         end = &task->next;
     }
@@ -403,7 +402,6 @@ void kl__lanes_end(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms)
     advance(lanes, now_ms);
     lane->entry.tasks--;
     lanes->tasks--;
-    lanes->prioritized -= task->mark.priority != 0;
     if (KL_UNLIKELY(lane->odd || lane->head != task || task->mark.place != KL_PLACE_RUNNING)) {
         end_long(lanes, lane, task);
         return;

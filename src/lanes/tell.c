@@ -42,7 +42,7 @@ kl__lane_state kl__lane_state_of(const kl__lane *lane) { return (kl__lane_state)
 int64_t kl__lanes_next_due(const kl__lanes *lanes) { return lanes->next_due; }
 bool kl__lanes_ready(const kl__lanes *lanes) { return lanes->ready_bits != 0; }
 kl_bytes kl__lane_task_key(const kl__lane_task *task) { return key_of(task->lane); }
-bool kl__lanes_prioritized(const kl__lanes *lanes) { return lanes->prioritized > 0; }
+bool kl__lanes_prioritized(const kl__lanes *lanes) { return lanes->ready_bits & ~(1u << -KL_LANE_PRIORITY_MIN); }
 uint64_t kl__lanes_stuck(const kl__lanes *lanes) { return lanes->stuck; }
 uint64_t kl__lanes_blocked(const kl__lanes *lanes) { return lanes->blocked; }
 uint64_t kl__lane_stuck(const kl__lane *lane) { return lane->stuck; }

@@ -25,14 +25,12 @@ struct seen {
     const kl__lane *lane;
     const kl__lane_task *first; /* the one that would run; NULL: none would */
     int64_t now_ms;
-    uint64_t prioritized;
     bool ok;
 };
 
 static void see(struct seen *seen, const kl__lane_task *task, kl__lane_place place)
 {
     bool in_line = place == KL_PLACE_LINE || place == KL_PLACE_EARLY;
-    seen->prioritized += task->mark.priority != 0;
     seen->ok &= task->mark.place == place && task->lane == seen->lane;
     seen->ok &= !in_line || !seen->first || seen->first == seen->lane->head || !runs_before(task, seen->first); /* L2 */
     seen->ok &= !in_line || task->due_ms <= seen->now_ms;                                                       /* L7 */
@@ -47,8 +45,8 @@ static void see_tree(struct seen *seen, const kl__tree_node *root, kl__lane_plac
     see_tree(seen, root->right, place);
 }
 
-/* L2 and L7 for those that can be reached from the lane; how many of them have a priority is added. */
-static bool tasks_valid(const kl__lanes *lanes, const kl__lane *lane, uint64_t *prioritized)
+/* L2 and L7 for those that can be reached from the lane. */
+static bool tasks_valid(const kl__lanes *lanes, const kl__lane *lane)
 {
     struct seen seen = {.lane = lane, .now_ms = lanes->now_ms, .ok = true};
     kl__lane_task *first = NULL;
@@ -58,9 +56,6 @@ static bool tasks_valid(const kl__lanes *lanes, const kl__lane *lane, uint64_t *
         see(&seen, task, KL_PLACE_LINE);
     see_tree(&seen, lane->early, KL_PLACE_EARLY);
     see_tree(&seen, lane->later, KL_PLACE_LATER);
-    if (lane->head && lane->head->mark.place != KL_PLACE_OUT)
-        seen.prioritized += lane->head->mark.priority != 0;
-    *prioritized += seen.prioritized;
     return seen.ok;
 }
 
@@ -99,22 +94,28 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
     return ok && (lane->wake_ms == KL_NEVER || lane->wake_ms >= lanes->next_due);
 }
 
+/* Adds what cannot run of a lane, and its signs if it is blocked. */
+static void see_signs(const kl__lane *lane, uint64_t *stuck, uint64_t *of_blocked, uint32_t *keys, uint32_t *blocked)
+{
+    *stuck += lane->stuck;
+    if (!kl__lane_blocked(lane))
+        return;
+    *of_blocked += lane->stuck;
+    *keys += 1;
+    for (int i = 0; i < KL_LANE_SIGNS_EACH; i++)
+        blocked[kl__lane_sign(lane->entry.hash, i)]++;
+}
+
 /* L8 for all lanes together. */
 static bool signs_valid(const kl__lanes *lanes)
 {
-    bool crowd_blocked = kl__lane_blocked(&lanes->crowd);
-    uint64_t stuck = lanes->crowd.stuck, of_blocked = crowd_blocked ? stuck : 0;
-    uint32_t keys = crowd_blocked, blocked[KL_LANE_SIGNS] = {KL_LANE_SIGNS_EACH * keys};
+    uint64_t stuck = 0, of_blocked = 0;
+    uint32_t keys = 0, blocked[KL_LANE_SIGNS] = {0};
     bool ok = true;
+    see_signs(&lanes->crowd, &stuck, &of_blocked, &keys, blocked);
     for (uint32_t i = 0; i < lanes->table.buckets; i++) {
-        for (kl__keytable_entry *entry = kl__keytable_at(&lanes->table, i)->first; entry; entry = entry->next) {
-            const kl__lane *lane = (const kl__lane *)entry;
-            stuck += lane->stuck;
-            of_blocked += kl__lane_blocked(lane) ? lane->stuck : 0;
-            keys += kl__lane_blocked(lane);
-            for (int j = 0; j < KL_LANE_SIGNS_EACH; j++)
-                blocked[kl__lane_sign(entry->hash, j) % KL_LANE_SIGNS] += kl__lane_blocked(lane);
-        }
+        for (kl__keytable_entry *entry = kl__keytable_at(&lanes->table, i)->first; entry; entry = entry->next)
+            see_signs((const kl__lane *)entry, &stuck, &of_blocked, &keys, blocked);
     }
     for (uint32_t i = 0; i < KL_LANE_SIGNS; i++)
         ok &= blocked[i] == lanes->blocked_by_sign[i] && kl__lane_sign_is_set(&lanes->signs, i) == (blocked[i] > 0);
@@ -124,8 +125,7 @@ static bool signs_valid(const kl__lanes *lanes)
 
 bool kl__lanes_valid(const kl__lanes *lanes)
 {
-    uint64_t prioritized = 0, apart = lanes->crowd.out + lanes->crowd_running; /* tasks that no lane leads to */
-    bool ok = lane_valid(lanes, &lanes->crowd) && tasks_valid(lanes, &lanes->crowd, &prioritized);
+    bool ok = lane_valid(lanes, &lanes->crowd) && tasks_valid(lanes, &lanes->crowd);
     kl__lane_counts counts = kl__lanes_counts(lanes);
     uint64_t keys[KL_LANE_STATES] = {0}, entries = 0, timers = lanes->crowd.wake_ms != KL_NEVER, all = 0;
     keys[lanes->crowd.state] += lanes->crowd.state != KL_LANE_IDLE;
@@ -135,8 +135,7 @@ bool kl__lanes_valid(const kl__lanes *lanes)
             const kl__lane *lane = (const kl__lane *)entry;
             ok &= kl__keytable_bucket_of(&lanes->table, entry->hash) == kl__keytable_at(&lanes->table, i);
             ok &= kl__keytable_first(&lanes->table, entry->hash) != NULL;
-            ok &= lane_valid(lanes, lane) && tasks_valid(lanes, lane, &prioritized);
-            apart += lane->out;
+            ok &= lane_valid(lanes, lane) && tasks_valid(lanes, lane);
             timers += lane->wake_ms != KL_NEVER;
             all += lane->entry.tasks;
             keys[lane->state] += !(lane->head && lane->head->mark.place == KL_PLACE_OUT);
@@ -144,7 +143,6 @@ bool kl__lanes_valid(const kl__lanes *lanes)
     }
     keys[KL_LANE_IDLE] = 0;
     ok &= entries == lanes->table.entries && all + lanes->crowd.entry.tasks == lanes->tasks;
-    ok &= prioritized <= lanes->prioritized && lanes->prioritized <= prioritized + apart;
     ok &= timers == tree_size(lanes->timers, timer_less, &ok);
     ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
     for (int i = 0; i < KL_LANE_PRIORITIES; i++)

@@ -1,5 +1,6 @@
 /* test_blocked.c - what keys that cannot run may take up of a shard, so that the others go on. */
 #include "base/random.h"
+#include "exec/submit.h"
 #include "exec/support.h"
 
 enum { CAPACITY = 64, EIGHTH = CAPACITY / 8, QUARTER = CAPACITY / 4, HALF = CAPACITY / 2 };
@@ -615,5 +616,43 @@ TEST(a_key_of_which_a_task_is_done_is_not_blocked_although_the_next_in_hand_bloc
     CHECK_STR(journal_text(), "x x"); /* k's first is done */
     CHECK_INT(kl_exec_submit(exec, kl_str("k"), nothing, NULL, NULL, NULL), KL_OK);
     gate_open(&block);
+    kl_exec_close(exec);
+}
+
+TEST(others_are_not_taken_one_by_one_while_a_task_with_a_priority_or_a_delay_waits_for_its_retry)
+{
+    struct script urgent = {.name = "u", .plan = "r"}, late = {.name = "l", .plan = "r"};
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    kl__shard *shard = &exec->shards[0];
+    await_state(exec, submit_script(exec, "urgent", &urgent, TASK(.priority = -1)), KL_EXEC_RETRYING);
+    kl_exec_id id = submit_script(exec, "late", &late, TASK(.delay_ms = 10));
+    CHECK_INT(atomic_load(&shard->delayed), 1);
+    pass_ms(exec, 20);
+    await_state(exec, id, KL_EXEC_RETRYING);
+    pthread_mutex_lock(&shard->mutex);
+    CHECK(!kl__lanes_prioritized(shard->lanes));
+    pthread_mutex_unlock(&shard->mutex);
+    CHECK_INT(atomic_load(&shard->delayed), 0);
+    kl_exec_close(exec);
+}
+
+TEST(a_task_without_a_key_needs_no_care_although_a_blocked_key_has_its_signs)
+{
+    kl_exec *exec = open_small();
+    REQUIRE(exec != NULL);
+    const kl__shard *shard = &exec->shards[0];
+    for (int i = 0; i < 100000 && !kl__lane_has_signs(shard->signs, 0); i++) {
+        char key[16];
+        snprintf(key, sizeof key, "key-%d", i);
+        CHECK_INT(kl_exec_key_pause(exec, kl_str(key)), KL_OK);
+    }
+    CHECK(kl__lane_has_signs(shard->signs, 0));
+    kl__order order;
+    CHECK_INT(kl__order_prepare(exec, &(kl_exec_task){.fn = nothing}, &order), KL_OK);
+    CHECK(!order.careful);
+    kl__order_drop(&order);
+    submit(exec, "", nothing, NULL, NULL);
+    AWAIT(tasks_live(exec) == 0);
     kl_exec_close(exec);
 }

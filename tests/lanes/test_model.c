@@ -479,20 +479,20 @@ static void check_keys(struct model *m)
     for (int i = 0; i < TASKS; i++) {
         live += m->tasks[i].is != FREE;
         running += m->tasks[i].is == RUNNING;
-        prioritized |= m->tasks[i].is != FREE && m->tasks[i].lane.mark.priority != 0;
     }
-    CHECK_INT(kl__lanes_prioritized(m->lanes), prioritized);
     CHECK_INT(kl__lanes_counts(m->lanes).tasks, live);
     CHECK_INT(kl__lanes_counts(m->lanes).running, running);
     for (int key = 0; key < KEYS; key++) {
         kl__lane_state state;
-        next_of(m, key, &state);
+        const struct task *next = next_of(m, key, &state);
+        prioritized |= next && next->lane.mark.priority != 0;
         CHECK_INT(kl__lanes_show(m->lanes, key_named(key)).state, state);
         const kl__lane *lane = kl__lanes_find(m->lanes, key_named(key));
         CHECK_INT(lane && kl__lane_blocked(lane), m->keys[key].blocked);
         if (lane && m->keys[key].blocked)
             CHECK_INT(kl__lane_stuck(lane), count_live(m, key));
     }
+    CHECK_INT(kl__lanes_prioritized(m->lanes), prioritized);
     CHECK(kl__lanes_valid(m->lanes));
 }
 
