@@ -18,10 +18,10 @@ typedef struct kl__keytable_entry {
     uint32_t tasks; /* for the lane, in what would be padding */
 } kl__keytable_entry;
 
-/* A count that has come to 15 may be too low, and stays until the chain is empty. */
+/* A count that has come to 3 may be too low, and stays until the chain is empty. */
 typedef struct kl__keytable_bucket {
     kl__keytable_entry *first;
-    uint64_t counts; /* sixteen, of four bits each */
+    uint64_t counts; /* thirty-two, of two bits each */
 } kl__keytable_bucket;
 
 typedef struct kl__keytable {
@@ -52,10 +52,10 @@ static inline kl__keytable_bucket *kl__keytable_bucket_of(const kl__keytable *ta
     return kl__keytable_at(table, index < table->buckets ? index : index & (table->mask >> 1));
 }
 
-static inline uint32_t kl__keytable_shift(uint32_t hash) { return hash >> 28 << 2; }
+static inline uint32_t kl__keytable_shift(uint32_t hash) { return hash >> 27 << 1; }
 static inline uint64_t kl__keytable_count(const kl__keytable_bucket *bucket, uint32_t hash)
 {
-    return bucket->counts >> kl__keytable_shift(hash) & 15;
+    return bucket->counts >> kl__keytable_shift(hash) & 3;
 }
 
 /* The first entry that may be of this hash; NULL: there is none. */
@@ -67,7 +67,7 @@ static inline kl__keytable_entry *kl__keytable_first(const kl__keytable *table, 
 
 static inline void kl__keytable_push(kl__keytable_bucket *bucket, kl__keytable_entry *entry)
 {
-    bucket->counts += (uint64_t)(kl__keytable_count(bucket, entry->hash) < 15) << kl__keytable_shift(entry->hash);
+    bucket->counts += (uint64_t)(kl__keytable_count(bucket, entry->hash) < 3) << kl__keytable_shift(entry->hash);
     entry->next = bucket->first;
     bucket->first = entry;
 }
@@ -87,7 +87,7 @@ static inline void kl__keytable_remove(kl__keytable *table, kl__keytable_entry *
     while (*link != entry)
         link = &(*link)->next;
     *link = entry->next;
-    bucket->counts -= (uint64_t)(kl__keytable_count(bucket, entry->hash) < 15) << kl__keytable_shift(entry->hash);
+    bucket->counts -= (uint64_t)(kl__keytable_count(bucket, entry->hash) < 3) << kl__keytable_shift(entry->hash);
     if (!bucket->first)
         bucket->counts = 0;
     if (KL_UNLIKELY(--table->entries < table->buckets / 4))
