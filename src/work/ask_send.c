@@ -1,6 +1,6 @@
 /* ask_send.c - leave a request for the owner of a shard, and wait for the answer.
  *
- * From: control.c.  To: ask.c, in whatever process owns the shard; in this one when nobody does. */
+ * From: control.c, control_task.c.  To: ask.c, in whatever process owns the shard; in this one when nobody does. */
 #include <time.h>
 
 #include "base/random.h"
@@ -87,6 +87,15 @@ static kl_rc look_for_owner(struct sent *sent, kl_arena *arena)
 }
 
 /* --- Asking --- */
+
+json_t *kl__ask_for(const char *verb)
+{
+    json_t *ask = kl__json_object();
+    if (kl__json_set_text(ask, "verb", verb))
+        return ask;
+    json_decref(ask);
+    return NULL;
+}
 
 /* Shards of four digits are owned in groups of 16 (owners.h). */
 static void name_shards(struct sent *sent)
