@@ -159,6 +159,11 @@ static kl_rc end_task(struct ask *ask, const kl_task_id *id, kl_outcome outcome,
     return rc;
 }
 
+static kl_rc tell_running(struct ask *ask, bool running)
+{
+    return kl__json_set_bool(ask->answer, "running", running) ? KL_OK : kl__fail_memory();
+}
+
 static kl_rc cancel(struct ask *ask)
 {
     bool running = false;
@@ -166,21 +171,20 @@ static kl_rc cancel(struct ask *ask)
     kl__held *held = running ? kl__window_find(ask->window, &ask->id, 0) : NULL;
     if (held)
         atomic_store(&held->cancel, true);
-    return rc != KL_OK ? rc : kl__json_set_bool(ask->answer, "running", running) ? KL_OK : kl__fail_memory();
+    return rc == KL_OK ? tell_running(ask, running) : rc;
 }
 
 static kl_rc end_traceless(struct ask *ask)
 {
     bool running = false;
     kl_rc rc = end_task(ask, &ask->id, KL_CANCELLED, false, &running);
-    return rc == KL_OK && running ? kl__fail(KL_EBUSY, "the task is running; wait for its end, or cancel it") : rc;
+    return rc == KL_OK ? tell_running(ask, running) : rc;
 }
 
 static kl_rc peek(struct ask *ask)
 {
     const kl__held *held = kl__window_find(ask->window, &ask->id, 0);
-    bool running = held && held->state == KL_HELD_RUNNING;
-    return kl__json_set_bool(ask->answer, "running", running) ? KL_OK : kl__fail_memory();
+    return tell_running(ask, held && held->state == KL_HELD_RUNNING);
 }
 
 static kl_rc fail_running(void)
@@ -272,15 +276,10 @@ static kl_rc forget(struct ask *ask) { return sweep(ask, (kl__sweep_of){.job = &
 
 /* --- Trying again --- */
 
+/* Then nothing is changed: it is running, or what came of it is being settled. */
 static bool is_being_tried(const kl__held *held)
 {
     return held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED);
-}
-
-/* Nothing was changed: it is running, or what came of it is being settled. */
-static kl_rc tell_running(struct ask *ask)
-{
-    return kl__json_set_bool(ask->answer, "running", true) ? KL_OK : kl__fail_memory();
 }
 
 /* One that was tried is the first of its key. One that is delayed would become it, before what stood in line already. */
@@ -308,7 +307,7 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
         return rc;
     kl__held *held = kl__window_find(ask->window, id, task.position);
     if (is_being_tried(held))
-        return tell_running(ask);
+        return tell_running(ask, true);
     if (task.attempts == 0 && task.not_before_ms <= ask->pump->now_ms &&
         (!held || held->blocked == KL_BLOCKED_NOT || held->blocked == KL_BLOCKED_BEHIND))
         return KL_OK; /* it waits for nothing but those before it */
@@ -321,7 +320,7 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
     kl__lane_key key = kl__lane_key_of(&key_hash);
     held = kl__window_find(ask->window, id, task.position);
     if (is_being_tried(held))
-        return tell_running(ask);
+        return tell_running(ask, true);
     if (held && !key_hash) { /* there is no line that could be let go on: it comes in anew */
         kl__window_remove(ask->window, held);
         held = NULL;
@@ -354,7 +353,7 @@ static kl_rc wake(struct ask *ask)
     kl__held *head = head_of(ask);
     kl_task_id id = head ? head->id : (kl_task_id){{0}}; /* a copy: the mutex is left before it is used */
     if (head)
-        return is_being_tried(head) ? tell_running(ask) : try_now(ask, &id);
+        return is_being_tried(head) ? tell_running(ask, true) : try_now(ask, &id);
     kl_rc rc = first_of_key(ask, false, &stub, &found);
     if (rc == KL_OK && !found)
         return kl__fail(KL_ENOTFOUND, "the key has no task that waits for anything but its time");

@@ -20,9 +20,9 @@ enum { KL_ASK_EXPIRES_MS = 60000 };
 
 /* verb, and what it takes beside
  *     cancel  id         -> running
- *     again   id         (tried now, with all its attempts)
+ *     again   id         -> running (or: tried now, with all its attempts)
  *     peek    id         -> running
- *     end     id         (ended without a trace: it has been moved)
+ *     end     id         -> running (or: ended without a trace, for it has been moved)
  *     skip    key        -> id (which an owner notes in the request before it ends that task)
  *     wake    key        (its first task is tried now, with all its attempts)
  *     drain   key dead   -> count

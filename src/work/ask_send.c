@@ -122,7 +122,8 @@ static kl_rc leave_request(struct sent *sent, json_t *ask)
     name_shards(sent);
     snprintf(suffix, sizeof suffix, "%s/%016llx", sent->shard_name, (unsigned long long)kl__random_seed());
     sent->name = kl__record_name(sent->name_buffer, sizeof sent->name_buffer, "ask", sent->partition, suffix);
-    return kl__record_write(store, sent->name, 0, ask, now_ms + KL_ASK_EXPIRES_MS, NULL);
+    rc = kl__record_write(store, sent->name, 0, ask, now_ms + KL_ASK_EXPIRES_MS, NULL);
+    return rc == KL_ECONFLICT ? KL_OK : rc; /* nobody else has the name: it was written, and the reply was lost */
 }
 
 /* KL_EBUSY: not answered yet. */

@@ -1,6 +1,7 @@
 /* control_task.c - steering single tasks (control.h).
  *
  * From: the application or the program.  To: ask_send.c, for one that waits; dead.c, for one that is finished. */
+#include <stdio.h>
 #include <string.h>
 
 #include "base/compare.h"
@@ -45,17 +46,27 @@ static kl_rc ask_about(kl_queue *queue, const kl_task_id *id, const char *verb, 
     return rc == KL_OK ? ask_once(queue, id, verb, arena, ret_answer) : rc;
 }
 
-kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, bool *ret_running)
+/* For verbs whose owner says whether the task is running. */
+static kl_rc ask_running(kl_queue *queue, const kl_task_id *id, const char *verb, bool *ret_running)
 {
     kl_arena arena = {0};
     kl__json answer = {0};
-    kl_rc rc = check_given(queue, id);
+    kl_rc rc = ask_about(queue, id, verb, &arena, &answer);
     if (rc == KL_OK)
-        rc = ask_about(queue, id, "cancel", &arena, &answer);
-    if (rc == KL_OK && ret_running)
         *ret_running = kl__json_bool_or(&answer, "running", false);
     kl__json_free(&answer);
     kl_arena_free(&arena);
+    return rc;
+}
+
+kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, bool *ret_running)
+{
+    bool running = false;
+    kl_rc rc = check_given(queue, id);
+    if (rc == KL_OK)
+        rc = ask_running(queue, id, "cancel", &running);
+    if (rc == KL_OK && ret_running)
+        *ret_running = running;
     return rc;
 }
 
@@ -83,21 +94,20 @@ static kl_rc look(kl_queue *queue, const kl_task_id *id, kl_arena *arena, kl_tas
     return rc;
 }
 
-static kl_rc retry_waiting(kl_queue *queue, const kl_task *task, kl_arena *arena, kl_task_id *ret_id)
+static kl_rc retry_waiting(kl_queue *queue, const kl_task *task, kl_task_id *ret_id)
 {
-    kl__json answer = {0};
-    kl_rc rc = ask_about(queue, &task->entry.id, "again", arena, &answer);
-    if (rc == KL_OK && kl__json_bool_or(&answer, "running", false))
+    bool running = false;
+    kl_rc rc = ask_running(queue, &task->entry.id, "again", &running);
+    if (rc == KL_OK && running)
         rc = kl__fail(KL_EBUSY, "the task is running already; wait for its end, or cancel it");
     if (rc == KL_OK && ret_id)
         *ret_id = task->entry.id;
-    kl__json_free(&answer);
     return rc;
 }
 
-static kl_rc retry_found(kl_queue *queue, const kl_task *task, kl_arena *arena, kl_task_id *ret_id)
+static kl_rc retry_found(kl_queue *queue, const kl_task *task, kl_task_id *ret_id)
 {
-    return task->state == KL_TASK_WAITING ? retry_waiting(queue, task, arena, ret_id)
+    return task->state == KL_TASK_WAITING ? retry_waiting(queue, task, ret_id)
                                           : put_finished(queue, NULL, task, ret_id);
 }
 
@@ -112,31 +122,24 @@ kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
         rc = look(queue, id, &arena, &task);
     if (rc == KL_OK) {
         waited = task.state == KL_TASK_WAITING;
-        rc = retry_found(queue, &task, &arena, ret_id);
+        rc = retry_found(queue, &task, ret_id);
     }
     if (rc == KL_ENOTFOUND && waited) {
         rc = look(queue, id, &arena, &task);
         if (rc == KL_OK)
-            rc = retry_found(queue, &task, &arena, ret_id);
+            rc = retry_found(queue, &task, ret_id);
     }
     kl_arena_free(&arena);
     return rc;
 }
 
-/* KL_EBUSY: it is running. */
-static kl_rc check_not_running(kl_queue *queue, const kl_task_id *id, kl_arena *arena)
-{
-    kl__json answer = {0};
-    kl_rc rc = ask_about(queue, id, "peek", arena, &answer);
-    if (rc == KL_OK && kl__json_bool_or(&answer, "running", false))
-        rc = kl__fail(KL_EBUSY, "the task is running; wait for its end, or cancel it");
-    kl__json_free(&answer);
-    return rc;
-}
+/* --- Moving one that waits ---
+ *
+ * It is put there first and ended here then, so that it is somewhere whatever fails. Should it be called again in between,
+ * the token knows the copy. That is taken back only when the owner has said that it did not end the task: of any other
+ * failure nobody can say what is still carried out. */
 
-/* Put there first and ended here then: should it be called again in between, the token knows it. When it has begun to run
- * meanwhile, the copy is taken back. */
-static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, kl_arena *arena, kl_task_id *ret_id)
+static kl_rc put_copy(kl_queue *to, const kl_found *found, kl_put_result *ret_copy)
 {
     const kl_entry *entry = &found->task.entry;
     const kl_task_extra *extra = &found->extra;
@@ -157,23 +160,49 @@ static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, 
                   .tags = extra->tags,
                   .tag_count = extra->tag_count,
                   .keep_ms = in_job ? 0 : extra->keep_ms}; /* a job's is the job's to say */
-    kl_put_result result;
-    kl__json answer = {0};
+    return kl_queue_put(to, &put, 1, kl_str(token), ret_copy);
+}
+
+static kl_rc fail_running(void) { return kl__fail(KL_EBUSY, "the task is running; wait for its end, or cancel it"); }
+
+/* It began to run while it was moved. */
+static kl_rc take_back(kl_queue *to, const kl_task_id *copy)
+{
     bool ignored;
-    kl_rc rc = check_not_running(queue, &entry->id, arena);
+    if (kl_task_cancel(to, copy, &ignored) == KL_OK)
+        return fail_running();
+    return kl__fail(KL_EBUSY, "the task began to run while it was moved, and its copy could not be taken back: %s",
+                    kl_error_text());
+}
+
+static kl_rc fail_in_both(const kl_queue *to, const kl_task_id *copy, kl_rc rc)
+{
+    char why[256], text[KL_ID_TEXT_BYTES];
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    kl_id_print(copy, text);
+    return kl__fail(rc, "the task is in %s as %s, and may be here too, or end here later; move it again if it is: %s",
+                    to->name, text, why);
+}
+
+static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, kl_task_id *ret_id)
+{
+    const kl_entry *entry = &found->task.entry;
+    kl_put_result copy;
+    bool running = false;
+    kl_rc rc = ask_running(queue, &entry->id, "peek", &running);
     if (rc == KL_OK)
-        rc = kl_queue_put(to, &put, 1, kl_str(token), &result);
+        rc = running ? fail_running() : put_copy(to, found, &copy);
     if (rc != KL_OK)
         return rc;
-    rc = ask_about(queue, &entry->id, "end", arena, &answer);
-    if (rc == KL_EBUSY && kl_task_cancel(to, &result.id, &ignored) != KL_OK)
-        rc = kl__fail(KL_EBUSY, "the task began to run while it was moved, and its copy could not be taken back: %s",
-                      kl_error_text());
-    kl__json_free(&answer);
-    if (rc == KL_OK && in_job)
+    rc = ask_running(queue, &entry->id, "end", &running);
+    if (rc != KL_OK)
+        return fail_in_both(to, &copy.id, rc);
+    if (running)
+        return take_back(to, &copy.id);
+    if (!kl__id_is_none(&entry->job))
         rc = kl__job_leave(queue, &entry->job, 1);
     if (rc == KL_OK && ret_id)
-        *ret_id = result.id;
+        *ret_id = copy.id;
     return rc;
 }
 
@@ -190,7 +219,7 @@ kl_rc kl_task_move(kl_queue *queue, const kl_task_id *id, kl_queue *to, kl_task_
         return kl__fail(KL_EINVAL, "the task is in the queue %s already; name another", queue->name);
     rc = kl_queue_task(queue, id, &arena, &found);
     if (rc == KL_OK && found.task.state == KL_TASK_WAITING)
-        rc = move_waiting(queue, to, &found, &arena, ret_id);
+        rc = move_waiting(queue, to, &found, ret_id);
     else if (rc == KL_OK)
         rc = put_finished(queue, to, &found.task, ret_id);
     kl_arena_free(&arena);

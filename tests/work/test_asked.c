@@ -1,0 +1,184 @@
+/* test_asked.c - requests to the owner of a shard, where a call of the store fails, or something happens, in between.
+ *
+ * Whoever asks and whoever owns the shard each see the store in their own way. The owner is driven by hand whenever the
+ * asker looks for its answer. */
+#include <string.h>
+
+#include "queue/put.h"
+#include "store/lossy.h"
+#include "work/hand.h"
+
+struct asked {
+    struct hand hand;
+    struct lossy asker, owner;
+    kl_store *asker_store;
+    kl_queue *queue, *to;
+    struct hand_pump *pump;   /* NULL: nobody owns the shards, and the asker stands in */
+    int settles_busy;         /* so many, without effect */
+    int answers_lost;         /* so many writes of answers have no effect */
+    const char *request_lost; /* the reply to the request with this verb is, and nothing more is heard of it */
+    enum { WAITS, STARTS, ENDS } meanwhile; /* what becomes of the first task while its copy is put */
+};
+
+static struct asked *of_asker(void *self) { return KL_CONTAINER((struct lossy *)self, struct asked, asker); }
+static struct asked *of_owner(void *self) { return KL_CONTAINER((struct lossy *)self, struct asked, owner); }
+
+static bool is_request(kl_bytes name) { return name.len > 4 && memcmp(name.data, "ask/", 4) == 0; }
+
+static bool says(kl_bytes value, const char *word)
+{
+    char quoted[32];
+    int length = snprintf(quoted, sizeof quoted, "\"%s\"", word);
+    return memmem(value.data, value.len, quoted, (size_t)length) != NULL;
+}
+
+static kl_rc fail_busy(void) { return kl__fail(KL_EBUSY, "the store is busy"); }
+
+static void drive(struct asked *asked)
+{
+    kl_rc ignored;
+    asked->hand.now_ms += HAND_STEP_MS;
+    ignored = kl__pump_beat(asked->pump->pump);
+    (void)ignored; /* a store that is busy is asked again */
+}
+
+/* --- The store as the asker sees it --- */
+
+static kl_rc asker_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records)
+{
+    struct asked *asked = of_asker(self);
+    if (asked->pump && is_request(names[0]))
+        drive(asked);
+    return kl_store_get(asked->asker.inner, names, count, arena, ret_records);
+}
+
+static kl_rc asker_put(void *self, kl_write *writes, size_t count)
+{
+    struct asked *asked = of_asker(self);
+    bool lost = asked->request_lost && is_request(writes[0].name) && says(writes[0].value, asked->request_lost);
+    kl_rc rc = kl_store_put(asked->asker.inner, writes, count);
+    return lost ? fail_busy() : rc;
+}
+
+static kl_rc asker_append(void *self, const kl_append *append)
+{
+    struct asked *asked = of_asker(self);
+    if (asked->meanwhile != WAITS) {
+        hand_looks(asked->pump);
+        CHECK_STR(hand_start(asked->pump), "first");
+    }
+    if (asked->meanwhile == ENDS) {
+        hand_end(asked->pump, hand_running(asked->pump, 0), KL_DONE);
+        hand_settle(asked->pump);
+    }
+    asked->meanwhile = WAITS;
+    return kl_store_append(asked->asker.inner, append->entries, append->count, append->token);
+}
+
+/* --- As its owner does --- */
+
+static kl_rc settle(struct asked *asked, kl_settle *batches, size_t count)
+{
+    if (asked->settles_busy == 0)
+        return kl_store_settle(asked->hand.memory, batches, count);
+    asked->settles_busy--;
+    for (size_t i = 0; i < count; i++)
+        batches[i].rc = KL_EBUSY;
+    return fail_busy();
+}
+
+static kl_rc owner_settle(void *self, kl_settle *batches, size_t count)
+{
+    return settle(of_owner(self), batches, count);
+}
+
+static kl_rc asker_settle(void *self, kl_settle *batches, size_t count)
+{
+    return settle(of_asker(self), batches, count);
+}
+
+static kl_rc owner_put(void *self, kl_write *writes, size_t count)
+{
+    struct asked *asked = of_owner(self);
+    if (asked->answers_lost == 0 || !is_request(writes[0].name) || !says(writes[0].value, "answered"))
+        return kl_store_put(asked->hand.memory, writes, count);
+    asked->answers_lost--;
+    return fail_busy();
+}
+
+/* --- Beginning and end --- */
+
+static bool asked_open(struct asked *asked, bool with_owner)
+{
+    memset(asked, 0, sizeof *asked);
+    if (!hand_open(&asked->hand, NULL))
+        return false;
+    CHECK_INT(lossy_open(&asked->asker, asked->hand.memory, 1, &asked->asker_store), KL_OK);
+    CHECK_INT(lossy_open(&asked->owner, asked->hand.memory, 1, &asked->hand.store), KL_OK);
+    asked->asker.replies_lost = asked->asker.requests_lost = 0;
+    asked->owner.replies_lost = asked->owner.requests_lost = 0;
+    asked->asker.engine.get = asker_get;
+    asked->asker.engine.put = asker_put;
+    asked->asker.engine.append = asker_append;
+    asked->asker.engine.settle = asker_settle;
+    asked->owner.engine.settle = owner_settle;
+    asked->owner.engine.put = owner_put;
+    CHECK_INT(kl_queue_find(asked->asker_store, "q", &asked->queue), KL_OK);
+    CHECK_INT(kl_queue_open(asked->asker_store, "elsewhere", NULL, &asked->to), KL_OK);
+    if (with_owner) {
+        asked->pump = hand_pump(&asked->hand, NULL);
+        hand_own(asked->pump);
+    }
+    return !test_failed();
+}
+
+static void asked_close(struct asked *asked)
+{
+    kl_store *owner_store = asked->hand.store;
+    kl_queue_close(asked->to);
+    kl_queue_close(asked->queue);
+    kl_store_close(asked->asker_store);
+    kl_store *memory = asked->hand.memory;
+    kl_queue_close(asked->hand.queue);
+    asked->hand.queue = NULL;
+    asked->hand.memory = NULL;
+    hand_close(&asked->hand);
+    kl_store_close(owner_store);
+    kl_store_close(memory);
+}
+
+static uint64_t waiting(kl_queue *queue)
+{
+    kl_arena arena = {0};
+    kl_queue_info info = {0};
+    CHECK_INT(kl_queue_show(queue, &arena, &info), KL_OK);
+    kl_arena_free(&arena);
+    return info.counts.ready + info.counts.due + info.counts.retry;
+}
+
+static bool waits(kl_queue *queue, const kl_task_id *id)
+{
+    kl_arena arena = {0};
+    kl_found found = {0};
+    kl_rc rc = kl_queue_task(queue, id, &arena, &found);
+    kl_arena_free(&arena);
+    return rc == KL_OK && found.task.state == KL_TASK_WAITING;
+}
+
+/* --- Moving --- */
+
+TEST(a_move_whose_end_may_still_be_carried_out_leaves_the_copy)
+{
+    struct asked asked;
+    kl_task_id moved;
+    if (!asked_open(&asked, true))
+        return;
+    kl_task_id id = hand_put(&asked.hand, "k", "first", 0);
+    asked.request_lost = "end";
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_EBUSY);
+    asked.request_lost = NULL;
+    drive(&asked);
+    CHECK(!waits(asked.queue, &id));
+    CHECK_INT(waiting(asked.to), 1);
+    asked_close(&asked);
+}
