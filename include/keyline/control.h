@@ -115,7 +115,7 @@ KL_API KL_MUST_USE kl_rc kl_key_resume(kl_queue *queue, kl_bytes key);
 /* Retry tries the key's first task again now, with all attempts; KL_EBUSY: it is running. Skip ends it as cancelled;
  * *ret_id (or NULL) says which it was, and KL_EBUSY that it is running. Drain ends all of its tasks that are not
  * running as cancelled (dead: as dead letters; what has failed before keeps its own error), in all layouts; *ret_count
- * (or NULL) says how many.
+ * (or NULL) says how many: fewer, where the store failed meanwhile and some were ended at a second go.
  *
  * partition: only there; NULL: wherever the key has tasks. In several partitions it has several first tasks: retry
  * tries each of them, and skip is KL_EINVAL until one partition is named. KL_ENOTFOUND: none waits. KL_EINVAL: no key,

@@ -3,7 +3,7 @@
  * From: beat.c, every tick.  To: window.c, sweep.c, and the store; the answer goes into the request's record.
  *
  * A request may be carried out twice, when its answer could not be written; each is made so that this changes nothing
- * more. Only the owner's own settles are used, so a stale owner changes nothing either; nor does it answer: the request
+ * more: what ends tasks is noted in the request first. Only the owner's own settles are used, so a stale owner changes nothing either; nor does it answer: the request
  * stays for the next one. */
 #include "work/ask.h"
 
@@ -15,7 +15,7 @@
 #include "keyline/control.h"
 #include "work/inside.h"
 
-enum { PAGE = 64, SETTLE_TRIES = 4, SKIP_TRIES = 4 };
+enum { PAGE = 64, SETTLE_TRIES = 4, SKIP_TRIES = 4, FIND_TRIES = 4 };
 
 struct ask {
     kl__pump *pump;
@@ -26,6 +26,7 @@ struct ask {
     kl_bytes key;
     uint64_t key_hash;
     bool dead;
+    bool begun;   /* it was carried out before, or nearly so, and could not be answered */
     bool settled; /* what it asks for is durable, whoever owns the shard by now */
     const kl_record *record;
     uint64_t version; /* of that, as last written */
@@ -120,43 +121,83 @@ static kl__held *head_of(struct ask *ask)
 
 /* --- Ending tasks --- */
 
-static kl_rc end_held(struct ask *ask, kl__held *held, kl_outcome outcome, int64_t keep_ms, bool *ret_running)
+/* Before anything is ended for it: whoever carries the request out once more, because it could not be answered, knows by
+ * this that what is not there any more was ended for it, and which task was chosen. NULL: it is not about one. */
+static kl_rc note_begun(struct ask *ask, const kl_task_id *id)
 {
-    *ret_running = held->state == KL_HELD_RUNNING;
-    if (held->state == KL_HELD_FINISHED)
-        return fail_ended();
-    if (*ret_running)
-        return KL_OK;
+    const kl_record *record = ask->record;
+    kl_store *store = ask->window->partition->store;
+    if ((id && !kl__json_set_id(ask->request, "id", id)) || !kl__json_set_bool(ask->request, "begun", true))
+        return kl__fail_memory();
+    kl__pump_leave(ask->pump);
+    kl_rc rc = kl__record_write(store, record->name, ask->version, ask->request, record->expires_ms, &ask->version);
+    kl__pump_enter(ask->pump);
+    return rc;
+}
+
+/* A task that waits, and where it is held, or NULL. What has failed and is not settled yet waits from then on. One in
+ * memory is found also when its bytes are damaged. */
+static kl_rc find_waiting(struct ask *ask, const kl_task_id *id, kl_task *ret_task, kl__held **ret_held)
+{
+    for (int i = 0; i < FIND_TRIES; i++) {
+        *ret_task = (kl_task){.state = KL_TASK_UNKNOWN};
+        kl_rc rc = kl__window_send(ask->window);
+        if (rc == KL_OK)
+            rc = read_one(ask, id, ret_task);
+        *ret_held = rc == KL_OK || rc == KL_EDAMAGED ? kl__window_find(ask->window, id, 0) : NULL;
+        if (!*ret_held || (*ret_held)->state != KL_HELD_FINISHED)
+            return *ret_held ? KL_OK : rc;
+    }
+    return kl__fail(KL_EBUSY, "what came of the task is just being settled; ask again");
+}
+
+static void end_held(struct ask *ask, kl__held *held, int64_t keep_ms)
+{
     if (held->made) /* halted: the attempts that were made, not those counted as used */
         held->lane.mark.attempts = held->made;
     kl__window_withdraw(held);
-    kl__pump_settle_later(ask->pump, held, outcome, keep_ms);
+    kl__pump_settle_later(ask->pump, held, KL_CANCELLED, keep_ms);
     kl__window_ready(ask->window);
-    return KL_OK;
 }
 
-/* Ends a task that waits, wherever it is. keep: as the task, its job or the queue say; else nothing is kept of it. One
- * in memory is ended also when its bytes are damaged. */
-static kl_rc end_task(struct ask *ask, const kl_task_id *id, kl_outcome outcome, bool keep, bool *ret_running)
+static kl_rc end_unheld(struct ask *ask, const kl_task *task, int64_t keep_ms)
 {
-    kl_task task = {.state = KL_TASK_UNKNOWN};
-    kl_rc rc = read_one(ask, id, &task);
-    kl__held *held = kl__window_find(ask->window, id, 0);
-    int64_t asked_ms = rc == KL_OK ? kl__task_asked_keep_ms(&task, &ask->arena) : 0;
-    int64_t keep_ms = keep ? kl__pump_keep_ms(ask->pump, outcome, asked_ms) : 0;
-    *ret_running = false;
-    if (held && (rc == KL_OK || rc == KL_EDAMAGED))
-        return end_held(ask, held, outcome, keep_ms, ret_running);
-    if (rc != KL_OK)
-        return rc;
-    kl_settled settled = {
-        .id = *id, .position = task.position, .outcome = outcome, .attempts = task.attempts, .keep_ms = keep_ms};
+    kl_settled settled = {.id = task->entry.id,
+                          .position = task->position,
+                          .outcome = KL_CANCELLED,
+                          .attempts = task->attempts,
+                          .keep_ms = keep_ms};
     ask->window->sweeping = true;
-    ask->window->swept_key = kl__key_hash(task.entry.key);
-    rc = settle_one(ask, &settled);
+    ask->window->swept_key = kl__key_hash(task->entry.key);
+    kl_rc rc = settle_one(ask, &settled);
     ask->window->sweeping = false;
     ask->window->due_spoiled |= ask->window->due_asked;
     return rc;
+}
+
+static bool is_running(const kl__held *held) { return held && held->state == KL_HELD_RUNNING; }
+
+/* Ends a task that waits, wherever it is. keep: as the task, its job or the queue say; else nothing is kept of it. One
+ * that was ended when the request was carried out before is not missed. */
+static kl_rc end_task(struct ask *ask, const kl_task_id *id, bool keep, bool *ret_running)
+{
+    kl_task task;
+    kl__held *held;
+    kl_rc rc = find_waiting(ask, id, &task, &held);
+    if (rc == KL_OK && !ask->begun && !is_running(held)) {
+        rc = note_begun(ask, id);
+        if (rc == KL_OK)
+            rc = find_waiting(ask, id, &task, &held); /* the mutex was left */
+    }
+    *ret_running = rc == KL_OK && is_running(held);
+    if (rc != KL_OK || *ret_running)
+        return rc == KL_ENOTFOUND && ask->begun ? KL_OK : rc;
+    int64_t asked_ms = kl__task_asked_keep_ms(&task, &ask->arena);
+    int64_t keep_ms = keep ? kl__pump_keep_ms(ask->pump, KL_CANCELLED, asked_ms) : 0;
+    if (!held)
+        return end_unheld(ask, &task, keep_ms);
+    end_held(ask, held, keep_ms);
+    return KL_OK;
 }
 
 static kl_rc tell_running(struct ask *ask, bool running)
@@ -167,7 +208,7 @@ static kl_rc tell_running(struct ask *ask, bool running)
 static kl_rc cancel(struct ask *ask)
 {
     bool running = false;
-    kl_rc rc = end_task(ask, &ask->id, KL_CANCELLED, true, &running);
+    kl_rc rc = end_task(ask, &ask->id, true, &running);
     kl__held *held = running ? kl__window_find(ask->window, &ask->id, 0) : NULL;
     if (held)
         atomic_store(&held->cancel, true);
@@ -177,15 +218,11 @@ static kl_rc cancel(struct ask *ask)
 static kl_rc end_traceless(struct ask *ask)
 {
     bool running = false;
-    kl_rc rc = end_task(ask, &ask->id, KL_CANCELLED, false, &running);
+    kl_rc rc = end_task(ask, &ask->id, false, &running);
     return rc == KL_OK ? tell_running(ask, running) : rc;
 }
 
-static kl_rc peek(struct ask *ask)
-{
-    const kl__held *held = kl__window_find(ask->window, &ask->id, 0);
-    return tell_running(ask, held && held->state == KL_HELD_RUNNING);
-}
+static kl_rc peek(struct ask *ask) { return tell_running(ask, is_running(kl__window_find(ask->window, &ask->id, 0))); }
 
 static kl_rc fail_running(void)
 {
@@ -208,33 +245,13 @@ static kl_rc choose_first(struct ask *ask, kl_task_id *ret_id)
     return KL_OK;
 }
 
-/* Before it is ended: whoever carries the request out once more, because it could not be answered, must not end the next
- * one, too. */
-static kl_rc note_choice(struct ask *ask, const kl_task_id *id)
-{
-    const kl_record *record = ask->record;
-    kl_store *store = ask->window->partition->store;
-    if (!kl__json_set_id(ask->request, "id", id))
-        return kl__fail_memory();
-    kl__pump_leave(ask->pump);
-    kl_rc rc = kl__record_write(store, record->name, ask->version, ask->request, record->expires_ms, &ask->version);
-    kl__pump_enter(ask->pump);
-    return rc;
-}
-
 static kl_rc skip_first(struct ask *ask, kl_task_id *ret_id)
 {
-    bool running = false, chosen = !kl__id_is_none(&ask->id);
-    kl_rc rc = KL_OK;
+    bool running = false;
     *ret_id = ask->id;
-    if (!chosen)
-        rc = choose_first(ask, ret_id);
-    if (!chosen && rc == KL_OK)
-        rc = note_choice(ask, ret_id);
+    kl_rc rc = ask->begun ? KL_OK : choose_first(ask, ret_id);
     if (rc == KL_OK)
-        rc = end_task(ask, ret_id, KL_CANCELLED, true, &running);
-    if (chosen && rc == KL_ENOTFOUND)
-        return KL_OK; /* it was ended when the request was carried out first */
+        rc = end_task(ask, ret_id, true, &running);
     return rc == KL_OK && running ? fail_running() : rc;
 }
 
@@ -267,8 +284,11 @@ static kl_rc sweep(struct ask *ask, kl__sweep_of of, kl_outcome outcome, const c
 
 static kl_rc drain(struct ask *ask)
 {
-    return sweep(ask, (kl__sweep_of){.key_hash = ask->key_hash}, ask->dead ? KL_DEAD : KL_CANCELLED,
-                 "its key was drained");
+    kl_rc rc = ask->begun ? KL_OK : note_begun(ask, NULL);
+    if (rc == KL_OK)
+        rc = sweep(ask, (kl__sweep_of){.key_hash = ask->key_hash}, ask->dead ? KL_DEAD : KL_CANCELLED,
+                   "its key was drained");
+    return rc != KL_OK ? rc : kl__json_set_bool(ask->answer, "begun", ask->begun) ? KL_OK : kl__fail_memory();
 }
 
 static kl_rc purge(struct ask *ask) { return sweep(ask, (kl__sweep_of){0}, KL_CANCELLED, "its queue was purged"); }
@@ -475,6 +495,7 @@ static bool understand(struct ask *ask, kl__json *from)
     ask->id = kl__json_id_or(from, "id", (kl_task_id){{0}});
     ask->key = kl__json_bytes_or(from, "key", &ask->arena, (kl_bytes){0});
     ask->dead = kl__json_bool_or(from, "dead", false);
+    ask->begun = kl__json_bool_or(from, "begun", false);
     ask->key_hash = kl__key_hash(ask->key);
     return from->rc == KL_OK;
 }

@@ -6,6 +6,9 @@
  *     asked     {"verb": "cancel", "id": "..."}            {"verb": "drain", "key": "customer-7", "dead": true}
  *     answered  {"answered": true, "rc": 0, "error": "", ...what the verb tells}
  *
+ *     begun     {"verb": "skip", "key": "customer-7", "begun": true, "id": "..."}: cancel, end, skip and drain, which
+ *               would find nothing to end when they are carried out again because the answer could not be written
+ *
  * When no worker owns the shard, ask_send.c owns it for a moment itself: with a pump that runs nothing. */
 #ifndef KL_ASK_H
 #define KL_ASK_H
@@ -23,9 +26,9 @@ enum { KL_ASK_EXPIRES_MS = 60000 };
  *     again   id         -> running (or: tried now, with all its attempts)
  *     peek    id         -> running
  *     end     id         -> running (or: ended without a trace, for it has been moved)
- *     skip    key        -> id (which an owner notes in the request before it ends that task)
+ *     skip    key        -> id
  *     wake    key        (its first task is tried now, with all its attempts)
- *     drain   key dead   -> count
+ *     drain   key dead   -> count begun
  *     purge              -> count
  *     forget  id         -> count (the waiting tasks of this job, and what comes of its running ones, without a trace)
  *     show    key        -> why waiting at_least until head attempts head_error running_ms percent progress */

@@ -123,6 +123,7 @@ struct key_ask {
     bool answered; /* something of the key was there */
     bool running;  /* its first task is, and so was left alone; */
     bool acted;    /* in another partition it was not */
+    bool begun;    /* some of it was ended before an owner could answer, and is not counted */
     uint64_t count;
     kl_task_id id;
     kl_key_status *places; /* of `show`: room for max */
@@ -171,6 +172,7 @@ static kl_rc ask_place(kl_queue *queue, kl__source source, struct key_ask *ask)
     ask->id = kl__json_id_or(&answer, "id", (kl_task_id){{0}});
     ask->running |= running;
     ask->acted |= !running;
+    ask->begun |= kl__json_bool_or(&answer, "begun", false);
     if (ask->places)
         rc = note_place(queue, source, ask, &answer, owner);
     else
@@ -281,7 +283,7 @@ static kl_rc ask_key(kl_queue *queue, struct key_ask *ask)
         rc = check_key(ask->key);
     if (rc == KL_OK)
         rc = ask_layouts(queue, ask);
-    bool none = strcmp(ask->verb, "drain") == 0 ? ask->count == 0 : !ask->answered;
+    bool none = strcmp(ask->verb, "drain") == 0 ? ask->count == 0 && !ask->begun : !ask->answered;
     return rc == KL_OK && none && !ask->places ? fail_none(ask) : rc;
 }
 

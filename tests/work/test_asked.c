@@ -8,6 +8,16 @@
 #include "store/lossy.h"
 #include "work/hand.h"
 
+enum { BUSY = 12 }; /* calls: more than are made at a time */
+
+/* What happens while a copy of the first task is put. */
+enum meanwhile {
+    NOTHING,
+    STARTS,     /* the task does, */
+    ENDS,       /* and ends */
+    UNANSWERED, /* requests cannot be answered at once from then on */
+};
+
 struct asked {
     struct hand hand;
     struct lossy asker, owner;
@@ -17,7 +27,7 @@ struct asked {
     int settles_busy;         /* so many, without effect */
     int answers_lost;         /* so many writes of answers have no effect */
     const char *request_lost; /* the reply to the request with this verb is, and nothing more is heard of it */
-    enum { WAITS, STARTS, ENDS } meanwhile; /* what becomes of the first task while its copy is put */
+    enum meanwhile meanwhile;
 };
 
 static struct asked *of_asker(void *self) { return KL_CONTAINER((struct lossy *)self, struct asked, asker); }
@@ -42,6 +52,26 @@ static void drive(struct asked *asked)
     (void)ignored; /* a store that is busy is asked again */
 }
 
+/* --- What fails for either --- */
+
+static kl_rc settle(struct asked *asked, kl_settle *batches, size_t count)
+{
+    if (asked->settles_busy == 0)
+        return kl_store_settle(asked->hand.memory, batches, count);
+    asked->settles_busy--;
+    for (size_t i = 0; i < count; i++)
+        batches[i].rc = KL_EBUSY;
+    return fail_busy();
+}
+
+static kl_rc put(struct asked *asked, kl_write *writes, size_t count)
+{
+    if (asked->answers_lost == 0 || !is_request(writes[0].name) || !says(writes[0].value, "answered"))
+        return kl_store_put(asked->hand.memory, writes, count);
+    asked->answers_lost--;
+    return fail_busy();
+}
+
 /* --- The store as the asker sees it --- */
 
 static kl_rc asker_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records)
@@ -56,14 +86,16 @@ static kl_rc asker_put(void *self, kl_write *writes, size_t count)
 {
     struct asked *asked = of_asker(self);
     bool lost = asked->request_lost && is_request(writes[0].name) && says(writes[0].value, asked->request_lost);
-    kl_rc rc = kl_store_put(asked->asker.inner, writes, count);
+    kl_rc rc = put(asked, writes, count);
     return lost ? fail_busy() : rc;
 }
 
 static kl_rc asker_append(void *self, const kl_append *append)
 {
     struct asked *asked = of_asker(self);
-    if (asked->meanwhile != WAITS) {
+    if (asked->meanwhile == UNANSWERED)
+        asked->answers_lost = BUSY;
+    if (asked->meanwhile == STARTS || asked->meanwhile == ENDS) {
         hand_looks(asked->pump);
         CHECK_STR(hand_start(asked->pump), "first");
     }
@@ -71,25 +103,8 @@ static kl_rc asker_append(void *self, const kl_append *append)
         hand_end(asked->pump, hand_running(asked->pump, 0), KL_DONE);
         hand_settle(asked->pump);
     }
-    asked->meanwhile = WAITS;
+    asked->meanwhile = NOTHING;
     return kl_store_append(asked->asker.inner, append->entries, append->count, append->token);
-}
-
-/* --- As its owner does --- */
-
-static kl_rc settle(struct asked *asked, kl_settle *batches, size_t count)
-{
-    if (asked->settles_busy == 0)
-        return kl_store_settle(asked->hand.memory, batches, count);
-    asked->settles_busy--;
-    for (size_t i = 0; i < count; i++)
-        batches[i].rc = KL_EBUSY;
-    return fail_busy();
-}
-
-static kl_rc owner_settle(void *self, kl_settle *batches, size_t count)
-{
-    return settle(of_owner(self), batches, count);
 }
 
 static kl_rc asker_settle(void *self, kl_settle *batches, size_t count)
@@ -97,14 +112,14 @@ static kl_rc asker_settle(void *self, kl_settle *batches, size_t count)
     return settle(of_asker(self), batches, count);
 }
 
-static kl_rc owner_put(void *self, kl_write *writes, size_t count)
+/* --- As its owner does --- */
+
+static kl_rc owner_settle(void *self, kl_settle *batches, size_t count)
 {
-    struct asked *asked = of_owner(self);
-    if (asked->answers_lost == 0 || !is_request(writes[0].name) || !says(writes[0].value, "answered"))
-        return kl_store_put(asked->hand.memory, writes, count);
-    asked->answers_lost--;
-    return fail_busy();
+    return settle(of_owner(self), batches, count);
 }
+
+static kl_rc owner_put(void *self, kl_write *writes, size_t count) { return put(of_owner(self), writes, count); }
 
 /* --- Beginning and end --- */
 
@@ -165,6 +180,19 @@ static bool waits(kl_queue *queue, const kl_task_id *id)
     return rc == KL_OK && found.task.state == KL_TASK_WAITING;
 }
 
+static kl_task_id first_waiting(kl_queue *queue)
+{
+    kl_arena arena = {0};
+    kl_found found = {0};
+    kl_waiting which = {.max = 1};
+    kl_bytes cursor = {0};
+    size_t count = 0;
+    CHECK_INT(kl_queue_waiting(queue, &which, &arena, &found, &count, &cursor), KL_OK);
+    CHECK_INT(count, 1);
+    kl_arena_free(&arena);
+    return found.task.entry.id;
+}
+
 /* --- Moving --- */
 
 TEST(a_move_whose_end_may_still_be_carried_out_leaves_the_copy)
@@ -180,5 +208,73 @@ TEST(a_move_whose_end_may_still_be_carried_out_leaves_the_copy)
     drive(&asked);
     CHECK(!waits(asked.queue, &id));
     CHECK_INT(waiting(asked.to), 1);
+    asked_close(&asked);
+}
+
+/* --- Answers that cannot be written --- */
+
+static bool open_unanswered(struct asked *asked, bool with_owner)
+{
+    if (!asked_open(asked, with_owner))
+        return false;
+    asked->answers_lost = BUSY;
+    return true;
+}
+
+static void cancel_unanswered(bool with_owner)
+{
+    struct asked asked;
+    bool running = true;
+    if (!open_unanswered(&asked, with_owner))
+        return;
+    kl_task_id id = hand_put(&asked.hand, "k", "first", 0);
+    CHECK_INT(kl_task_cancel(asked.queue, &id, &running), KL_OK);
+    CHECK(!running);
+    CHECK_INT(asked.answers_lost, 0);
+    CHECK(!waits(asked.queue, &id));
+    CHECK_INT(kl_task_cancel(asked.queue, &id, &running), KL_ENOTFOUND);
+    asked_close(&asked);
+}
+
+TEST(a_task_is_cancelled_though_that_cannot_be_answered_at_once) { cancel_unanswered(true); }
+TEST(a_task_is_cancelled_without_a_worker_though_that_cannot_be_answered_at_once) { cancel_unanswered(false); }
+
+TEST(a_job_has_a_task_less_when_one_is_moved_though_that_cannot_be_answered_at_once)
+{
+    struct asked asked;
+    kl_task_id job, moved = {{0}};
+    kl_arena arena = {0};
+    kl_job_info info = {0};
+    if (!asked_open(&asked, true))
+        return;
+    kl_put puts[] = {{.key = kl_str("k"), .payload = kl_str("first")},
+                     {.key = kl_str("k"), .payload = kl_str("second")}};
+    kl_job_spec spec = {.size = sizeof spec, .tasks = puts, .count = 2};
+    kl_job_answer answer = {0};
+    CHECK_INT(kl_job_submit(asked.hand.queue, &spec, &answer, NULL), KL_OK);
+    job = answer.job;
+    kl_task_id id = first_waiting(asked.hand.queue);
+    asked.meanwhile = UNANSWERED;
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_OK);
+    CHECK_INT(asked.answers_lost, 0);
+    CHECK(waits(asked.to, &moved));
+    CHECK_INT(waiting(asked.queue), 1);
+    CHECK_INT(kl_job_show(asked.queue, &job, &arena, &info), KL_OK);
+    CHECK_INT(info.tasks, 1);
+    kl_arena_free(&arena);
+    asked_close(&asked);
+}
+
+TEST(a_key_is_drained_though_that_cannot_be_answered_at_once)
+{
+    struct asked asked;
+    uint64_t count;
+    if (!open_unanswered(&asked, true))
+        return;
+    hand_put(&asked.hand, "k", "first", 0);
+    CHECK_INT(kl_key_drain(asked.queue, kl_str("k"), NULL, false, &count), KL_OK);
+    CHECK_INT(asked.answers_lost, 0);
+    CHECK_INT(waiting(asked.queue), 0);
+    CHECK_INT(kl_key_drain(asked.queue, kl_str("k"), NULL, false, &count), KL_ENOTFOUND);
     asked_close(&asked);
 }
