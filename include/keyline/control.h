@@ -9,8 +9,9 @@
  * pointers, `partition`, ret_running, ret_id and ret_count of what was done (not of a list) may be NULL, and no other.
  *
  * Errors of every call, beside those of queue.h and those that it names: KL_ETIMEDOUT: no answer within
- * KL_CONTROL_WAIT_MS, and it may still be carried out. KL_EBUSY: the shard is just going to another worker; call again.
- * All may be repeated. A worker that has lost the shard does not answer: whoever has it does. */
+ * KL_CONTROL_WAIT_MS, and it may still be carried out. KL_EBUSY: the store is, and likewise; call again. All may be
+ * repeated, but a skip that was carried out after all is then a second one. A worker that has lost the shard does not
+ * answer: whoever has it does. */
 #ifndef KEYLINE_CONTROL_H
 #define KEYLINE_CONTROL_H
 

@@ -2,9 +2,9 @@
  *
  * From: beat.c, every tick.  To: window.c, sweep.c, and the store; the answer goes into the request's record.
  *
- * A request may be carried out twice, when its answer could not be written; each is made so that this changes nothing
- * more: what ends tasks is noted in the request first. Only the owner's own settles are used, so a stale owner changes nothing either; nor does it answer: the request
- * stays for the next one. */
+ * A request may be carried out twice, when the store failed in between or the answer could not be written; each is made
+ * so that this changes nothing more: what ends tasks is noted in the request first. Only the owner's own settles are
+ * used, so a stale owner changes nothing either; nor does it answer: the request stays for the next one. */
 #include "work/ask.h"
 
 #include <stdio.h>
@@ -27,6 +27,7 @@ struct ask {
     uint64_t key_hash;
     bool dead;
     bool begun;   /* it was carried out before, or nearly so, and could not be answered */
+    bool refused; /* nothing was done, because that is not to be */
     bool settled; /* what it asks for is durable, whoever owns the shard by now */
     const kl_record *record;
     uint64_t version; /* of that, as last written */
@@ -224,9 +225,16 @@ static kl_rc end_traceless(struct ask *ask)
 
 static kl_rc peek(struct ask *ask) { return tell_running(ask, is_running(kl__window_find(ask->window, &ask->id, 0))); }
 
-static kl_rc fail_running(void)
+/* Asking later may help, but that is for the operator to decide. */
+static kl_rc refuse(struct ask *ask, const char *why)
 {
-    return kl__fail(KL_EBUSY, "the key's first task is running; cancel it, or wait for its end");
+    ask->refused = true;
+    return kl__fail(KL_EBUSY, "%s", why);
+}
+
+static kl_rc refuse_running(struct ask *ask)
+{
+    return refuse(ask, "the key's first task is running; cancel it, or wait for its end");
 }
 
 static kl_rc choose_first(struct ask *ask, kl_task_id *ret_id)
@@ -240,7 +248,7 @@ static kl_rc choose_first(struct ask *ask, kl_task_id *ret_id)
             return rc != KL_OK ? rc : kl__fail(KL_ENOTFOUND, "the key has no task that waits");
     }
     if (!found && head->state == KL_HELD_RUNNING)
-        return fail_running();
+        return refuse_running(ask);
     *ret_id = found ? stub.id : head->id;
     return KL_OK;
 }
@@ -252,7 +260,7 @@ static kl_rc skip_first(struct ask *ask, kl_task_id *ret_id)
     kl_rc rc = ask->begun ? KL_OK : choose_first(ask, ret_id);
     if (rc == KL_OK)
         rc = end_task(ask, ret_id, true, &running);
-    return rc == KL_OK && running ? fail_running() : rc;
+    return rc == KL_OK && running ? refuse_running(ask) : rc;
 }
 
 /* One that has ended and is not settled yet would be found in the store, and is not the key's first any more. Others
@@ -313,8 +321,7 @@ static kl_rc check_turn(struct ask *ask, const kl_task *task)
     kl_rc rc = first_of_key(ask, false, &stub, &found);
     if (rc == KL_OK && found && kl_id_compare(&stub.id, &task->entry.id) != 0 &&
         (stub.attempts > 0 || stub.priority <= task->entry.priority))
-        rc = kl__fail(KL_EBUSY, "other tasks of its key come before it; try it when they are done, or leave it to its "
-                                "time");
+        return refuse(ask, "other tasks of its key come before it; try it when they are done, or leave it to its time");
     return rc;
 }
 
@@ -540,6 +547,8 @@ static kl_rc carry_out_and_answer(struct ask *ask)
         said = KL_OK;
     else if (!ask->settled && (ask->window->lost || said == KL_ESTALE))
         return KL_OK; /* the next owner answers */
+    if (kl_rc_class(said) == KL_CLASS_RETRY && !ask->refused)
+        return said == KL_ECONFLICT ? KL_OK : said; /* nobody can say what comes of it yet: the next tick tries again */
     return answer(ask, said);
 }
 

@@ -152,7 +152,8 @@ static kl_rc wait_for_answer(struct sent *sent, kl_arena *arena, kl__json *ret_a
             rc = read_answer(sent, arena, ret_answer, ret_record);
         kl_arena_reset(&scratch);
         if (rc == KL_EBUSY && kl__local_ms(NULL) - began_ms >= KL_CONTROL_WAIT_MS)
-            rc = kl__fail(KL_ETIMEDOUT, "the worker that owns the shard has not answered within %d s; is it stuck?",
+            rc = kl__fail(KL_ETIMEDOUT,
+                          "the worker that owns the shard has not answered within %d s; is it stuck, or its store?",
                           KL_CONTROL_WAIT_MS / 1000);
         if (rc != KL_EBUSY) {
             kl_arena_free(&scratch);

@@ -278,3 +278,60 @@ TEST(a_key_is_drained_though_that_cannot_be_answered_at_once)
     CHECK_INT(kl_key_drain(asked.queue, kl_str("k"), NULL, false, &count), KL_ENOTFOUND);
     asked_close(&asked);
 }
+/* --- A store that is busy --- */
+
+static void skip_while_busy(bool with_owner)
+{
+    struct asked asked;
+    kl_task_id skipped = {{0}};
+    if (!asked_open(&asked, with_owner))
+        return;
+    kl_task_id first = hand_put(&asked.hand, "k", "first", 0), second = hand_put(&asked.hand, "k", "second", 0);
+    if (asked.pump)
+        hand_looks(asked.pump);
+    asked.settles_busy = BUSY;
+    CHECK_INT(kl_key_skip(asked.queue, kl_str("k"), NULL, &skipped), KL_OK);
+    CHECK(kl_id_compare(&skipped, &first) == 0);
+    CHECK_INT(asked.settles_busy, 0);
+    CHECK(!waits(asked.queue, &first));
+    CHECK(waits(asked.queue, &second));
+    asked_close(&asked);
+}
+
+TEST(a_skip_whose_settle_is_busy_skips_one_task) { skip_while_busy(true); }
+TEST(a_skip_whose_settle_is_busy_skips_one_task_without_a_worker) { skip_while_busy(false); }
+
+static void move_while_busy(bool with_owner)
+{
+    struct asked asked;
+    kl_task_id moved = {{0}};
+    if (!asked_open(&asked, with_owner))
+        return;
+    kl_task_id id = hand_put(&asked.hand, "k", "first", 0);
+    if (asked.pump)
+        hand_looks(asked.pump);
+    asked.settles_busy = BUSY;
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_OK);
+    CHECK_INT(asked.settles_busy, 0);
+    CHECK(!waits(asked.queue, &id));
+    CHECK(waits(asked.to, &moved));
+    asked_close(&asked);
+}
+
+TEST(a_task_is_moved_though_its_settle_is_busy) { move_while_busy(true); }
+TEST(a_task_is_moved_without_a_worker_though_its_settle_is_busy) { move_while_busy(false); }
+
+TEST(a_key_is_drained_though_its_settle_is_busy)
+{
+    struct asked asked;
+    uint64_t count = 0;
+    if (!asked_open(&asked, true))
+        return;
+    hand_put(&asked.hand, "k", "first", 0);
+    hand_put(&asked.hand, "k", "second", 0);
+    asked.settles_busy = BUSY;
+    CHECK_INT(kl_key_drain(asked.queue, kl_str("k"), NULL, false, &count), KL_OK);
+    CHECK_INT(asked.settles_busy, 0);
+    CHECK_INT(waiting(asked.queue), 0);
+    asked_close(&asked);
+}
