@@ -148,4 +148,7 @@ enum { KL_PUT_TOKEN_MS = 3600 * 1000 }; /* how long a token is known, and a uniq
  * made: ids are chosen already, with these layouts by route; NULL: they are not. KL_EBUSY: the first is still at it. */
 kl_rc kl__put_once(kl__put_call *call, kl__put_range range, const char *kind, kl_bytes bytes, const kl__put_made *made);
 
+/* Forgets the call that was made with this token: made again, it puts its tasks again. */
+kl_rc kl__put_forget(kl_queue *queue, kl_bytes token);
+
 #endif

@@ -756,3 +756,17 @@ kl_rc kl__put_once(kl__put_call *call, kl__put_range range, const char *kind, kl
     kl_arena_free(&claim.arena);
     return rc;
 }
+
+kl_rc kl__put_forget(kl_queue *queue, kl_bytes token)
+{
+    char buffer[KL_RECORD_NAME_BYTES], hash[HASH_TEXT_BYTES];
+    kl_arena arena = {0};
+    kl_record record;
+    hash_text(token, hash);
+    kl_bytes name = kl__record_name(buffer, sizeof buffer, "token", queue->name, hash);
+    kl_rc rc = kl__record_get(queue->store, name, &arena, &record);
+    if (rc == KL_OK && record.version)
+        rc = kl__record_remove(queue->store, name, record.version);
+    kl_arena_free(&arena);
+    return rc == KL_ENOTFOUND ? KL_OK : rc;
+}

@@ -7,6 +7,7 @@
 #include "base/compare.h"
 #include "keyline/control.h"
 #include "queue/look.h"
+#include "queue/put.h"
 #include "work/ask.h"
 #include "work/inside.h"
 
@@ -139,13 +140,11 @@ kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
  * the token knows the copy. That is taken back only when the owner has said that it did not end the task: of any other
  * failure nobody can say what is still carried out. */
 
-static kl_rc put_copy(kl_queue *to, const kl_found *found, kl_put_result *ret_copy)
+static kl_rc put_copy(kl_queue *to, const kl_found *found, kl_bytes token, kl_put_result *ret_copy)
 {
     const kl_entry *entry = &found->task.entry;
     const kl_task_extra *extra = &found->extra;
     bool in_job = !kl__id_is_none(&entry->job);
-    char token[KL_ID_TEXT_BYTES + 8] = "move ";
-    kl_id_print(&entry->id, token + 5);
     kl_put put = {.key = entry->key,
                   .kind = entry->kind,
                   .payload = entry->payload,
@@ -160,19 +159,33 @@ static kl_rc put_copy(kl_queue *to, const kl_found *found, kl_put_result *ret_co
                   .tags = extra->tags,
                   .tag_count = extra->tag_count,
                   .keep_ms = in_job ? 0 : extra->keep_ms}; /* a job's is the job's to say */
-    return kl_queue_put(to, &put, 1, kl_str(token), ret_copy);
+    return kl_queue_put(to, &put, 1, token, ret_copy);
 }
 
 static kl_rc fail_running(void) { return kl__fail(KL_EBUSY, "the task is running; wait for its end, or cancel it"); }
 
-/* It began to run while it was moved. */
-static kl_rc take_back(kl_queue *to, const kl_task_id *copy)
+/* First the token: with it, the next call would take the copy for one that is there. */
+static kl_rc take_back(kl_queue *to, const kl_put_result *copy, kl_bytes token)
 {
-    bool ignored;
-    if (kl_task_cancel(to, copy, &ignored) == KL_OK)
+    bool running = false;
+    if (copy->duplicate) /* and what that one asked for may still be carried out */
+        return kl__fail(KL_EBUSY, "an earlier call has put it there");
+    kl_rc rc = kl__put_forget(to, token);
+    if (rc == KL_OK)
+        rc = kl_task_cancel(to, &copy->id, &running);
+    return rc == KL_OK && running ? kl__fail(KL_EBUSY, "it runs there, and is asked to stop") : rc;
+}
+
+static kl_rc leave_here(kl_queue *to, const kl_put_result *copy, kl_bytes token)
+{
+    char why[256], text[KL_ID_TEXT_BYTES];
+    if (take_back(to, copy, token) == KL_OK)
         return fail_running();
-    return kl__fail(KL_EBUSY, "the task began to run while it was moved, and its copy could not be taken back: %s",
-                    kl_error_text());
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    kl_id_print(&copy->id, text);
+    return kl__fail(KL_EBUSY,
+                    "the task began to run while it was moved, and its copy in %s, %s, was not taken back: %s",
+                    to->name, text, why);
 }
 
 static kl_rc fail_in_both(const kl_queue *to, const kl_task_id *copy, kl_rc rc)
@@ -187,18 +200,20 @@ static kl_rc fail_in_both(const kl_queue *to, const kl_task_id *copy, kl_rc rc)
 static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, kl_task_id *ret_id)
 {
     const kl_entry *entry = &found->task.entry;
+    char token[KL_ID_TEXT_BYTES + 8] = "move ";
     kl_put_result copy;
     bool running = false;
+    kl_id_print(&entry->id, token + 5);
     kl_rc rc = ask_running(queue, &entry->id, "peek", &running);
     if (rc == KL_OK)
-        rc = running ? fail_running() : put_copy(to, found, &copy);
+        rc = running ? fail_running() : put_copy(to, found, kl_str(token), &copy);
     if (rc != KL_OK)
         return rc;
     rc = ask_running(queue, &entry->id, "end", &running);
     if (rc != KL_OK)
         return fail_in_both(to, &copy.id, rc);
     if (running)
-        return take_back(to, &copy.id);
+        return leave_here(to, &copy, kl_str(token));
     if (!kl__id_is_none(&entry->job))
         rc = kl__job_leave(queue, &entry->job, 1);
     if (rc == KL_OK && ret_id)

@@ -74,6 +74,12 @@ static kl_rc put(struct asked *asked, kl_write *writes, size_t count)
 
 /* --- The store as the asker sees it --- */
 
+static void start_first(struct asked *asked)
+{
+    hand_looks(asked->pump);
+    CHECK_STR(hand_start(asked->pump), "first");
+}
+
 static kl_rc asker_get(void *self, const kl_bytes *names, size_t count, kl_arena *arena, kl_record *ret_records)
 {
     struct asked *asked = of_asker(self);
@@ -95,10 +101,8 @@ static kl_rc asker_append(void *self, const kl_append *append)
     struct asked *asked = of_asker(self);
     if (asked->meanwhile == UNANSWERED)
         asked->answers_lost = BUSY;
-    if (asked->meanwhile == STARTS || asked->meanwhile == ENDS) {
-        hand_looks(asked->pump);
-        CHECK_STR(hand_start(asked->pump), "first");
-    }
+    if (asked->meanwhile == STARTS || asked->meanwhile == ENDS)
+        start_first(asked);
     if (asked->meanwhile == ENDS) {
         hand_end(asked->pump, hand_running(asked->pump, 0), KL_DONE);
         hand_settle(asked->pump);
@@ -207,6 +211,27 @@ TEST(a_move_whose_end_may_still_be_carried_out_leaves_the_copy)
     asked.request_lost = NULL;
     drive(&asked);
     CHECK(!waits(asked.queue, &id));
+    CHECK_INT(waiting(asked.to), 1);
+    asked_close(&asked);
+}
+
+TEST(a_task_that_begins_to_run_while_it_is_moved_can_be_moved_when_it_waits_again)
+{
+    struct asked asked;
+    kl_task_id moved = {{0}};
+    if (!asked_open(&asked, true))
+        return;
+    kl_task_id id = hand_put(&asked.hand, "k", "first", 0);
+    asked.meanwhile = STARTS;
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "is running");
+    CHECK_INT(waiting(asked.to), 0);
+    hand_end(asked.pump, hand_running(asked.pump, 0), KL_RETRY);
+    hand_settle(asked.pump);
+    CHECK(waits(asked.queue, &id));
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_OK);
+    CHECK(!waits(asked.queue, &id));
+    CHECK(waits(asked.to, &moved));
     CHECK_INT(waiting(asked.to), 1);
     asked_close(&asked);
 }
