@@ -36,9 +36,10 @@ KL_API KL_MUST_USE kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, b
 KL_API KL_MUST_USE kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id);
 
 /* Puts a task that waits, or is finished and kept, into another queue, and ends it here; it leaves its unique behind,
- * and its job, which then has a task less. ret_id (or NULL): its id there. It is put there first: KL_EBUSY (it is
- * running here) and KL_ENOTFOUND (it has ended here meanwhile, or is not known) may leave it in both; a repeat within
- * an hour puts it no second time. KL_EINVAL: `to` is NULL, or the task's own queue. */
+ * and its job, which then has a task less. ret_id (or NULL): its id there. It is put there first. KL_EBUSY: it is
+ * running here, and KL_ENOTFOUND: it has ended here, or is not known; what was put there is taken back, unless the
+ * sentence says that it was not: because it runs there already, or an earlier call has put it. After any other failure
+ * it may be in both; a repeat within an hour puts it no second time. KL_EINVAL: `to` is NULL, or the task's own queue. */
 KL_API KL_MUST_USE kl_rc kl_task_move(kl_queue *queue, const kl_task_id *id, kl_queue *to, kl_task_id *ret_id);
 
 /* Ends all waiting tasks of the queue as cancelled, those that run excepted, shard by shard; *ret_count (or NULL) says

@@ -214,7 +214,8 @@ const kl__command kl__move_command = {
     .name = "move",
     .summary = "put tasks into another queue",
     .about = "Puts tasks that wait, or are finished and kept, into another queue, and ends them here. Exits\n"
-             "with 75 when one is running.\n"
+             "with 75 when one is running, and with 3 when one has ended. One that begins to run while it is\n"
+             "moved stays; if its copy runs by then as well, it is run in both queues, and that is said.\n"
              "\n"
              "  keyline move orders 5f1f1a32-0b7c-8d00-8a2b-3c4d5e6f7a8b --to orders-slow\n",
     .arguments = id_arguments,

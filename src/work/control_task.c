@@ -137,8 +137,8 @@ kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
 /* --- Moving one that waits ---
  *
  * It is put there first and ended here then, so that it is somewhere whatever fails. Should it be called again in between,
- * the token knows the copy. That is taken back only when the owner has said that it did not end the task: of any other
- * failure nobody can say what is still carried out. */
+ * the token knows the copy. That is taken back only when the owner has said that it did not end the task, which runs or has
+ * ended otherwise: of any other failure nobody can say what is still carried out. */
 
 static kl_rc put_copy(kl_queue *to, const kl_found *found, kl_bytes token, kl_put_result *ret_copy)
 {
@@ -176,16 +176,17 @@ static kl_rc take_back(kl_queue *to, const kl_put_result *copy, kl_bytes token)
     return rc == KL_OK && running ? kl__fail(KL_EBUSY, "it runs there, and is asked to stop") : rc;
 }
 
-static kl_rc leave_here(kl_queue *to, const kl_put_result *copy, kl_bytes token)
+/* KL_EBUSY: it runs. KL_ENOTFOUND: it has ended. */
+static kl_rc leave_here(kl_queue *to, const kl_put_result *copy, kl_bytes token, kl_rc rc)
 {
     char why[256], text[KL_ID_TEXT_BYTES];
+    bool runs = rc == KL_EBUSY;
     if (take_back(to, copy, token) == KL_OK)
-        return fail_running();
+        return runs ? fail_running() : kl__fail(rc, "the task has ended while it was moved, and stays where it is");
     snprintf(why, sizeof why, "%s", kl_error_text());
     kl_id_print(&copy->id, text);
-    return kl__fail(KL_EBUSY,
-                    "the task began to run while it was moved, and its copy in %s, %s, was not taken back: %s",
-                    to->name, text, why);
+    return kl__fail(rc, "the task %s while it was moved, and its copy in %s, %s, was not taken back: %s",
+                    runs ? "began to run" : "has ended", to->name, text, why);
 }
 
 static kl_rc fail_in_both(const kl_queue *to, const kl_task_id *copy, kl_rc rc)
@@ -210,10 +211,10 @@ static kl_rc move_waiting(kl_queue *queue, kl_queue *to, const kl_found *found, 
     if (rc != KL_OK)
         return rc;
     rc = ask_running(queue, &entry->id, "end", &running);
+    if (rc == KL_ENOTFOUND || (rc == KL_OK && running))
+        return leave_here(to, &copy, kl_str(token), rc == KL_OK ? KL_EBUSY : rc);
     if (rc != KL_OK)
         return fail_in_both(to, &copy.id, rc);
-    if (running)
-        return leave_here(to, &copy, kl_str(token));
     if (!kl__id_is_none(&entry->job))
         rc = kl__job_leave(queue, &entry->job, 1);
     if (rc == KL_OK && ret_id)

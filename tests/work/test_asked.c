@@ -236,6 +236,36 @@ TEST(a_task_that_begins_to_run_while_it_is_moved_can_be_moved_when_it_waits_agai
     asked_close(&asked);
 }
 
+TEST(a_copy_of_an_earlier_call_whose_end_was_carried_out_late_is_not_taken_back)
+{
+    struct asked asked;
+    kl_task_id moved = {{0}};
+    if (!asked_open(&asked, true))
+        return;
+    kl_task_id id = hand_put(&asked.hand, "k", "first", 0);
+    asked.request_lost = "end";
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_EBUSY);
+    asked.request_lost = NULL;
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_ENOTFOUND); /* the owner ended it only now */
+    CHECK_CONTAINS(kl_error_text(), "an earlier call has put it there");
+    CHECK_INT(waiting(asked.to), 1);
+    asked_close(&asked);
+}
+
+TEST(a_task_that_runs_to_its_end_while_it_is_moved_is_run_once)
+{
+    struct asked asked;
+    kl_task_id moved = {{0}};
+    if (!asked_open(&asked, true))
+        return;
+    kl_task_id id = hand_put(&asked.hand, "k", "first", 0);
+    asked.meanwhile = ENDS;
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_ENOTFOUND);
+    CHECK_CONTAINS(kl_error_text(), "has ended");
+    CHECK_INT(waiting(asked.to), 0);
+    asked_close(&asked);
+}
+
 /* --- Answers that cannot be written --- */
 
 static bool open_unanswered(struct asked *asked, bool with_owner)
