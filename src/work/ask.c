@@ -39,6 +39,13 @@ struct ask {
 
 static kl_rc fail_ended(void) { return kl__fail(KL_ENOTFOUND, "the task has ended, or there never was one"); }
 
+/* After the mutex was left. */
+static kl_rc check_kept(const struct ask *ask, kl_rc rc)
+{
+    return rc == KL_OK && ask->window->lost ? kl__fail(KL_EBUSY, "the shard is going to another worker; ask again")
+                                            : rc;
+}
+
 /* The mutex is left meanwhile; the window is pinned by the caller. */
 static kl_rc read_one(struct ask *ask, const kl_task_id *id, kl_task *ret_task)
 {
@@ -48,8 +55,7 @@ static kl_rc read_one(struct ask *ask, const kl_task_id *id, kl_task *ret_task)
     kl__pump_leave(ask->pump);
     kl_rc rc = kl_store_read(store, &ref, 1, &ask->arena, ret_task, &count);
     kl__pump_enter(ask->pump);
-    if (rc == KL_OK && ask->window->lost)
-        rc = kl__fail(KL_EBUSY, "the shard is going to another worker; ask again");
+    rc = check_kept(ask, rc);
     return rc != KL_OK ? rc : ret_task->state == KL_TASK_WAITING ? KL_OK : fail_ended();
 }
 
@@ -68,19 +74,28 @@ static kl_rc settle_one(struct ask *ask, const kl_settled *settled)
     return rc;
 }
 
-/* The first task of the key in one line; false: there is none. */
-static kl_rc first_in_line(struct ask *ask, int32_t line, kl_stub *ret_stub, bool *ret_found)
+static bool comes_before(const kl_stub *stub, const kl_task *task)
+{
+    if (stub->priority != task->entry.priority)
+        return stub->priority < task->entry.priority;
+    return stub->due_ms != task->entry.due_ms ? stub->due_ms < task->entry.due_ms : stub->position < task->position;
+}
+
+/* The first task of the key in one line, that is due by then (of the due line) and comes before another (NULL: any);
+ * false: there is none. */
+static kl_rc first_in_line(const struct ask *ask, int32_t line, int64_t until_ms, const kl_task *before,
+                           kl_stub *ret_stub, bool *ret_found)
 {
     kl_stub stubs[256], last;
     kl_store *store = ask->window->partition->store;
-    kl_scan scan = {.place = ask->window->place, .line = line, .until_ms = KL_ID_MS_MAX, .stubs = stubs, .max = 256};
+    kl_scan scan = {.place = ask->window->place, .line = line, .until_ms = until_ms, .stubs = stubs, .max = 256};
     *ret_found = false;
     do {
         kl_rc rc = kl_store_scan(store, &scan, 1);
         if (rc != KL_OK)
             return rc;
         for (size_t i = 0; i < scan.count; i++) {
-            if (stubs[i].key_hash != ask->key_hash)
+            if (stubs[i].key_hash != ask->key_hash || (before && !comes_before(&stubs[i], before)))
                 continue;
             *ret_stub = stubs[i];
             *ret_found = true;
@@ -102,15 +117,23 @@ static kl_rc first_of_key(struct ask *ask, bool with_due, kl_stub *ret_stub, boo
     kl__pump_leave(ask->pump);
     kl_rc rc = kl_store_counts(store, ask->window->place, NULL, &counts);
     if (rc == KL_OK && (counts.retry || counts.at_least))
-        rc = first_in_line(ask, KL_LINE_RETRY, ret_stub, ret_found);
+        rc = first_in_line(ask, KL_LINE_RETRY, KL_ID_MS_MAX, NULL, ret_stub, ret_found);
     for (uint32_t lines = rc == KL_OK ? counts.priorities : 0; lines && rc == KL_OK && !*ret_found; lines &= lines - 1)
-        rc = first_in_line(ask, __builtin_ctz(lines) + KL_PRIORITY_MIN, ret_stub, ret_found);
+        rc = first_in_line(ask, __builtin_ctz(lines) + KL_PRIORITY_MIN, KL_ID_MS_MAX, NULL, ret_stub, ret_found);
     if (rc == KL_OK && with_due && (counts.due || counts.at_least) && !*ret_found)
-        rc = first_in_line(ask, KL_LINE_DUE, ret_stub, ret_found);
+        rc = first_in_line(ask, KL_LINE_DUE, KL_ID_MS_MAX, NULL, ret_stub, ret_found);
     kl__pump_enter(ask->pump);
-    if (rc == KL_OK && ask->window->lost)
-        rc = kl__fail(KL_EBUSY, "the shard is going to another worker; ask again");
-    return rc;
+    return check_kept(ask, rc);
+}
+
+/* One of the key that is due already and would be run before this task when that is due. */
+static kl_rc due_before(struct ask *ask, const kl_task *task, kl_stub *ret_stub, bool *ret_found)
+{
+    int64_t now_ms = ask->pump->now_ms;
+    kl__pump_leave(ask->pump);
+    kl_rc rc = first_in_line(ask, KL_LINE_DUE, now_ms, task, ret_stub, ret_found);
+    kl__pump_enter(ask->pump);
+    return check_kept(ask, rc);
 }
 
 static kl__held *head_of(struct ask *ask)
@@ -122,8 +145,8 @@ static kl__held *head_of(struct ask *ask)
 
 /* --- Ending tasks --- */
 
-/* Before anything is ended for it: whoever carries the request out once more, because it could not be answered, knows by
- * this that what is not there any more was ended for it, and which task was chosen. NULL: it is not about one. */
+/* Before anything is ended for it: whoever carries the request out once more, because it could not be answered, knows
+ * by this that what is not there any more was ended for it, and which task was chosen. NULL: it is not about one. */
 static kl_rc note_begun(struct ask *ask, const kl_task_id *id)
 {
     const kl_record *record = ask->record;
@@ -310,17 +333,21 @@ static bool is_being_tried(const kl__held *held)
     return held && (held->state == KL_HELD_RUNNING || held->state == KL_HELD_FINISHED);
 }
 
-/* One that was tried is the first of its key. One that is delayed would become it, before what stood in line already. */
+/* One that was tried is the first of its key. One that is delayed would become it, before what stood in line already,
+ * or has become due. */
 static kl_rc check_turn(struct ask *ask, const kl_task *task)
 {
-    kl_stub stub;
+    kl_stub stub = {0};
     bool found = false;
     if (task->attempts > 0 || task->entry.key.len == 0)
         return KL_OK;
     ask->key_hash = kl__key_hash(task->entry.key);
     kl_rc rc = first_of_key(ask, false, &stub, &found);
-    if (rc == KL_OK && found && kl_id_compare(&stub.id, &task->entry.id) != 0 &&
-        (stub.attempts > 0 || stub.priority <= task->entry.priority))
+    found &=
+        kl_id_compare(&stub.id, &task->entry.id) != 0 && (stub.attempts > 0 || stub.priority <= task->entry.priority);
+    if (rc == KL_OK && !found && task->not_before_ms > ask->pump->now_ms)
+        rc = due_before(ask, task, &stub, &found);
+    if (rc == KL_OK && found)
         return refuse(ask, "other tasks of its key come before it; try it when they are done, or leave it to its time");
     return rc;
 }

@@ -390,3 +390,44 @@ TEST(a_key_is_drained_though_its_settle_is_busy)
     CHECK_INT(waiting(asked.queue), 0);
     asked_close(&asked);
 }
+
+/* --- The order of a key --- */
+
+static kl_task_id put_delayed(struct asked *asked, const char *payload, int priority, int64_t delay_ms)
+{
+    kl_put put = {.key = kl_str("k"), .payload = kl_str(payload), .priority = priority, .delay_ms = delay_ms};
+    kl_put_result result = {0};
+    CHECK_INT(kl_queue_put(asked->hand.queue, &put, 1, (kl_bytes){0}, &result), KL_OK);
+    return result.id;
+}
+
+static void retry_behind_due(bool with_owner)
+{
+    struct asked asked;
+    kl_task_id again;
+    if (!asked_open(&asked, with_owner))
+        return;
+    put_delayed(&asked, "due", 0, 100);
+    kl_task_id later = put_delayed(&asked, "later", 0, 3600000);
+    kl_task_id urgent = put_delayed(&asked, "urgent", -1, 3600000);
+    asked.hand.now_ms += 1000;
+    CHECK_INT(kl_task_retry(asked.queue, &later, &again), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "other tasks of its key come before it");
+    CHECK_INT(kl_task_retry(asked.queue, &urgent, &again), KL_OK);
+    if (!asked.pump) {
+        asked.pump = hand_pump(&asked.hand, NULL);
+        hand_own(asked.pump);
+    }
+    hand_looks(asked.pump);
+    CHECK_STR(hand_start(asked.pump), "urgent");
+    hand_end(asked.pump, hand_running(asked.pump, 0), KL_DONE);
+    hand_settle(asked.pump);
+    CHECK_STR(hand_start(asked.pump), "due");
+    hand_end(asked.pump, hand_running(asked.pump, 0), KL_DONE);
+    hand_settle(asked.pump);
+    CHECK_INT(kl_task_retry(asked.queue, &later, &again), KL_OK);
+    asked_close(&asked);
+}
+
+TEST(a_delayed_task_that_is_tried_now_passes_no_due_one_of_its_key) { retry_behind_due(true); }
+TEST(without_a_worker_a_delayed_task_that_is_tried_now_passes_no_due_one_either) { retry_behind_due(false); }
