@@ -145,11 +145,16 @@ static kl_rc put_copy(kl_queue *to, const kl_found *found, kl_bytes token, kl_pu
     const kl_entry *entry = &found->task.entry;
     const kl_task_extra *extra = &found->extra;
     bool in_job = !kl__id_is_none(&entry->job);
+    int64_t now_ms;
+    kl_rc rc;
+    KL_ASK(rc, kl_store_now(to->store, &now_ms));
+    if (rc != KL_OK)
+        return rc;
     kl_put put = {.key = entry->key,
                   .kind = entry->kind,
                   .payload = entry->payload,
                   .priority = entry->priority,
-                  .due_ms = entry->due_ms,
+                  .due_ms = entry->due_ms > now_ms ? entry->due_ms : 0, /* or it would pass others of its key */
                   .attempts_max = extra->attempts_max,
                   .timeout_ms = extra->timeout_ms,
                   .group = extra->group,
@@ -159,6 +164,10 @@ static kl_rc put_copy(kl_queue *to, const kl_found *found, kl_bytes token, kl_pu
                   .tags = extra->tags,
                   .tag_count = extra->tag_count,
                   .keep_ms = in_job ? 0 : extra->keep_ms}; /* a job's is the job's to say */
+    rc = kl_queue_put(to, &put, 1, token, ret_copy);
+    if (rc != KL_EMISMATCH || put.due_ms == entry->due_ms)
+        return rc;
+    put.due_ms = entry->due_ms; /* it was not due yet when an earlier call put it */
     return kl_queue_put(to, &put, 1, token, ret_copy);
 }
 

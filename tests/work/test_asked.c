@@ -197,6 +197,14 @@ static kl_task_id first_waiting(kl_queue *queue)
     return found.task.entry.id;
 }
 
+static kl_task_id put_delayed(struct asked *asked, const char *payload, int priority, int64_t delay_ms)
+{
+    kl_put put = {.key = kl_str("k"), .payload = kl_str(payload), .priority = priority, .delay_ms = delay_ms};
+    kl_put_result result = {0};
+    CHECK_INT(kl_queue_put(asked->hand.queue, &put, 1, (kl_bytes){0}, &result), KL_OK);
+    return result.id;
+}
+
 /* --- Moving --- */
 
 TEST(a_move_whose_end_may_still_be_carried_out_leaves_the_copy)
@@ -263,6 +271,47 @@ TEST(a_task_that_runs_to_its_end_while_it_is_moved_is_run_once)
     CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_ENOTFOUND);
     CHECK_CONTAINS(kl_error_text(), "has ended");
     CHECK_INT(waiting(asked.to), 0);
+    asked_close(&asked);
+}
+
+static int64_t due_of(kl_queue *queue, const kl_task_id *id)
+{
+    kl_arena arena = {0};
+    kl_found found = {0};
+    CHECK_INT(kl_queue_task(queue, id, &arena, &found), KL_OK);
+    kl_arena_free(&arena);
+    return found.task.entry.due_ms;
+}
+
+TEST(a_task_that_is_due_already_is_moved_behind_what_waits_there)
+{
+    struct asked asked;
+    kl_task_id moved = {{0}};
+    if (!asked_open(&asked, true))
+        return;
+    kl_task_id due = put_delayed(&asked, "due", 0, 100), later = put_delayed(&asked, "later", 0, 3600000);
+    asked.hand.now_ms += 1000;
+    CHECK_INT(kl_task_move(asked.queue, &due, asked.to, &moved), KL_OK);
+    CHECK_INT(due_of(asked.to, &moved), 0);
+    CHECK_INT(kl_task_move(asked.queue, &later, asked.to, &moved), KL_OK);
+    CHECK(due_of(asked.to, &moved) > asked.hand.now_ms);
+    asked_close(&asked);
+}
+
+TEST(a_move_that_is_repeated_when_the_task_is_due_finds_its_copy)
+{
+    struct asked asked;
+    kl_task_id moved = {{0}};
+    if (!asked_open(&asked, false))
+        return;
+    kl_task_id id = put_delayed(&asked, "first", 0, 1000);
+    asked.request_lost = "end";
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_EBUSY);
+    asked.request_lost = NULL;
+    asked.hand.now_ms += 120000; /* nobody carries the first request out any more */
+    CHECK_INT(kl_task_move(asked.queue, &id, asked.to, &moved), KL_OK);
+    CHECK(!waits(asked.queue, &id));
+    CHECK_INT(waiting(asked.to), 1);
     asked_close(&asked);
 }
 
@@ -392,14 +441,6 @@ TEST(a_key_is_drained_though_its_settle_is_busy)
 }
 
 /* --- The order of a key --- */
-
-static kl_task_id put_delayed(struct asked *asked, const char *payload, int priority, int64_t delay_ms)
-{
-    kl_put put = {.key = kl_str("k"), .payload = kl_str(payload), .priority = priority, .delay_ms = delay_ms};
-    kl_put_result result = {0};
-    CHECK_INT(kl_queue_put(asked->hand.queue, &put, 1, (kl_bytes){0}, &result), KL_OK);
-    return result.id;
-}
 
 static void retry_behind_due(bool with_owner)
 {
