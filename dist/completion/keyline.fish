@@ -167,7 +167,7 @@ complete -c keyline -n '__keyline_at push' -l json -d 'print JSON, for machines:
 complete -c keyline -n '__keyline_at push' -l config -r -F -d 'read settings from this file instead of keyline.toml'
 complete -c keyline -n '__keyline_at push' -l help -d 'explain the command'
 complete -c keyline -n '__keyline_at work' -l kind -x -d 'run tasks of this kind with this command of the shell; may be repeated'
-complete -c keyline -n '__keyline_at work' -l until-empty -d 'end when no task waits that could be run; exit with 1 when some went dead meanwhile, with 75 when a partition\'s store is away'
+complete -c keyline -n '__keyline_at work' -l until-empty -d 'end when no task waits that could be run; exit with 1 when some went dead meanwhile, with 75 when a partition\'s store is away, or it cannot be told what is left'
 complete -c keyline -n '__keyline_at work' -l weight -x -d 'this queue\'s share of the tasks when all queues have some (1)'
 complete -c keyline -n '__keyline_at work' -l min -x -d 'so many running tasks are kept free for this queue (0)'
 complete -c keyline -n '__keyline_at work' -l name -x -d 'the worker\'s name, for people (host and process)'

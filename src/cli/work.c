@@ -5,7 +5,8 @@
  *                                  third: ends this program at once, and what runs with it
  *                                  while stores are opened: ends this program at once
  *      --until-empty               by itself                                       exit 0, or 1 when tasks went dead, or 75
- *                                                                                  when a partition's store is away */
+ *                                                                                  when a partition's store is away or
+ *                                                                                  it cannot be told what is left */
 #include "cli/work.h"
 
 #include <errno.h>
@@ -44,7 +45,8 @@ struct job {
     bool shows;                    /* how far it is, on a terminal */
     int64_t began_ns, shown_ns;
     uint64_t cancelled; /* before the first signal */
-    bool away;          /* a partition's store was, at the end */
+    bool away;          /* a partition's store was, at the end, */
+    bool untold;        /* and for that or another reason it is not known what is left */
 };
 
 /* ---- Handlers ---- */
@@ -286,21 +288,22 @@ static void show_progress(struct job *job)
 /* It ended by itself, and not because of a signal. */
 static bool was_emptied(const struct job *job) { return job->opts->until_empty && !job->first_signal; }
 
-/* What stays of each queue, with the reasons; returns how many tasks that are. The store may be silent: so who was told to
- * end does not ask it, and a signal has its usual effect. */
+/* What stays of each queue, with the reasons; returns how many tasks are known to. The store may be silent: so who was
+ * told to end does not ask it, and a signal has its usual effect. */
 static uint64_t tell_left(struct job *job)
 {
-    uint64_t sum = 0;
+    uint64_t sum = 0, left;
     const char *why, *away;
     if (was_emptied(job))
         pthread_sigmask(SIG_UNBLOCK, &job->signals, NULL);
     for (size_t i = 0; was_emptied(job) && i < job->opts->queues.count; i++) {
-        sum += kl__work_left(&job->queues[i], &job->call->arena, &why, &away);
+        job->untold |= !kl__work_left(&job->queues[i], &job->call->arena, &left, &why, &away);
+        sum += left;
         if (why)
             say(job, "%s", why);
         if (away)
             say(job, "%s", away);
-        job->away |= away != NULL;
+        job->away |= away != NULL || job->untold;
     }
     return sum;
 }
@@ -311,6 +314,7 @@ static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_
                                          {"refused", 0}, {"halted", 0},  {"left", 0}, {"took_ms", 0},   {NULL, 0}};
     int64_t took_ms = (kl__monotonic_ns() - job->began_ns) / 1000000;
     char rest[192] = "";
+    kl__cell stays = was_emptied(job) && !job->untold ? kl__cell_number((int64_t)left) : kl__cell_none();
     if (info->cancelled)
         snprintf(rest, sizeof rest, ", %" PRIu64 " cancelled", info->cancelled);
     if (given_up)
@@ -327,9 +331,7 @@ static int tell_end(struct job *job, const kl_worker_info *info, uint64_t given_
                         (kl__cell[]){kl__cell_number((int64_t)info->done), kl__cell_number((int64_t)info->retried),
                                      kl__cell_number((int64_t)info->dead), kl__cell_number((int64_t)info->cancelled),
                                      kl__cell_number((int64_t)given_up), kl__cell_number((int64_t)info->refused),
-                                     kl__cell_number((int64_t)info->halted),
-                                     was_emptied(job) ? kl__cell_number((int64_t)left) : kl__cell_none(),
-                                     kl__cell_duration(took_ms)},
+                                     kl__cell_number((int64_t)info->halted), stays, kl__cell_duration(took_ms)},
                         "%" PRIu64 " done, %" PRIu64 " retried, %" PRIu64 " dead%s in %.1f s", info->done,
                         info->retried, info->dead, rest, (double)took_ms / 1000);
 }
@@ -466,7 +468,7 @@ static const kl__option options[] = {
      offsetof(work_opts, kinds), 0, 0},
     {"--until-empty", NULL,
      "end when no task waits that could be run; exit with 1 when some went dead meanwhile, with 75 when a partition's "
-     "store is away",
+     "store is away, or it cannot be told what is left",
      offsetof(work_opts, until_empty), 0, 0},
     {"--weight", "QUEUE=N...", "this queue's share of the tasks when all queues have some (1)",
      offsetof(work_opts, weights), 0, 0},

@@ -97,13 +97,17 @@ static const char *reasons_of(const kl_worker_queue *queue, const kl_queue_info 
     return reasons ? reasons : "";
 }
 
-uint64_t kl__work_left(const kl_worker_queue *queue, kl_arena *arena, const char **ret_why, const char **ret_away)
+bool kl__work_left(const kl_worker_queue *queue, kl_arena *arena, uint64_t *ret_left, const char **ret_why,
+                   const char **ret_away)
 {
     kl_queue_info info;
+    *ret_left = 0;
     *ret_why = *ret_away = NULL;
-    if (kl_queue_show(queue->queue, arena, &info) != KL_OK)
-        return 0;
-    uint64_t left = info.counts.ready + info.counts.due + info.counts.retry;
+    if (kl_queue_show(queue->queue, arena, &info) != KL_OK) {
+        *ret_away = kl__format(arena, "what is left cannot be told, so run this again: %s", kl_error_text());
+        return false;
+    }
+    uint64_t left = *ret_left = info.counts.ready + info.counts.due + info.counts.retry;
     if (*info.away)
         *ret_away =
             kl__format(arena, "nothing was run of what is away (%s); run this again when it answers", info.away);
@@ -111,5 +115,5 @@ uint64_t kl__work_left(const kl_worker_queue *queue, kl_arena *arena, const char
     if (left > 0 && (*reasons || !*ret_away))
         *ret_why = kl__format(arena, "%llu task%s in %s: %s", (unsigned long long)left, left == 1 ? " stays" : "s stay",
                               info.name, reasons);
-    return left;
+    return true;
 }
