@@ -94,28 +94,44 @@ static kl_rc copy_urls(kl_arena *arena, uint32_t count, const char *const *urls,
     return KL_OK;
 }
 
+/* A task that moves from an older layout to the newest has an id in each between: without this one it would come out as
+ * another, for some who move it and not for others. Only the digits count. */
+static bool ids_pass(const kl__descriptor *draft, size_t index)
+{
+    const kl__queue_layout *layout = &draft->layouts[index];
+    bool undrained = false;
+    for (size_t i = 0; i < index; i++)
+        undrained |= !draft->layouts[i].drained;
+    if (!undrained || index + 1 == draft->layout_count)
+        return false;
+    return layout[-1].layout.shard_prefix_len != layout->layout.shard_prefix_len &&
+           layout[1].layout.shard_prefix_len != layout->layout.shard_prefix_len;
+}
+
 /* It gets nothing more, and nobody could ask for anything there. */
 static kl_rc can_forget(const kl__queue_layout *layout, bool *ret_can)
 {
     bool keeps = true;
-    bool is_known = layout->drained && layout->numbers; /* another process may have made it just now */
+    bool is_known = layout->numbers; /* another process may have made it just now */
     kl_rc rc = is_known ? kl__layout_keeps(layout, &keeps) : KL_OK;
     *ret_can = !keeps;
     return rc;
 }
 
-/* Forgets the oldest layout that is drained, and of which nothing is kept. */
+/* Forgets the oldest layout that is drained, and of which nothing is kept or needed. */
 static kl_rc make_room(kl__descriptor *draft)
 {
     size_t gone = 0, drained = 0;
     bool can = false;
     for (; gone < draft->layout_count; gone++) {
+        if (!draft->layouts[gone].drained || ids_pass(draft, gone))
+            continue;
         kl_rc rc = can_forget(&draft->layouts[gone], &can);
         if (rc != KL_OK)
             return rc;
         if (can)
             break;
-        drained += draft->layouts[gone].drained;
+        drained++;
     }
     if (!can && drained == 0)
         return kl__fail(KL_EBUSY,

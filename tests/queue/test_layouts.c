@@ -267,6 +267,32 @@ CLAIM(there_are_sixteen_layouts_and_drained_ones_are_forgotten_first)
     kl_queue_close(queue);
 }
 
+/* Layout 1 has a task, layout 2 has fewer digits, and all others have as many as the first. */
+CLAIM(a_layout_through_which_ids_pass_on_their_way_is_not_forgotten)
+{
+    kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1, .shard_prefix_len = 2);
+    REQUIRE(queue);
+    CHECK_INT(append_to(queue, 0, 0, 0), KL_OK);
+    for (int64_t i = 1; i < KL_LAYOUTS_MAX; i++)
+        CHECK_INT(alter_to(queue, 1 + i % 2, i == 1 ? 1 : 2), KL_OK);
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    const kl__queue_layout *first = &descriptor->layouts[0];
+    kl_entry entry = {.place = {first->numbers[0], 0}};
+    CHECK_INT(kl_idgen_next(first->idgen, 0x37, 0, &entry.id), KL_OK);
+    kl_task_id before = kl__id_on_its_way(descriptor, 1, KL_LAYOUTS_MAX, &first->layout, &entry);
+    kl__descriptor_release(descriptor);
+    CHECK_INT(alter_to(queue, 3, 2), KL_OK);
+    descriptor = kl__queue_descriptor(queue);
+    first = &descriptor->layouts[0];
+    kl_task_id after = kl__id_on_its_way(descriptor, 1, KL_LAYOUTS_MAX, &first->layout, &entry);
+    CHECK_INT(descriptor->layout_count, KL_LAYOUTS_MAX);
+    CHECK_INT(descriptor->layouts[1].number, 2);
+    CHECK_INT(descriptor->layouts[2].number, 4);
+    CHECK_INT(kl_id_compare(&before, &after), 0);
+    kl__descriptor_release(descriptor);
+    kl_queue_close(queue);
+}
+
 CLAIM(an_empty_queue_may_change_its_layout_any_number_of_times_without_a_worker)
 {
     kl_queue *queue = OPEN(rig->store, "orders", .partitions = 1);
