@@ -24,22 +24,22 @@ extern "C" {
 #define KL_CONTROL_WAIT_MS 30000
 
 /* Ends a waiting task as cancelled; asks a running one to stop, after which it ends as cancelled unless it is done.
- * KL_ENOTFOUND: it has ended or never was. ret_running (or NULL): whether it was running; then only its worker knows that
- * it is to stop, and when that loses the shard before the task ends, it is run again. */
+ * KL_ENOTFOUND: it has ended or never was. ret_running (or NULL): whether it was running; then only its worker knows
+ * that it is to stop, and when that loses the shard before the task ends, it is run again. */
 KL_API KL_MUST_USE kl_rc kl_task_cancel(kl_queue *queue, const kl_task_id *id, bool *ret_running);
 
 /* Lets a waiting task be tried now, with all its attempts before it, instead of when its back-off or delay is over. It
- * passes nobody: one that waits in line stays where it is.
- * A dead or otherwise finished task, also one that ends meanwhile, is put again, as by kl_dead_retry. ret_id (or NULL): the same, or the new id of one
- * that was put again. KL_EBUSY: it is running, or it is delayed and others of its key come before it, by (priority, due
- * time, position). KL_ENOTFOUND: it is not known, or no longer kept. */
+ * passes nobody: one that waits in line stays where it is. A dead or otherwise finished task, also one that ends
+ * meanwhile, is put again, as by kl_dead_retry. ret_id (or NULL): the same, or the new id of one that was put again.
+ * KL_EBUSY: it is running, or it is delayed and others of its key come before it, by (priority, due time, position).
+ * KL_ENOTFOUND: it is not known, or no longer kept. */
 KL_API KL_MUST_USE kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id);
 
 /* Puts a task that waits, or is finished and kept, into another queue, and ends it here; it leaves its unique behind,
  * and its job, which then has a task less. ret_id (or NULL): its id there. It is put there first. KL_EBUSY: it is
  * running here, and KL_ENOTFOUND: it has ended here, or is not known; what was put there is taken back, unless the
  * sentence says that it was not: because it runs there already, or an earlier call has put it. After any other failure
- * it may be in both; a repeat within an hour puts it no second time. KL_EINVAL: `to` is NULL, or the task's own queue. */
+ * it may be in both; a repeat within an hour puts it no second time. KL_EINVAL: `to` is NULL, or its own queue. */
 KL_API KL_MUST_USE kl_rc kl_task_move(kl_queue *queue, const kl_task_id *id, kl_queue *to, kl_task_id *ret_id);
 
 /* Ends all waiting tasks of the queue as cancelled, those that run excepted, shard by shard; *ret_count (or NULL) says

@@ -43,8 +43,9 @@ typedef struct kl__runner {
  * and with the store in force. False: out of memory, and it has complained. */
 bool kl__crew_prepare(kl__crew *crew, kl__call *call);
 
-/* How many tasks a worker leaves in a queue; false: that cannot be told. *ret_why: the reasons, in the arena; NULL: none
- * are left. *ret_away: which partitions' stores are away, and so not counted, or why nothing can be told; NULL: none. */
+/* How many tasks a worker leaves in a queue; false: that cannot be told. *ret_why: the reasons, in the arena; NULL:
+ * none are left. *ret_away: which partitions' stores are away, and so not counted, or why nothing can be told; NULL:
+ * none. */
 bool kl__work_left(const kl_worker_queue *queue, kl_arena *arena, uint64_t *ret_left, const char **ret_why,
                    const char **ret_away);
 

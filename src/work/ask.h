@@ -36,8 +36,8 @@ kl_rc kl__asks_carry_out(kl__pump *pump); /* the mutex is held; left around stor
 
 json_t *kl__ask_for(const char *verb); /* a request, to be completed; NULL: no memory */
 
-/* Sends a request to the owner of a shard and waits for the answer. Takes `ask` over. The answer is to be freed; its `rc`
- * has been turned into this function's. KL_ETIMEDOUT: no answer within KL_CONTROL_WAIT_MS. */
+/* Sends a request to the owner of a shard and waits for the answer. Takes `ask` over. The answer is to be freed; its
+ * `rc` has been turned into this function's. KL_ETIMEDOUT: no answer within KL_CONTROL_WAIT_MS. */
 kl_rc kl__ask_send(kl_queue *queue, kl__source source, uint32_t shard, json_t *ask, kl_arena *arena,
                    kl__json *ret_answer);
 

@@ -3,9 +3,10 @@
  * From: worker_keep.c, every kl__pump_beat_ms, in two threads: what may take long must not keep the lease from being
  * renewed.  To: partitions.c, older.c, gate.c, sweep.c, ask.c, and the queue's records.
  *
- * Every TICK_MS: the queue's record (settings, pause, layouts), paused keys, cancelled jobs and requests of operators, all
- * of which are read only if some record has changed, where the store tells; and schedules that are due. Every WATCH_MS: whether other workers came or went. Every third of a lease (half of one while
- * there is nothing to do), or at once when they did or a shard is to be given back: ownership. */
+ * Every TICK_MS: the queue's record (settings, pause, layouts), paused keys, cancelled jobs and requests of operators,
+ * all of which are read only if some record has changed, where the store tells; and schedules that are due. Every
+ * WATCH_MS: whether other workers came or went. Every third of a lease (half of one while there is nothing to do), or
+ * at once when they did or a shard is to be given back: ownership. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,8 +46,8 @@ static kl_rc set_clock(kl__pump *pump, int64_t age_ms)
     return KL_OK;
 }
 
-/* Where the store tells, records are read when some have changed, and in the next tick once more, because a change may be
- * told of before it can be read; and now and then, because some expire. */
+/* Where the store tells, records are read when some have changed, and in the next tick once more, because a change may
+ * be told of before it can be read; and now and then, because some expire. */
 bool kl__pump_has_news(kl__pump *pump, const kl_store *store, kl__reader *reader)
 {
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
@@ -81,7 +82,8 @@ static void reconsider_halted(kl__pump *pump)
     }
 }
 
-/* Keys that are halted would not be by what is now said of the queue, or may not be: tasks may have their own limits. */
+/* Keys that are halted would not be by what is now said of the queue, or may not be: tasks may have their own
+ * limits. */
 static bool lets_halted_go(const kl_queue_opts *old, const kl_queue_opts *now)
 {
     return old->head_policy == KL_HEAD_HALT &&
@@ -208,7 +210,8 @@ static kl_rc look_at_schedules(kl__pump *pump)
 
 /* --- The beat --- */
 
-/* What others write for all workers of the queue. While an older layout is drained, how far that is counts refreshes. */
+/* What others write for all workers of the queue. While an older layout is drained, how far that is counts
+ * refreshes. */
 static kl_rc look_at_records(kl__pump *pump)
 {
     static kl_rc (*const steps[])(kl__pump * pump) = {refresh, look_at_paused, look_at_jobs};
@@ -224,8 +227,9 @@ static kl_rc look_at_records(kl__pump *pump)
     return first;
 }
 
-/* Whatever fails, the other steps are taken too: a task that cannot be moved must not keep an operator from removing it.
- * Gates take longest and come behind requests: those need the lease, which one who stands in renews between two ticks. */
+/* Whatever fails, the other steps are taken too: a task that cannot be moved must not keep an operator from removing
+ * it. Gates take longest and come behind requests: those need the lease, which one who stands in renews between two
+ * ticks. */
 static kl_rc tick(kl__pump *pump)
 {
     static kl_rc (*const steps[])(kl__pump * pump) = {kl__older_layouts, kl__pump_drain_keys, kl__asks_carry_out,
@@ -254,8 +258,8 @@ kl_rc kl__pump_tick(kl__pump *pump)
     return rc;
 }
 
-/* So that two beats may fail; one, while nothing is run that others would have to run again: where each write is paid for,
- * most workers are idle most of the time. */
+/* So that two beats may fail; one, while nothing is run that others would have to run again: where each write is paid
+ * for, most workers are idle most of the time. */
 static int64_t beat_every_ms(const kl__pump *pump)
 {
     bool idle = pump->running == 0 && pump->held == 0 && pump->finished == 0;

@@ -111,7 +111,8 @@ kl_rc kl_job_remove(kl_queue *queue, const kl_task_id *job)
 
 /* --- Single keys --- */
 
-/* A request about a key to the owners of its shard: in each layout, the oldest first, in each partition where it has tasks. */
+/* A request about a key to the owners of its shard: in each layout, the oldest first, in each partition where it has
+ * tasks. */
 struct key_ask {
     kl_bytes key;
     const char *partition; /* only there; NULL: wherever it has tasks */
@@ -193,7 +194,8 @@ static kl_rc look_for_key(kl_queue *queue, kl__source source, kl_bytes key, bool
     return rc;
 }
 
-/* Whom to ask in one layout. Owners are slow to answer, so where a key may be in any partition the store says in which it is. */
+/* Whom to ask in one layout. Owners are slow to answer, so where a key may be in any partition the store says in which
+ * it is. */
 static kl_rc choose_places(kl_queue *queue, const kl__queue_layout *layout, struct key_ask *ask,
                            uint32_t ret_partitions[KL_PARTITIONS_MAX], size_t *ret_count)
 {

@@ -136,9 +136,9 @@ kl_rc kl_task_retry(kl_queue *queue, const kl_task_id *id, kl_task_id *ret_id)
 
 /* --- Moving one that waits ---
  *
- * It is put there first and ended here then, so that it is somewhere whatever fails. Should it be called again in between,
- * the token knows the copy. That is taken back only when the owner has said that it did not end the task, which runs or has
- * ended otherwise: of any other failure nobody can say what is still carried out. */
+ * It is put there first and ended here then, so that it is somewhere whatever fails. Should it be called again in
+ * between, the token knows the copy. That is taken back only when the owner has said that it did not end the task,
+ * which runs or has ended otherwise: of any other failure nobody can say what is still carried out. */
 
 static kl_rc put_copy(kl_queue *to, const kl_found *found, kl_bytes token, kl_put_result *ret_copy)
 {

@@ -2,16 +2,16 @@
  *
  * From: worker.c (memory has room, or something was appended).  To: window.c (stub by stub).
  *
- * One look is one scan call per store, for as many lines as need reading. A window's retry line is read first and to its
- * end, because those tasks hold their keys; then the due line, so that it is known which keys have tasks there that come
- * first. Then come the ready lines that are known to be in use, each from where the last look ended, a less urgent one
- * not before the others have come to their ends; and the due line, from its first task again every DUE_EVERY_MS, because
- * a task can be put into its middle. A task that is settled while that is under way may be among what it shows, and must
- * not be run again.
+ * One look is one scan call per store, for as many lines as need reading. A window's retry line is read first and to
+ * its end, because those tasks hold their keys; then the due line, so that it is known which keys have tasks there that
+ * come first. Then come the ready lines that are known to be in use, each from where the last look ended, a less urgent
+ * one not before the others have come to their ends; and the due line, from its first task again every DUE_EVERY_MS,
+ * because a task can be put into its middle. A task that is settled while that is under way may be among what it shows,
+ * and must not be run again.
  *
  * A side look reads a ready line again from the first task that was left out of some key whose line has become short,
- * beside the ordinary one: neither holds the other up, nor what is less urgent. When it has come to where the ordinary one is, the
- * keys it was for have nothing left out any more. */
+ * beside the ordinary one: neither holds the other up, nor what is less urgent. When it has come to where the ordinary
+ * one is, the keys it was for have nothing left out any more. */
 #include <string.h>
 
 #include "base/mutant.h"
@@ -162,8 +162,8 @@ static void plan_ready(struct looks *looks, kl__window *window, int32_t line)
         plan(looks, window, line, LOOK_ON);
 }
 
-/* Less urgent tasks than those of the line are held: the look does not end before more of the line, or of those behind it,
- * was read. */
+/* Less urgent tasks than those of the line are held: the look does not end before more of the line, or of those behind
+ * it, was read. */
 static bool holds_others(const kl__window *window, int32_t line)
 {
     return window->held > 0 && line < window->least_urgent;
@@ -231,7 +231,8 @@ static void catch_up(kl__window *window)
 }
 
 /* Windows of one store, all or those that are behind, as many as one scan call takes, from shard `from` of all its
- * partitions on; false: there are more. Partitions may come and go between two calls: what is passed over is come to by the next look. */
+ * partitions on; false: there are more. Partitions may come and go between two calls: what is passed over is come to by
+ * the next look. */
 static bool plan_store(kl__pump *pump, struct looks *looks, bool behind, uint64_t *from)
 {
     uint64_t first = 0; /* shard of the partition */
@@ -263,7 +264,8 @@ static bool plan_store(kl__pump *pump, struct looks *looks, bool behind, uint64_
 
 /* --- What was read --- */
 
-/* Lets the processor fetch the places and lanes of stubs that come later: where there are many keys, they are in no cache. */
+/* Lets the processor fetch the places and lanes of stubs that come later: where there are many keys, they are in no
+ * cache. */
 static void prefetch(const kl__window *window, const kl_scan *scan, size_t at)
 {
     enum { AHEAD = 8, FAR_AHEAD = 2 * AHEAD };
@@ -444,7 +446,8 @@ static kl_rc look_at_all(kl__pump *pump, struct looks *looks, bool behind)
     return rc;
 }
 
-/* Whether lines of some window are to be read on, and could be; `last`: then what it holds of less urgent ones leaves. */
+/* Whether lines of some window are to be read on, and could be; `last`: then what it holds of less urgent ones
+ * leaves. */
 static bool is_behind(const kl__pump *pump, const kl_store *store, bool last)
 {
     bool any = false;

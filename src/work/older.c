@@ -2,12 +2,12 @@
  *
  * From: beat.c.  To: the queue's record, and the newest layout.
  *
- * Tasks without a due time are run where they are. Those that have one would hold up their keys in the newer layout until
- * it comes, so the owner of their shard puts them into the newest layout and ends them here. Their new ids and tokens
- * follow from the old ids, so doing that twice puts nothing twice, as long as the store knows the token (kl_token); later
- * some stores see that the id waits, and others have the task twice. Nothing more of the due line is taken into memory
- * here, also not when it is due: of a move that was broken off between its two steps, only the other copy is run. For the
- * same reason nobody ends or tries such a task here: it is moved first.
+ * Tasks without a due time are run where they are. Those that have one would hold up their keys in the newer layout
+ * until it comes, so the owner of their shard puts them into the newest layout and ends them here. Their new ids and
+ * tokens follow from the old ids, so doing that twice puts nothing twice, as long as the store knows the token
+ * (kl_token); later some stores see that the id waits, and others have the task twice. Nothing more of the due line is
+ * taken into memory here, also not when it is due: of a move that was broken off between its two steps, only the other
+ * copy is run. For the same reason nobody ends or tries such a task here: it is moved first.
  *
  * A tick moves some and leaves the rest to the next: gates, requests and schedules wait for its end. */
 #include <pthread.h>
@@ -90,8 +90,8 @@ static void land(void *ctx, kl_rc rc, const char *error)
     pthread_mutex_unlock(&mover->mutex);
 }
 
-/* Puts one where it goes, partition stores being what they may. Each has a token of its own: whoever repeats this may have
- * others beside it. */
+/* Puts one where it goes, partition stores being what they may. Each has a token of its own: whoever repeats this may
+ * have others beside it. */
 static kl_rc launch(struct mover *mover, size_t index)
 {
     kl_store *there;
@@ -118,8 +118,8 @@ static void await_all(struct mover *mover)
     pthread_mutex_unlock(&mover->mutex);
 }
 
-/* All at once, so that a store makes one write of many, up to the first that is refused: they keep their order. Those that
- * got there are listed. */
+/* All at once, so that a store makes one write of many, up to the first that is refused: they keep their order. Those
+ * that got there are listed. */
 static kl_rc put_there(struct mover *mover, size_t count, size_t *ret_put)
 {
     size_t launched = 0;
@@ -145,8 +145,8 @@ static kl_rc put_there(struct mover *mover, size_t count, size_t *ret_put)
     return rc;
 }
 
-/* Puts them where they go, and then ends them here: as many as one call reads, and up to one that is damaged, which stays
- * and holds up no other. The mutex is not held. */
+/* Puts them where they go, and then ends them here: as many as one call reads, and up to one that is damaged, which
+ * stays and holds up no other. The mutex is not held. */
 static kl_rc move(struct mover *mover, kl_store *store, kl_settle *batch)
 {
     size_t read = 0;
@@ -345,8 +345,8 @@ static kl_rc move_some(kl__pump *pump, uint64_t newest)
     return first;
 }
 
-/* The layout is the one that tasks are put into, and the record that says so was read after the shard was taken: the owner
- * before may have known of a newer one, and have moved the task there. */
+/* The layout is the one that tasks are put into, and the record that says so was read after the shard was taken: the
+ * owner before may have known of a newer one, and have moved the task there. */
 bool kl__window_keeps_due(const kl__window *window)
 {
     const kl__pump *pump = window->pump;

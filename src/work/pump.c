@@ -342,7 +342,8 @@ int64_t kl__pump_keep_ms(const kl__pump *pump, kl_outcome outcome, int64_t asked
     return asked_ms > queue_ms ? asked_ms : queue_ms;
 }
 
-/* How long the error of an attempt is kept whose task is not finished. When it is, the store keeps with it what is there. */
+/* How long the error of an attempt is kept whose task is not finished. When it is, the store keeps with it what is
+ * there. */
 static int64_t keep_error_ms(const kl__pump *pump, const kl__held *held, int64_t asked_ms)
 {
     return held->text && held->text->error.len ? kl__pump_keep_ms(pump, KL_DEAD, asked_ms) : 0;
@@ -427,7 +428,8 @@ void kl__pump_stop(kl__pump *pump)
 }
 
 /* A store that is away must not hold up the end: when no beat came through for a whole lease, nothing is left to give
- * back, and no outcome would count. Nor must one that answers and refuses outcomes for so long: others run those tasks. */
+ * back, and no outcome would count. Nor must one that answers and refuses outcomes for so long: others run those
+ * tasks. */
 bool kl__pump_gone(const kl__pump *pump)
 {
     int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx), lease_ms = kl__partitions_lease_ms(pump);
@@ -440,8 +442,8 @@ bool kl__pump_gone(const kl__pump *pump)
 }
 
 /* While two hands for each thread are ready, more is left in the store for a while: what is read far ahead has left the
- * processor's caches when its turn comes. But from time to time in any case, however full memory is: something more urgent,
- * or of another group, may have come, and what is due. */
+ * processor's caches when its turn comes. But from time to time in any case, however full memory is: something more
+ * urgent, or of another group, may have come, and what is due. */
 bool kl__pump_wants_look(kl__pump *pump)
 {
     uint64_t enough = (uint64_t)KL_LOAD_MAX * 2 * (uint64_t)pump->opts.concurrency;
@@ -468,8 +470,8 @@ static bool window_is_empty(kl__window *window)
     return !kl__window_wants_side(window);
 }
 
-/* Tasks wait in shards that could be and are not owned here, and their number has changed within a lease: whoever owns them is at work,
- * or has died and will be replaced. */
+/* Tasks wait in shards that could be and are not owned here, and their number has changed within a lease: whoever owns
+ * them is at work, or has died and will be replaced. */
 static bool others_are_busy(kl__pump *pump)
 {
     enum { GRACE_MS = 2000 };

@@ -1,9 +1,10 @@
-/* sweep.c - end waiting tasks that are not to be run: a key that is drained, a queue that is purged, a job that is removed.
+/* sweep.c - end waiting tasks that are not to be run: a key is drained, a queue is purged, or a job is removed.
  *
  * All lines of the shard are read once from their first task, because most of what waits is not in memory. Tasks leave
- * their lanes, those that were not in memory come into it, and all are settled in the order of their lines: so they stand
- * among the dead letters. A running task is left alone, but of one whose job is removed nothing will be kept. Each is read before it is ended: its envelope says for how long
- * it is to be kept, and a task of a job is kept as the job says. */
+ * their lanes, those that were not in memory come into it, and all are settled in the order of their lines: so they
+ * stand among the dead letters. A running task is left alone, but of one whose job is removed nothing will be kept.
+ * Each is read before it is ended: its envelope says for how long it is to be kept, and a task of a job is kept as the
+ * job says. */
 #include <string.h>
 
 #include "work/inside.h"
@@ -43,8 +44,8 @@ static void note(struct sweep *sweep, size_t i, const kl_task *task)
     sweep->meant[i] = !sweep->job || kl_id_compare(&task->entry.job, sweep->job) == 0;
 }
 
-/* What cannot be read does not say, and is ended all the same: somebody wants to be rid of it. But it is not known to be
- * of a job. The mutex is not held. */
+/* What cannot be read does not say, and is ended all the same: somebody wants to be rid of it. But it is not known to
+ * be of a job. The mutex is not held. */
 static kl_rc read_asked(struct sweep *sweep, kl_store *store, size_t count)
 {
     size_t wanted = 0, done = 0, read = 0;

@@ -2,12 +2,12 @@
  *
  * From: pump.c (ready tasks of the queue whose turn it is).  To: the application's handlers, and settle.c.
  *
- * A thread takes a hand of tasks, one where they take long and up to 64 where they are quick, and claims them one by one.
- * What is ready is spread over all threads, but a hand should take longer to run than it takes to load: where tasks do
- * nearly nothing, or the store is far away, few threads with full hands do more than many that wait for each other.
- * When one turns out to take long, a thread with nothing to do, or one between two hands, takes back those behind it and
- * hands in what was run before it, so nobody waits for a task of another key. Outcomes are sent by a thread of their own, so that running goes
- * on while they become durable. */
+ * A thread takes a hand of tasks, one where they take long and up to 64 where they are quick, and claims them one by
+ * one. What is ready is spread over all threads, but a hand should take longer to run than it takes to load: where
+ * tasks do nearly nothing, or the store is far away, few threads with full hands do more than many that wait for each
+ * other. When one turns out to take long, a thread with nothing to do, or one between two hands, takes back those
+ * behind it and hands in what was run before it, so nobody waits for a task of another key. Outcomes are sent by a
+ * thread of their own, so that running goes on while they become durable. */
 #include "base/base.h"
 #include "work/worker_inside.h"
 
@@ -65,7 +65,8 @@ static kl__served *choose(kl_worker *worker)
 
 /* --- A hand --- */
 
-/* With a limit for each partition tasks that are ready may be let on when others end; idle threads do not know of it. */
+/* With a limit for each partition tasks that are ready may be let on when others end; idle threads do not know of
+ * it. */
 static void wake_others(kl_worker *worker, const kl__served *served)
 {
     if (worker->idle && served->pump->capacities)
@@ -214,8 +215,8 @@ static kl_outcome outcome_of(kl_work *work, kl_outcome said)
     return KL_RETRY;
 }
 
-/* It ended because the worker does: it costs no attempt. What it says of the task itself, that it is done or dead, counts,
- * and so does a request to cancel it. */
+/* It ended because the worker does: it costs no attempt. What it says of the task itself, that it is done or dead,
+ * counts, and so does a request to cancel it. */
 static bool is_given_up(const kl__thread *thread, size_t index, kl_outcome outcome)
 {
     return (outcome == KL_RETRY || outcome == KL_CANCELLED) && atomic_load(&thread->worker->abandoning) &&
