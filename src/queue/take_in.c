@@ -384,16 +384,20 @@ static kl_rc refuse(struct leaving *leaving, const struct alone *alone)
     return rc;
 }
 
+/* The store is asked first: what fails then is not the task's fault. */
+static kl_rc ask(const struct taking *taking, kl_store *store)
+{
+    int64_t now_ms;
+    return store == taking->queue->store ? KL_OK : kl_store_now(store, &now_ms);
+}
+
 /* The token is the row: two databases may have a number in common, but not a queue's record. */
 static kl_rc put_alone(struct taking *taking, const struct alone *alone)
 {
-    int64_t now_ms;
     kl_put task;
     char token[64];
     snprintf(token, sizeof token, "inbox/%llu", (unsigned long long)alone->handed.number);
-    kl_rc rc = alone->store == taking->queue->store ? KL_OK : kl_store_now(alone->store, &now_ms);
-    if (rc == KL_OK)
-        rc = read_task(taking, &alone->handed, &task);
+    kl_rc rc = read_task(taking, &alone->handed, &task);
     return rc == KL_OK ? kl__queue_put_handed(taking->queue, &alone->handed, &task, kl_str(token)) : rc;
 }
 
@@ -407,12 +411,13 @@ static kl_rc take_alone(struct taking *taking)
         const struct alone *alone = &taking->alone[i];
         if (is_away(taking, alone->store))
             continue;
-        rc = put_alone(taking, alone);
+        kl_rc asked = ask(taking, alone->store);
+        rc = asked == KL_OK ? put_alone(taking, alone) : asked;
         if (rc == KL_OK)
             add_leaving(&leaving, alone);
-        else if (is_bad(rc) || rc == KL_EMISMATCH)
+        else if (asked == KL_OK && (is_bad(rc) || rc == KL_EMISMATCH))
             rc = refuse(&leaving, alone);
-        else if (rc == KL_EBUSY && note_away(taking, alone->store))
+        else if ((asked != KL_OK || rc == KL_EBUSY) && note_away(taking, alone->store))
             rc = KL_OK;
     }
     kl_rc left = leave(&leaving); /* what was put, whatever came then */

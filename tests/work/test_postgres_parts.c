@@ -106,7 +106,8 @@ struct two {
     char url[PG_URL_BYTES], schema[64], other[PG_URL_BYTES + 32];
 };
 
-static bool open_two(struct two *two)
+/* `as`: as whom the second one is used; "": as the first is. */
+static bool open_two_as(struct two *two, const char *as)
 {
     const char *stores[] = {"", two->other};
     kl_queue_opts opts = {.size = sizeof opts, .partitions = 2, .stores = stores, .store_count = 2};
@@ -114,10 +115,12 @@ static bool open_two(struct two *two)
     if (pg_server_new_schema(two->url, two->schema) != KL_OK)
         return false;
     pg_server_run("CREATE DATABASE second");
-    snprintf(two->other, sizeof two->other, "%s&dbname=second", two->url);
+    snprintf(two->other, sizeof two->other, "%s&dbname=second%s", two->url, as);
     return kl_store_open(two->url, NULL, &two->store) == KL_OK &&
            kl_queue_open(two->store, "orders", &opts, &two->queue) == KL_OK;
 }
+
+static bool open_two(struct two *two) { return open_two_as(two, ""); }
 
 static void close_two(struct two *two)
 {
@@ -371,6 +374,48 @@ TEST(tasks_put_in_sql_do_not_wait_for_those_whose_database_is_away)
     kl_arena_free(&arena);
     runs_free(&runs);
     close_two(&two);
+}
+
+static void let_log_in(bool may)
+{
+    pg_server_run(may ? "ALTER ROLE other LOGIN" : "ALTER ROLE other NOLOGIN");
+    if (!may)
+        pg_server_run("SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity WHERE usename = 'other'");
+}
+
+TEST(tasks_put_in_sql_stay_in_their_order_while_the_database_of_their_partition_refuses_the_login)
+{
+    struct two two;
+    struct runs runs;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    char sql[128];
+    pg_server_run("CREATE ROLE other SUPERUSER LOGIN");
+    REQUIRE(open_two_as(&two, "&user=other"));
+    runs_init(&runs);
+    CHECK_INT(kl_queue_show(two.queue, &arena, &info), KL_OK);
+    const char *here = key_of(&info, 0), *there = key_of(&info, 1);
+    kl_worker *worker = start_worker(two.queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    put_in_sql(&two, there, "done there 1");
+    CHECK(runs_wait(&runs, 1));
+    let_log_in(false);
+    put_in_sql(&two, there, "done there 2");
+    put_in_sql(&two, there, "done there 3");
+    for (size_t i = 2; i < 4; i++) { /* with the second of them, what was tried beside the first has come to its end */
+        put_in_sql(&two, here, "done here");
+        CHECK(runs_wait(&runs, i));
+    }
+    snprintf(sql, sizeof sql, "SELECT count(*) FROM %s.inbox WHERE refused IS NULL", two.schema);
+    CHECK_INT(pg_server_number(sql), 2);
+    let_log_in(true);
+    CHECK(runs_wait(&runs, 5));
+    CHECK_INT(runs_of(&runs, "done there 2"), 1);
+    CHECK(runs_first(&runs, "done there 2") < runs_first(&runs, "done there 3"));
+    drain_and_close(worker);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    close_two(&two);
+    pg_server_run("DROP ROLE other");
 }
 
 TEST(a_queue_is_not_made_in_a_database_that_is_away)
