@@ -13,8 +13,9 @@
  * They stay in the inbox while they are put, with nothing of the inbox held: a put needs a connection, and all may be held
  * so. So another process may put them, too, and whichever has done so takes them out.
  *
- * While another store is away, tasks for it stay, and those behind them are taken in. A store that was found to be away
- * is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass an earlier one.
+ * While another store is away, or fails otherwise, tasks for it stay, and those behind them are taken in. A store that was
+ * found to be away is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass an
+ * earlier one.
  *
  * A task goes to the partition that it names, unless the layout has none of that name: it had when the task was put; or
  * the layout is out of date, and then the append is refused as sealed and the next try knows better. Else a task without
@@ -417,7 +418,7 @@ static kl_rc take_alone(struct taking *taking)
             add_leaving(&leaving, alone);
         else if (asked == KL_OK && (is_bad(rc) || rc == KL_EMISMATCH))
             rc = refuse(&leaving, alone);
-        else if ((asked != KL_OK || rc == KL_EBUSY) && note_away(taking, alone->store))
+        else if (rc != KL_ESEALED && note_away(taking, alone->store))
             rc = KL_OK;
     }
     kl_rc left = leave(&leaving); /* what was put, whatever came then */

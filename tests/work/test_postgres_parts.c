@@ -418,6 +418,48 @@ TEST(tasks_put_in_sql_stay_in_their_order_while_the_database_of_their_partition_
     pg_server_run("DROP ROLE other");
 }
 
+static void run_there(const struct two *two, const char *format)
+{
+    char url[PG_URL_BYTES + 32] = "", plain[PG_URL_BYTES], sql[400];
+    CHECK_INT(pg_server_url(plain), KL_OK);
+    snprintf(url, sizeof url, "%s%cdbname=second", plain, strchr(plain, '?') ? '&' : '?');
+    snprintf(sql, sizeof sql, format, two->schema, two->schema, two->schema);
+    PGconn *conn = PQconnectdb(url);
+    PGresult *rows = PQexec(conn, sql);
+    if (PQresultStatus(rows) != PGRES_COMMAND_OK)
+        test_fail(__FILE__, __LINE__, "%s: %s", sql, PQerrorMessage(conn));
+    PQclear(rows);
+    PQfinish(conn);
+}
+
+TEST(tasks_put_in_sql_do_not_wait_for_those_whose_database_fails)
+{
+    struct two two;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    size_t count = 0;
+    char sql[256];
+    REQUIRE(open_two(&two));
+    CHECK_INT(kl_queue_show(two.queue, &arena, &info), KL_OK);
+    run_there(&two, "CREATE FUNCTION %s.fail() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'it fails'; END$$; "
+                    "CREATE TRIGGER fail BEFORE INSERT ON %s.entries FOR EACH ROW EXECUTE FUNCTION %s.fail()");
+    put_in_sql(&two, key_of(&info, 1), "there");
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', 'here', key => '%s', unique_key => 'once')", two.schema,
+             key_of(&info, 0));
+    pg_server_run(sql);
+    CHECK_INT(kl__queue_take_in(two.queue, 0, NULL, NULL, &count), KL_OK);
+    CHECK_INT(tasks_in(NULL, two.schema), 1);
+    CHECK_INT(kl__queue_take_in(two.queue, 0, NULL, NULL, &count), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "it fails");
+    run_there(&two, "DROP TRIGGER fail ON %s.entries");
+    CHECK_INT(kl__queue_take_in_all(two.queue, KL_FOREVER), KL_OK);
+    CHECK_INT(tasks_in("second", two.schema), 1);
+    CHECK_INT(kl_queue_show(two.queue, &arena, &info), KL_OK);
+    CHECK_STR(info.refused_why, "");
+    kl_arena_free(&arena);
+    close_two(&two);
+}
+
 TEST(a_queue_is_not_made_in_a_database_that_is_away)
 {
     struct two two;
