@@ -2,9 +2,10 @@
  *
  * From: store.c, for stores that are hasty (kl_store_opts).  To: the engine.
  *
- * The handle is there from the beginning, and its calls fail with KL_EBUSY until one of them finds the server. No partition is
- * known before, so whatever names a place is refused in check.c. Of the callers one tries now and then, and the others
- * fail at once: who has something else to do is not held up. */
+ * The handle is there from the beginning, and its calls fail with KL_EBUSY until one of them finds the server, also while
+ * that lets nobody in: what is wrong is not an argument of the call. No partition is known before, so whatever names a place
+ * is refused in check.c. Of the callers one tries now and then, and the others fail at once: who has something else to do is
+ * not held up. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -81,5 +82,5 @@ kl_rc kl__late_ready(kl_store *store)
     kl_rc rc = try ? open_now(store) : KL_OK;
     bool waits = atomic_load(&late->waits);
     pthread_mutex_unlock(&late->mutex);
-    return rc == KL_OK && waits ? kl__late_refuse(store) : rc;
+    return waits && (rc == KL_OK || rc == KL_EINVAL) ? kl__late_refuse(store) : rc;
 }

@@ -312,6 +312,7 @@ struct closer {
     int listens;
     pthread_t thread;
     atomic_int tries;
+    atomic_bool refuses; /* it says so before: the login is not allowed */
 };
 
 /* The server's socket, under another name that can be made to lead elsewhere. */
@@ -330,11 +331,23 @@ static bool make_door(struct closer *closer, struct bed *bed)
     return symlink(closer->real, closer->path) == 0;
 }
 
+/* As the protocol has it: a letter, a length, and fields. */
+static void refuse_login(int peer)
+{
+    static const char refusal[] = "E\0\0\0\x3fSFATAL\0VFATAL\0C28000\0Mthe role is not permitted to log in\0";
+    char asked[1024];
+    _Static_assert(sizeof refusal == 0x3f + 1, "the length");
+    CHECK(recv(peer, asked, sizeof asked, 0) > 0 && send(peer, refusal, sizeof refusal, MSG_NOSIGNAL) > 0);
+}
+
 static void *close_all(void *ctx)
 {
     struct closer *closer = ctx;
-    for (int peer; (peer = accept(closer->listens, NULL, NULL)) >= 0; close(peer))
+    for (int peer; (peer = accept(closer->listens, NULL, NULL)) >= 0; close(peer)) {
+        if (atomic_load(&closer->refuses))
+            refuse_login(peer);
         atomic_fetch_add(&closer->tries, 1);
+    }
     return NULL;
 }
 
@@ -400,6 +413,89 @@ TEST(a_server_that_is_away_is_asked_now_and_then_and_not_by_every_call)
         end_closing(&closer);
         await_condition("it answers again", answers, bed.store);
     }
+    kl_store_close(bed.store);
+    drop_schema(&bed);
+    workdir_remove(closer.dir);
+}
+
+struct naming {
+    struct closer *closer;
+    kl_store *store;
+    kl_rc rc;
+    atomic_bool over;
+};
+
+static void *name_one(void *ctx)
+{
+    struct naming *naming = ctx;
+    uint32_t partition;
+    naming->rc = kl_store_partition(naming->store, "other", 1, &partition);
+    atomic_store(&naming->over, true);
+    return NULL;
+}
+
+static bool waits_for_lock(void *bed)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql,
+             "SELECT count(*) FROM pg_stat_activity WHERE application_name = '%s' AND wait_event_type = 'Lock'",
+             ((struct bed *)bed)->schema);
+    return pg_server_number(sql) == 1;
+}
+
+/* Upkeep tries, too, but not so often. */
+static bool was_refused(void *ctx)
+{
+    struct naming *naming = ctx;
+    return atomic_load(&naming->over) || atomic_load(&naming->closer->tries) >= 4;
+}
+
+TEST(a_call_that_may_have_had_its_effect_is_made_again_when_the_login_was_refused_meanwhile)
+{
+    static struct closer closer;
+    struct bed bed;
+    pthread_t thread;
+    char sql[128];
+    closer = (struct closer){.listens = -1, .refuses = true};
+    REQUIRE(make_door(&closer, &bed));
+    REQUIRE(kl_store_open(bed.url, NULL, &bed.store) == KL_OK);
+    PGconn *holder = pg_server_connect();
+    snprintf(sql, sizeof sql, "BEGIN; LOCK TABLE %s.partitions IN SHARE MODE", bed.schema);
+    PQclear(PQexec(holder, sql));
+    struct naming naming = {.closer = &closer, .store = bed.store};
+    REQUIRE(pthread_create(&thread, NULL, name_one, &naming) == 0);
+    await_condition("the call waits", waits_for_lock, &bed);
+    if (start_closing(&closer, &bed)) {
+        await_condition("the call was refused", was_refused, &naming);
+        PQfinish(holder);
+        end_closing(&closer);
+    }
+    pthread_join(thread, NULL);
+    CHECK_INT(naming.rc, KL_OK);
+    kl_store_close(bed.store);
+    drop_schema(&bed);
+    workdir_remove(closer.dir);
+}
+
+static bool says_login(void *store)
+{
+    int64_t now_ms;
+    CHECK_INT(kl_store_now(store, &now_ms), KL_EBUSY);
+    return strstr(kl_error_text(), "not permitted to log in");
+}
+
+TEST(a_store_that_was_away_when_it_was_opened_is_away_while_its_server_refuses_the_login)
+{
+    static struct closer closer;
+    struct bed bed;
+    kl_store_opts opts = {.size = sizeof opts, .hasty = true};
+    closer = (struct closer){.listens = -1};
+    REQUIRE(make_door(&closer, &bed) && start_closing(&closer, &bed));
+    REQUIRE(kl_store_open(bed.url, &opts, &bed.store) == KL_OK);
+    atomic_store(&closer.refuses, true);
+    await_condition("it says so", says_login, bed.store);
+    end_closing(&closer);
+    await_condition("it answers", answers, bed.store);
     kl_store_close(bed.store);
     drop_schema(&bed);
     workdir_remove(closer.dir);

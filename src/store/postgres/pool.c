@@ -87,15 +87,25 @@ static const char *find_state(const char *text)
     return NULL;
 }
 
-/* Why there is no connection, and what to do. */
-static kl_rc refuse_connection(const PGconn *conn)
+static bool was_opened(kl__pg *pg)
 {
+    pthread_mutex_lock(&pg->mutex);
+    bool opened = pg->opened;
+    pthread_mutex_unlock(&pg->mutex);
+    return opened;
+}
+
+/* Why there is no connection, and what to do. Who is not let in as the store is opened has a wrong URL. Later it is the
+ * server that has changed, and in mid-call KL_EINVAL would say that nothing was done, which nobody knows. */
+static kl_rc refuse_connection(kl__pg *pg, const PGconn *conn)
+{
+    kl_rc denied = was_opened(pg) ? KL_EBUSY : KL_EINVAL;
     const char *text = *PQerrorMessage(conn) ? PQerrorMessage(conn) : "it does not answer", *state = find_state(text);
     const char *said = state ? state + 7 : text;
     int length = length_of(said);
     if (PQconnectionNeedsPassword(conn))
         return kl__fail(
-            KL_EINVAL,
+            denied,
             "the server wants a password, and there is none (%.*s); supply a password in ~/.pgpass, in PGPASSWORD "
             "or in the URL",
             length, said);
@@ -105,7 +115,7 @@ static kl_rc refuse_connection(const PGconn *conn)
                         "and port: %.*s",
                         length, said);
     if (strncmp(state, "3D000", 5) == 0 || strncmp(state, "28", 2) == 0)
-        return kl__fail(KL_EINVAL,
+        return kl__fail(denied,
                         "the server refused the connection: %.*s; see that the URL names a database that is there, and "
                         "a user who may use it, with his password",
                         length, said);
@@ -137,7 +147,7 @@ kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
     PQsetNoticeProcessor(conn, take_notice, pg);
     PQsetErrorVerbosity(conn, PQERRORS_VERBOSE);
     if (PQstatus(conn) == CONNECTION_BAD || !finish_connecting(pg, conn)) {
-        kl_rc rc = refuse_connection(conn);
+        kl_rc rc = refuse_connection(pg, conn);
         kl__pg_disconnect(pg, conn);
         return rc;
     }
