@@ -3,6 +3,9 @@
  * Part of test-postgres. Settings of the server are taken back at the end of each test. */
 #include <fcntl.h>
 #include <libpq-fe.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "queue/inside.h"
 #include "store/pg_server.h"
@@ -274,4 +277,64 @@ TEST(who_opens_a_store_that_is_to_be_made_on_a_standby_is_told_the_same)
     CHECK_INT(kl_store_open(url, NULL, &store), KL_EBUSY);
     CHECK_CONTAINS(kl_error_text(), "name the primary");
     kl_store_close(store);
+}
+
+/* --- Several hosts --- */
+
+/* A port on which nobody answers: its line is full, so the kernel drops whoever comes. */
+struct deaf {
+    int listens, fills, port;
+};
+
+static bool open_deaf(struct deaf *deaf)
+{
+    struct sockaddr_in name = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof name;
+    deaf->listens = socket(AF_INET, SOCK_STREAM, 0);
+    deaf->fills = socket(AF_INET, SOCK_STREAM, 0);
+    bool good = bind(deaf->listens, (struct sockaddr *)&name, size) == 0 && listen(deaf->listens, 0) == 0 &&
+                getsockname(deaf->listens, (struct sockaddr *)&name, &size) == 0 &&
+                connect(deaf->fills, (struct sockaddr *)&name, size) == 0;
+    deaf->port = ntohs(name.sin_port);
+    return good;
+}
+
+static void close_deaf(const struct deaf *deaf)
+{
+    close(deaf->listens);
+    close(deaf->fills);
+}
+
+TEST(a_host_that_lets_the_connection_wait_is_left_out_and_the_primary_behind_it_is_found)
+{
+    struct deaf deaf;
+    char url[PG_URL_BYTES + 80], plain[PG_URL_BYTES], schema[64], sql[128];
+    kl_store *store = NULL;
+    int64_t ms;
+    const char *host = pg_standby_url(plain) == KL_OK ? strstr(plain, "host=") : NULL;
+    REQUIRE(host && pg_server_new_schema(url, schema) == KL_OK && open_deaf(&deaf));
+    int length = (int)strcspn(host += strlen("host="), "&");
+    snprintf(url, sizeof url,
+             "postgres:///postgres?host=%.*s,127.0.0.1,%.*s&port=5433,%d,5432&user=postgres&schema=%s"
+             "&target_session_attrs=read-write&connect_timeout=2",
+             length, host, length, host, deaf.port, schema);
+    CHECK_INT(kl_store_open(url, NULL, &store), KL_OK);
+    CHECK(store && kl_store_now(store, &ms) == KL_OK);
+    kl_store_close(store);
+    close_deaf(&deaf);
+    snprintf(sql, sizeof sql, "DROP SCHEMA IF EXISTS %s CASCADE", schema);
+    pg_server_run(sql);
+}
+
+TEST(hosts_that_all_let_the_connection_wait_are_away)
+{
+    struct deaf deaf;
+    char url[PG_URL_BYTES];
+    kl_store *store = NULL;
+    REQUIRE(open_deaf(&deaf));
+    snprintf(url, sizeof url, "postgres://127.0.0.1:%d,127.0.0.1:%d/postgres?user=postgres&connect_timeout=1",
+             deaf.port, deaf.port);
+    CHECK_INT(kl_store_open(url, NULL, &store), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "it does not answer");
+    close_deaf(&deaf);
 }

@@ -36,6 +36,15 @@ void kl__pg_link_add(kl__pg *pg, PGconn *conn)
     pthread_mutex_unlock(&pg->mutex);
 }
 
+void kl__pg_link_pass(kl__pg *pg, const PGconn *conn, PGconn *next)
+{
+    pthread_mutex_lock(&pg->mutex);
+    kl__pg_link *link = kl__pg_link_of(pg, conn);
+    if (link)
+        link->conn = next;
+    pthread_mutex_unlock(&pg->mutex);
+}
+
 void kl__pg_link_made(kl__pg *pg, const PGconn *conn)
 {
     int own = fcntl(PQsocket(conn), F_DUPFD_CLOEXEC, 0);

@@ -9,7 +9,6 @@
  * that may be repeated (S5) is made again on another connection, for up to KL_PG_PATIENCE_MS; another fails with
  * KL_EBUSY, and its caller decides. A transaction that the server took back itself (a deadlock with somebody else's
  * statements, say) is always made again. */
-#include <errno.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -26,8 +25,6 @@ enum {
     TEXT_MAX = 300,
     FEW = 2,          /* connections that are made at once; */
     PATIENT_MS = 3,   /* before there are more, it is waited so long for one of them */
-    SLOW_MS = 1000,   /* connecting does not take so long */
-    LOOK_MS = 100,    /* so soon it is noticed that it is given up */
     REST_MIN_MS = 50, /* between two tries of all calls together to get a connection, up to PAUSE_MAX_MS */
     GONE_TIMES = 4    /* times as long as a connection was waited for in vain nobody else tries */
 };
@@ -44,118 +41,13 @@ void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...)
     pg->opts.log(pg->opts.log_ctx, level, text);
 }
 
-/* libpq ends its texts with a newline. */
-static int length_of(const char *text)
+int kl__pg_length(const char *text)
 {
     size_t length = strcspn(text, "\n");
     return (int)(length < TEXT_MAX ? length : TEXT_MAX);
 }
 
 /* --- Connections --- */
-
-static void take_notice(void *ctx, const char *text) { kl__pg_log(ctx, KL_LOG_DEBUG, "%.*s", length_of(text), text); }
-
-/* Step by step, so that notices go to the log from the first on: libpq would print them. */
-static bool finish_connecting(kl__pg *pg, PGconn *conn)
-{
-    PostgresPollingStatusType wants = PGRES_POLLING_WRITING;
-    int64_t until_ns = kl__deadline_ns(atomic_load(&pg->hasty) ? KL_PG_HASTY_MS : KL_PG_PATIENCE_MS);
-    int64_t slow_ns = kl__deadline_ns(SLOW_MS);
-    while (wants == PGRES_POLLING_READING || wants == PGRES_POLLING_WRITING) {
-        struct pollfd ready = {.fd = PQsocket(conn), .events = wants == PGRES_POLLING_READING ? POLLIN : POLLOUT};
-        int64_t now_ns = kl__monotonic_ns(), left_ms = (until_ns - now_ns) / 1000000;
-        if (left_ms <= 0 || (poll(&ready, 1, (int)(left_ms < LOOK_MS ? left_ms : LOOK_MS)) < 0 && errno != EINTR))
-            return false;
-        if (kl__pg_link_is_cut(pg, conn))
-            return false;
-        if (ready.revents == 0 && now_ns >= slow_ns) {
-            kl__away_failed(&pg->away, KL_EBUSY, "the server takes long to accept a connection");
-            slow_ns = kl__deadline_ns(SLOW_MS);
-        }
-        if (ready.revents != 0)
-            wants = PQconnectPoll(conn);
-    }
-    return wants == PGRES_POLLING_OK;
-}
-
-/* libpq has the server's code for why it refused a connection nowhere but in its text: "FATAL:  3D000: there is no ...". */
-static const char *find_state(const char *text)
-{
-    for (const char *at = text; (at = strstr(at, ":  ")); at++)
-        if (strspn(at + 3, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") == 5 && strncmp(at + 8, ": ", 2) == 0)
-            return at + 3;
-    return NULL;
-}
-
-static bool was_opened(kl__pg *pg)
-{
-    pthread_mutex_lock(&pg->mutex);
-    bool opened = pg->opened;
-    pthread_mutex_unlock(&pg->mutex);
-    return opened;
-}
-
-/* Why there is no connection, and what to do. Who is not let in as the store is opened has a wrong URL. Later it is the
- * server that has changed, and in mid-call KL_EINVAL would say that nothing was done, which nobody knows. */
-static kl_rc refuse_connection(kl__pg *pg, const PGconn *conn)
-{
-    kl_rc denied = was_opened(pg) ? KL_EBUSY : KL_EINVAL;
-    const char *text = *PQerrorMessage(conn) ? PQerrorMessage(conn) : "it does not answer", *state = find_state(text);
-    const char *said = state ? state + 7 : text;
-    int length = length_of(said);
-    if (PQconnectionNeedsPassword(conn))
-        return kl__fail(
-            denied,
-            "the server wants a password, and there is none (%.*s); supply a password in ~/.pgpass, in PGPASSWORD "
-            "or in the URL",
-            length, said);
-    if (!state)
-        return kl__fail(KL_EBUSY,
-                        "the database is not to be reached; see that the server runs and that the URL names its host "
-                        "and port: %.*s",
-                        length, said);
-    if (strncmp(state, "3D000", 5) == 0 || strncmp(state, "28", 2) == 0)
-        return kl__fail(denied,
-                        "the server refused the connection: %.*s; see that the URL names a database that is there, and "
-                        "a user who may use it, with his password",
-                        length, said);
-    if (strncmp(state, "53300", 5) == 0)
-        return kl__fail(KL_EBUSY,
-                        "the server has no connection left: %.*s; raise its max_connections, or write a smaller `pool` "
-                        "in the URLs",
-                        length, said);
-    return kl__fail(KL_EBUSY, "the server takes no connection now: %.*s; try again", length, said);
-}
-
-kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn)
-{
-    /* Keepalives find out a host that is gone while nothing is on its way; what is on its way has a limit of its own. */
-    static const char *const names[] = {"keepalives_idle",
-                                        "keepalives_interval",
-                                        "keepalives_count",
-                                        "tcp_user_timeout",
-                                        "fallback_application_name",
-                                        "dbname",
-                                        NULL};
-    const char *const values[] = {"10",    "5",       "3",
-                                  "25000", "keyline", pg->url, /* the URL comes last: it has the last word */
-                                  NULL};
-    PGconn *conn = PQconnectStartParams(names, values, 1);
-    if (!conn)
-        return kl__fail_memory();
-    kl__pg_link_add(pg, conn);
-    PQsetNoticeProcessor(conn, take_notice, pg);
-    PQsetErrorVerbosity(conn, PQERRORS_VERBOSE);
-    if (PQstatus(conn) == CONNECTION_BAD || !finish_connecting(pg, conn)) {
-        kl_rc rc = refuse_connection(pg, conn);
-        kl__pg_disconnect(pg, conn);
-        return rc;
-    }
-    kl__pg_link_made(pg, conn);
-    PQsetErrorVerbosity(conn, PQERRORS_DEFAULT);
-    *ret_conn = conn;
-    return KL_OK;
-}
 
 /* An idle connection that has something to say has usually been closed by the server, which says why before the end. */
 static bool still_good(PGconn *conn)
@@ -453,7 +345,7 @@ kl_rc kl__pg_fail_read_only(const char *text)
     return kl__fail(KL_EBUSY,
                     "the database takes no writes (%.*s), and nothing was done: name the primary and not a standby, or "
                     "take default_transaction_read_only from this user",
-                    length_of(text), text);
+                    kl__pg_length(text), text);
 }
 
 static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state, enum fate fate)
@@ -462,18 +354,18 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state,
     if (!text)
         text = PQerrorMessage(conn);
     if (fate == TAKEN_BACK || fate == UNPREPARED)
-        return kl__fail(KL_EBUSY, "the database took the call back: %.*s; make it again", length_of(text), text);
+        return kl__fail(KL_EBUSY, "the database took the call back: %.*s; make it again", kl__pg_length(text), text);
     if (fate == READ_ONLY)
         return kl__pg_fail_read_only(text);
     if (fate == LOST)
         return kl__fail(KL_EBUSY,
                         "the connection to the database was lost (%.*s), and whether the call had its effect is not "
                         "known; make it again",
-                        length_of(text), text);
+                        kl__pg_length(text), text);
     kl_rc rc = code_of(state);
     if (rc == KL_ESEALED || begins(state, "KL003"))
         return kl__fail(rc, "%s", text);
-    return kl__fail(rc, "the database refused (%s): %.*s", state, length_of(text), text);
+    return kl__fail(rc, "the database refused (%s): %.*s", state, kl__pg_length(text), text);
 }
 
 /* --- Calls --- */
@@ -491,7 +383,8 @@ static kl_rc judge(const PGconn *conn, const PGresult *rows, enum fate *ret_fate
 static void tell_lost(kl__pg *pg, const PGconn *conn)
 {
     char text[TEXT_MAX + 64];
-    snprintf(text, sizeof text, "the connection was lost: %.*s", length_of(PQerrorMessage(conn)), PQerrorMessage(conn));
+    snprintf(text, sizeof text, "the connection was lost: %.*s", kl__pg_length(PQerrorMessage(conn)),
+             PQerrorMessage(conn));
     kl__away_failed(&pg->away, KL_EBUSY, text);
 }
 

@@ -3,7 +3,8 @@
  *     call -> parameters (params.c) -> one function of the schema, one transaction (pool.c) -> take its rows apart
  *
  *     postgres.c   the engine's table; opening, closing, URL, clock, partitions
- *     pool.c       connections: made, lent, given back, replaced when they break; what errors mean
+ *     connect.c    a connection: made, with a limit for each address
+ *     pool.c       connections: lent, given back, replaced when they break; what errors mean
  *     links.c      every connection, and how a call that waits for its answer is ended
  *     watch.c      whether a server that is waited for is silent
  *     names.c      whether the database is still the one that was opened
@@ -257,9 +258,6 @@ static inline bool kl__pg_is_good(const PGresult *rows)
     return status == PGRES_COMMAND_OK || status == PGRES_TUPLES_OK;
 }
 
-/* A connection of one's own, not of the pool; for kl__pg_disconnect. Somebody waits on it from the beginning. */
-kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn);
-
 /* Its session is the server's, with no pooler in between. */
 bool kl__pg_is_direct(PGconn *conn);
 void kl__pg_pool_close(kl__pg *pg);
@@ -269,13 +267,23 @@ char *kl__pg_expand(const kl__pg *pg, const char *sql);
 
 void kl__pg_log(const kl__pg *pg, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
 
+/* Of a text of libpq's, which ends with a newline; not more than a sentence has room for. */
+int kl__pg_length(const char *text);
+
+/* --- connect.c --- */
+
+/* A connection of one's own, not of the pool; for kl__pg_disconnect. Somebody waits on it from the beginning. KL_EBUSY: there is
+ * none to be had now. KL_EINVAL: as the store is opened, the login is refused. */
+kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn);
+
 /* --- links.c --- */
 
 /* NULL: it has none, since there are too many; then it cannot be cut. With the mutex held. */
 kl__pg_link *kl__pg_link_of(kl__pg *pg, const PGconn *conn);
 
-/* It is being made, and somebody waits for it; it has been made. */
+/* It is being made, and somebody waits for it; another one is made in its place; it has been made. */
 void kl__pg_link_add(kl__pg *pg, PGconn *conn);
+void kl__pg_link_pass(kl__pg *pg, const PGconn *conn, PGconn *next);
 void kl__pg_link_made(kl__pg *pg, const PGconn *conn);
 
 /* Somebody waits on it from now on, or nobody. */

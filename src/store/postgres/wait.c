@@ -13,7 +13,7 @@
  *
  * A pooler may take LISTEN and never deliver anything, or to others. So the listener does not try where there is one, and
  * proves that it hears its own NOTIFY; until then, and whenever that connection is gone, waiting compares every few
- * milliseconds, less and less often. A connection that died without a word is found out by keepalives (pool.c). */
+ * milliseconds, less and less often. A connection that died without a word is found out by keepalives (connect.c). */
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
