@@ -206,6 +206,25 @@ CLAIM(an_append_that_comes_late_does_not_keep_its_segment_from_being_emptied_aga
     AWAIT(all_go(t));
 }
 
+/* Of a table that is published, rows are deleted or changed only where others can tell which they were. */
+CLAIM(what_is_settled_is_cleared_away_also_where_all_tables_are_published)
+{
+    kl_task_id ids[20];
+    CHECK_INT(
+        number_there(t, "SELECT count(*) FROM pg_class c WHERE c.relnamespace = '$S'::regnamespace"
+                        " AND c.relkind = 'r' AND c.relpersistence = 'p' AND c.relreplident = 'd'"
+                        " AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary)"
+                        " AND c.relname !~ '^((entries|settled)_[12]|tokens_.|test_clock)$'"), /* those are truncated */
+        0);
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    run_there(t, "SELECT $S.move_left_over(1, 10)");
+    run_there(t, "CREATE PUBLICATION all_tables FOR ALL TABLES");
+    for (size_t i = 0; i < COUNT(ids); i++)
+        finish(t, order_place(t, 4), &ids[i], i % 2 ? KL_DONE : KL_DEAD, 1000, NULL, NULL);
+    AWAIT(rows_become(t, 0, 0));
+    run_there(t, "DROP PUBLICATION all_tables");
+}
+
 CLAIM(what_a_task_lacks_is_empty_also_where_backslashes_are_read_as_they_once_were)
 {
     run_there(t, "SET standard_conforming_strings = off");

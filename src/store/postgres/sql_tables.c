@@ -32,6 +32,9 @@
  * when everything in them is settled. Segment 0 stays, and its rows are deleted one by one: there stand delayed tasks, and
  * those that were left over in a segment that is to be emptied.
  *
+ * Whoever publishes all tables of the database may not delete from one whose rows cannot be told apart: so those of segment 0
+ * have a replica identity, and every other table that is deleted from or updated has a primary key.
+ *
  * G1  A row of settled names positions of its own segment only. Some of them may not be there: a scan showed the task, a
  *     crash took its append back, and who had it settles it; or the segment was emptied meanwhile. Such a position is
  *     never drawn again, and whoever counts must not take it for one that is.
@@ -124,6 +127,7 @@ ALTER TABLE $S.entries_2 ALTER tasks SET STORAGE external;
 CREATE UNIQUE INDEX entries_0_place ON $S.entries_0 (partition, slot, last);
 CREATE UNIQUE INDEX entries_1_place ON $S.entries_1 (partition, slot, last);
 CREATE UNIQUE INDEX entries_2_place ON $S.entries_2 (partition, slot, last);
+ALTER TABLE $S.entries_0 REPLICA IDENTITY USING INDEX entries_0_place;
 CREATE INDEX entries_due ON $S.entries_0 (partition, slot, due_ms, last) WHERE due_ms IS NOT NULL;
 
 CREATE VIEW $S.tasks AS
@@ -176,6 +180,7 @@ CREATE TABLE $S.settled_0 PARTITION OF $S.settled FOR VALUES IN (0)
     WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 CREATE TABLE $S.settled_1 PARTITION OF $S.settled FOR VALUES IN (1) WITH (autovacuum_enabled = off);
 CREATE TABLE $S.settled_2 PARTITION OF $S.settled FOR VALUES IN (2) WITH (autovacuum_enabled = off);
+ALTER TABLE $S.settled_0 REPLICA IDENTITY FULL;
 CREATE INDEX settled_0_last ON $S.settled_0 (partition, shard, last);
 CREATE INDEX settled_1_last ON $S.settled_1 (partition, shard, last);
 CREATE INDEX settled_2_last ON $S.settled_2 (partition, shard, last);
