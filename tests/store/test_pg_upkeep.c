@@ -90,6 +90,29 @@ CLAIM(whoever_worked_and_ends_empties_what_is_all_settled)
     CHECK_LINE(t, order_place(t, 4), 0, &last, 1);
 }
 
+/* Appends wait from the first try to the last. */
+CLAIM(whoever_ends_does_not_try_again_and_again_to_empty_the_segment_that_is_in_use)
+{
+    kl_task_id ids[20];
+    char sql[256];
+    PGconn *reader = pg_server_connect();
+    append_many(t, order_place(t, 4), ids, COUNT(ids));
+    for (size_t i = 0; i < COUNT(ids); i++)
+        finish(t, order_place(t, 4), &ids[i], KL_DONE, 0, NULL, NULL);
+    snprintf(sql, sizeof sql, "BEGIN; SELECT count(*) FROM %s.entries", schema_of(t));
+    PQclear(PQexec(reader, sql));
+    run_there(t, "CREATE SEQUENCE $S.pauses MINVALUE 0");
+    run_there(t, "DO $x$ BEGIN EXECUTE replace(pg_get_functiondef('$S.empty_tables'::regproc), 'pg_sleep(0.05)',"
+                 " 'nextval(''$S.pauses'')'); END $x$");
+    run_there(t, "SELECT $S.upkeep_last(1)");
+    CHECK_INT(number_there(t, "SELECT last_value + is_called::int FROM $S.pauses"), 0);
+    CHECK_INT(number_there(t, "SELECT $S.empty_tables(ARRAY['entries_1'], 3)::int"), 0);
+    CHECK_INT(number_there(t, "SELECT last_value + is_called::int FROM $S.pauses"), 2);
+    PQfinish(reader);
+    run_there(t, "SELECT $S.upkeep_last(1)");
+    AWAIT(rows_become(t, 0, 0));
+}
+
 CLAIM(what_is_left_over_in_a_segment_moves_and_keeps_its_place_in_line)
 {
     kl_task_id ids[40], left[3];

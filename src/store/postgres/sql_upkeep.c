@@ -16,8 +16,9 @@
  *
  * Entries are counted under a lock that keeps appends out (there are none but those that read `state` before it was
  * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most, ten times. Whoever reads
- * meanwhile waits behind it as long, so there is a pause between two tries. A transaction that took the first lock moves
- * nothing: that needs locks of shards, which come before those of tables.
+ * meanwhile waits behind it as long, so there is a pause between two tries. Of the segment in use, which all appends go to,
+ * there is one try, and that comes last, for the first lock is held to the end. A transaction that took the first lock
+ * moves nothing: that needs locks of shards, which come before those of tables.
  *
  * Where more is kept than may be, a round drops twenty times as much as usual: it has to read past all that stays.
  *
@@ -94,17 +95,19 @@ CREATE FUNCTION $S.bytes_of(name text) RETURNS bigint LANGUAGE sql VOLATILE AS $
     SELECT pg_relation_size(($C || '.' || name)::regclass)
 $$;
 
-CREATE FUNCTION $S.empty_tables(names text[]) RETURNS boolean LANGUAGE plpgsql SET lock_timeout = '20ms' AS $$
+CREATE FUNCTION $S.empty_tables(names text[], tries int) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '20ms' AS $$
 DECLARE
     list text := (SELECT string_agg(format('%I.%I', $C, u.name), ', ') FROM unnest(names) AS u(name));
 BEGIN
-    FOR i IN 1 .. 10 LOOP
+    FOR i IN 1 .. tries LOOP
+        PERFORM pg_sleep(0.05) WHERE i > 1;
         BEGIN
             EXECUTE 'LOCK TABLE ' || list || ' IN ACCESS EXCLUSIVE MODE';
             EXECUTE 'TRUNCATE ' || list;
             RETURN true;
         EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
-            PERFORM pg_sleep(0.05);
+            NULL;
         END;
     END LOOP;
     RETURN false;
@@ -123,7 +126,7 @@ BEGIN
 END
 $$;
 
-CREATE FUNCTION $S.reclaim(k int) RETURNS boolean
+CREATE FUNCTION $S.reclaim(k int, tries int) RETURNS boolean
 LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET max_parallel_workers_per_gather = 0
 SET lock_timeout = '20ms' AS $$
 DECLARE
@@ -142,7 +145,7 @@ BEGIN
             || ' FROM (SELECT DISTINCT unnest(positions) AS position FROM $S.settled_%s) d GROUP BY 1) g'
             || ' ON g.drawn = e.drawn WHERE e.number > coalesce(g.number, 0)', k, k) INTO missing;
     END IF;
-    IF missing > 0 OR NOT $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k]) THEN
+    IF missing > 0 OR NOT $S.empty_tables(ARRAY['entries_' || k, 'settled_' || k], tries) THEN
         UPDATE $S.segments s SET entries = done + missing WHERE s.number = k AND s.entries IS DISTINCT FROM done + missing;
         RETURN false;
     END IF;
@@ -219,7 +222,7 @@ BEGIN
         RETURN;
     END IF;
     IF seg.entries IS NULL OR done >= seg.entries THEN
-        IF $S.reclaim(k) THEN
+        IF $S.reclaim(k, 10) THEN
             RETURN;
         END IF;
     ELSIF at_ms - seg.closed_ms >= left_over_ms
@@ -265,17 +268,20 @@ CREATE FUNCTION $S.upkeep_last(least_bytes bigint) RETURNS int
 LANGUAGE plpgsql SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     emptied int := 0;
+    used int;
+    k int;
     is_done boolean;
 BEGIN
     PERFORM $S.begin_write();
     IF NOT pg_try_advisory_xact_lock($L, 0) THEN
         RETURN 0;
     END IF;
-    FOR k IN 1 .. 2 LOOP
+    SELECT s.segment INTO used FROM $S.state s;
+    FOREACH k IN ARRAY ARRAY[3 - used, used] LOOP
         CONTINUE WHEN $S.bytes_of('entries_' || k) < least_bytes;
         EXECUTE format('SELECT (SELECT coalesce(sum(number), 0) FROM $S.entries_%s)'
                        || ' <= (SELECT coalesce(sum(cardinality(positions)), 0) FROM $S.settled_%s)', k, k) INTO is_done;
-        IF is_done AND $S.reclaim(k) THEN
+        IF is_done AND $S.reclaim(k, CASE WHEN k = used THEN 1 ELSE 10 END) THEN
             emptied := emptied + 1;
         END IF;
     END LOOP;
@@ -297,7 +303,7 @@ BEGIN
     IF $S.bytes_of('tokens_' || now_used.part) >= 6000000
        OR (at_ms - now_used.part_ms >= token_ms AND $S.bytes_of('tokens_' || now_used.part) > 0) THEN
         next_one := (now_used.part + 1) % 3;
-        IF $S.bytes_of('tokens_' || next_one) = 0 OR $S.empty_tables(ARRAY['tokens_' || next_one]) THEN
+        IF $S.bytes_of('tokens_' || next_one) = 0 OR $S.empty_tables(ARRAY['tokens_' || next_one], 10) THEN
             PERFORM setval($C || '.part_in_use', at_ms * 4 + next_one);
         END IF;
     END IF;
