@@ -6,7 +6,8 @@
  * settled before them. Everything that may be cleared away is, all the time: segments take turns after every few tasks, and
  * left-overs move at once. In the end
  *
- *     every task that was acknowledged has been run to its end, and no other;
+ *     every task that was acknowledged has been run to its end, and no other: whatever was put is one task, with one id,
+ *     however often it was put again because nobody knew, and however often it ran;
  *     of each key, a task was first started after the one before it had ended;
  *     of each key, no task was started while another one ran in a process that lived.
  *
@@ -39,10 +40,12 @@ static int log_fd = -1;
 
 static void note(const char *what, const kl_work *work)
 {
-    char line[96];
+    char line[96], id[KL_ID_TEXT_BYTES];
     kl_bytes payload = kl_work_payload(work);
-    int length =
-        snprintf(line, sizeof line, "%s %d %.*s\n", what, (int)getpid(), (int)payload.len, (const char *)payload.data);
+    kl_task_id task = kl_work_id(work);
+    kl_id_print(&task, id);
+    int length = snprintf(line, sizeof line, "%s %d %.*s %s\n", what, (int)getpid(), (int)payload.len,
+                          (const char *)payload.data, id);
     if (write(log_fd, line, (size_t)length) != length)
         _exit(3);
 }
@@ -111,6 +114,7 @@ struct campaign {
 
     /* What the log says, as far as it was read. */
     FILE *reading;
+    char ids[KEYS][NUMBERS_MAX][KL_ID_TEXT_BYTES]; /* empty: it was not started */
     bool has_ended[KEYS][NUMBERS_MAX];
     int first_open[KEYS]; /* the first number that has not ended */
     int runs_in[KEYS];    /* the process that runs a task of the key; 0: none does */
@@ -137,14 +141,18 @@ static void kill_worker(struct campaign *campaign, int which)
     waitpid(pid, NULL, 0);
     campaign->workers[which] = 0;
     int fd = open(campaign->log, O_WRONLY | O_APPEND);
-    CHECK(dprintf(fd, "kill %d 0 0\n", (int)pid) > 0);
+    CHECK(dprintf(fd, "kill %d 0 0 -\n", (int)pid) > 0);
     close(fd);
 }
 
 /* --- What happened --- */
 
-static void take_start(struct campaign *campaign, int pid, int key, int number)
+static void take_start(struct campaign *campaign, int pid, int key, int number, const char *id)
 {
+    char *known = campaign->ids[key][number];
+    if (*known && strcmp(known, id) != 0)
+        test_fail(__FILE__, __LINE__, "key %d: %d is two tasks, %s and %s", key, number, known, id);
+    snprintf(known, KL_ID_TEXT_BYTES, "%s", id);
     if (number > campaign->first_open[key])
         test_fail(__FILE__, __LINE__, "key %d: %d was started before %d had ended", key, number,
                   campaign->first_open[key]);
@@ -166,13 +174,13 @@ static void take_end(struct campaign *campaign, int key, int number)
 
 static void take_line(struct campaign *campaign, const char *line)
 {
-    char what[8];
+    char what[8], id[KL_ID_TEXT_BYTES];
     int pid, key, number;
-    if (sscanf(line, "%7s %d %d %d", what, &pid, &key, &number) != 4 || key < 0 || key >= KEYS ||
+    if (sscanf(line, "%7s %d %d %d %36s", what, &pid, &key, &number, id) != 5 || key < 0 || key >= KEYS ||
         number >= NUMBERS_MAX - 1) {
         test_fail(__FILE__, __LINE__, "a line says: %s", line);
     } else if (strcmp(what, "start") == 0) {
-        take_start(campaign, pid, key, number);
+        take_start(campaign, pid, key, number, id);
     } else if (strcmp(what, "end") == 0) {
         take_end(campaign, key, number);
     } else if (strcmp(what, "fail") == 0) {
@@ -377,6 +385,7 @@ TEST(nothing_is_lost_or_out_of_order_when_workers_and_the_server_crash)
     pthread_join(campaign.producer, NULL);
     await_condition("everything is run", has_come_to, &(struct goal){&campaign, atomic_load(&campaign.put)});
     await_condition("nothing waits any more", is_empty, &campaign);
+    read_on(&campaign);
     for (int key = 0; key < KEYS; key++)
         CHECK_INT(campaign.first_open[key], campaign.next[key]);
     finish(&campaign);
