@@ -453,3 +453,41 @@ CLAIM(left_overs_are_found_and_moved_without_sorting_what_tasks_carry)
     CHECK_INT(rows_of(t, "entries_0"), LEFT);
     CHECK_LINE(t, place, 0, left, LEFT);
 }
+
+/* Moves ten, or fails when more rows are read than ten for each and those that move. */
+static long long move_ten(const struct trial *t)
+{
+    run_there(
+        t, "DO $x$ DECLARE before bigint := $S.rows_read(); BEGIN"
+           " PERFORM setval('$S.moved', $S.move_left_over(1, 10));"
+           " IF $S.rows_read() - before > 120 THEN RAISE '% rows were read', $S.rows_read() - before; END IF; END $x$");
+    return number_there(t, "SELECT last_value FROM $S.moved");
+}
+
+/* A segment may have millions of rows: one that is read through takes many rounds. */
+CLAIM(a_round_that_moves_left_overs_reads_few_rows_and_the_next_goes_on_behind_them)
+{
+    enum { ROWS = 3000, LEFT = 150, LATE = 20 };
+    char sql[640];
+    snprintf(
+        sql, sizeof sql,
+        "CREATE FUNCTION $S.rows_read() RETURNS bigint LANGUAGE sql AS 'SELECT sum(pg_stat_get_xact_tuples_returned(c))"
+        " FROM unnest(ARRAY[''$S.entries_1'', ''$S.entries_1_place'']::regclass[]) AS c';"
+        "CREATE SEQUENCE $S.moved MINVALUE 0;"
+        "INSERT INTO $S.entries (partition, slot, last, number, tasks, segment)"
+        " SELECT %u, 4 * 64 + 16, (n::bigint << 24) + 80, 1, $S.pack(0, md5(n::text)::uuid, NULL, NULL, NULL, NULL),"
+        " 1 FROM generate_series(1, %d) n;"
+        "INSERT INTO $S.settled (partition, shard, first, last, segment, positions)"
+        " SELECT partition, 4, last, last, 1, ARRAY[last] FROM $S.entries_1 ORDER BY last LIMIT %d",
+        t->orders, ROWS, ROWS - LEFT);
+    run_there(t, sql);
+    for (int row = 100; row < ROWS - LEFT; row += 100)
+        CHECK_INT(move_ten(t), 0);
+    for (int moved = 0; moved < LEFT; moved += 10)
+        CHECK_INT(move_ten(t), 10);
+    CHECK_INT(move_ten(t), 0);
+    snprintf(sql, sizeof sql, "DELETE FROM $S.settled_1 WHERE last < %d::bigint << 24", LATE + 1);
+    run_there(t, sql);
+    CHECK_INT(move_ten(t) + move_ten(t), LATE); /* from the beginning again */
+    CHECK_INT(rows_of(t, "entries_0"), LEFT + LATE);
+}

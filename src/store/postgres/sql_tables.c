@@ -83,7 +83,10 @@ CREATE TABLE $S.segments (
     number smallint PRIMARY KEY,
     closed_ms bigint NOT NULL,
     next_ms bigint NOT NULL,
-    entries bigint
+    entries bigint,
+    seen_partition int NOT NULL DEFAULT 0,
+    seen_slot int NOT NULL DEFAULT 0,
+    seen_last bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 10);
 INSERT INTO $S.segments SELECT n, 0, 0, 0 FROM generate_series(1, 2) AS n;
 

@@ -27,10 +27,12 @@
  *
  * Nothing of it is done by parallel workers, which the server would start anew for every round.
  *
- * left_rows are the rows of a segment that have more tasks than are settled of them, found by one join of two sets that
- * carry no bytes of tasks. Nested loops are off there, because the tables have no statistics, and with a wrong guess every
- * entry would be compared with every position. What moves at once is little, and of few shards, whose settles wait
- * meanwhile: under their locks only the rows that were chosen are looked at once more, by index (move_rows). */
+ * left_rows says of rows of a segment how many of their tasks are not settled, by one join of two sets that carry no bytes
+ * of tasks. It begins behind the last row that was seen (`segments` keeps it) and reads ten rows for each task that may move:
+ * else, where much is left over, all of it would be read for every 2,000 tasks. The tables have no statistics, so with sorting
+ * off the rows are found by index, and with all joins off but one by hashes no entry is compared with every position.
+ * What moves at once is little, and of few shards, whose settles wait meanwhile: under their locks only the rows that were
+ * chosen are looked at once more, by index (move_rows, which takes back what its caller has set). */
 #include "store/postgres/sql.h"
 
 /* clang-format off */
@@ -117,12 +119,13 @@ $$;
 CREATE FUNCTION $S.left_rows(k int) RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     RETURN format('SELECT e.partition, e.slot, e.last, e.number - coalesce(g.number, 0) AS missing'
-        || ' FROM $S.entries_%s e LEFT JOIN (SELECT h.partition, h.slot, h.position >> 16 AS row_key, count(*) AS number'
+        || ' FROM (SELECT r.partition, r.slot, r.last, r.number FROM $S.entries_%s r'
+        || ' WHERE (r.partition, r.slot, r.last) > ($1, $2, $3) ORDER BY r.partition, r.slot, r.last LIMIT $4) e'
+        || ' LEFT JOIN (SELECT h.partition, h.slot, h.position >> 16 AS row_key, count(*) AS number'
         || ' FROM (SELECT DISTINCT t.partition, t.shard * 64 + (t.position & 63)::int AS slot, t.position'
         || ' FROM (SELECT s.partition, s.shard, unnest(s.positions) AS position FROM $S.settled_%s s) t) h'
         || ' GROUP BY 1, 2, 3) g'
-        || ' ON g.partition = e.partition AND g.slot = e.slot AND g.row_key = e.last >> 16'
-        || ' WHERE e.number > coalesce(g.number, 0)', k, k);
+        || ' ON g.partition = e.partition AND g.slot = e.slot AND g.row_key = e.last >> 16', k, k);
 END
 $$;
 
@@ -157,7 +160,8 @@ END
 $$;
 
 CREATE FUNCTION $S.move_rows(k int, ps int[], slots int[], lasts bigint[]) RETURNS bigint
-LANGUAGE plpgsql SET enable_seqscan = off SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_nestloop = on SET enable_hashjoin = off SET enable_sort = on
+SET jit = off SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
     moved bigint;
 BEGIN
@@ -188,21 +192,33 @@ END
 $$;
 
 CREATE FUNCTION $S.move_left_over(k int, number int) RETURNS bigint
-LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET max_parallel_workers_per_gather = 0 AS $$
+LANGUAGE plpgsql SET jit = off SET enable_nestloop = off SET enable_mergejoin = off SET enable_sort = off
+SET max_parallel_workers_per_gather = 0 AS $$
 DECLARE
-    ps int[];
-    slots int[];
-    lasts bigint[];
+    seg record;
+    seen record;
+    most int := 10 * number;
 BEGIN
-    EXECUTE format('SELECT array_agg(x.partition), array_agg(x.slot), array_agg(x.last) FROM ('
-        || 'SELECT r.*, sum(r.missing) OVER (ORDER BY r.partition, r.slot, r.last) - r.missing AS before FROM (%s) r) x'
-        || ' WHERE x.before < %s', $S.left_rows(k), number) INTO ps, slots, lasts;
-    IF ps IS NULL THEN
+    SELECT * INTO seg FROM $S.segments s WHERE s.number = k;
+    EXECUTE format('SELECT array_agg(x.partition) FILTER (WHERE x.missing > 0) AS ps,'
+        || ' array_agg(x.slot) FILTER (WHERE x.missing > 0) AS slots,'
+        || ' array_agg(x.last) FILTER (WHERE x.missing > 0) AS lasts,'
+        || ' count(*) < $4 AND coalesce(sum(x.missing), 0) < %s AS is_end,'
+        || ' (array_agg(x.partition ORDER BY x.n DESC))[1] AS last_partition,'
+        || ' (array_agg(x.slot ORDER BY x.n DESC))[1] AS last_slot, (array_agg(x.last ORDER BY x.n DESC))[1] AS last'
+        || ' FROM (SELECT r.*, row_number() OVER w AS n, sum(r.missing) OVER w - r.missing AS before FROM (%s) r'
+        || ' WINDOW w AS (ORDER BY r.partition, r.slot, r.last)) x WHERE x.before < %s',
+        number, $S.left_rows(k), number) USING seg.seen_partition, seg.seen_slot, seg.seen_last, most INTO seen;
+    UPDATE $S.segments s SET seen_partition = CASE WHEN seen.is_end THEN 0 ELSE seen.last_partition END,
+                             seen_slot = CASE WHEN seen.is_end THEN 0 ELSE seen.last_slot END,
+                             seen_last = CASE WHEN seen.is_end THEN 0 ELSE seen.last END
+    WHERE s.number = k;
+    IF seen.ps IS NULL THEN
         RETURN 0;
     END IF;
-    PERFORM $S.lock_shards(1024, ps, ARRAY(SELECT u.slot >> 6 FROM unnest(slots) WITH ORDINALITY AS u(slot, n)
-                                           ORDER BY u.n));
-    RETURN $S.move_rows(k, ps, slots, lasts);
+    PERFORM $S.lock_shards(1024, seen.ps, ARRAY(SELECT u.slot >> 6 FROM unnest(seen.slots) WITH ORDINALITY AS u(slot, n)
+                                                ORDER BY u.n));
+    RETURN $S.move_rows(k, seen.ps, seen.slots, seen.lasts);
 END
 $$;
 
@@ -230,7 +246,7 @@ BEGIN
         PERFORM $S.move_left_over(k, 2000);
     END IF;
     spent := $S.now_ms() - at_ms;
-    UPDATE $S.segments SET next_ms = at_ms + LEAST(5 * spent, 10000) WHERE number = k AND spent > 20;
+    UPDATE $S.segments SET next_ms = at_ms + LEAST(5 * spent, 60000) WHERE number = k AND spent > 20;
 END
 $$;
 
@@ -257,7 +273,8 @@ BEGIN
         WHERE s.number <> now_used.segment AND $S.bytes_of('entries_' || s.number) = 0
           AND $S.bytes_of('settled_' || s.number) = 0;
         IF next_one IS NOT NULL THEN
-            UPDATE $S.segments SET closed_ms = at_ms, next_ms = 0, entries = NULL WHERE number = now_used.segment;
+            UPDATE $S.segments SET closed_ms = at_ms, next_ms = 0, entries = NULL, seen_partition = 0, seen_slot = 0,
+                                   seen_last = 0 WHERE number = now_used.segment;
             PERFORM setval($C || '.segment_in_use', at_ms * 4 + next_one);
         END IF;
     END IF;
