@@ -504,7 +504,7 @@ TEST(a_schema_that_lacks_a_step_gets_it_when_it_is_opened)
     kl_store *store = NULL;
     REQUIRE(open_bed(&bed, NULL));
     PGconn *app = connect_app(&bed);
-    say(app, "UPDATE meta SET version = 1; DROP TABLE inbox");
+    say(app, "UPDATE meta SET version = 1, steps = split_part(steps, ' ', 1); DROP TABLE inbox");
     say(app,
         "DO $$ DECLARE f record; BEGIN"
         " FOR f IN SELECT p.oid::regprocedure AS it FROM pg_proc p WHERE p.pronamespace = '%s'::regnamespace"

@@ -248,6 +248,32 @@ TEST(a_worker_notices_that_its_partitions_are_another_table)
     close_bed(&bed);
 }
 
+/* --- The schema --- */
+
+/* Between releases steps change where they stand. */
+TEST(a_schema_that_was_made_by_other_steps_is_refused_with_what_to_do)
+{
+    static const char *const changes[] = {"UPDATE meta SET steps = reverse(steps)",
+                                          "UPDATE meta SET version = 1", /* its steps are those of two */
+                                          "ALTER TABLE meta DROP COLUMN steps"};
+    struct bed bed;
+    char url[PG_URL_BYTES + 16];
+    kl_store *store = NULL;
+    REQUIRE(open_bed(&bed));
+    PGconn *app = connect_app(&bed);
+    snprintf(url, sizeof url, "%s&migrate=off", bed.url);
+    for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+        say(app, changes[i]);
+        CHECK_INT(kl_store_open(bed.url, NULL, &store), KL_EINVAL);
+        CHECK_CONTAINS(kl_error_text(), "made by another build");
+        CHECK_CONTAINS(kl_error_text(), "DROP SCHEMA keyline_test_");
+        CHECK_INT(kl_store_open(url, NULL, &store), KL_EINVAL);
+        CHECK_CONTAINS(kl_error_text(), "made by another build");
+    }
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 /* --- A standby --- */
 
 TEST(who_puts_to_a_standby_is_told_at_once_to_name_the_primary)

@@ -322,11 +322,11 @@ void kl__pg_lows_free(kl__pg *pg);
 
 /* --- schema.c --- */
 
-/* Makes the schema when it is not there, or brings it up to date. KL_EINVAL: it is of a newer release; or something is to
- * be done, and the URL says that it is not to be done by opening. */
+/* Makes the schema when it is not there, or brings it up to date. KL_EINVAL: it is of a newer release, or of a build with
+ * other steps; or something is to be done, and the URL says that it is not to be done by opening. */
 kl_rc kl__pg_schema_open(kl__pg *pg);
 
-/* How many steps had been applied, and are now; with only_look none is. */
+/* How many steps had been applied, and are now; with only_look none is. KL_EINVAL: as above, of the schema. */
 kl_rc kl__pg_schema_migrate(kl__pg *pg, bool only_look, int *ret_before, int *ret_after);
 
 /* --- wait.c, upkeep.c, watch.c --- */

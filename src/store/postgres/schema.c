@@ -1,9 +1,16 @@
 /* schema.c - the schema is made on first use, and checked at every opening.
  *
  * Steps are numbered from 1. `meta` says how many have been applied; those that are missing are applied in one
- * transaction, under an advisory lock, so that of several processes that come first one does it and the others wait. */
+ * transaction, under an advisory lock, so that of several processes that come first one does it and the others wait.
+ *
+ * Between releases a step is changed where it stands, and its number does not tell. So `meta` has a hash of each that was
+ * applied, too, and where that is another one the schema is refused: calls would fail later, or worse. Blanks do not count,
+ * because the texts are made by the compiler. */
+#include <ctype.h>
+#include <inttypes.h>
 #include <stdio.h>
 
+#include "base/hash.h"
 #include "store/postgres/postgres.h"
 #include "store/postgres/sql.h"
 
@@ -11,6 +18,32 @@ static const char *const step_1[] = {kl__pg_sql_tables,  kl__pg_sql_tasks,  kl__
                                      kl__pg_sql_records, kl__pg_sql_upkeep, NULL};
 static const char *const step_2[] = {kl__pg_sql_inbox, NULL};
 static const char *const *const steps[KL_PG_VERSION] = {step_1, step_2};
+
+enum { STEPS_BYTES = 17 * KL_PG_VERSION + 1 };
+
+static uint64_t hash_of(const char *const *part)
+{
+    uint64_t hash = 0;
+    for (; *part; part++)
+        for (const char *at = *part, *end; *at; at = end) {
+            while (isspace((unsigned char)*at))
+                at++;
+            for (end = at; *end && !isspace((unsigned char)*end); end++)
+                ;
+            hash = kl__hash((kl_bytes){at, (size_t)(end - at)}, hash);
+        }
+    return hash;
+}
+
+/* The hashes of the first `count` steps. */
+static void list_steps(int count, char ret_text[STEPS_BYTES])
+{
+    char *to = ret_text;
+    KL_ASSERT(count <= KL_PG_VERSION);
+    *to = '\0';
+    for (int i = 0; i < count; i++)
+        to += sprintf(to, "%s%016" PRIx64, i ? " " : "", hash_of(steps[i]));
+}
 
 static kl_rc refuse(const PGconn *conn, const PGresult *rows)
 {
@@ -53,7 +86,29 @@ static kl_rc ask_number(kl__pg *pg, PGconn *conn, const char *sql, int none, int
     return rc;
 }
 
-/* How many steps have been applied; 0: there is no schema. The catalogue is read as a table, because a session that
+/* What an earlier build made may have no column for the hashes. */
+static kl_rc check_steps(kl__pg *pg, PGconn *conn, int version)
+{
+    char text[STEPS_BYTES], sql[STEPS_BYTES + 256];
+    int same = 0;
+    list_steps(version, text);
+    snprintf(
+        sql, sizeof sql,
+        "SELECT pg_catalog.count(*)::int FROM $S.meta m WHERE pg_catalog.to_jsonb(m) OPERATOR(pg_catalog.->>) 'steps'"
+        " OPERATOR(pg_catalog.=) '%s'",
+        text);
+    kl_rc rc = ask_number(pg, conn, sql, 0, &same);
+    if (rc == KL_OK && !same)
+        rc =
+            kl__fail(KL_EINVAL,
+                     "the schema %s was made by another build, with other tables or functions than this one needs; use "
+                     "that build, name a new schema in the URL (schema=...), or give up what is in it (DROP SCHEMA %s "
+                     "CASCADE)",
+                     pg->schema, pg->schema);
+    return rc;
+}
+
+/* How many steps have been applied; 0: there is no schema. KL_EINVAL: they were other steps. The catalogue is read as a table, because a session that
  * once looked for the name in vain may go on to believe so behind the advisory lock. */
 static kl_rc read_version(kl__pg *pg, PGconn *conn, int *ret_version)
 {
@@ -63,7 +118,10 @@ static kl_rc read_version(kl__pg *pg, PGconn *conn, int *ret_version)
                           " ON n.oid = c.relnamespace WHERE n.nspname = $C AND c.relname = 'meta'",
                           0, &there);
     *ret_version = 0;
-    return rc == KL_OK && there ? ask_number(pg, conn, "SELECT version FROM $S.meta", 0, ret_version) : rc;
+    if (rc == KL_OK && there)
+        rc = ask_number(pg, conn, "SELECT version FROM $S.meta", 0, ret_version);
+    bool is_known = *ret_version > 0 && *ret_version <= KL_PG_VERSION;
+    return rc == KL_OK && is_known ? check_steps(pg, conn, *ret_version) : rc;
 }
 
 /* CREATE SCHEMA IF NOT EXISTS wants the right to make one also where it is there already. */
@@ -85,7 +143,7 @@ static kl_rc apply_step(kl__pg *pg, PGconn *conn, int step)
 
 static kl_rc apply_missing(kl__pg *pg, PGconn *conn)
 {
-    char text[80];
+    char text[STEPS_BYTES], sql[STEPS_BYTES + 80];
     int version = 0;
     kl_rc rc = run(pg, conn, "SELECT pg_catalog.pg_advisory_xact_lock($L, 1)");
     if (rc == KL_OK)
@@ -95,12 +153,15 @@ static kl_rc apply_missing(kl__pg *pg, PGconn *conn)
     if (rc == KL_OK && version == 0)
         rc = run(
             pg, conn,
-            "CREATE TABLE $S.meta (only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row), version int NOT NULL);"
-            "INSERT INTO $S.meta (version) VALUES (0)");
+            "CREATE TABLE $S.meta (only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row), version int NOT NULL,"
+            " steps text NOT NULL);"
+            "INSERT INTO $S.meta (version, steps) VALUES (0, '')");
     for (int step = version; rc == KL_OK && step < KL_PG_VERSION; step++)
         rc = apply_step(pg, conn, step);
-    snprintf(text, sizeof text, "UPDATE $S.meta SET version = GREATEST(version, %d)", KL_PG_VERSION);
-    return rc == KL_OK ? run(pg, conn, text) : rc;
+    list_steps(KL_PG_VERSION, text);
+    snprintf(sql, sizeof sql, "UPDATE $S.meta SET version = %d, steps = '%s' WHERE version < %d", KL_PG_VERSION, text,
+             KL_PG_VERSION);
+    return rc == KL_OK ? run(pg, conn, sql) : rc;
 }
 
 static kl_rc migrate(kl__pg *pg, PGconn *conn)
