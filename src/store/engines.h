@@ -10,6 +10,11 @@
 enum { KL_TOKENS_KEPT = 65536 + 1 };
 
 extern const kl_engine kl__engine_memory, kl__engine_disk, kl__engine_postgres, kl__engine_s3;
+/* A disk store's directory from the root, links included: it stays the same wherever the process works later. Empty:
+ * the usual one. KL_EINVAL, KL_ESYSTEM: it cannot be told. */
+enum { KL_DISK_PATH_MAX = 3968 };
+kl_rc kl__disk_path(const char *where, char ret_path[KL_DISK_PATH_MAX + 1]);
+
 extern const kl_engine kl__engine_http, kl__engine_https; /* a server's store: socket/remote.c */
 
 uint32_t kl__remote_can(const void *self); /* what the store of the server can */

@@ -178,6 +178,15 @@ kl_rc kl_store_open_engine(const kl_engine *engine, const char *where, const kl_
 /* Does the caller want the disk for itself? Callers with an older header do not know the question. */
 static bool wants_alone(const kl_store_opts *opts) { return opts && opts->size > FIELD(no_socket) && opts->no_socket; }
 
+static kl_rc open_directory(const char *where, const kl_store_opts *opts, kl_store **ret_store)
+{
+    char path[KL_DISK_PATH_MAX + 1];
+    kl_rc rc = kl__disk_path(where, path);
+    if (rc != KL_OK)
+        return rc;
+    return kl_store_open_engine(wants_alone(opts) ? &kl__engine_disk : &kl__engine_shared, path, opts, ret_store);
+}
+
 kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store)
 {
     if (!url)
@@ -185,8 +194,8 @@ kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_s
     kl_bytes scheme = {url, strcspn(url, ":")};
     const char *rest = url + scheme.len + (url[scheme.len] == ':');
     const kl_engine *engine = url[scheme.len] == ':' ? engine_of(scheme) : NULL;
-    if (engine == &kl__engine_disk && !wants_alone(opts))
-        engine = &kl__engine_shared;
+    if (engine == &kl__engine_disk)
+        return open_directory(rest, opts, ret_store);
     return engine ? kl_store_open_engine(engine, rest, opts, ret_store) : refuse_url(url, scheme, rest);
 }
 

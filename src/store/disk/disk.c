@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/wait.h"
@@ -519,9 +520,7 @@ static void close_disk(void *self)
 
 static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, void **ret_self)
 {
-    if (strlen(path) > KL_PATH_BYTES - 128)
-        return kl__fail(KL_EINVAL, "the path of the data directory has %zu bytes; %d is the most", strlen(path),
-                        KL_PATH_BYTES - 128);
+    KL_ASSERT(strlen(path) <= KL_DISK_PATH_MAX);
     kl__disk *disk = kl__alloc_aligned(alignof(kl__disk), 1, sizeof *disk); /* zeroed */
     if (!disk)
         return kl__fail_memory();
@@ -529,9 +528,7 @@ static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, 
     disk->now_ms = opts->now_ms;
     disk->now_ctx = opts->now_ctx;
     disk->history_ms_max = opts->history_ms_max;
-    snprintf(disk->path, sizeof disk->path, "%s", *path ? path : "./keyline-data");
-    for (size_t length = strlen(disk->path); length > 1 && disk->path[length - 1] == '/'; length--)
-        disk->path[length - 1] = 0;
+    strcpy(disk->path, path);
     kl__segments *segments = &disk->segments;
     segments->vfs = vfs;
     segments->segment_bytes = (uint64_t)opts->segment_bytes;
@@ -559,13 +556,35 @@ static kl_rc open_on(kl__vfs *vfs, const char *path, const kl_store_opts *opts, 
     return KL_OK;
 }
 
-static kl_rc open_disk(const char *where, const kl_store_opts *opts, void **ret_self)
+kl_rc kl__disk_path(const char *where, char ret_path[KL_DISK_PATH_MAX + 1])
 {
+    char here[KL_PATH_BYTES] = "";
     if (strncmp(where, "//", 2) == 0)
         return kl__fail(KL_EINVAL,
                         "disk:%s would be a directory in the root of the file system; write disk:%s or disk:%s", where,
                         where + 2, where + 1);
-    return open_on(&kl__vfs_system, where, opts, ret_self);
+    while (strncmp(where, "./", 2) == 0)
+        where += 1 + strspn(where + 1, "/");
+    where = *where ? where : "keyline-data";
+    if (*where != '/' && !getcwd(here, sizeof here))
+        return kl__fail(KL_ESYSTEM,
+                        "the current directory, which disk:%s counts from, cannot be told (%s); write its whole path",
+                        where, strerror(errno));
+    size_t above = strcmp(here, "/") == 0 ? 0 : strlen(here), below = strlen(where);
+    while (below > 1 && where[below - 1] == '/')
+        below--;
+    size_t bytes = above + (*where != '/') + below;
+    if (bytes > KL_DISK_PATH_MAX)
+        return kl__fail(KL_EINVAL, "the path of the data directory has %zu bytes; %d is the most", bytes,
+                        KL_DISK_PATH_MAX);
+    snprintf(ret_path, KL_DISK_PATH_MAX + 1, "%.*s%s%.*s", (int)above, here, *where == '/' ? "" : "/", (int)below,
+             where);
+    return KL_OK;
+}
+
+static kl_rc open_disk(const char *path, const kl_store_opts *opts, void **ret_self)
+{
+    return open_on(&kl__vfs_system, path, opts, ret_self);
 }
 
 const kl_engine kl__engine_disk = {

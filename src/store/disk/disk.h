@@ -42,7 +42,7 @@ typedef struct kl__gate {
 
 typedef struct kl__disk {
     kl__vfs *vfs;
-    char path[KL_PATH_BYTES];
+    char path[KL_PATH_BYTES]; /* of the directory, from the root (kl__disk_path) */
     kl__file *lock;
     kl__state state;
     kl__segments segments;

@@ -28,7 +28,7 @@ enum { FILE_MODE = 0600, DIRECTORY_MODE = 0700, PID_BYTES_MAX = 24 };
 
 struct kl__file {
     int fd;
-    char *path; /* of a lock that makes an owner: from the root, whatever directory the process works in later */
+    char *path; /* of a lock that makes an owner, as given, links included: does that still lead here? */
 };
 
 /* Repeats a call that a signal interrupted; only read and write show that to the caller, as they may have done a
@@ -231,17 +231,12 @@ static int take_lock(kl__file *file, int how, int64_t *ret_pid)
     return -EBUSY;
 }
 
-/* As it was given, links included: it is asked whether that still leads here. */
 static int keep_path(kl__file *file, const char *name)
 {
-    char base[PATH_MAX] = "";
-    if (*name != '/' && !getcwd(base, sizeof base))
-        return -errno;
-    size_t bytes = strlen(base) + 1 + strlen(name) + 1;
-    file->path = kl__alloc(bytes);
+    file->path = kl__alloc(strlen(name) + 1);
     if (!file->path)
         return -ENOMEM;
-    snprintf(file->path, bytes, "%s%s%s", base, *base ? "/" : "", name);
+    strcpy(file->path, name);
     return 0;
 }
 

@@ -8,10 +8,8 @@
  *
  * `disk` is set once, when everything is ready, and read by every call without a mutex (N2): a holder's call costs one
  * load more than it would without all this. */
-#include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "store/disk/disk.h"
 #include "store/engines.h"
@@ -21,7 +19,7 @@ struct shared {
     _Atomic(void *) disk; /* the engine's self; NULL: this handle is a client */
     kl__client *client;
     kl_store_opts opts;
-    char path[KL_PATH_BYTES];
+    char path[KL_DISK_PATH_MAX + 1];
 
     kl_store
         *lent; /* the same disk for those who call from outside: their calls are checked, and not counted as ours */
@@ -135,23 +133,13 @@ static void close_shared(void *self)
     kl__free(shared);
 }
 
-/* A client may have to open the directory much later, when the process works elsewhere. */
-static void make_absolute(struct shared *shared)
+static kl_rc open_shared(const char *path, const kl_store_opts *opts, void **ret_self)
 {
-    char path[PATH_MAX];
-    if (!atomic_load(&shared->disk) && realpath(shared->path, path) && strlen(path) < KL_PATH_BYTES - 128)
-        strcpy(shared->path, path);
-}
-
-static kl_rc open_shared(const char *where, const kl_store_opts *opts, void **ret_self)
-{
-    if (strlen(where) > KL_PATH_BYTES - 128 || strncmp(where, "//", 2) == 0)
-        return kl__engine_disk.open(where, opts, ret_self); /* which refuses it, with its sentence */
     struct shared *shared = kl__alloc_zeroed(1, sizeof *shared);
     if (!shared)
         return kl__fail_memory();
     shared->opts = *opts;
-    strcpy(shared->path, *where ? where : "./keyline-data");
+    strcpy(shared->path, path);
     kl_rc rc = kl__client_open(shared->path, hold, shared, &shared->client);
     if (rc == KL_OK)
         rc = kl__client_connect(shared->client);
@@ -159,7 +147,6 @@ static kl_rc open_shared(const char *where, const kl_store_opts *opts, void **re
         close_shared(shared);
         return rc;
     }
-    make_absolute(shared);
     *ret_self = shared;
     return KL_OK;
 }
