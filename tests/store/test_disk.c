@@ -745,38 +745,3 @@ TEST(an_error_that_history_does_not_have_yet_survives_the_moving_of_its_task)
     CHECK_STR(task.error.len ? (const char *)task.error.data : "", "the first attempt failed");
     rig_end(&rig);
 }
-
-/* Writes over the first place of the first segment where the text stands. */
-static void spoil_text(const struct rig *rig, const char *text)
-{
-    static char bytes[RIG_SEGMENT];
-    char path[sizeof rig->journal + 32];
-    snprintf(path, sizeof path, "%s/%016x.seg", rig->journal, 1);
-    FILE *file = fopen(path, "r+b");
-    REQUIRE(file);
-    size_t got = fread(bytes, 1, sizeof bytes, file);
-    const char *found = memmem(bytes, got, text, strlen(text));
-    CHECK(found && fseek(file, found - bytes, SEEK_SET) == 0 && fputc('!', file) == '!');
-    fclose(file);
-}
-
-TEST(what_came_of_a_task_whose_bytes_are_damaged_is_kept)
-{
-    struct rig rig;
-    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
-    kl_entry entry = {.place = rig_place(&rig, 1), .id = rig_id(1), .payload = kl_str("a payload to be spoiled")};
-    kl_settled settled = {.id = entry.id, .attempts = 1, .keep_ms = 1000000, .result = kl_str("result")};
-    kl_settle batch = {.place = entry.place, .tasks = &settled, .count = 1};
-    kl_ref ref = {.place = entry.place, .id = entry.id};
-    kl_task task = {0};
-    size_t count = 0;
-    CHECK_OK(kl_store_append(rig.store, &entry, 1, NULL));
-    spoil_text(&rig, "a payload to be spoiled");
-    CHECK_OK(rig_set_positions(&rig, entry.place, &settled, 1));
-    CHECK_OK(kl_store_settle(rig.store, &batch, 1));
-    CHECK_OK(kl_store_read(rig.store, &ref, 1, &rig.arena, &task, &count));
-    CHECK_INT(task.state, KL_TASK_DONE);
-    CHECK(task.result.len == 6 && memcmp(task.result.data, "result", 6) == 0);
-    CHECK(task.entry.payload.len == 0 && task.error.len > 0);
-    rig_end(&rig);
-}

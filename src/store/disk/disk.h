@@ -79,9 +79,8 @@ typedef struct kl__disk {
 
     pthread_t keeper;
     bool has_keeper;
-    bool keeper_stops;     /* with the state's mutex, like the next two */
-    kl_rc keeper_rc;       /* how the last try ended */
-    uint32_t keeper_tries; /* that could not read the journal, one after another */
+    bool keeper_stops; /* with the state's mutex, like the next two */
+    kl_rc keeper_rc;   /* how the last try ended */
     char keeper_error[KL_KEEP_ERROR_BYTES];
     int64_t history_ms_max;
     bool history_had_log; /* of SQLite's, when the store was opened; one that is refused leaves it as it is */

@@ -15,7 +15,6 @@ enum {
     BATCH_BYTES = 16 << 20,
     TRIM_ROWS = 10000,
     TRIMS = 30,
-    TRIES = 10,
     RETRY_MS = 1000,
     HELD_MS = 20, /* how often is looked whether another program has the file */
     TRIM_MS = 1000
@@ -28,7 +27,6 @@ struct batch {
     kl_entry *entries;
     size_t count, capacity;
     uint64_t position; /* history's, when they are there */
-    bool is_read;      /* what fails now is history */
     kl_arena arena;
     const kl__settle_record *settle; /* the last one read */
     kl__where settle_where;
@@ -132,12 +130,6 @@ static void fill_row(const kl__disk *disk, const struct batch *batch, const kl__
                                  .result = its.result};
 }
 
-/* It is damaged, or cannot be read however often it is tried. */
-static bool is_lost(const kl__disk *disk, kl_rc rc)
-{
-    return rc == KL_EDAMAGED || (rc == KL_ESYSTEM && disk->keeper_tries >= TRIES);
-}
-
 /* What came of a task whose own bytes are lost is kept, with a sentence in the place of an error. */
 static void mark_lost(kl__disk *disk, kl__history_row *row)
 {
@@ -156,7 +148,7 @@ static kl_rc read_row(kl__disk *disk, struct batch *batch, size_t index)
         return rc;
     if (kept->entry_bytes)
         rc = read_entry(disk, batch, kept, entry);
-    if (rc != KL_OK && !is_lost(disk, rc))
+    if (rc != KL_OK && rc != KL_EDAMAGED) /* what cannot be read just now is tried again, for however long */
         return rc;
     if (!kept->entry_bytes || rc != KL_OK) {
         *entry = (kl_entry){.place = {batch->settle->header.partition, batch->settle->header.shard}};
@@ -173,7 +165,6 @@ static bool take(kl__disk *disk, struct batch *batch)
 {
     kl_arena_reset(&batch->arena);
     batch->settle = NULL;
-    batch->is_read = false;
     batch->count = choose(&disk->state);
     if (!grow(batch, batch->count))
         return false;
@@ -189,7 +180,7 @@ static kl_rc read_rows(kl__disk *disk, struct batch *batch, size_t *ret_rows)
     size_t rows = 0;
     for (size_t i = 0; i < batch->count; i++) {
         kl_rc rc = read_row(disk, batch, i);
-        if (is_lost(disk, rc))
+        if (rc == KL_EDAMAGED)
             kl__segments_log(&disk->segments, KL_LOG_ERROR, "a finished task is not kept: %s", kl_error_text());
         else if (rc != KL_OK)
             return rc;
@@ -204,7 +195,6 @@ static kl_rc carry(kl__disk *disk, struct batch *batch)
 {
     size_t rows = 0;
     kl_rc rc = read_rows(disk, batch, &rows);
-    batch->is_read = rc == KL_OK;
     if (rc == KL_OK)
         rc = kl__history_add(disk->history, batch->rows, rows, batch->position);
     atomic_store(&disk->state.history_commits, kl__history_commits(disk->history));
@@ -228,7 +218,6 @@ static void carry_next(kl__disk *disk, struct batch *batch)
     bool is_news = rc != KL_OK && disk->keeper_rc == KL_OK;
     if (is_news)
         snprintf(disk->keeper_error, sizeof disk->keeper_error, "%s", kl_error_text());
-    disk->keeper_tries = rc == KL_OK || batch->is_read ? 0 : disk->keeper_tries + 1;
     disk->keeper_rc = rc;
     pthread_cond_broadcast(&state->kept_changed);
     bool wants_upkeep = kl__segments_need_upkeep(&disk->segments);
