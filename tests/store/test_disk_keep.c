@@ -1,11 +1,13 @@
-/* test_disk_keep.c - what came of a task is kept, and what cannot be read is kept aside, whatever the journal's bytes say. */
+/* test_disk_keep.c - what came of a task is kept, and what cannot be read is kept aside, whatever the journal's bytes
+ * say. */
 #include <errno.h>
 #include <stdatomic.h>
+#include <sys/stat.h>
 
 #include "disk_rig.h"
 #include "store/disk/disk.h"
 
-enum { TRIED = 30 };
+enum { FILLERS = 2000, TRIED = 30 };
 
 /* Writes over the first place of the first segment where the text stands. */
 static void spoil_text(const struct rig *rig, const char *text)
@@ -45,18 +47,56 @@ static void check_result(const kl_task *task)
 
 /* ---- Damage ---- */
 
+static void append_spoiled(struct rig *rig)
+{
+    kl_entry entry = {.place = rig_place(rig, 1), .id = rig_id(1), .payload = kl_str("a payload to be spoiled")};
+    CHECK_OK(kl_store_append(rig->store, &entry, 1, NULL));
+    CHECK(rig_reopen(rig)); /* what was appended is not in memory any more */
+    spoil_text(rig, "a payload to be spoiled");
+}
+
+static bool is_there(const struct rig *rig, const char *name)
+{
+    char path[WORKDIR_BYTES + 64];
+    struct stat status;
+    snprintf(path, sizeof path, "%s/%s", rig->data, name);
+    return stat(path, &status) == 0;
+}
+
+static bool has_no_first(void *ctx) { return !is_there(ctx, "journal/0000000000000001.seg"); }
+
+/* Nothing in the first segment is needed any more. */
+static void check_kept_aside(struct rig *rig)
+{
+    rig_append(rig, 2, FILLERS, 200);
+    rig_settle(rig, 2, FILLERS);
+    CHECK(rig_await(has_no_first, rig, "the first segment leaves the journal"));
+    CHECK(is_there(rig, "quarantine/0000000000000001.seg-1"));
+}
+
 TEST(what_came_of_a_task_whose_bytes_are_damaged_is_kept)
 {
     struct rig rig;
     kl_task task;
     REQUIRE(rig_begin(&rig, RIG_SEGMENT));
-    kl_entry entry = {.place = rig_place(&rig, 1), .id = rig_id(1), .payload = kl_str("a payload to be spoiled")};
-    CHECK_OK(kl_store_append(rig.store, &entry, 1, NULL));
-    spoil_text(&rig, "a payload to be spoiled");
+    append_spoiled(&rig);
     settle(&rig, 1, 1000000);
     CHECK_OK(read_task(&rig, 1, &task));
     check_result(&task);
     CHECK(task.entry.payload.len == 0 && task.error.len > 0);
+    check_kept_aside(&rig);
+    rig_end(&rig);
+}
+
+TEST(a_segment_of_a_task_that_could_not_be_read_is_kept_aside_when_the_task_is_cancelled)
+{
+    struct rig rig;
+    kl_task task;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    append_spoiled(&rig);
+    CHECK_INT(read_task(&rig, 1, &task), KL_EDAMAGED);
+    settle(&rig, 1, 0);
+    check_kept_aside(&rig);
     rig_end(&rig);
 }
 

@@ -43,7 +43,7 @@ _Static_assert(sizeof(kl__entry_record) + 64 + KL_KEY_BYTES_MAX + KL_KIND_BYTES_
 /* Where the copying of a segment stands. */
 struct copying {
     kl__disk *disk;
-    const kl__segment *segment;
+    kl__segment *segment;
     kl__segment_image piece; /* of the segment, */
     uint64_t piece_offset;   /* which begins there with a frame */
     uint64_t frame_offset;   /* of the frame being looked through, */
@@ -392,8 +392,9 @@ static kl_rc rescue_tasks(struct copying *copying)
 }
 
 /* Copies all that is needed of the segment, and marks it. */
-static kl_rc rescue(struct copying *copying, kl__segment *segment)
+static kl_rc rescue(struct copying *copying)
 {
+    kl__segment *segment = copying->segment;
     kl_rc rc = KL_OK;
     do {
         copying->count = copying->bytes = 0;
@@ -427,7 +428,7 @@ static bool copy_segment(kl__disk *disk, kl__segment *segment)
                               .offsets = kl__alloc_zeroed(COPY_RECORDS, sizeof *copying.offsets)};
     kl_rc rc = copy_all(&copying);
     if (rc == KL_OK && copying.is_damaged)
-        rc = rescue(&copying, segment);
+        rc = rescue(&copying);
     if (rc != KL_OK)
         kl__segments_log(&disk->segments, KL_LOG_WARN, "an old segment could not be copied: %s", kl_error_text());
     if (rc == KL_OK)

@@ -153,8 +153,9 @@ kl_rc kl__disk_put(void *self, kl_write *writes, size_t count);
 kl_rc kl__disk_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
                     size_t *ret_count);
 
-/* A task's record read back from the journal, checked, in the arena. KL_EDAMAGED: it is not what was written. */
-kl_rc kl__disk_read_record(kl__disk *disk, const kl__segment *segment, uint64_t offset, uint32_t bytes, kl_arena *arena,
+/* A task's record read back from the journal, checked, in the arena. The segment has a reader or a pin. KL_EDAMAGED: it
+ * is not what was written, and the segment is marked so. */
+kl_rc kl__disk_read_record(kl__disk *disk, kl__segment *segment, uint64_t offset, uint32_t bytes, kl_arena *arena,
                            const kl__record_header **ret_record);
 void kl__entry_decode(const kl__entry_record *record, kl_entry *ret_entry);
 

@@ -90,7 +90,7 @@ static kl_rc read_settle(kl__disk *disk, struct batch *batch, const kl__kept *ke
         batch->settle_where.offset == kept->settle.offset)
         return KL_OK;
     pthread_mutex_lock(&disk->state.mutex);
-    const kl__segment *segment = kl__state_segment(&disk->state, kept->settle.segment);
+    kl__segment *segment = kl__state_segment(&disk->state, kept->settle.segment);
     pthread_mutex_unlock(&disk->state.mutex);
     kl_rc rc = kl__disk_read_record(disk, segment, kept->settle.offset, kept->settle_bytes, &batch->arena, &record);
     if (rc != KL_OK)
@@ -104,7 +104,7 @@ static kl_rc read_entry(kl__disk *disk, struct batch *batch, const kl__kept *kep
 {
     const kl__record_header *record;
     pthread_mutex_lock(&disk->state.mutex);
-    const kl__segment *segment = kl__state_segment(&disk->state, kept->entry.segment);
+    kl__segment *segment = kl__state_segment(&disk->state, kept->entry.segment);
     pthread_mutex_unlock(&disk->state.mutex);
     kl_rc rc = kl__disk_read_record(disk, segment, kept->entry.offset, kept->entry_bytes, &batch->arena, &record);
     if (rc == KL_OK && record->flags & KL_ENTRY_LOST)

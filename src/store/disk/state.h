@@ -42,7 +42,7 @@ typedef struct kl__segment {
     uint32_t *part_live;   /* and of those, tokens apart, that begin in each KL_PART_BYTES of the file */
     uint64_t pins;         /* settled tasks in it that history has yet to take over */
     uint32_t readers;
-    bool is_damaged; /* what was needed of it is elsewhere, and the file is to be kept aside */
+    bool is_damaged; /* something in it cannot be read: when nothing in it is needed, the file is kept aside */
 } kl__segment;
 
 typedef struct kl__shard_state {

@@ -32,7 +32,19 @@ static bool is_sound(const kl__record_header *record, uint32_t bytes)
     return record->bytes == bytes && record->crc == kl__record_crc(record);
 }
 
-static kl_rc read_record(kl__disk *disk, const kl__segment *segment, uint64_t offset, uint32_t bytes,
+/* The segment is held by a reader or a pin. When nothing in it is needed any more, its file is put aside. */
+static kl_rc fail_damaged(kl__disk *disk, kl__segment *segment, uint64_t offset)
+{
+    pthread_mutex_lock(&disk->state.mutex);
+    segment->is_damaged = true;
+    pthread_mutex_unlock(&disk->state.mutex);
+    return kl__fail(KL_EDAMAGED,
+                    "segment %016llx of the journal is damaged at byte %llu; `keyline doctor` on the data "
+                    "directory says what is affected",
+                    (unsigned long long)segment->number, (unsigned long long)offset);
+}
+
+static kl_rc read_record(kl__disk *disk, kl__segment *segment, uint64_t offset, uint32_t bytes,
                          kl__record_header *ret_record)
 {
     size_t got = 0;
@@ -41,14 +53,11 @@ static kl_rc read_record(kl__disk *disk, const kl__segment *segment, uint64_t of
         return kl__fail(KL_ESYSTEM, "segment %016llx of the journal could not be read: %s",
                         (unsigned long long)segment->number, strerror(-error));
     if (got != bytes || !is_sound(ret_record, bytes))
-        return kl__fail(KL_EDAMAGED,
-                        "segment %016llx of the journal is damaged at byte %llu; `keyline doctor` on the data "
-                        "directory says what is affected",
-                        (unsigned long long)segment->number, (unsigned long long)offset);
+        return fail_damaged(disk, segment, offset);
     return KL_OK;
 }
 
-kl_rc kl__disk_read_record(kl__disk *disk, const kl__segment *segment, uint64_t offset, uint32_t bytes, kl_arena *arena,
+kl_rc kl__disk_read_record(kl__disk *disk, kl__segment *segment, uint64_t offset, uint32_t bytes, kl_arena *arena,
                            const kl__record_header **ret_record)
 {
     kl__record_header *record = kl_arena_alloc(arena, bytes);
