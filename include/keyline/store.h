@@ -28,8 +28,9 @@
  *   S9  After a fence with `seal` returned KL_OK, no append stores anything in that shard: every later scan shows what is
  *       there, and no more will come. An append under way meanwhile was stored before the seal, or is refused.
  *
- * All calls are in batches and safe from any thread, except close. Nothing is kept of the caller's memory after a call
- * returns. Answers lie in the caller's arrays and arena. The engines are described in docs/stores/. */
+ * All calls are in batches and safe from any thread, except close. None is a cancellation point: a thread that is
+ * cancelled (pthread_cancel) meanwhile ends at one of its own behind the call. Nothing is kept of the caller's memory
+ * after a call returns. Answers lie in the caller's arrays and arena. The engines are described in docs/stores/. */
 #ifndef KEYLINE_STORE_H
 #define KEYLINE_STORE_H
 

@@ -1,5 +1,6 @@
 /* wait.h - condition variables on the monotonic clock, whose waits cannot be cancelled: whoever waits holds a mutex that
- * others need, so the thread must come back and release it. And yielding, while it is cheap. */
+ * others need, so the thread must come back and release it. The same for whatever else must come to its end. And
+ * yielding, while it is cheap. */
 #ifndef KL_WAIT_H
 #define KL_WAIT_H
 
@@ -9,6 +10,16 @@
 #include <stdint.h>
 
 #include "base/clock.h"
+
+/* The thread is not cancelled until the second call, which is given what the first returned. Pairs may be nested. */
+static inline int kl__cancel_off(void)
+{
+    int state;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    return state;
+}
+
+static inline void kl__cancel_again(int state) { pthread_setcancelstate(state, NULL); }
 
 static inline void kl__cond_init(pthread_cond_t *cond)
 {
@@ -22,15 +33,14 @@ static inline void kl__cond_init(pthread_cond_t *cond)
 /* Waits for a signal until the monotonic clock shows until_ns (KL_NEVER: for ever). False: it does. */
 static inline bool kl__cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t until_ns)
 {
-    int state, error = 0;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    int state = kl__cancel_off(), error = 0;
     if (until_ns == KL_NEVER) {
         pthread_cond_wait(cond, mutex);
     } else {
         struct timespec until = {.tv_sec = until_ns / 1000000000, .tv_nsec = until_ns % 1000000000};
         error = pthread_cond_timedwait(cond, mutex, &until);
     }
-    pthread_setcancelstate(state, NULL);
+    kl__cancel_again(state);
     return error == 0;
 }
 
@@ -53,10 +63,9 @@ static inline bool kl__yield(int64_t dear_ns, int64_t *dear_until_ns)
 /* Sleeps for so long, less than a second; not to be cancelled either. */
 static inline void kl__nap(int64_t ns)
 {
-    int state;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    int state = kl__cancel_off();
     nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
-    pthread_setcancelstate(state, NULL);
+    kl__cancel_again(state);
 }
 
 #endif

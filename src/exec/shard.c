@@ -444,10 +444,9 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
                        .error = error                   ? error
                                 : extra && extra->error ? extra->error
                                                         : ""};
-    int state;
     kl__inside inside = {shard->exec, kl__innermost};
     kl__ask_stop(task, KL_STOP_OVER);
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
+    int state = kl__cancel_off();
     kl__innermost = &inside;
     if (extra && extra->end)
         extra->end(extra->end_ctx, &end);
@@ -457,7 +456,7 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
         log_failure(shard->exec, &end);
     }
     kl__innermost = inside.outer;
-    pthread_setcancelstate(state, NULL);
+    kl__cancel_again(state);
 }
 
 /* Reports and ends withdrawn tasks, in order. Leaves the mutex for the reports and holds it again on return. A report may

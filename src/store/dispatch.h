@@ -6,7 +6,8 @@
  *
  * D1  An engine sees valid input only, and an invalid call has had no effect.
  * D2  Every call that reached a store is counted and traced once, whatever came of it.
- * D3  Checking and counting allocate nothing, take no mutex, and look at the clock twice a call. */
+ * D3  Checking and counting allocate nothing, take no mutex, and look at the clock twice a call.
+ * D4  No thread is cancelled in a call: engines hold mutexes over system calls, and lead for others. */
 #ifndef KL_STORE_DISPATCH_H
 #define KL_STORE_DISPATCH_H
 
@@ -14,7 +15,9 @@
 #include <stdatomic.h>
 
 #include "base/base.h"
+#include "base/clock.h"
 #include "base/compare.h"
+#include "base/wait.h"
 #include "keyline/store.h"
 
 /* Every call that is counted, by the name that traces and metrics show. An asynchronous append is counted when it is
@@ -149,8 +152,16 @@ kl_rc kl__check_take_in(const kl_store *store, const char *queue, size_t max, kl
 
 /* --- store_metrics.c --- */
 
-/* Counts a call that began at start_ns, tells the trace, and returns rc. Items and bytes are what was taken in or given
- * out: nothing of what was refused. */
-kl_rc kl__store_count(kl_store *store, kl__call call, int64_t start_ns, kl_rc rc, uint64_t items, uint64_t bytes);
+/* A call that is under way, and not to be cancelled. */
+typedef struct kl__begun {
+    int64_t ns;
+    int cancel_state;
+} kl__begun;
+
+static inline kl__begun kl__store_begin(void) { return (kl__begun){kl__monotonic_ns(), kl__cancel_off()}; }
+
+/* Ends the call: counts it, tells the trace, and returns rc. Items and bytes are what was taken in or given out:
+ * nothing of what was refused. */
+kl_rc kl__store_end(kl_store *store, kl__call call, kl__begun begun, kl_rc rc, uint64_t items, uint64_t bytes);
 
 #endif

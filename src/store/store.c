@@ -141,7 +141,7 @@ static const kl_engine *engine_of(kl_bytes scheme)
 
 /* --- Open and close --- */
 
-kl_rc kl_store_open_engine(const kl_engine *engine, const char *where, const kl_store_opts *opts, kl_store **ret_store)
+static kl_rc open_engine(const kl_engine *engine, const char *where, const kl_store_opts *opts, kl_store **ret_store)
 {
     kl_store_opts complete;
     if (!ret_store)
@@ -175,6 +175,14 @@ kl_rc kl_store_open_engine(const kl_engine *engine, const char *where, const kl_
     return KL_OK;
 }
 
+kl_rc kl_store_open_engine(const kl_engine *engine, const char *where, const kl_store_opts *opts, kl_store **ret_store)
+{
+    int cancel_state = kl__cancel_off();
+    kl_rc rc = open_engine(engine, where, opts, ret_store);
+    kl__cancel_again(cancel_state);
+    return rc;
+}
+
 /* Does the caller want the disk for itself? Callers with an older header do not know the question. */
 static bool wants_alone(const kl_store_opts *opts) { return opts && opts->size > FIELD(no_socket) && opts->no_socket; }
 
@@ -203,6 +211,7 @@ void kl_store_close(kl_store *store)
 {
     if (!store)
         return;
+    int cancel_state = kl__cancel_off();
     if (!atomic_load(&store->late.waits))
         store->engine->close(store->self);
     for (int i = 0; i < KL_PARTITION_LEVELS; i++)
@@ -211,6 +220,7 @@ void kl_store_close(kl_store *store)
     pthread_mutex_destroy(&store->late.mutex);
     kl__free(store->late.where);
     kl__free(store);
+    kl__cancel_again(cancel_state);
 }
 
 kl_store_info kl_store_info_of(const kl_store *store)
@@ -232,11 +242,11 @@ kl_rc kl_store_now(kl_store *store, int64_t *ret_ms)
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = ret_ms ? kl__store_ready(store) : kl__fail(KL_EINVAL, "ret_ms is NULL; pass somewhere to put the time");
     if (rc == KL_OK)
         rc = store->engine->now(store->self, ret_ms);
-    return kl__store_count(store, KL_CALL_NOW, start_ns, rc, 0, 0);
+    return kl__store_end(store, KL_CALL_NOW, begun, rc, 0, 0);
 }
 
 /* Makes the partition known to later calls of this handle. */
@@ -260,7 +270,7 @@ kl_rc kl_store_partition(kl_store *store, const char *name, uint32_t shard_prefi
     uint32_t partition = 0;
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_partition(name, shard_prefix_len, ret_partition);
     if (rc == KL_OK)
         rc = kl__store_ready(store);
@@ -270,7 +280,7 @@ kl_rc kl_store_partition(kl_store *store, const char *name, uint32_t shard_prefi
         rc = learn(store, partition, shard_prefix_len);
     if (rc == KL_OK)
         *ret_partition = partition;
-    return kl__store_count(store, KL_CALL_PARTITION, start_ns, rc, 0, 0);
+    return kl__store_end(store, KL_CALL_PARTITION, begun, rc, 0, 0);
 }
 
 /* --- Tasks --- */
@@ -280,12 +290,12 @@ kl_rc kl_store_append(kl_store *store, const kl_entry *entries, size_t count, co
     kl_append append = {.entries = entries, .count = count, .token = token};
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_append(store, entries, count, &append.bytes);
     if (rc == KL_OK && count > 0)
         rc = store->engine->append(store->self, &append);
     bool ok = rc == KL_OK;
-    return kl__store_count(store, KL_CALL_APPEND, start_ns, rc, ok ? count : 0, ok ? append.bytes : 0);
+    return kl__store_end(store, KL_CALL_APPEND, begun, rc, ok ? count : 0, ok ? append.bytes : 0);
 }
 
 kl_rc kl_store_append_async(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token,
@@ -294,7 +304,7 @@ kl_rc kl_store_append_async(kl_store *store, const kl_entry *entries, size_t cou
     kl_append append = {.entries = entries, .count = count, .token = token, .done = done, .ctx = ctx};
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = done ? kl__check_append(store, entries, count, &append.bytes)
                     : kl__fail(KL_EINVAL, "done is NULL; pass a function, or call kl_store_append");
     if (rc == KL_OK && count > 0)
@@ -302,21 +312,21 @@ kl_rc kl_store_append_async(kl_store *store, const kl_entry *entries, size_t cou
     else if (rc == KL_OK && done)
         done(ctx, KL_OK, "");
     bool ok = rc == KL_OK;
-    return kl__store_count(store, KL_CALL_APPEND_ASYNC, start_ns, rc, ok ? count : 0, ok ? append.bytes : 0);
+    return kl__store_end(store, KL_CALL_APPEND_ASYNC, begun, rc, ok ? count : 0, ok ? append.bytes : 0);
 }
 
 kl_rc kl_store_scan(kl_store *store, kl_scan *scans, size_t count)
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     uint64_t stubs = 0;
     kl_rc rc = kl__check_scan(store, scans, count);
     if (rc == KL_OK && count > 0)
         rc = store->engine->scan(store->self, scans, count);
     for (size_t i = 0; rc == KL_OK && i < count; i++)
         stubs += scans[i].count;
-    return kl__store_count(store, KL_CALL_SCAN, start_ns, rc, stubs, 0);
+    return kl__store_end(store, KL_CALL_SCAN, begun, rc, stubs, 0);
 }
 
 static uint64_t task_bytes(const kl_task *tasks, size_t count)
@@ -331,11 +341,11 @@ static uint64_t task_bytes(const kl_task *tasks, size_t count)
 }
 
 /* Counts a call that answers with tasks. */
-static kl_rc count_tasks(kl_store *store, kl__call call, int64_t start_ns, kl_rc rc, const kl_task *tasks,
+static kl_rc count_tasks(kl_store *store, kl__call call, kl__begun begun, kl_rc rc, const kl_task *tasks,
                          const size_t *count)
 {
     size_t known = rc == KL_OK ? *count : 0;
-    return kl__store_count(store, call, start_ns, rc, known, task_bytes(tasks, known));
+    return kl__store_end(store, call, begun, rc, known, task_bytes(tasks, known));
 }
 
 kl_rc kl_store_read(kl_store *store, const kl_ref *refs, size_t count, kl_arena *arena, kl_task *ret_tasks,
@@ -343,14 +353,14 @@ kl_rc kl_store_read(kl_store *store, const kl_ref *refs, size_t count, kl_arena 
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     size_t read = 0;
     kl_rc rc = kl__check_read(store, refs, count, arena, ret_tasks, ret_count);
     if (rc == KL_OK && count > 0)
         rc = store->engine->read(store->self, refs, count, arena, ret_tasks, &read);
     if (rc == KL_OK || rc == KL_EDAMAGED)
         *ret_count = read;
-    return count_tasks(store, KL_CALL_READ, start_ns, rc, ret_tasks, &read);
+    return count_tasks(store, KL_CALL_READ, begun, rc, ret_tasks, &read);
 }
 
 /* What counts of a settle that failed: the batches that were applied. A call that was refused whole says so in each of
@@ -374,13 +384,13 @@ kl_rc kl_store_settle(kl_store *store, kl_settle *batches, size_t count)
     uint64_t items = 0, bytes = 0;
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc refused = kl__check_settle(store, batches, count, &items, &bytes), rc = refused;
     if (rc == KL_OK && count > 0)
         rc = store->engine->settle(store->self, batches, count);
     if (rc != KL_OK)
         count_settled(batches, count, refused, &items, &bytes);
-    return kl__store_count(store, KL_CALL_SETTLE, start_ns, rc, items, bytes);
+    return kl__store_end(store, KL_CALL_SETTLE, begun, rc, items, bytes);
 }
 
 kl_rc kl_store_fence(kl_store *store, kl_fence *fences, size_t count)
@@ -388,7 +398,7 @@ kl_rc kl_store_fence(kl_store *store, kl_fence *fences, size_t count)
     uint64_t items = 0;
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_fence(store, fences, count);
     bool valid = rc == KL_OK;
     if (valid && count > 0)
@@ -398,18 +408,18 @@ kl_rc kl_store_fence(kl_store *store, kl_fence *fences, size_t count)
             fences[i].rc = rc;
         items += fences[i].rc == KL_OK;
     }
-    return kl__store_count(store, KL_CALL_FENCE, start_ns, rc, items, 0);
+    return kl__store_end(store, KL_CALL_FENCE, begun, rc, items, 0);
 }
 
 kl_rc kl_store_counts(kl_store *store, kl_place place, const kl_task_id *job, kl_counts *ret_counts)
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_counts(store, place, job, ret_counts);
     if (rc == KL_OK)
         rc = store->engine->counts(store->self, place, job, ret_counts);
-    return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
+    return kl__store_end(store, KL_CALL_COUNTS, begun, rc, 0, 0);
 }
 
 bool kl__store_is_away(const kl_store *store)
@@ -435,36 +445,36 @@ bool kl__store_has_lines(const kl_store *store) { return store->engine->lines !=
 kl_rc kl__store_lines(kl_store *store, uint32_t partition, uint32_t *ret_priorities)
 {
     kl_counts counts;
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_counts(store, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts);
     if (rc == KL_OK)
         rc = store->engine->lines(store->self, partition, ret_priorities);
-    return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
+    return kl__store_end(store, KL_CALL_COUNTS, begun, rc, 0, 0);
 }
 
 kl_rc kl__store_left(kl_store *store, const char *queue, uint64_t *ret_count)
 {
-    int64_t start_ns = kl__monotonic_ns();
     *ret_count = 0;
     if (!store->engine->left)
         return KL_OK;
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__store_ready(store);
     if (rc == KL_OK)
         rc = store->engine->left(store->self, queue, ret_count);
-    return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
+    return kl__store_end(store, KL_CALL_COUNTS, begun, rc, 0, 0);
 }
 
 kl_rc kl__store_refused(kl_store *store, const char *queue, kl_arena *arena, uint64_t *ret_count, const char **ret_why)
 {
-    int64_t start_ns = kl__monotonic_ns();
     *ret_count = 0;
     *ret_why = "";
     if (!store->engine->refused)
         return KL_OK;
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__store_ready(store);
     if (rc == KL_OK)
         rc = store->engine->refused(store->self, queue, arena, ret_count, ret_why);
-    return kl__store_count(store, KL_CALL_COUNTS, start_ns, rc, 0, 0);
+    return kl__store_end(store, KL_CALL_COUNTS, begun, rc, 0, 0);
 }
 
 kl_rc kl__store_pulse(kl_store *store, int64_t *ret_ms, uint64_t *ret_news)
@@ -472,11 +482,11 @@ kl_rc kl__store_pulse(kl_store *store, int64_t *ret_ms, uint64_t *ret_news)
     *ret_news = 0;
     if (!store->engine->pulse)
         return kl_store_now(store, ret_ms);
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__store_ready(store);
     if (rc == KL_OK)
         rc = store->engine->pulse(store->self, ret_ms, ret_news);
-    return kl__store_count(store, KL_CALL_NOW, start_ns, rc, 0, 0);
+    return kl__store_end(store, KL_CALL_NOW, begun, rc, 0, 0);
 }
 
 /* A time that has passed already is no mistake of a caller that counts down: it is not waited for. */
@@ -484,11 +494,11 @@ kl_rc kl_store_wait(kl_store *store, uint32_t partition, int64_t wait_ms, uint64
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_wait(store, partition, seen);
     if (rc == KL_OK)
         rc = store->engine->wait(store->self, partition, wait_ms > 0 ? wait_ms : 0, seen);
-    return kl__store_count(store, KL_CALL_WAIT, start_ns, rc, 0, 0);
+    return kl__store_end(store, KL_CALL_WAIT, begun, rc, 0, 0);
 }
 
 /* --- Taking in --- */
@@ -526,7 +536,7 @@ kl_rc kl_store_take_in(kl_store *store, const char *queue, int64_t wait_ms, size
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     struct taking taking = {store, take, ctx, 0};
     size_t count = 0;
     kl_rc rc = kl__check_take_in(store, queue, max, take, ret_count);
@@ -536,7 +546,7 @@ kl_rc kl_store_take_in(kl_store *store, const char *queue, int64_t wait_ms, size
         rc = store->engine->take_in(store->self, queue, wait_ms > 0 ? wait_ms : 0, max, take_checked, &taking, &count);
     if (rc == KL_OK)
         *ret_count = count;
-    return kl__store_count(store, KL_CALL_TAKE_IN, start_ns, rc, count, taking.bytes);
+    return kl__store_end(store, KL_CALL_TAKE_IN, begun, rc, count, taking.bytes);
 }
 
 /* --- What is finished --- */
@@ -546,33 +556,33 @@ kl_rc kl_store_results(kl_store *store, kl_place place, const kl_task_id *job, c
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_results(store, place, job, max, arena, ret_tasks, ret_count);
     if (rc == KL_OK)
         rc = store->engine->results(store->self, place, job, after, max, arena, ret_tasks, ret_count);
-    return count_tasks(store, KL_CALL_RESULTS, start_ns, rc, ret_tasks, ret_count);
+    return count_tasks(store, KL_CALL_RESULTS, begun, rc, ret_tasks, ret_count);
 }
 
 kl_rc kl_store_find(kl_store *store, const kl_find *find, kl_arena *arena, kl_task *ret_tasks, size_t *ret_count)
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_find(store, find, arena, ret_tasks, ret_count);
     if (rc == KL_OK)
         rc = store->engine->find(store->self, find, arena, ret_tasks, ret_count);
-    return count_tasks(store, KL_CALL_FIND, start_ns, rc, ret_tasks, ret_count);
+    return count_tasks(store, KL_CALL_FIND, begun, rc, ret_tasks, ret_count);
 }
 
 kl_rc kl_store_forget(kl_store *store, kl_place place, const kl_task_id *ids, size_t count)
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_forget(store, place, ids, count);
     if (rc == KL_OK && count > 0)
         rc = store->engine->forget(store->self, place, ids, count);
-    return kl__store_count(store, KL_CALL_FORGET, start_ns, rc, rc == KL_OK ? count : 0, 0);
+    return kl__store_end(store, KL_CALL_FORGET, begun, rc, rc == KL_OK ? count : 0, 0);
 }
 
 /* --- Records --- */
@@ -589,14 +599,14 @@ kl_rc kl_store_get(kl_store *store, const kl_bytes *names, size_t count, kl_aren
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_get(names, count, arena, ret_records);
     if (rc == KL_OK)
         rc = kl__store_ready(store);
     if (rc == KL_OK && count > 0)
         rc = store->engine->get(store->self, names, count, arena, ret_records);
     size_t known = rc == KL_OK ? count : 0;
-    return kl__store_count(store, KL_CALL_GET, start_ns, rc, known, record_bytes(ret_records, known));
+    return kl__store_end(store, KL_CALL_GET, begun, rc, known, record_bytes(ret_records, known));
 }
 
 kl_rc kl_store_put(kl_store *store, kl_write *writes, size_t count)
@@ -604,7 +614,7 @@ kl_rc kl_store_put(kl_store *store, kl_write *writes, size_t count)
     uint64_t items = 0, bytes = 0;
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_put(writes, count);
     if (rc == KL_OK)
         rc = kl__store_ready(store);
@@ -617,7 +627,7 @@ kl_rc kl_store_put(kl_store *store, kl_write *writes, size_t count)
         items += writes[i].rc == KL_OK;
         bytes += writes[i].rc == KL_OK ? writes[i].name.len + (writes[i].remove ? 0 : writes[i].value.len) : 0;
     }
-    return kl__store_count(store, KL_CALL_PUT, start_ns, rc, items, bytes);
+    return kl__store_end(store, KL_CALL_PUT, begun, rc, items, bytes);
 }
 
 kl_rc kl_store_list(kl_store *store, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena,
@@ -625,12 +635,12 @@ kl_rc kl_store_list(kl_store *store, kl_bytes prefix, kl_bytes after, size_t max
 {
     if (!store)
         return refuse_no_store();
-    int64_t start_ns = kl__monotonic_ns();
+    kl__begun begun = kl__store_begin();
     kl_rc rc = kl__check_list(prefix, after, max, arena, ret_records, ret_count);
     if (rc == KL_OK)
         rc = kl__store_ready(store);
     if (rc == KL_OK)
         rc = store->engine->list(store->self, prefix, after, max, arena, ret_records, ret_count);
     size_t known = rc == KL_OK ? *ret_count : 0;
-    return kl__store_count(store, KL_CALL_LIST, start_ns, rc, known, record_bytes(ret_records, known));
+    return kl__store_end(store, KL_CALL_LIST, begun, rc, known, record_bytes(ret_records, known));
 }

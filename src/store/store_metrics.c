@@ -33,10 +33,10 @@ static int bucket_of(int64_t ns)
     return bucket;
 }
 
-kl_rc kl__store_count(kl_store *store, kl__call call, int64_t start_ns, kl_rc rc, uint64_t items, uint64_t bytes)
+kl_rc kl__store_end(kl_store *store, kl__call call, kl__begun begun, kl_rc rc, uint64_t items, uint64_t bytes)
 {
     kl__call_counters *counters = &store->calls[call];
-    int64_t ns = kl__monotonic_ns() - start_ns;
+    int64_t ns = kl__monotonic_ns() - begun.ns;
     add(&counters->buckets[bucket_of(ns)], 1);
     add(&counters->sum_ns, (uint64_t)ns);
     if (items > 0)
@@ -51,6 +51,7 @@ kl_rc kl__store_count(kl_store *store, kl__call call, int64_t start_ns, kl_rc rc
         kl_store_call traced = {call_names[call], rc, items, bytes, ns};
         store->opts.trace(store->opts.trace_ctx, &traced);
     }
+    kl__cancel_again(begun.cancel_state);
     return rc;
 }
 

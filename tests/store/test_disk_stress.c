@@ -3,6 +3,7 @@
  *
  * Each thread has tasks, a record and a shard to fence of its own, so that it knows exactly what must be there. */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 #include "base/random.h"
@@ -241,5 +242,40 @@ TEST(nothing_is_lost_while_segments_are_copied_and_dropped)
         rig_reopen(&rig);
     }
     free(owners);
+    rig_end(&rig);
+}
+
+/* ---- Threads that are cancelled ---- */
+
+enum { CANCELLED = 50 };
+
+static _Atomic(uint64_t) begun;
+
+static void *append_for_ever(void *ctx)
+{
+    for (;;) {
+        kl_entry entry = rig_entry(ctx, atomic_fetch_add(&begun, 1), 100);
+        CHECK_OK(kl_store_append(((struct rig *)ctx)->store, &entry, 1, NULL));
+        pthread_testcancel();
+    }
+    return NULL;
+}
+
+TEST(a_cancelled_thread_holds_up_nobody_elses_appends)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    for (int i = 0; i < CANCELLED && !test_failed(); i++) {
+        pthread_t thread;
+        uint64_t before = atomic_load(&begun);
+        REQUIRE(pthread_create(&thread, NULL, append_for_ever, &rig) == 0);
+        while (atomic_load(&begun) < before + 3)
+            sched_yield();
+        pthread_cancel(thread);
+        pthread_join(thread, NULL);
+    }
+    uint64_t before = rig_waiting(&rig);
+    rig_append(&rig, atomic_load(&begun), 1, 100);
+    CHECK_INT(rig_waiting(&rig), before + 1);
     rig_end(&rig);
 }

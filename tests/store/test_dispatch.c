@@ -1,6 +1,9 @@
 /* test_dispatch.c - what stands above every engine: URLs, options and argument checks.
  *
  * Checks run against an engine that only notes what reaches it: an invalid call must not (D1). */
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "store/calls.h"
 #include "store/quick.h"
 #include "store/spy.h"
@@ -677,5 +680,43 @@ TEST(a_list_needs_room_and_names_that_fit)
     REFUSED(kl_store_list(store, none, none, 2, NULL, records, &count), "the arena is NULL");
     REFUSED(kl_store_list(store, none, none, 2, &arena, NULL, &count), "NULL");
     REFUSED(kl_store_list(store, none, none, 2, &arena, records, NULL), "NULL");
+    kl_store_close(store);
+}
+
+/* --- Threads that are cancelled --- */
+
+static atomic_bool was_made, has_returned;
+
+static kl_rc append_when_cancelled(void *self, const kl_append *append)
+{
+    (void)self, (void)append;
+    pthread_cancel(pthread_self());
+    pthread_testcancel();
+    atomic_store(&was_made, true);
+    return KL_OK;
+}
+
+static void *append_once(void *ctx)
+{
+    kl_entry entry = entry_of(1, 3);
+    CHECK_INT(kl_store_append(ctx, &entry, 1, NULL), KL_OK);
+    atomic_store(&has_returned, true);
+    pthread_testcancel();
+    return NULL;
+}
+
+/* An engine holds mutexes over system calls, and whoever is cancelled in one would keep them. */
+TEST(a_thread_that_is_cancelled_in_a_call_ends_when_the_call_has_returned)
+{
+    pthread_t thread;
+    void *end = NULL;
+    kl_store *store = open_spy(NULL);
+    kl_engine engine = *store->engine;
+    engine.append = append_when_cancelled;
+    store->engine = &engine;
+    REQUIRE(pthread_create(&thread, NULL, append_once, store) == 0);
+    pthread_join(thread, &end);
+    CHECK(atomic_load(&was_made) && atomic_load(&has_returned));
+    CHECK(end == PTHREAD_CANCELED);
     kl_store_close(store);
 }

@@ -126,11 +126,13 @@ TEST(a_duration_falls_into_the_bucket_that_holds_it)
 {
     kl_arena arena = {0};
     kl_store *store = open_spy(NULL);
-    CHECK_INT(kl__store_count(store, KL_CALL_FORGET, INT64_MIN / 2, KL_OK, 0, 0), KL_OK); /* began long ago */
+    CHECK_INT(kl__store_end(store, KL_CALL_FORGET, (kl__begun){.ns = INT64_MIN / 2}, KL_OK, 0, 0),
+              KL_OK); /* began long ago */
     const char *text = metrics_of(store, &arena);
     CHECK_INT(value_of(text, "call_duration_seconds_bucket", "call=\"forget\",le=\"10\""), 0);
     CHECK_INT(value_of(text, "call_duration_seconds_bucket", "call=\"forget\",le=\"+Inf\""), 1);
-    CHECK_INT(kl__store_count(store, KL_CALL_GET, kl__monotonic_ns() - 1500000000, KL_OK, 0, 0), KL_OK);
+    kl__begun begun = {.ns = kl__monotonic_ns() - 1500000000};
+    CHECK_INT(kl__store_end(store, KL_CALL_GET, begun, KL_OK, 0, 0), KL_OK);
     text = metrics_of(store, &arena);
     CHECK_INT(value_of(text, "call_duration_seconds_bucket", "call=\"get\",le=\"1\""), 0);
     CHECK_INT(value_of(text, "call_duration_seconds_bucket", "call=\"get\",le=\"10\""), 1);

@@ -162,15 +162,6 @@ static void lead(kl__pg *pg, const kl__pg_member *leader)
     pthread_cond_broadcast(&groups->ended);
 }
 
-/* Whoever leads must not be cancelled on the way. */
-static void lead_whole(kl__pg *pg, const kl__pg_member *leader)
-{
-    int state;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state);
-    lead(pg, leader);
-    pthread_setcancelstate(state, NULL);
-}
-
 kl_rc kl__pg_append_grouped(kl__pg *pg, const kl_append *append)
 {
     kl__pg_groups *groups = &pg->groups;
@@ -183,7 +174,7 @@ kl_rc kl__pg_append_grouped(kl__pg *pg, const kl_append *append)
     while (member.state == IN_LINE || member.state == CARRIED) {
         if (member.state == IN_LINE && !groups->under_way) {
             if (!linger(groups, &member))
-                lead_whole(pg, &member);
+                lead(pg, &member);
         } else if (!kl__cond_wait(&groups->ended, &groups->mutex, member.state == CARRIED ? KL_NEVER : until_ns) &&
                    member.state == IN_LINE && groups->under_way) {
             leave(groups, &member);
