@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/wait.h"
 #include "net/forward.h"
+#include "store/quick.h"
 #include "store/socket/socket.h"
 
 /* END_MS: at a stop, for outcomes to be settled and shards to be given back, when nothing runs any more. */
@@ -260,7 +261,7 @@ static kl_rc open_parts(kl__api *api)
     if (rc == KL_OK)
         rc = kl__puts_open(&api->puts_apart);
     if (rc == KL_OK)
-        rc = kl__server_open(api->store, &api->stores);
+        rc = kl__server_open(api->store, kl__store_identity(api->store), &api->stores);
     if (rc == KL_OK)
         kl__server_on_left(api->stores, kl__api_store_left, api);
     if (rc == KL_OK && api->audit)

@@ -19,6 +19,10 @@ extern const kl_engine kl__engine_http, kl__engine_https; /* a server's store: s
 
 uint32_t kl__remote_can(const void *self); /* what the store of the server can */
 
+/* See kl__store_identity. */
+uint64_t kl__disk_identity(const void *self);
+uint64_t kl__remote_identity(const void *self);
+
 /* Whether a parameter of a URL is `name=VALUE`. */
 static inline bool kl__url_param(kl_bytes param, const char *name, kl_bytes *ret_value)
 {

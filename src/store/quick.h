@@ -37,4 +37,8 @@ void kl__store_cut(const kl_store *store, int64_t wait_ms);
 /* The store is hasty from now on (kl_store_opts). Not counted. KL_ESYSTEM: no thread is to be had. */
 KL_MUST_USE kl_rc kl__store_hasten(const kl_store *store);
 
+/* Tells this store from others, for as long as it is the same, whoever holds it: partition numbers and positions of one
+ * mean nothing in another. 0: the store does not tell. Not counted. */
+uint64_t kl__store_identity(const kl_store *store);
+
 #endif

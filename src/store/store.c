@@ -234,6 +234,18 @@ kl_store_info kl_store_info_of(const kl_store *store)
     return (kl_store_info){store->engine->scheme, store->engine->take_in ? can : can & ~(uint32_t)KL_STORE_INBOX};
 }
 
+uint64_t kl__store_identity(const kl_store *store)
+{
+    const kl_engine *engine = store->engine;
+    if (atomic_load(&store->late.waits))
+        return 0;
+    if (engine == &kl__engine_http || engine == &kl__engine_https)
+        return kl__remote_identity(store->self);
+    return engine == &kl__engine_shared ? kl__shared_identity(store->self)
+           : engine == &kl__engine_disk ? kl__disk_identity(store->self)
+                                        : 0;
+}
+
 /* --- Every call --- */
 
 static kl_rc refuse_no_store(void) { return kl__fail(KL_EINVAL, "the store is NULL; open one with kl_store_open"); }

@@ -317,7 +317,7 @@ TEST(a_connection_that_is_handed_over_takes_the_place_of_an_idle_one)
     int more = -1;
     char byte;
     REQUIRE(begin(&rig));
-    REQUIRE(kl__server_open(rig.store, &server) == KL_OK);
+    REQUIRE(kl__server_open(rig.store, 0, &server) == KL_OK);
     for (int i = 0; i < KL_CONNECTIONS_MAX; i++)
         CHECK(adopt(server, &idle[i]));
     int64_t until_ns = kl__deadline_ns(60000);
@@ -378,6 +378,108 @@ TEST(a_client_finds_its_directory_after_chdir)
     kl_store_close(second);
     CHECK_INT(chdir(before), 0);
     rig_end(&rig);
+}
+
+/* ---- Another store stands there ---- */
+
+enum { OTHERS = 3 };
+
+static void put_aside(const struct rig *rig, const char *ending)
+{
+    char aside[sizeof rig->data + 16];
+    snprintf(aside, sizeof aside, "%s.%s", rig->data, ending);
+    CHECK_INT(rename(rig->data, aside), 0);
+}
+
+static void put_back(const struct rig *rig, const char *ending)
+{
+    char aside[sizeof rig->data + 16];
+    snprintf(aside, sizeof aside, "%s.%s", rig->data, ending);
+    CHECK(access(rig->data, F_OK) != 0 || workdir_remove(rig->data));
+    CHECK_INT(rename(aside, rig->data), 0);
+}
+
+/* A client with a task in the store whose holder has closed it, and which is elsewhere now. */
+static bool begin_aside(struct rig *first, struct rig *second)
+{
+    if (!begin(first) || !join_rig(first, second))
+        return false;
+    rig_append(second, 1, 1, 10);
+    rig_close(first);
+    put_aside(first, "old");
+    return true;
+}
+
+/* Whatever names a partition is refused, and does nothing. */
+static void check_refused(struct rig *rig, uint32_t partition, const char *part)
+{
+    kl_counts counts;
+    uint64_t seen = 0;
+    kl_entry entry = rig_entry(rig, 2, 10);
+    entry.place.partition = partition;
+    CHECK_INT(kl_store_append(rig->store, &entry, 1, NULL), KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), part);
+    CHECK_CONTAINS(kl_error_text(), rig->data);
+    CHECK_INT(kl_store_counts(rig->store, (kl_place){partition, KL_ALL_SHARDS}, NULL, &counts), KL_ESYSTEM);
+    CHECK_INT(kl_store_wait(rig->store, partition, 0, &seen), KL_ESYSTEM);
+}
+
+static void end_aside(struct rig *first, struct rig *second)
+{
+    put_back(first, "old");
+    rig_append(second, 3, 1, 10);
+    CHECK_INT(rig_waiting(second), 2);
+    leave_rig(second);
+    rig_end(first);
+}
+
+TEST(a_client_makes_no_new_store_where_its_own_is_gone)
+{
+    struct rig first, second;
+    REQUIRE(begin_aside(&first, &second));
+    check_refused(&second, second.partition, "is gone");
+    CHECK(access(first.data, F_OK) != 0);
+    end_aside(&first, &second);
+}
+
+/* Its partition has the number that another one has there. */
+TEST(a_client_takes_no_other_store_for_its_own)
+{
+    struct rig first, second, other;
+    REQUIRE(begin_aside(&first, &second));
+    REQUIRE(join_rig(&first, &other));
+    CHECK_INT(other.partition, second.partition);
+    rig_append(&other, 1, OTHERS, 10);
+    check_refused(&second, second.partition, "another store"); /* which somebody holds */
+    CHECK(rig_reopen(&other));
+    CHECK_INT(rig_waiting(&other), OTHERS);
+    rig_close(&other);
+    check_refused(&second, second.partition, "another store"); /* or which could be taken over */
+    CHECK(rig_reopen(&other));
+    CHECK_INT(rig_waiting(&other), OTHERS);
+    leave_rig(&other);
+    end_aside(&first, &second);
+}
+
+/* Its partition was made later than the copy. */
+TEST(a_client_does_not_use_a_partition_that_a_restored_copy_lacks)
+{
+    struct rig first, second;
+    uint32_t later = 0;
+    char copy[sizeof first.data + 16];
+    REQUIRE(begin(&first));
+    rig_append(&first, 1, 1, 10);
+    rig_close(&first);
+    snprintf(copy, sizeof copy, "%s.copy", first.data);
+    CHECK(workdir_copy(first.data, copy));
+    CHECK_OK(rig_open(&first));
+    REQUIRE(first.store && join_rig(&first, &second));
+    CHECK_OK(kl_store_partition(second.store, "later", 1, &later));
+    rig_close(&first);
+    put_aside(&first, "old");
+    put_back(&first, "copy");
+    check_refused(&second, later, "older copy");
+    end_aside(&first, &second);
 }
 
 /* ---- Answers larger than a frame ---- */

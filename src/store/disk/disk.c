@@ -26,6 +26,9 @@ int64_t kl__disk_now(void *ctx)
     return last_ms;
 }
 
+/* Each journal has another random number; a store and its copies have the same. */
+uint64_t kl__disk_identity(const void *disk) { return ((const kl__disk *)disk)->segments.journal; }
+
 static kl_rc now(void *self, int64_t *ret_ms)
 {
     *ret_ms = kl__disk_now(self);

@@ -161,6 +161,24 @@ static int dial_socket(const struct sockaddr_un *address, int *ret_fd)
     return 0;
 }
 
+uint64_t kl__client_identity(const kl__client *client) { return atomic_load(&client->identity); }
+
+kl_rc kl__client_recognise(kl__client *client, uint64_t identity, uint32_t partitions)
+{
+    uint64_t first = 0;
+    if (!atomic_compare_exchange_strong(&client->identity, &first, identity) && first != identity)
+        return kl__fail(KL_ESYSTEM,
+                        "another store stands in %s now than the one that was opened; put back what was there, or "
+                        "close the store and open it again",
+                        client->dir);
+    if (partitions < atomic_load(&client->partitions))
+        return kl__fail(KL_ESYSTEM,
+                        "an older copy of the store stands in %s now, which lacks partitions; put back what was there, "
+                        "or close the store and open it again",
+                        client->dir);
+    return KL_OK;
+}
+
 static kl_rc read_hello(kl__client *client, const kl__frame *reply)
 {
     kl__answer answer;
@@ -178,11 +196,12 @@ static kl_rc read_hello(kl__client *client, const kl__frame *reply)
     uint32_t can = kl__in_u32(&answer.body);
     kl__in_u32(&answer.body);
     uint32_t batch_max = kl__in_u32(&answer.body), batch_bytes_max = kl__in_u32(&answer.body);
+    uint64_t identity = kl__in_u64(&answer.body);
     if (!kl__in_done(&answer.body) || batch_max != KL_BATCH_MAX || batch_bytes_max != KL_BATCH_BYTES_MAX)
         return kl__fail(KL_EINVAL, "the process that has %s open has other limits; run the same release of Keyline",
                         client->dir);
     atomic_store(&client->can, can);
-    return KL_OK;
+    return kl__client_recognise(client, identity, UINT32_MAX); /* it refuses partitions that it does not know itself */
 }
 
 static kl_rc fail_silent(kl__client *client, int fd)

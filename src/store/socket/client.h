@@ -27,6 +27,8 @@ struct kl__client {
     atomic_bool moved;
     _Atomic(long) stopped; /* the process that was found so, when a call was made last; 0: none */
     _Atomic(uint32_t) can;
+    _Atomic(uint64_t) identity;   /* of the store that was reached first; 0: not known */
+    _Atomic(uint32_t) partitions; /* the highest number of one that it gave */
 
     pthread_mutex_t mutex;
     kl__link *idle;

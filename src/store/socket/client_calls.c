@@ -57,6 +57,13 @@ kl_rc kl__client_now(void *self, int64_t *ret_ms)
     return rc;
 }
 
+static void note_partition(kl__client *client, uint32_t partition)
+{
+    uint32_t highest = atomic_load(&client->partitions);
+    while (highest < partition && !atomic_compare_exchange_weak(&client->partitions, &highest, partition))
+        continue;
+}
+
 kl_rc kl__client_partition(void *self, const char *name, uint32_t shard_prefix_len, uint32_t *ret_partition)
 {
     kl__link *link;
@@ -70,9 +77,11 @@ kl_rc kl__client_partition(void *self, const char *name, uint32_t shard_prefix_l
     rc = kl__link_call(self, link, true, &in, &answered);
     uint32_t partition = rc == KL_OK ? kl__in_u32(&in) : 0;
     rc = finish(self, link, rc, &in);
-    if (rc == KL_OK)
-        *ret_partition = partition;
-    return rc;
+    if (rc != KL_OK)
+        return rc;
+    note_partition(self, partition);
+    *ret_partition = partition;
+    return KL_OK;
 }
 
 static kl_counts read_counts(kl__in *in)

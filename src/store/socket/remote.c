@@ -362,6 +362,8 @@ uint32_t kl__remote_can(const void *self)
     return (kl__client_can(self) | KL_STORE_SHARED) & ~(uint32_t)(KL_STORE_ASYNC | KL_STORE_INBOX);
 }
 
+uint64_t kl__remote_identity(const void *self) { return kl__client_identity(self); }
+
 #define REMOTE_ENGINE(its_scheme, its_usage, its_open)                                                                 \
     {                                                                                                                  \
         .size = sizeof(kl_engine), .scheme = (its_scheme), .usage = (its_usage),                                       \

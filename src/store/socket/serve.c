@@ -114,6 +114,7 @@ static kl_rc serve_hello(kl__serving *serving, kl__in *in)
     kl__out_u32(&serving->out, (uint32_t)getpid());
     kl__out_u32(&serving->out, KL_BATCH_MAX);
     kl__out_u32(&serving->out, KL_BATCH_BYTES_MAX);
+    kl__out_u64(&serving->out, serving->identity);
     return KL_OK;
 }
 

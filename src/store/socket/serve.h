@@ -11,6 +11,7 @@
 typedef struct kl__serving {
     kl_store *store;
     uint64_t salt;               /* of this server: see wait in serve.c */
+    uint64_t identity;           /* of the store (kl__store_identity) */
     const atomic_bool *stopping; /* set: waits end early */
     int fd;                      /* of the client, to notice that it has gone */
     kl__made_fn *made;           /* who is told of changes; NULL: nobody */

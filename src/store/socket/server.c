@@ -51,7 +51,7 @@ struct connection {
 
 struct kl__server {
     kl_store *store;
-    uint64_t salt;
+    uint64_t salt, identity;
     int fd;
     int dir_fd; /* the process may work elsewhere by the time that the socket is removed */
     pthread_t listener;
@@ -77,6 +77,7 @@ static void *run_connection(void *arg)
     kl__frame request = {0};
     kl__serving serving = {.store = server->store,
                            .salt = server->salt,
+                           .identity = server->identity,
                            .stopping = &server->stopping,
                            .fd = connection->fd,
                            .made = connection->whose ? server->made : NULL,
@@ -273,13 +274,14 @@ static void free_server(kl__server *server)
     kl__free(server);
 }
 
-kl_rc kl__server_open(kl_store *store, kl__server **ret_server)
+kl_rc kl__server_open(kl_store *store, uint64_t identity, kl__server **ret_server)
 {
     kl__server *server = kl__alloc_zeroed(1, sizeof *server);
     if (!server)
         return kl__fail_memory();
     server->store = store;
     server->salt = kl__random_seed();
+    server->identity = identity;
     server->fd = server->dir_fd = -1;
     pthread_mutex_init(&server->mutex, NULL);
     kl__cond_init(&server->changed);
@@ -331,10 +333,10 @@ void kl__socket_notice_silence(int fd)
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof unanswered_ms);
 }
 
-kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server)
+kl_rc kl__server_start(kl_store *store, uint64_t identity, const char *dir, kl__server **ret_server)
 {
     kl__server *server = NULL;
-    kl_rc rc = kl__server_open(store, &server);
+    kl_rc rc = kl__server_open(store, identity, &server);
     if (rc != KL_OK)
         return rc;
     rc = listen_at(server, dir);

@@ -4,7 +4,8 @@
  *
  * Opening and going on after the holder's end are the same thing: connect, and where nobody listens open the directory
  * and listen. The disk engine lets one process have a directory open at a time, and so decides between several that
- * try. Partition numbers, positions, tokens and epochs are in the journal, so they are the same whoever holds it.
+ * try. Partition numbers, positions, tokens and epochs are in the journal, so they are the same whoever holds it; and
+ * they are used on no other journal (N4).
  *
  * `disk` is set once, when everything is ready, and read by every call without a mutex (N2): a holder's call costs one
  * load more than it would without all this. */
@@ -50,13 +51,19 @@ static void make_lent_engine(void)
     lent_engine.close = keep_open;
 }
 
+static uint32_t count_partitions(kl__disk *disk)
+{
+    pthread_mutex_lock(&disk->state.mutex);
+    uint32_t count = disk->state.partition_count;
+    pthread_mutex_unlock(&disk->state.mutex);
+    return count;
+}
+
 /* Clients may use the numbers of partitions that an earlier holder gave them, so all that there are are made known. */
 static kl_rc know_partitions(kl__disk *disk, kl_store *lent)
 {
     kl_rc rc = KL_OK;
-    pthread_mutex_lock(&disk->state.mutex);
-    uint32_t count = disk->state.partition_count, number;
-    pthread_mutex_unlock(&disk->state.mutex);
+    uint32_t count = count_partitions(disk), number;
     for (uint32_t i = 1; rc == KL_OK && i <= count; i++) {
         const kl__partition_state *its = disk->state.partitions[i]; /* never moves, and these parts never change */
         rc = kl_store_partition(lent, its->name, its->shard_prefix_len, &number);
@@ -98,7 +105,7 @@ static void listen_for_others(struct shared *shared, void *disk)
 {
     kl_rc rc = lend_disk(disk, &shared->lent);
     if (rc == KL_OK)
-        rc = kl__server_start(shared->lent, shared->path, &shared->server);
+        rc = kl__server_start(shared->lent, kl__disk_identity(disk), shared->path, &shared->server);
     if (rc == KL_OK)
         return;
     warn_alone(shared);
@@ -106,12 +113,32 @@ static void listen_for_others(struct shared *shared, void *disk)
     shared->lent = NULL;
 }
 
+/* The store that the clients' numbers are of, and no new one in its place (N4). */
+static kl_rc open_disk(struct shared *shared, void **ret_disk)
+{
+    bool is_known = kl__client_identity(shared->client) != 0;
+    kl_store_opts opts = shared->opts;
+    opts.no_make |= is_known;
+    kl_rc rc = kl__engine_disk.open(shared->path, &opts, ret_disk);
+    if (rc == KL_ENOTFOUND && is_known)
+        return kl__fail(KL_ESYSTEM,
+                        "the store in %s is gone; put back what was there, or close the store and open it again, which "
+                        "makes a new one",
+                        shared->path);
+    if (rc != KL_OK)
+        return rc;
+    rc = kl__client_recognise(shared->client, kl__disk_identity(*ret_disk), count_partitions(*ret_disk));
+    if (rc != KL_OK)
+        kl__engine_disk.close(*ret_disk);
+    return rc;
+}
+
 /* Nobody listens (kl__absent_fn): the directory is ours, if it is anybody's. */
 static kl_rc hold(void *ctx)
 {
     struct shared *shared = ctx;
     void *disk;
-    kl_rc rc = kl__engine_disk.open(shared->path, &shared->opts, &disk);
+    kl_rc rc = open_disk(shared, &disk);
     if (rc != KL_OK)
         return rc;
     listen_for_others(shared, disk);
@@ -158,6 +185,8 @@ uint32_t kl__shared_can(const void *self)
         return (kl__client_can(shared->client) | KL_STORE_SHARED) & ~(uint32_t)KL_STORE_ASYNC;
     return kl__engine_disk.can | (shared->server ? KL_STORE_SHARED : 0);
 }
+
+uint64_t kl__shared_identity(const void *self) { return kl__client_identity(((const struct shared *)self)->client); }
 
 /* ---- The calls ---- */
 

@@ -9,7 +9,8 @@
  * N1  Only the holder of the directory makes, replaces or removes its socket.
  * N2  A handle is a client until it becomes the holder, and stays the holder until it is closed.
  * N3  A call is made twice only where that is safe (S5 of store.h). Where it is not, and the first may have been made,
- *     the caller is told: KL_EBUSY, whose class is RETRY. */
+ *     the caller is told: KL_EBUSY, whose class is RETRY.
+ * N4  A handle is of one store, by its identity, whoever holds that: partition numbers mean others elsewhere. */
 #ifndef KL_STORE_SOCKET_H
 #define KL_STORE_SOCKET_H
 
@@ -29,11 +30,12 @@ kl_rc kl__socket_address(const char *dir, struct sockaddr_un *ret_address, int *
 typedef struct kl__server kl__server;
 
 /* Listens on a new socket in the directory, which this process holds, and makes the calls that come on `store`, until
- * it is stopped. The store stays the caller's, and stays open meanwhile. KL_ESYSTEM, KL_ENOMEM. */
-kl_rc kl__server_start(kl_store *store, const char *dir, kl__server **ret_server);
+ * it is stopped. The store stays the caller's, and stays open meanwhile. Clients are told its identity
+ * (kl__store_identity). KL_ESYSTEM, KL_ENOMEM. */
+kl_rc kl__server_start(kl_store *store, uint64_t identity, const char *dir, kl__server **ret_server);
 
 /* One that listens nowhere: connections are handed to it. Stopped like the other. KL_ENOMEM. */
-kl_rc kl__server_open(kl_store *store, kl__server **ret_server);
+kl_rc kl__server_open(kl_store *store, uint64_t identity, kl__server **ret_server);
 
 /* Serves a connection that was made elsewhere, and of which nothing was read; the descriptor is the server's now. Where there
  * are KL_CONNECTIONS_MAX already, the one that has been idle longest is closed for it, or it is itself, if all are at work.
@@ -94,8 +96,14 @@ void kl__client_dial(kl__client *client, kl__dial_fn *dial, void *ctx);
 
 void kl__client_close(kl__client *client); /* NULL is fine */
 
-/* Connects. KL_OK, KL_MOVED. KL_EBUSY: somebody holds the directory, but does not answer. */
+/* Connects. KL_OK, KL_MOVED. KL_EBUSY: somebody holds the directory, but does not answer. KL_ESYSTEM: another store
+ * stands there than the first time. */
 kl_rc kl__client_connect(kl__client *client);
+
+/* The identity of the store that it reached first; 0: none yet, or not known. Is this that one? KL_ESYSTEM: it is not, or
+ * its `partitions` are fewer than callers have the numbers of. */
+uint64_t kl__client_identity(const kl__client *client);
+kl_rc kl__client_recognise(kl__client *client, uint64_t identity, uint32_t partitions);
 
 uint32_t kl__client_can(const kl__client *client); /* KL_STORE_*; known once it has been connected */
 
@@ -124,7 +132,8 @@ kl_rc kl__client_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, k
 /* disk:PATH as kl_store_open opens it: the directory itself, or whoever holds it. */
 extern const kl_engine kl__engine_shared;
 
-/* What this handle can do now; with the self of kl__engine_shared. */
+/* What this handle can do now, and its store's identity; with the self of kl__engine_shared. */
 uint32_t kl__shared_can(const void *self);
+uint64_t kl__shared_identity(const void *self);
 
 #endif

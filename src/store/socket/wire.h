@@ -22,7 +22,7 @@
  *
  *     call         request                                                  answer
  *      0 hello     u32 magic                                                u32 can, u32 pid, u32 KL_BATCH_MAX,
- *                                                                           u32 KL_BATCH_BYTES_MAX
+ *                                                                           u32 KL_BATCH_BYTES_MAX, u64 identity
  *      1 now                                                                i64 ms
  *      2 partition bytes name, u32 shard_prefix_len                         u32 partition
  *      3 append    flag, 16 bytes token, u32 count, entries
@@ -64,7 +64,7 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are copied as they are");
 
-enum { KL_WIRE_VERSION = 2, KL_WIRE_MAGIC = 0x534c4b21, KL_FRAME_HEAD = 16, KL_ANSWER_HEAD = 8 };
+enum { KL_WIRE_VERSION = 3, KL_WIRE_MAGIC = 0x534c4b21, KL_FRAME_HEAD = 16, KL_ANSWER_HEAD = 8 };
 
 /* The largest frame: 65,536 entries of 68 bytes and their 8 MiB are 12.3 MiB; 65,536 tasks that are read, at 108 bytes,
  * with 8 MiB are 14.8 MiB; parts (W3) have 8 MiB and the one that passed it (2.2 MiB); KL_STUBS_MAX stubs of 50 bytes are 12.5 MiB. */
