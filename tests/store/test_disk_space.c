@@ -462,6 +462,106 @@ TEST(whoever_goes_on_to_the_next_segment_does_not_wait_for_a_spare_that_is_being
     rig_end(&rig);
 }
 
+/* ---- A next segment for which there is no file or memory just now ---- */
+
+static atomic_int wanting; /* a negative errno: what no file of the journal can be opened for, or no directory synced */
+
+static int open_wanting(kl__vfs *vfs, const char *path, kl__open_mode mode, kl__file **ret_file)
+{
+    int error = strstr(path, "/journal/") ? atomic_load(&wanting) : 0;
+    return error ? error : kl__vfs_system.open(vfs, path, mode, ret_file);
+}
+
+static int sync_dir_wanting(kl__vfs *vfs, const char *path)
+{
+    int error = strstr(path, "/journal") ? atomic_load(&wanting) : 0;
+    return error ? error : kl__vfs_system.sync_dir(vfs, path);
+}
+
+/* Appends until that is refused. Returns how many were not. */
+static uint64_t append_until_refused(struct rig *rig, uint64_t first, kl_rc expected)
+{
+    enum { MOST = 1000 };
+    kl_rc rc = KL_OK;
+    uint64_t count = 0;
+    for (; rc == KL_OK && count < MOST; count += rc == KL_OK) {
+        kl_entry entry = rig_entry(rig, first + count, 4000);
+        rc = kl_store_append(rig->store, &entry, 1, NULL);
+    }
+    CHECK_INT(rc, expected);
+    return count;
+}
+
+static void check_want(kl__vfs *vfs, int error, kl_rc expected)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    rig_close(&rig);
+    CHECK_OK(kl__disk_open_on(vfs, rig.data, &rig.opts, &rig.store));
+    REQUIRE(rig.store);
+    CHECK_OK(kl_store_partition(rig.store, "rig", 1, &rig.partition));
+    uint64_t count = 0;
+    for (int round = 0; round < 3 && !test_failed(); round++) {
+        atomic_store(&wanting, error);
+        count += append_until_refused(&rig, count, expected);
+        atomic_store(&wanting, 0);
+        rig_append(&rig, count++, 1, 4000);
+    }
+    CHECK(rig_reopen(&rig));
+    CHECK_INT(rig_waiting(&rig), count);
+    rig_end(&rig);
+}
+
+TEST(files_or_memory_that_are_used_up_for_a_while_end_no_store)
+{
+    kl__vfs vfs = kl__vfs_system;
+    vfs.open = open_wanting;
+    check_want(&vfs, -EMFILE, KL_EBUSY);
+    check_want(&vfs, -ENFILE, KL_EBUSY);
+    check_want(&vfs, -ENOMEM, KL_ENOMEM);
+    vfs = kl__vfs_system;
+    vfs.sync_dir = sync_dir_wanting; /* which opens it; the new file has its name already */
+    check_want(&vfs, -EMFILE, KL_EBUSY);
+}
+
+enum { LARGE = 40 };
+
+static kl_rc append_large(struct rig *rig)
+{
+    kl_entry entries[LARGE];
+    for (uint64_t i = 0; i < LARGE; i++)
+        entries[i] = rig_entry(rig, i, SEGMENT / LARGE);
+    return kl_store_append(rig->store, entries, LARGE, NULL);
+}
+
+/* The n-th allocation of a batch that goes to the next segment is refused. False: it has fewer. */
+static bool append_without(uint64_t n)
+{
+    struct rig rig;
+    if (!rig_begin(&rig, SEGMENT))
+        return false;
+    rig_append(&rig, LARGE, 1, 10);
+    kl__alloc_fail_at(n);
+    kl_rc rc = append_large(&rig);
+    kl__alloc_fail_at(0);
+    if (rc == KL_ENOMEM)
+        CHECK_OK(append_large(&rig));
+    else if (rc != KL_OK) /* it is written, and memory does not know */
+        CHECK_CONTAINS(kl_error_text(), "taking up what was written failed");
+    if (rc == KL_ENOMEM || rc == KL_OK)
+        CHECK_INT(rig_waiting(&rig), LARGE + 1);
+    rig_end(&rig);
+    return rc != KL_OK;
+}
+
+TEST(memory_that_is_refused_before_anything_is_written_ends_no_store)
+{
+    uint64_t n = 1;
+    while (append_without(n) && !test_failed())
+        n++;
+    CHECK(n > 3);
+}
+
 /* ---- The next segment, taken as soon as it is there ---- */
 
 /* A file system on which everything is done at once, and nothing is kept. */

@@ -243,7 +243,7 @@ static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t n
     kl__state *state = journal->state;
     char *bytes = kl__alloc(first_frame_bytes(state) + PAGE);
     if (!bytes)
-        return break_down(journal, "beginning a segment", "out of memory");
+        return kl__fail_memory();
     frame_info info = {.records = 1 + state->partition_count + state->fenced, .sequence = sequence, .now_ms = now_ms};
     char *at = bytes + KL_FRAME_HEADER;
     uint64_t commits = atomic_load(&state->history_commits);
@@ -270,9 +270,9 @@ static kl_rc write_partitions(kl__journal *journal, uint64_t sequence, int64_t n
 }
 
 /* Goes to the next segment when the frame does not fit in this one. A segment can be without its first frame also when
- * a kill or a full disk came in between; it gets that before it is left, or it would look like one that has lost its
- * frames when those before it are gone. Partitions are only added by the leader, so their number can be read without
- * the state's mutex. */
+ * a kill, a full disk or a want of memory came in between; it gets that before it is left, or it would look like one
+ * that has lost its frames when those before it are gone. Partitions are only added by the leader, so their number can
+ * be read without the state's mutex. */
 static kl_rc make_place(kl__journal *journal, const frame_info *info)
 {
     kl__segments *segments = journal->segments;

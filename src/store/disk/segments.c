@@ -10,7 +10,7 @@
 #include "base/wait.h"
 #include "store/disk/format.h"
 
-enum { ZEROS = 256 << 10, NAME_BYTES = 20 /* 16 digits and .seg */, AGAIN_MS = 1000 };
+enum { ZEROS = 256 << 10, NAME_BYTES = 20 /* 16 digits and .seg */, AGAIN_NS = 1000000000 };
 
 void kl__segments_log(const kl__segments *segments, kl_log_level level, const char *format, ...)
 {
@@ -161,19 +161,21 @@ static int prepare_file(kl__segments *segments, uint64_t number, kl__file **ret_
 static void set_next(kl__segments *segments, kl__segment *next, int error)
 {
     bool is_full = kl__vfs_is_full(error), was_full = atomic_exchange(&segments->is_full, is_full);
+    int64_t now_ns = kl__monotonic_ns();
     segments->next_number += next != NULL;
     atomic_store(&segments->has_next, next != NULL); /* before it may be taken, which says that it is not */
     segments->next = next;
     pthread_mutex_lock(&segments->mutex);
+    bool is_news = segments->next_error != error || now_ns - segments->next_failed_ns >= AGAIN_NS;
     segments->next_wanted = error != 0;
     segments->next_error = error;
-    segments->next_failed_ns = error ? kl__monotonic_ns() : 0;
+    segments->next_failed_ns = error ? now_ns : 0;
     pthread_mutex_unlock(&segments->mutex);
     if (is_full && !was_full)
         kl__segments_log(segments, KL_LOG_ERROR, "the disk is full: tasks are refused, outcomes are still accepted");
     else if (was_full && !error)
         kl__segments_log(segments, KL_LOG_INFO, "there is room on the disk again: tasks are accepted");
-    else if (error && !is_full)
+    else if (error && !is_full && is_news) /* each call that needs it tries */
         kl__segments_log(segments, KL_LOG_ERROR, "the next segment could not be prepared: %s", strerror(-error));
 }
 
@@ -344,7 +346,7 @@ static kl__segment *take_first(kl__segments *segments, bool is_all)
 /* One could not be removed just now, and it is not yet time to try again. */
 static bool must_rest(const kl__segments *segments)
 {
-    return segments->leaving && kl__monotonic_ns() - segments->failed_ns < AGAIN_MS * INT64_C(1000000);
+    return segments->leaving && kl__monotonic_ns() - segments->failed_ns < AGAIN_NS;
 }
 
 /* With `files` held, so that each is off the disk before the next. One that could not be removed is tried again when it is
@@ -417,8 +419,30 @@ static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
     return error;
 }
 
+static kl_rc fail_next(int error)
+{
+    if (kl__vfs_is_full(error))
+        return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
+    return kl__fail(KL_ESYSTEM, "%s", strerror(-error));
+}
+
+/* Files and memory that are used up come back. Nothing stands in the file that was to be made, and the next try begins it
+ * anew. */
+static kl_rc fail_to_prepare(int error)
+{
+    if (error == -ENOMEM)
+        return kl__fail_memory();
+    if (error == -EMFILE || error == -ENFILE)
+        return kl__fail(
+            KL_EBUSY,
+            "the next segment of the journal cannot be opened just now (%s); nothing was stored: call again, "
+            "or raise the limit of open files",
+            strerror(-error));
+    return fail_next(error);
+}
+
 /* One with room for `bytes` is there after this, or it fails. */
-static int provide_next(kl__segments *segments, uint64_t bytes)
+static kl_rc provide_next(kl__segments *segments, uint64_t bytes)
 {
     pthread_mutex_lock(&segments->files);
     int error = segments->next ? 0 : prepare(segments);
@@ -426,51 +450,30 @@ static int provide_next(kl__segments *segments, uint64_t bytes)
         drop(segments, true);
         error = segments->next ? 0 : error;
     }
-    kl__segment *next = segments->next;
-    if (next && bytes > next->bytes)
-        error = enlarge(segments, next, bytes);
+    kl_rc rc = error ? fail_to_prepare(error) : KL_OK;
+    if (!error && bytes > segments->next->bytes && (error = enlarge(segments, segments->next, bytes)) != 0)
+        rc = fail_next(error);
     pthread_mutex_unlock(&segments->files);
-    return error;
-}
-
-/* One with room for `bytes`; NULL: it stays where it is, if there is one. Nobody else takes it, so when it is there already
- * nothing is waited for that is done with other files. */
-static kl__segment *take_next(kl__segments *segments, uint64_t bytes, int *ret_error)
-{
-    kl__segment *next = segments->next;
-    *ret_error = next && bytes <= next->bytes ? 0 : provide_next(segments, bytes);
-    if (*ret_error)
-        return NULL;
-    next = segments->next;
-    atomic_store(&segments->has_next, false); /* before another one may be prepared, which says so */
-    segments->next = NULL;
-    return next;
-}
-
-/* One that was taken and cannot be used. Its file stays, and is found when the store is opened again. */
-static kl_rc give_up(kl__segments *segments, kl__segment *next, const char *why)
-{
-    if (next)
-        segments->vfs->close(segments->vfs, next->file);
-    kl__segment_free(next);
-    return kl__fail(KL_ESYSTEM, "%s", why);
+    return rc;
 }
 
 kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes, bool is_upkeep)
 {
-    int error;
-    kl__segment *next = take_next(segments, bytes, &error);
-    if (kl__vfs_is_full(error))
-        return kl__fail(KL_EFULL, "the disk is full; nothing was stored; make room and call again");
-    if (error)
-        return give_up(segments, next, strerror(-error));
+    /* Nobody else takes it, so when it is there already nothing is waited for that is done with other files. */
+    kl__segment *next = segments->next;
+    kl_rc rc = next && bytes <= next->bytes ? KL_OK : provide_next(segments, bytes);
+    if (rc != KL_OK)
+        return rc;
+    next = segments->next;
     pthread_mutex_lock(&segments->state->mutex);
     bool added = kl__state_add_segment(segments->state, next);
     pthread_mutex_unlock(&segments->state->mutex);
     if (!added)
-        return give_up(segments, next, "out of memory");
+        return kl__fail_memory();
     bool is_first = !segments->active; /* it comes into use because the store was opened */
     segments->active = next;
+    atomic_store(&segments->has_next, false); /* before another one may be prepared, which says so */
+    segments->next = NULL;
     if (!is_upkeep && !is_first)
         atomic_store_explicit(&segments->rolled_ns, kl__monotonic_ns(), memory_order_relaxed);
     kl__segments_want_upkeep(segments);

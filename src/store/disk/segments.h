@@ -78,8 +78,8 @@ int kl__segments_prepare(kl__segments *segments);
 int kl__segments_check(kl__segments *segments);
 
 /* Takes the next segment into use, with room for `bytes`; prepares it when nobody has. Only for whoever leads the
- * journal; is_upkeep: it is for copies, which make nothing brisk. KL_EFULL: there is no room on the disk. KL_ESYSTEM: it
- * failed. KL_ENOMEM. */
+ * journal; is_upkeep: it is for copies, which make nothing brisk. KL_EFULL: there is no room on the disk. KL_EBUSY: as many
+ * files as may be open are. KL_ENOMEM. KL_ESYSTEM: it failed. */
 kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes, bool is_upkeep);
 
 /* Drops segments from the first on while nothing in them is needed, keeping a file for the next. While that is there,
