@@ -241,6 +241,26 @@ static kl_token token_of(uint64_t number)
     return token;
 }
 
+/* What is live only ever becomes more, and each segment that is copied is followed by another that is written. */
+TEST(stragglers_are_copied_for_as_long_as_a_record_is_written_over)
+{
+    enum { SEGMENTS = 60, VALUE = 4000, EACH = SEGMENT / VALUE };
+    static char value[VALUE];
+    struct rig rig;
+    uint64_t version = 0;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    for (uint64_t i = 0; i < SEGMENTS * EACH && !test_failed(); i++) {
+        kl_write write = {.name = {"counter", 7}, .version = version, .value = {value, sizeof value}};
+        CHECK_OK(kl_store_put(rig.store, &write, 1));
+        version = write.new_version;
+        if (i % EACH == 0)
+            rig_append(&rig, i / EACH, 1, BYTES);
+    }
+    check_bound(&rig, SEGMENTS * task_bytes(BYTES, false) + VALUE, "the stragglers are copied");
+    CHECK_INT(rig_waiting(&rig), SEGMENTS);
+    rig_end(&rig);
+}
+
 /* More tokens than are remembered: the forgotten ones are live no more, the last ones are known after a restart. */
 TEST(tokens_take_the_room_of_those_that_are_remembered)
 {

@@ -463,6 +463,22 @@ static bool must_rest(const kl__disk *disk)
     return disk->failed_ns && kl__monotonic_ns() - disk->failed_ns < LOOK_MS * INT64_C(1000000);
 }
 
+/* Forgets what was copied when something was gained by it; and as much as callers have written since, or what they write
+ * would be taken for what copying does not gain. With the state's mutex held. */
+static void reckon(kl__disk *disk)
+{
+    const kl__state *state = &disk->state;
+    uint64_t needed = kl__state_needed_bytes(state), rolled = atomic_load(&disk->segments.rolled);
+    uint64_t written = (rolled - disk->rolled) * disk->segments.segment_bytes;
+    if (state->live < disk->copied_live || needed < disk->copied_needed) {
+        disk->copied_needed = needed;
+        disk->copied = 0;
+    }
+    disk->copied -= written < disk->copied ? written : disk->copied;
+    disk->copied_live = state->live;
+    disk->rolled = rolled;
+}
+
 /* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Stragglers are copied
  * once for each time that the first segment is, so while segments are brisk several gather first (G2). Large tasks in
  * small segments leave gaps that no copying closes: when everything was copied twice and nothing was gained, it rests.
@@ -472,12 +488,7 @@ static kl__segment *find_work(kl__disk *disk, uint64_t slack, bool is_closing)
     kl__state *state = &disk->state;
     kl__segment *segment = NULL;
     pthread_mutex_lock(&state->mutex);
-    uint64_t needed = kl__state_needed_bytes(state);
-    if (state->live < disk->copied_live || needed < disk->copied_needed) { /* something was gained */
-        disk->copied_needed = needed;
-        disk->copied = 0;
-    }
-    disk->copied_live = state->live;
+    reckon(disk);
     bool is_worth_it =
         disk->copied <= 2 * state->live && !kl__state_droppable(state) && kl__state_must_compact(state, slack);
     bool is_far_over = kl__state_must_compact(state, KL_PATIENCE_SEGMENTS * disk->segments.segment_bytes);

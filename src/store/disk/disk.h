@@ -67,7 +67,8 @@ typedef struct kl__disk {
     kl__reach reached;      /* what the file of that name says; of upkeep, and of open and close */
     int64_t looked_ns;      /* when it was last seen that the directory is still there */
     uint64_t compacted;     /* the last segment whose live records were copied */
-    uint64_t copied;        /* bytes, since something was gained by it */
+    uint64_t copied;        /* bytes, since something was gained by it, less what callers wrote */
+    uint64_t rolled;        /* their segments by then */
     uint64_t copied_live;   /* what was live then, */
     uint64_t copied_needed; /* and the bytes of full segments */
     int64_t failed_ns;      /* when it last failed; 0: it never did */

@@ -474,8 +474,10 @@ kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes, bool is_upkeep)
     segments->active = next;
     atomic_store(&segments->has_next, false); /* before another one may be prepared, which says so */
     segments->next = NULL;
-    if (!is_upkeep && !is_first)
+    if (!is_upkeep && !is_first) {
         atomic_store_explicit(&segments->rolled_ns, kl__monotonic_ns(), memory_order_relaxed);
+        atomic_fetch_add(&segments->rolled, 1);
+    }
     kl__segments_want_upkeep(segments);
     return KL_OK;
 }

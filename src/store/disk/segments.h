@@ -40,7 +40,8 @@ typedef struct kl__segments {
 
     kl__segment *active;           /* only for whoever leads the journal */
     _Atomic(uint64_t) last_synced; /* frame; 0: none, or not known yet */
-    _Atomic(int64_t) rolled_ns;    /* when a segment was last followed by another for callers; 0: none was */
+    _Atomic(uint64_t) rolled;      /* segments that were followed by another for callers, */
+    _Atomic(int64_t) rolled_ns;    /* and when one was last; 0: none was */
 
     pthread_mutex_t files;       /* of whoever prepares or puts away a file */
     _Atomic(kl__segment *) next; /* prepared with `files` held, not yet in the state; NULL: none */
