@@ -418,6 +418,60 @@ TEST(a_damaged_segment_is_put_aside_and_not_kept_to_be_used_again)
     brisk_end(&brisk);
 }
 
+/* ---- While it is written briskly ---- */
+
+enum { BRISK_SEGMENTS = 2 + KL_PATIENCE_SEGMENTS + 1 /* the spare */, LOAD_ROUNDS = 150, LOAD_TASKS = PER_SEGMENT / 2 };
+
+struct load {
+    struct rig *rig;
+    uint64_t live, most;
+    bool was_late; /* it was within the bound only when it was not brisk any more */
+};
+
+/* Upkeep runs behind the calls, but it must not wait until writing slows down. */
+static bool is_within_briskly(void *ctx)
+{
+    struct load *load = ctx;
+    const kl__segments *segments = &((kl__disk *)load->rig->store->self)->segments;
+    bool was_brisk = kl__segments_are_brisk(segments);
+    uint64_t bytes = workdir_files(load->rig->journal, "").bytes;
+    bool is_within = bytes <= 2 * load->live + BRISK_SEGMENTS * SEGMENT;
+    load->most = bytes > load->most ? bytes : load->most;
+    load->was_late |= !is_within && !was_brisk;
+    return is_within;
+}
+
+/* Settles come `late` rounds behind; of each round a task stays for good. */
+static void check_load(uint64_t late)
+{
+    struct rig rig;
+    REQUIRE(rig_begin(&rig, SEGMENT));
+    struct load load = {.rig = &rig};
+    int64_t longest_ns = 0;
+    for (uint64_t round = 0; round < LOAD_ROUNDS && !test_failed(); round++) {
+        int64_t before_ns = kl__monotonic_ns();
+        rig_append(&rig, round * LOAD_TASKS, LOAD_TASKS, BYTES);
+        if (round >= late)
+            rig_settle(&rig, (round - late) * LOAD_TASKS + 1, LOAD_TASKS - 1);
+        int64_t took_ns = kl__monotonic_ns() - before_ns;
+        longest_ns = took_ns > longest_ns ? took_ns : longest_ns;
+        uint64_t whole = round < late ? round + 1 : late; /* rounds */
+        load.live = (whole * LOAD_TASKS + round + 1 - whole) * task_bytes(BYTES, false);
+        rig_await(is_within_briskly, &load, "what is settled is dropped, or kept for later");
+    }
+    bool is_slow = longest_ns > KL_BRISK_MS * INT64_C(1000000) / 4; /* of such a machine nothing is promised */
+    CHECK(!load.was_late || is_slow);
+    CHECK(load.most > 2 * SEGMENT);
+    check_bound(&rig, load.live, "when it is over, two are left");
+    rig_end(&rig);
+}
+
+TEST(under_load_four_segments_more_and_the_spare_are_on_the_disk_at_most)
+{
+    check_load(0);
+    check_load(6);
+}
+
 /* ---- A spare that is being made ---- */
 
 /* The machine's file system, where a spare takes long to be made; the next segment does not. */
