@@ -71,6 +71,53 @@ TEST(a_store_whose_directory_is_replaced_takes_nothing_more_and_leaves_the_other
     rig_end(&rig);
 }
 
+static void keep(struct rig *rig, uint64_t number)
+{
+    kl_settled settled = {.id = rig_id(number), .outcome = KL_DEAD, .attempts = 1, .keep_ms = INT64_C(1) << 40};
+    kl_settle batch = {.place = rig_place(rig, number), .tasks = &settled, .count = 1};
+    CHECK_OK(rig_set_positions(rig, batch.place, &settled, 1));
+    CHECK_OK(kl_store_settle(rig->store, &batch, 1));
+}
+
+static kl_task_state state_of(struct rig *rig, uint64_t number)
+{
+    kl_task task = {.state = KL_TASK_UNKNOWN};
+    size_t count;
+    kl_task_id id = rig_id(number);
+    CHECK_OK(read_some(rig->store, rig_place(rig, number), &id, 1, &rig->arena, &task, &count));
+    return task.state;
+}
+
+/* Connections to history.db are opened by its name, when a call needs one. */
+TEST(a_store_whose_directory_is_replaced_shows_nothing_of_the_history_there)
+{
+    struct rig rig, other;
+    char moved[WORKDIR_BYTES + 16];
+    kl_task task;
+    size_t count;
+    kl_task_id id = rig_id(1);
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_append(&rig, 1, 1, 100);
+    keep(&rig, 1);
+    snprintf(moved, sizeof moved, "%s.old", rig.data);
+    REQUIRE(rename(rig.data, moved) == 0);
+    other = rig;
+    other.store = NULL;
+    other.arena = (kl_arena){0};
+    CHECK_OK(rig_open(&other));
+    REQUIRE(other.store);
+    CHECK_INT(read_some(rig.store, rig_place(&rig, 1), &id, 1, &rig.arena, &task, &count), KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), "removed, moved or replaced");
+    rig_close(&rig);
+    rig_close(&other);
+    kl_arena_free(&other.arena);
+    CHECK(workdir_remove(rig.data) && rename(moved, rig.data) == 0); /* what was there is put back */
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    CHECK_INT(state_of(&rig, 1), KL_TASK_DEAD);
+    rig_end(&rig);
+}
+
 TEST(a_store_that_has_lost_a_segment_takes_nothing_more)
 {
     struct rig rig;
@@ -120,23 +167,6 @@ static void end_homes(struct homes *homes)
     kl_arena_free(&homes->mine.arena);
     CHECK_INT(chdir(homes->before), 0);
     CHECK(workdir_remove(homes->dir));
-}
-
-static void keep(struct rig *rig, uint64_t number)
-{
-    kl_settled settled = {.id = rig_id(number), .outcome = KL_DEAD, .attempts = 1, .keep_ms = INT64_C(1) << 40};
-    kl_settle batch = {.place = rig_place(rig, number), .tasks = &settled, .count = 1};
-    CHECK_OK(rig_set_positions(rig, batch.place, &settled, 1));
-    CHECK_OK(kl_store_settle(rig->store, &batch, 1));
-}
-
-static kl_task_state state_of(struct rig *rig, uint64_t number)
-{
-    kl_task task = {.state = KL_TASK_UNKNOWN};
-    size_t count;
-    kl_task_id id = rig_id(number);
-    CHECK_OK(read_some(rig->store, rig_place(rig, number), &id, 1, &rig->arena, &task, &count));
-    return task.state;
 }
 
 /* Many segments come and go while the process works beside another store of the same relative path. */

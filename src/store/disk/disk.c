@@ -285,6 +285,13 @@ static kl_rc open_directories(kl__disk *disk, const kl_store_opts *opts)
     return error && error != -EACCES && error != -EPERM ? fail_sync(parent, error) : KL_OK;
 }
 
+/* May files be made by their names, or has somebody else put another directory in this one's place? */
+static bool is_in_place(void *ctx)
+{
+    const kl__disk *disk = ctx;
+    return disk->lock && (!disk->vfs->still || disk->vfs->still(disk->vfs, disk->lock) == 0);
+}
+
 static bool has_file(kl__disk *disk, const char *path)
 {
     kl__file *file = NULL;
@@ -304,9 +311,11 @@ static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts, bool makes)
     disk->history_had_log = has_file(disk, log);
     kl_rc rc =
         kl__history_open(path, disk->vfs->sqlite_vfs, opts->history_rows_max, opts->history_ms_max, &disk->history);
-    if (rc == KL_OK)
-        disk->state.kept_sequence = kl__history_position(disk->history);
-    return rc;
+    if (rc != KL_OK)
+        return rc;
+    kl__history_stay(disk->history, is_in_place, disk);
+    disk->state.kept_sequence = kl__history_position(disk->history);
+    return KL_OK;
 }
 
 static uint64_t history_commits(const kl__disk *disk) { return disk->history ? kl__history_commits(disk->history) : 0; }
@@ -468,12 +477,6 @@ static kl_rc open_all(kl__disk *disk, const kl_store_opts *opts)
     if (rc == KL_OK)
         rc = kl__upkeep_start(disk);
     return rc;
-}
-
-/* May files be made by their names, or has somebody else put another directory in this one's place? */
-static bool is_in_place(kl__disk *disk)
-{
-    return disk->lock && (!disk->vfs->still || disk->vfs->still(disk->vfs, disk->lock) == 0);
 }
 
 void kl__disk_note_reach(kl__disk *disk, bool always)

@@ -33,6 +33,11 @@ kl_rc kl__history_open(const char *path, const char *sqlite_vfs, int64_t rows_ma
                        kl__history **ret_history);
 void kl__history_close(kl__history *history); /* NULL is fine */
 
+/* Is asked before the file is opened by its name again, for another call that reads: is that still this file's? To be said
+ * before anything is read. The calls that find that it is not fail with KL_ESYSTEM. */
+typedef bool kl__in_place_fn(void *ctx);
+void kl__history_stay(kl__history *history, kl__in_place_fn *in_place, void *ctx);
+
 /* Close shall leave the log beside the file, and both as they are. */
 void kl__history_leave_log(kl__history *history);
 

@@ -13,6 +13,20 @@
 
 /* ---- Connections ---- */
 
+void kl__history_stay(kl__history *history, kl__in_place_fn *in_place, void *ctx)
+{
+    history->in_place = in_place;
+    history->in_place_ctx = ctx;
+}
+
+static kl_rc open_reader(kl__history *history, kl__hdb **ret_db)
+{
+    if (history->in_place && !history->in_place(history->in_place_ctx))
+        return kl__fail(KL_ESYSTEM, "%s, or its directory, was removed, moved or replaced while it was open",
+                        history->path);
+    return kl__hdb_open(history->path, history->vfs, false, ret_db);
+}
+
 /* An idle connection, or a new one, or the next that gets free. */
 static kl_rc take_reader(kl__history *history, kl__hdb **ret_db)
 {
@@ -29,7 +43,7 @@ static kl_rc take_reader(kl__history *history, kl__hdb **ret_db)
         *ret_db = db;
         return KL_OK;
     }
-    kl_rc rc = kl__hdb_open(history->path, history->vfs, false, ret_db);
+    kl_rc rc = open_reader(history, ret_db);
     if (rc == KL_OK)
         return KL_OK;
     pthread_mutex_lock(&history->pool_mutex);

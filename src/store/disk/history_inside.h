@@ -267,6 +267,9 @@ struct kl__history {
     _Atomic(uint64_t) commits; /* transactions */
     _Atomic(bool) has_aged;    /* no error of an unfinished task is kept longer than ms_max */
 
+    kl__in_place_fn *in_place; /* NULL: nobody else is there to change it */
+    void *in_place_ctx;
+
     pthread_mutex_t write_mutex; /* over the next two */
     kl__hdb *writer;
     kl__index index;
