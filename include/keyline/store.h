@@ -21,7 +21,8 @@
  *       own.)
  *   S6  A call that failed has had no effect, or (classes RETRY and FATAL) its effect is unknown and repeating it is
  *       safe.
- *   S7  Times are judged on the store's clock (kl_store_now), which never steps back.
+ *   S7  Times are judged on the store's clock (kl_store_now), which never steps back while the store is open; after a
+ *       restart it begins no earlier than the last time that was written.
  *   S8  What a call that returned has changed, every later call shows. (But who reads tasks as their owner, by
  *       kl_ref.owned, asks for what his own scans and settles made of them; that another owner has settled one he learns
  *       when his own settle is refused.)
@@ -58,7 +59,7 @@ typedef struct kl_store kl_store;
 
 /* Limits of every call; more is KL_EINVAL. */
 #define KL_BATCH_MAX        65536      /* entries, settled tasks, ids, stubs in one call */
-#define KL_BATCH_BYTES_MAX  (8u << 20) /* keys, kinds, headers, payloads, errors and results of one call */
+#define KL_BATCH_BYTES_MAX  (8u << 20) /* keys, kinds, headers, payloads, errors, results; a put's names and values */
 #define KL_RECORD_NAME_MAX  512        /* bytes of a record's name */
 #define KL_RECORD_BYTES_MAX (256u << 10)
 #define KL_EPOCH_MAX        (UINT64_MAX >> 1)
