@@ -260,7 +260,7 @@ TEST(a_copy_of_an_earlier_call_whose_end_was_carried_out_late_is_not_taken_back)
     asked_close(&asked);
 }
 
-TEST(a_task_that_runs_to_its_end_while_it_is_moved_is_run_once)
+TEST(the_copy_of_a_task_that_runs_to_its_end_while_it_is_moved_is_taken_back)
 {
     struct asked asked;
     kl_task_id moved = {{0}};
