@@ -1,11 +1,12 @@
 /* bench.c - append a group durably, settle it durably, again and again.
  *
- * `groups`: one thread does both in turn. The time that counts is spent inside append and settle; making ids or filling in
- * structs before them does not count, on any side.
+ * `groups`: one thread does both in turn. The time that counts is spent inside append and settle; making ids or filling
+ * in structs before them does not count, on any side.
  *
- * `beside`: as in a queue that is in use, threads append groups while others settle those that were appended before. They
- * work in pairs, each with tasks of its own: one thread of a pair appends, the other settles what is durable, and at most
- * BESIDE_MAX groups are appended and not settled. All the time counts, from the first append to the last settle.
+ * `beside`: as in a queue that is in use, threads append groups while others settle those that were appended before.
+ * They work in pairs, each with tasks of its own: one thread of a pair appends, the other settles what is durable, and
+ * at most BESIDE_MAX groups are appended and not settled. All the time counts, from the first append to the last
+ * settle.
  *
  * A directory may be used by several runs: what one left in a steady state, the next finds so. */
 #include "bench.h"

@@ -3,8 +3,8 @@
  * WAL and synchronous = FULL: every commit is synced. The table is the leanest that serves: the primary key is the
  * order of a shard, and there is no other index. Statements are prepared once.
  *
- * Where threads append and settle beside one another, each has a connection. SQLite lets one of them write at a time; they
- * wait for each other at a mutex, because a connection that finds the database taken sleeps, and for longer than a
+ * Where threads append and settle beside one another, each has a connection. SQLite lets one of them write at a time;
+ * they wait for each other at a mutex, because a connection that finds the database taken sleeps, and for longer than a
  * transaction lasts. */
 #include <pthread.h>
 #include <sqlite3.h>

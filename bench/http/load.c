@@ -5,8 +5,8 @@
  *     bench-http-load disk FILE 1 1 SECONDS          appends to a file and syncs it, as the least that a put can take
  *
  * Each connection puts BATCH tasks, takes as many, and finishes those; then it begins again. What a server offers for
- * batches is used: the list forms of the HTTP API; commands sent ahead (pipelining) for beanstalkd and redis, and redis'
- * own forms for many ids. Payloads have 200 bytes, and keys are 1,000; the others keep no order by key.
+ * batches is used: the list forms of the HTTP API; commands sent ahead (pipelining) for beanstalkd and redis, and
+ * redis' own forms for many ids. Payloads have 200 bytes, and keys are 1,000; the others keep no order by key.
  *
  * Prints one line: tasks a second, and microseconds of a put's answer, p50 and p99. */
 #include <arpa/inet.h>

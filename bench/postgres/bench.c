@@ -1,6 +1,7 @@
 /* bench.c - the program bench-postgres: one side of the comparison, once. bench/postgres/run makes them in turns.
  *
- *     bench-postgres keyline|sql|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS [LEASE_MS [KEPT]]]]]]] */
+ *     bench-postgres keyline|sql|table URL GROUP MS [MOST [RATE [PARTITIONS [PROCESSES [HANDLERS [LEASE_MS
+ *     [KEPT]]]]]]] */
 #include <sys/mman.h>
 
 #include "bench.h"

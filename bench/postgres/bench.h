@@ -1,10 +1,10 @@
 /* bench.h - what the sides of this benchmark share.
  *
- * A side puts tasks of 200 B over 1,000 keys from two threads for some time, in calls of `group`, runs them as they come,
- * and ends when all have been run and settled. It prints one line: name value name value.
+ * A side puts tasks of 200 B over 1,000 keys from two threads for some time, in calls of `group`, runs them as they
+ * come, and ends when all have been run and settled. It prints one line: name value name value.
  *
- * Before that it does the same for WARM_MS without counting, because every session plans its statements once; longer, and
- * equally long, where workers are processes of their own. */
+ * Before that it does the same for WARM_MS without counting, because every session plans its statements once; longer,
+ * and equally long, where workers are processes of their own. */
 #ifndef BENCH_POSTGRES_H
 #define BENCH_POSTGRES_H
 
@@ -29,7 +29,8 @@ enum {
     TELL_MS = 10        /* how often a worker says how far it is */
 };
 
-/* Whether finished tasks are kept, and how they come: by puts, or each call as a job. Those that are kept have a result. */
+/* Whether finished tasks are kept, and how they come: by puts, or each call as a job. Those that are kept have a
+ * result. */
 enum kept { KEPT_NOT, KEPT_TASKS, KEPT_JOBS };
 
 struct settings {

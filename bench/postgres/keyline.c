@@ -1,5 +1,5 @@
-/* keyline.c - Keyline's side: kl_queue_put, or put_many in SQL, from two threads, and a worker in the same process, or some in processes of their
- * own. Keys are strictly serial.
+/* keyline.c - Keyline's side: kl_queue_put, or put_many in SQL, from two threads, and a worker in the same process, or
+ * some in processes of their own. Keys are strictly serial.
  *
  * Processes are forked before anything is opened, and share struct load. */
 #include "keyline/keyline.h"

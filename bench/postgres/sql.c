@@ -1,5 +1,5 @@
-/* sql.c - a producer that calls one statement: $1 are the keys of a group of tasks, $2 their payloads. Prepared, and values
- * are binary. */
+/* sql.c - a producer that calls one statement: $1 are the keys of a group of tasks, $2 their payloads. Prepared, and
+ * values are binary. */
 #include <arpa/inet.h>
 
 #include "bench.h"

@@ -1,8 +1,9 @@
-/* table.c - the bare table: INSERT ... unnest by two threads (sql.c), and two more that delete what they take by SKIP LOCKED. No
- * order, no leases, no retries: the least that a queue in PostgreSQL can be. Statements are prepared, values binary.
+/* table.c - the bare table: INSERT ... unnest by two threads (sql.c), and two more that delete what they take by SKIP
+ * LOCKED. No order, no leases, no retries: the least that a queue in PostgreSQL can be. Statements are prepared, values
+ * binary.
  *
- * It is shown at its best: empty when a run begins, without the dead rows of the run before, and always read by its index
- * (what is planned on an empty table may read all of it each time). */
+ * It is shown at its best: empty when a run begins, without the dead rows of the run before, and always read by its
+ * index (what is planned on an empty table may read all of it each time). */
 #include "bench.h"
 
 static void run(PGconn *conn, const char *sql)

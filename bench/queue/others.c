@@ -121,9 +121,10 @@ void run_start(const struct settings *settings)
 
 enum { GOOD_KEYS = 90000, BAD_TASKS = 4 }; /* of each failing key */
 
-/* How long the handler puts a retry off (kl_work_retry_after), instead of the queue's own policy: 0 to 7.5 minutes, spread
- * evenly by golden sections. This is to stand for keys that have failed for long: the default policy tries those every 5
- * to 10 minutes, but takes 20 minutes to come there. With --fresh=1 the policy decides, for keys that have just begun. */
+/* How long the handler puts a retry off (kl_work_retry_after), instead of the queue's own policy: 0 to 7.5 minutes,
+ * spread evenly by golden sections. This is to stand for keys that have failed for long: the default policy tries those
+ * every 5 to 10 minutes, but takes 20 minutes to come there. With --fresh=1 the policy decides, for keys that have just
+ * begun. */
 static int64_t wait_ms(void)
 {
     enum { LONGEST_MS = 450000 };

@@ -2,8 +2,8 @@
  *
  * WAL and synchronous = FULL: every commit is synced. A producer inserts its group in one transaction. The worker takes
  * the oldest tasks, up to TAKE_MAX in one transaction, reads them, runs them, and deletes them as a range: the cheapest
- * way that SQLite has. Writers take turns by a mutex, because SQLite's own waiting sleeps for milliseconds. There are no
- * shards, owners or retries. */
+ * way that SQLite has. Writers take turns by a mutex, because SQLite's own waiting sleeps for milliseconds. There are
+ * no shards, owners or retries. */
 #include <pthread.h>
 #include <sqlite3.h>
 

@@ -2,8 +2,8 @@
  *
  * From: processes.c, for workers that share it without being processes of their own.  To: the memory store.
  *
- * Such a store has room for everybody, as a database on its own machine has; what is measured is what workers that share
- * it do to each other. */
+ * Such a store has room for everybody, as a database on its own machine has; what is measured is what workers that
+ * share it do to each other. */
 #include "shared.h"
 
 #include "bench.h"

@@ -141,7 +141,8 @@ static void *put_singles(void *ctx)
     return NULL;
 }
 
-/* Each thread takes the next of these places: with as many as threads, they are processes as far as the store can tell. */
+/* Each thread takes the next of these places: with as many as threads, they are processes as far as the store can
+ * tell. */
 static uint64_t put_by_threads(const struct place *places, int place_count, int count, uint64_t tasks)
 {
     struct putter putters[PUTTERS];

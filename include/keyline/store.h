@@ -24,10 +24,10 @@
  *   S7  Times are judged on the store's clock (kl_store_now), which never steps back while the store is open; after a
  *       restart it begins no earlier than the last time that was written.
  *   S8  What a call that returned has changed, every later call shows. (But who reads tasks as their owner, by
- *       kl_ref.owned, asks for what his own scans and settles made of them; that another owner has settled one he learns
- *       when his own settle is refused.)
- *   S9  After a fence with `seal` returned KL_OK, no append stores anything in that shard: every later scan shows what is
- *       there, and no more will come. An append under way meanwhile was stored before the seal, or is refused.
+ *       kl_ref.owned, asks for what his own scans and settles made of them; that another owner has settled one he
+ *       learns when his own settle is refused.)
+ *   S9  After a fence with `seal` returned KL_OK, no append stores anything in that shard: every later scan shows what
+ *       is there, and no more will come. An append under way meanwhile was stored before the seal, or is refused.
  *
  * All calls are in batches and safe from any thread, except close. None is a cancellation point: a thread that is
  * cancelled (pthread_cancel) meanwhile ends at one of its own behind the call. Nothing is kept of the caller's memory
@@ -107,9 +107,9 @@ typedef struct kl_store_opts {
     int64_t history_rows_max; /* finished tasks that are kept: 10,000,000; the oldest go first */
     int64_t history_ms_max;   /* no finished task is kept longer: 366 days */
     bool no_socket; /* disk: for this process alone: do not listen, and do not connect to who has it open: KL_EBUSY */
-    /* postgres, s3: one of several stores, and the others are not to wait for its server. When that is away, the store is
-     * opened all the same, its calls fail with KL_EBUSY without trying for long, and the first that finds the server opens
-     * it. A worker of queues in several stores makes them so, but for the opening. */
+    /* postgres, s3: one of several stores, and the others are not to wait for its server. When that is away, the store
+     * is opened all the same, its calls fail with KL_EBUSY without trying for long, and the first that finds the server
+     * opens it. A worker of queues in several stores makes them so, but for the opening. */
     bool hasty;
     bool no_make; /* disk: where there is no store, none is made: KL_ENOTFOUND */
 } kl_store_opts;
@@ -126,8 +126,8 @@ typedef struct kl_store_opts {
  * with KL_EBUSY: make them again.
  *
  * KL_EINVAL: no such scheme (the sentence lists them), or an option out of range. KL_EBUSY: another process has it open
- * (the sentence names its pid) and does not listen. KL_ENOTFOUND: there is none, and none is to be made. KL_EDAMAGED: it is
- * damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
+ * (the sentence names its pid) and does not listen. KL_ENOTFOUND: there is none, and none is to be made. KL_EDAMAGED:
+ * it is damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */
 KL_API KL_MUST_USE kl_rc kl_store_open(const char *url, const kl_store_opts *opts, kl_store **ret_store);
 
 /* Ends the store. What was acknowledged is durable already. Appends under way are completed first; no other call may be
@@ -158,20 +158,20 @@ typedef struct kl_token {
     uint8_t bytes[16];
 } kl_token;
 
-/* Called once when an asynchronous append has ended, on a thread of the store; when it ends at once, on the caller's; and
- * when it repeats an append that another thread waits for, on that one: so it takes no mutex that anybody holds while he
- * calls the store. It must be quick and must not wait for the store; kl_store_append_async is allowed. `error` is the
- * sentence, "" on KL_OK. */
+/* Called once when an asynchronous append has ended, on a thread of the store; when it ends at once, on the caller's;
+ * and when it repeats an append that another thread waits for, on that one: so it takes no mutex that anybody holds
+ * while he calls the store. It must be quick and must not wait for the store; kl_store_append_async is allowed. `error`
+ * is the sentence, "" on KL_OK. */
 typedef void kl_appended_fn(void *ctx, kl_rc rc, const char *error);
 
 /* Appends entries of any partitions and shards; durable when it returns KL_OK. token NULL: a repeat is stored again
  * once the task is finished; while a task of the same partition and id waits, it is passed over, whatever it says.
  * KL_EINVAL: a limit, an unknown partition or shard, an id that does not begin with its shard: nothing was stored, and
  * the sentence names the entry. KL_ESEALED: an entry's shard is sealed (kl_fence), and nothing was stored; read the
- * queue's layout again and append where it says. (Without KL_STORE_ATOMIC_APPEND and with a token, other shards may have
- * their entries, from this try or an earlier one: append each shard's by themselves, with the same token, to know.) A
- * repeat whose token is known is KL_OK all the same. KL_EFULL: there is no room; what waits must be settled first, or
- * space made. KL_ESYSTEM: the disk failed. */
+ * queue's layout again and append where it says. (Without KL_STORE_ATOMIC_APPEND and with a token, other shards may
+ * have their entries, from this try or an earlier one: append each shard's by themselves, with the same token, to
+ * know.) A repeat whose token is known is KL_OK all the same. KL_EFULL: there is no room; what waits must be settled
+ * first, or space made. KL_ESYSTEM: the disk failed. */
 KL_API KL_MUST_USE kl_rc kl_store_append(kl_store *store, const kl_entry *entries, size_t count, const kl_token *token);
 
 /* The same without waiting. KL_OK: `done` has been or will be called, exactly once; the entries were copied. Anything
@@ -197,8 +197,8 @@ KL_API KL_MUST_USE kl_rc kl_store_scan(kl_store *store, kl_scan *scans, size_t c
 /* Reads tasks of any partitions and shards in whatever state they are; ret_tasks[i].state is KL_TASK_UNKNOWN for those
  * that are not known. Stops early, and says so in *ret_count, when the arena would take more than KL_BATCH_BYTES_MAX;
  * at least one is read. KL_EDAMAGED: a task's bytes are damaged; the sentence names it, and *ret_count says how many
- * before it were read. KL_EFULL, KL_EBUSY: what is finished cannot be told just now, as history cannot be written; nothing
- * was read, and after any failure but KL_EDAMAGED *ret_count is as it was. */
+ * before it were read. KL_EFULL, KL_EBUSY: what is finished cannot be told just now, as history cannot be written;
+ * nothing was read, and after any failure but KL_EDAMAGED *ret_count is as it was. */
 KL_API KL_MUST_USE kl_rc kl_store_read(kl_store *store, const kl_ref *refs, size_t count, kl_arena *arena,
                                        kl_task *ret_tasks, size_t *ret_count);
 
@@ -254,9 +254,9 @@ KL_API KL_MUST_USE kl_rc kl_store_wait(kl_store *store, uint32_t partition, int6
 
 /* ---- Tasks that were left in the store by its own means ----
  *
- * A store that applications reach by themselves, such as a database, has an inbox (KL_STORE_INBOX): what they leave there
- * in a transaction of their own is a task once that has ended. It has no id and no place yet, because those are matters
- * of the queue, whose library takes it in. */
+ * A store that applications reach by themselves, such as a database, has an inbox (KL_STORE_INBOX): what they leave
+ * there in a transaction of their own is a task once that has ended. It has no id and no place yet, because those are
+ * matters of the queue, whose library takes it in. */
 
 typedef struct kl_handed {
     uint64_t number; /* ascends in the order in which a queue's tasks were left */
@@ -264,8 +264,8 @@ typedef struct kl_handed {
     kl_bytes options; /* a JSON object; empty: none */
 } kl_handed;
 
-/* What becomes of `count` of those that were shown; the others stay. Entries and texts stay the callback's, until it is called
- * again or kl_store_take_in returns. */
+/* What becomes of `count` of those that were shown; the others stay. Entries and texts stay the callback's, until it is
+ * called again or kl_store_take_in returns. */
 typedef struct kl_taken {
     size_t count;            /* they leave the inbox; 0: all stay */
     const kl_entry *entries; /* and these are appended */
@@ -276,11 +276,11 @@ typedef struct kl_taken {
 
 typedef kl_rc kl_take_fn(void *ctx, const kl_handed *handed, size_t count, kl_taken *ret_taken);
 
-/* Waits up to wait_ms for tasks that were left for the queue, shows up to max of them to `take` in their order, and does
- * what it says: appending and taking out are one, they happen both or not at all. *ret_count: how many were shown; 0 also
- * where somebody else takes them in just now. `take` is called on the caller's thread, and again when the connection was
- * lost; what it returns but KL_OK is returned, and nothing is done. KL_ESEALED: as from append; nothing was done.
- * KL_EINVAL: also where there is no inbox. */
+/* Waits up to wait_ms for tasks that were left for the queue, shows up to max of them to `take` in their order, and
+ * does what it says: appending and taking out are one, they happen both or not at all. *ret_count: how many were shown;
+ * 0 also where somebody else takes them in just now. `take` is called on the caller's thread, and again when the
+ * connection was lost; what it returns but KL_OK is returned, and nothing is done. KL_ESEALED: as from append; nothing
+ * was done. KL_EINVAL: also where there is no inbox. */
 KL_API KL_MUST_USE kl_rc kl_store_take_in(kl_store *store, const char *queue, int64_t wait_ms, size_t max,
                                           kl_take_fn *take, void *ctx, size_t *ret_count);
 
@@ -403,17 +403,17 @@ typedef struct kl_engine {
     /* The clock, and a number that is another one when a record was written or removed since, and not quietly; it may
      * change a moment before that can be read. NULL: `now` tells the clock, and nothing the other. */
     kl_rc (*pulse)(void *self, int64_t *ret_ms, uint64_t *ret_news);
-    /* The server does not answer, and the log of opts was told so and will be told of the end, so that nobody else need do
-     * it. NULL: it never tells. */
+    /* The server does not answer, and the log of opts was told so and will be told of the end, so that nobody else need
+     * do it. NULL: it never tells. */
     bool (*is_away)(void *self);
-    /* How many tasks of the queue in the inbox were refused, and of the first one why and what to do, in the arena. NULL:
-     * none ever are. */
+    /* How many tasks of the queue in the inbox were refused, and of the first one why and what to do, in the arena.
+     * NULL: none ever are. */
     kl_rc (*refused)(void *self, const char *queue, kl_arena *arena, uint64_t *ret_count, const char **ret_why);
     /* Somebody ends, and does not wait for a server that is silent: calls under way that have waited for an answer for
      * wait_ms fail as when the connection is lost. Any thread. NULL: no call waits for long. */
     void (*cut)(void *self, int64_t wait_ms);
-    /* From now on the store is as one that was opened with kl_store_opts.hasty, until it is closed. Any thread. KL_ESYSTEM:
-     * no thread is to be had for that. NULL: `hasty` means nothing here. */
+    /* From now on the store is as one that was opened with kl_store_opts.hasty, until it is closed. Any thread.
+     * KL_ESYSTEM: no thread is to be had for that. NULL: `hasty` means nothing here. */
     kl_rc (*hasten)(void *self);
 } kl_engine;
 

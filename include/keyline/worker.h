@@ -19,11 +19,12 @@
  *   W3  What a worker says of a task counts only while it owns the task's shard.
  *   W4  A task that ends its process every time runs out of attempts all the same, and those that ran beside it do not
  *       (docs/queue.md, "Attempts"); a drain or a stop costs none.
- *   W5  Memory is bounded by window_max for each queue, however many tasks wait, and by what cannot be left out: of each
- *       key that failed, or whose first task is of a kind that nobody serves, that task, up to some 700 bytes; tasks without
- *       a key of such kinds that had a delay or were tried, some 200 bytes each; as many tasks again as window_max, or
- *       one for each group where there are more; and, of each key with tasks that were read and found no room, where
- *       these begin: some 100 bytes in each line of its shard, for up to 1,048,576 keys in each (docs/queue.md).
+ *   W5  Memory is bounded by window_max for each queue, however many tasks wait, and by what cannot be left out: of
+ *       each key that failed, or whose first task is of a kind that nobody serves, that task, up to some 700 bytes;
+ *       tasks without a key of such kinds that had a delay or were tried, some 200 bytes each; as many tasks again as
+ *       window_max, or one for each group where there are more; and, of each key with tasks that were read and found no
+ *       room, where these begin: some 100 bytes in each line of its shard, for up to 1,048,576 keys in each
+ *       (docs/queue.md).
  *
  * Any number of workers, in any number of processes where the store allows it, share the shards of a queue.
  *
@@ -47,8 +48,8 @@ typedef struct kl_worker kl_worker;
 typedef struct kl_work kl_work; /* one attempt of one task, valid while its handler runs */
 
 /* Runs on one of the worker's threads; may block. Whatever it does may be done again: tasks are run at least once. It
- * must look at kl_work_cancelled itself if it takes long: nothing stops a thread. KL_CANCELLED is taken as KL_DEAD, what
- * is no outcome as KL_RETRY. */
+ * must look at kl_work_cancelled itself if it takes long: nothing stops a thread. KL_CANCELLED is taken as KL_DEAD,
+ * what is no outcome as KL_RETRY. */
 typedef kl_outcome kl_handler_fn(kl_work *work, void *ctx);
 
 typedef struct kl_handler {
@@ -81,30 +82,30 @@ typedef struct kl_worker_opts {
     void *log_ctx;
 } kl_worker_opts;
 
-/* Starts a worker, which is the caller's, to be closed. The queues and what handlers' ctx point to must outlive it;
- * all else is copied. KL_EINVAL: a setting is out of range, the minimums exceed the concurrency or what
- * per_partition lets run, one kind has two handlers, one queue is named twice, or `shards` are none of its layout.
- * KL_ENOMEM. KL_ESYSTEM: no more threads. What fails later, such as a store that is away, is tried again; `log` is told at
- * once, then at intervals that double up to five minutes, and when it works again: that of the store where it knows of it
- * first, else the worker's. Where queues were opened with several kl_stores, these are hasty from then on (kl_store_opts), so
- * that a database that is away holds up only its own queues; not so a bucket (s3:), whose calls try for up to 20 s each. */
+/* Starts a worker, which is the caller's, to be closed. The queues and what handlers' ctx point to must outlive it; all
+ * else is copied. KL_EINVAL: a setting is out of range, the minimums exceed the concurrency or what per_partition lets
+ * run, one kind has two handlers, one queue is named twice, or `shards` are none of its layout. KL_ENOMEM. KL_ESYSTEM:
+ * no more threads. What fails later, such as a store that is away, is tried again; `log` is told at once, then at
+ * intervals that double up to five minutes, and when it works again: that of the store where it knows of it first, else
+ * the worker's. Where queues were opened with several kl_stores, these are hasty from then on (kl_store_opts), so that
+ * a database that is away holds up only its own queues; not so a bucket (s3:), whose calls try for up to 20 s each. */
 KL_API KL_MUST_USE kl_rc kl_worker_start(const kl_worker_queue *queues, size_t count, const kl_worker_opts *opts,
                                          kl_worker **ret_worker);
 
-/* Starts no more tasks, lets the running ones end (stop_ms), settles everything, and gives the shards back at once.
- * A store that cannot be reached, that is silent, or that refuses outcomes, is tried for as long as the queue's lease; then
- * others take the shards by themselves. Calls of the store that have waited for its server for so long fail then with
- * KL_EBUSY, also those of other threads that use the same kl_store.
- * Waits for that up to wait_ms, 0: not at all; KL_ETIMEDOUT: not yet, call again or close. What was given up is run
- * again by the next owner and costs no attempt. May be repeated. */
+/* Starts no more tasks, lets the running ones end (stop_ms), settles everything, and gives the shards back at once. A
+ * store that cannot be reached, that is silent, or that refuses outcomes, is tried for as long as the queue's lease;
+ * then others take the shards by themselves. Calls of the store that have waited for its server for so long fail then
+ * with KL_EBUSY, also those of other threads that use the same kl_store. Waits for that up to wait_ms, 0: not at all;
+ * KL_ETIMEDOUT: not yet, call again or close. What was given up is run again by the next owner and costs no attempt.
+ * May be repeated. */
 KL_API KL_MUST_USE kl_rc kl_worker_drain(kl_worker *worker, int64_t wait_ms);
 
 /* With until_empty: waits until nothing was left to do and it has drained by itself. Without, until somebody drains it.
  * KL_ETIMEDOUT: not within wait_ms. */
 KL_API KL_MUST_USE kl_rc kl_worker_wait(kl_worker *worker, int64_t wait_ms);
 
-/* Ends it, draining first if that was not done; running handlers are asked to stop and waited for. A store that is silent is
- * waited for as for kl_worker_drain, but up to five seconds. NULL is fine. */
+/* Ends it, draining first if that was not done; running handlers are asked to stop and waited for. A store that is
+ * silent is waited for as for kl_worker_drain, but up to five seconds. NULL is fine. */
 KL_API void kl_worker_close(kl_worker *worker);
 
 typedef struct kl_worker_info {

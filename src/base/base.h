@@ -30,8 +30,9 @@ _Noreturn void kl__assert_failed(const char *condition, const char *file, int li
 /* Records the sentence that kl_error_text() returns to this thread, and returns rc. */
 kl_rc kl__fail(kl_rc rc, const char *format, ...) KL_PRINTF(2, 3);
 
-/* The same, but the sentence is made when somebody asks for it, by `say` from facts: for what fails so often that a sentence
- * would cost more than all the rest. Returns where the caller is to write them, in up to KL_FACTS_BYTES_MAX bytes. */
+/* The same, but the sentence is made when somebody asks for it, by `say` from facts: for what fails so often that a
+ * sentence would cost more than all the rest. Returns where the caller is to write them, in up to KL_FACTS_BYTES_MAX
+ * bytes. */
 enum { KL_FACTS_BYTES_MAX = 96 };
 typedef void kl__say_fn(const void *facts, char *text, size_t bytes);
 void *kl__fail_facts(kl__say_fn *say);
@@ -47,8 +48,8 @@ void *kl__alloc_aligned(size_t alignment, size_t count, size_t size);
 void kl__free(void *memory);
 void kl__free_large(void *memory, size_t bytes); /* its pages go back to the system, and do not wait for what fits */
 
-/* Room for one more behind `count` items: `items` as they are, or a larger array with them in it, and the old one freed.
- * *room is how many fit. NULL: no memory, and nothing has changed. */
+/* Room for one more behind `count` items: `items` as they are, or a larger array with them in it, and the old one
+ * freed. *room is how many fit. NULL: no memory, and nothing has changed. */
 void *kl__grow(void *items, size_t count, size_t *room, size_t item_bytes);
 
 kl_rc kl__fail_memory(void);

@@ -1,7 +1,7 @@
 /* crc32c.c - CRC-32C: eight bytes at a time by table, or by the instruction of x86-64 (SSE 4.2) and ARMv8.
  *
- * The instruction takes three cycles but a new one can start in each, so long inputs are cut into three streams that are
- * checksummed side by side and joined by a table that moves a checksum over STREAM zero bytes. */
+ * The instruction takes three cycles but a new one can start in each, so long inputs are cut into three streams that
+ * are checksummed side by side and joined by a table that moves a checksum over STREAM zero bytes. */
 #include "base/crc32c.h"
 
 #include <pthread.h>

@@ -10,8 +10,8 @@ static inline void kl__fetch(const void *line)
     __asm__ volatile("");
 }
 
-/* Fetches a line that will be written, without sharing it first: that would take two trips to the other core. The compiler
- * has this instruction only for newer processors; older ones pass over it. */
+/* Fetches a line that will be written, without sharing it first: that would take two trips to the other core. The
+ * compiler has this instruction only for newer processors; older ones pass over it. */
 static inline void kl__fetch_to_write(const void *line)
 {
 #ifdef __x86_64__

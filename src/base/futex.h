@@ -1,5 +1,5 @@
-/* futex.h - sleep until a word changes, and wake those who do: for the few places where a condition variable's mutex would
- * make a queue of everybody who wakes. */
+/* futex.h - sleep until a word changes, and wake those who do: for the few places where a condition variable's mutex
+ * would make a queue of everybody who wakes. */
 #ifndef KL_FUTEX_H
 #define KL_FUTEX_H
 

@@ -20,8 +20,8 @@ static inline uint64_t kl__key_hash(kl_bytes key)
     return key.len && hash == 0 ? 1 : hash;
 }
 
-/* A hash that never leaves the process: XXH3, which is cheaper for short keys. What it does with long ones stays apart, so
- * that the rest can be inlined. */
+/* A hash that never leaves the process: XXH3, which is cheaper for short keys. What it does with long ones stays apart,
+ * so that the rest can be inlined. */
 static __attribute__((noinline, unused)) uint64_t kl__hash_local_long(kl_bytes key)
 {
     return XXH3_64bits(key.data, key.len);

@@ -19,8 +19,8 @@ static void *allocate(size_t size)
     return memory;
 }
 
-/* The functions are one pair for the whole process. Base's memory comes from malloc, so what was made before this is freed
- * rightly after it. */
+/* The functions are one pair for the whole process. Base's memory comes from malloc, so what was made before this is
+ * freed rightly after it. */
 static void set_memory(void)
 {
     json_malloc_t taking;

@@ -1,4 +1,5 @@
-/* json_memory.h - whether jansson ran out of memory: it does not always say so, and may then give half of what it read. */
+/* json_memory.h - whether jansson ran out of memory: it does not always say so, and may then give half of what it
+ * read. */
 #ifndef KL_JSON_MEMORY_H
 #define KL_JSON_MEMORY_H
 

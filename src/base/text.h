@@ -16,8 +16,8 @@ typedef struct kl__text {
 
 void kl__text_put(kl__text *text, const char *format, ...) KL_PRINTF(2, 3);
 
-/* Bytes as one line of text in a buffer of `size` bytes, which is returned: what is not printable, and a backslash, stands
- * as \xNN, and what does not fit is cut off, with "... (N bytes)" in its stead. At least KL_QUOTE_MIN. */
+/* Bytes as one line of text in a buffer of `size` bytes, which is returned: what is not printable, and a backslash,
+ * stands as \xNN, and what does not fit is cut off, with "... (N bytes)" in its stead. At least KL_QUOTE_MIN. */
 enum { KL_QUOTE_MIN = 40 };
 const char *kl__text_quote(kl_bytes bytes, char *buffer, size_t size);
 

@@ -1,13 +1,13 @@
-/* told.h - what fails again and again is told when it is new, and then at intervals that double up to some minutes; and once
- * when it works again.
+/* told.h - what fails again and again is told when it is new, and then at intervals that double up to some minutes; and
+ * once when it works again.
  *
  *     failure ──► told at once ──► not told for 10 s, 20 s, 40 s ... ──► told, with how often and since when
  *     success ──► nothing has failed for a moment ──► told, with how long it had lasted
  *
- * Something may be done by several threads and fail in several ways. Failures with KL_EBUSY have one cause, whatever their
- * sentences say: connections are lost, then refused, then the server is starting. Others have one for each sentence. What
- * fails and works by turns is one failure that goes on: the sooner it comes back, the longer it must have worked before that
- * is told. */
+ * Something may be done by several threads and fail in several ways. Failures with KL_EBUSY have one cause, whatever
+ * their sentences say: connections are lost, then refused, then the server is starting. Others have one for each
+ * sentence. What fails and works by turns is one failure that goes on: the sooner it comes back, the longer it must
+ * have worked before that is told. */
 #ifndef KL_TOLD_H
 #define KL_TOLD_H
 

@@ -16,8 +16,8 @@ typedef struct kl__tree_node {
 /* A strict total order: no two nodes of one tree are equal. */
 typedef bool kl__tree_less(const kl__tree_node *a, const kl__tree_node *b);
 
-/* Addresses are often a whole number of steps apart. A single multiplication would leave the weights so, and the tree some
- * times as deep. */
+/* Addresses are often a whole number of steps apart. A single multiplication would leave the weights so, and the tree
+ * some times as deep. */
 static inline uint64_t kl__tree_weight(const kl__tree_node *node)
 {
     uint64_t weight = (uint64_t)(uintptr_t)node * 0x9e3779b97f4a7c15u;

@@ -1,5 +1,5 @@
-/* wait.h - condition variables on the monotonic clock, whose waits cannot be cancelled: whoever waits holds a mutex that
- * others need, so the thread must come back and release it. The same for whatever else must come to its end. And
+/* wait.h - condition variables on the monotonic clock, whose waits cannot be cancelled: whoever waits holds a mutex
+ * that others need, so the thread must come back and release it. The same for whatever else must come to its end. And
  * yielding, while it is cheap. */
 #ifndef KL_WAIT_H
 #define KL_WAIT_H
@@ -44,9 +44,9 @@ static inline bool kl__cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, i
     return error == 0;
 }
 
-/* Lets other threads have the core. False: better sleep. On a machine that is busy with something else, that gets the core
- * for a whole slice of time, however soon there is work here; a thread that sleeps gets it back when it is woken. So after
- * a yield of more than dear_ns there are none for a while: until *dear_until_ns, at first 0. */
+/* Lets other threads have the core. False: better sleep. On a machine that is busy with something else, that gets the
+ * core for a whole slice of time, however soon there is work here; a thread that sleeps gets it back when it is woken.
+ * So after a yield of more than dear_ns there are none for a while: until *dear_until_ns, at first 0. */
 static inline bool kl__yield(int64_t dear_ns, int64_t *dear_until_ns)
 {
     enum { HEED_TIMES = 4 };

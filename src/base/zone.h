@@ -17,8 +17,8 @@ enum {
 typedef struct kl__zone kl__zone;
 
 /* The zone of this name, to be freed. "UTC" and "Etc/UTC" take no file. KL_EINVAL: not a name, or there is no such zone
- * (the sentence names it and the package). KL_EDAMAGED: its file is malformed. KL_ESYSTEM: it cannot be read. KL_ENOMEM.
- * */
+ * (the sentence names it and the package). KL_EDAMAGED: its file is malformed. KL_ESYSTEM: it cannot be read.
+ * KL_ENOMEM. */
 KL_MUST_USE kl_rc kl__zone_load(const char *name, kl__zone **ret_zone);
 
 /* The same from the bytes of a TZif file; name is for sentences. */

@@ -103,8 +103,8 @@ int kl__call_find(kl__call *call, const char *name, kl_queue **ret_queue)
     return KL_EXIT_OK;
 }
 
-/* No queue has __p in its name, so what stands before that names the queue; whether this is a partition of it, is for the one
- * who is asked about it to say. */
+/* No queue has __p in its name, so what stands before that names the queue; whether this is a partition of it, is for
+ * the one who is asked about it to say. */
 int kl__call_find_partition(kl__call *call, const char *name, kl_queue **ret_queue, const char **ret_partition)
 {
     const char *suffix = strstr(name, "__p");

@@ -48,8 +48,8 @@ KL_MUST_USE kl_rc kl__process_run(const kl__command_line *line, kl__ended *ret_e
 bool kl__process_prepare(void);
 
 /* process_guard.c. Starts the guard, a process that kills the groups which run when this one dies; where none can be
- * had, only their first processes are. Before there are threads. Tell notes a group that begins or has ended; safe from any
- * thread, and between fork and exec. */
+ * had, only their first processes are. Before there are threads. Tell notes a group that begins or has ended; safe from
+ * any thread, and between fork and exec. */
 void kl__guard_start(void);
 void kl__guard_tell(pid_t group, bool begins);
 

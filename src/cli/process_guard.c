@@ -5,8 +5,8 @@
  *
  * The kernel kills a handler's first process when the worker dies, and no other: what that one has started would go on
  * while the task runs again elsewhere. So a small process watches. It has nothing to do but to read a pipe that only
- * the worker holds; that ends however the worker does. A group is struck out before its first process is waited for, so no
- * other process can have its number meanwhile. */
+ * the worker holds; that ends however the worker does. A group is struck out before its first process is waited for, so
+ * no other process can have its number meanwhile. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

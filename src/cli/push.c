@@ -153,8 +153,8 @@ static int tell_bad(struct bulk *bulk, uint64_t number, const char *why)
     return KL_EXIT_OK;
 }
 
-/* A call that failed may have stored some of its tasks: in one of several stores, or all of them, when it was the answer
- * that did not come. */
+/* A call that failed may have stored some of its tasks: in one of several stores, or all of them, when it was the
+ * answer that did not come. */
 static int tell_failure(struct bulk *bulk, kl_rc rc, uint64_t first, uint64_t last)
 {
     kl__progress_clear(&bulk->progress);
@@ -230,8 +230,8 @@ static int take_line(struct bulk *bulk, kl_bytes line)
     return bulk->count == bulk->room || bulk->bytes >= BATCH_BYTES ? put_batch(bulk) : KL_EXIT_OK;
 }
 
-/* Whether the next line is too long in coming for those that are here. Under a token batches must be the same each time,
- * and wait until they are full. */
+/* Whether the next line is too long in coming for those that are here. Under a token batches must be the same each
+ * time, and wait until they are full. */
 static bool is_silent(struct bulk *bulk)
 {
     if (bulk->count == 0 || bulk->opts->token || kl__lines_at_hand(&bulk->lines, 0))

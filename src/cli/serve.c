@@ -5,8 +5,8 @@
  *                          while the store is opened: ends at once
  *      SIGHUP              reads tokens and certificate again, and opens the audit log anew
  *
- * The end has a deadline: --server-stop for claimed tasks, then END_S for everything else. What a store that hangs has not
- * taken by then is run again by whoever gets the shards, as after a crash. */
+ * The end has a deadline: --server-stop for claimed tasks, then END_S for everything else. What a store that hangs has
+ * not taken by then is run again by whoever gets the shards, as after a crash. */
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>

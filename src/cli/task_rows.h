@@ -12,8 +12,8 @@ enum { KL_LIST_PAGE = 200, KL_LIST_STANDARD = 100, KL_LIST_MAX = 1000000 };
 /* Of lists: the same fields in JSON, and for people what can be told of such tasks. */
 extern const kl__column kl__waiting_columns[], kl__finished_columns[];
 
-/* marks: which jobs are cancelled or removed, so that it is told of their waiting tasks; NULL: none of them waits. why: as
- * from kl__tasks_why. */
+/* marks: which jobs are cancelled or removed, so that it is told of their waiting tasks; NULL: none of them waits. why:
+ * as from kl__tasks_why. */
 void kl__task_row(kl__out *out, const kl_found *found, const kl__cancelled_set *marks, kl_why why);
 
 /* Everything about one task. KL_EXIT_OK, or it has complained. */

@@ -65,8 +65,9 @@ typedef struct kl__lines {
 
 /* False: it has complained. */
 bool kl__lines_open(kl__lines *lines, const char *name);
-/* The next line that is not blank, without its end, and without its rest when it has more than KL_LINE_BYTES_MAX bytes; valid
- * until the next call of any of these. 1: there is one, 0: the end, -1: the file cannot be read, and it has complained. */
+/* The next line that is not blank, without its end, and without its rest when it has more than KL_LINE_BYTES_MAX bytes;
+ * valid until the next call of any of these. 1: there is one, 0: the end, -1: the file cannot be read, and it has
+ * complained. */
 int kl__lines_next(kl__lines *lines, kl_bytes *ret_line);
 /* Whether the next call need not wait for the other end of a pipe; waits so long for that. */
 bool kl__lines_at_hand(kl__lines *lines, int64_t wait_ms);

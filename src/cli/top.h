@@ -50,8 +50,8 @@ typedef struct kl__top {
     size_t key_count;
 } kl__top;
 
-/* Looks at the store; `before` (NULL: none) is the last look, for rates. The caller frees ret_top->arena. Errors as those
- * of the store. */
+/* Looks at the store; `before` (NULL: none) is the last look, for rates. The caller frees ret_top->arena. Errors as
+ * those of the store. */
 KL_MUST_USE kl_rc kl__top_look(kl_store *store, const kl__top *before, kl__top *ret_top);
 
 /* As tables, each line ending in a newline; titles begin with \1. Not harmful for terminals. */

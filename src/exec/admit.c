@@ -1,27 +1,28 @@
 /* admit.c - how much of a shard may be taken up by what cannot run, and what those are told who get no place.
  *
  * The tasks of a key that waits for its retry, or is paused, keep their places for as long as that takes, and so does a
- * task that is not due. A producer that goes on submitting such tasks would fill the shard, and its other keys would wait
- * after all. So blocked keys get a quarter as many as there are places together, which is what can be lent for them
- * (shard.c), so that the others have all places for themselves; and a key of them what the others leave of that:
+ * task that is not due. A producer that goes on submitting such tasks would fill the shard, and its other keys would
+ * wait after all. So blocked keys get a quarter as many as there are places together, which is what can be lent for
+ * them (shard.c), so that the others have all places for themselves; and a key of them what the others leave of that:
  *
  *      tasks of this key + tasks of all blocked keys  <  capacity / 4
  *
- * One key alone gets an eighth, two a twelfth each, and there is always some left for one more. Tasks that are not due get
- * what blocked keys leave of half of the places, by the same rule. What a key had in line before it was blocked stays,
- * whatever it was. Between being admitted and claiming a place there is no mutex, so of several threads that submit at the
- * same moment each may be one too many.
+ * One key alone gets an eighth, two a twelfth each, and there is always some left for one more. Tasks that are not due
+ * get what blocked keys leave of half of the places, by the same rule. What a key had in line before it was blocked
+ * stays, whatever it was. Between being admitted and claiming a place there is no mutex, so of several threads that
+ * submit at the same moment each may be one too many.
  *
- * Hardly a submit comes here: the lanes show signs of blocked keys, which producers look at without the mutex. And whoever
- * goes on submitting to a blocked key is answered without it, too: threads that run short tasks hold it most of the time,
- * and to count for each submit what is on the way would drain the inbox. Counted is once, and of that is known:
+ * Hardly a submit comes here: the lanes show signs of blocked keys, which producers look at without the mutex. And
+ * whoever goes on submitting to a blocked key is answered without it, too: threads that run short tasks hold it most of
+ * the time, and to count for each submit what is on the way would drain the inbox. Counted is once, and of that is
+ * known:
  *
  *      admitted  tasks of this key and of all blocked keys, to which those are added that are admitted since
  *      refused   so is the next, without a sentence unless he asks
  *
  * That holds until a key has become blocked or the shard has been relieved of something stuck, which the lanes count; a
- * task that has become due counts when a thread comes by, as one that is done in a long hand does (hand.c takes those of
- * blocked keys alone). */
+ * task that has become due counts when a thread comes by, as one that is done in a long hand does (hand.c takes those
+ * of blocked keys alone). */
 #include "exec/submit.h"
 
 #include <stdio.h>
@@ -31,8 +32,8 @@
 
 enum { KEY_SHOWN_BYTES = 64, KEYS_TOLD_MAX = 1024 };
 
-/* Tasks that cannot run: of an applicant's key, and those that he shares with: of all blocked keys if it is one of them, and
- * else all. */
+/* Tasks that cannot run: of an applicant's key, and those that he shares with: of all blocked keys if it is one of
+ * them, and else all. */
 struct stuck {
     bool blocked; /* his key is */
     uint64_t own, all;
@@ -135,8 +136,8 @@ static struct stuck count_stuck(const kl__shard *shard, const kl__lane_key *key)
                           .all = blocked ? kl__lanes_blocked(shard->lanes) : kl__lanes_stuck(shard->lanes)};
 }
 
-/* Adds what is published behind a place that is not yet, or for which there is no memory: it cannot be drained, and whoever
- * was interrupted while he published may not go on for long. */
+/* Adds what is published behind a place that is not yet, or for which there is no memory: it cannot be drained, and
+ * whoever was interrupted while he published may not go on for long. */
 static void add_undrained(kl__shard *shard, const kl__lane_key *key, struct stuck *stuck)
 {
     kl__inbox *inbox = &shard->inbox;
@@ -165,8 +166,8 @@ static bool has_share(const kl__shard *shard, const struct stuck *stuck, bool de
     return stuck->all == 0 || stuck->own + stuck->all < share;
 }
 
-/* The same, when all is known: what is due by now, and what is still on the way. What is done and still in a thread's hand
- * is of no blocked key. A key that is not blocked, and only has the signs of one that is, need not know. */
+/* The same, when all is known: what is due by now, and what is still on the way. What is done and still in a thread's
+ * hand is of no blocked key. A key that is not blocked, and only has the signs of one that is, need not know. */
 static bool is_admitted(kl__shard *shard, const kl__lane_key *key, bool delayed, struct stuck *ret_stuck)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);
@@ -289,8 +290,8 @@ uint64_t kl__shard_full_count(kl__shard *shard)
     return full;
 }
 
-/* Where they lie they are read again only if somebody asks: what is read just after it was written in other pieces waits
- * until all has been written. */
+/* Where they lie they are read again only if somebody asks: what is read just after it was written in other pieces
+ * waits until all has been written. */
 static struct facts *note_full(kl__shard *shard, uint64_t length, kl__say_fn *say)
 {
     struct facts *facts = kl__fail_facts(say);
@@ -309,7 +310,8 @@ kl_rc kl__shard_fail_full(kl__shard *shard)
     return KL_EFULL;
 }
 
-/* How full it is was seen when a key was last refused under the mutex: to look again would take lines that others need. */
+/* How full it is was seen when a key was last refused under the mutex: to look again would take lines that others
+ * need. */
 kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked)
 {
     uint32_t length = atomic_load_explicit(&shard->told_length, memory_order_relaxed);

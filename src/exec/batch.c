@@ -1,9 +1,10 @@
 /* batch.c - submitting many tasks at once: one claim and one wake-up for each shard of a chunk.
  *
- * Nearly always all of a chunk is plain, no key of it is blocked, and each shard has room: then it is sorted by shard and
- * written into its places (submit_plain). Tasks whose keys may be blocked are set aside, with all that follow them in the
- * batch and may be of the same key; of those whose keys are refused again that is said at once. The others, what found no
- * place, and a chunk of another kind are made into orders, which are submitted like single ones, in order for each key. */
+ * Nearly always all of a chunk is plain, no key of it is blocked, and each shard has room: then it is sorted by shard
+ * and written into its places (submit_plain). Tasks whose keys may be blocked are set aside, with all that follow them
+ * in the batch and may be of the same key; of those whose keys are refused again that is said at once. The others, what
+ * found no place, and a chunk of another kind are made into orders, which are submitted like single ones, in order for
+ * each key. */
 #include "exec/submit.h"
 
 #include <stdio.h>
@@ -104,7 +105,8 @@ static bool note_failure(struct batch *batch, const kl__order *order, kl_rc rc)
     return true;
 }
 
-/* Submits all that finds a place at once, but not what needs care, nor to shards that take no more. Returns how many. */
+/* Submits all that finds a place at once, but not what needs care, nor to shards that take no more. Returns how
+ * many. */
 static size_t submit_free(kl_exec *exec, kl__order *orders, size_t count, struct share *shares)
 {
     size_t taken = 0;
@@ -133,8 +135,8 @@ static size_t submit_free(kl_exec *exec, kl__order *orders, size_t count, struct
     return taken;
 }
 
-/* Keys may have become blocked while another order waited for its place. Whether they are may change at any moment, so what
- * follows an order of the same key is as careful as that: it must not be taken before it. */
+/* Keys may have become blocked while another order waited for its place. Whether they are may change at any moment, so
+ * what follows an order of the same key is as careful as that: it must not be taken before it. */
 static void look_again(kl__order *orders, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -160,8 +162,8 @@ static void wait_shorter(struct batch *batch, kl__order *order)
     order->timeout_ms = order->timeout_ms > waited_ms ? order->timeout_ms - waited_ms : 0;
 }
 
-/* Submits the first that found no place, waiting for one, then all that finds one now, and so on: in order, for once one
- * finds none, its shard takes no more of the chunk. Returns how many were taken. */
+/* Submits the first that found no place, waiting for one, then all that finds one now, and so on: in order, for once
+ * one finds none, its shard takes no more of the chunk. Returns how many were taken. */
 static size_t submit_rest(struct batch *batch, kl__order *orders, size_t count, struct share *shares)
 {
     size_t taken = 0;
@@ -251,8 +253,9 @@ static bool line_has_signs(const struct routes *routes, struct line line, const 
     return any;
 }
 
-/* Sets aside what may be of a blocked key, and all that follows it in the batch and may be of the same key, for whether that
- * is blocked may change at any moment: it gets id 0. Counts what was refused again, and returns the rest of the line. */
+/* Sets aside what may be of a blocked key, and all that follows it in the batch and may be of the same key, for whether
+ * that is blocked may change at any moment: it gets id 0. Counts what was refused again, and returns the rest of the
+ * line. */
 static struct line part_line(struct batch *batch, const kl_exec_task *tasks, struct routes *routes, struct line line,
                              kl__shard *shard, kl_exec_id *ids, size_t *io_refused)
 {
@@ -291,9 +294,9 @@ static size_t submit_line(kl__shard *shard, const kl_exec_task *tasks, const str
     return places;
 }
 
-/* The common case of a chunk: tasks without options whose keys are short. Submits those that need not be set aside and find
- * a place at once; the others get id 0. Says how many those are that are left, not being refused. False: it is not that
- * case, and nothing has happened. */
+/* The common case of a chunk: tasks without options whose keys are short. Submits those that need not be set aside and
+ * find a place at once; the others get id 0. Says how many those are that are left, not being refused. False: it is not
+ * that case, and nothing has happened. */
 static bool submit_plain(struct batch *batch, const kl_exec_task *tasks, size_t count, kl_exec_id *ids,
                          size_t *ret_left)
 {
@@ -352,8 +355,8 @@ static bool is_task_refused(struct batch *batch, const kl_exec_task *task)
     return is_refused_again(batch, shard, hash, task->key);
 }
 
-/* Makes what is left of a chunk into orders. One that cannot be prepared ends the batch before it. Returns how many of the
- * tasks, from the first, it has dealt with. */
+/* Makes what is left of a chunk into orders. One that cannot be prepared ends the batch before it. Returns how many of
+ * the tasks, from the first, it has dealt with. */
 static size_t prepare_chunk(struct batch *batch, const kl_exec_task *tasks, size_t count, kl_exec_id *ids,
                             kl__order *orders, size_t *ret_size)
 {
@@ -374,8 +377,8 @@ static size_t prepare_chunk(struct batch *batch, const kl_exec_task *tasks, size
     return at;
 }
 
-/* What submit_plain has left of a chunk: those of its tasks that have id 0. Returns how many of the tasks, from the first,
- * it has dealt with. */
+/* What submit_plain has left of a chunk: those of its tasks that have id 0. Returns how many of the tasks, from the
+ * first, it has dealt with. */
 static __attribute__((noinline)) size_t submit_orders(struct batch *batch, const kl_exec_task *tasks, size_t count,
                                                       kl_exec_id *ids)
 {

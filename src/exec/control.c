@@ -16,8 +16,8 @@ kl_rc kl__shard_look_closely(kl__shard *shard)
     return rc;
 }
 
-/* Between looks at an inbox in which somebody is about to publish. Not a yield: if we are more urgent than he is, that would
- * keep him from it for ever. */
+/* Between looks at an inbox in which somebody is about to publish. Not a yield: if we are more urgent than he is, that
+ * would keep him from it for ever. */
 enum { NAP_NS = 50000 };
 
 /* Ends a visit of this file: what has become ready needs a thread. */
@@ -34,8 +34,8 @@ static kl_rc fail_gone(void)
     return kl__fail(KL_ENOTFOUND, "there is no such task: it has ended, or the id is not from this executor");
 }
 
-/* Whether the task with this id has entered the lanes and not ended. Its memory may be another's by now, or free and just
- * being filled in; only while a task lives does it have a place. */
+/* Whether the task with this id has entered the lanes and not ended. Its memory may be another's by now, or free and
+ * just being filled in; only while a task lives does it have a place. */
 static bool is_alive(const kl__shard *shard, const kl__exec_task *task, kl_exec_id id)
 {
     return __atomic_load_n(&task->lane.mark.place, __ATOMIC_RELAXED) != KL_PLACE_NONE &&
@@ -145,8 +145,8 @@ kl_rc kl_exec_status_of(kl_exec *exec, kl_exec_id id, kl_exec_status *ret_status
 
 /* --- One key --- */
 
-/* Returns with the mutex of the key's shard held and its inbox empty, as far as it is published. So many places had been claimed
- * when it was emptied. */
+/* Returns with the mutex of the key's shard held and its inbox empty, as far as it is published. So many places had
+ * been claimed when it was emptied. */
 static kl_rc enter_claimed(const char *call, kl_exec *exec, kl_bytes key, kl__shard **ret_shard, kl__lane_key *ret_key,
                            uint64_t *ret_claimed)
 {

@@ -1,19 +1,21 @@
 /* hand.h - the tasks that a thread has taken and will run next, which others can take back.
  *
- * Taking one task at a time costs a mutex and a look at the clock for each. While tasks are short, a thread takes several
- * at once, each of another key. That must not show: when one of them blocks after all, the others must run elsewhere, and
- * keys whose tasks are done must go on. So a hand can be recalled at any moment by whoever holds the shard's mutex:
+ * Taking one task at a time costs a mutex and a look at the clock for each. While tasks are short, a thread takes
+ * several at once, each of another key. That must not show: when one of them blocks after all, the others must run
+ * elsewhere, and keys whose tasks are done must go on. So a hand can be recalled at any moment by whoever holds the
+ * shard's mutex:
  *
  *      tasks[0 .. next-2] are done, tasks[next-1] is the thread's, tasks[next .. count-1] have not started
  *
  * The thread claims a task by storing `next`, then looks at `recalled`. The recaller stores `recalled`, then looks at
- * `next`. For one of them to see the other, each needs a full barrier between its two steps. The thread would pay for it
- * with every task, so the recaller pays for both: membarrier(2) makes all threads of the process pass a barrier. If the
- * thread's store came before that, the recaller sees it and leaves the task alone; if not, the thread's look comes after
- * it and sees the recall. When it sees one, it asks under the mutex whether the task is still its own.
+ * `next`. For one of them to see the other, each needs a full barrier between its two steps. The thread would pay for
+ * it with every task, so the recaller pays for both: membarrier(2) makes all threads of the process pass a barrier. If
+ * the thread's store came before that, the recaller sees it and leaves the task alone; if not, the thread's look comes
+ * after it and sees the recall. When it sees one, it asks under the mutex whether the task is still its own.
  *
- * The recaller ends what is done, returns to the lanes what has not started, and clears their entries; what it leaves is
- * the thread's own to settle. Where the kernel has no membarrier, hands are of one task, and there is nothing to recall. */
+ * The recaller ends what is done, returns to the lanes what has not started, and clears their entries; what it leaves
+ * is the thread's own to settle. Where the kernel has no membarrier, hands are of one task, and there is nothing to
+ * recall. */
 #ifndef KL_HAND_H
 #define KL_HAND_H
 
@@ -43,10 +45,10 @@ static inline bool kl__hand_recallable(kl__hand *hand)
     return atomic_load(&hand->shard) != NULL && !atomic_load(&hand->recalled);
 }
 
-/* All under the shard's mutex. Fill takes up to `most` tasks, says how many, and sets the time anew where reports took some
- * of it. Settle, by the thread itself, ends the
- * first `ran` and returns the others. Recall does the same for another thread, up to the task that it is running;
- * recall_all for every hand that holds tasks of the shard: then all that no thread is about to run is in the lanes. */
+/* All under the shard's mutex. Fill takes up to `most` tasks, says how many, and sets the time anew where reports took
+ * some of it. Settle, by the thread itself, ends the first `ran` and returns the others. Recall does the same for
+ * another thread, up to the task that it is running; recall_all for every hand that holds tasks of the shard: then all
+ * that no thread is about to run is in the lanes. */
 uint32_t kl__hand_fill(kl__hand *hand, kl__shard *shard, uint32_t most, int64_t *now_ns);
 void kl__hand_settle(kl__hand *hand, kl__shard *shard, uint32_t ran, int64_t now_ns);
 void kl__hand_recall(kl__hand *hand, kl__shard *shard, int64_t now_ns);

@@ -2,23 +2,23 @@
  *
  * A ring of slots, one per place of the shard's capacity (rounded up to a power of two), and a fixed set of tasks. Two
  * counters run forever: `tail` numbers the places that were claimed, `freed` those that were given back. A producer may
- * claim number n while n < freed + capacity: that one comparison is the capacity limit, and it also promises that slot n
- * holds a free task, because
+ * claim number n while n < freed + capacity: that one comparison is the capacity limit, and it also promises that slot
+ * n holds a free task, because
  *
  *        slot n:   free task  --fill, publish-->  published  --drain-->  done with  --give back-->  free task
  *                  producer n                     the shard's owner                 the shard's owner
  *
- * the c-th task that is given back, whichever it is, is put into slot c + capacity for the producer with that number. So
- * a submit is one compare-and-swap and no allocation, and producers meet the owner nowhere else.
+ * the c-th task that is given back, whichever it is, is put into slot c + capacity for the producer with that number.
+ * So a submit is one compare-and-swap and no allocation, and producers meet the owner nowhere else.
  *
- * Nearly always a task is given back when it ends. But a task that waits for its retry may have another given back in its
- * stead (shard.c, lend): then `freed` is ahead of `ended`, which numbers the tasks that have ended, until one that ends is
- * kept. Neither passes `drained`, so the slot that is written has been done with.
+ * Nearly always a task is given back when it ends. But a task that waits for its retry may have another given back in
+ * its stead (shard.c, lend): then `freed` is ahead of `ended`, which numbers the tasks that have ended, until one that
+ * ends is kept. Neither passes `drained`, so the slot that is written has been done with.
  *
- * Producers write `tail` and `limit`, which is what they last saw of freed + capacity; the owner writes `freed`, `ended`
- * and `drained`. The owner is whoever holds the shard's mutex. A claimed slot is published at once; until then, later ones
- * wait behind it. One bit of a published slot tells odd from even rounds of the ring, so that the owner does not take a
- * slot that it is done with for a new one. */
+ * Producers write `tail` and `limit`, which is what they last saw of freed + capacity; the owner writes `freed`,
+ * `ended` and `drained`. The owner is whoever holds the shard's mutex. A claimed slot is published at once; until then,
+ * later ones wait behind it. One bit of a published slot tells odd from even rounds of the ring, so that the owner does
+ * not take a slot that it is done with for a new one. */
 #ifndef KL_INBOX_H
 #define KL_INBOX_H
 
@@ -146,8 +146,8 @@ static inline void kl__inbox_pop(kl__inbox *inbox, uint64_t number)
     atomic_store_explicit(&inbox->drained, number, memory_order_relaxed);
 }
 
-/* A task is given back, as number `freed` of all that ever were: its memory is free for another once the owner stores the
- * new number in `freed`. */
+/* A task is given back, as number `freed` of all that ever were: its memory is free for another once the owner stores
+ * the new number in `freed`. */
 static inline void kl__inbox_give_back(kl__inbox *inbox, uint64_t freed, uint32_t task)
 {
     atomic_store_explicit(kl__inbox_slot(inbox, freed + inbox->capacity), task, memory_order_relaxed);

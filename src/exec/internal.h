@@ -92,8 +92,8 @@ static inline kl_bytes kl__slot_key(const kl__exec_task *task, uint64_t slot, ui
     return bytes;
 }
 
-/* kl__lane_mark.stop_asked: written under the shard's mutex, read by the task itself. OVER is written by who reports the task,
- * before he does, of one that failed when that is decided, and stays. */
+/* kl__lane_mark.stop_asked: written under the shard's mutex, read by the task itself. OVER is written by who reports
+ * the task, before he does, of one that failed when that is decided, and stays. */
 enum { KL_STOP_NONE, KL_STOP_CANCEL, KL_STOP_DEADLINE, KL_STOP_OVER };
 
 static inline uint8_t kl__stop_asked(const kl__exec_task *task)
@@ -238,8 +238,8 @@ struct kl_exec {
     sigset_t signals; /* the threads' mask, which was that of who opened it */
 };
 
-/* The executors of which this thread runs or reports a task, the innermost first: it must not wait for tasks of theirs. A
- * task of one may cancel a task of another, so there may be several. */
+/* The executors of which this thread runs or reports a task, the innermost first: it must not wait for tasks of theirs.
+ * A task of one may cancel a task of another, so there may be several. */
 extern _Thread_local const kl__inside *kl__innermost;
 
 static inline bool kl__is_inside(const struct kl_exec *exec)
@@ -257,7 +257,8 @@ static inline int64_t kl__exec_now_ns(const kl_exec *exec)
 
 static inline int64_t kl__ns_to_ms(int64_t ns) { return ns / 1000000; }
 
-/* So many milliseconds after this moment, or up to one more: what has come when a clock of whole ones shows it has come. */
+/* So many milliseconds after this moment, or up to one more: what has come when a clock of whole ones shows it has
+ * come. */
 static inline int64_t kl__ms_after(int64_t ns, int64_t ms) { return (ns + 999999) / 1000000 + ms; }
 static inline int64_t kl__exec_now_ms(const kl_exec *exec) { return kl__ns_to_ms(kl__exec_now_ns(exec)); }
 
@@ -278,9 +279,9 @@ static inline kl__shard *kl__exec_shard_of(kl_exec *exec, kl_bytes key, uint64_t
     return kl__exec_shard_at(exec, *ret_hash);
 }
 
-/* An id is a task's number in its shard, the shard, and which of the shard's tasks it is, counted from 1, so that no id is
- * 0. The number's upper bits are lost in it: with the default settings after 2^54 tasks, whatever they are not before
- * 2^36. */
+/* An id is a task's number in its shard, the shard, and which of the shard's tasks it is, counted from 1, so that no id
+ * is 0. The number's upper bits are lost in it: with the default settings after 2^54 tasks, whatever they are not
+ * before 2^36. */
 static inline kl_exec_id kl__exec_id_at(const kl__shard *shard, uint64_t index, uint64_t number)
 {
     const struct kl_exec *exec = shard->exec;
@@ -297,8 +298,8 @@ KL_MUST_USE kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts
 KL_MUST_USE kl_rc kl__exec_check_wait(const char *call, int64_t wait_ms);
 KL_MUST_USE kl_rc kl__exec_task_opts_check(const kl_exec_task_opts *given, kl_exec_task_opts *ret_opts);
 
-/* control.c. With the shard's mutex held: brings every task that is not in fact running, and whose submit has returned, into
- * the lanes, as of now. KL_ENOMEM: not all of them. */
+/* control.c. With the shard's mutex held: brings every task that is not in fact running, and whose submit has returned,
+ * into the lanes, as of now. KL_ENOMEM: not all of them. */
 kl_rc kl__shard_look_closely(kl__shard *shard);
 
 /* shard.c. All but open, close, has_work and report are called with the shard's mutex held. */

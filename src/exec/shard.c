@@ -3,18 +3,19 @@
  * From: submit.c, batch.c (published tasks).  To: thread.c (which runs what is taken).
  *
  * Everything here happens under the shard's mutex, except the reports to the caller's functions: a task that is to be
- * reported is first withdrawn from its line, then reported without the mutex, then ended. Until it is ended it counts, so
- * that a drain or a barrier returns after the report and not before.
+ * reported is first withdrawn from its line, then reported without the mutex, then ended. Until it is ended it counts,
+ * so that a drain or a barrier returns after the report and not before.
  *
- * The inbox is drained in small helpings, when nothing is ready or a millisecond has passed: what waits in the ring is in
- * order and compact, and a task that finds its key idle and nothing ready starts at once, without standing in line. Only
- * priorities and delays can tell the difference, for by them a task may belong before or behind one that it has not met
- * yet; so while any task with one is about, everything is drained before each take.
+ * The inbox is drained in small helpings, when nothing is ready or a millisecond has passed: what waits in the ring is
+ * in order and compact, and a task that finds its key idle and nothing ready starts at once, without standing in line.
+ * Only priorities and delays can tell the difference, for by them a task may belong before or behind one that it has
+ * not met yet; so while any task with one is about, everything is drained before each take.
  *
  * A task that cannot run, because its key is blocked or it is not due, keeps its memory, but as long as there are spare
- * tasks, a quarter as many as places but at least one, it takes nobody's place: one is lent to producers in its stead. When
- * there are fewer such tasks than are lent, those that end are kept as spare ones until it is even again. So a shard never
- * holds more than its capacity and a quarter, and more than its capacity only while some cannot run, or just could not. */
+ * tasks, a quarter as many as places but at least one, it takes nobody's place: one is lent to producers in its stead.
+ * When there are fewer such tasks than are lent, those that end are kept as spare ones until it is even again. So a
+ * shard never holds more than its capacity and a quarter, and more than its capacity only while some cannot run, or
+ * just could not. */
 #include "exec/internal.h"
 
 #include "base/text.h"
@@ -150,8 +151,8 @@ int64_t kl__shard_expire(kl__shard *shard, int64_t now_ns)
 /* --- In --- */
 
 /* When a task that does not wait for its time was submitted, as far as that is known: at the time in its stamp, or else
- * not before the last one of which we know. That is all that order needs: without delayed tasks about, nothing is stamped
- * and position decides. */
+ * not before the last one of which we know. That is all that order needs: without delayed tasks about, nothing is
+ * stamped and position decides. */
 static int64_t submit_time(kl__shard *shard, bool stamped, uint32_t stamp, int64_t now_ms)
 {
     if (KL_UNLIKELY(stamped)) {
@@ -187,8 +188,8 @@ static __attribute__((noinline, cold)) kl__lane *find_far_lane(kl__shard *shard,
 
 enum entry { WAITS, STARTED, NO_MEMORY };
 
-/* Moves one published task into the lanes, or starts it if it may and need not wait. NO_MEMORY: it stays where it is. The
- * key's bytes lie where the lane's links will be, so the lane is found first. */
+/* Moves one published task into the lanes, or starts it if it may and need not wait. NO_MEMORY: it stays where it is.
+ * The key's bytes lie where the lane's links will be, so the lane is found first. */
 static inline enum entry enter(kl__shard *shard, uint64_t number, uint64_t slot, int64_t now_ms, bool may_start)
 {
     kl__exec_task *task = &shard->tasks[slot & KL_INBOX_INDEX_MASK];
@@ -254,8 +255,8 @@ static bool must_look(kl__shard *shard, int64_t now_ms)
            kl__lanes_prioritized(shard->lanes) || atomic_load_explicit(&shard->delayed, memory_order_relaxed) > 0;
 }
 
-/* What is ready and has a priority is taken one by one: what comes while the first runs may belong before the second. What
- * cannot run holds up nobody, whatever its priority. */
+/* What is ready and has a priority is taken one by one: what comes while the first runs may belong before the second.
+ * What cannot run holds up nobody, whatever its priority. */
 static uint32_t limit(kl__shard *shard, uint32_t most, int64_t now_ms)
 {
     kl__lanes_advance(shard->lanes, now_ms);
@@ -334,9 +335,9 @@ static void lend(kl__shard *shard)
         let_in(shard);
 }
 
-/* Tells threads that look for work what they would find, and producers what has become free. A full barrier follows what
- * has changed: whoever publishes then looks at who is idle, and whoever falls idle then looks at what is published. True:
- * something is due earlier than was told, so whoever sleeps may have to get up earlier. */
+/* Tells threads that look for work what they would find, and producers what has become free. A full barrier follows
+ * what has changed: whoever publishes then looks at who is idle, and whoever falls idle then looks at what is
+ * published. True: something is due earlier than was told, so whoever sleeps may have to get up earlier. */
 bool kl__shard_publish_hints(kl__shard *shard)
 {
     kl__task_extra *deadline = first_deadline(shard);
@@ -353,7 +354,8 @@ bool kl__shard_publish_hints(kl__shard *shard)
     return next_due < told_due;
 }
 
-/* Publishes what there is to do, and sees that somebody does it: for those who leave the shard, or its mutex for long. */
+/* Publishes what there is to do, and sees that somebody does it: for those who leave the shard, or its mutex for
+ * long. */
 void kl__shard_offer(kl__shard *shard)
 {
     bool earlier = kl__shard_publish_hints(shard);
@@ -398,8 +400,8 @@ void kl__shard_end(kl__shard *shard, kl__lane_task **tasks, uint32_t count, int6
         ended++;
     }
     atomic_store_explicit(&shard->inbox.freed, freed, memory_order_release);
-    /* While stopping, a full barrier between our end and our look at the other shards': of two threads that end the last
-     * tasks of two shards, one must see both. */
+    /* While stopping, a full barrier between our end and our look at the other shards': of two threads that end the
+     * last tasks of two shards, one must see both. */
     bool stopping = atomic_load_explicit(&shard->exec->phase, memory_order_relaxed) != KL_EXEC_OPEN;
     if (KL_UNLIKELY(stopping))
         atomic_store(&shard->inbox.ended, ended);
@@ -425,8 +427,8 @@ static void log_failure(const kl_exec *exec, const kl_exec_end *end)
                  end->attempts == 1 ? "attempt" : "attempts", *error ? error : "no error text");
 }
 
-/* Tells the task's owner how it ended. Not under the mutex: the owner may call anything. A thread that is cancelled ends
- * in its next task, not here, where it would leave the task neither reported nor ended. */
+/* Tells the task's owner how it ended. Not under the mutex: the owner may call anything. A thread that is cancelled
+ * ends in its next task, not here, where it would leave the task neither reported nor ended. */
 void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, kl_rc rc, const char *error)
 {
     const kl_exec_opts *opts = &shard->exec->opts;
@@ -459,8 +461,8 @@ void kl__exec_report(kl__shard *shard, kl__exec_task *task, kl_outcome outcome, 
     kl__cancel_again(state);
 }
 
-/* Reports and ends withdrawn tasks, in order. Leaves the mutex for the reports and holds it again on return. A report may
- * take long, so what is ready by then is offered before each. */
+/* Reports and ends withdrawn tasks, in order. Leaves the mutex for the reports and holds it again on return. A report
+ * may take long, so what is ready by then is offered before each. */
 void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outcome, kl_rc rc)
 {
     while (KL_UNLIKELY(chain != NULL)) {
@@ -479,8 +481,8 @@ void kl__shard_end_chain(kl__shard *shard, kl__lane_task *chain, kl_outcome outc
     }
 }
 
-/* Ends everything that is not running: the executor is being aborted. What runs is told when its deadline comes, which would
- * be due for ever otherwise. */
+/* Ends everything that is not running: the executor is being aborted. What runs is told when its deadline comes, which
+ * would be due for ever otherwise. */
 void kl__shard_give_up(kl__shard *shard)
 {
     int64_t now_ns = kl__exec_now_ns(shard->exec);

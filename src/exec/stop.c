@@ -2,9 +2,9 @@
  *
  *      OPEN --> DRAINING --> ABORTING        and never back
  *
- * Stopping shuts every inbox, which is atomic against claims: a submit has either claimed its place before, and then the
- * task is run or reported, or it gets KL_ECLOSED. The executor is over when every shard is shut and has ended as many
- * tasks as it has claimed. */
+ * Stopping shuts every inbox, which is atomic against claims: a submit has either claimed its place before, and then
+ * the task is run or reported, or it gets KL_ECLOSED. The executor is over when every shard is shut and has ended as
+ * many tasks as it has claimed. */
 #include "exec/internal.h"
 
 #include "base/wait.h"

@@ -2,9 +2,9 @@
  *
  *      submit:  check -> hash the key -> shard -> claim a place -> fill in the task -> publish -> wake a thread
  *
- * A submit takes no mutex unless it must wait for room or its key may be blocked, and allocates nothing unless the key is
- * long or the task has a delay, a deadline or a report of its own. What it may need is allocated before a place is claimed,
- * so that a claimed place is always published. */
+ * A submit takes no mutex unless it must wait for room or its key may be blocked, and allocates nothing unless the key
+ * is long or the task has a delay, a deadline or a report of its own. What it may need is allocated before a place is
+ * claimed, so that a claimed place is always published. */
 #include "exec/submit.h"
 
 #include "base/wait.h"
@@ -149,8 +149,8 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
                            uint64_t *ret_count)
 {
     kl_rc rc;
-    /* Room is often a few microseconds away: let the threads that make it run before going to sleep for it. Half of it is
-     * worth waiting for: taking each place as it comes free would have the cores tear at the same cache lines. */
+    /* Room is often a few microseconds away: let the threads that make it run before going to sleep for it. Half of it
+     * is worth waiting for: taking each place as it comes free would have the cores tear at the same cache lines. */
     for (int i = 0; i < KL_EXEC_YIELDS; i++) {
         if (kl__monotonic_ns() >= until_ns || !kl__yield(shard->exec->dear_ns, &dear_until_ns))
             break;
@@ -175,8 +175,8 @@ static kl_rc claim_waiting(kl__shard *shard, uint64_t wanted, int64_t until_ns, 
     return rc;
 }
 
-/* When to give up waiting, first for the key and then for room, in real time (a test's clock does not end waits); 0: do not
- * wait. */
+/* When to give up waiting, first for the key and then for room, in real time (a test's clock does not end waits); 0: do
+ * not wait. */
 static int64_t wait_until(const kl_exec *exec, kl__order *order)
 {
     if (order->until_ns == 0 && order->timeout_ms > 0 && !kl__is_inside(exec))
@@ -202,7 +202,8 @@ static void go_elsewhere(kl_exec *exec, kl__order *order)
     }
 }
 
-/* Before the shard is called full to somebody who does not wait: if no thread has been there for a while, looks closely. */
+/* Before the shard is called full to somebody who does not wait: if no thread has been there for a while, looks
+ * closely. */
 static kl_rc claim_closely(kl__shard *shard, uint64_t *ret_number)
 {
     uint64_t count;
@@ -214,8 +215,8 @@ static kl_rc claim_closely(kl__shard *shard, uint64_t *ret_number)
     return kl__inbox_claim(&shard->inbox, 1, ret_number, &count);
 }
 
-/* Whether a task without a key may claim a place in the shard to which it has come: not if it is delayed, and there are enough
- * of such. */
+/* Whether a task without a key may claim a place in the shard to which it has come: not if it is delayed, and there are
+ * enough of such. */
 static kl_rc admit_here(const kl__order *order, int64_t until_ns)
 {
     bool blocked;
@@ -223,8 +224,8 @@ static kl_rc admit_here(const kl__order *order, int64_t until_ns)
     return is_delayed(order) ? kl__shard_admit(order->shard, &who, &blocked) : KL_OK;
 }
 
-/* A task without a key may go to any shard that has room, and if it is delayed, room for such. Closely: looks so at all of them,
- * and else at the others. */
+/* A task without a key may go to any shard that has room, and if it is delayed, room for such. Closely: looks so at all
+ * of them, and else at the others. */
 static kl_rc claim_anywhere(kl_exec *exec, kl__order *order, bool closely, uint64_t *ret_number)
 {
     uint64_t count;
@@ -275,8 +276,8 @@ static kl_rc admit_somewhere(kl_exec *exec, kl__order *order, int64_t until_ns, 
 }
 
 /* Asks whether an order that needs care may come in; one without a key may at any shard. Waiting would hold up the
- * caller's other keys, so only a task does that says itself how long, or all if they wait for ever. Records the sentence
- * if it may not. */
+ * caller's other keys, so only a task does that says itself how long, or all if they wait for ever. Records the
+ * sentence if it may not. */
 static kl_rc admit(kl_exec *exec, kl__order *order)
 {
     bool keyless = order->task->key.len == 0, blocked = false;
@@ -325,7 +326,8 @@ static __attribute__((noinline)) kl_rc submit_special(kl_exec *exec, const kl_ex
     return rc == KL_OK ? kl__order_submit(exec, &order, ret_id) : rc;
 }
 
-/* A plain task whose key may be blocked. Whoever is refused again shall hear it soon: he may have tasks of other keys. */
+/* A plain task whose key may be blocked. Whoever is refused again shall hear it soon: he may have tasks of other
+ * keys. */
 static __attribute__((noinline)) kl_rc submit_to_blocked(kl_exec *exec, const kl_exec_task *task, kl__shard *shard,
                                                          uint64_t hash, kl_exec_id *ret_id)
 {

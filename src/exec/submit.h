@@ -18,8 +18,8 @@ static inline bool kl__exec_may_be_blocked(const kl__shard *shard, kl_bytes key,
     return kl__lane_has_signs(shard->signs, (uint32_t)hash) && key.len > 0;
 }
 
-/* Whether a plain task of a key with this hash would be refused, as its key was before. Where submits wait for ever it is
- * not, but waits. */
+/* Whether a plain task of a key with this hash would be refused, as its key was before. Where submits wait for ever it
+ * is not, but waits. */
 static inline bool kl__exec_refuses(const kl_exec *exec, const kl__shard *shard, uint64_t hash)
 {
     return exec->opts.submit_timeout_ms != KL_FOREVER && kl__shard_refuses(shard, hash);
@@ -65,8 +65,8 @@ static inline void kl__mark_write(kl__exec_task *task, kl__lane_mark mark)
     __atomic_store(&task->lane.mark, &mark, __ATOMIC_RELAXED);
 }
 
-/* While a task of the shard is delayed: notes the time of the submit. Returns what belongs into the slot. Apart, or else
- * every task's mark would be taken to pieces for its sake. */
+/* While a task of the shard is delayed: notes the time of the submit. Returns what belongs into the slot. Apart, or
+ * else every task's mark would be taken to pieces for its sake. */
 __attribute__((noinline, cold)) uint32_t kl__place_stamp(const kl_exec *exec, kl__exec_task *task);
 
 /* Writes a task into its place and publishes it. `order` is NULL for one that is plain. */

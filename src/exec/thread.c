@@ -2,21 +2,21 @@
  *
  * From: shard.c (take).  To: shard.c (end) or the lanes (retry).
  *
- * A thread visits the shards in turn and stays with one for a bounded number of tasks or a millisecond, so that no shard
- * starves whatever the others hold. It holds the shard's mutex only to settle a hand of tasks and to take the next; while
- * it runs them, any other thread may take the next ready keys of the same shard. Hands are of one task unless tasks have
- * proved to be short, and others recall them: a thread that finds nothing else to do at once, one that is busy when they
- * are older than NEGLECTED_NS, after which it looks between two visits. So a task that blocks keeps its own key and one
- * thread, and for longer than that nothing else.
+ * A thread visits the shards in turn and stays with one for a bounded number of tasks or a millisecond, so that no
+ * shard starves whatever the others hold. It holds the shard's mutex only to settle a hand of tasks and to take the
+ * next; while it runs them, any other thread may take the next ready keys of the same shard. Hands are of one task
+ * unless tasks have proved to be short, and others recall them: a thread that finds nothing else to do at once, one
+ * that is busy when they are older than NEGLECTED_NS, after which it looks between two visits. So a task that blocks
+ * keeps its own key and one thread, and for longer than that nothing else.
  *
  * Sleeping and waking. A thread that finds no work registers as idle, looks once more, and sleeps until it is woken or
  * something is due. Whoever makes work visible (claims a place, publishes hints, fills a hand) passes a full barrier
  * before looking at the idle threads, and registering is one too; so one of the two sees the other.
  *
- * Waking a thread is a system call and costs far more than a short task. A thread whose tasks are short is called brisk:
- * while one is awake it sees new work within microseconds, and others are woken only for a backlog. Should its next task
- * block after all, somebody must notice: as long as a thread is brisk, one of those asleep keeps watch and looks up every
- * WATCH_NS. */
+ * Waking a thread is a system call and costs far more than a short task. A thread whose tasks are short is called
+ * brisk: while one is awake it sees new work within microseconds, and others are woken only for a backlog. Should its
+ * next task block after all, somebody must notice: as long as a thread is brisk, one of those asleep keeps watch and
+ * looks up every WATCH_NS. */
 #include "exec/internal.h"
 
 #include <signal.h>
@@ -110,8 +110,8 @@ static bool any_work(kl_exec *exec)
 
 static bool finished(kl_exec *exec) { return atomic_load(&exec->phase) != KL_EXEC_OPEN && kl__exec_all_ended(exec); }
 
-/* When the next key or deadline comes up, on the monotonic clock. A test's clock says nothing about that: the test wakes
- * the threads itself. */
+/* When the next key or deadline comes up, on the monotonic clock. A test's clock says nothing about that: the test
+ * wakes the threads itself. */
 static int64_t next_due_ns(kl_exec *exec)
 {
     int64_t due_ms = KL_NEVER;
@@ -143,9 +143,10 @@ static uint64_t count_ended(kl_exec *exec)
     return ended;
 }
 
-/* While a thread is brisk, one of the sleepers watches. When it gets up it wakes another in its place: what was announced
- * to a watched executor may be more than one thread can look after. It stops watching when nothing has ended since its
- * last look: then nobody is brisk but in name, and whoever announces work finds it unwatched and wakes a thread. */
+/* While a thread is brisk, one of the sleepers watches. When it gets up it wakes another in its place: what was
+ * announced to a watched executor may be more than one thread can look after. It stops watching when nothing has ended
+ * since its last look: then nobody is brisk but in name, and whoever announces work finds it unwatched and wakes a
+ * thread. */
 static void keep_watch(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
@@ -170,8 +171,8 @@ static void keep_watch(kl__exec_thread *thread)
         pop_idle(exec);
 }
 
-/* False: there is work, so it did not sleep. But perhaps nobody can have it yet, until a thread that was interrupted goes
- * on. */
+/* False: there is work, so it did not sleep. But perhaps nobody can have it yet, until a thread that was interrupted
+ * goes on. */
 static bool sleep_until_work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
@@ -219,8 +220,8 @@ static uint32_t next_size(const kl__exec_thread *thread, uint32_t count)
     return size < most ? size : most;
 }
 
-/* Tasks of a hand are timed together. When that is short, so was every one of them. Otherwise all but one are taken to have
- * run for as long as those before, which were short, and the rest of the time is put down to the one. */
+/* Tasks of a hand are timed together. When that is short, so was every one of them. Otherwise all but one are taken to
+ * have run for as long as those before, which were short, and the rest of the time is put down to the one. */
 static void record_runs(kl__exec_thread *thread, kl__shard *shard, int64_t now_ns)
 {
     uint32_t count = thread->ran - thread->recorded;
@@ -295,8 +296,8 @@ static kl_rc judge_failure(kl_run *run, kl_outcome outcome, int64_t due_ms)
     return extra && extra->deadline_ms <= due_ms ? KL_ETIMEDOUT : KL_OK;
 }
 
-/* Keeps the attempt's error text for a report that may come from elsewhere. Without memory the text is lost, the task is
- * not. */
+/* Keeps the attempt's error text for a report that may come from elsewhere. Without memory the text is lost, the task
+ * is not. */
 static void keep_error(kl_run *run)
 {
     kl__exec_task *task = run->task;
@@ -369,17 +370,17 @@ static void settle_failure(kl_run *run, kl_outcome outcome, int64_t now_ns)
 
 /* --- Running --- */
 
-/* What tasks and reports have changed of how the thread is cancelled must not reach the next hand. Within one it is left: two
- * calls for each task made short ones slower by a tenth, and a thread that is ended between two loses neither. The type
- * first, or what is pending would end it here. */
+/* What tasks and reports have changed of how the thread is cancelled must not reach the next hand. Within one it is
+ * left: two calls for each task made short ones slower by a tenth, and a thread that is ended between two loses
+ * neither. The type first, or what is pending would end it here. */
 static void restore_cancelability(void)
 {
     pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, NULL);
     pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
 }
 
-/* From here on nobody ends the thread. The type first: where it is asynchronous, one who has just seen that the state allows
- * it ends the thread a moment later whatever the state. */
+/* From here on nobody ends the thread. The type first: where it is asynchronous, one who has just seen that the state
+ * allows it ends the thread a moment later whatever the state. */
 static void forbid_cancellation(void)
 {
     pthread_setcanceltype(PTHREAD_CANCEL_DEFERRED, NULL);
@@ -424,8 +425,9 @@ static bool run_task(kl_run *run, kl__lane_task *taken)
     return true;
 }
 
-/* Runs the hand's tasks until none is left, it is recalled, or a task has come that may belong before the rest. A thread can
- * be cancelled here only: in a task, or before the next one, which then has not ended, so that the executor is there. */
+/* Runs the hand's tasks until none is left, it is recalled, or a task has come that may belong before the rest. A
+ * thread can be cancelled here only: in a task, or before the next one, which then has not ended, so that the executor
+ * is there. */
 static void run_hand(kl__exec_thread *thread)
 {
     kl_run *run = &thread->run;
@@ -492,15 +494,16 @@ static uint32_t visit(kl__exec_thread *thread, kl__shard *shard)
     return ran;
 }
 
-/* Whether the shard should be visited: at home if it has work, elsewhere only if it is neglected or we have nothing else
- * to do. Its tasks, its lanes and what its tasks work on are in the cache of the core that serves it. */
+/* Whether the shard should be visited: at home if it has work, elsewhere only if it is neglected or we have nothing
+ * else to do. Its tasks, its lanes and what its tasks work on are in the cache of the core that serves it. */
 static bool wants_visit(kl__shard *shard, bool home, int64_t now_ns)
 {
     return kl__shard_has_work(shard, kl__ns_to_ms(now_ns)) &&
            (home || now_ns - atomic_load_explicit(&shard->visited_ns, memory_order_relaxed) > NEGLECTED_NS);
 }
 
-/* Takes back what other threads have had in hand since `since_ns` or longer: they may be stuck. False: there was nothing. */
+/* Takes back what other threads have had in hand since `since_ns` or longer: they may be stuck. False: there was
+ * nothing. */
 static bool recall_others(kl_exec *exec, int64_t since_ns)
 {
     bool recalled = false;
@@ -528,8 +531,8 @@ static void look_after_others(kl__exec_thread *thread, int64_t now_ns)
     (void)recall_others(thread->exec, now_ns - NEGLECTED_NS);
 }
 
-/* One round over the shards. While a thread runs nothing, it may be `stealing`: then every shard is home. Returns how many
- * tasks were run. */
+/* One round over the shards. While a thread runs nothing, it may be `stealing`: then every shard is home. Returns how
+ * many tasks were run. */
 static uint32_t visit_all(kl__exec_thread *thread, bool stealing)
 {
     kl_exec *exec = thread->exec;
@@ -547,9 +550,9 @@ static uint32_t visit_all(kl__exec_thread *thread, bool stealing)
     return ran;
 }
 
-/* A round without a task is followed by a yield: producers may just be getting at it. After STEAL_AFTER of them a thread
- * looks at the shards of others, too, which usually come back to them sooner and have all they need in their caches; after
- * KL_EXEC_YIELDS, or while yields are dear, it sleeps, and then what it is woken for may be anywhere. */
+/* A round without a task is followed by a yield: producers may just be getting at it. After STEAL_AFTER of them a
+ * thread looks at the shards of others, too, which usually come back to them sooner and have all they need in their
+ * caches; after KL_EXEC_YIELDS, or while yields are dear, it sleeps, and then what it is woken for may be anywhere. */
 static void work(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;

@@ -101,8 +101,8 @@ void kl__lanes_make_room(kl__lanes *lanes)
     }
 }
 
-/* Its memory, with anything in it; NULL: there is none. Without memory, lanes of idle keys are used again: as one was made
- * at the start, at least one key can always go on. */
+/* Its memory, with anything in it; NULL: there is none. Without memory, lanes of idle keys are used again: as one was
+ * made at the start, at least one key can always go on. */
 static kl__lane *new_lane(kl__lanes *lanes)
 {
     kl__lane *lane = NULL;

@@ -1,5 +1,5 @@
-/* inside.h - what lanes are made of, what lanes.c and find.c share, and the questions that change nothing. lanes.c explains
- * it. */
+/* inside.h - what lanes are made of, what lanes.c and find.c share, and the questions that change nothing. lanes.c
+ * explains it. */
 #ifndef KL_LANES_INSIDE_H
 #define KL_LANES_INSIDE_H
 
@@ -88,8 +88,8 @@ static inline kl__lane *lane_of(kl__tree_node *node) { return KL_CONTAINER(node,
 
 /* --- Lanes that come and go: find.c --- */
 
-/* Makes the lane of a key that has none; NULL: no memory. If the key's bytes were allocated, for `*far`, and the lane keeps
- * them, *far is set to NULL; far may be NULL itself. */
+/* Makes the lane of a key that has none; NULL: no memory. If the key's bytes were allocated, for `*far`, and the lane
+ * keeps them, *far is set to NULL; far may be NULL itself. */
 kl__lane *kl__lanes_make(kl__lanes *lanes, const kl__lane_key *key, char **far);
 
 /* One of the resting lanes, of which there must be one, does so no more: it is freed if it is idle. */

@@ -1,8 +1,8 @@
 /* keytable.h - from a key to its lane: a hash table that grows and shrinks one bucket at a time.
  *
  * Linear hashing: with b buckets in use, the bucket of a hash is its low bits, one bit fewer when that bucket is not in
- * use yet. Growing splits one bucket in two and shrinking joins two, so no call ever rehashes the whole. Buckets live in
- * segments that never move: the first holds 1,024, each further one as many as all before it. Chains run through the
+ * use yet. Growing splits one bucket in two and shrinking joins two, so no call ever rehashes the whole. Buckets live
+ * in segments that never move: the first holds 1,024, each further one as many as all before it. Chains run through the
  * lanes themselves. Each bucket counts the hashes on its chain by their top bits: who looks for a key that has no lane
  * hardly ever touches one of others, which with many keys is in no cache. */
 #ifndef KL_KEYTABLE_H

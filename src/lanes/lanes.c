@@ -1,7 +1,7 @@
 /* lanes.c - choose the next task that may run.
  *
- * From: exec/shard.c (tasks that were submitted) or work/window.c (tasks that were read from a store).  To: the same again,
- * for a thread to run.
+ * From: exec/shard.c (tasks that were submitted) or work/window.c (tasks that were read from a store). To: the same
+ * again, for a thread to run.
  *
  * A key is on a ready list exactly while it has a due task and none of its tasks is running. Taking it off to run and
  * putting it back when the task is settled is the whole of per-key order.
@@ -13,8 +13,8 @@
  *
  * Inside a lane, tasks that are due stand in line in the order (priority, due, position). Nearly all arrive in that
  * order and are appended to a list; one that belongs before the list's last goes to a tree instead (`early`), and the
- * first in line is the better of the two heads. Tasks that are not due stand in a second tree (`later`) and join the line
- * when they are. Keys that become ready by themselves are in one tree by time.
+ * first in line is the better of the two heads. Tasks that are not due stand in a second tree (`later`) and join the
+ * line when they are. Keys that become ready by themselves are in one tree by time.
  *
  * Tasks without a key share one lane, the crowd: it works like any other but running holds nobody.
  *
@@ -25,8 +25,8 @@
  * L4  A key is on the ready list of its first task's priority exactly while its state is READY, and ready keys of one
  *     priority are taken in turn.
  * L5  A key without tasks costs nothing: its lane is freed, unless it is paused or one of the at most RESTING_MAX that
- *     rest. They do because a key that was busy a moment ago often is again. The memory of up to SPARE_MAX lanes that were
- *     freed is kept for the next ones.
+ *     rest. They do because a key that was busy a moment ago often is again. The memory of up to SPARE_MAX lanes that
+ *     were freed is kept for the next ones.
  * L6  A lane is in the timer tree exactly while its wake time is not KL_NEVER, and next_due is the least of them.
  * L7  Time does not run backwards: a call with an earlier now sees the latest one.
  * L8  A lane is blocked while it is retrying, paused or halted, and from then on until a task of it ends well or it has

@@ -94,8 +94,8 @@ void kl__lanes_rest_few(kl__lanes *lanes);
 
 void kl__lanes_close(kl__lanes *lanes); /* tasks are the caller's; NULL is fine */
 
-/* Adds a task, in two steps, so that the key may lie where the task will be: first the key's lane, which is made if there
- * is none (NULL: no memory), then at once the task. The caller has set its due_ms, position and priority. */
+/* Adds a task, in two steps, so that the key may lie where the task will be: first the key's lane, which is made if
+ * there is none (NULL: no memory), then at once the task. The caller has set its due_ms, position and priority. */
 kl__lane *kl__lanes_lane(kl__lanes *lanes, kl_bytes key, uint32_t hash);
 
 /* The same for a key whose bytes are allocated, at *far: a lane that is made may keep them, and then *far is NULL. So
@@ -104,15 +104,16 @@ kl__lane *kl__lanes_lane_giving(kl__lanes *lanes, char **far, size_t len, uint32
 
 void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
 
-/* The same as adding and then taking the task, but shorter. False: it would not have been the one to be taken, or not at
- * once; nothing has happened. Its priority must be 0 and it must be due. */
+/* The same as adding and then taking the task, but shorter. False: it would not have been the one to be taken, or not
+ * at once; nothing has happened. Its priority must be 0 and it must be due. */
 bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task);
 
-/* The same for a task that has started before, in another process: it holds its key until it ends, and is ready when its
- * due_ms has come. If another task holds the key already, it stands in line like any other. */
+/* The same for a task that has started before, in another process: it holds its key until it ends, and is ready when
+ * its due_ms has come. If another task holds the key already, it stands in line like any other. */
 void kl__lanes_hold(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
 
-/* Takes everything that waits out of the key's line for good, chained by `next`, but leaves what runs or holds the key. */
+/* Takes everything that waits out of the key's line for good, chained by `next`, but leaves what runs or holds the
+ * key. */
 kl__lane_task *kl__lanes_evict(kl__lanes *lanes, kl__lane *lane);
 
 /* The task that runs or holds the key; NULL: none. And all of its tasks, that one included. */
@@ -126,8 +127,8 @@ bool kl__lane_task_before(const kl__lane_task *task, const kl__lane_task *other)
 /* The lane of a key, or NULL: it has none. */
 kl__lane *kl__lanes_find(const kl__lanes *lanes, const kl__lane_key *key);
 
-/* Tells the processor to fetch what looking for a key of this hash will touch: its place in the table, and, when that has
- * come, the first lane there. */
+/* Tells the processor to fetch what looking for a key of this hash will touch: its place in the table, and, when that
+ * has come, the first lane there. */
 void kl__lanes_prefetch(const kl__lanes *lanes, uint32_t hash);
 void kl__lanes_prefetch_lane(const kl__lanes *lanes, uint32_t hash);
 kl__lane_state kl__lane_state_of(const kl__lane *lane);
@@ -140,8 +141,8 @@ typedef struct kl__lane_barrier {
     void (*reached)(struct kl__lane_barrier *barrier);
 } kl__lane_barrier;
 
-/* False: the key has no tasks, there is nothing to wait for. The barrier is the caller's and must stay until it has been
- * reached or forgotten; forgetting one that has been reached is fine. */
+/* False: the key has no tasks, there is nothing to wait for. The barrier is the caller's and must stay until it has
+ * been reached or forgotten; forgetting one that has been reached is fine. */
 bool kl__lanes_await(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
 void kl__lanes_forget(kl__lanes *lanes, const kl__lane_key *key, kl__lane_barrier *barrier);
 
@@ -162,8 +163,8 @@ void kl__lanes_halt(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms); /* h
  * holds its key. */
 void kl__lanes_untake(kl__lanes *lanes, kl__lane_task *task, bool started, int64_t now_ms);
 
-/* Takes a task that is not running out of its line; its key and its count stay until kl__lanes_end, and if it has run it
- * holds its key until then. */
+/* Takes a task that is not running out of its line; its key and its count stay until kl__lanes_end, and if it has run
+ * it holds its key until then. */
 void kl__lanes_withdraw(kl__lanes *lanes, kl__lane_task *task, int64_t now_ms);
 
 /* One key. Pause keeps it from starting tasks (KL_ENOMEM); resume undoes pause and halt and ends the wait for a retry.
@@ -182,20 +183,20 @@ kl__lane_task *kl__lanes_drain_all(kl__lanes *lanes, int64_t now_ms);
 kl__lane_info kl__lanes_show(const kl__lanes *lanes, const kl__lane_key *key);
 void kl__lanes_each(const kl__lanes *lanes, void (*visit)(void *ctx, const kl__lane_info *info), void *ctx);
 
-/* What cannot run. A key is blocked from when it has to wait for a retry, a resume or somebody who acts until one of its
- * tasks ends well, or none is left: a task that fails again and again is blocked while it runs, too. Of a blocked key all
- * tasks count, of others those that were not due when the key was last looked at. */
+/* What cannot run. A key is blocked from when it has to wait for a retry, a resume or somebody who acts until one of
+ * its tasks ends well, or none is left: a task that fails again and again is blocked while it runs, too. Of a blocked
+ * key all tasks count, of others those that were not due when the key was last looked at. */
 uint64_t kl__lanes_stuck(const kl__lanes *lanes);
 uint64_t kl__lanes_blocked(const kl__lanes *lanes); /* of these, the tasks of blocked keys */
 uint64_t kl__lane_stuck(const kl__lane *lane);
 bool kl__lane_blocked(const kl__lane *lane);
 
-/* Whether its tasks are not to be settled together with others', because each end matters to somebody at once: the key is
- * blocked, or has a barrier. */
+/* Whether its tasks are not to be settled together with others', because each end matters to somebody at once: the key
+ * is blocked, or has a barrier. */
 bool kl__lane_goes_alone(const kl__lane *lane);
 
-/* For other threads, at any time, without any mutex: whether a key with this hash may be blocked. Nearly always right, and
- * if not, for the answer that costs more: false means that none is, or that one has just become it. */
+/* For other threads, at any time, without any mutex: whether a key with this hash may be blocked. Nearly always right,
+ * and if not, for the answer that costs more: false means that none is, or that one has just become it. */
 enum { KL_LANE_SIGNS = 2048, KL_LANE_SIGNS_EACH = 3 };
 
 typedef struct kl__lane_signs {
@@ -212,8 +213,8 @@ static inline bool kl__lane_sign_is_set(const kl__lane_signs *signs, uint32_t si
     return atomic_load_explicit(&signs->bits[sign / 64], memory_order_relaxed) >> sign % 64 & 1;
 }
 
-/* A key has three signs, the first in one half of them and the others in the other half: with 25 of 250 keys blocked, one
- * in 40 others has the first, and one in 18,000 all of them, by chance. */
+/* A key has three signs, the first in one half of them and the others in the other half: with 25 of 250 keys blocked,
+ * one in 40 others has the first, and one in 18,000 all of them, by chance. */
 static inline uint32_t kl__lane_sign(uint32_t hash, int which)
 {
     uint32_t half = KL_LANE_SIGNS / 2;
@@ -238,8 +239,8 @@ static inline bool kl__lane_signs_any(const kl__lane_signs *signs)
     return atomic_load_explicit(&signs->blocked_keys, memory_order_relaxed) > 0;
 }
 
-/* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether anything that
- * is has a priority, and how many there are of each. */
+/* When something becomes ready by itself (KL_NEVER: nothing will), whether something is ready now, whether anything
+ * that is has a priority, and how many there are of each. */
 int64_t kl__lanes_next_due(const kl__lanes *lanes);
 bool kl__lanes_ready(const kl__lanes *lanes);
 bool kl__lanes_prioritized(const kl__lanes *lanes);

@@ -92,13 +92,14 @@ void kl__reply_none(kl__exchange *exchange); /* 204 */
 void kl__reply_bytes(kl__exchange *exchange, int status, const char *type, kl_bytes bytes);
 void kl__reply_with(kl__exchange *exchange, int status, json_t *body, const kl__field *fields, size_t count);
 
-/* What a failed call of the library becomes, by its code, with its sentence (kl_error_text) as detail:
- *     KL_EINVAL 400, KL_ENOTFOUND 404, KL_ECONFLICT and KL_ESTALE 409, KL_EMISMATCH 422 or 409, KL_EBUSY 409 with Retry-After,
+/* What a failed call of the library becomes, by its code, with its sentence (kl_error_text) as detail: KL_EINVAL 400,
+ *     KL_ENOTFOUND 404, KL_ECONFLICT and KL_ESTALE 409, KL_EMISMATCH 422 or 409, KL_EBUSY 409 with Retry-After,
  *     KL_EFULL 507, KL_ETIMEDOUT 504, KL_ENOMEM 503, all others 500. */
 void kl__reply_rc(kl__exchange *exchange, kl_rc rc);
 
-/* problem+json: {"type": "/problems/NAME", "title", "status", "detail"}: a stable name ("bad-request", "stale-token"; a row of
- * the table in reply.c, which docs/http.md lists), and a sentence that says what is wrong with this one and what to do. */
+/* problem+json: {"type": "/problems/NAME", "title", "status", "detail"}: a stable name ("bad-request", "stale-token"; a
+ * row of the table in reply.c, which docs/http.md lists), and a sentence that says what is wrong with this one and what
+ * to do. */
 void kl__reply_problem(kl__exchange *exchange, int status, const char *name, const char *format, ...) KL_PRINTF(4, 5);
 /* The same with a header that such an answer must have. */
 void kl__reply_problem_with(kl__exchange *exchange, int status, const char *name, const kl__field *field,
@@ -106,8 +107,8 @@ void kl__reply_problem_with(kl__exchange *exchange, int status, const char *name
 
 /* ---- In: api_body.c ---- */
 
-/* Parameters of the query. Getters note the first that is wrong; then kl__params_refused answers with 400 and is true, also
- * when a parameter was given that nobody asked for. To be called after all of them. */
+/* Parameters of the query. Getters note the first that is wrong; then kl__params_refused answers with 400 and is true,
+ * also when a parameter was given that nobody asked for. To be called after all of them. */
 kl_bytes kl__param_text(kl__exchange *exchange, const char *name); /* none: no bytes; a zero byte behind */
 int64_t kl__param_int(kl__exchange *exchange, const char *name, int64_t min, int64_t max, int64_t otherwise);
 bool kl__param_flag(kl__exchange *exchange, const char *name); /* "true", "1" or empty; "false", "0" or not there */
@@ -121,8 +122,8 @@ bool kl__params_refused(kl__exchange *exchange);
 enum { KL_BODY_DEPTH_MAX = 32 }; /* objects and arrays inside each other */
 
 /* The body as one JSON object; an empty body is an empty object. False: it has answered (400, or 415: of another type).
- * `fields`: names that are known, ended by NULL; others are refused by name; NULL: any. After the kl__json_* getters, whose
- * results lie in the arena, kl__body_refused frees the object, and answers with 400 if one of them failed. */
+ * `fields`: names that are known, ended by NULL; others are refused by name; NULL: any. After the kl__json_* getters,
+ * whose results lie in the arena, kl__body_refused frees the object, and answers with 400 if one of them failed. */
 bool kl__body_json(kl__exchange *exchange, const char *const *fields, kl__json *ret_body);
 int64_t kl__body_time(kl__json *body, const char *field); /* a getter: as kl__param_time */
 /* A getter: text or {"base64": "..."} as those bytes, any other JSON as its text; none: no bytes. */
@@ -155,8 +156,8 @@ json_t *kl__shape_account(const kl_account *account);
 json_t *kl__shape_page(json_t *items, kl_bytes cursor);
 json_t *kl__shape_tasks(const kl_found *found, size_t count, kl_bytes cursor);
 
-/* A task to be put, from an object with the fields of `keyline push --file` lines (docs/http.md); texts lie in the arena.
- * False: a sentence is in `complaint`, which names the field. */
+/* A task to be put, from an object with the fields of `keyline push --file` lines (docs/http.md); texts lie in the
+ * arena. False: a sentence is in `complaint`, which names the field. */
 bool kl__shape_put(json_t *object, int64_t now_ms, kl_arena *arena, kl_put *ret_task, char *complaint, size_t room);
 
 /* ---- Queues that are open: server.c ---- */

@@ -1,9 +1,9 @@
 /* api_claim.c - tasks that are run elsewhere: claimed, and finished, failed, extended or released with their token.
  *
- * From: routes.c (on a loop's thread).  To: claims.h (work), which answers when there are tasks or outcomes are durable.
+ * From: routes.c (on a loop's thread). To: claims.h (work), which answers when there are tasks or outcomes are durable.
  *
- * A claim waits without a thread (long poll). A token names the server that gave the task out; what is said of a task of
- * another server goes there (forward.c). */
+ * A claim waits without a thread (long poll). A token names the server that gave the task out; what is said of a task
+ * of another server goes there (forward.c). */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -176,7 +176,8 @@ static void answer_stopping(kl__exchange *exchange)
     kl__reply_problem(exchange, 503, "stopping", "the server is stopping; claim again in a moment, or elsewhere");
 }
 
-/* Nobody is told any more that the client is gone: whoever is just being told is waited for, unless that is this call. */
+/* Nobody is told any more that the client is gone: whoever is just being told is waited for, unless that is this
+ * call. */
 static void stop_watching(struct claim *claim)
 {
     if (!atomic_load(&claim->gone) || !pthread_equal(claim->told, pthread_self()))

@@ -1,7 +1,7 @@
 /* api_dead.c - dead letters: listed, put back, moved, forgotten.
  *
- * Acting on many takes as long as it takes, and a request should not: after ACT_MS the answer says how far it came and that
- * there are more, and the same request made again goes on. */
+ * Acting on many takes as long as it takes, and a request should not: after ACT_MS the answer says how far it came and
+ * that there are more, and the same request made again goes on. */
 #include <string.h>
 
 #include "base/base.h"

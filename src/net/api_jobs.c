@@ -1,9 +1,9 @@
 /* api_jobs.c - jobs: many tasks submitted together. See keyline/job.h.
  *
- * Idempotency-Key (a text of 1 to 256 bytes, with or without quotes) makes a submit repeatable: the answer of the first one
- * is made of what the store keeps of it, so a repeat gets the same status and the same bytes, with Idempotent-Replayed: true.
- * What is compared is the hash of path and body, byte for byte; two tokens may use one key, since the token's name is part
- * of it. */
+ * Idempotency-Key (a text of 1 to 256 bytes, with or without quotes) makes a submit repeatable: the answer of the first
+ * one is made of what the store keeps of it, so a repeat gets the same status and the same bytes, with
+ * Idempotent-Replayed: true. What is compared is the hash of path and body, byte for byte; two tokens may use one key,
+ * since the token's name is part of it. */
 #include <openssl/evp.h>
 #include <string.h>
 

@@ -2,8 +2,8 @@
  *
  * From: routes.c (on a loop's thread: the body is read here).  To: kl_queue_put, on a thread of its own.
  *
- * Bodies: one task as an object, many as {"tasks": [...]}, a task per line (application/x-ndjson), or the payload itself
- * (application/octet-stream, the rest in the query).
+ * Bodies: one task as an object, many as {"tasks": [...]}, a task per line (application/x-ndjson), or the payload
+ * itself (application/octet-stream, the rest in the query).
  *
  * T1  Requests are put in the order in which they came, and each is answered when its own tasks are durable.
  * T2  A request that is not valid does not harm those that came with it: when a common put is refused, each of them is
@@ -348,8 +348,8 @@ static void push(struct kl__puts *puts, putting *put)
     pthread_mutex_unlock(&puts->mutex);
 }
 
-/* The caller's trace, as W3C writes it, for tasks that name none. Not with a token: made again, a put has another trace and
- * must be the same put. */
+/* The caller's trace, as W3C writes it, for tasks that name none. Not with a token: made again, a put has another trace
+ * and must be the same put. */
 static void take_trace(putting *put)
 {
     kl_bytes trace = kl__head_field(&put->exchange->request->head, "traceparent");

@@ -1,7 +1,7 @@
 /* api_queues.c - queues: listed, made, shown, changed, paused, emptied, removed; and who works on them.
  *
- * A queue's settings are written and read under the same names, so what GET shows may be sent back with PATCH. null is "no
- * limit", or "not at all". */
+ * A queue's settings are written and read under the same names, so what GET shows may be sent back with PATCH. null is
+ * "no limit", or "not at all". */
 #include <stdio.h>
 #include <string.h>
 

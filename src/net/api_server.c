@@ -11,12 +11,12 @@
 
 void kl__api_healthz(kl__exchange *exchange) { kl__reply_bytes(exchange, 200, "text/plain", kl_str("ok\n")); }
 
-/* READY_NS: so long what is known of the store is told to whoever asks. HANGS_NS: a store that has not answered for so long
- * does not. */
+/* READY_NS: so long what is known of the store is told to whoever asks. HANGS_NS: a store that has not answered for so
+ * long does not. */
 static const int64_t READY_NS = 1000000000, HANGS_NS = 2000000000;
 
-/* A queue's record is read to see that the store answers: its clock may be this machine's. Why it does not is for the log:
- * strangers are not told where the store is. */
+/* A queue's record is read to see that the store answers: its clock may be this machine's. Why it does not is for the
+ * log: strangers are not told where the store is. */
 static void ask_store(kl__exchange *exchange)
 {
     kl__api *api = exchange->api;

@@ -1,7 +1,7 @@
 /* api_store.c - GET /v1/store: the store itself over a connection, for --store http://... (store/socket/remote.c).
  *
- * The connection is upgraded and handed to the server of the socket's protocol. Whoever speaks it may do anything to the
- * store, so it takes a token with the role admin and no scope. */
+ * The connection is upgraded and handed to the server of the socket's protocol. Whoever speaks it may do anything to
+ * the store, so it takes a token with the role admin and no scope. */
 #include <strings.h>
 
 #include "net/routes.h"
@@ -32,8 +32,8 @@ void kl__api_store_made(void *context, const void *who, const kl__made *made)
     kl__audit_note_made(api->audit, who, made);
 }
 
-/* The exchange is over, and its memory still there. A token that was taken away meanwhile may have been looked for among
- * the connections just before this was one. */
+/* The exchange is over, and its memory still there. A token that was taken away meanwhile may have been looked for
+ * among the connections just before this was one. */
 static void taken(void *context, int fd)
 {
     const kl__exchange *exchange = context;

@@ -2,7 +2,8 @@
  *
  * From: routes.c (notes), metrics.h (counts), the store (workers).  To: http.h's streams.
  *
- * One thread sends everything: it wakes once a second, and at once for a note. Nobody who notes something waits for it. */
+ * One thread sends everything: it wakes once a second, and at once for a note. Nobody who notes something waits for
+ * it. */
 #include "net/events.h"
 
 #include <pthread.h>

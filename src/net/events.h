@@ -25,8 +25,8 @@ typedef struct kl__events kl__events;
 /* Starts the thread that looks at the metrics each second. KL_ENOMEM, KL_ESYSTEM. */
 KL_MUST_USE kl_rc kl__events_open(kl__metrics *metrics, kl__events **ret_events);
 
-/* Ends all streams, and returns when they are; those that come later are refused. NULL is fine, here and below. One thread
- * at a time. */
+/* Ends all streams, and returns when they are; those that come later are refused. NULL is fine, here and below. One
+ * thread at a time. */
 void kl__events_stop(kl__events *events);
 void kl__events_close(kl__events *events);
 

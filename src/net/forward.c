@@ -1,14 +1,14 @@
 /* forward.c - several servers on one store: what is said of a task goes to the server that gave it out.
  *
- * Each server has a record, server/NAME, with the address under which the others reach it and a secret that admits them;
- * whoever can read the store may know both. The record is renewed by the keeper and expires by itself, and a token of a
- * server whose record is gone is stale: that server has ended, and its tasks have other owners.
+ * Each server has a record, server/NAME, with the address under which the others reach it and a secret that admits
+ * them; whoever can read the store may know both. The record is renewed by the keeper and expires by itself, and a
+ * token of a server whose record is gone is stale: that server has ended, and its tasks have other owners.
  *
  * A forwarded request names the server that it is meant for, since two of them may have written down the same address
  * (127.0.0.1, or one proxy's): another one refuses it (421), and it counts as not heard.
  *
- * Only what is said of claimed tasks is forwarded: puts go to the store from any server, and claims come from the shards
- * that the asked server owns. */
+ * Only what is said of claimed tasks is forwarded: puts go to the store from any server, and claims come from the
+ * shards that the asked server owns. */
 #include <curl/curl.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -16,9 +16,9 @@ bool kl__forward_is(const kl__api *api, kl_bytes bearer);
 /* Whether another server gave the token out, and which. */
 bool kl__forward_foreign(const kl__api *api, kl_bytes token, char ret_server[24]);
 
-/* Says it there: body is {"items": [...]} with these says in order, whose answers are set: KL_ENOTFOUND when that server
- * has ended, KL_ESTALE when it says that a token is stale, KL_ETIMEDOUT when it keeps an outcome that is not stored yet.
- * Blocks. KL_EBUSY: the other server cannot be reached, or did not understand. */
+/* Says it there: body is {"items": [...]} with these says in order, whose answers are set: KL_ENOTFOUND when that
+ * server has ended, KL_ESTALE when it says that a token is stale, KL_ETIMEDOUT when it keeps an outcome that is not
+ * stored yet. Blocks. KL_EBUSY: the other server cannot be reached, or did not understand. */
 kl_rc kl__forward_send(kl__exchange *exchange, const char *server, kl_bytes body, kl__claim_say *says, size_t count);
 
 #endif

@@ -9,7 +9,8 @@
  *   Origin          and names of the same site) nothing that changes something. Browsers that send no Sec-Fetch-Site
  *                   send Origin with whatever may change something: it must name the Host itself.
  *
- * Programs send neither of the last two. Requests by a Unix socket are not guarded: no page can reach it. Pure functions. */
+ * Programs send neither of the last two. Requests by a Unix socket are not guarded: no page can reach it. Pure
+ * functions. */
 #ifndef KL_NET_GUARD_H
 #define KL_NET_GUARD_H
 

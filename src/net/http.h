@@ -38,8 +38,9 @@ typedef struct kl__request {
 typedef void kl__serve_fn(void *ctx, kl__request *request);
 typedef void kl__gone_fn(void *ctx); /* on the loop's thread */
 
-/* Whether the body, most of which is still to come, is worth reading; on the loop's thread, with the head complete. False:
- * serve gets the request at once, without its body and marked as unread, and the connection ends with the answer. */
+/* Whether the body, most of which is still to come, is worth reading; on the loop's thread, with the head complete.
+ * False: serve gets the request at once, without its body and marked as unread, and the connection ends with the
+ * answer. */
 typedef bool kl__admit_fn(void *ctx, kl__request *request);
 
 /* Zero in a field means its default. */
@@ -92,9 +93,9 @@ typedef struct kl__answer {
 /* Answers, once. Any thread. The request is no longer the caller's. Out of memory: the connection is closed. */
 void kl__http_answer(kl__request *request, const kl__answer *answer);
 
-/* Asks to be told, once, when the client closes the connection, or its half of it, before its answer. By whoever has the
- * request; inside serve gone is not called before that has returned. False: the client is gone already, and nobody will
- * be told.
+/* Asks to be told, once, when the client closes the connection, or its half of it, before its answer. By whoever has
+ * the request; inside serve gone is not called before that has returned. False: the client is gone already, and nobody
+ * will be told.
  *
  * Set to NULL again before the answer when ctx goes, by any thread: afterwards gone is not being called and will not
  * be. So that may wait for gone to return, and must not be done holding what gone takes. Telling and kl__http_answer

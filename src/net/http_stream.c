@@ -93,8 +93,8 @@ void kl__http_end(kl__request *request)
 
 /* ---- The loop ---- */
 
-/* Takes what is pending into `sending`. False: there is nothing. An end that is posted counts when it comes (S1): until then
- * the turn is in the list. */
+/* Takes what is pending into `sending`. False: there is nothing. An end that is posted counts when it comes (S1): until
+ * then the turn is in the list. */
 static bool take_pending(kl__connection *connection, bool *ret_ended)
 {
     kl__turn *turn = connection->turn;

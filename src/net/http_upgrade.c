@@ -8,9 +8,9 @@
  *     client ═ TLS ═ fd  ── up ──►  pair ═ the callee
  *                        ◄─ down ─
  *
- * An end is passed on as an end, so either side may shut down its half first; a callee that reads no more may still have
- * something to say. The carrier ends when both have, or when one is broken. It is joined by the next one that starts, or by
- * close, which gives those whose callee has closed a moment to carry the rest. */
+ * An end is passed on as an end, so either side may shut down its half first; a callee that reads no more may still
+ * have something to say. The carrier ends when both have, or when one is broken. It is joined by the next one that
+ * starts, or by close, which gives those whose callee has closed a moment to carry the rest. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -10,8 +10,8 @@
 
 enum { LINE_BYTES = 2048 }; /* of one line; the rest of a longer text is cut off */
 
-/* As it may stand in a line: control characters as a blank; for JSON quotes with a backslash, and what is not ASCII, and so
- * perhaps no UTF-8, as a question mark. */
+/* As it may stand in a line: control characters as a blank; for JSON quotes with a backslash, and what is not ASCII,
+ * and so perhaps no UTF-8, as a question mark. */
 static size_t put_text(char *to, size_t room, const char *text, bool json)
 {
     size_t len = 0;

@@ -9,7 +9,8 @@
  * M3  Counters never go back while the process lives: claims that are closed leave their counts behind
  *     (kl__metrics_leave).
  *
- * Every function is safe from any thread, but open and close. NULL is fine for a queue or the metrics: nothing is counted. */
+ * Every function is safe from any thread, but open and close. NULL is fine for a queue or the metrics: nothing is
+ * counted. */
 #ifndef KL_NET_METRICS_H
 #define KL_NET_METRICS_H
 
@@ -34,10 +35,10 @@ kl__queue_metrics *kl__metrics_queue(kl__metrics *metrics, const char *queue);
 
 /* ---- The data path ---- */
 
-/* One put that is durable: `ns` is how long it took from the request to that. Duplicates among the results do not count;
- * NULL: there are none. `of` tells the partitions of keys; NULL: it
- * has one. A task without a key counts for partition "any" where there are several. As below, what takes time counts once
- * for each partition that it has tasks of. */
+/* One put that is durable: `ns` is how long it took from the request to that. Duplicates among the results do not
+ * count; NULL: there are none. `of` tells the partitions of keys; NULL: it has one. A task without a key counts for
+ * partition "any" where there are several. As below, what takes time counts once for each partition that it has tasks
+ * of. */
 void kl__metrics_put(kl__queue_metrics *queue, kl_queue *of, const kl_put *tasks, const kl_put_result *results,
                      size_t count, int64_t ns);
 
@@ -56,16 +57,16 @@ void kl__metrics_ended(void *queue, uint32_t partition, kl_outcome outcome);
 /* One lease that ran out. As kl__claims_opts.lapsed; ctx is the kl__queue_metrics. */
 void kl__metrics_lapsed(void *queue, uint32_t partition);
 
-/* One finish or the like that was refused because its token was stale. `of` says which partitions there are; of what the
- * token says is none of them it counts for "any". */
+/* One finish or the like that was refused because its token was stale. `of` says which partitions there are; of what
+ * the token says is none of them it counts for "any". */
 void kl__metrics_stale(kl__queue_metrics *queue, kl_queue *of, uint32_t partition);
 
 /* The counts of a queue's claims, as they stand: replaces what was said before. leave: they end with these (M3). */
 void kl__metrics_claims(kl__queue_metrics *queue, const kl__claims_counts *counts);
 void kl__metrics_leave(kl__queue_metrics *queue, const kl__claims_counts *counts);
 
-/* Keys that are blocked, as kl__claims_blocked_keys tells them (ctx is the kl__queue_metrics); together they are what is shown
- * once all are told. Both under one mutex of the caller's. leave: there are none. */
+/* Keys that are blocked, as kl__claims_blocked_keys tells them (ctx is the kl__queue_metrics); together they are what
+ * is shown once all are told. Both under one mutex of the caller's. leave: there are none. */
 void kl__metrics_blocked(void *queue, uint32_t partition, uint64_t keys);
 void kl__metrics_blocked_told(kl__queue_metrics *queue);
 
@@ -82,8 +83,8 @@ typedef struct kl__queue_totals {
 
 void kl__metrics_refresh(kl__metrics *metrics); /* asks `refresh` */
 
-/* Tasks a second of a queue in this process, over the last minute or since it was first heard of. To be sampled every few
- * seconds; what was refreshed last is what counts. */
+/* Tasks a second of a queue in this process, over the last minute or since it was first heard of. To be sampled every
+ * few seconds; what was refreshed last is what counts. */
 typedef struct kl__queue_rates {
     double put, claimed, settled,
         failed; /* settled: done, dead or cancelled; failed: attempts, of dead ones the last, too */

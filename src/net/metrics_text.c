@@ -1,7 +1,7 @@
 /* metrics_text.c - /metrics: what was counted, and what waits, as OpenMetrics text. See metrics.h.
  *
- * Everything is sampled first, queue by queue; then the text is written family by family, as the format wants it. docs/server.md
- * lists the names, and tests/check-metrics compares it with this. */
+ * Everything is sampled first, queue by queue; then the text is written family by family, as the format wants it.
+ * docs/server.md lists the names, and tests/check-metrics compares it with this. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

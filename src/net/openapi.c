@@ -1,7 +1,8 @@
 /* openapi.c - see openapi.h.
  *
- * Paths, methods, names, summaries and roles come from the route table, so they cannot be forgotten. What goes in and comes
- * out stands in openapi-schemas.json, which is compiled in (src/meson.build); tests/net/test_openapi.c compares the two:
+ * Paths, methods, names, summaries and roles come from the route table, so they cannot be forgotten. What goes in and
+ * comes out stands in openapi-schemas.json, which is compiled in (src/meson.build); tests/net/test_openapi.c compares
+ * the two:
  *
  *     "operations": {"submit_job": {"query": [names], "headers": [names], "body": [schemas or types],
  *                                   "answers": {"201": schema or type}}}
@@ -73,8 +74,8 @@ static json_t *make_answer(const char *words)
     return made_or_freed(answer, kl__json_set(answer, "content", contents) && made);
 }
 
-/* Problems that this route can meet, the common ones by their status. What changes something may find that somebody else
- * does, and what makes something that it is there already and is something else. */
+/* Problems that this route can meet, the common ones by their status. What changes something may find that somebody
+ * else does, and what makes something that it is there already and is something else. */
 static bool add_problems(json_t *answers, const kl__route *route)
 {
     const struct {

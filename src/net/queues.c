@@ -88,8 +88,8 @@ bool kl__queues_apart(const kl__open_queue *open)
     return apart;
 }
 
-/* Nobody uses it any more. Ending its claims may block, and whoever left last may be a thread of theirs: the keeper ends
- * it, or close. */
+/* Nobody uses it any more. Ending its claims may block, and whoever left last may be a thread of theirs: the keeper
+ * ends it, or close. */
 void kl__queues_leave(kl__open_queue *open)
 {
     if (!open)
@@ -172,7 +172,8 @@ kl__claims *kl__queues_claims_known(kl__open_queue *open)
     return claims;
 }
 
-/* Queues start theirs independently of one another; of one queue one thread does, and the others are not kept waiting. */
+/* Queues start theirs independently of one another; of one queue one thread does, and the others are not kept
+ * waiting. */
 enum turn { TURN_THERE, TURN_STOPPING, TURN_PARKED, TURN_START };
 
 static enum turn take_turn(kl__open_queue *open, kl__exchange *exchange, kl__handler_fn *again)

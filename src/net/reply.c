@@ -2,8 +2,8 @@
  *
  * From: every handler, routes.c.  To: kl__exchange_answer (routes.c), which sends it and lets go of the exchange.
  *
- * A problem has a name that stays the same (its type), a title that goes with the name, and a sentence about this one that
- * says what to do. Where there is no memory to write one, a static one stands in. */
+ * A problem has a name that stays the same (its type), a title that goes with the name, and a sentence about this one
+ * that says what to do. Where there is no memory to write one, a static one stands in. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

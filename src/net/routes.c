@@ -1,7 +1,7 @@
 /* routes.c - from a request to its route's handler, past the guards. See api.h.
  *
- * Order: may this request be here at all (guard.h) -> which route -> who asks (tokens.h) -> may they -> the queue's name
- * within their scope -> the handler, at once or on the pool. */
+ * Order: may this request be here at all (guard.h) -> which route -> who asks (tokens.h) -> may they -> the queue's
+ * name within their scope -> the handler, at once or on the pool. */
 #include "net/routes.h"
 
 #include <stdio.h>

@@ -67,8 +67,8 @@ static void *keep_record(void *api)
     return NULL;
 }
 
-/* A thread of its own: shards are given back queue by queue, and a queue whose store hangs must not keep the record from
- * being renewed. The others would take this server for ended, and its tokens for stale. */
+/* A thread of its own: shards are given back queue by queue, and a queue whose store hangs must not keep the record
+ * from being renewed. The others would take this server for ended, and its tokens for stale. */
 static void *keep_resting(void *api)
 {
     keep(api, kl__queues_rest);

@@ -106,8 +106,8 @@ struct kl__api {
 /* Opens everything and serves. KL_EINVAL: an option; the sentence says which. As kl__http_open. */
 KL_MUST_USE kl_rc kl__api_open(const kl__api_opts *opts, kl__api **ret_api);
 int kl__api_port(const kl__api *api, size_t index);
-/* The first address that is no socket's path, as "http://127.0.0.1:7420"; elsewhere: as other machines would say it. NULL:
- * there is none. */
+/* The first address that is no socket's path, as "http://127.0.0.1:7420"; elsewhere: as other machines would say it.
+ * NULL: there is none. */
 const char *kl__api_url(const kl__api *api, bool elsewhere, char *buffer, size_t size);
 
 /* Reads tokens and certificate again, and opens the audit log anew. What cannot be used stays as it was, the others are
@@ -129,23 +129,25 @@ void kl__api_log(const kl__api *api, kl_log_level level, const char *format, ...
 kl__open_queue *kl__queues_known(kl__api *api, const char *name);
 /* Opens it: finds it, or makes it. May block. */
 kl_rc kl__queues_open(kl__api *api, const char *name, bool make, kl__open_queue **ret_open);
-/* Whether some of its partitions lie in stores of their own, as far as is known now: the layout may change at any time. */
+/* Whether some of its partitions lie in stores of their own, as far as is known now: the layout may change at any
+ * time. */
 bool kl__queues_apart(const kl__open_queue *open);
 void kl__queues_leave(kl__open_queue *open);  /* NULL is fine */
 void kl__queues_forget(kl__open_queue *open); /* it was removed: the next one of that name is another */
 /* Keeps it and its claims while a call of theirs is under way that may answer the exchange, which then is gone. */
 void kl__queues_hold(kl__open_queue *open);
 void kl__queues_let_go(kl__open_queue *open);
-/* Its claims; `known` only if they are there, `claims` starts them and may block. To be left by whoever got them. KL_OK with
- * NULL: another thread is just starting them, and `again` is called on the pool when it has. KL_ECLOSED: the server stops. */
+/* Its claims; `known` only if they are there, `claims` starts them and may block. To be left by whoever got them. KL_OK
+ * with NULL: another thread is just starting them, and `again` is called on the pool when it has. KL_ECLOSED: the
+ * server stops. */
 kl__claims *kl__queues_claims_known(kl__open_queue *open);
 kl_rc kl__queues_claims(kl__open_queue *open, kl__exchange *exchange, kl__handler_fn *again, kl__claims **ret_claims);
 void kl__queues_claims_leave(kl__open_queue *open);
 
 void kl__queues_release(kl__open_queue *open); /* ends its claims now, if nobody uses them */
 void kl__queues_rest(kl__api *api);            /* ends claims that nobody uses */
-/* Ends all claims, whose starting is waited for; nothing is given out any more, and what runs is released after wait_ms. What
- * then has to be settled gets end_ms, all queues together. */
+/* Ends all claims, whose starting is waited for; nothing is given out any more, and what runs is released after
+ * wait_ms. What then has to be settled gets end_ms, all queues together. */
 void kl__queues_drain(kl__api *api, int64_t wait_ms, int64_t end_ms);
 void kl__queues_close(kl__api *api); /* nobody may use one */
 

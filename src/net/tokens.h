@@ -48,8 +48,8 @@ bool kl__access_any(const kl__access *tokens); /* a token is needed; NULL: none 
 /* Whose this is; its texts last until close. False: nobody's. Any thread. */
 bool kl__access_check(const kl__access *tokens, kl_bytes presented, kl__token *ret_token);
 
-/* Whether the token whose name this is, the very pointer that check gave, still stands in the file with the same role and
- * queues. What is no token's name ("socket") always does. Any thread. */
+/* Whether the token whose name this is, the very pointer that check gave, still stands in the file with the same role
+ * and queues. What is no token's name ("socket") always does. Any thread. */
 bool kl__access_holds(const kl__access *tokens, const char *name);
 
 /* The i-th of the file; false: there is none. */

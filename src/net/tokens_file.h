@@ -21,8 +21,8 @@ typedef struct kl__token_set {
 /* SHA-256. False: it could not be made (out of memory). */
 bool kl__token_hash(kl_bytes token, uint8_t ret_hash[KL_TOKEN_HASH_BYTES]);
 
-/* From text, in which there may be none; `path` is for sentences. Errors as kl__access_open; on success the arena is the
- * caller's to free. Read does not take a file without tokens. */
+/* From text, in which there may be none; `path` is for sentences. Errors as kl__access_open; on success the arena is
+ * the caller's to free. Read does not take a file without tokens. */
 kl_rc kl__token_set_parse(const char *path, kl_bytes text, kl__token_set *ret_set);
 kl_rc kl__token_set_read(const char *path, kl__token_set *ret_set);
 

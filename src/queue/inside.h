@@ -251,12 +251,13 @@ kl_rc kl__append_parts(kl_store *store, const kl_entry *entries, size_t count, c
 /* The shard of a task that moves from one layout to another: its key's, or one with the first digits of its old one. */
 uint32_t kl__move_shard(const kl_layout *from, const kl_layout *to, const kl_entry *entry);
 
-/* Likewise its partition, once it has the id that it has there. A partition that it was put into by name is forgotten. */
+/* Likewise its partition, once it has the id that it has there. A partition that it was put into by name is
+ * forgotten. */
 uint32_t kl__move_partition(const kl_layout *to, const kl_entry *entry);
 
 /* The id that a task of layout number `from`, which is this one, has in layout number `to`, moved through each layout
- * between that is known: so its copies, of moves that were broken off and layouts that were changed meanwhile, all come to
- * the same id. A key that is not known makes no difference but for the shard. */
+ * between that is known: so its copies, of moves that were broken off and layouts that were changed meanwhile, all come
+ * to the same id. A key that is not known makes no difference but for the shard. */
 kl_task_id kl__id_on_its_way(const kl__descriptor *descriptor, uint64_t from, uint64_t to, const kl_layout *layout,
                              const kl_entry *entry);
 
@@ -278,7 +279,8 @@ const char *kl__task_state_name(const kl_task *task);
  * for some. Sets how many there were; 0: none, or somebody else is at it. A log is told of those that are refused. */
 kl_rc kl__queue_take_in(kl_queue *queue, int64_t wait_ms, kl_log_fn *log, void *log_ctx, size_t *ret_count);
 
-/* All that was left, for who wants to end or steer tasks and must find them in their lines. KL_ETIMEDOUT: not all within wait_ms. */
+/* All that was left, for who wants to end or steer tasks and must find them in their lines. KL_ETIMEDOUT: not all
+ * within wait_ms. */
 kl_rc kl__queue_take_in_all(kl_queue *queue, int64_t wait_ms);
 
 /* --- envelope.c: what a task carries beside its entry, in entry.headers --- */

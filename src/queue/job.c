@@ -325,7 +325,8 @@ static kl_rc refuse_cancelled(kl_queue *queue, const kl__job *job)
     return rc;
 }
 
-/* An add as the record remembers it: so many hex digits of its token's hash, whose first bit says whether it has one. */
+/* An add as the record remembers it: so many hex digits of its token's hash, whose first bit says whether it has
+ * one. */
 struct add {
     char hash[ADD_DIGITS + 1];
     const kl_put *tasks;

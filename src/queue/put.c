@@ -357,8 +357,8 @@ static uint32_t partition_of_handed(const kl_layout *layout, const kl_handed *ha
     return kl__hash_scale(kl__hash(number, KL_SEED_PARTITION), layout->partitions);
 }
 
-/* The partition that a task goes to; `otherwise` when neither its name nor its key says. A name that this layout does not
- * have is the fault of whoever puts now, and not of who put a task that has waited since. */
+/* The partition that a task goes to; `otherwise` when neither its name nor its key says. A name that this layout does
+ * not have is the fault of whoever puts now, and not of who put a task that has waited since. */
 static inline kl_rc choose_partition(kl__put_call *call, size_t i, kl__put_route *route, uint32_t otherwise,
                                      uint32_t *ret_partition)
 {

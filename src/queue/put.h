@@ -97,8 +97,8 @@ typedef struct kl__put_made {
 kl_rc kl__put_begin(kl__put_call *call, kl_queue *queue, const kl_put *tasks, size_t count);
 void kl__put_end(kl__put_call *call);
 
-/* The same for tasks that have waited in an inbox. A partition that one names may be gone since: then its key says where
- * it goes. Without a key its number does, which says the same to everybody who takes it in. */
+/* The same for tasks that have waited in an inbox. A partition that one names may be gone since: then its key says
+ * where it goes. Without a key its number does, which says the same to everybody who takes it in. */
 kl_rc kl__put_begin_handed(kl__put_call *call, kl_queue *queue, const kl_handed *handed, const kl_put *tasks,
                            size_t count);
 

@@ -5,23 +5,24 @@
  *
  *     options (JSON) -> kl_put -> checked, placed, given ids as by any put -> appended, while they leave the inbox
  *
- * Nearly all that is shown goes in together. Two kinds of tasks go alone: one with a unique, which a record has to decide
- * about, and one whose partition lies in another store. Some of those that are shown go in a call, behind what goes together:
- * one by one through kl_queue_put, with their number as token, so that a repeat after a crash (within the hour that tokens
- * last) stores nothing twice. They hold up only their own keys: a task behind one of its key stays until that is out.
+ * Nearly all that is shown goes in together. Two kinds of tasks go alone: one with a unique, which a record has to
+ * decide about, and one whose partition lies in another store. Some of those that are shown go in a call, behind what
+ * goes together: one by one through kl_queue_put, with their number as token, so that a repeat after a crash (within
+ * the hour that tokens last) stores nothing twice. They hold up only their own keys: a task behind one of its key stays
+ * until that is out.
  *
- * They stay in the inbox while they are put, with nothing of the inbox held: a put needs a connection, and all may be held
- * so. So another process may put them, too, and whichever has done so takes them out.
+ * They stay in the inbox while they are put, with nothing of the inbox held: a put needs a connection, and all may be
+ * held so. So another process may put them, too, and whichever has done so takes them out.
  *
- * While another store is away, or fails otherwise, tasks for it stay, and those behind them are taken in. A store that was
- * found to be away is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass an
- * earlier one.
+ * While another store is away, or fails otherwise, tasks for it stay, and those behind them are taken in. A store that
+ * was found to be away is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass
+ * an earlier one.
  *
  * A task goes to the partition that it names, unless the layout has none of that name: it had when the task was put; or
- * the layout is out of date, and then the append is refused as sealed and the next try knows better. Else a task without
- * a key goes to the partition that its number says. A store that cannot append and take out in one step
- * (S3) may show a task twice, to two workers at once or after a crash: then both put it into the same partition, which
- * knows it.
+ * the layout is out of date, and then the append is refused as sealed and the next try knows better. Else a task
+ * without a key goes to the partition that its number says. A store that cannot append and take out in one step (S3)
+ * may show a task twice, to two workers at once or after a crash: then both put it into the same partition, which knows
+ * it.
  *
  * What put() in SQL lets through is a valid task; should one be refused all the same, it is set aside with the
  * sentence. */
@@ -402,8 +403,8 @@ static kl_rc put_alone(struct taking *taking, const struct alone *alone)
     return rc == KL_OK ? kl__queue_put_handed(taking->queue, &alone->handed, &task, kl_str(token)) : rc;
 }
 
-/* What is behind one that could not be put, and needs the same store, stays behind it. A row that somebody changed after it
- * was put does not fit its token any more. */
+/* What is behind one that could not be put, and needs the same store, stays behind it. A row that somebody changed
+ * after it was put does not fit its token any more. */
 static kl_rc take_alone(struct taking *taking)
 {
     struct leaving leaving = {.taking = taking};

@@ -1,7 +1,7 @@
 /* away.h - what an engine tells while its server does not answer, and when it does again.
  *
- * An engine tries for some time before a call fails, and callers make many calls at once; so the engine tells, once for all
- * of them (told.h), from the first try on. */
+ * An engine tries for some time before a call fails, and callers make many calls at once; so the engine tells, once for
+ * all of them (told.h), from the first try on. */
 #ifndef KL_STORE_AWAY_H
 #define KL_STORE_AWAY_H
 

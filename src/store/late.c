@@ -2,10 +2,10 @@
  *
  * From: store.c, for stores that are hasty (kl_store_opts).  To: the engine.
  *
- * The handle is there from the beginning, and its calls fail with KL_EBUSY until one of them finds the server, also while
- * that lets nobody in: what is wrong is not an argument of the call. No partition is known before, so whatever names a place
- * is refused in check.c. Of the callers one tries now and then, and the others fail at once: who has something else to do is
- * not held up. */
+ * The handle is there from the beginning, and its calls fail with KL_EBUSY until one of them finds the server, also
+ * while that lets nobody in: what is wrong is not an argument of the call. No partition is known before, so whatever
+ * names a place is refused in check.c. Of the callers one tries now and then, and the others fail at once: who has
+ * something else to do is not held up. */
 #include <stdio.h>
 
 #include "base/clock.h"

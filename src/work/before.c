@@ -2,9 +2,9 @@
  *
  * From: window.c (a stub that is to be admitted, a task that comes back unrun).
  *
- * The order of a key is (priority, due time, position). Something that comes before a task may be missing for four reasons:
- * its line was not read to its end, or not by the look under way; it was left out of its ready line (the skips); it is due
- * and was left out; or it is due and stands further behind in a due line that is read in pieces. */
+ * The order of a key is (priority, due time, position). Something that comes before a task may be missing for four
+ * reasons: its line was not read to its end, or not by the look under way; it was left out of its ready line (the
+ * skips); it is due and was left out; or it is due and stands further behind in a due line that is read in pieces. */
 #include "base/mutant.h"
 #include "work/inside.h"
 
@@ -48,7 +48,8 @@ bool kl__window_left_out_before(const kl__window *window, int32_t line, uint64_t
     return false;
 }
 
-/* Tasks of the key that come before this one of the due line are left out of their lines, or may not have been read yet. */
+/* Tasks of the key that come before this one of the due line are left out of their lines, or may not have been read
+ * yet. */
 static bool earlier_unread(const kl__window *window, const kl_stub *stub)
 {
     if (kl__window_unread_before(window, stub->priority) ||
@@ -101,8 +102,9 @@ void kl__window_end_due(kl__window *window)
     window->due_read = true;
 }
 
-/* Others of the due line that come before this one are left out, in this reading or, as far as it has not shown them yet, in
- * the one before: there it was known which was the first, and so how urgent they are. In a first one nothing is known. */
+/* Others of the due line that come before this one are left out, in this reading or, as far as it has not shown them
+ * yet, in the one before: there it was known which was the first, and so how urgent they are. In a first one nothing is
+ * known. */
 static bool earlier_due(const kl__window *window, const kl_stub *stub)
 {
     const kl__skip *left = kl__skips_find(&window->due_left, stub->key_hash);
@@ -116,7 +118,8 @@ bool kl__window_unread_due(const kl__window *window, const kl_stub *stub)
     return earlier_unread(window, stub) || earlier_due(window, stub);
 }
 
-/* Something of its key that comes before it was left out meanwhile, or a line before its own could not be read to its end. */
+/* Something of its key that comes before it was left out meanwhile, or a line before its own could not be read to its
+ * end. */
 bool kl__window_is_passed(const kl__held *held)
 {
     const kl__window *window = held->window;

@@ -3,8 +3,8 @@
  * From: worker.c (a worker without threads that run tasks).  To: claims_give.c, claims_say.c.
  *
  * The thread does what nobody else comes along for: it ends leases and asks whose time is over, serves asks for which
- * something became ready after they had come, reads where that takes long, and tells of outcomes while the settler is at
- * the next ones. It waits in the worker's `ready`, as a thread that has nothing to run. */
+ * something became ready after they had come, reads where that takes long, and tells of outcomes while the settler is
+ * at the next ones. It waits in the worker's `ready`, as a thread that has nothing to run. */
 #include <stdio.h>
 #include <string.h>
 

@@ -3,16 +3,16 @@
  * From: pump.h (ready tasks of one queue).  To: net (remote clients).
  *
  * It owns shards like any worker and has the same threads around its pump (scout, beat, tick, settler, inbox), but none
- * that runs tasks: a claim takes ready tasks, loads them and remembers each under a number; its token says who gave it out
- * and which it is. Who has the token may finish it, fail it, extend it, release it, or tell progress.
+ * that runs tasks: a claim takes ready tasks, loads them and remembers each under a number; its token says who gave it
+ * out and which it is. Who has the token may finish it, fail it, extend it, release it, or tell progress.
  *
  * C1  A task is given to one claim at a time, and its key's next task to nobody until it was finished, released or its
  *     lease is over: order per key is the pump's.
- * C2  A token that is not the current one of a running task is stale, and nothing changes. Numbers are never used again, and
- *     a part of each token is random, so nobody can guess one.
+ * C2  A token that is not the current one of a running task is stale, and nothing changes. Numbers are never used
+ *     again, and a part of each token is random, so nobody can guess one.
  * C3  `finished` is told after the outcome is durable in the store, or was refused there (KL_ESTALE).
- * C4  A lease that is over costs an attempt, as a failure does: a task that ends its client each time runs out of attempts.
- *     A release, and a stop, cost none.
+ * C4  A lease that is over costs an attempt, as a failure does: a task that ends its client each time runs out of
+ *     attempts. A release, and a stop, cost none.
  * C5  A task of a kind that a claim did not ask for is not given to it; it keeps its place for a claim that does, and
  *     tasks of kinds that nobody asks for do not keep others from being given out: when more than a few hundred of one
  *     kind wait so, or for some seconds, the kind counts as unserved (as for a worker without a handler) until somebody
@@ -45,7 +45,8 @@ typedef struct kl__claims_opts {
     int64_t window_max;  /* 65,536 */
     int64_t running_max; /* tasks given out at once: 100,000 */
     int64_t kind_ms;     /* 10 s: tasks of a kind that nobody asks for so long are left to others (C5) */
-    /* Told of every outcome that is durable, and of which partition, by its place in the layout; must not block. NULL: nobody. */
+    /* Told of every outcome that is durable, and of which partition, by its place in the layout; must not block. NULL:
+     * nobody. */
     void (*ended)(void *ctx, uint32_t partition, kl_outcome outcome);
     void (*lapsed)(void *ctx, uint32_t partition); /* likewise, of every lease that ran out */
     void *told_ctx;
@@ -60,12 +61,12 @@ KL_MUST_USE kl_rc kl__claims_open(const kl__claims_opts *opts, kl__claims **ret_
 void kl__claims_stop(kl__claims *claims);
 
 /* Gives out nothing more, answers what waits with none, lets what runs be finished for up to wait_ms, releases the rest
- * (at no attempt), settles everything and gives the shards back, for which it waits some seconds more. KL_ETIMEDOUT: not
- * yet; it goes on by itself. */
+ * (at no attempt), settles everything and gives the shards back, for which it waits some seconds more. KL_ETIMEDOUT:
+ * not yet; it goes on by itself. */
 KL_MUST_USE kl_rc kl__claims_drain(kl__claims *claims, int64_t wait_ms);
 
-/* Its parts, for whoever ends many at once: as stop, and releases what runs, without waiting for anything; then waits until
- * everything is settled and the shards are given back. KL_ETIMEDOUT: not within wait_ms. */
+/* Its parts, for whoever ends many at once: as stop, and releases what runs, without waiting for anything; then waits
+ * until everything is settled and the shards are given back. KL_ETIMEDOUT: not within wait_ms. */
 void kl__claims_release(kl__claims *claims);
 KL_MUST_USE kl_rc kl__claims_await(kl__claims *claims, int64_t wait_ms);
 void kl__claims_close(kl__claims *claims); /* NULL is fine; what waits is answered with KL_ECLOSED */
@@ -111,9 +112,9 @@ typedef struct kl__claim_ask {
 
 void kl__claims_ask(kl__claims *claims, kl__claim_ask *ask);
 
-/* The client is gone: the ask is answered, now or by whoever is just serving it, mostly with none; what it was given before
- * is the caller's to release. One that was not made yet is answered when it is. An ask that was answered meanwhile is left
- * alone, so its memory must still be there. */
+/* The client is gone: the ask is answered, now or by whoever is just serving it, mostly with none; what it was given
+ * before is the caller's to release. One that was not made yet is answered when it is. An ask that was answered
+ * meanwhile is left alone, so its memory must still be there. */
 void kl__claims_withdraw(kl__claims *claims, kl__claim_ask *ask);
 
 /* What a client says of one task. */
@@ -148,8 +149,8 @@ typedef struct kl__claim_say {
 typedef struct kl__claim_says {
     kl__claim_say *says;
     size_t count;
-    /* Called once, without any mutex held, on any thread, also before kl__claims_say returns: when all outcomes are durable
-     * (C3). rc: KL_OK, look at each; KL_ECLOSED: it ended before they were. */
+    /* Called once, without any mutex held, on any thread, also before kl__claims_say returns: when all outcomes are
+     * durable (C3). rc: KL_OK, look at each; KL_ECLOSED: it ended before they were. */
     void (*answer)(struct kl__claim_says *says, kl_rc rc);
     void *ctx;
     struct kl__claim_says *previous, *next; /* the claims' own, as all below */
@@ -162,8 +163,8 @@ void kl__claims_say(kl__claims *claims, kl__claim_says *says);
 /* The giver's name in a token ("" when there is none); false: it cannot be a token at all. */
 bool kl__claim_token_server(kl_bytes token, char ret_server[24]);
 
-/* The partition of the task that it was given for, by its place in the layout, as the token says (nobody has checked it);
- * UINT32_MAX: it cannot be a token at all. */
+/* The partition of the task that it was given for, by its place in the layout, as the token says (nobody has checked
+ * it); UINT32_MAX: it cannot be a token at all. */
 uint32_t kl__claim_token_partition(kl_bytes token);
 
 typedef struct kl__claims_counts {
@@ -177,8 +178,9 @@ typedef struct kl__claims_counts {
 
 kl__claims_counts kl__claims_counted(kl__claims *claims);
 
-/* Keys of owned shards that are in memory and retrying, paused or halted: how many of each partition that has shards here.
- * `visit` must not block, nor call anything here; it may be told of a partition twice (of two layouts), and adds then. */
+/* Keys of owned shards that are in memory and retrying, paused or halted: how many of each partition that has shards
+ * here. `visit` must not block, nor call anything here; it may be told of a partition twice (of two layouts), and adds
+ * then. */
 void kl__claims_blocked_keys(kl__claims *claims, void (*visit)(void *ctx, uint32_t partition, uint64_t keys),
                              void *ctx);
 

@@ -2,10 +2,11 @@
  *
  * From: net (asks).  To: pump.c (take, load); then net, with a token for each task.
  *
- * Asks stand in line in order of arrival. Whoever has something to give, the thread that asks or the claims' own, takes as
- * many tasks as all asks want together, loads them in one call of the store and shares them out by the line: one does so
- * at a time (`serving`), and asks that come meanwhile are served by its next round or by the claims' thread. Whom a task
- * is for is decided when its kind is known, inside the load; what nobody in line wants waits on its kind's shelf.
+ * Asks stand in line in order of arrival. Whoever has something to give, the thread that asks or the claims' own, takes
+ * as many tasks as all asks want together, loads them in one call of the store and shares them out by the line: one
+ * does so at a time (`serving`), and asks that come meanwhile are served by its next round or by the claims' thread.
+ * Whom a task is for is decided when its kind is known, inside the load; what nobody in line wants waits on its kind's
+ * shelf.
  *
  * One ask that wants many has them loaded into its own arena; what is loaded for several is copied. */
 #include <string.h>
@@ -13,8 +14,8 @@
 #include "base/compare.h"
 #include "work/claims_inside.h"
 
-/* ROUNDS: in the thread of whoever asks. MANY: tasks for which copying is not worth it. LOOK_MS: a store that takes longer keeps
- * nobody waiting who did not want to. */
+/* ROUNDS: in the thread of whoever asks. MANY: tasks for which copying is not worth it. LOOK_MS: a store that takes
+ * longer keeps nobody waiting who did not want to. */
 enum { ROUNDS = 4, MANY = 16, LOOK_MS = 2000 };
 
 static _Thread_local int

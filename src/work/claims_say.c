@@ -1,6 +1,7 @@
 /* claims_say.c - tasks that are given out, and what is said of them.
  *
- * From: net (says), and the clock (leases that are over).  To: pump.c (finish, untake); settle.c tells when it is durable.
+ * From: net (says), and the clock (leases that are over). To: pump.c (finish, untake); settle.c tells when it is
+ * durable.
  *
  *      given ---> done, retry, dead ---> outcome: its say is answered when that is settled
  *        |------> released ------------> in line again

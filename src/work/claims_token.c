@@ -3,8 +3,9 @@
  *      SERVER - 32 letters of the alphabet of RFC 4648, 5:
  *      index (4 bytes) | serial (6) | partition (2) | random (12), little-endian
  *
- * The index finds the claim at once, the serial says that it is still the same, and the random bytes come from the kernel,
- * so a token cannot be guessed; they are compared in constant time. The partition is for counting what is stale. */
+ * The index finds the claim at once, the serial says that it is still the same, and the random bytes come from the
+ * kernel, so a token cannot be guessed; they are compared in constant time. The partition is for counting what is
+ * stale. */
 #include <errno.h>
 #include <string.h>
 #include <sys/random.h>

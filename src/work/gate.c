@@ -2,18 +2,18 @@
  *
  * From: beat.c.  To: window.c, which leaves such keys out.
  *
- * Older layouts are sealed, so what they hold only becomes less: a key that is not in the set never will be, and the set
- * may be read at leisure. While an older layout is not sealed, or holds more than KEYS_MAX tasks, the gate is shut and
- * nothing of the newer layout is run: it is being drained first, which is what most changes of layout look like. Each
- * layout is read once for all that are newer, and one line of many shards at a time: where a call is a journey, a
+ * Older layouts are sealed, so what they hold only becomes less: a key that is not in the set never will be, and the
+ * set may be read at leisure. While an older layout is not sealed, or holds more than KEYS_MAX tasks, the gate is shut
+ * and nothing of the newer layout is run: it is being drained first, which is what most changes of layout look like.
+ * Each layout is read once for all that are newer, and one line of many shards at a time: where a call is a journey, a
  * hundred shards with one task must not take a hundred of them.
  *
- * What was read is applied once the record has been read again. A delayed task of layout 1 may have a copy in layout 2, of
- * a move that was broken off; when there is a layout 3, it is moved there, and is gone from layout 1. Who saw that, and did
- * not know of layout 3 yet, would run the copy in layout 2, while another worker runs the one in layout 3.
+ * What was read is applied once the record has been read again. A delayed task of layout 1 may have a copy in layout 2,
+ * of a move that was broken off; when there is a layout 3, it is moved there, and is gone from layout 1. Who saw that,
+ * and did not know of layout 3 yet, would run the copy in layout 2, while another worker runs the one in layout 3.
  *
- * Copies of tasks without a key are known by their ids, which follow from those that they have in the older layout: a task
- * that stays there, because nobody runs its kind or its bytes are damaged, must hold up nothing but its copy. */
+ * Copies of tasks without a key are known by their ids, which follow from those that they have in the older layout: a
+ * task that stays there, because nobody runs its kind or its bytes are damaged, must hold up nothing but its copy. */
 #include <string.h>
 
 #include "base/hash.h"

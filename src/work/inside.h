@@ -13,17 +13,17 @@
  *   - A key gets at most key_max places. What stands behind is skipped: the key is entered in the window's skips with
  *     the position of the first task left out, and a side look from there brings more when its line has become short.
  *   - A key that cannot run (its first task waits for a retry, or somebody, or a kind of worker) keeps only that first
- *     task and others that were tried, which do not count as held: so memory grows with the number of such keys, but not
- *     with their lines, and what cannot run never takes the room of what can.
- *   - Once groups have been seen, a full window goes on being read: each group gets at least group_min places. All groups
- *     together so get no more than a second window, or one place each.
+ *     task and others that were tried, which do not count as held: so memory grows with the number of such keys, but
+ *     not with their lines, and what cannot run never takes the room of what can.
+ *   - Once groups have been seen, a full window goes on being read: each group gets at least group_min places. All
+ *     groups together so get no more than a second window, or one place each.
  *   - A task without a key of a kind that the worker does not run is let go again: its line is not read a second time.
  *
  * P1  Every task between the start of a ready line and the window's cursor is held, finished, skipped under its key's
  *     entry, passed because nobody here runs it, or gone.
  * P2  A key that has an entry in the skips, or among what is left out of the due line, admits nothing that comes behind
- *     the entry by (priority, due, position), and keeps nothing of it that waits. Nor is a task with a key admitted before
- *     the due line was read once, and before more urgent lines have been to their ends, as that look shows them.
+ *     the entry by (priority, due, position), and keeps nothing of it that waits. Nor is a task with a key admitted
+ *     before the due line was read once, and before more urgent lines have been to their ends, as that look shows them.
  * P3  A task's outcome is sent after those of its key that finished before it: outcomes of a shard are sent in one
  *     settle at a time, in the order in which they came. So what is settled of a key is always its first tasks.
  * P4  Nothing is taken from a window whose owner's lease may be over.
@@ -394,7 +394,8 @@ bool kl__window_is_suspect(const kl__window *window); /* something suspect (P5) 
 void kl__window_drop(kl__window *window); /* lost or left: forgets what it holds; freed once nothing is out */
 void kl__window_free_if_done(kl__window *window);
 
-/* A stub of a line: admitted, skipped, or neither because there is no room (false: stop reading this line before it). */
+/* A stub of a line: admitted, skipped, or neither because there is no room (false: stop reading this line before
+ * it). */
 bool kl__window_admit(kl__window *window, int32_t line, const kl_stub *stub, bool side);
 kl__cursor *kl__window_cursor(kl__window *window, int32_t line); /* NULL: no memory */
 
@@ -404,7 +405,8 @@ void kl__window_yield(kl__window *window);
 /* Due tasks leave likewise that come behind what was not read of a line of their own priority. */
 void kl__window_yield_due(kl__window *window);
 
-/* A task that was taken and not run goes back into its line, or leaves with those that come behind one that is not held. */
+/* A task that was taken and not run goes back into its line, or leaves with those that come behind one that is not
+ * held. */
 void kl__window_put_back(kl__held *held);
 
 /* Moves ready tasks into the room. */
@@ -530,8 +532,8 @@ kl_rc kl__partitions_watch(kl__pump *pump);            /* asks for a beat when o
 bool kl__partitions_starve(const kl__pump *pump); /* it wants more permits than it has, and the others do not know */
 void kl__partitions_close(kl__pump *pump);
 
-/* Nothing of it can be run: its store, which is not the queue's own, does not answer. Nor can partitions that were never
- * opened for this reason (pump->away). */
+/* Nothing of it can be run: its store, which is not the queue's own, does not answer. Nor can partitions that were
+ * never opened for this reason (pump->away). */
 bool kl__partition_is_away(const kl__partition *partition);
 
 /* --- sweep.c: tasks that are ended without being run --- */
@@ -561,8 +563,8 @@ kl_rc kl__older_layouts(kl__pump *pump); /* seals them, moves what is not due, s
 /* Whether tasks of the due line are run and ended here, and not moved. */
 bool kl__window_keeps_due(const kl__window *window);
 
-/* Before anything that waits in the store is ended or tried: where the due line is not kept, it is moved first. The caller
- * has pinned the window. False: not now, because it cannot be told whether some of it is elsewhere too. */
+/* Before anything that waits in the store is ended or tried: where the due line is not kept, it is moved first. The
+ * caller has pinned the window. False: not now, because it cannot be told whether some of it is elsewhere too. */
 bool kl__window_clear_due(kl__window *window);
 
 /* Times: the store's clock as the worker knows it. */

@@ -1,7 +1,7 @@
 /* key_list.c - keys with waiting tasks: the longest lines, the oldest tasks, or what is held up first.
  *
- * The first look_max waiting tasks are read and counted by key: what that misses stands behind so many others that it is
- * not what somebody who asks has to look at first. */
+ * The first look_max waiting tasks are read and counted by key: what that misses stands behind so many others that it
+ * is not what somebody who asks has to look at first. */
 #include <stdlib.h>
 #include <string.h>
 

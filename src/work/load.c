@@ -100,7 +100,8 @@ static void forget_unserved(kl__window *window, uint16_t kind)
     window->unserved_more &= kind != 0;
 }
 
-/* Where tasks are given out, and nobody wants this one now. False: there is no room for it, and the kind is unserved. */
+/* Where tasks are given out, and nobody wants this one now. False: there is no room for it, and the kind is
+ * unserved. */
 static bool shelve(kl__pump *pump, kl__held *held, kl_bytes kind)
 {
     kl__shelf *shelf = kl__room_shelf(pump->room, kind, true);

@@ -483,8 +483,8 @@ static kl_rc agree(kl__owners *owners, const kl__owners_report *report, struct d
 
 /* --- After the write --- */
 
-/* What the record says now is our view, but for what is still to be reported. Who only leaves others what it cannot use keeps
- * what it can. */
+/* What the record says now is our view, but for what is still to be reported. Who only leaves others what it cannot use
+ * keeps what it can. */
 static void settle_view(kl__owners *owners, const struct draft *draft, bool leaving)
 {
     bool rests = draft->leaving && !leaving;

@@ -15,8 +15,8 @@
  *     that this owner may have begun.
  * O6  The permits that the record grants to all workers together do not exceed the limit, unless it was lowered, or a
  *     worker whose lease had lapsed still runs something: then no new ones are granted until they do not.
- * O7  A worker whose fences fail, beat after beat, leaves its shards to others, if any may take one, and tries again ever more
- *     seldom: what it owns and cannot use nobody runs.
+ * O7  A worker whose fences fail, beat after beat, leaves its shards to others, if any may take one, and tries again
+ *     ever more seldom: what it owns and cannot use nobody runs.
  *
  * At four digits shards are owned in groups of 16 neighbours: a group is taken by whoever may take its first shard, and
  * is given back when all of it was left. Other layouts have groups of one.
@@ -104,10 +104,10 @@ typedef struct kl__owners_change {
     const char *unfenced_why; /* the sentence */
 } kl__owners_change;
 
-/* One beat. On failure the lease is not extended, nothing is reported, and what was won or lost meanwhile is reported by
- * the next beat. KL_EBUSY: others kept changing the record, or the store was busy: again soon. KL_EDAMAGED: the record
- * is damaged; the sentence names the field. KL_EINVAL: it is of another layout. KL_EFULL: too many workers, or the store
- * has no room. KL_ENOMEM and others as from the store. */
+/* One beat. On failure the lease is not extended, nothing is reported, and what was won or lost meanwhile is reported
+ * by the next beat. KL_EBUSY: others kept changing the record, or the store was busy: again soon. KL_EDAMAGED: the
+ * record is damaged; the sentence names the field. KL_EINVAL: it is of another layout. KL_EFULL: too many workers, or
+ * the store has no room. KL_ENOMEM and others as from the store. */
 KL_MUST_USE kl_rc kl__owners_beat(kl__owners *owners, const kl__owners_report *report, kl__owners_change *ret_change);
 
 /* Whether the lease holds at this time of the local clock: until the start of the last good beat plus nine tenths of

@@ -7,8 +7,8 @@
  * each turn: so with fewer permits than workers each has one from time to time. When all have what they want, the rest
  * is spread likewise for what may come.
  *
- * The sum of what this says to all workers in one turn is `max` at most. That is for speed only: what keeps the limit is
- * that a worker is granted no more than what the others do not hold (owners.c). */
+ * The sum of what this says to all workers in one turn is `max` at most. That is for speed only: what keeps the limit
+ * is that a worker is granted no more than what the others do not hold (owners.c). */
 #include "work/owners_inside.h"
 
 struct pool {

@@ -13,8 +13,9 @@
  * may take it. Where restrictions only overlap, neighbours in the chain of overlaps differ by at most one; moving along
  * whole chains would be more even still, and is not worth a flow problem in each beat.
  *
- * A share computed as the sum of 1 / (workers that may take the shard) was rejected: its rounding can leave a shard that
- * only one worker may take, and that worker is full; and a worker with few shards to choose from gets the fewest. */
+ * A share computed as the sum of 1 / (workers that may take the shard) was rejected: its rounding can leave a shard
+ * that only one worker may take, and that worker is full; and a worker with few shards to choose from gets the
+ * fewest. */
 #include "base/random.h"
 #include "work/owners_inside.h"
 

@@ -99,8 +99,8 @@ bool kl__partition_is_away(const kl__partition *partition)
     return partition->store != partition->pump->queue->store && kl__store_is_away(partition->store);
 }
 
-/* The one of the layout that all workers can reach while they can do anything: the first in the store that has the queue's
- * record. There need not be one, and then it is the first of all. */
+/* The one of the layout that all workers can reach while they can do anything: the first in the store that has the
+ * queue's record. There need not be one, and then it is the first of all. */
 static uint32_t granting(const kl__pump *pump, const kl__queue_layout *layout)
 {
     uint32_t index = 0;
@@ -430,8 +430,8 @@ static uint64_t hash_of(const kl__ownership *ownership)
 }
 
 /* Permits go where they are wanted at once, and not with the next beat of each worker: who has some to spare lowers its
- * share when another wants more, in two beats, because it may start tasks while the first is under way; and who wants more
- * takes what has become free. */
+ * share when another wants more, in two beats, because it may start tasks while the first is under way; and who wants
+ * more takes what has become free. */
 static bool permits_stir(const kl__pump *pump, const kl__partition *partition, const kl__ownership *ownership)
 {
     uint64_t max = (uint64_t)pump->descriptor->settings.concurrency, sum = 0, mine = 0, wanted = wanted_permits(pump);

@@ -34,9 +34,9 @@ typedef struct kl__pump_opts {
     void (*leave)(void *ctx); /* NULL: there is no mutex */
     void (*enter)(void *ctx);
     void *mutex_ctx;
-    /* Where tasks are given out and not run here (claims.c), with the mutex held: whether somebody wants a task of this kind
-     * now, else it is kept by its kind; and, of a finished task with a waiter, what came of settling it, true: the waiter
-     * need not be told again. NULL: all are run; nobody waits. */
+    /* Where tasks are given out and not run here (claims.c), with the mutex held: whether somebody wants a task of this
+     * kind now, else it is kept by its kind; and, of a finished task with a waiter, what came of settling it, true: the
+     * waiter need not be told again. NULL: all are run; nobody waits. */
     bool (*wanted)(void *ctx, kl__held *held, kl_bytes kind);
     bool (*settled)(void *ctx, void *waiter, kl_rc rc);
     void (*ended)(void *ctx, uint32_t partition,
@@ -78,13 +78,13 @@ uint64_t kl__pump_ready(kl__pump *pump);   /* tasks that take would give now, li
 int64_t kl__pump_next_due(kl__pump *pump); /* when something becomes ready by itself, on the store's clock; KL_NEVER */
 
 /* Reads taken tasks from the store, and makes the starts of suspect ones durable. Fills ret_tasks and ret_extras for
- * those that are to be run and moves them to the front of held; the others (no attempts left, cancelled, unserved, gone,
- * lost) have been dealt with. KL_OK, or the store's error: then all were untaken. */
+ * those that are to be run and moves them to the front of held; the others (no attempts left, cancelled, unserved,
+ * gone, lost) have been dealt with. KL_OK, or the store's error: then all were untaken. */
 kl_rc kl__pump_load(kl__pump *pump, kl__held **held, size_t count, kl_arena *arena, kl_task *ret_tasks,
                     kl_task_extra *ret_extras, const kl_handler **ret_handlers, size_t *ret_run);
 
-/* To be asked right before each start, whoever holds the mutex: time may have passed since the task was loaded, and more
- * than anybody thought if the process was stopped. False: it must be untaken (P4). */
+/* To be asked right before each start, whoever holds the mutex: time may have passed since the task was loaded, and
+ * more than anybody thought if the process was stopped. False: it must be untaken (P4). */
 bool kl__pump_may_start(const kl__held *held, int64_t local_ms);
 
 /* What came of a run. */
@@ -102,9 +102,9 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
 void kl__pump_untake(kl__pump *pump, kl__held *held);
 void kl__pump_give_up(kl__pump *pump, kl__held *held, int64_t keep_ms);
 
-/* For those who give tasks out, all with the kind's hash by kl__owners_kind. Tasks of a kind that nobody wants are kept on
- * its shelf (room.c), up to KL_SHELF_MAX of them; more are set aside, and so is the whole shelf by `unserve`, as where there
- * is no handler. `serve` brings up to max of those back (kind 0: of all kinds) and says how many. */
+/* For those who give tasks out, all with the kind's hash by kl__owners_kind. Tasks of a kind that nobody wants are kept
+ * on its shelf (room.c), up to KL_SHELF_MAX of them; more are set aside, and so is the whole shelf by `unserve`, as
+ * where there is no handler. `serve` brings up to max of those back (kind 0: of all kinds) and says how many. */
 typedef struct kl__shelf kl__shelf;
 void kl__pump_unserve(kl__pump *pump, kl__shelf *shelf);
 size_t kl__pump_serve(kl__pump *pump, uint16_t kind, size_t max);
@@ -131,7 +131,8 @@ uint64_t kl__pump_held(const kl__pump *pump);
 uint64_t kl__pump_running(const kl__pump *pump);
 uint64_t kl__pump_unserved(const kl__pump *pump); /* held or passed */
 uint64_t kl__pump_shards(const kl__pump *pump);
-/* Those in memory that are retrying, paused or halted, for each partition (by its place in its layout) that has shards here. */
+/* Those in memory that are retrying, paused or halted, for each partition (by its place in its layout) that has shards
+ * here. */
 void kl__pump_blocked_keys(const kl__pump *pump, void (*visit)(void *ctx, uint32_t partition, uint64_t keys),
                            void *ctx);
 

@@ -3,9 +3,10 @@
  * From: window.c (taken from their lanes).  To: pump.c (taken by threads).
  *
  * Tasks of the lowest priority value come first; among those, groups take turns, one task each, so that a group that
- * floods the queue gets no more than one that has a single task. This is deficit round robin with a quantum of one task.
- * Tasks without a group are a group of their own. Where tasks are given out by kind, those of which the kind is known and
- * wanted by nobody wait on shelves, one for each kind, and come back before all others when somebody wants them.
+ * floods the queue gets no more than one that has a single task. This is deficit round robin with a quantum of one
+ * task. Tasks without a group are a group of their own. Where tasks are given out by kind, those of which the kind is
+ * known and wanted by nobody wait on shelves, one for each kind, and come back before all others when somebody wants
+ * them.
  *
  * R1  A group is on the ring of a priority exactly while it has a task of that priority here. */
 #include <string.h>

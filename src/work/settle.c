@@ -2,9 +2,9 @@
  *
  * From: pump.c (finished tasks).  To: the store; then the lanes, for tasks that are to be tried again.
  *
- * One settle is under way at a time; what finishes meanwhile goes with the next. So batches grow with the load, a shard's
- * outcomes keep their order (P3), and a task costs a part of one commit. A key goes on as soon as its task is done, before
- * that is durable; but a task that is to be tried again is parked only when that is. */
+ * One settle is under way at a time; what finishes meanwhile goes with the next. So batches grow with the load, a
+ * shard's outcomes keep their order (P3), and a task costs a part of one commit. A key goes on as soon as its task is
+ * done, before that is durable; but a task that is to be tried again is parked only when that is. */
 #include <string.h>
 #include <time.h>
 

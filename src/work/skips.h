@@ -1,9 +1,9 @@
-/* skips.h - keys of which a window has left tasks out, and from where: a hash table of 32-byte entries. Nearly every key
- * that is looked for is not there, so each entry has a tag, in a table of bytes that is small enough to stay in the
+/* skips.h - keys of which a window has left tasks out, and from where: a hash table of 32-byte entries. Nearly every
+ * key that is looked for is not there, so each entry has a tag, in a table of bytes that is small enough to stay in the
  * processor's cache.
  *
- * A key that has an entry is not to be read from the line beyond `from` until a side look, which begins there, has caught
- * up: otherwise a later task could overtake an earlier one. Tasks without a key are entered by group. */
+ * A key that has an entry is not to be read from the line beyond `from` until a side look, which begins there, has
+ * caught up: otherwise a later task could overtake an earlier one. Tasks without a key are entered by group. */
 #ifndef KL_SKIPS_H
 #define KL_SKIPS_H
 

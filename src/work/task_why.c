@@ -1,7 +1,7 @@
 /* task_why.c - why tasks are not started, as far as records tell.
  *
- * From: the program's lists.  To: owners.c, keyset.c, queue/look.c.  No worker is asked, so a task that nothing is known of may
- * be running. Which reason is told first is as in ask.c, which knows more. */
+ * From: the program's lists. To: owners.c, keyset.c, queue/look.c. No worker is asked, so a task that nothing is known
+ * of may be running. Which reason is told first is as in ask.c, which knows more. */
 #include "work/why.h"
 
 #include <string.h>

@@ -245,8 +245,8 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
     return true;
 }
 
-/* It stays in its line, to be shown again by the next look at that. False: there is no room to remember it, and from here
- * on the line is not read. */
+/* It stays in its line, to be shown again by the next look at that. False: there is no room to remember it, and from
+ * here on the line is not read. */
 static bool leave_due(kl__window *window, const kl_stub *stub)
 {
     kl__lane_task task = {.due_ms = stub->due_ms, .position = stub->position, .mark = {.priority = stub->priority}};

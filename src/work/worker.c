@@ -427,7 +427,8 @@ kl_rc kl__worker_start_giving(kl_queue *queue, const kl_worker_opts *opts, int64
 
 /* --- The end --- */
 
-/* A server that is silent must not hold up the end: calls that have waited for it for so long fail. The mutex is held. */
+/* A server that is silent must not hold up the end: calls that have waited for it for so long fail. The mutex is
+ * held. */
 static void cut_calls(const kl_worker *worker, int64_t wait_ms)
 {
     for (size_t i = 0; i < worker->served_count; i++) {

@@ -2,9 +2,9 @@
  *
  * From: the stores that have an inbox (KL_STORE_INBOX).  To: the same stores, as tasks that the scout finds.
  *
- * It asks for one queue after the other, and when there was nothing it waits in the store for the first of them: that ends
- * as soon as something is left there, for whichever queue. What comes between the two is found a little later. Of several
- * processes one takes in at a time; the others find nothing and ask again later. */
+ * It asks for one queue after the other, and when there was nothing it waits in the store for the first of them: that
+ * ends as soon as something is left there, for whichever queue. What comes between the two is found a little later. Of
+ * several processes one takes in at a time; the others find nothing and ask again later. */
 #include "work/worker_inside.h"
 
 enum { WAIT_MS = 100, ASK_MS = 20, FAILED_MS = 250 };

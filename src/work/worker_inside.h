@@ -1,7 +1,7 @@
 /* worker_inside.h - what the files of a worker's threads share.
  *
- * Reading order: worker.c (start, drain, close) -> worker_thread.c (take, run, finish) -> worker_keep.c (beats, looks) ->
- * work.c (what handlers call).
+ * Reading order: worker.c (start, drain, close) -> worker_thread.c (take, run, finish) -> worker_keep.c (beats, looks)
+ * -> work.c (what handlers call).
  *
  * One mutex guards the pumps and everything here; it is not held while a handler runs or the store is called. */
 #ifndef KL_WORKER_INSIDE_H
@@ -81,8 +81,8 @@ typedef enum kl__doing {
     KL_DOING_TAKE_IN
 } kl__doing;
 
-/* Whoever gives tasks out instead of running them (claims.c): the first three as in kl__pump_opts; `after` is called with
- * the mutex held, and may leave it, when outcomes may have been settled. */
+/* Whoever gives tasks out instead of running them (claims.c): the first three as in kl__pump_opts; `after` is called
+ * with the mutex held, and may leave it, when outcomes may have been settled. */
 typedef struct kl__giver {
     bool (*wanted)(void *ctx, kl__held *held, kl_bytes kind);
     bool (*settled)(void *ctx, void *waiter, kl_rc rc);

@@ -1,12 +1,12 @@
 /* worker_keep.c - the four threads that keep a worker going: one looks for tasks, one sends outcomes, one
  * looks at records and carries out requests, one beats.
  *
- * The scout waits for appends where the store can tell of them and there is one partition to wait for; otherwise it looks
- * again and again, less often the longer nothing comes. Where a store is far away and there is much to do, some time
- * passes between two looks, and between two settles, that follow each other, in proportion to what one takes and to how
- * many workers share the store: so each finds more at a time, and all of them together make about as many calls as one.
- * While looks are full, the scout does not ask to be told of appends: the next look comes by itself. And what was run is
- * then settled as soon as nothing is left to run, because nothing more would go with it. */
+ * The scout waits for appends where the store can tell of them and there is one partition to wait for; otherwise it
+ * looks again and again, less often the longer nothing comes. Where a store is far away and there is much to do, some
+ * time passes between two looks, and between two settles, that follow each other, in proportion to what one takes and
+ * to how many workers share the store: so each finds more at a time, and all of them together make about as many calls
+ * as one. While looks are full, the scout does not ask to be told of appends: the next look comes by itself. And what
+ * was run is then settled as soon as nothing is left to run, because nothing more would go with it. */
 #include "base/wait.h"
 #include "work/worker_inside.h"
 
@@ -207,8 +207,8 @@ bool kl__worker_has_outcomes(const kl_worker *worker)
     return false;
 }
 
-/* Outcomes that could not be sent are kept, and sent again after a while. Without a giver nobody waits for them: a key goes
- * on when its task has been run. */
+/* Outcomes that could not be sent are kept, and sent again after a while. Without a giver nobody waits for them: a key
+ * goes on when its task has been run. */
 static void settle(kl_worker *worker)
 {
     struct call call = {.began_ns = kl__monotonic_ns(), .settles = true};

@@ -2,9 +2,9 @@
  *
  * From: whatever calls the store.  To: the application's log.
  *
- * A call that fails is made again several times a second, by several threads: that is told now and then, for all of them
- * (told.h). It works again when everything that failed has worked. A store that tells of itself that its server does not
- * answer (away.h) is left to do so. */
+ * A call that fails is made again several times a second, by several threads: that is told now and then, for all of
+ * them (told.h). It works again when everything that failed has worked. A store that tells of itself that its server
+ * does not answer (away.h) is left to do so. */
 #include "store/quick.h"
 #include "work/worker_inside.h"
 

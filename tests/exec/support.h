@@ -1,7 +1,7 @@
 /* support.h - what the executor's tests share: gates, a journal, a clock that stands still, and tasks with a script.
  *
- * Nothing here sleeps. Every wait is for an event and has a limit only so that a broken executor fails a test instead of
- * hanging it: no limit is ever reached while the promises hold. */
+ * Nothing here sleeps. Every wait is for an event and has a limit only so that a broken executor fails a test instead
+ * of hanging it: no limit is ever reached while the promises hold. */
 #ifndef TESTS_EXEC_SUPPORT_H
 #define TESTS_EXEC_SUPPORT_H
 
@@ -39,8 +39,9 @@ void journal_add(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void journal_await(int words);
 const char *journal_text(void); /* a copy, valid until the next call */
 
-/* Opens with room for the test's options. Threads default to 2 here, shards to 1 and the capacity to 1024. `frozen` uses
- * a clock that only pass_ms and pass_ns move. Each fails the test and returns NULL when the executor does not open. */
+/* Opens with room for the test's options. Threads default to 2 here, shards to 1 and the capacity to 1024. `frozen`
+ * uses a clock that only pass_ms and pass_ns move. Each fails the test and returns NULL when the executor does not
+ * open. */
 kl_exec *open_exec(kl_exec_opts opts);
 kl_exec *open_frozen(kl_exec_opts opts);
 void pass_ms(kl_exec *exec, int64_t ms);
@@ -83,7 +84,8 @@ kl_exec_id submit(kl_exec *exec, const char *key, kl_task_fn *fn, void *ctx, con
 kl_exec_id submit_note(kl_exec *exec, const char *key, const char *name);
 kl_exec_id submit_script(kl_exec *exec, const char *key, struct script *script, const kl_exec_task_opts *opts);
 
-/* Waiting for what an executor shows: the state of a task or a key, the end of a task, and an answer from a function. */
+/* Waiting for what an executor shows: the state of a task or a key, the end of a task, and an answer from a
+ * function. */
 void await_state(kl_exec *exec, kl_exec_id id, kl_exec_state state);
 void await_key(kl_exec *exec, const char *key, kl_key_state state);
 void await_gone(kl_exec *exec, kl_exec_id id);
@@ -134,9 +136,9 @@ void fail_threads(int spared, int number, int error);
 /* Called by a thread that has taken tasks, with the shard's mutex held, before others can see it; NULL: nobody. */
 extern _Atomic(void (*)(kl__lane_task **tasks, uint32_t count)) on_take;
 
-/* A time of the thread's own, while it is on: its monotonic clock shows now_ns, a yield takes yield_ns, and a wait with a
- * limit is over at once, when that has come. `meanwhile` is called in the middle of each wait, without its mutex. If it
- * waits_really it does by the real clock; then, where now_ns is far ahead, only a signal ends a wait in time. */
+/* A time of the thread's own, while it is on: its monotonic clock shows now_ns, a yield takes yield_ns, and a wait with
+ * a limit is over at once, when that has come. `meanwhile` is called in the middle of each wait, without its mutex. If
+ * it waits_really it does by the real clock; then, where now_ns is far ahead, only a signal ends a wait in time. */
 struct own_time {
     bool is_on, waits_really;
     int64_t now_ns;

@@ -1,11 +1,12 @@
-/* test_batch.c - batches: order, ids, and what is taken when not all is. Those of blocked keys are in test_blocked.c. */
+/* test_batch.c - batches: order, ids, and what is taken when not all is. Those of blocked keys are in
+ * test_blocked.c. */
 #include "base/random.h"
 #include "exec/support.h"
 
 enum { BATCH_TASKS = 300, BATCH_KEYS = 7 };
 
-/* A batch of notes A0 B0 ... A1 B1 ..., each letter a key. If the last one is long, each chunk is made into orders, else
- * they are plain. */
+/* A batch of notes A0 B0 ... A1 B1 ..., each letter a key. If the last one is long, each chunk is made into orders,
+ * else they are plain. */
 static void make_batch(const char *last_key, kl_exec_task *ret_batch)
 {
     static char names[BATCH_TASKS][16];

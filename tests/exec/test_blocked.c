@@ -283,7 +283,8 @@ static kl_outcome fail_now_and_then(kl_run *run, void *ctx)
     return kl_run_id(run) % 3 == 0 && kl_run_attempt(run) < 3 ? KL_RETRY : KL_DONE;
 }
 
-/* What was taken of each key must be its first tasks. Of every other batch the first part has options, the rest has none. */
+/* What was taken of each key must be its first tasks. Of every other batch the first part has options, the rest has
+ * none. */
 static void submit_batches(void *exec)
 {
     static const kl_exec_task_opts options = {.size = sizeof options, .attempts_max = 5};

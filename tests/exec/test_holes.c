@@ -81,7 +81,8 @@ TEST(a_claimed_place_is_work_before_it_is_published)
 
 /* --- Keys --- */
 
-/* A call about key "k", of which a task stands behind the hole; it looks at the clock each time that it looks for the task. */
+/* A call about key "k", of which a task stands behind the hole; it looks at the clock each time that it looks for the
+ * task. */
 static struct {
     kl_exec *exec;
     void (*call)(kl_exec *exec);

@@ -423,7 +423,8 @@ TEST(more_threads_than_shards_and_more_shards_than_threads_both_work)
     }
 }
 
-/* A thread must not stay with one shard for ever: the tasks of the busy shard feed themselves until the other has run. */
+/* A thread must not stay with one shard for ever: the tasks of the busy shard feed themselves until the other has
+ * run. */
 struct feeder {
     kl_exec *exec;
     _Atomic(bool) over;

@@ -14,8 +14,8 @@ static void wait_in_report(void *gate, const kl_exec_end *end)
     gate_pass(gate);
 }
 
-/* Both deadlines have passed when a thread comes by. The first task's key can go on once that is reported, and the report
- * of the second waits for that. */
+/* Both deadlines have passed when a thread comes by. The first task's key can go on once that is reported, and the
+ * report of the second waits for that. */
 TEST(a_key_whose_task_timed_out_goes_on_while_another_ones_is_reported)
 {
     struct gate gate = GATE;

@@ -205,8 +205,8 @@ TEST(a_drain_says_when_an_abort_has_given_up_what_it_waited_for)
 
 enum { PLACES = 8, SPARE = 2 };
 
-/* A shard that is full while its spare places are lent: one task waits for its retry, one key is paused, one task runs and
- * the others stand behind it. Returns the id of the last, which lives in spare memory. */
+/* A shard that is full while its spare places are lent: one task waits for its retry, one key is paused, one task runs
+ * and the others stand behind it. Returns the id of the last, which lives in spare memory. */
 static kl_exec_id fill_beyond(kl_exec *exec, struct script *failing, struct gate *gate)
 {
     kl_exec_id last = 0;

@@ -1,8 +1,8 @@
 /* test_stress.c - everything at once: producers, outcomes of all kinds, threads that end, cancels, pauses, and a stop.
  *
- * Checked for each job: it starts only while its key is free of others, from the first start of one job to its end; jobs
- * of one producer and key start in order; and each job that was taken ends exactly once, and is reported exactly once if
- * it was not done. A third of the jobs have no report of their own, because only those go through hands. */
+ * Checked for each job: it starts only while its key is free of others, from the first start of one job to its end;
+ * jobs of one producer and key start in order; and each job that was taken ends exactly once, and is reported exactly
+ * once if it was not done. A third of the jobs have no report of their own, because only those go through hands. */
 #include <sched.h>
 #include <stdlib.h>
 

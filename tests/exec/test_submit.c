@@ -1,5 +1,5 @@
-/* test_submit.c - handing tasks over: keys, ids, and submits from many threads. Room, batches and barriers have their own
- * files. */
+/* test_submit.c - handing tasks over: keys, ids, and submits from many threads. Room, batches and barriers have their
+ * own files. */
 #include "exec/support.h"
 
 /* --- Keys --- */

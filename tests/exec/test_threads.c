@@ -112,8 +112,8 @@ TEST(who_watches_a_thread_that_ends_no_task_sleeps_on_and_others_are_woken_again
     close_asleep(exec);
 }
 
-/* Both sleep, and were not woken when it became known that something will be due: somebody was to see to that who is busy
- * now. Whoever gets up makes the other look at the clock. */
+/* Both sleep, and were not woken when it became known that something will be due: somebody was to see to that who is
+ * busy now. Whoever gets up makes the other look at the clock. */
 TEST(of_two_threads_that_did_not_know_what_is_due_next_one_does_when_the_other_gets_up)
 {
     struct gate gate = GATE;
@@ -132,7 +132,8 @@ TEST(of_two_threads_that_did_not_know_what_is_due_next_one_does_when_the_other_g
     kl_exec_close(exec);
 }
 
-/* The thread has looked whether everything has ended, then all is shut and whoever sleeps is woken, then it falls asleep. */
+/* The thread has looked whether everything has ended, then all is shut and whoever sleeps is woken, then it falls
+ * asleep. */
 static struct {
     pthread_t closer;
     atomic_int reads;

@@ -1,5 +1,5 @@
-/* test_waits.c - how long a submit or a batch waits for room, and for whose: in a time of the test's own, so that a wait
- * takes exactly as long as it says. */
+/* test_waits.c - how long a submit or a batch waits for room, and for whose: in a time of the test's own, so that a
+ * wait takes exactly as long as it says. */
 #include <stdlib.h>
 
 #include "exec/support.h"
@@ -208,7 +208,8 @@ static void let_run(void *ctx)
     AWAIT(tasks_live(room->exec) == 0);
 }
 
-/* He has looked into the inbox, where a task of another key was, and all that others know of it is what he told them. */
+/* He has looked into the inbox, where a task of another key was, and all that others know of it is what he told
+ * them. */
 TEST(who_waits_for_a_blocked_key_keeps_nobody_elses_task_and_looks_again_soon)
 {
     struct room room = {.gates = {GATE}};

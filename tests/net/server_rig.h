@@ -1,4 +1,5 @@
-/* server_rig.h - a whole server in the test's process, on a memory store, and a client that sees headers and streams too.
+/* server_rig.h - a whole server in the test's process, on a memory store, and a client that sees headers and streams
+ * too.
  *
  *     struct server server;
  *     if (!server_open(&server, NULL)) return;
@@ -34,16 +35,16 @@ struct answer {
 /* Whether to go on reading; told of the body so far. */
 typedef bool answer_fn(void *ctx, const char *body);
 
-/* Asks and waits. body NULL: none. fields: further lines ("Idempotency-Key: a"), ended by NULL; NULL: none. Of a stream only
- * the head is waited for, or with `follow` what comes until that says that it is enough. */
+/* Asks and waits. body NULL: none. fields: further lines ("Idempotency-Key: a"), ended by NULL; NULL: none. Of a stream
+ * only the head is waited for, or with `follow` what comes until that says that it is enough. */
 struct answer server_ask(struct server *server, const char *method, const char *path, const char *body,
                          const char *const *fields);
 struct answer server_follow(struct server *server, const char *path, const char *const *fields, answer_fn *more,
                             void *ctx);
 void answer_free(struct answer *answer);
 
-/* Says these bytes on a connection of its own, together with the end of what it says if `ends`, and returns what comes until
- * the server closes it; to be freed. NULL: a failure is recorded. */
+/* Says these bytes on a connection of its own, together with the end of what it says if `ends`, and returns what comes
+ * until the server closes it; to be freed. NULL: a failure is recorded. */
 char *server_say(struct server *server, const char *text, bool ends);
 int server_dial(struct server *server, const char *text); /* says it, and leaves the rest to the caller; -1: failed */
 

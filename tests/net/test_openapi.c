@@ -1,4 +1,5 @@
-/* test_openapi.c - openapi.json says what the route table says, in both directions, and refers to nothing that is not there. */
+/* test_openapi.c - openapi.json says what the route table says, in both directions, and refers to nothing that is not
+ * there. */
 #include <jansson.h>
 
 #include "harness.h"

@@ -4,7 +4,8 @@
 #include "framing.h"
 #include "harness.h"
 
-/* As vector says when `split` bytes come first. The copy has no byte to spare, so that a sanitizer sees a step too far. */
+/* As vector says when `split` bytes come first. The copy has no byte to spare, so that a sanitizer sees a step too
+ * far. */
 static void check_split(const struct framing_vector *vector, size_t split)
 {
     char *bytes = malloc(vector->len);

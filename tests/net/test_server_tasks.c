@@ -328,7 +328,8 @@ TEST(a_parameter_of_a_raw_put_that_is_there_twice_is_refused)
     server_close(&server);
 }
 
-/* The middle one is of a server that has ended, and the others of this one: they are told apart, and answered together. */
+/* The middle one is of a server that has ended, and the others of this one: they are told apart, and answered
+ * together. */
 TEST(answers_of_a_batch_stand_in_the_order_of_its_items)
 {
     static const char nobodys[] = "nobody00nobody-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";

@@ -286,7 +286,8 @@ TEST(a_queue_shows_how_much_happens)
     server_close(&server);
 }
 
-/* Lines are "# TYPE|UNIT|HELP name text", or "name{labels} number"; a family's lines stand together. True: one begins. */
+/* Lines are "# TYPE|UNIT|HELP name text", or "name{labels} number"; a family's lines stand together. True: one
+ * begins. */
 static bool check_line(const char *line, char family[128])
 {
     char name[128] = "", rest[400] = "", what[8] = "";

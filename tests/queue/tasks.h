@@ -18,7 +18,8 @@ struct tasks {
 /* Everything that waits: by layout, partition, shard and line, in the lines' order. */
 struct tasks scan_tasks(kl_queue *queue, kl_arena *arena);
 
-/* Moves everything that waits into the newest layout, as workers would what is delayed: stored there, then gone here. */
+/* Moves everything that waits into the newest layout, as workers would what is delayed: stored there, then gone
+ * here. */
 void move_tasks(kl_queue *queue);
 
 /* Gives everything that waits this outcome; how many there were. */

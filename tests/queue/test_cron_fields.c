@@ -1,8 +1,8 @@
 /* test_cron_fields.c - the fields mean what cron's mean, also when the clocks are changed.
  *
- * The judge goes through time minute by minute, with the C library's calendar and fields that are read by other code. It
- * knows the rules for changed clocks in other words: a schedule with fixed hours fires when the wall's clock comes to, or
- * steps over, a time that it has not been at before. */
+ * The judge goes through time minute by minute, with the C library's calendar and fields that are read by other code.
+ * It knows the rules for changed clocks in other words: a schedule with fixed hours fires when the wall's clock comes
+ * to, or steps over, a time that it has not been at before. */
 #include <stdlib.h>
 #include <time.h>
 
@@ -328,7 +328,8 @@ static bool judge(const struct schedule *schedule, const char *zone_name, const 
 static const char *const zones[] = {"Europe/Zurich",     "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca",
                                     "America/Sao_Paulo", "Pacific/Chatham",  "Antarctica/Troll",    "Asia/Kathmandu"};
 
-/* Some days around each change of the clocks, and anywhere: months on end with one schedule in a few zones are below. */
+/* Some days around each change of the clocks, and anywhere: months on end with one schedule in a few zones are
+ * below. */
 TEST(random_fields_agree_with_the_judge_around_changes)
 {
     uint64_t random = test_seed();

@@ -119,7 +119,8 @@ static size_t make_named(kl_queue *queue, const char *const *keys, size_t count,
     return made;
 }
 
-/* So many wait, each in the partition whose name it bears; but what was in partition 2 is where its key says, if `two`. */
+/* So many wait, each in the partition whose name it bears; but what was in partition 2 is where its key says, if
+ * `two`. */
 static void check_named(struct rig *rig, kl_queue *queue, size_t count, bool two)
 {
     struct tasks tasks = scan_tasks(queue, &rig->arena);

@@ -136,7 +136,8 @@ CLAIM_IN_MEMORY(a_job_is_taken_over_by_a_process_that_does_not_know_its_layout)
     CHECK(n > 5 && n < 100);
 }
 
-/* A submit that dies at its n-th call; what it has put is delayed, and is moved to a newer layout before it is taken over. */
+/* A submit that dies at its n-th call; what it has put is delayed, and is moved to a newer layout before it is taken
+ * over. */
 static bool take_over_moved(struct rig *rig, uint64_t n, bool done_first)
 {
     enum { TASKS = 12 };

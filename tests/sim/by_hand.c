@@ -159,8 +159,8 @@ static void move_owned(struct hand *hand)
     must(hand, waiting_in(hand, 1) == 0 && waiting_in(hand, 2) == 1, "a task is not moved by its owner");
 }
 
-/* Who has taken a shard runs and ends nothing of its due line before the record was read again: the owner before may have
- * known of a newer layout, and have put a copy there. */
+/* Who has taken a shard runs and ends nothing of its due line before the record was read again: the owner before may
+ * have known of a newer layout, and have put a copy there. */
 static void read_first(struct hand *hand)
 {
     put_one(hand, 3600000);

@@ -1,8 +1,8 @@
 /* mutants.c - known bugs, switched on one at a time: the simulator must find each of them.
  *
- * A seed finds what it finds for as long as the code is as it is. The suite begins with the seed that found the bug last,
- * and looks for another one when that finds it no more; `make mutants` tells the first that does. Seed 0 (by_hand.c) takes
- * no time and comes first in any case. */
+ * A seed finds what it finds for as long as the code is as it is. The suite begins with the seed that found the bug
+ * last, and looks for another one when that finds it no more; `make mutants` tells the first that does. Seed 0
+ * (by_hand.c) takes no time and comes first in any case. */
 #include "base/mutant.h"
 
 #include <string.h>

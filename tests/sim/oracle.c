@@ -3,8 +3,9 @@
  * From: store.c (every effect, at the moment when it takes place), worker.c and clients.c (what they do and are told).
  *
  * The store is trusted: it is the reference engine, which a conformance suite and a model have compared call by call.
- * What is checked is what the library does with it. A task is followed from the put that asked for it (sim_task) through
- * the entries that the store has of it (sim_entry): one, and one more for each move to another layout or redrive. */
+ * What is checked is what the library does with it. A task is followed from the put that asked for it (sim_task)
+ * through the entries that the store has of it (sim_entry): one, and one more for each move to another layout or
+ * redrive. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -306,8 +307,8 @@ static void check_unique(struct sim_process *process, struct sim_task *task)
     *first = task;
 }
 
-/* A submit that was broken off and is continued: what operators ended meanwhile, unrun, is put again, because nothing tells
- * it from what was never put. */
+/* A submit that was broken off and is continued: what operators ended meanwhile, unrun, is put again, because nothing
+ * tells it from what was never put. */
 static bool is_submitted_again(const struct sim_process *process, const struct sim_entry *other)
 {
     const struct sim_task *task = other->task;
@@ -315,8 +316,8 @@ static bool is_submitted_again(const struct sim_process *process, const struct s
            other->ended && other->outcome == KL_CANCELLED && other->starts == 0;
 }
 
-/* Likewise what had died by then and was put back: its dead letter is gone, which would have told, and the copy that runs has
- * another id. */
+/* Likewise what had died by then and was put back: its dead letter is gone, which would have told, and the copy that
+ * runs has another id. */
 static bool was_put_back(const struct sim_process *process, const struct sim_entry *letter)
 {
     const struct sim_task *task = letter->task;

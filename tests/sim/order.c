@@ -129,8 +129,8 @@ bool order_ends_unrun(const struct world *world, const struct sim_entry *entry)
            entry->attempts >= world->plan.attempts_max;
 }
 
-/* A task that was tried and has not ended. After a crash there may be several of a key: then only the first holds it, and
- * the others stand in line. */
+/* A task that was tried and has not ended. After a crash there may be several of a key: then only the first holds it,
+ * and the others stand in line. */
 static bool holds_key(const struct world *world, const struct sim_entry *entry, const struct sim_process *process,
                       uint64_t epoch)
 {

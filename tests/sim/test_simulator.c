@@ -8,8 +8,8 @@
 
 enum { OPERATIONS = 10000, SEEDS = 300, MUTANT_SEEDS = 100 };
 
-/* Each failed before the bug that it found was put right. Changes of the code change what a seed does, so these are worth
- * no more than others by now; they are here because they were worth something once. */
+/* Each failed before the bug that it found was put right. Changes of the code change what a seed does, so these are
+ * worth no more than others by now; they are here because they were worth something once. */
 static const uint64_t once_broken[] = {
     0, /* by_hand.c */
     1,

@@ -8,9 +8,9 @@
  *     by_hand.c seed 0: what chance comes to too seldom
  *
  * The code under test is the library's own: queues, jobs, schedules, ownership, the pump and the lanes. Only the clock,
- * the randomness, the mutex of a worker and the way to the store are simulated. Every call of the store is a place where
- * the caller may be paused, for a millisecond or for several leases, before the call takes effect or after; where request
- * or reply may be lost; and where the process may end.
+ * the randomness, the mutex of a worker and the way to the store are simulated. Every call of the store is a place
+ * where the caller may be paused, for a millisecond or for several leases, before the call takes effect or after; where
+ * request or reply may be lost; and where the process may end.
  *
  * I1  Nothing acknowledged is lost.
  * I2  An outcome is accepted only from the current owner; what an operator was told to have ended is not run.
@@ -362,8 +362,8 @@ struct sim_result {
     char why[512];
 };
 
-/* The same in a process of its own: what the library keeps for the life of a process begins anew, and one that crashes or
- * does not come to an end is found too. */
+/* The same in a process of its own: what the library keeps for the life of a process begins anew, and one that crashes
+ * or does not come to an end is found too. */
 struct sim_result sim_run_apart(uint64_t seed, uint64_t operations, const char *mutant, void *out);
 
 /* --- mutants.c --- */

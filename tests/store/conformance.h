@@ -1,7 +1,7 @@
 /* conformance.h - one suite that proves the contract of include/keyline/store.h for any store.
  *
- * A program is this suite and one file that defines `subject`: how to open a new, empty store, how to open it again, and
- * how to clear away what it leaves behind. Claims are registered like any test; each runs on a store of its own.
+ * A program is this suite and one file that defines `subject`: how to open a new, empty store, how to open it again,
+ * and how to clear away what it leaves behind. Claims are registered like any test; each runs on a store of its own.
  *
  *     CLAIM(a_done_task_leaves_its_line) { ... t->store ... }
  *

@@ -1,7 +1,7 @@
 /* conformance_lossy.c - S5 and S6 where several change one thing: a lost reply is told from a lost race.
  *
- * First that lossy.c does what it says. Then threads count in one record, each writing by version. A put whose reply was
- * lost may have been overwritten by the time it is repeated, and is then refused: its own number in the value says
+ * First that lossy.c does what it says. Then threads count in one record, each writing by version. A put whose reply
+ * was lost may have been overwritten by the time it is repeated, and is then refused: its own number in the value says
  * whether it had been written. That is why values that must be told apart carry something unique. */
 #include <stdlib.h>
 

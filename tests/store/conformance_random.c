@@ -1,8 +1,8 @@
 /* conformance_random.c - random operations on a store and on a naive model, which must go on to say the same.
  *
- * Once as the store is, and once with replies that are lost on the way (lossy.h): then each failed call is repeated until
- * it is answered, and neither a lost effect nor a double one may show (S5, S6). All operations are chosen by the test's
- * seed. */
+ * Once as the store is, and once with replies that are lost on the way (lossy.h): then each failed call is repeated
+ * until it is answered, and neither a lost effect nor a double one may show (S5, S6). All operations are chosen by the
+ * test's seed. */
 #include <stdlib.h>
 
 #include "store/conformance_model.h"

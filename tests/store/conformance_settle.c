@@ -70,8 +70,8 @@ static kl_rc fence_next(kl_store *next, kl_place place, uint64_t epoch)
     return kl_store_fence(next, &fence, 1);
 }
 
-/* Those tasks hold their keys: an owner who does not see them at once would run later ones first. It has looked at the shard
- * before, so what it knew of it is old. */
+/* Those tasks hold their keys: an owner who does not see them at once would run later ones first. It has looked at the
+ * shard before, so what it knew of it is old. */
 DURABLE_CLAIM(whoever_fences_a_shard_sees_at_once_what_owners_before_have_tried)
 {
     kl_place place = order_place(t, 4);

@@ -163,8 +163,8 @@ static void *own(void *ctx)
 
 /* ---- Fences ---- */
 
-/* Fences shards one after the other; owners learn of the epoch only afterwards, so some of their settles come too late. A
- * settle below the fence is then refused for sure. */
+/* Fences shards one after the other; owners learn of the epoch only afterwards, so some of their settles come too late.
+ * A settle below the fence is then refused for sure. */
 static void *raise_fences(void *ctx)
 {
     struct traffic *traffic = ctx;

@@ -1,8 +1,8 @@
 /* lossy.h - a store that loses replies: an engine over another store that is open.
  *
- * A call that is chosen by chance fails with KL_EBUSY, whose class is KL_CLASS_RETRY: some after they were done, as when
- * a reply is lost on its way, and some without having been done, as when the request is. Whoever called cannot tell
- * which. With the same seed and the same calls of one thread, the same ones fail. */
+ * A call that is chosen by chance fails with KL_EBUSY, whose class is KL_CLASS_RETRY: some after they were done, as
+ * when a reply is lost on its way, and some without having been done, as when the request is. Whoever called cannot
+ * tell which. With the same seed and the same calls of one thread, the same ones fail. */
 #ifndef TESTS_STORE_LOSSY_H
 #define TESTS_STORE_LOSSY_H
 

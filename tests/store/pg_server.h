@@ -26,16 +26,16 @@ struct pg_place {
 /* The same database, with a schema that no other call has got; its connections bear the schema's name, too. */
 KL_MUST_USE kl_rc pg_server_new_schema(char ret_url[PG_URL_BYTES], char ret_schema[64]);
 
-/* The same database through PgBouncer in transaction mode, with `connections` to the server for everybody together. It is
- * started for this; there is one in a program. With `dbname=single` there is one connection to the server. KL_ESYSTEM: as
- * above; also where the server is not this program's. */
+/* The same database through PgBouncer in transaction mode, with `connections` to the server for everybody together. It
+ * is started for this; there is one in a program. With `dbname=single` there is one connection to the server.
+ * KL_ESYSTEM: as above; also where the server is not this program's. */
 KL_MUST_USE kl_rc pg_bouncer_url(int connections, char ret_url[PG_URL_BYTES]);
 
 /* Stops that PgBouncer where it stands, so that it neither answers nor goes away, or lets it go on. */
 void pg_bouncer_stop(bool stop);
 
-/* A standby of the server, which answers queries; it is made and started for this, and there is one in a program. KL_ESYSTEM:
- * as above. */
+/* A standby of the server, which answers queries; it is made and started for this, and there is one in a program.
+ * KL_ESYSTEM: as above. */
 KL_MUST_USE kl_rc pg_standby_url(char ret_url[PG_URL_BYTES]);
 
 /* Runs a program that comes with the server, pg_dump say, as the server's user; its first word is its name. */

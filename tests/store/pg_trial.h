@@ -1,5 +1,5 @@
-/* pg_trial.h - what the claims share that are of the PostgreSQL engine alone: the trial's schema, looked at from outside.
- * Part of test-conformance-postgres. */
+/* pg_trial.h - what the claims share that are of the PostgreSQL engine alone: the trial's schema, looked at from
+ * outside. Part of test-conformance-postgres. */
 #ifndef TESTS_STORE_PG_TRIAL_H
 #define TESTS_STORE_PG_TRIAL_H
 

@@ -119,8 +119,8 @@ long long rows_of(const struct trial *t, const char *table)
     return number_there(t, sql);
 }
 
-/* Draws 100 numbers, and tells the last. What the sequence drew is lost with the end of the log, although a commit that did
- * not wait for the disk showed it. */
+/* Draws 100 numbers, and tells the last. What the sequence drew is lost with the end of the log, although a commit that
+ * did not wait for the disk showed it. */
 static long long draw_and_show(const struct trial *t)
 {
     char sql[512];
@@ -150,7 +150,8 @@ CLAIM(positions_ascend_when_the_server_crashed_before_it_wrote_its_log)
     pg_server_run("SELECT pg_reload_conf()");
 }
 
-/* Somebody else appends the entry, under the token, and is lost before he waits for the disk. Returns where the log ends. */
+/* Somebody else appends the entry, under the token, and is lost before he waits for the disk. Returns where the log
+ * ends. */
 static long long append_and_vanish(const struct trial *t, const kl_entry *entry, const kl_token *token)
 {
     char sql[1024], id[2 * sizeof entry->id.bytes + 1], name[2 * sizeof token->bytes + 1];

@@ -1,8 +1,8 @@
 /* test_conformance_s3.c - the S3 engine keeps the contract, on a real server (Ceph's radosgw).
  *
- * Each claim has a prefix of its own. Checkpoints come every few settles, and what they cover is deleted at once, so that
- * this is gone through as well: no other process is there that could still be about to use a number. Random
- * claims do less than elsewhere, because every call is a request or more; KL_TEST_OPS asks for more. */
+ * Each claim has a prefix of its own. Checkpoints come every few settles, and what they cover is deleted at once, so
+ * that this is gone through as well: no other process is there that could still be about to use a number. Random claims
+ * do less than elsewhere, because every call is a request or more; KL_TEST_OPS asks for more. */
 #include <stdlib.h>
 
 #include "store/conformance.h"

@@ -1,8 +1,8 @@
 /* test_conformance_socket.c - a disk store that another handle holds keeps the contract, call by call over its socket.
  *
  * For each claim there are two handles on one directory: the holder, which only serves, and its client, which is the
- * store under proof. Both live in this process; the bytes between them go through the kernel all the same. In the second
- * life the holder was closed and opened again as well. */
+ * store under proof. Both live in this process; the bytes between them go through the kernel all the same. In the
+ * second life the holder was closed and opened again as well. */
 #include <errno.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
-/* test_damage.c - bits are flipped, files cut off and pages lost, in every kind of file: that is harmless or noticed, and
- * never believed.
+/* test_damage.c - bits are flipped, files cut off and pages lost, in every kind of file: that is harmless or noticed,
+ * and never believed.
  *
  * A run's directory is damaged in one place and opened. Either everything is there; or it does not open, with
  * KL_EDAMAGED; or it does, and whatever it shows is right, and what it does not show is refused with KL_EDAMAGED.

@@ -156,8 +156,8 @@ static bool has_brisk_files(void *ctx)
     return workdir_files(((struct rig *)ctx)->journal, "").count <= 4 + KL_PATIENCE_SEGMENTS;
 }
 
-/* Appends and settles, the latter `late` rounds behind. False: a machine that is so slow that the journal was not brisk all
- * the time, of which nothing is promised. */
+/* Appends and settles, the latter `late` rounds behind. False: a machine that is so slow that the journal was not brisk
+ * all the time, of which nothing is promised. */
 static bool write_briskly(struct rig *rig, uint64_t late, struct files_seen *seen)
 {
     int64_t longest_ns = 0, before_ns = kl__monotonic_ns();

@@ -1,4 +1,5 @@
-/* test_disk_blocks.c - blocks of segments that were read not long ago: what they give is what the file held, or nothing. */
+/* test_disk_blocks.c - blocks of segments that were read not long ago: what they give is what the file held, or
+ * nothing. */
 #include <string.h>
 
 #include "harness.h"

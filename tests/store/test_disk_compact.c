@@ -1,5 +1,5 @@
-/* test_disk_compact.c - what is copied out of old segments: all that is live, and nothing else; and the counts by which it
- * is found. */
+/* test_disk_compact.c - what is copied out of old segments: all that is live, and nothing else; and the counts by which
+ * it is found. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -134,7 +134,8 @@ static void fill(struct rig *rig)
     free(entries);
 }
 
-/* Three in the middle of each frame, but none in the second of each segment, nor in a part that it begins or ends in. */
+/* Three in the middle of each frame, but none in the second of each segment, nor in a part that it begins or ends
+ * in. */
 static bool stays(uint64_t number)
 {
     return number % RIG_BATCH / 3 == RIG_BATCH / 6 && number / RIG_BATCH % FRAMES != 1;

@@ -608,7 +608,8 @@ static kl_rc append_large(struct rig *rig)
     return kl_store_append(rig->store, entries, LARGE, NULL);
 }
 
-/* The n-th allocation of a batch that goes to the next segment is refused. False: it has fewer, or another thread's is. */
+/* The n-th allocation of a batch that goes to the next segment is refused. False: it has fewer, or another thread's
+ * is. */
 static bool append_without(uint64_t n)
 {
     struct rig rig;

@@ -342,8 +342,8 @@ TEST(a_first_segment_that_is_cut_off_before_its_first_frame_is_taken_out)
     patient_free(patient);
 }
 
-/* Behind the last readable frame stands what may be read in part by somebody else. With the segment that was prepared to come
- * next, and without it. */
+/* Behind the last readable frame stands what may be read in part by somebody else. With the segment that was prepared
+ * to come next, and without it. */
 TEST(a_damaged_end_of_a_journal_that_was_closed_is_kept)
 {
     for (int is_last = 0; is_last < 2; is_last++) {
@@ -656,7 +656,8 @@ static void settle_all(kl_store *store, const char *name)
     }
 }
 
-/* Repairs, settles what waits, so that segment `last` and all before it are dropped, and loses power after each operation. */
+/* Repairs, settles what waits, so that segment `last` and all before it are dropped, and loses power after each
+ * operation. */
 static void lose_power_at_work(struct patient *patient, uint64_t last)
 {
     char path[64];
@@ -704,7 +705,8 @@ TEST(power_may_be_lost_while_the_store_drops_segments_that_a_repair_has_made)
     patient_free(patient);
 }
 
-/* One whose next segment is prepared. Whether it is by the time that the store is closed is up to the thread of upkeep. */
+/* One whose next segment is prepared. Whether it is by the time that the store is closed is up to the thread of
+ * upkeep. */
 static struct patient *make_prepared(void)
 {
     for (int i = 0; i < 1000; i++) {

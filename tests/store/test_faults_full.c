@@ -1,5 +1,5 @@
-/* test_faults_full.c - a disk that is full, and one fault at a place where its effect is known: the store says what there
- * is to say, goes on where it can, and gives back what it need not keep.
+/* test_faults_full.c - a disk that is full, and one fault at a place where its effect is known: the store says what
+ * there is to say, goes on where it can, and gives back what it need not keep.
  *
  * test_faults.c looks for what nobody thought of; what it or others have found is here. */
 #include <errno.h>
@@ -400,8 +400,8 @@ static void await_next(struct full_disk *full)
     CHECK(has_next(full));
 }
 
-/* There is room for the next segment, and none for a spare, which upkeep would like to have while the journal is brisk. To
- * try means to take what room there is from everybody else for a moment. */
+/* There is room for the next segment, and none for a spare, which upkeep would like to have while the journal is brisk.
+ * To try means to take what room there is from everybody else for a moment. */
 TEST(a_spare_for_which_there_is_no_room_is_tried_once_for_each_segment)
 {
     struct full_disk *full = begin_full();

@@ -51,8 +51,9 @@ CLAIM(positions_are_not_given_again_when_a_dump_was_restored)
     CHECK_INT(draw(t), third + DRAWN);
 }
 
-/* A server that was begun from a copy of the files finds no row, as the one did that had crashed since. What it draws is above
- * where the clock alone would put it, because of the two that follow here the second comes too soon for that. */
+/* A server that was begun from a copy of the files finds no row, as the one did that had crashed since. What it draws
+ * is above where the clock alone would put it, because of the two that follow here the second comes too soon for
+ * that. */
 CLAIM(what_follows_a_copy_differs_from_what_followed_it_before)
 {
     char sql[128];

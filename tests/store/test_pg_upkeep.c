@@ -1,4 +1,5 @@
-/* test_pg_upkeep.c - what is settled is cleared away, and nothing else (sql_upkeep.c). Part of test-conformance-postgres. */
+/* test_pg_upkeep.c - what is settled is cleared away, and nothing else (sql_upkeep.c). Part of
+ * test-conformance-postgres. */
 #include <stdlib.h>
 
 #include "store/calls.h"

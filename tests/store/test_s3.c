@@ -605,7 +605,8 @@ TEST(a_settled_task_stays_settled_if_its_object_is_not_deleted)
 
 /* ---- A process that stood still ---- */
 
-/* How it finds out that it did: by the server's clock, or because its signature is refused for the time that it names. */
+/* How it finds out that it did: by the server's clock, or because its signature is refused for the time that it
+ * names. */
 typedef void wake_fn(struct fault_proxy *proxy, int seconds);
 
 /* It goes on with a number that was free when it looked, and has been used and deleted since. */

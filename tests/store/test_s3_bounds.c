@@ -1,5 +1,5 @@
-/* test_s3_bounds.c - the S3 engine and what it may take: requests to the first task, archives that are read, memory of a
- * process that only looks, rounds of an append that was split. */
+/* test_s3_bounds.c - the S3 engine and what it may take: requests to the first task, archives that are read, memory of
+ * a process that only looks, rounds of an append that was split. */
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -410,7 +410,8 @@ TEST(tokens_of_a_log_that_is_read_again_do_not_push_out_younger_ones)
     bucket_close(&bucket);
 }
 
-/* Two of them are asked for together. The first is held: other requests are answered meanwhile, but none for a third. */
+/* Two of them are asked for together. The first is held: other requests are answered meanwhile, but none for a
+ * third. */
 TEST(large_objects_are_read_a_few_at_a_time)
 {
     enum { OBJECTS = 12 };
@@ -472,8 +473,8 @@ static void append_later(kl_store *store, kl_idgen *ids, kl_place place, const k
     CHECK_OK(kl_store_append_async(store, &entry, 1, token, note_appended, done));
 }
 
-/* An append that met a seal is made shard by shard, under one token (queue/parts.c). The first append here, into another
- * partition, is a round by itself, while the others come. */
+/* An append that met a seal is made shard by shard, under one token (queue/parts.c). The first append here, into
+ * another partition, is a round by itself, while the others come. */
 TEST(parts_of_a_split_append_are_put_together)
 {
     static atomic_int done;

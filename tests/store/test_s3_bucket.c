@@ -1,5 +1,5 @@
-/* test_s3_bucket.c - the S3 engine and what others do in its bucket: removed records, objects of a newer release, archives,
- * tasks of another system, and servers whose clock is wrong. */
+/* test_s3_bucket.c - the S3 engine and what others do in its bucket: removed records, objects of a newer release,
+ * archives, tasks of another system, and servers whose clock is wrong. */
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>

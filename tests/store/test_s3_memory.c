@@ -1,8 +1,8 @@
 /* test_s3_memory.c - the S3 engine when memory runs out: any one allocation fails, and what was asked is asked again.
  *
- * A script does a little of everything, and each of its calls again when it says that there was no memory. Whatever failed,
- * another process finds afterwards what the script says. Which allocation fails is drawn, because there are thousands of
- * them: the seed is printed. */
+ * A script does a little of everything, and each of its calls again when it says that there was no memory. Whatever
+ * failed, another process finds afterwards what the script says. Which allocation fails is drawn, because there are
+ * thousands of them: the seed is printed. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* test_s3_owners.c - the S3 engine and shards that change hands: what the next owner sees, shards that are sealed while others
- * append, and workers that are killed. */
+/* test_s3_owners.c - the S3 engine and shards that change hands: what the next owner sees, shards that are sealed while
+ * others append, and workers that are killed. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -152,7 +152,8 @@ static void settle_first(kl_store *store, kl_place place, uint64_t epoch)
     CHECK_OK(kl_store_settle(store, &batch, 1));
 }
 
-/* Nobody tells it: the next owner has fenced the shard, and the first has nothing to settle there, so nothing is refused. */
+/* Nobody tells it: the next owner has fenced the shard, and the first has nothing to settle there, so nothing is
+ * refused. */
 TEST(who_has_given_a_shard_back_sees_what_its_next_owner_settles)
 {
     struct pair pair;
@@ -262,8 +263,8 @@ static void *look(void *ctx)
     return NULL;
 }
 
-/* The shard's replica is cleared while the look waits for a listing; upkeep does that when another owner's checkpoint knows
- * more. */
+/* The shard's replica is cleared while the look waits for a listing; upkeep does that when another owner's checkpoint
+ * knows more. */
 static void clear_under(struct pair *pair, struct looking *looking)
 {
     pthread_t thread;
@@ -371,8 +372,8 @@ TEST(an_append_that_meets_another_process_s_seal_is_taken_back)
     pair_close(&pair);
 }
 
-/* An append of which a first try has reached one shard only; the other has been sealed before the next try. What is there
- * stays, for it may have been run, and each shard says by itself whether it has its part. */
+/* An append of which a first try has reached one shard only; the other has been sealed before the next try. What is
+ * there stays, for it may have been run, and each shard says by itself whether it has its part. */
 static void try_again(bool knows)
 {
     static const uint32_t both[] = {3, 4}, reached[] = {3}, sealed[] = {4};
@@ -618,8 +619,8 @@ static void wait_for_runs(struct changed *changed, int runs)
     CHECK_INT(runs_of(changed), runs);
 }
 
-/* One object of a put is on its way while the others are run, and its shard is sealed. The second round stands behind whatever
- * there is of the first, so when it has been run nothing of the first can be left. */
+/* One object of a put is on its way while the others are run, and its shard is sealed. The second round stands behind
+ * whatever there is of the first, so when it has been run nothing of the first can be left. */
 TEST(what_was_run_while_a_put_met_a_seal_is_not_run_again)
 {
     static struct changed changed = {.mutex = PTHREAD_MUTEX_INITIALIZER};
@@ -736,8 +737,9 @@ static void put_tasks(kl_queue *queue)
     }
 }
 
-/* Every task ran; and per key each run is the next one, or (by another owner) one that had not been settled, from which it
- * goes on in order again. A process that has lost a shard and got it back is another owner, but passes nothing over. */
+/* Every task ran; and per key each run is the next one, or (by another owner) one that had not been settled, from which
+ * it goes on in order again. A process that has lost a shard and got it back is another owner, but passes nothing
+ * over. */
 static int check_runs(const char *path)
 {
     int last[KEYS], highest[KEYS], owner[KEYS], key, number, pid, lines = 0;

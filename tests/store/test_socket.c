@@ -1,4 +1,5 @@
-/* test_socket.c - a disk store for several processes: who holds it, who reaches it, and what happens when a holder ends.
+/* test_socket.c - a disk store for several processes: who holds it, who reaches it, and what happens when a holder
+ * ends.
  *
  * Other processes are children that do one thing for each byte they are sent and answer with one. They are forked while
  * this process has no threads. */

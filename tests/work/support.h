@@ -66,9 +66,10 @@ struct runs {
 void runs_init(struct runs *runs);
 void runs_free(struct runs *runs);
 
-/* The handler; ctx is the runs. done: KL_DONE. retry: tried again after 1 ms. fail: tried again after the queue's back-off.
- * dead: KL_DEAD with an error. hold: waits until the runs are opened, or it is cancelled (then KL_RETRY). stuck: only
- * ends when it is cancelled. finish: likewise, but KL_DONE then. result: KL_DONE with the payload as result. */
+/* The handler; ctx is the runs. done: KL_DONE. retry: tried again after 1 ms. fail: tried again after the queue's
+ * back-off. dead: KL_DEAD with an error. hold: waits until the runs are opened, or it is cancelled (then KL_RETRY).
+ * stuck: only ends when it is cancelled. finish: likewise, but KL_DONE then. result: KL_DONE with the payload as
+ * result. */
 kl_outcome runs_handle(kl_work *work, void *ctx);
 
 void runs_open(struct runs *runs, bool open);

@@ -1,5 +1,5 @@
-/* test_away.c - what a worker does for some partitions while others cannot be reached, or are not known yet, and for a key
- * that is drained while an outcome of it is on its way. */
+/* test_away.c - what a worker does for some partitions while others cannot be reached, or are not known yet, and for a
+ * key that is drained while an outcome of it is on its way. */
 #include <pthread.h>
 #include <string.h>
 #include <time.h>

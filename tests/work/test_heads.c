@@ -1,4 +1,5 @@
-/* test_heads.c - what happens when the first task of a key fails for good: continue, halt, drain; and what operators do. */
+/* test_heads.c - what happens when the first task of a key fails for good: continue, halt, drain; and what operators
+ * do. */
 #include "support.h"
 
 static bool open_with(struct rig *rig, rig_kind kind, kl_head_policy policy)

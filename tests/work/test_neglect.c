@@ -1,9 +1,9 @@
 /* test_neglect.c - a task that takes long holds up nobody in its thread's hand, although no other thread is ever idle.
  *
- * Which tasks share a hand is the worker's business, so the handler chooses as it goes: some run takes long, and the other
- * thread is kept for a moment, until that can be seen. Each key has two tasks. The second ones come into the line as the
- * first ones are done, so there is always something to run; and what waits behind the long one has its turn before those
- * of keys that were done after it. */
+ * Which tasks share a hand is the worker's business, so the handler chooses as it goes: some run takes long, and the
+ * other thread is kept for a moment, until that can be seen. Each key has two tasks. The second ones come into the line
+ * as the first ones are done, so there is always something to run; and what waits behind the long one has its turn
+ * before those of keys that were done after it. */
 #include <sched.h>
 
 #include "work/support.h"

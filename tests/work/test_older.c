@@ -1,5 +1,5 @@
-/* test_older.c - older layouts with many shards, step by step: how many calls a look at them takes, tasks that cannot be
- * moved, and those behind them. */
+/* test_older.c - older layouts with many shards, step by step: how many calls a look at them takes, tasks that cannot
+ * be moved, and those behind them. */
 #include "store/lossy.h"
 #include "work/hand.h"
 

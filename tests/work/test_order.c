@@ -1,5 +1,5 @@
-/* test_order.c - the order of a key's tasks, step by step: a pump that is driven by hand, by a clock that goes on when it is
- * told to. What chance makes of it, the simulator shows (tests/sim). */
+/* test_order.c - the order of a key's tasks, step by step: a pump that is driven by hand, by a clock that goes on when
+ * it is told to. What chance makes of it, the simulator shows (tests/sim). */
 #include "harness.h"
 #include "work/inside.h"
 

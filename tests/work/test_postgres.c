@@ -1,7 +1,7 @@
 /* test_postgres.c - tasks that applications put in SQL, inside their own transactions, on a real server.
  *
- * Each test has a schema of its own. Where the order of things matters, tasks are taken in by hand and compared with what
- * stands in the lines; elsewhere a worker runs them. */
+ * Each test has a schema of its own. Where the order of things matters, tasks are taken in by hand and compared with
+ * what stands in the lines; elsewhere a worker runs them. */
 #include <libpq-fe.h>
 
 #include "queue/inside.h"

@@ -1,15 +1,15 @@
 /* test_postgres_crash.c - worker processes are killed, the server crashes and backends are terminated, all under load.
  *
- * Producers put numbered tasks for each key, some through the library and some in SQL together with a row of their own in
- * one transaction. Worker processes note each start and each end in one file, which is opened for appending, so its lines
- * stand in the order in which things happened. Some tasks are to be tried again, so that others of their segments are
- * settled before them. Everything that may be cleared away is, all the time: segments take turns after every few tasks, and
- * left-overs move at once. In the end
+ * Producers put numbered tasks for each key, some through the library and some in SQL together with a row of their own
+ * in one transaction. Worker processes note each start and each end in one file, which is opened for appending, so its
+ * lines stand in the order in which things happened. Some tasks are to be tried again, so that others of their segments
+ * are settled before them. Everything that may be cleared away is, all the time: segments take turns after every few
+ * tasks, and left-overs move at once. In the end
  *
- *     every task that was acknowledged has been run to its end, and no other: whatever was put is one task, with one id,
- *     however often it was put again because nobody knew, and however often it ran;
- *     of each key, a task was first started after the one before it had ended;
- *     of each key, no task was started while another one ran in a process that lived.
+ *     every task that was acknowledged has been run to its end, and no other: whatever was put is one task, with one
+ *     id, however often it was put again because nobody knew, and however often it ran; of each key, a task was first
+ *     started after the one before it had ended; of each key, no task was started while another one ran in a process
+ *     that lived.
  *
  * KL_TEST_KILLS: how many workers are killed; a fifth as many times the server crashes, and backends are terminated. */
 #include <fcntl.h>
@@ -229,7 +229,8 @@ static void put_batch(struct campaign *campaign)
     atomic_fetch_add(&campaign->put, BATCH);
 }
 
-/* A transaction of an application: its row and its task are there both or not at all. The row tells after a lost reply. */
+/* A transaction of an application: its row and its task are there both or not at all. The row tells after a lost
+ * reply. */
 static void put_in_sql(struct campaign *campaign, PGconn **app)
 {
     char sql[400];
@@ -275,8 +276,8 @@ static void *produce(void *ctx)
 
 /* --- The campaign --- */
 
-/* As the store's own thread does it, without waiting for anything to become old or large; and it may fail as there. Each is
- * a transaction of its own. */
+/* As the store's own thread does it, without waiting for anything to become old or large; and it may fail as there.
+ * Each is a transaction of its own. */
 static void clear_away(struct campaign *campaign)
 {
     static const char *const steps[] = {"upkeep_segments(0, 0, 0)", "upkeep(1000, 5000, 1000000)", "upkeep_last(0)"};

@@ -1,8 +1,8 @@
 /* test_postgres_dump.c - a dump that is made under load, and restored into another database.
  *
- * Part of test-postgres. Producers put numbers into keys, a worker runs those of some keys and leaves the others alone, and
- * segments are closed, moved and emptied as fast as it goes. Whoever was told that a task is stored before the dump began
- * finds it waiting in the copy, unless it was settled meanwhile; and a key's tasks in the copy have no gap. */
+ * Part of test-postgres. Producers put numbers into keys, a worker runs those of some keys and leaves the others alone,
+ * and segments are closed, moved and emptied as fast as it goes. Whoever was told that a task is stored before the dump
+ * began finds it waiting in the copy, unless it was settled meanwhile; and a key's tasks in the copy have no gap. */
 #include <libpq-fe.h>
 #include <sys/stat.h>
 

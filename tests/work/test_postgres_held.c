@@ -1,7 +1,8 @@
 /* test_postgres_held.c - transactions that put tasks and stay open for a minute, beside others that come and go.
  *
- * One sits idle and is committed, one is in the middle of a statement and is rolled back. It sleeps nearly all the time, and
- * stands in a program of its own so that others run meanwhile. KL_TEST_HOLD_MS: another time than a minute. */
+ * One sits idle and is committed, one is in the middle of a statement and is rolled back. It sleeps nearly all the
+ * time, and stands in a program of its own so that others run meanwhile. KL_TEST_HOLD_MS: another time than a
+ * minute. */
 #include <libpq-fe.h>
 #include <stdarg.h>
 #include <time.h>

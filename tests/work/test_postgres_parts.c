@@ -1,5 +1,5 @@
-/* test_postgres_parts.c - partitions on PostgreSQL: their number changes under load, they are named in SQL, and they lie in
- * several databases. */
+/* test_postgres_parts.c - partitions on PostgreSQL: their number changes under load, they are named in SQL, and they
+ * lie in several databases. */
 #include <libpq-fe.h>
 
 #include "change.h"

@@ -1,4 +1,5 @@
-/* test_postgres_server.c - what whoever runs the server sees of the store, and what the store makes of the server's settings.
+/* test_postgres_server.c - what whoever runs the server sees of the store, and what the store makes of the server's
+ * settings.
  *
  * Part of test-postgres. Settings of the server are taken back at the end of each test. */
 #include <fcntl.h>
@@ -85,7 +86,8 @@ static void set_replicas(const char *names)
     pg_server_run("SELECT pg_reload_conf()");
 }
 
-/* Puts until a commit is held up: the server takes its time to learn of the setting. Returns how many tasks that are. */
+/* Puts until a commit is held up: the server takes its time to learn of the setting. Returns how many tasks that
+ * are. */
 static size_t put_until_held(PGconn *held)
 {
     size_t count = 0;

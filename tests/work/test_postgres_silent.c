@@ -62,7 +62,8 @@ static bool open_bed(struct bed *bed)
     return open_queue(bed);
 }
 
-/* Whether the outcome that was sent into the silence counts is not known: the pooler may pass it on when it wakes up. */
+/* Whether the outcome that was sent into the silence counts is not known: the pooler may pass it on when it wakes
+ * up. */
 static void run_the_rest(struct bed *bed, struct runs *runs)
 {
     kl_worker *next = start_worker(bed->queue, &(struct start){.fn = runs_handle, .ctx = runs});

@@ -55,7 +55,8 @@ TEST(what_becomes_due_right_after_a_shard_was_taken_is_looked_for_at_once)
     hand_close(&hand);
 }
 
-/* It was admitted while nothing of its priority waited, and is in memory when a part of what comes before it is read. */
+/* It was admitted while nothing of its priority waited, and is in memory when a part of what comes before it is
+ * read. */
 TEST(a_due_task_in_memory_waits_for_the_rest_of_a_line_of_its_priority)
 {
     enum { OTHERS = 400 };

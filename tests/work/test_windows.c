@@ -264,7 +264,8 @@ TEST(many_groups_take_no_more_memory_than_their_number_and_the_window)
     rig_close(&rig);
 }
 
-/* All threads are held by the flood. The other group's task is seen; then the flood's go on one by one, until it starts. */
+/* All threads are held by the flood. The other group's task is seen; then the flood's go on one by one, until it
+ * starts. */
 static void flood(rig_kind kind, uint64_t count, int keys, int64_t window_max)
 {
     enum { THREADS = 4 };

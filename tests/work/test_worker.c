@@ -112,8 +112,8 @@ TEST(a_delayed_task_is_not_run_before_it_is_due_and_then_joins_its_line)
     rig_close(&rig);
 }
 
-/* It stands behind what was put before its time and ahead of what came after. Ids are made by the machine's clock, so this
- * is on the real one. */
+/* It stands behind what was put before its time and ahead of what came after. Ids are made by the machine's clock, so
+ * this is on the real one. */
 TEST(a_task_that_has_become_due_stands_where_its_time_says)
 {
     struct rig rig;

@@ -5,8 +5,8 @@
  * live, and two segments (G2 of segments.h).
  *
  * A copy must not stand behind the settle of its task, or reading the journal would bring the task back. So copies are
- * written while nothing else is on its way to the journal (kl__journal_exclusive), and what is live is decided then. But
- * nothing in an old segment becomes live again, so what may be is found before, while everything goes on. */
+ * written while nothing else is on its way to the journal (kl__journal_exclusive), and what is live is decided then.
+ * But nothing in an old segment becomes live again, so what may be is found before, while everything goes on. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -191,8 +191,8 @@ static void go_on(struct copying *copying, const kl__frame *frame)
     copying->record = 0;
 }
 
-/* Passes over frames in which nothing is live, of which little more than the header is read. Stragglers that were copied
- * stand together, so most are. What cannot be read is left for load_frame. */
+/* Passes over frames in which nothing is live, of which little more than the header is read. Stragglers that were
+ * copied stand together, so most are. What cannot be read is left for load_frame. */
 static kl_rc pass_dead(struct copying *copying)
 {
     kl_rc rc = KL_OK;
@@ -457,14 +457,15 @@ static bool is_quiet(kl__disk *disk)
            now_ns - disk->watched_ns >= PATIENCE_MS * INT64_C(1000000);
 }
 
-/* A segment could not be copied just now, and it is not yet time to try again: to read what cannot be read may take long. */
+/* A segment could not be copied just now, and it is not yet time to try again: to read what cannot be read may take
+ * long. */
 static bool must_rest(const kl__disk *disk)
 {
     return disk->failed_ns && kl__monotonic_ns() - disk->failed_ns < LOOK_MS * INT64_C(1000000);
 }
 
-/* Forgets what was copied when something was gained by it; and as much as callers have written since, or what they write
- * would be taken for what copying does not gain. With the state's mutex held. */
+/* Forgets what was copied when something was gained by it; and as much as callers have written since, or what they
+ * write would be taken for what copying does not gain. With the state's mutex held. */
 static void reckon(kl__disk *disk)
 {
     const kl__state *state = &disk->state;
@@ -479,10 +480,10 @@ static void reckon(kl__disk *disk)
     disk->rolled = rolled;
 }
 
-/* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Stragglers are copied
- * once for each time that the first segment is, so while segments are brisk several gather first (G2). Large tasks in
- * small segments leave gaps that no copying closes: when everything was copied twice and nothing was gained, it rests.
- * On a full disk only when little of it is live, for the copies go where outcomes have to. */
+/* The first segment, when it should be copied, held so that it is not dropped meanwhile; NULL: none. Stragglers are
+ * copied once for each time that the first segment is, so while segments are brisk several gather first (G2). Large
+ * tasks in small segments leave gaps that no copying closes: when everything was copied twice and nothing was gained,
+ * it rests. On a full disk only when little of it is live, for the copies go where outcomes have to. */
 static kl__segment *find_work(kl__disk *disk, uint64_t slack, bool is_closing)
 {
     kl__state *state = &disk->state;
@@ -546,8 +547,8 @@ static void sweep(kl__disk *disk)
     }
 }
 
-/* Somebody may have removed the directory or put another one in its place: what is written then, nobody will ever read. A
- * look costs some system calls, so there is one in a while. */
+/* Somebody may have removed the directory or put another one in its place: what is written then, nobody will ever read.
+ * A look costs some system calls, so there is one in a while. */
 static void look_after(kl__disk *disk)
 {
     char text[KL_CALL_ERROR_BYTES];
@@ -619,8 +620,8 @@ static void *run_upkeep(void *ctx)
     return NULL;
 }
 
-/* A process that is over before upkeep has lost its patience leaves the journal as it should be (G2), too: or those that
- * come and go would let it grow. Patience leaves KL_PATIENCE_SEGMENTS at most, so more need not be copied. */
+/* A process that is over before upkeep has lost its patience leaves the journal as it should be (G2), too: or those
+ * that come and go would let it grow. Patience leaves KL_PATIENCE_SEGMENTS at most, so more need not be copied. */
 static void finish(kl__disk *disk)
 {
     if (kl__journal_check(disk->journal) != KL_OK)

@@ -320,8 +320,8 @@ static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts, bool makes)
 
 static uint64_t history_commits(const kl__disk *disk) { return disk->history ? kl__history_commits(disk->history) : 0; }
 
-/* A damaged log of SQLite's looks like a shorter one: what it held is gone without a word. The journal remembers. As long
- * as it has noted nothing, it has all that history had. */
+/* A damaged log of SQLite's looks like a shorter one: what it held is gone without a word. The journal remembers. As
+ * long as it has noted nothing, it has all that history had. */
 static kl_rc check_history(kl__disk *disk)
 {
     uint64_t commits = history_commits(disk), noted = disk->state.history_noted;
@@ -355,8 +355,8 @@ static kl_rc check_frames(kl__disk *disk, const kl__recovered *recovered)
                     disk->segments.dir);
 }
 
-/* A segment is dropped only after the journal has noted that it is not needed (NOTE in format.h); and the first is there
- * before history has made a transaction. */
+/* A segment is dropped only after the journal has noted that it is not needed (NOTE in format.h); and the first is
+ * there before history has made a transaction. */
 static kl_rc check_segments(kl__disk *disk, const kl__recovered *recovered)
 {
     const kl__state *state = &disk->state;
@@ -417,8 +417,8 @@ static kl_rc check_journal(kl__disk *disk, const kl__recovered *recovered)
         disk->segments.dir, (unsigned long long)recovered->last_sequence, (unsigned long long)known);
 }
 
-/* The next segment, unless the disk is full: then the store opens and refuses appends. A spare of a process that was killed
- * has become the next by then, or is one too many. */
+/* The next segment, unless the disk is full: then the store opens and refuses appends. A spare of a process that was
+ * killed has become the next by then, or is one too many. */
 static kl_rc prepare_segments(kl__disk *disk)
 {
     int error = kl__segments_prepare(&disk->segments);

@@ -23,8 +23,9 @@
 
 enum { KL_CLAIM_WORDS = 4, KL_FLIGHTS = 256, KL_GATES = 16, KL_KEEP_ERROR_BYTES = 256 };
 
-/* A group is written whole or not at all, so what a full disk accepts (G3 of segments.h) is refused with tasks that stand
- * in its group and do not fit. It is tried again: with the second group from then on no tasks are accepted any more. */
+/* A group is written whole or not at all, so what a full disk accepts (G3 of segments.h) is refused with tasks that
+ * stand in its group and do not fit. It is tried again: with the second group from then on no tasks are accepted any
+ * more. */
 enum { KL_FULL_TRIES = 2 };
 
 /* Things that calls under way are about to change, as a set of hashes: 256 bits. Two things may share a bit; then one

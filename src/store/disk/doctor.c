@@ -263,8 +263,8 @@ static kl_rc read_history(kl__doctor *doctor)
     return rc;
 }
 
-/* A damaged log of SQLite's looks like a shorter one. The journal has noted how long it was, and what it has noted nothing
- * of it has itself. Opening judges in the same way (check_history in disk.c). */
+/* A damaged log of SQLite's looks like a shorter one. The journal has noted how long it was, and what it has noted
+ * nothing of it has itself. Opening judges in the same way (check_history in disk.c). */
 static void compare_history(kl__doctor *doctor)
 {
     if (doctor->history_commits >= doctor->history_noted)

@@ -41,8 +41,8 @@ typedef struct kl__history_saved {
     bool may_lack_errors;    /* tasks that are not finished may have lost some: how many cannot be told */
 } kl__history_saved;
 
-/* Adds every task that can be read to a new history (history_salvage.c), and changes nothing in the old file. KL_OK also
- * where that is none. Errors as kl__history_add. */
+/* Adds every task that can be read to a new history (history_salvage.c), and changes nothing in the old file. KL_OK
+ * also where that is none. Errors as kl__history_add. */
 kl_rc kl__history_salvage(const char *path, const char *sqlite_vfs, bool has_wal, kl__history *to,
                           kl__history_saved *ret_saved);
 

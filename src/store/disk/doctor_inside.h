@@ -49,8 +49,8 @@ typedef struct kl__case {
     bool has_end;                /* the journal's new end goes here */
 } kl__case;
 
-/* Below the data directory: a name of ours that is not a regular file's. A repair moves it aside; until then, too, it is
- * as if the file were missing. */
+/* Below the data directory: a name of ours that is not a regular file's. A repair moves it aside; until then, too, it
+ * is as if the file were missing. */
 typedef struct kl__stray {
     char name[KL_NAME_BYTES];
 } kl__stray;

@@ -246,8 +246,8 @@ static void tell_gap(struct survey *survey, kl__case *its, const kl__frame *fram
                          frames);
 }
 
-/* Segments come into use one after the other, and go so: before the first frame there is none without, but those that an
- * earlier repair has made, of which the header is all. Opening judges so, too (find_emptied in recover.c). */
+/* Segments come into use one after the other, and go so: before the first frame there is none without, but those that
+ * an earlier repair has made, of which the header is all. Opening judges so, too (find_emptied in recover.c). */
 static void tell_emptied(kl__doctor *doctor, const kl__case *first)
 {
     for (kl__case *its = doctor->cases; its < first; its++) {

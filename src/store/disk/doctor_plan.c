@@ -44,8 +44,9 @@ static bool has_lost_end(const kl__doctor *doctor, size_t first, size_t end)
     return false;
 }
 
-/* Where the end is lost, what stands behind the last readable frame is not the rest of a write that nobody was told of: it
- * may be a part of what is lost, and is kept aside with its segment. So are those that follow, in which none is readable. */
+/* Where the end is lost, what stands behind the last readable frame is not the rest of a write that nobody was told of:
+ * it may be a part of what is lost, and is kept aside with its segment. So are those that follow, in which none is
+ * readable. */
 static void mark_end(kl__doctor *doctor)
 {
     for (size_t i = doctor->case_count; i-- > 0;) {

@@ -65,7 +65,8 @@ kl__header_state kl__image_header(const kl__segment_image *image, uint64_t numbe
 
 /* ---- Records ----
  *
- * Sound is what the contract allows: what applies records, copies them and hands them to history counts on its limits. */
+ * Sound is what the contract allows: what applies records, copies them and hands them to history counts on its
+ * limits. */
 
 /* No more than this has a place, so these need not be compared. */
 _Static_assert(KL_KIND_BYTES_MAX == UINT8_MAX, "an entry's kind");

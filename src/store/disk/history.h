@@ -33,8 +33,8 @@ kl_rc kl__history_open(const char *path, const char *sqlite_vfs, int64_t rows_ma
                        kl__history **ret_history);
 void kl__history_close(kl__history *history); /* NULL is fine */
 
-/* Is asked before the file is opened by its name again, for another call that reads: is that still this file's? To be said
- * before anything is read. The calls that find that it is not fail with KL_ESYSTEM. */
+/* Is asked before the file is opened by its name again, for another call that reads: is that still this file's? To be
+ * said before anything is read. The calls that find that it is not fail with KL_ESYSTEM. */
 typedef bool kl__in_place_fn(void *ctx);
 void kl__history_stay(kl__history *history, kl__in_place_fn *in_place, void *ctx);
 
@@ -73,10 +73,10 @@ typedef struct kl__history_row {
  * Best some 10,000 rows at once. */
 kl_rc kl__history_add(kl__history *history, const kl__history_row *rows, size_t count, uint64_t position);
 
-/* Forgets up to max rows (at most KL_BATCH_MAX) that have expired by now_ms, were finished ms_max before it, or are over
- * rows_max (the earliest finished first), with their attempts, in one transaction; and errors of unfinished tasks that
- * have expired or are as old, which count as rows. *ret_trimmed below max: there is no more to do for now. Hasty: KL_EBUSY
- * at once when another program has the file. */
+/* Forgets up to max rows (at most KL_BATCH_MAX) that have expired by now_ms, were finished ms_max before it, or are
+ * over rows_max (the earliest finished first), with their attempts, in one transaction; and errors of unfinished tasks
+ * that have expired or are as old, which count as rows. *ret_trimmed below max: there is no more to do for now. Hasty:
+ * KL_EBUSY at once when another program has the file. */
 kl_rc kl__history_trim(kl__history *history, int64_t now_ms, size_t max, bool hasty, size_t *ret_trimmed);
 
 /* A call waits for another program's transaction, or has waited in vain and none has been made since. */

@@ -306,9 +306,9 @@ static int64_t count_in_schema(const char *word)
     return count;
 }
 
-/* SQLite keeps what made a table, index or view word for word: each of ours must be among theirs. Tables and indexes were
- * made together, before there was anything in them, so they begin at the first pages: one that began in the middle of
- * another would be believed. Further ones are no concern of ours, but begin at pages of their own. */
+/* SQLite keeps what made a table, index or view word for word: each of ours must be among theirs. Tables and indexes
+ * were made together, before there was anything in them, so they begin at the first pages: one that began in the middle
+ * of another would be believed. Further ones are no concern of ours, but begin at pages of their own. */
 static kl_rc check_schema(kl__hdb *db)
 {
     int64_t all = count_in_schema("CREATE "), trees = all - count_in_schema("CREATE VIEW "), found[5] = {0};

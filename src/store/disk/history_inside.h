@@ -256,7 +256,8 @@ bool kl__hdb_attempt_is_sound(sqlite3_stmt *statement, uint32_t partition, const
 
 /* ---- history.c ---- */
 
-/* kl__history_position and kl__history_commits, as they stand in the file; and the number above which tasks are ahead. */
+/* kl__history_position and kl__history_commits, as they stand in the file; and the number above which tasks are
+ * ahead. */
 kl_rc kl__hdb_progress(kl__hdb *db, uint64_t *ret_position, uint64_t *ret_commits, int64_t *ret_settled);
 
 struct kl__history {

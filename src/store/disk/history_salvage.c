@@ -2,14 +2,14 @@
  *
  * From: doctor_repair.c.  To: history.c, which adds the tasks as if they had just been finished.
  *
- * Tasks are read in the order of their numbers. Where a page cannot be read, the next number is tried, and the next: one
- * by one at first, then in steps of a part of what was passed over, for what is lost may be one task or millions; the
- * first number that can be read again is then found by bisection. A task is taken when its checksum is right, with those of
- * its errors of which theirs is. Where others are lost, and the last may be among them, LOST_ERROR stands in its place, so
- * that neither an earlier one nor none at all is shown for it.
+ * Tasks are read in the order of their numbers. Where a page cannot be read, the next number is tried, and the next:
+ * one by one at first, then in steps of a part of what was passed over, for what is lost may be one task or millions;
+ * the first number that can be read again is then found by bisection. A task is taken when its checksum is right, with
+ * those of its errors of which theirs is. Where others are lost, and the last may be among them, LOST_ERROR stands in
+ * its place, so that neither an earlier one nor none at all is shown for it.
  *
- * The new file's numbers are its own. Its tasks are ahead of its position (history.h) until all are there, so that what the
- * journal has still takes their place. */
+ * The new file's numbers are its own. Its tasks are ahead of its position (history.h) until all are there, so that what
+ * the journal has still takes their place. */
 #include <string.h>
 
 #include "store/disk/doctor_history.h"
@@ -54,8 +54,8 @@ static kl_rc flush(struct salvage *s)
     return rc;
 }
 
-/* All that was settled by the old file's position is there. If some is not, the new one begins before the first, and gets
- * from the journal what that still has. */
+/* All that was settled by the old file's position is there. If some is not, the new one begins before the first, and
+ * gets from the journal what that still has. */
 static kl_rc go_ahead(struct salvage *s)
 {
     if (s->is_ahead)
@@ -97,8 +97,9 @@ static bool get_error(sqlite3_stmt *statement, const kl_entry *entry, kl__histor
     return true;
 }
 
-/* Those of retries before the row of the task, for which there is room then, and the last one in it. What cannot be read is
- * left out. There may be more than are added at once: what was added waits for its task. `lost`: of as many as there were. */
+/* Those of retries before the row of the task, for which there is room then, and the last one in it. What cannot be
+ * read is left out. There may be more than are added at once: what was added waits for its task. `lost`: of as many as
+ * there were. */
 static kl_rc take_errors(struct salvage *s, int64_t number, kl__history_row *task, uint32_t *lost)
 {
     const kl_entry *entry = task->entry;

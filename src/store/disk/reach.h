@@ -1,8 +1,9 @@
 /* reach.h - how far the journal had come at least: the file `reached` in the data directory (format.h).
  *
- * A journal whose last segments are gone looks like one that never had them. So it is written down beside it which frame
- * is on the disk: some time after a segment came into use (compact.c), and when the store is closed. What is written down
- * was synced before, so no loss of power makes the journal end earlier; and when it does, the store is not opened.
+ * A journal whose last segments are gone looks like one that never had them. So it is written down beside it which
+ * frame is on the disk: some time after a segment came into use (compact.c), and when the store is closed. What is
+ * written down was synced before, so no loss of power makes the journal end earlier; and when it does, the store is not
+ * opened.
  *
  * It is a help, and nothing depends on it: without it, or when it is damaged, the journal is believed. */
 #ifndef KL_STORE_REACH_H

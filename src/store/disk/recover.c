@@ -211,8 +211,8 @@ static void set_aside_next(kl__segments *segments, kl__state *state)
         state->closed_bytes += state->segments[i]->bytes;
 }
 
-/* Segments come into use one after the other, and go so: the first has frames, or none has. One that a repair has made in
- * place of a missing one is nothing but its header (doctor_plan.c). NULL: so it is. */
+/* Segments come into use one after the other, and go so: the first has frames, or none has. One that a repair has made
+ * in place of a missing one is nothing but its header (doctor_plan.c). NULL: so it is. */
 static const kl__segment *find_emptied(const kl__state *state, const kl__recovered *recovered)
 {
     size_t first = 0;

@@ -31,8 +31,8 @@ void kl__segments_path(const kl__segments *segments, uint64_t number, char *ret_
     snprintf(ret_path, KL_PATH_BYTES, "%.4000s/%016llx.seg", segments->dir, (unsigned long long)number);
 }
 
-/* Where the next is made, and what is dropped goes. When it is not known whether one was put there durably, the spare may
- * bear its old name still, and must not be written: then they are made beside it. */
+/* Where the next is made, and what is dropped goes. When it is not known whether one was put there durably, the spare
+ * may bear its old name still, and must not be written: then they are made beside it. */
 static void spare_path(const kl__segments *segments, bool is_in_doubt, char *ret_path)
 {
     snprintf(ret_path, KL_PATH_BYTES, "%.4000s/%s", segments->dir, is_in_doubt ? "spare2" : "spare");
@@ -317,8 +317,8 @@ void kl__segments_make_spare(kl__segments *segments)
     pthread_mutex_unlock(&segments->files);
 }
 
-/* How many that could be dropped need not be yet: with those that gather they are within the bound (G2). A full disk wants
- * them all, and what is of no use as a spare goes. With the state's mutex held. */
+/* How many that could be dropped need not be yet: with those that gather they are within the bound (G2). A full disk
+ * wants them all, and what is of no use as a spare goes. With the state's mutex held. */
 static size_t kept_max(const kl__segments *segments)
 {
     const kl__state *state = segments->state;
@@ -349,8 +349,8 @@ static bool must_rest(const kl__segments *segments)
     return segments->leaving && kl__monotonic_ns() - segments->failed_ns < AGAIN_NS;
 }
 
-/* With `files` held, so that each is off the disk before the next. One that could not be removed is tried again when it is
- * the next one's turn, and not before a while. */
+/* With `files` held, so that each is off the disk before the next. One that could not be removed is tried again when it
+ * is the next one's turn, and not before a while. */
 static void drop(kl__segments *segments, bool is_all)
 {
     int error = 0;
@@ -406,7 +406,8 @@ void kl__segments_give_back(kl__segments *segments)
 
 /* ---- Going on to it ---- */
 
-/* A large batch gets a large segment. Its header goes on to say what it was prepared with: it must never be in doubt. */
+/* A large batch gets a large segment. Its header goes on to say what it was prepared with: it must never be in
+ * doubt. */
 static int enlarge(kl__segments *segments, kl__segment *next, uint64_t bytes)
 {
     int error = segments->vfs->truncate(segments->vfs, next->file, bytes);
@@ -426,8 +427,8 @@ static kl_rc fail_next(int error)
     return kl__fail(KL_ESYSTEM, "%s", strerror(-error));
 }
 
-/* Files and memory that are used up come back. Nothing stands in the file that was to be made, and the next try begins it
- * anew. */
+/* Files and memory that are used up come back. Nothing stands in the file that was to be made, and the next try begins
+ * it anew. */
 static kl_rc fail_to_prepare(int error)
 {
     if (error == -ENOMEM)

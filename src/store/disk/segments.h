@@ -8,11 +8,11 @@
  * gone while its task is still there.
  *
  * G1  There are no gaps in the numbers.
- * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c). While
- *     it is written briskly, so that a segment came into use within KL_BRISK_MS, it may be KL_PATIENCE_SEGMENTS more, and
- *     the spare: stragglers are then copied out of all of these at once, and the files stay, to be used again one after the
- *     other while the next stragglers gather. For to write a file full of zeros takes as long as to fill it with tasks,
- *     and whoever needs it waits.
+ * G2  The disk holds at most twice what is live, and two segments: the one being written and the next (compact.c).
+ *     While it is written briskly, so that a segment came into use within KL_BRISK_MS, it may be KL_PATIENCE_SEGMENTS
+ *     more, and the spare: stragglers are then copied out of all of these at once, and the files stay, to be used again
+ *     one after the other while the next stragglers gather. For to write a file full of zeros takes as long as to fill
+ *     it with tasks, and whoever needs it waits.
  * G3  When there is no room to prepare the next segment, appends are refused, and the rest of the current one, at least
  *     seven eighths less a group, is for outcomes; its last eighth for the copies and notes that make room again. */
 #ifndef KL_STORE_SEGMENTS_H
@@ -74,25 +74,26 @@ int kl__segment_write_header(kl__segments *segments, kl__file *file, uint64_t nu
  * errno. */
 int kl__segments_prepare(kl__segments *segments);
 
-/* Are the data directory and all segments still where they were opened? 0 or a negative errno. Files are not made, renamed
- * or removed by their names when the directory is not: these may be somebody else's by now. */
+/* Are the data directory and all segments still where they were opened? 0 or a negative errno. Files are not made,
+ * renamed or removed by their names when the directory is not: these may be somebody else's by now. */
 int kl__segments_check(kl__segments *segments);
 
 /* Takes the next segment into use, with room for `bytes`; prepares it when nobody has. Only for whoever leads the
- * journal; is_upkeep: it is for copies, which make nothing brisk. KL_EFULL: there is no room on the disk. KL_EBUSY: as many
- * files as may be open are. KL_ENOMEM. KL_ESYSTEM: it failed. */
+ * journal; is_upkeep: it is for copies, which make nothing brisk. KL_EFULL: there is no room on the disk. KL_EBUSY: as
+ * many files as may be open are. KL_ENOMEM. KL_ESYSTEM: it failed. */
 kl_rc kl__segments_roll(kl__segments *segments, uint64_t bytes, bool is_upkeep);
 
 /* Drops segments from the first on while nothing in them is needed, keeping a file for the next. While that is there,
- * KL_PATIENCE_SEGMENTS of them at most, less those that gather, stay as they are, and become the spare one after the other.
- * One that is damaged goes to quarantine/, as a repair would put it there. */
+ * KL_PATIENCE_SEGMENTS of them at most, less those that gather, stay as they are, and become the spare one after the
+ * other. One that is damaged goes to quarantine/, as a repair would put it there. */
 void kl__segments_drop(kl__segments *segments);
 
 /* Has a segment come into use within KL_BRISK_MS? */
 bool kl__segments_are_brisk(const kl__segments *segments);
 
-/* Makes a spare of zeros, before anybody waits for it, while there are fewer files than may be (G2). Where there is no room
- * for it, it is tried again when another segment has come into use: to try takes all the room from everybody else. */
+/* Makes a spare of zeros, before anybody waits for it, while there are fewer files than may be (G2). Where there is no
+ * room for it, it is tried again when another segment has come into use: to try takes all the room from everybody
+ * else. */
 void kl__segments_make_spare(kl__segments *segments);
 
 /* Gives the spare, and what waits to become it, back to the file system when they are not brisk any more. */

@@ -154,9 +154,9 @@ void kl__segment_free(kl__segment *segment);           /* NULL is fine; its file
 /* Is anything but tokens live that begins between these places of the segment? */
 bool kl__segment_has_live(const kl__segment *segment, uint64_t from, uint64_t to);
 
-/* How many segments, from the first on, are not needed, with a durable frame behind them that names partitions and fences?
- * May the first be dropped, now that the journal knows that, and what history has taken over? Is more of the journal not
- * needed than may be, `slack` bytes more (G2 of segments.h)? */
+/* How many segments, from the first on, are not needed, with a durable frame behind them that names partitions and
+ * fences? May the first be dropped, now that the journal knows that, and what history has taken over? Is more of the
+ * journal not needed than may be, `slack` bytes more (G2 of segments.h)? */
 size_t kl__state_droppable(const kl__state *state);
 bool kl__state_may_drop(const kl__state *state);
 uint64_t kl__state_first_needed(const kl__state *state, uint64_t described); /* the first that cannot be; 0: none */

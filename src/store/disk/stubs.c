@@ -1,13 +1,14 @@
 /* stubs.c - slots in slabs, and a table of ids over them.
  *
  * The table is cut into STRIPES by the id's hash, and no call ever moves more than one of them. A stripe is an array of
- * buckets, each a cache line with room for twelve elements. An element is a slot number and a tag, a byte of the hash, so
- * that strangers are passed without looking at their slots, which would each be a cache miss. One whose bucket is full goes
- * into the next that is not, and every bucket on its way counts it: a search ends at the first bucket that nobody has
- * passed, and what is removed leaves no trace.
+ * buckets, each a cache line with room for twelve elements. An element is a slot number and a tag, a byte of the hash,
+ * so that strangers are passed without looking at their slots, which would each be a cache miss. One whose bucket is
+ * full goes into the next that is not, and every bucket on its way counts it: a search ends at the first bucket that
+ * nobody has passed, and what is removed leaves no trace.
  *
  * B1  Every slot in use is in the table once, in the home bucket of its hash or behind it.
- * B2  `passed` of a bucket is the number of elements whose home is that bucket or one before it, and that stand behind. */
+ * B2  `passed` of a bucket is the number of elements whose home is that bucket or one before it, and that stand
+ *     behind. */
 #include "store/disk/stubs.h"
 
 #include <stdatomic.h>

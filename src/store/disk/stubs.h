@@ -54,8 +54,8 @@ void kl__stubs_prefetch(const kl__stubs *stubs, const kl_task_id *id);
 void kl__stubs_prefetch_slot(const kl__stubs *stubs, const kl_task_id *id);
 void kl__stubs_prefetch_number(const kl__stubs *stubs, uint32_t slot); /* the slot of that number */
 
-/* The first slot in use from *number on, which is then behind it; 1 is the first of all. NULL: none before `end`, or none
- * at all. */
+/* The first slot in use from *number on, which is then behind it; 1 is the first of all. NULL: none before `end`, or
+ * none at all. */
 kl__slot *kl__stubs_next(const kl__stubs *stubs, uint32_t *number, uint32_t end);
 uint32_t kl__stubs_end(const kl__stubs *stubs); /* behind the last that was ever in use */
 

@@ -241,8 +241,8 @@ static uint64_t task_bytes(const kl_task *task)
            task->error.len + task->result.len;
 }
 
-/* Fills up with what history has, a few at a time. Tasks from the one on that would make it too much are left out, and those
- * from the first that cannot be told. */
+/* Fills up with what history has, a few at a time. Tasks from the one on that would make it too much are left out, and
+ * those from the first that cannot be told. */
 static kl_rc read_finished(kl__disk *disk, const kl_ref *refs, kl_arena *arena, kl_task *tasks, size_t *count)
 {
     enum { SOME = 16 };

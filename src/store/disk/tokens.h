@@ -27,8 +27,8 @@ void kl__tokens_close(kl__tokens *tokens);
 
 kl__token_info *kl__tokens_find(kl__tokens *tokens, const kl_token *token); /* NULL: not known */
 
-/* The first at or behind *place, which counts from 0 and is moved behind it, that is written in this segment; NULL: there
- * is none. Only when the journal has been read: from then on a token stays at its place. */
+/* The first at or behind *place, which counts from 0 and is moved behind it, that is written in this segment; NULL:
+ * there is none. Only when the journal has been read: from then on a token stays at its place. */
 const kl__token_info *kl__tokens_next(const kl__tokens *tokens, uint64_t segment, uint32_t *place);
 
 /* Remembers a token that is not known, and forgets the oldest when there are too many. While the journal is read, they

@@ -39,8 +39,8 @@ static bool begins_with(kl_bytes name, kl_bytes prefix)
     return name.len >= prefix.len && (prefix.len == 0 || memcmp(name.data, prefix.data, prefix.len) == 0);
 }
 
-/* Who lists records wants to know how things are, above all a server that is asked whether it is ready: a store that takes
- * nothing more says so. */
+/* Who lists records wants to know how things are, above all a server that is asked whether it is ready: a store that
+ * takes nothing more says so. */
 kl_rc kl__disk_list(void *self, kl_bytes prefix, kl_bytes after, size_t max, kl_arena *arena, kl_record *ret_records,
                     size_t *ret_count)
 {

@@ -5,15 +5,16 @@
  * One entry with a token, which is what a plain put makes, goes by the function append_one: its parts are parameters.
  * Calls that threads make at the same time go together (append_group.c).
  *
- * Else parameters are columns: of the places, of the rows (append.h), and, where entries have any, of their jobs and groups
- * in the order of rows, of which each row takes a slice. A row names its number by its index; the function draws them.
+ * Else parameters are columns: of the places, of the rows (append.h), and, where entries have any, of their jobs and
+ * groups in the order of rows, of which each row takes a slice. A row names its number by its index; the function draws
+ * them.
  *
- * Where others append, too, the transaction is committed without waiting for the disk, which ends the shards' locks early,
- * and so producers share one sync: a second statement, sent in the same packet, commits a message in the log, and waits.
- * Everything before it in the log is on disk then. Whoever sees the tasks before they are durable can only lose them
- * together with everything that came after; their positions are not used again then (`started` in sql_tables.c). Who is
- * alone waits for the disk with his locks, which is one transaction less. That others append is seen by the numbers that
- * are drawn: then one's own do not follow one another. */
+ * Where others append, too, the transaction is committed without waiting for the disk, which ends the shards' locks
+ * early, and so producers share one sync: a second statement, sent in the same packet, commits a message in the log,
+ * and waits. Everything before it in the log is on disk then. Whoever sees the tasks before they are durable can only
+ * lose them together with everything that came after; their positions are not used again then (`started` in
+ * sql_tables.c). Who is alone waits for the disk with his locks, which is one transaction less. That others append is
+ * seen by the numbers that are drawn: then one's own do not follow one another. */
 #include <stdlib.h>
 
 #include "store/postgres/append.h"
@@ -61,8 +62,9 @@ struct filled {
 };
 
 /* Gives entries their numbers and places, in the order of the call, so that they ascend along a line. Where a row would
- * become too large, its line goes on with the next number. Entries of the due line have rows of their own whatever number
- * they have; without a token every entry has, because each may have to be left out. `used`: how many have each number. */
+ * become too large, its line goes on with the next number. Entries of the due line have rows of their own whatever
+ * number they have; without a token every entry has, because each may have to be left out. `used`: how many have each
+ * number. */
 static void number_entries(const kl_append *append, kl__pg_plan *plan, const kl__pg_spot *const *spot_of,
                            struct filled *filled, uint16_t *used)
 {

@@ -1,8 +1,8 @@
 /* append.h - which entries make a row, and how they are appended.
  *
- * Entries of one line of a shard share a row, up to KL_PG_ROW_BYTES. A position names a number that is drawn, and a place
- * among the up to 256 entries that share it (sql_tables.c); a row's entries share one number. Entries get their places in
- * the order of the call, and where a row would become too large, its line goes on with the next number. */
+ * Entries of one line of a shard share a row, up to KL_PG_ROW_BYTES. A position names a number that is drawn, and a
+ * place among the up to 256 entries that share it (sql_tables.c); a row's entries share one number. Entries get their
+ * places in the order of the call, and where a row would become too large, its line goes on with the next number. */
 #ifndef KL_STORE_POSTGRES_APPEND_H
 #define KL_STORE_POSTGRES_APPEND_H
 
@@ -52,8 +52,8 @@ static inline int64_t kl__pg_large_bytes(const kl_entry *entry)
     return bytes > KL_PG_ROW_BYTES ? (int64_t)bytes : 0;
 }
 
-/* The statement that appends: it tells the first number that it drew, NULL if a token was known. And its parameters, to be
- * freed, also after a failure. early: it is committed without waiting for the disk, and KL_PG_FLUSH follows. */
+/* The statement that appends: it tells the first number that it drew, NULL if a token was known. And its parameters, to
+ * be freed, also after a failure. early: it is committed without waiting for the disk, and KL_PG_FLUSH follows. */
 #define KL_PG_APPEND "SELECT $S.append($1,$2,$3,$4,$5,$6,$7,$8,$9,$10,$11,$12,$13,$14,$15,$16,$17,$18,$19)"
 #define KL_PG_FLUSH  "SELECT $S.flush()"
 
@@ -65,7 +65,8 @@ kl_rc kl__pg_append_grouped(kl__pg *pg, const kl_append *append);
 /* By itself. flushes: it may have been made before and not be on disk yet. */
 kl_rc kl__pg_append_alone(kl__pg *pg, const kl_append *append, bool flushes);
 
-/* Several calls in one: all of them or none. KL_EBUSY: one of the tokens is known, so nothing was done; or nobody knows. */
+/* Several calls in one: all of them or none. KL_EBUSY: one of the tokens is known, so nothing was done; or nobody
+ * knows. */
 kl_rc kl__pg_append_together(kl__pg *pg, const kl_append *whole, const kl_token *tokens, size_t token_count);
 
 /* KL_ESEALED as the caller is told it: which entry. */

@@ -1,9 +1,9 @@
 /* connect.c - a connection is made, with a limit for each address.
  *
- * Step by step, so that notices go to the log from the first on: libpq would print them. Led so, it keeps no limit, and goes on
- * to its next host only where one refuses. So `connect_timeout` is kept here. A host that lets it pass is left out, and it is
- * begun anew with the others: those before it have said at once that they will not do (a standby, where the primary is
- * wanted), and say so again. */
+ * Step by step, so that notices go to the log from the first on: libpq would print them. Led so, it keeps no limit, and
+ * goes on to its next host only where one refuses. So `connect_timeout` is kept here. A host that lets it pass is left
+ * out, and it is begun anew with the others: those before it have said at once that they will not do (a standby, where
+ * the primary is wanted), and say so again. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -31,7 +31,8 @@ static char *value_of(const PQconninfoOption *options, const char *name)
     return options && options->keyword ? options->val : NULL;
 }
 
-/* What the URL, the environment or the service file says; who has other databases to see to waits no longer than ever. */
+/* What the URL, the environment or the service file says; who has other databases to see to waits no longer than
+ * ever. */
 static int64_t limit_of(kl__pg *pg, PGconn *conn)
 {
     PQconninfoOption *options = PQconninfo(conn);
@@ -88,7 +89,8 @@ static enum end finish(kl__pg *pg, PGconn *conn)
 
 /* --- Why not --- */
 
-/* libpq has the server's code for why it refused a connection nowhere but in its text: "FATAL:  3D000: there is no ...". */
+/* libpq has the server's code for why it refused a connection nowhere but in its text: "FATAL: 3D000: there is no
+ * ...". */
 static const char *find_state(const char *text)
 {
     for (const char *at = text; (at = strstr(at, ":  ")); at++)
@@ -216,7 +218,8 @@ static void take_notice(void *ctx, const char *text)
 
 static PGconn *begin(const kl__pg *pg)
 {
-    /* Keepalives find out a host that is gone while nothing is on its way; what is on its way has a limit of its own. */
+    /* Keepalives find out a host that is gone while nothing is on its way; what is on its way has a limit of its
+     * own. */
     static const char *const names[] = {"keepalives_idle",
                                         "keepalives_interval",
                                         "keepalives_count",

@@ -7,8 +7,8 @@
  *     append; inbox_end; COMMIT
  *
  * One transaction, so a task is in the inbox or in its line, whatever fails. It is short: the shards' locks are taken
- * once the entries are known. The callback may call the store, and so use a second connection: of the threads that share
- * a handle one takes in at a time, or else all of them could have one and wait for another. */
+ * once the entries are known. The callback may call the store, and so use a second connection: of the threads that
+ * share a handle one takes in at a time, or else all of them could have one and wait for another. */
 #include <stdio.h>
 
 #include "base/clock.h"
@@ -21,8 +21,9 @@ enum { WHOLE_MS = 60000, WHOLE_TIMES = 100 };
 
 /* --- Where reading begins (I3 of sql_inbox.c) ---
  *
- * Numbers go back when the server has crashed, or another has taken its place: then connections are lost, and all is read
- * again. A pooler may keep that from us, so all is read now and then in any case, the more seldom the longer it takes. */
+ * Numbers go back when the server has crashed, or another has taken its place: then connections are lost, and all is
+ * read again. A pooler may keep that from us, so all is read now and then in any case, the more seldom the longer it
+ * takes. */
 
 struct kl__pg_low {
     kl__pg_low *next;

@@ -1,12 +1,12 @@
 /* links.c - every connection of a store, and since when somebody waits on it.
  *
- * libpq waits for an answer as long as it takes, which is right while the server works on it, or waits for somebody else's
- * transaction. A server, or a pooler, that was stopped looks no different. So it is left to those who want to end: they cut
- * what has been waited for too long. Its socket is shut down from outside, and the call fails as when the network breaks: what
- * came of it is not known.
+ * libpq waits for an answer as long as it takes, which is right while the server works on it, or waits for somebody
+ * else's transaction. A server, or a pooler, that was stopped looks no different. So it is left to those who want to
+ * end: they cut what has been waited for too long. Its socket is shut down from outside, and the call fails as when the
+ * network breaks: what came of it is not known.
  *
- * K1  A link has a descriptor of its own for its socket: libpq may close its own at any time, and its number may be somebody
- *     else's a moment later.
+ * K1  A link has a descriptor of its own for its socket: libpq may close its own at any time, and its number may be
+ *     somebody else's a moment later.
  * K2  A link that nobody waits on (it is idle, or it listens) is not cut. */
 #include <errno.h>
 #include <fcntl.h>

@@ -16,8 +16,8 @@ typedef struct kl__pg_versions {
 /* Is it the URL of a PostgreSQL store? */
 bool kl__pg_is_url(const char *url);
 
-/* Applies the steps that are missing, in one transaction; with `only_look` nothing. KL_EINVAL: a bad URL, a server that is
- * too old, or a schema of a newer release. KL_EBUSY: the server is not to be reached. KL_ESYSTEM: it refused. */
+/* Applies the steps that are missing, in one transaction; with `only_look` nothing. KL_EINVAL: a bad URL, a server that
+ * is too old, or a schema of a newer release. KL_EBUSY: the server is not to be reached. KL_ESYSTEM: it refused. */
 kl_rc kl__pg_migrate(const char *url, bool only_look, kl__pg_versions *ret_versions);
 
 #endif

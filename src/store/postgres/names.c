@@ -1,9 +1,10 @@
 /* names.c - whether the database is still the one whose partitions this handle knows by number.
  *
- * A partition has a name, and the schema gives it a number. When the database is restored, or its schema dropped and made
- * again, while a process has the store open, a number may be another partition's: its worker would run another queue's tasks.
- * So the names are compared on every new connection before it is used, and when `partitions` is found to be another table,
- * which a worker looks for many times a second (pulse). From the first difference on no call is made any more.
+ * A partition has a name, and the schema gives it a number. When the database is restored, or its schema dropped and
+ * made again, while a process has the store open, a number may be another partition's: its worker would run another
+ * queue's tasks. So the names are compared on every new connection before it is used, and when `partitions` is found to
+ * be another table, which a worker looks for many times a second (pulse). From the first difference on no call is made
+ * any more.
  *
  * N1  A connection is in the pool only if all names that were known when it was made had their numbers there. */
 #include "store/postgres/postgres.h"

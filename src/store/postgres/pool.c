@@ -2,8 +2,8 @@
  *
  * A call borrows a connection for one statement. There are as many as are used at once, up to `pool_max`; whoever finds
  * none waits for one to be given back. One that broke is closed, and the next call opens another. Where there are a few
- * already, a call waits a moment before it opens one more: a session that is used now and then costs the server more than
- * one that is used all the time, because what it has planned and keeps is no longer in the processor's caches.
+ * already, a call waits a moment before it opens one more: a session that is used now and then costs the server more
+ * than one that is used all the time, because what it has planned and keeps is no longer in the processor's caches.
  *
  * What is not known: when a connection is lost between the statement and its answer, it may have been committed. A call
  * that may be repeated (S5) is made again on another connection, for up to KL_PG_PATIENCE_MS; another fails with
@@ -189,8 +189,8 @@ static kl_rc take_idle(kl__pg *pg, const char *sql, int64_t began_ns, PGconn **r
     return kl__fail(KL_EBUSY, "the database answers none of the calls that are under way; make this one again");
 }
 
-/* A server that is away is not asked by every call of every thread. While there is no connection to be had, one of them tries,
- * and then rests; the others are told what it was told. */
+/* A server that is away is not asked by every call of every thread. While there is no connection to be had, one of them
+ * tries, and then rests; the others are told what it was told. */
 static kl_rc take_turn(kl__pg *pg)
 {
     char why[KL_PG_WHY_BYTES];
@@ -300,9 +300,9 @@ PGresult *kl__pg_run(const kl__pg *pg, PGconn *conn, const char *sql)
 
 /* --- Errors --- */
 
-/* UNPREPARED: what was prepared is not there, or is out of date. READ_ONLY: the server has become a standby, perhaps. Nothing
- * was done in either case; another connection knows better. MISSING: a part of the schema is not there, so it may be made
- * anew, and a new connection looks at it (names.c). */
+/* UNPREPARED: what was prepared is not there, or is out of date. READ_ONLY: the server has become a standby, perhaps.
+ * Nothing was done in either case; another connection knows better. MISSING: a part of the schema is not there, so it
+ * may be made anew, and a new connection looks at it (names.c). */
 enum fate { FAILED, LOST, TAKEN_BACK, UNPREPARED, READ_ONLY, MISSING };
 
 static bool begins(const char *text, const char *with) { return strncmp(text, with, strlen(with)) == 0; }
@@ -388,8 +388,8 @@ static void tell_lost(kl__pg *pg, const PGconn *conn)
     kl__away_failed(&pg->away, KL_EBUSY, text);
 }
 
-/* Who has other stores to see to is not held up by one that is away: when it has been for some time, a call tries now and
- * then, and the others fail at once. */
+/* Who has other stores to see to is not held up by one that is away: when it has been for some time, a call tries now
+ * and then, and the others fail at once. */
 static kl_rc check_gone(kl__pg *pg, int64_t *until_ns)
 {
     char why[KL_PG_WHY_BYTES];
@@ -509,8 +509,8 @@ PGresult *kl__pg_exec(PGconn *conn, const char *sql, const kl__pg_args *args)
     return PQexecParams(conn, sql, args->count, args->types, values.values, args->lengths, values.formats, 1);
 }
 
-/* The statement's number, by its text's address: each call has its own. -1: there are too many, or a pooler. Says what the
- * connection is, too. */
+/* The statement's number, by its text's address: each call has its own. -1: there are too many, or a pooler. Says what
+ * the connection is, too. */
 static int number_of(kl__pg *pg, const PGconn *conn, struct statement *statement, bool *ret_known)
 {
     const char *sql = statement->sql;
@@ -597,8 +597,8 @@ static PGresult *choose_answer(PGresult *first, PGresult *next)
     return NULL;
 }
 
-/* Takes answers up to the end of a transaction: the last one, or the first that is a failure. NULL: the connection failed
- * without a word. */
+/* Takes answers up to the end of a transaction: the last one, or the first that is a failure. NULL: the connection
+ * failed without a word. */
 static PGresult *take_answers(PGconn *conn)
 {
     PGresult *rows = NULL;

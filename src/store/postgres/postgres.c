@@ -1,7 +1,7 @@
 /* postgres.c - the PostgreSQL engine: opening, closing, its clock and its partitions.
  *
- * Reading order: postgres.h -> sql_tables.c -> connect.c, pool.c -> append.c, sql_tasks.c -> scan.c, read.c -> settle.c,
- * sql_settle.c -> records.c -> inbox.c, sql_inbox.c -> wait.c, upkeep.c. */
+ * Reading order: postgres.h -> sql_tables.c -> connect.c, pool.c -> append.c, sql_tasks.c -> scan.c, read.c ->
+ * settle.c, sql_settle.c -> records.c -> inbox.c, sql_inbox.c -> wait.c, upkeep.c. */
 #include "store/postgres/seen.h"
 
 #include <stdio.h>

@@ -226,9 +226,9 @@ typedef struct kl__pg_call {
 /* Makes the call. KL_OK: *ret_rows is the caller's to PQclear. Errors are those of store.h. */
 kl_rc kl__pg_ask(kl__pg *pg, const kl__pg_call *call, PGresult **ret_rows);
 
-/* The same, and in the same packet a transaction of another statement behind it (NULL: none), which is made also when the
- * first has failed. *ret_rows: the answer of the first. Where the first was good and the second was not, nobody knows: it
- * is as if the connection had been lost. */
+/* The same, and in the same packet a transaction of another statement behind it (NULL: none), which is made also when
+ * the first has failed. *ret_rows: the answer of the first. Where the first was good and the second was not, nobody
+ * knows: it is as if the connection had been lost. */
 typedef struct kl__pg_step {
     const char *sql;
     const kl__pg_args *args;
@@ -272,8 +272,8 @@ int kl__pg_length(const char *text);
 
 /* --- connect.c --- */
 
-/* A connection of one's own, not of the pool; for kl__pg_disconnect. Somebody waits on it from the beginning. KL_EBUSY: there is
- * none to be had now. KL_EINVAL: as the store is opened, the login is refused. */
+/* A connection of one's own, not of the pool; for kl__pg_disconnect. Somebody waits on it from the beginning. KL_EBUSY:
+ * there is none to be had now. KL_EINVAL: as the store is opened, the login is refused. */
 kl_rc kl__pg_connect(kl__pg *pg, PGconn **ret_conn);
 
 /* --- links.c --- */
@@ -322,8 +322,8 @@ void kl__pg_lows_free(kl__pg *pg);
 
 /* --- schema.c --- */
 
-/* Makes the schema when it is not there, or brings it up to date. KL_EINVAL: it is of a newer release, or of a build with
- * other steps; or something is to be done, and the URL says that it is not to be done by opening. */
+/* Makes the schema when it is not there, or brings it up to date. KL_EINVAL: it is of a newer release, or of a build
+ * with other steps; or something is to be done, and the URL says that it is not to be done by opening. */
 kl_rc kl__pg_schema_open(kl__pg *pg);
 
 /* How many steps had been applied, and are now; with only_look none is. KL_EINVAL: as above, of the schema. */

@@ -8,8 +8,8 @@
  *                       16 B     its id
  *     then of each      key, kind, headers, payload
  *
- * Big-endian. Heads come first and are of one size, so SQL finds the bytes of any task (the view `tasks`), and one that is
- * too large is known by the first bytes of its row. The function `pack` writes it, too (sql_tables.c). */
+ * Big-endian. Heads come first and are of one size, so SQL finds the bytes of any task (the view `tasks`), and one that
+ * is too large is known by the first bytes of its row. The function `pack` writes it, too (sql_tables.c). */
 #ifndef KL_STORE_POSTGRES_ROW_H
 #define KL_STORE_POSTGRES_ROW_H
 

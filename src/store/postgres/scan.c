@@ -1,7 +1,8 @@
 /* scan.c - what waits: parts of lines as stubs, and how many there are.
  *
  * The server shows rows, which have one task or many (sql_tables.c); here they are taken apart. A line is asked for as
- * many rows as are likely to have the tasks that are wanted; where those turn out to be too few, it is asked for more. */
+ * many rows as are likely to have the tasks that are wanted; where those turn out to be too few, it is asked for
+ * more. */
 #include <stdlib.h>
 
 #include "base/hash.h"

@@ -3,9 +3,9 @@
  * Steps are numbered from 1. `meta` says how many have been applied; those that are missing are applied in one
  * transaction, under an advisory lock, so that of several processes that come first one does it and the others wait.
  *
- * Between releases a step is changed where it stands, and its number does not tell. So `meta` has a hash of each that was
- * applied, too, and where that is another one the schema is refused: calls would fail later, or worse. Blanks do not count,
- * because the texts are made by the compiler. */
+ * Between releases a step is changed where it stands, and its number does not tell. So `meta` has a hash of each that
+ * was applied, too, and where that is another one the schema is refused: calls would fail later, or worse. Blanks do
+ * not count, because the texts are made by the compiler. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -108,8 +108,8 @@ static kl_rc check_steps(kl__pg *pg, PGconn *conn, int version)
     return rc;
 }
 
-/* How many steps have been applied; 0: there is no schema. KL_EINVAL: they were other steps. The catalogue is read as a table, because a session that
- * once looked for the name in vain may go on to believe so behind the advisory lock. */
+/* How many steps have been applied; 0: there is no schema. KL_EINVAL: they were other steps. The catalogue is read as a
+ * table, because a session that once looked for the name in vain may go on to believe so behind the advisory lock. */
 static kl_rc read_version(kl__pg *pg, PGconn *conn, int *ret_version)
 {
     int there = 0;

@@ -3,8 +3,8 @@
  * From: scan.c.  To: read.c, settle.c.
  *
  * A position is given once in the whole store, so it is the key. Eight places make a bucket; where one is full, the
- * lowest position goes. A bucket's positions stand together, apart from the rest: whoever looks for one touches a line of the
- * processor's cache, and not six. An answer stays as long as a task of the table lies in it. */
+ * lowest position goes. A bucket's positions stand together, apart from the rest: whoever looks for one touches a line
+ * of the processor's cache, and not six. An answer stays as long as a task of the table lies in it. */
 #include "store/postgres/seen.h"
 
 enum { BUCKET = 8, BUCKETS = KL_PG_SEEN_MAX / BUCKET };

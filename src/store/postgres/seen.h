@@ -4,11 +4,12 @@
  * here when its caller says that he owns them (kl_ref.owned). And settle knows from here that a task is there and was
  * not settled before, as long as nobody else has taken the shard over, which its fence tells.
  *
- * A scan may have shown what was committed early (append.c), and a crash of the server may have taken that back. Whoever
- * finds a connection broken cannot know, so everything is forgotten then. The settle that finds it broken itself may still
- * name positions that are not there: those mean nothing to anybody (G1 of sql_tables.c).
+ * A scan may have shown what was committed early (append.c), and a crash of the server may have taken that back.
+ * Whoever finds a connection broken cannot know, so everything is forgotten then. The settle that finds it broken
+ * itself may still name positions that are not there: those mean nothing to anybody (G1 of sql_tables.c).
  *
- * N1  A task stands here only from a scan that showed it until a settle of this handle names it, or a connection breaks.
+ * N1  A task stands here only from a scan that showed it until a settle of this handle names it, or a connection
+ *     breaks.
  * N2  There are KL_PG_SEEN_MAX tasks at most; a newer one takes the place of an older one. Of their bytes
  *     KL_PG_SEEN_BYTES are kept at most, those that came last; of the others the place and the id. */
 #ifndef KL_STORE_POSTGRES_SEEN_H

@@ -5,9 +5,9 @@
  * All batches of a call are one transaction, up to KL_PG_SHARDS_MAX of them; more are several, one after the other,
  * which the contract allows: each batch is whole for itself.
  *
- * Where all tasks are known from a scan and none is to be tried again, their positions are all that is sent, and of those
- * that are kept what the run left (settle_sure).
- * That is done once: when no answer comes, everything is compared, because it may have been done. */
+ * Where all tasks are known from a scan and none is to be tried again, their positions are all that is sent, and of
+ * those that are kept what the run left (settle_sure). That is done once: when no answer comes, everything is compared,
+ * because it may have been done. */
 #include <stdlib.h>
 
 #include "store/postgres/seen.h"

@@ -1,8 +1,8 @@
 /* sql_inbox.c - tasks that applications put in SQL, inside their own transactions: step 2 of the schema.
  *
- * A position is given under its shard's lock, which is held until commit. An application's transaction may take for ever,
- * so put() gives none: it inserts a row into `inbox` and nothing else, and waits for nobody. A worker takes in what it
- * can see, in the order of numbers, by an ordinary append (inbox.c, queue/take_in.c).
+ * A position is given under its shard's lock, which is held until commit. An application's transaction may take for
+ * ever, so put() gives none: it inserts a row into `inbox` and nothing else, and waits for nobody. A worker takes in
+ * what it can see, in the order of numbers, by an ordinary append (inbox.c, queue/take_in.c).
  *
  * I1  A row is there exactly when its transaction has been committed and it was not taken in.
  * I2  Rows of one queue are taken in in the order of their numbers, by one transaction at a time.
@@ -11,30 +11,33 @@
  * numbers are lower, and whoever sees the later rows sees its rows, too: so they come first. Between two that overlap
  * there is no order to keep.
  *
- * PostgreSQL commits transactions that notify one after the other, and whatever the first of them waits for, a disk or a
- * replica, the others wait for, too. So a transaction notifies only if no other one that does is open, which an advisory lock
- * tells; the rows of the rest are found by whoever the one has woken, or looks every tenth of a second (work/worker_inbox.c).
+ * PostgreSQL commits transactions that notify one after the other, and whatever the first of them waits for, a disk or
+ * a replica, the others wait for, too. So a transaction notifies only if no other one that does is open, which an
+ * advisory lock tells; the rows of the rest are found by whoever the one has woken, or looks every tenth of a second
+ * (work/worker_inbox.c).
  *
- * Names have the collation "C", which convert_from() gives its results: with any other the index does not serve them, and
- * each read passes all rows.
+ * Names have the collation "C", which convert_from() gives its results: with any other the index does not serve them,
+ * and each read passes all rows.
  *
- * A payload that is NULL is refused: it is most often a column that was not joined, or a result that did not come, and as an
- * empty payload it would be a task that nobody meant. The name of a partition in the place of the queue's is told from a
- * queue that there is not. No queue has __p in its name, so what stands before that is the queue's.
+ * A payload that is NULL is refused: it is most often a column that was not joined, or a result that did not come, and
+ * as an empty payload it would be a task that nobody meant. The name of a partition in the place of the queue's is told
+ * from a queue that there is not. No queue has __p in its name, so what stands before that is the queue's.
  *
- * Whoever puts holds an advisory lock of the queue until his transaction ends, which others who put share: so a queue is not
- * removed under a transaction that is open, whose tasks nobody would ever find (put_record in sql_records.c).
+ * Whoever puts holds an advisory lock of the queue until his transaction ends, which others who put share: so a queue
+ * is not removed under a transaction that is open, whose tasks nobody would ever find (put_record in sql_records.c).
  *
- * A snapshot that somebody holds open, a dump say, keeps rows that were taken in and deleted, and whoever reads passes each of
- * them. So reading begins at a number below which no row can come any more (I3), which each process keeps for itself.
- * Numbers are handed out in eras of 16,384. Whoever puts holds the era of the last number, shared, before he draws his own,
- * until his transaction ends: so what is not committed yet has numbers of an era that is held, or later ones. inbox_look
- * reads the last number, then which eras are held, and then, with a new snapshot, which row is the first.
+ * A snapshot that somebody holds open, a dump say, keeps rows that were taken in and deleted, and whoever reads passes
+ * each of them. So reading begins at a number below which no row can come any more (I3), which each process keeps for
+ * itself. Numbers are handed out in eras of 16,384. Whoever puts holds the era of the last number, shared, before he
+ * draws his own, until his transaction ends: so what is not committed yet has numbers of an era that is held, or later
+ * ones. inbox_look reads the last number, then which eras are held, and then, with a new snapshot, which row is the
+ * first.
  *
  * I3  Below what inbox_look returns as the next `low` there is no row, and none will be committed.
  *
- * A transaction that is not read committed sees the records as they were when it began. That a queue was altered or removed
- * since is found out by a row lock (check_snapshot), which ends at once, with a subtransaction: nobody is to wait for it.
+ * A transaction that is not read committed sees the records as they were when it began. That a queue was altered or
+ * removed since is found out by a row lock (check_snapshot), which ends at once, with a subtransaction: nobody is to
+ * wait for it.
  *
  * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table.
  *

@@ -1,9 +1,9 @@
 /* sql_records.c - records, as functions of the schema: small values with a version.
  *
- * Versions come from a sequence, so none is ever used again, not even when the database was restored (skip_positions); removing draws one, too, so that whoever looks from time to
- * time whether anything has changed need not read it all. What nobody needs to be told of has versions of its own, far
- * above the others (2^52). The writes of a call are one transaction, each judged for
- * itself and in order; the row of a name stays locked until its end. */
+ * Versions come from a sequence, so none is ever used again, not even when the database was restored (skip_positions);
+ * removing draws one, too, so that whoever looks from time to time whether anything has changed need not read it all.
+ * What nobody needs to be told of has versions of its own, far above the others (2^52). The writes of a call are one
+ * transaction, each judged for itself and in order; the row of a name stays locked until its end. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */

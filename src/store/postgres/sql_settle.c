@@ -4,13 +4,13 @@
  * (sql_tasks.c). A statement that follows it sees everything that was committed by whoever held it before, so the fence
  * that settle compares with is the one that counts.
  *
- * settle_sure is for the common case: whoever settles has the tasks from a scan (seen.c), so they are there and were not
- * settled before. Then it is enough to note their positions, and to copy those that are kept (k_*). Where some of a shard's
- * tasks are in the retry line, or were moved to segment 0, it returns NULL and has done nothing; then `settle` looks at
- * each. In settle_more `segs` has an element for each task: where it was found, NULL where it was not.
+ * settle_sure is for the common case: whoever settles has the tasks from a scan (seen.c), so they are there and were
+ * not settled before. Then it is enough to note their positions, and to copy those that are kept (k_*). Where some of a
+ * shard's tasks are in the retry line, or were moved to segment 0, it returns NULL and has done nothing; then `settle`
+ * looks at each. In settle_more `segs` has an element for each task: where it was found, NULL where it was not.
  *
- * Arrays of a call are taken apart side by side and never joined with one another: the server takes each for a few rows, and
- * would compare every one with every other.
+ * Arrays of a call are taken apart side by side and never joined with one another: the server takes each for a few
+ * rows, and would compare every one with every other.
  *
  * An id may wait twice, in two appends with tokens of their own. Where both are kept by one call, the later one stays.
  *

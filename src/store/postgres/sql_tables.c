@@ -25,21 +25,21 @@
  *                 in a number. segments: what is known of the others.
  *
  * What is read with every append and changes often is a sequence, because those leave no dead rows behind, which every
- * reader would have to pass for as long as somebody holds a snapshot. That they keep what a transaction has set when it is
- * rolled back does no harm (G3).
+ * reader would have to pass for as long as somebody holds a snapshot. That they keep what a transaction has set when it
+ * is rolled back does no harm (G3).
  *
  * entries and settled lie in segments, each a table of either. Segments 1 and 2 take turns, and are emptied by TRUNCATE
- * when everything in them is settled. Segment 0 stays, and its rows are deleted one by one: there stand delayed tasks, and
- * those that were left over in a segment that is to be emptied.
+ * when everything in them is settled. Segment 0 stays, and its rows are deleted one by one: there stand delayed tasks,
+ * and those that were left over in a segment that is to be emptied.
  *
- * Whoever publishes all tables of the database may not delete from one whose rows cannot be told apart: so those of segment 0
- * have a replica identity, and every other table that is deleted from or updated has a primary key.
+ * Whoever publishes all tables of the database may not delete from one whose rows cannot be told apart: so those of
+ * segment 0 have a replica identity, and every other table that is deleted from or updated has a primary key.
  *
- * G1  A row of settled names positions of its own segment only. Some of them may not be there: a scan showed the task, a
- *     crash took its append back, and who had it settles it; or the segment was emptied meanwhile. Such a position is
+ * G1  A row of settled names positions of its own segment only. Some of them may not be there: a scan showed the task,
+ *     a crash took its append back, and who had it settles it; or the segment was emptied meanwhile. Such a position is
  *     never drawn again, and whoever counts must not take it for one that is.
- * G2  A task waits while an entry of it is there whose position stands in no row of settled of the entry's segment. There
- *     is one such entry at most: when a task moves to segment 0, the old one is marked as settled.
+ * G2  A task waits while an entry of it is there whose position stands in no row of settled of the entry's segment.
+ *     There is one such entry at most: when a task moves to segment 0, the old one is marked as settled.
  * G3  Any segment may get entries at any time, because an append may have read `state` long ago: nothing rests on it.
  * G4  In segments 1 and 2 a line has one row at most for each number; in segment 0 each task has a row of its own. So
  *     `row_key` (sql_tasks.c) tells from a position which row it stands in.
@@ -47,9 +47,9 @@
  * The view `tasks` shows a row for each task of `entries`, and `waiting` those that wait: for people, and for what need
  * not be quick. Of both, `last` is what the index knows.
  *
- * A task stands in the retry line exactly while it waits and has a row in `retries`. NULL stands for empty and for 0 where
- * most rows have that. Literals have no backslash, for what one means is a setting of the session, and are never empty, for
- * C reads them first. */
+ * A task stands in the retry line exactly while it waits and has a row in `retries`. NULL stands for empty and for 0
+ * where most rows have that. Literals have no backslash, for what one means is a setting of the session, and are never
+ * empty, for C reads them first. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */

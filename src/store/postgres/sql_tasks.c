@@ -4,30 +4,32 @@
  * session: so they work behind a pooler that hands out connections per transaction. Planner settings are fixed, because
  * plans that were made while a table was empty would be kept when it is not.
  *
- * Every function looks for names in pg_catalog alone (sql_inbox.c sees to that): what others put into the schema `public`
- * is not called by mistake.
+ * Every function looks for names in pg_catalog alone (sql_inbox.c sees to that): what others put into the schema
+ * `public` is not called by mistake.
  *
  * Advisory locks keep shards apart: numbers from 1024 on for settles and fences, from 2048 on for appends and seals. A
  * shard shares its number with others, so that a call takes 1024 of them at most; and they are taken in order, so that
- * two calls never wait for each other. A statement sees everything that was committed before it got its locks, because a
- * function that writes takes a new snapshot for each statement (the isolation level is read committed), and takes it
+ * two calls never wait for each other. A statement sees everything that was committed before it got its locks, because
+ * a function that writes takes a new snapshot for each statement (the isolation level is read committed), and takes it
  * after the locks of its tables: so a TRUNCATE never comes between the two.
  *
- * What a statement costs before it reads anything is most of what a call costs where there is little to read: so scan asks
- * first, by index alone, which lines have something, and leaves out what has nothing.
+ * What a statement costs before it reads anything is most of what a call costs where there is little to read: so scan
+ * asks first, by index alone, which lines have something, and leaves out what has nothing.
  *
- * What is read together has one snapshot: else what moves, or is cleared away, between two would be seen twice or not at
- * all. So a function that is called inside a query which reads tasks is STABLE, and then has the snapshot of that query,
- * whose lock on `entries` keeps a TRUNCATE off; or the query around it reads nothing that goes with what it reads.
+ * What is read together has one snapshot: else what moves, or is cleared away, between two would be seen twice or not
+ * at all. So a function that is called inside a query which reads tasks is STABLE, and then has the snapshot of that
+ * query, whose lock on `entries` keeps a TRUNCATE off; or the query around it reads nothing that goes with what it
+ * reads.
  *
- * Where the sequences may have been set back, they go on far ahead: 2^30 numbers, and up to as many more by chance, and at
- * least where they would be if 16 had been drawn in each millisecond since 2020. Whatever was drawn since a copy was made is
- * below that, unless it was more; and two that go on from one copy draw different ones. There are 2^47 numbers. A new schema
- * begins so, too: somebody may still know one that was dropped.
+ * Where the sequences may have been set back, they go on far ahead: 2^30 numbers, and up to as many more by chance, and
+ * at least where they would be if 16 had been drawn in each millisecond since 2020. Whatever was drawn since a copy was
+ * made is below that, unless it was more; and two that go on from one copy draw different ones. There are 2^47 numbers.
+ * A new schema begins so, too: somebody may still know one that was dropped.
  *
- * What an append finds done already, by its token or because its tasks wait, may have been committed without waiting for
- * the disk by somebody who did not come to do so (append.c). So it waits for the disk itself, though it writes nothing: an
- * append of tasks that wait by a message in its own transaction, one whose token is known by another call. */
+ * What an append finds done already, by its token or because its tasks wait, may have been committed without waiting
+ * for the disk by somebody who did not come to do so (append.c). So it waits for the disk itself, though it writes
+ * nothing: an append of tasks that wait by a message in its own transaction, one whose token is known by another
+ * call. */
 #include "store/postgres/sql.h"
 
 /* clang-format off */

@@ -7,32 +7,34 @@
  *     upkeep_last      whoever worked and ends empties what is all settled, whether it is in use or not: else those who
  *                      begin would read through it
  *
- * A segment is closed when it has become large, or old, and the other one is empty. Once as many positions are settled as
- * there are entries, it is looked whether that is so of each number that was drawn, for positions may have been noted
- * twice, or not be there (G1); what shares a number is there whole or not at all. Then it is emptied. What is left over
- * after a while moves to segment 0, in pieces: a copy of the entry goes there, and the old one is marked as settled. It is
- * left where it is as long as it is much, unless the other segment has become so large meanwhile that it must be emptied,
- * too. `segments` says how many positions must be settled before it is worth looking again; NULL: look.
+ * A segment is closed when it has become large, or old, and the other one is empty. Once as many positions are settled
+ * as there are entries, it is looked whether that is so of each number that was drawn, for positions may have been
+ * noted twice, or not be there (G1); what shares a number is there whole or not at all. Then it is emptied. What is
+ * left over after a while moves to segment 0, in pieces: a copy of the entry goes there, and the old one is marked as
+ * settled. It is left where it is as long as it is much, unless the other segment has become so large meanwhile that it
+ * must be emptied, too. `segments` says how many positions must be settled before it is worth looking again; NULL:
+ * look.
  *
  * Entries are counted under a lock that keeps appends out (there are none but those that read `state` before it was
- * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most, ten times. Whoever reads
- * meanwhile waits behind it as long, so there is a pause between two tries. Of the segment in use, which all appends go to,
- * there is one try, and that comes last, for the first lock is held to the end. A transaction that took the first lock
- * moves nothing: that needs locks of shards, which come before those of tables.
+ * closed), and nobody else; only then comes the exclusive one, for which it waits 20 ms at most, ten times. Whoever
+ * reads meanwhile waits behind it as long, so there is a pause between two tries. Of the segment in use, which all
+ * appends go to, there is one try, and that comes last, for the first lock is held to the end. A transaction that took
+ * the first lock moves nothing: that needs locks of shards, which come before those of tables.
  *
  * Where more is kept than may be, a round drops twenty times as much as usual: it has to read past all that stays.
  *
- * All of it needs a new snapshot for each statement, as begin_write demands: with one from before a lock was waited for,
- * what was put meanwhile would not be counted.
+ * All of it needs a new snapshot for each statement, as begin_write demands: with one from before a lock was waited
+ * for, what was put meanwhile would not be counted.
  *
  * Nothing of it is done by parallel workers, which the server would start anew for every round.
  *
- * left_rows says of rows of a segment how many of their tasks are not settled, by one join of two sets that carry no bytes
- * of tasks. It begins behind the last row that was seen (`segments` keeps it) and reads ten rows for each task that may move:
- * else, where much is left over, all of it would be read for every 2,000 tasks. The tables have no statistics, so with sorting
- * off the rows are found by index, and with all joins off but one by hashes no entry is compared with every position.
- * What moves at once is little, and of few shards, whose settles wait meanwhile: under their locks only the rows that were
- * chosen are looked at once more, by index (move_rows, which takes back what its caller has set). */
+ * left_rows says of rows of a segment how many of their tasks are not settled, by one join of two sets that carry no
+ * bytes of tasks. It begins behind the last row that was seen (`segments` keeps it) and reads ten rows for each task
+ * that may move: else, where much is left over, all of it would be read for every 2,000 tasks. The tables have no
+ * statistics, so with sorting off the rows are found by index, and with all joins off but one by hashes no entry is
+ * compared with every position. What moves at once is little, and of few shards, whose settles wait meanwhile: under
+ * their locks only the rows that were chosen are looked at once more, by index (move_rows, which takes back what its
+ * caller has set). */
 #include "store/postgres/sql.h"
 
 /* clang-format off */

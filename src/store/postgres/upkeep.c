@@ -1,8 +1,8 @@
 /* upkeep.c - a thread that takes away what is settled or has expired.
  *
- * Of all processes that have the store open, one does it at a time: whoever finds that it is time, and gets the advisory
- * lock. A round is one transaction of bounded size; as long as a round was full, the next follows at once. Nothing depends on when it comes:
- * what is settled or has expired is not shown anyway. */
+ * Of all processes that have the store open, one does it at a time: whoever finds that it is time, and gets the
+ * advisory lock. A round is one transaction of bounded size; as long as a round was full, the next follows at once.
+ * Nothing depends on when it comes: what is settled or has expired is not shown anyway. */
 #include "base/clock.h"
 #include "base/wait.h"
 #include "store/postgres/postgres.h"

@@ -1,18 +1,18 @@
 /* wait.c - being told of appends.
  *
- * One connection per handle, in a thread of its own that begins with the first wait, listens: it hears of every append, and
- * counts them by partition. What somebody has seen is that count, marked by its highest bit.
+ * One connection per handle, in a thread of its own that begins with the first wait, listens: it hears of every append,
+ * and counts them by partition. What somebody has seen is that count, marked by its highest bit.
  *
  * Who has not listened yet asks the database instead. The last positions of a partition's lines, added up, change with
- * every append to it: the sum is compared with what was seen, so nothing is missed. Where the two ways meet, what was seen
- * differs, and whoever waits looks once in vain.
+ * every append to it: the sum is compared with what was seen, so nothing is missed. Where the two ways meet, what was
+ * seen differs, and whoever waits looks once in vain.
  *
- * Every session that listens is woken by every append, whether anybody waits or not. So when notices come and nobody has
- * waited for a partition for a while, because all have enough to do, it stops listening until somebody waits again. Those
- * who wait for the inbox ask once each time meanwhile.
+ * Every session that listens is woken by every append, whether anybody waits or not. So when notices come and nobody
+ * has waited for a partition for a while, because all have enough to do, it stops listening until somebody waits again.
+ * Those who wait for the inbox ask once each time meanwhile.
  *
- * A pooler may take LISTEN and never deliver anything, or to others. So the listener does not try where there is one, and
- * proves that it hears its own NOTIFY; until then, and whenever that connection is gone, waiting compares every few
+ * A pooler may take LISTEN and never deliver anything, or to others. So the listener does not try where there is one,
+ * and proves that it hears its own NOTIFY; until then, and whenever that connection is gone, waiting compares every few
  * milliseconds, less and less often. A connection that died without a word is found out by keepalives (connect.c). */
 #include <fcntl.h>
 #include <poll.h>

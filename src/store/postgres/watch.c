@@ -1,9 +1,9 @@
 /* watch.c - a thread that finds out that the server is silent, so that who has other stores to see to is not held up.
  *
- * Of a store that is hasty only. A server, or a pooler, that was stopped looks no different from one that works on a call,
- * or waits for somebody's transaction. So when a call has waited for long, something small is asked on a connection of its
- * own. If anything comes back, be it a refusal, the call is waited for. If nothing does, what has waited is cut (links.c),
- * and other calls fail at once until something comes back.
+ * Of a store that is hasty only. A server, or a pooler, that was stopped looks no different from one that works on a
+ * call, or waits for somebody's transaction. So when a call has waited for long, something small is asked on a
+ * connection of its own. If anything comes back, be it a refusal, the call is waited for. If nothing does, what has
+ * waited is cut (links.c), and other calls fail at once until something comes back.
  *
  * While the store is opened nobody knows it yet, so nobody else can end what takes long there. */
 #include <poll.h>

@@ -4,17 +4,17 @@
  *
  *     append -> queue -> [thread: round: all that wait, an object per shard, put at the next number] -> done
  *
- * While a round is under way, later appends queue up and share the next one, so many producers of a process cost no more
- * requests than one. Rounds follow one another, so the order of calls is kept (S2).
+ * While a round is under way, later appends queue up and share the next one, so many producers of a process cost no
+ * more requests than one. Rounds follow one another, so the order of calls is kept (S2).
  *
- * A number that somebody else had first is answered 412: what stands there is read. If it bears our nonce it is our own, of
- * which the reply was lost; if it is a seal (seal.c), the part is refused; else the next number is tried, and after that
- * one the log is listed.
+ * A number that somebody else had first is answered 412: what stands there is read. If it bears our nonce it is our
+ * own, of which the reply was lost; if it is a seal (seal.c), the part is refused; else the next number is tried, and
+ * after that one the log is listed.
  *
- * An append to several shards of which one is sealed is refused before anything of it is written. Where that is found out too
- * late, because another process seals it just now, what was stored of it stays if it has a token: whoever asks shard by shard
- * with that token (queue/parts.c) learns what that is, and puts the rest elsewhere. Without a token nobody could ask; then
- * it is taken back, and what an owner has begun in that moment will be run again.
+ * An append to several shards of which one is sealed is refused before anything of it is written. Where that is found
+ * out too late, because another process seals it just now, what was stored of it stays if it has a token: whoever asks
+ * shard by shard with that token (queue/parts.c) learns what that is, and puts the rest elsewhere. Without a token
+ * nobody could ask; then it is taken back, and what an owner has begun in that moment will be run again.
  *
  * A1  A round has no more entries than an object may, so an append never stands in two objects of a shard: the second
  *     would be taken for a repeat of the first.

@@ -110,8 +110,8 @@ static kl_rc read_account(kl__s3 *s3, const char *listed, kl__s3_account *sum)
     return rc;
 }
 
-/* Names say when a process began. One that has run for long began before the days that are asked for, so all are listed,
- * and those read that were written since. */
+/* Names say when a process began. One that has run for long began before the days that are asked for, so all are
+ * listed, and those read that were written since. */
 kl_rc kl__s3_account_all(kl_store *store, int64_t days, kl__s3_account *ret_account)
 {
     if (store->engine != &kl__engine_s3)

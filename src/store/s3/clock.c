@@ -32,8 +32,8 @@ static void begin(kl__s3_clock *clock, int64_t offset)
     set_offset(clock, offset - own > JUMP_MS ? own : offset);
 }
 
-/* Dates are whole seconds, cut off: the greatest offset seen is the closest. It is forgotten after a while, for clocks that
- * drift or were wrong for a moment. */
+/* Dates are whole seconds, cut off: the greatest offset seen is the closest. It is forgotten after a while, for clocks
+ * that drift or were wrong for a moment. */
 void kl__s3_clock_learn(kl__s3_clock *clock, int64_t date_ms)
 {
     int64_t offset = date_ms - monotonic_ms();

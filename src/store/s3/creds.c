@@ -2,8 +2,8 @@
  *
  * In this order: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (with AWS_SESSION_TOKEN), then the profile AWS_PROFILE, or
  * `default`, of AWS_SHARED_CREDENTIALS_FILE, or ~/.aws/credentials. The region: the URL's, AWS_REGION,
- * AWS_DEFAULT_REGION, else us-east-1. The file is read again when the server takes the keys no more: whoever gets a token
- * for some hours writes the next one there. */
+ * AWS_DEFAULT_REGION, else us-east-1. The file is read again when the server takes the keys no more: whoever gets a
+ * token for some hours writes the next one there. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

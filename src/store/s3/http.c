@@ -4,12 +4,12 @@
  *
  *     send: list of new ones -> [thread: lines of writes and reads -> curl_multi] -> answered | waits to be sent again
  *
- * Only as many as there are connections are with curl, because its time-outs count from when it gets them. Writes go first:
- * a heartbeat does not wait for a backlog to be read.
+ * Only as many as there are connections are with curl, because its time-outs count from when it gets them. Writes go
+ * first: a heartbeat does not wait for a backlog to be read.
  *
- * What is sent again: whatever got no answer, 5xx, 429 and 409. A conditional write whose first reply was lost then meets
- * itself and is answered 412; callers look at what is there and tell their own by its nonce, so it is always safe to
- * send again. The wait doubles and is spread at random. */
+ * What is sent again: whatever got no answer, 5xx, 429 and 409. A conditional write whose first reply was lost then
+ * meets itself and is answered 412; callers look at what is there and tell their own by its nonce, so it is always safe
+ * to send again. The wait doubles and is spread at random. */
 #include "store/s3/http.h"
 
 #include <curl/curl.h>

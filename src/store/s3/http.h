@@ -94,8 +94,8 @@ KL_MUST_USE kl_rc kl__s3_send_each(kl__s3_http *http, kl__s3_request **requests,
 /* The server's clock in ms, as its answers tell; never stepping back. 0: no answer has come yet. */
 int64_t kl__s3_http_now(kl__s3_http *http);
 
-/* When (on the monotonic clock) the server's clock last turned out to have gone further than ours, which stands still while
- * a machine is suspended: what was known before that is older than it seems. 0: never. */
+/* When (on the monotonic clock) the server's clock last turned out to have gone further than ours, which stands still
+ * while a machine is suspended: what was known before that is older than it seems. 0: never. */
 int64_t kl__s3_http_jumped(kl__s3_http *http);
 
 /* How many requests were sent, repeats included, and how many bytes went out and came in. */

@@ -2,14 +2,14 @@
  *
  * From: work/worker_inbox.c, by way of the queue.  To: append.c; then the objects are deleted.
  *
- * A store that is opened with ?import=QUEUE takes them in as tasks of that queue: shard by shard in random order, a page
- * at a time, the oldest of a page (by when it was written) first. The payload is the object as it is; it has no key. What the
- * queue refuses is moved to index/refused/<uuid>.json.
+ * A store that is opened with ?import=QUEUE takes them in as tasks of that queue: shard by shard in random order, a
+ * page at a time, the oldest of a page (by when it was written) first. The payload is the object as it is; it has no
+ * key. What the queue refuses is moved to index/refused/<uuid>.json.
  *
  * I1  Where a task goes, and its id, follow from its UUID and from when its object was written (its partition the queue
- *     chooses, by the number that stands for the UUID); its token is the UUID. So whoever takes it in again, because another
- *     process does at the same time or because its object could not be deleted, appends it to the same shard, where it is
- *     known: while it waits, and for ten minutes. */
+ *     chooses, by the number that stands for the UUID); its token is the UUID. So whoever takes it in again, because
+ *     another process does at the same time or because its object could not be deleted, appends it to the same shard,
+ *     where it is known: while it waits, and for ten minutes. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -177,7 +177,8 @@ static kl_rc place(const kl__s3 *s3, const kl__s3_listed *item, const kl_token *
     return kl_id_pack(&layout, &parts, &entry->id);
 }
 
-/* Each by its own token, all in one go. Where not every object became a task nobody says which did: those have no token. */
+/* Each by its own token, all in one go. Where not every object became a task nobody says which did: those have no
+ * token. */
 static kl_rc append_all(struct import *import, const kl_taken *taken)
 {
     struct waiting waiting = {.left = taken->entry_count};

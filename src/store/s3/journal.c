@@ -3,8 +3,9 @@
  * From: refresh.c (objects that were read), settle.c (objects that were written).  To: replica.c's tasks; upkeep.c and
  * settle.c, for what they write.
  *
- * What is said of tasks that are not loaded yet stays with their object (replica.c). An object that cannot be understood, or
- * an item of one, stops its shard: nothing behind it may be taken for true, and no checkpoint may cover it. */
+ * What is said of tasks that are not loaded yet stays with their object (replica.c). An object that cannot be
+ * understood, or an item of one, stops its shard: nothing behind it may be taken for true, and no checkpoint may cover
+ * it. */
 #include <stdio.h>
 #include <stdlib.h>
 

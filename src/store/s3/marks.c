@@ -1,15 +1,16 @@
 /* marks.c - which lines of a shard are in use, beside the ordinary one.
  *
- * From: append.c (a task of another priority, or one that is due later).  To: special/<partition>/<shard>/<line>-<period>.
+ * From: append.c (a task of another priority, or one that is due later). To:
+ * special/<partition>/<shard>/<line>-<period>.
  *
- * Nobody is to read a million tasks to learn that none of them is urgent: whoever appends one that is leaves a mark first, in
- * each period (an hour) anew. The owner takes an old mark away when it has read all that was appended in its period, and the
- * line is empty or has a younger mark.
+ * Nobody is to read a million tasks to learn that none of them is urgent: whoever appends one that is leaves a mark
+ * first, in each period (an hour) anew. The owner takes an old mark away when it has read all that was appended in its
+ * period, and the line is empty or has a younger mark.
  *
- * M1  A task that stands in another line than the ordinary one was appended after a mark of its line, of that period or the one
- *     before.
- * M2  A mark is taken away only when two periods have passed since it was put: whatever was appended in reliance on it has
- *     arrived, or never will. */
+ * M1  A task that stands in another line than the ordinary one was appended after a mark of its line, of that period or
+ *     the one before.
+ * M2  A mark is taken away only when two periods have passed since it was put: whatever was appended in reliance on it
+ *     has arrived, or never will. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -75,7 +76,8 @@ static bool any_damaged(const kl__tree_node *node)
     return KL_CONTAINER(node, kl__s3_object, by_number)->damaged || any_damaged(node->left) || any_damaged(node->right);
 }
 
-/* Lines that have no task, of a shard of ours whose log has been read to where it ended not long ago. The mutex is held. */
+/* Lines that have no task, of a shard of ours whose log has been read to where it ended not long ago. The mutex is
+ * held. */
 static uint64_t empty_lines(kl__s3 *s3, const kl__s3_shard *shard)
 {
     const kl__memory_shard *lines = kl__memory_shard_of(s3->memory, shard->place);

@@ -1,7 +1,7 @@
 /* names.c - names of records as names of objects.
  *
- * Bytes outside [0-9A-Za-z._/-] are written as a sign and two hex digits; the sign is chosen so that the order of bytes is
- * kept. Names that would become too long are written in base32, behind "~~": they stand apart from the others. */
+ * Bytes outside [0-9A-Za-z._/-] are written as a sign and two hex digits; the sign is chosen so that the order of bytes
+ * is kept. Names that would become too long are written in base32, behind "~~": they stand apart from the others. */
 #include "store/s3/s3.h"
 
 enum { ENCODED_MAX = 700 };

@@ -2,8 +2,8 @@
  *
  * From: refresh.c, append.c.  To: the shards.
  *
- * A process that serves many shards looks at all of them by one listing of records, marks and tasks, the pulse, less and less
- * often while nothing comes. Where the bucket is too full for one page, shards are asked one by one. */
+ * A process that serves many shards looks at all of them by one listing of records, marks and tasks, the pulse, less
+ * and less often while nothing comes. Where the bucket is too full for one page, shards are asked one by one. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -112,8 +112,8 @@ static struct search begin_search(kl__s3 *s3, kl__s3_shard *shard)
     return search;
 }
 
-/* Behind the first page. Steps double while there is something behind them, and then halve: some twenty listings where a page
- * would not do. */
+/* Behind the first page. Steps double while there is something behind them, and then halve: some twenty listings where
+ * a page would not do. */
 static kl_rc end_search(kl__s3 *s3, struct search *search)
 {
     uint64_t step = 4096, highest = UINT64_MAX >> 20;
@@ -180,7 +180,8 @@ static kl__s3_partition *partition_named(kl__s3 *s3, const char *name, size_t le
     return NULL;
 }
 
-/* The shard that "<partition>/<shard>/..." is of, made if there is none; NULL: it is none of ours, or (*failed) no memory. */
+/* The shard that "<partition>/<shard>/..." is of, made if there is none; NULL: it is none of ours, or (*failed) no
+ * memory. */
 static kl__s3_shard *shard_named(kl__s3 *s3, const char *name, bool *failed)
 {
     const char *slash = strchr(name, '/');

@@ -2,14 +2,14 @@
  *
  *     records/<name>     {"keyline":1,"version":"...","expires_ms":...,"value":"..."}
  *
- * The version is a random number inside the object, so it is never used again, makes every ETag unique, and tells our own
- * write from another's when a reply was lost. A removed record stays as an object that says so: servers ignore If-Match on
- * DELETE, so nothing else is safe.
+ * The version is a random number inside the object, so it is never used again, makes every ETag unique, and tells our
+ * own write from another's when a reply was lost. A removed record stays as an object that says so: servers ignore
+ * If-Match on DELETE, so nothing else is safe.
  *
  * What is read over and over (a worker's looks at its queue) is answered from memory while the last look at the bucket
- * (refresh.c: the pulse) showed the same ETags; that look may be up to KL_S3_POLL_MAX_MS old when nothing happens. Whatever
- * was not asked for within POLLED_MS is asked of the server, and so is everything after a lost race. Lists may be LISTED_MS
- * old. What this process writes it sees at once. What nobody has used for a while is forgotten. */
+ * (refresh.c: the pulse) showed the same ETags; that look may be up to KL_S3_POLL_MAX_MS old when nothing happens.
+ * Whatever was not asked for within POLLED_MS is asked of the server, and so is everything after a lost race. Lists may
+ * be LISTED_MS old. What this process writes it sees at once. What nobody has used for a while is forgotten. */
 #include <stdio.h>
 #include <stdlib.h>
 

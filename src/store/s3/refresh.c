@@ -5,11 +5,11 @@
  *     index (once) -> journal objects, until there is no next one -> task objects, as many as are wanted
  *
  * Numbers have no gaps until objects are deleted, so the next object is asked for by its name: "there is none" is an
- * answer as good as a listing, and ten times cheaper. It holds only while nothing can have been deleted since the end was
- * last known (E1); after that a listing tells (pulse.c).
+ * answer as good as a listing, and ten times cheaper. It holds only while nothing can have been deleted since the end
+ * was last known (E1); after that a listing tells (pulse.c).
  *
- * The mutex is not held while requests are under way. What they bring is applied if it is still the next, and if the shard
- * was not cleared meanwhile: then its checkpoint comes first again. */
+ * The mutex is not held while requests are under way. What they bring is applied if it is still the next, and if the
+ * shard was not cleared meanwhile: then its checkpoint comes first again. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -211,8 +211,9 @@ static kl_rc take_journal(kl__s3 *s3, kl__s3_shard *shard, uint64_t number, cons
     return rc == KL_EDAMAGED ? KL_OK : rc;
 }
 
-/* Applies what came. *left: the shards that may have more, in front. *ret_unsure: a shard was cleared meanwhile; or where
- * it seems to end it was not known to end for so long that what follows may have been deleted. Its checkpoint tells. */
+/* Applies what came. *left: the shards that may have more, in front. *ret_unsure: a shard was cleared meanwhile; or
+ * where it seems to end it was not known to end for so long that what follows may have been deleted. Its checkpoint
+ * tells. */
 static kl_rc take_journals(kl__s3 *s3, const struct fetch *fetch, uint64_t wide, int64_t asked_ns,
                            kl__s3_shard **shards, size_t *left, bool *ret_unsure)
 {
@@ -462,8 +463,8 @@ static size_t keep_wanting(kl__s3 *s3, kl__s3_more *more, size_t count)
     return left;
 }
 
-/* Where the end is not known, objects are asked for one by one first: what is asked for beyond the end is paid for in vain,
- * and a busy queue of single tasks has some two or three new ones in a shard when it is looked at. */
+/* Where the end is not known, objects are asked for one by one first: what is asked for beyond the end is paid for in
+ * vain, and a busy queue of single tasks has some two or three new ones in a shard when it is looked at. */
 kl_rc kl__s3_extend(kl__s3 *s3, kl__s3_more *more, size_t count)
 {
     kl_rc rc = KL_OK;

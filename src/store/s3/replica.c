@@ -1,20 +1,23 @@
 /* replica.c - what the log of a shard's tasks says, applied to the memory engine's structures.
  *
- * From: refresh.c (objects that were read), append.c (objects that were written).  To: the calls. The journal is journal.c's.
+ * From: refresh.c (objects that were read), append.c (objects that were written). To: the calls. The journal is
+ * journal.c's.
  *
- * Objects of a log are applied in the order of their numbers, each once. Task objects may be behind the journal: what the
- * journal says of tasks that are not loaded yet is kept with their object, and heeded when it is. Applying may be broken
- * off for want of memory and begun again.
+ * Objects of a log are applied in the order of their numbers, each once. Task objects may be behind the journal: what
+ * the journal says of tasks that are not loaded yet is kept with their object, and heeded when it is. Applying may be
+ * broken off for want of memory and begun again.
  *
  * R1  A task waits in the replica exactly if its object is loaded and its pointer stands there.
- * R2  Of objects with the same token, or the same id while the first one waits, the one with the lower number counts. */
+ * R2  Of objects with the same token, or the same id while the first one waits, the one with the lower number
+ *     counts. */
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/hash.h"
 #include "store/s3/s3.h"
 
-/* What copies of strings of an object of so many bytes can take: no copy fails then, and what is not understood is damaged. */
+/* What copies of strings of an object of so many bytes can take: no copy fails then, and what is not understood is
+ * damaged. */
 bool kl__s3_reserve(kl_arena *arena, size_t bytes)
 {
     enum { FIELDS = 512 }; /* what a few strings are rounded up by */
@@ -150,8 +153,8 @@ bool kl__s3_has_token(kl__s3_shard *shard, const kl_token *value)
     return kl__memory_find_node(shard->tokens, &probe.by_value, less_token) != NULL;
 }
 
-/* Whether an earlier object bore the token; else it is remembered. The checkpoint has all tokens up to its number that are
- * young enough, and repeats of others are settled there. False: no memory. */
+/* Whether an earlier object bore the token; else it is remembered. The checkpoint has all tokens up to its number that
+ * are young enough, and repeats of others are settled there. False: no memory. */
 static bool meet_token(kl__s3_shard *shard, const kl_token *value, uint64_t number, int64_t at_ms, bool *ret_repeat)
 {
     kl__s3_token probe = {.token = *value};

@@ -23,14 +23,14 @@
  *     import.c    taking in what an object-per-task system left
  *     bill.c      how many requests it took
  *
- * E1  A number is used once: it is put if absent, and deleted only long after everybody who might still try it has had to
- *     look again (KL_S3_TRUST_MS < KL_S3_GRACE_MS).
+ * E1  A number is used once: it is put if absent, and deleted only long after everybody who might still try it has had
+ *     to look again (KL_S3_TRUST_MS < KL_S3_GRACE_MS).
  * E2  Replicas of a shard are equal once they have read the same logs: nothing in them depends on who reads, or when.
  * E3  A journal object that says epoch e was put by somebody who had read all before it, so no fence above e is among
  *     those. That is the fence.
  * E4  The newest object of a log is never deleted, so a listing always tells where it ends.
- * E5  A replica may be cleared at any time, to be read anew (kl__s3_shard_clear). Whoever answers from it makes sure that
- *     it was not cleared since it was brought up to date: half a shard looks like one that has no more.
+ * E5  A replica may be cleared at any time, to be read anew (kl__s3_shard_clear). Whoever answers from it makes sure
+ *     that it was not cleared since it was brought up to date: half a shard looks like one that has no more.
  * E6  Whoever knows the newest number of a log of tasks also knows whether it is a seal: nobody puts one behind it. */
 #ifndef KL_STORE_S3_H
 #define KL_STORE_S3_H
@@ -269,8 +269,8 @@ uint64_t kl__s3_nonce(void);
  * seemed free need not have been. */
 bool kl__s3_is_late(kl__s3 *s3, int64_t since_ns);
 
-/* As of when a log is known to end with what was put: now, unless the request has taken long (or the process stood still
- * meanwhile), so that others may have gone on. */
+/* As of when a log is known to end with what was put: now, unless the request has taken long (or the process stood
+ * still meanwhile), so that others may have gone on. */
 int64_t kl__s3_known_since(int64_t asked_ns);
 void kl__s3_log(const kl__s3 *s3, kl_log_level level, const char *format, ...) KL_PRINTF(3, 4);
 void kl__s3_shard_clear(kl__s3 *s3, kl__s3_shard *shard); /* as if nothing had been read; the mutex is held */
@@ -348,7 +348,8 @@ bool kl__s3_has_token(kl__s3_shard *shard, const kl_token *value);
 bool kl__s3_remember(kl__s3_shard *shard, const kl_token *value, uint64_t number, int64_t at_ms); /* false: no memory */
 void kl__s3_tokens_free(kl__s3_shard *shard);
 
-/* What copies of strings of an object of so many bytes can take: no copy fails then, and what is not understood is damaged. */
+/* What copies of strings of an object of so many bytes can take: no copy fails then, and what is not understood is
+ * damaged. */
 bool kl__s3_reserve(kl_arena *arena, size_t bytes);
 
 /* --- journal.c: what the journal says. The mutex is held. --- */
@@ -387,9 +388,9 @@ void kl__s3_put_run(kl__s3_text *text, uint64_t number, uint32_t from, uint32_t 
 
 /* --- refresh.c --- */
 
-/* Brings the journals of these shards up to date; shards that this process owns are taken as they are. KL_EBUSY: they were
- * cleared or the clock jumped again and again meanwhile. KL_EDAMAGED: some are broken (the sentence is of one of them), and all
- * others are up to date. */
+/* Brings the journals of these shards up to date; shards that this process owns are taken as they are. KL_EBUSY: they
+ * were cleared or the clock jumped again and again meanwhile. KL_EDAMAGED: some are broken (the sentence is of one of
+ * them), and all others are up to date. */
 kl_rc kl__s3_refresh(kl__s3 *s3, kl__s3_shard **shards, size_t count, bool owned_too);
 
 bool kl__s3_is_broken(kl__s3 *s3, const kl__s3_shard *shard);
@@ -450,8 +451,8 @@ bool kl__s3_read_mark(const char *name, kl__s3_mark *ret_mark); /* false: it is 
 bool kl__s3_mark_is_old(const kl__s3_mark *mark, int64_t now_ms);
 uint64_t kl__s3_lines_of(const kl__s3_shard *shard); /* that have a mark, a bit each; the mutex is held */
 
-/* Of these lines, those that this process has to mark before it appends to them; the name of such a mark (NULL: no memory);
- * it is there. */
+/* Of these lines, those that this process has to mark before it appends to them; the name of such a mark (NULL: no
+ * memory); it is there. */
 uint64_t kl__s3_unmarked(kl__s3 *s3, kl__s3_shard *shard, uint64_t lines);
 char *kl__s3_mark_name(kl__s3 *s3, const kl__s3_shard *shard, unsigned line);
 void kl__s3_note_marked(kl__s3 *s3, kl__s3_shard *shard, unsigned line);
@@ -492,9 +493,9 @@ typedef struct kl__s3_tried {
 void kl__s3_tried_renew(kl__s3_tried *tried); /* what nobody has asked for for a while goes */
 void kl__s3_tried_free(kl__s3_tried *tried);
 
-/* What is to be said to an append whose shards are all made. KL_OK: none of them is sealed, or those that are have their part
- * from an earlier try, and there[i] is set for their entries. KL_ESEALED: one of them has not, and never will. KL_EBUSY and
- * other errors: it is not known. */
+/* What is to be said to an append whose shards are all made. KL_OK: none of them is sealed, or those that are have
+ * their part from an earlier try, and there[i] is set for their entries. KL_ESEALED: one of them has not, and never
+ * will. KL_EBUSY and other errors: it is not known. */
 kl_rc kl__s3_judge_sealed(kl__s3 *s3, kl__s3_tried *tried, const kl_append *append, bool *there);
 kl_rc kl__s3_fail_sealed(size_t entry, kl_place place); /* KL_ESEALED, with its sentence */
 
@@ -525,7 +526,8 @@ typedef struct kl__s3_document {
     char etag[KL_S3_ETAG_BYTES];
 } kl__s3_document;
 kl_rc kl__s3_document_get(kl__s3 *s3, const char *name, kl_arena *arena, kl__s3_document *ret_document);
-/* Over what `old` says (version 0: over nothing, or over its etag if it has one). KL_ECONFLICT: something else is there. */
+/* Over what `old` says (version 0: over nothing, or over its etag if it has one). KL_ECONFLICT: something else is
+ * there. */
 kl_rc kl__s3_document_put(kl__s3 *s3, const char *name, const kl__s3_document *old, const kl__s3_document *new_,
                           char ret_etag[KL_S3_ETAG_BYTES]);
 

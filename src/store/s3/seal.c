@@ -3,8 +3,8 @@
  * From: settle.c (a fence that seals).  To: tasks/<partition>/<shard>/<number>.json, the last of its log.
  *
  * A seal is a task object like any other, at the next number, that says that nothing follows. Whoever wants that number
- * finds it taken, and learns from a listing or from the object itself that it is a seal (E6). So an append was put before
- * the seal, or is refused; there is nothing in between.
+ * finds it taken, and learns from a listing or from the object itself that it is a seal (E6). So an append was put
+ * before the seal, or is refused; there is nothing in between.
  *
  * An append to several shards is refused whole, unless one of them turns out to be sealed when others have their part
  * (append.c): within one process that does not happen, because seals wait for the round to end. */

@@ -1,8 +1,8 @@
 /* selftest.c - can this server keep our promises? Asked before anything is written.
  *
  * Everything rests on two conditions: put if there is none of this name, and put over this ETag and no other. A server
- * that ignores them would let two owners settle one task, so it is refused, never worked around. What was found out stands
- * in keyline.json, and is asked again only when the store is reached by another address. */
+ * that ignores them would let two owners settle one task, so it is refused, never worked around. What was found out
+ * stands in keyline.json, and is asked again only when the store is reached by another address. */
 #include <stdio.h>
 
 #include "store/s3/s3.h"

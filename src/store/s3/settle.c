@@ -5,8 +5,9 @@
  *     read the journal to its end -> write what follows from that -> put it at the next number
  *                 ^------------------------ 412: somebody was first ------+
  *
- * Whoever puts a number has read all before it, so a settle whose epoch was fenced off never gets one (E3). A shard that
- * this process owns needs no reading first: if its journal has gone on, the number is taken, and that is found out. */
+ * Whoever puts a number has read all before it, so a settle whose epoch was fenced off never gets one (E3). A shard
+ * that this process owns needs no reading first: if its journal has gone on, the number is taken, and that is found
+ * out. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -477,7 +478,8 @@ static void send_all(kl__s3 *s3, kl__s3_request *requests, struct commit **chose
     }
 }
 
-/* Commits all, of which everything has been read. Each says itself what came of it, unless the call fails as a whole. */
+/* Commits all, of which everything has been read. Each says itself what came of it, unless the call fails as a
+ * whole. */
 static kl_rc commit_all(kl__s3 *s3, struct commit *commits, size_t count)
 {
     kl__s3_request *requests = kl__alloc_zeroed(count ? count : 1, sizeof *requests);

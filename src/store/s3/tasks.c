@@ -1,8 +1,9 @@
 /* tasks.c - looking: scan, read, counts, wait, and what is finished.
  *
- * Each call brings the replica as far as it needs (refresh.c) and then asks the memory engine. A shard whose log is long
- * is read only as far as the answer reaches: lines other than the ordinary one are marked (special/), so that nobody reads a
- * million tasks to learn that none of them is urgent. A look under which a replica was cleared is made again (E5). */
+ * Each call brings the replica as far as it needs (refresh.c) and then asks the memory engine. A shard whose log is
+ * long is read only as far as the answer reaches: lines other than the ordinary one are marked (special/), so that
+ * nobody reads a million tasks to learn that none of them is urgent. A look under which a replica was cleared is made
+ * again (E5). */
 #include <stdlib.h>
 
 #include "base/layout.h"
@@ -15,7 +16,8 @@ enum { FIRST_WANT = 16, LOOKS_MAX = 16, READ_STEP = 64, DUE_STEP = 64 };
 
 typedef kl_rc look_fn(kl__s3 *s3, void *ctx);
 
-/* Looks, until nothing was cleared meanwhile: what is seen of a replica that is read anew may be half of what is there. */
+/* Looks, until nothing was cleared meanwhile: what is seen of a replica that is read anew may be half of what is
+ * there. */
 static kl_rc look_whole(kl__s3 *s3, look_fn *look, void *ctx)
 {
     for (int i = 0; i < LOOKS_MAX; i++) {
@@ -122,8 +124,9 @@ static bool look_open(kl__s3 *s3, struct look *look, const kl_scan *scans, size_
     return good;
 }
 
-/* Whether the due line is not shown this time. All of the log is to be read for it, which may take minutes: what is ready is
- * not to wait for that, so it is read in pieces, one a look. Where the ready lines show all there is, it has been read. */
+/* Whether the due line is not shown this time. All of the log is to be read for it, which may take minutes: what is
+ * ready is not to wait for that, so it is read in pieces, one a look. Where the ready lines show all there is, it has
+ * been read. */
 static bool waits(const struct look *look, const kl_scan *scan, const kl__s3_shard *shard)
 {
     return look->mixed && scan->line == KL_LINE_DUE && !shard->ended &&
@@ -158,8 +161,8 @@ static void end_due(kl__s3 *s3, const struct look *look)
     kl__memory_leave(s3->memory);
 }
 
-/* Whether more of the log could show more of the line. The due line is ordered by time, not by number: the last object may
- * have its first task. */
+/* Whether more of the log could show more of the line. The due line is ordered by time, not by number: the last object
+ * may have its first task. */
 static kl_rc line_goes_on(kl__s3 *s3, const struct look *look, const kl_scan *scan, const kl__s3_shard *shard,
                           bool *ret_on)
 {
@@ -330,7 +333,8 @@ static bool is_counted(const struct counting *counting, const kl__s3_shard *shar
 
 static bool has_waiting(const kl_counts *counts) { return counts->ready + counts->due + counts->retry > 0; }
 
-/* A worker looks at the bucket less often when nothing happens: that there is nothing it knows only of what is sealed. */
+/* A worker looks at the bucket less often when nothing happens: that there is nothing it knows only of what is
+ * sealed. */
 static bool is_surely_empty(kl__s3 *s3, const kl__s3_partition *partition)
 {
     bool sure = true;
@@ -521,8 +525,8 @@ static bool all_ended(kl__s3 *s3, const struct shards *shards)
     return all;
 }
 
-/* Some are not in memory: what waits is read on for them, then what is kept, then the rest of what waits, until they are
- * found. */
+/* Some are not in memory: what waits is read on for them, then what is kept, then the rest of what waits, until they
+ * are found. */
 static kl_rc read_further(kl__s3 *s3, struct reading *reading)
 {
     struct shards shards = {0};

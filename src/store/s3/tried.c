@@ -2,13 +2,14 @@
  *
  * From: append.c (an append that meets a seal).
  *
- * An append to several shards whose reply was lost is made again, under the same token. If some of its shards have been sealed
- * in between, each of those has its part from the earlier try, or never will: so if all of them have it the rest is written,
- * and if one has not, the append is refused. What is there of it stays: an owner may have run it. Whoever asks shard by shard,
- * with the same token, learns what that is (KL_STORE_ATOMIC_APPEND is not among what this store can).
+ * An append to several shards whose reply was lost is made again, under the same token. If some of its shards have been
+ * sealed in between, each of those has its part from the earlier try, or never will: so if all of them have it the rest
+ * is written, and if one has not, the append is refused. What is there of it stays: an owner may have run it. Whoever
+ * asks shard by shard, with the same token, learns what that is (KL_STORE_ATOMIC_APPEND is not among what this store
+ * can).
  *
- * Tokens last ten minutes, so the log of a shard is read backwards from its end, as far as that; what the checkpoint and the
- * replica know of it is not read again. */
+ * Tokens last ten minutes, so the log of a shard is read backwards from its end, as far as that; what the checkpoint
+ * and the replica know of it is not read again. */
 #include <stdio.h>
 #include <stdlib.h>
 

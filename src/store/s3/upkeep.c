@@ -2,11 +2,12 @@
  *
  * From: settle.c, and time.  To: index/, done/, dead/.
  *
- *     kept tasks -> done/ and dead/ -> index (if nobody else was first) -> much later: objects that it covers are deleted
+ *     kept tasks -> done/ and dead/ -> index (if nobody else was first) -> much later: objects that it covers are
+ *     deleted
  *
  * None of it is needed for the promises: a shard without a checkpoint is read from its logs. What a checkpoint says is
- * what the journal says up to its number, whoever writes it; it is put over the one that was read, so it never goes back.
- * Deletes are by name, without conditions: nothing that is deleted is ever looked for again (E1, E4). */
+ * what the journal says up to its number, whoever writes it; it is put over the one that was read, so it never goes
+ * back. Deletes are by name, without conditions: nothing that is deleted is ever looked for again (E1, E4). */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -385,8 +386,8 @@ kl_rc kl__s3_checkpoint(kl__s3 *s3, kl__s3_shard *shard)
 
 /* --- Deleting --- */
 
-/* What is to be deleted, and what the shard will be like when it is. Until that is certain nothing is forgotten: an index
- * that says nothing of a settled object that is still there would let its tasks wait again. */
+/* What is to be deleted, and what the shard will be like when it is. Until that is certain nothing is forgotten: an
+ * index that says nothing of a settled object that is still there would let its tasks wait again. */
 struct doomed {
     char **names;
     uint64_t *dead; /* numbers of task objects that go although older ones do not */
@@ -488,8 +489,8 @@ static kl_rc sweep(kl__s3 *s3, kl__s3_shard *shard)
 
 /* --- The thread --- */
 
-/* What this process writes it also clears away, after a while without writes for the last time; unless somebody else has
- * written since, who does. */
+/* What this process writes it also clears away, after a while without writes for the last time; unless somebody else
+ * has written since, who does. */
 bool kl__s3_wants_checkpoint(const kl__s3 *s3, const kl__s3_shard *shard)
 {
     uint64_t behind = shard->journal > shard->checkpoint ? shard->journal - shard->checkpoint : 0;
@@ -497,7 +498,8 @@ bool kl__s3_wants_checkpoint(const kl__s3 *s3, const kl__s3_shard *shard)
            (behind >= s3->checkpoint_every || is_over(shard->written_ns, IDLE_MS));
 }
 
-/* Nobody has looked at it for a while, and it is not ours: what was read of it, for the sake of one task perhaps, goes (E5). */
+/* Nobody has looked at it for a while, and it is not ours: what was read of it, for the sake of one task perhaps, goes
+ * (E5). */
 static void drop_unused(kl__s3 *s3, kl__s3_shard *shard)
 {
     int64_t unused_ms = s3->grace_ms < KEPT_MS ? s3->grace_ms : KEPT_MS;
@@ -508,9 +510,9 @@ static void drop_unused(kl__s3 *s3, kl__s3_shard *shard)
     kl__memory_leave(s3->memory);
 }
 
-/* What a process that only looks has read, and will not be asked for: objects of which nothing waits, up to the first that
- * has something. What the journal says of finished tasks is in archives by now; it cannot be told how much of it, so all
- * of the shard is read anew from its checkpoint (E5), unless somebody asks for finished tasks. */
+/* What a process that only looks has read, and will not be asked for: objects of which nothing waits, up to the first
+ * that has something. What the journal says of finished tasks is in archives by now; it cannot be told how much of it,
+ * so all of the shard is read anew from its checkpoint (E5), unless somebody asks for finished tasks. */
 static void trim_looked_at(kl__s3 *s3, kl__s3_shard *shard)
 {
     kl__memory_enter(s3->memory);

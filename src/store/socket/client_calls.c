@@ -2,9 +2,9 @@
  *
  * From: shared.c.  To: client.c.
  *
- * Each call takes a link, writes its request, has it made, reads the answer into the caller's arrays and arena, and gives
- * the link back. What is larger than a frame goes in several. Which calls may be made twice, unseen by the caller, is
- * decided here, in each (N3). */
+ * Each call takes a link, writes its request, has it made, reads the answer into the caller's arrays and arena, and
+ * gives the link back. What is larger than a frame goes in several. Which calls may be made twice, unseen by the
+ * caller, is decided here, in each (N3). */
 #include "base/clock.h"
 #include "store/socket/client.h"
 

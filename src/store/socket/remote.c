@@ -2,13 +2,13 @@
  *
  * From: store.c.  To: client.c, whose connections are made here.
  *
- * A connection is an HTTP request, GET /v1/store with Upgrade: keyline-store and the token, which the server answers with
- * 101; from then on both sides speak as over the socket of a data directory. So every command works on a server as it
- * does on a directory. libcurl makes the connection (names, TLS, certificates). A plain one is used as it is; for TLS a
- * thread carries the bytes between libcurl and a pair of sockets.
+ * A connection is an HTTP request, GET /v1/store with Upgrade: keyline-store and the token, which the server answers
+ * with 101; from then on both sides speak as over the socket of a data directory. So every command works on a server as
+ * it does on a directory. libcurl makes the connection (names, TLS, certificates). A plain one is used as it is; for
+ * TLS a thread carries the bytes between libcurl and a pair of sockets.
  *
- * Partition numbers are the store's and outlast a server: before it answers 101, a server gets to know those of all queues,
- * so that a client may go on after a restart. */
+ * Partition numbers are the store's and outlast a server: before it answers 101, a server gets to know those of all
+ * queues, so that a client may go on after a restart. */
 #include <curl/curl.h>
 #include <errno.h>
 #include <fcntl.h>

@@ -589,8 +589,9 @@ static kl_rc serve_any(kl__serving *serving, const kl__frame *request)
     return call < KL_WIRE_CALLS ? services[call].serve(serving, &in) : refuse();
 }
 
-/* An answer that is too long for a frame or for memory, after a call that was made: KL_ENOMEM would say that nothing was
- * changed, so the connection is ended instead, and the client knows that it does not know. The frame stays failed. */
+/* An answer that is too long for a frame or for memory, after a call that was made: KL_ENOMEM would say that nothing
+ * was changed, so the connection is ended instead, and the client knows that it does not know. The frame stays
+ * failed. */
 void kl__serve(kl__serving *serving, const kl__frame *request)
 {
     uint8_t call = kl__frame_call(request);

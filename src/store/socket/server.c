@@ -6,8 +6,8 @@
  *
  * A thread for each connection, because the calls of a store wait: for a sync, for work. There are as many connections
  * as clients have calls under way at once, or had, and at most KL_CONNECTIONS_MAX; others wait in the listener's queue.
- * While some do, connections without a call are closed, the longest idle first. One that is adopted takes the place of such
- * a one at once, while that is still closing.
+ * While some do, connections without a call are closed, the longest idle first. One that is adopted takes the place of
+ * such a one at once, while that is still closing.
  *
  * V1  A connection is in the list from before its thread starts until the thread was joined; its descriptor is closed
  *     after that, so whoever has the mutex may shut it down.
@@ -174,7 +174,8 @@ static void join_all(struct connection *ended)
 
 /* ---- Listening ---- */
 
-/* Closes the connection that has been idle longest, if one has been for IDLE_MS; false: none has. With the mutex held. */
+/* Closes the connection that has been idle longest, if one has been for IDLE_MS; false: none has. With the mutex
+ * held. */
 static bool close_idle(kl__server *server)
 {
     struct connection *idlest = NULL;

@@ -37,13 +37,13 @@ kl_rc kl__server_start(kl_store *store, uint64_t identity, const char *dir, kl__
 /* One that listens nowhere: connections are handed to it. Stopped like the other. KL_ENOMEM. */
 kl_rc kl__server_open(kl_store *store, uint64_t identity, kl__server **ret_server);
 
-/* Serves a connection that was made elsewhere, and of which nothing was read; the descriptor is the server's now. Where there
- * are KL_CONNECTIONS_MAX already, the one that has been idle longest is closed for it, or it is itself, if all are at work.
- * `whose` is for kl__server_cut. Any thread. */
+/* Serves a connection that was made elsewhere, and of which nothing was read; the descriptor is the server's now. Where
+ * there are KL_CONNECTIONS_MAX already, the one that has been idle longest is closed for it, or it is itself, if all
+ * are at work. `whose` is for kl__server_cut. Any thread. */
 void kl__server_adopt(kl__server *server, int fd, const void *whose);
 
-/* Is told, on the connection's own thread, when an adopted connection has ended, and whose it was. To be said before any is
- * adopted. */
+/* Is told, on the connection's own thread, when an adopted connection has ended, and whose it was. To be said before
+ * any is adopted. */
 typedef void kl__left_fn(void *ctx, const void *whose);
 void kl__server_on_left(kl__server *server, kl__left_fn *left, void *ctx);
 
@@ -70,7 +70,8 @@ void kl__server_cut(kl__server *server, kl__may_stay_fn *may_stay, void *ctx);
 void kl__server_end(kl__server *server);
 void kl__server_stop(kl__server *server);
 
-/* A host at the other end that is gone without a word is noticed within a minute. For TCP; nothing happens to others. */
+/* A host at the other end that is gone without a word is noticed within a minute. For TCP; nothing happens to
+ * others. */
 void kl__socket_notice_silence(int fd);
 
 /* ---- client.c ---- */
@@ -85,8 +86,8 @@ typedef struct kl__client kl__client;
  * holds it now. KL_EBUSY: no, or not known; try again. Else it is hopeless. */
 typedef kl_rc kl__absent_fn(void *ctx);
 
-/* A client of whoever holds the directory. `dir` stays the caller's, and there; it may change while no call is under way.
- * absent NULL: KL_EBUSY. KL_ENOMEM. */
+/* A client of whoever holds the directory. `dir` stays the caller's, and there; it may change while no call is under
+ * way. absent NULL: KL_EBUSY. KL_ENOMEM. */
 kl_rc kl__client_open(const char *dir, kl__absent_fn *absent, void *ctx, kl__client **ret_client);
 
 /* Connects in another way than by the socket in `dir`, which then only stands in sentences. KL_OK with a descriptor;
@@ -100,8 +101,8 @@ void kl__client_close(kl__client *client); /* NULL is fine */
  * stands there than the first time. */
 kl_rc kl__client_connect(kl__client *client);
 
-/* The identity of the store that it reached first; 0: none yet, or not known. Is this that one? KL_ESYSTEM: it is not, or
- * its `partitions` are fewer than callers have the numbers of. */
+/* The identity of the store that it reached first; 0: none yet, or not known. Is this that one? KL_ESYSTEM: it is not,
+ * or its `partitions` are fewer than callers have the numbers of. */
 uint64_t kl__client_identity(const kl__client *client);
 kl_rc kl__client_recognise(kl__client *client, uint64_t identity, uint32_t partitions);
 

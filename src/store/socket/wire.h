@@ -67,7 +67,8 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "numbers are copied as
 enum { KL_WIRE_VERSION = 3, KL_WIRE_MAGIC = 0x534c4b21, KL_FRAME_HEAD = 16, KL_ANSWER_HEAD = 8 };
 
 /* The largest frame: 65,536 entries of 68 bytes and their 8 MiB are 12.3 MiB; 65,536 tasks that are read, at 108 bytes,
- * with 8 MiB are 14.8 MiB; parts (W3) have 8 MiB and the one that passed it (2.2 MiB); KL_STUBS_MAX stubs of 50 bytes are 12.5 MiB. */
+ * with 8 MiB are 14.8 MiB; parts (W3) have 8 MiB and the one that passed it (2.2 MiB); KL_STUBS_MAX stubs of 50 bytes
+ * are 12.5 MiB. */
 #define KL_FRAME_BYTES_MAX (24u << 20)
 
 /* Of one frame's scans together. A client asks for more in several frames. */
@@ -162,7 +163,8 @@ void kl__out_record(kl__out *out, const kl_record *record, bool with_name);
 
 /* ---- Reading ---- */
 
-/* What is left of a body. Once something did not fit, everything reads as zero. Bytes that are read lie in the frame. */
+/* What is left of a body. Once something did not fit, everything reads as zero. Bytes that are read lie in the
+ * frame. */
 typedef struct kl__in {
     const uint8_t *at, *end;
     bool bad;
