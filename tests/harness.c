@@ -62,8 +62,15 @@ uint64_t test_seed(void)
 uint64_t test_ops(uint64_t normal)
 {
     const char *asked = getenv("KL_TEST_OPS");
-    if (asked && *asked)
-        return strtoull(asked, NULL, 10);
+    if (asked && *asked) {
+        char *end;
+        uint64_t ops = strtoull(asked, &end, 10);
+        if (*end || ops == 0) {
+            fprintf(stderr, "KL_TEST_OPS is '%s'; give it a number from 1\n", asked);
+            exit(2);
+        }
+        return ops;
+    }
     return SANITIZED ? normal / SANITIZED_SLOWDOWN : normal;
 }
 

@@ -111,10 +111,16 @@ kl_rc kl__exec_opts_complete(const kl_exec_opts *given, kl_exec_opts *ret_opts)
     if (!base_given && opts.backoff_base_ms > opts.backoff_max_ms)
         opts.backoff_base_ms = opts.backoff_max_ms;
     if (opts.backoff_base_ms > opts.backoff_max_ms)
-        return kl__fail(KL_EINVAL, "backoff_base_ms (%lld) is above backoff_max_ms (%lld); lower it or raise the other",
+        return kl__fail(KL_EINVAL,
+                        "backoff_base_ms (%lld, KEYLINE_EXEC_BACKOFF_BASE) is above backoff_max_ms (%lld, "
+                        "KEYLINE_EXEC_BACKOFF_MAX); "
+                        "lower it or raise the other",
                         (long long)opts.backoff_base_ms, (long long)opts.backoff_max_ms);
     if (opts.shards * opts.shard_capacity > KL_EXEC_PLACES_MAX)
-        return kl__fail(KL_EINVAL, "shards (%lld) times shard_capacity (%lld) may be %d at most; lower one of them",
+        return kl__fail(KL_EINVAL,
+                        "shards (%lld, KEYLINE_EXEC_SHARDS) times shard_capacity (%lld, KEYLINE_EXEC_SHARD_CAPACITY) "
+                        "may be %d at most; "
+                        "lower one of them",
                         (long long)opts.shards, (long long)opts.shard_capacity, KL_EXEC_PLACES_MAX);
     *ret_opts = opts;
     return KL_OK;

@@ -584,14 +584,29 @@ static void set_replacing(kl__exec_thread *thread, bool replacing)
     pthread_cond_broadcast(&thread->exec->all_ended);
 }
 
+/* Without the park mutex meanwhile: the caller's function may call anything. */
+static void tell_no_thread(kl_exec *exec, int error)
+{
+    pthread_mutex_unlock(&exec->park_mutex);
+    kl__exec_log(exec, KL_LOG_ERROR,
+                 "no thread can be started in its place (%s), so there is one less until it can; raise the limit of "
+                 "threads",
+                 strerror(error));
+    pthread_mutex_lock(&exec->park_mutex);
+}
+
 /* Starts another thread in this one's place, unless nothing is left to do. Under the park mutex. */
 static void replace(kl__exec_thread *thread)
 {
     kl_exec *exec = thread->exec;
     pthread_t id;
+    int error = 0, told = 0;
     pthread_sigmask(SIG_SETMASK, &exec->signals, NULL); /* which the other gets; the task may have had its own */
-    while (!(thread->gone = finished(exec)) && pthread_create(&id, NULL, kl__thread_main, thread) != 0)
+    while (!(thread->gone = finished(exec)) && (error = pthread_create(&id, NULL, kl__thread_main, thread)) != 0) {
+        if (!told)
+            tell_no_thread(exec, told = error);
         kl__cond_wait(&thread->wake, &exec->park_mutex, kl__monotonic_ns() + REPLACE_WAIT_NS); /* nothing else helps */
+    }
     if (!thread->gone)
         thread->id = id;
 }
@@ -620,7 +635,7 @@ static void thread_ended(void *argument)
         pthread_mutex_unlock(&shard->mutex);
     }
     set_brisk(thread, false);
-    kl__exec_log(exec, KL_LOG_ERROR, "a task ended its thread; starting another");
+    kl__exec_log(exec, KL_LOG_ERROR, "a task ended its thread; another takes its place");
     pthread_detach(pthread_self());
     pthread_mutex_lock(&exec->park_mutex);
     replace(thread);

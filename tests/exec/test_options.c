@@ -96,7 +96,8 @@ TEST(a_setting_out_of_range_is_refused_by_name)
         {{.attempts_max = KL_EXEC_ATTEMPTS_MAX + 1}, "attempts_max"},
         {{.backoff_base_ms = -1}, "backoff_base_ms"},
         {{.backoff_max_ms = KL_EXEC_WAIT_MS_MAX + 1}, "backoff_max_ms"},
-        {{.backoff_base_ms = 300, .backoff_max_ms = 200}, "backoff_base_ms (300) is above backoff_max_ms (200)"},
+        {{.backoff_base_ms = 300, .backoff_max_ms = 200},
+         "backoff_base_ms (300, KEYLINE_EXEC_BACKOFF_BASE) is above backoff_max_ms (200, "},
     };
     for (size_t i = 0; i < COUNT(wrong); i++) {
         kl_exec *exec = NULL;
@@ -124,7 +125,7 @@ TEST(more_places_than_a_machine_may_have_are_refused_by_both_names)
     kl_exec *exec = NULL;
     kl_exec_opts opts = OPTS(.shards = KL_EXEC_SHARDS_MAX, .shard_capacity = KL_EXEC_SHARD_CAPACITY_MAX);
     CHECK_INT(kl_exec_open(&opts, &exec), KL_EINVAL);
-    CHECK_CONTAINS(kl_error_text(), "shards (256) times shard_capacity (16777216)");
+    CHECK_CONTAINS(kl_error_text(), "shards (256, KEYLINE_EXEC_SHARDS) times shard_capacity (16777216, ");
     CHECK(exec == NULL);
 }
 

@@ -76,6 +76,13 @@ static int run_mutants(uint64_t seeds)
     return escaped > 0;
 }
 
+static bool parse_number(const char *text, uint64_t *ret_number)
+{
+    char *end;
+    *ret_number = strtoull(text, &end, 10);
+    return *text >= '0' && *text <= '9' && *end == '\0' && *ret_number > 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *mutant = NULL;
@@ -91,9 +98,8 @@ int main(int argc, char **argv)
         trace = at++ > 0;
     else if (argc > at && strcmp(argv[at], "--seeds") == 0)
         many = at++ > 0;
-    if (argc <= at)
+    uint64_t number, operations = OPERATIONS;
+    if (argc <= at || !parse_number(argv[at], &number) || (argc > at + 1 && !parse_number(argv[at + 1], &operations)))
         return usage();
-    uint64_t number = strtoull(argv[at], NULL, 10);
-    uint64_t operations = argc > at + 1 ? strtoull(argv[at + 1], NULL, 10) : OPERATIONS;
     return many ? run_many(number, operations, mutant) : run_one(number, operations, mutant, trace);
 }
