@@ -11,6 +11,7 @@
 #include "base/base.h"
 #include "net/problems.h"
 #include "net/server.h"
+#include "store/quick.h"
 
 #define PROBLEM_TYPE "application/problem+json"
 
@@ -181,6 +182,10 @@ void kl__reply_rc(kl__exchange *exchange, kl_rc rc)
 {
     char detail[KL_DETAIL_BYTES];
     snprintf(detail, sizeof detail, "%s", *kl_error_text() ? kl_error_text() : kl_rc_text(rc));
+    if (rc == KL_EBUSY && kl__store_is_away(exchange->api->store)) {
+        answer_problem(exchange, 503, "not-ready", detail, 1);
+        return;
+    }
     for (size_t i = 0; i < sizeof codes / sizeof *codes; i++) {
         if (codes[i].rc != rc)
             continue;

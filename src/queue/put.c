@@ -55,6 +55,12 @@ bool kl__put_again(kl_rc rc, uint32_t tries)
     return true;
 }
 
+/* Where a test has its own time, calls take none. */
+bool kl__put_took_long(int64_t began_ns)
+{
+    return atomic_load(&sleeper) == sleep_really && kl__monotonic_ns() - began_ns > KL_PUT_LONG_MS * INT64_C(1000000);
+}
+
 /* --- Appending --- */
 
 uint16_t kl__group_hash(kl_bytes group)

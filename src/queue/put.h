@@ -9,11 +9,13 @@
 #ifndef KL_QUEUE_PUT_H
 #define KL_QUEUE_PUT_H
 
+#include "base/clock.h"
 #include "queue/inside.h"
 
 enum {
     KL_PUT_FEW = 16,         /* tasks for which a call takes no memory */
     KL_PUT_LAYOUT_TRIES = 8, /* layouts that may be opened one after the other while a call looks for its place */
+    KL_PUT_LONG_MS = 2000,   /* of such calls altogether: none is made after that */
     KL_PUT_STORE_TRIES = 8,  /* calls of a store that says: not just now */
 };
 
@@ -125,13 +127,17 @@ kl_rc kl__put_refresh(kl__put_call *call);
 /* Whether a store's call is to be made once more, after a little wait; `tries` counts from 0. */
 bool kl__put_again(kl_rc rc, uint32_t tries);
 
-/* Makes a store's call, several times when it says: not just now. */
+/* Whether calls of a store that were begun then have taken long by now: it has been patient itself. */
+bool kl__put_took_long(int64_t began_ns);
+
+/* Makes a store's call, several times when it says soon: not just now. */
 #define KL_ASK(rc, call)                                                                                               \
     do {                                                                                                               \
         uint32_t tries_ = 0;                                                                                           \
+        int64_t began_ns_ = kl__monotonic_ns();                                                                        \
         do                                                                                                             \
             (rc) = (call);                                                                                             \
-        while (kl__put_again(rc, tries_++));                                                                           \
+        while ((rc) == KL_EBUSY && !kl__put_took_long(began_ns_) && kl__put_again(rc, tries_++));                      \
     } while (0)
 
 /* Waits, in tests by their own means: NULL makes the thread sleep again. */

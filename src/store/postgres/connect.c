@@ -122,6 +122,8 @@ static kl_rc refuse(kl__pg *pg, const PGconn *conn, enum end end)
             "the server wants a password, and there is none (%.*s); supply a password in ~/.pgpass, in PGPASSWORD "
             "or in the URL",
             length, said);
+    if (!state && (strncmp(said, "invalid integer value", 21) == 0 || strncmp(said, "invalid port number", 19) == 0))
+        return kl__fail(denied, "the URL of the database is wrong: %.*s", length, said);
     if (!state)
         return kl__fail(KL_EBUSY,
                         "the database is not to be reached; see that the server runs and that the URL names its host "

@@ -365,7 +365,8 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows, const char *state,
     kl_rc rc = code_of(state);
     if (rc == KL_ESEALED || begins(state, "KL003"))
         return kl__fail(rc, "%s", text);
-    return kl__fail(rc, "the database refused (%s): %.*s", state, kl__pg_length(text), text);
+    const char *remedy = begins(state, "42501") ? "; GRANT the role that owns the schema to this user" : "";
+    return kl__fail(rc, "the database refused (%s): %.*s%s", state, kl__pg_length(text), text, remedy);
 }
 
 /* --- Calls --- */

@@ -56,8 +56,15 @@ static kl_rc refuse(const PGconn *conn, const PGresult *rows)
                         (int)strcspn(text, "\n"), text);
     if (state && strcmp(state, "25006") == 0)
         return kl__pg_fail_read_only(text);
-    return kl__fail(PQstatus(conn) == CONNECTION_OK ? KL_ESYSTEM : KL_EBUSY,
-                    "the schema of the store is not to be made or read: %.*s", (int)strcspn(text, "\n"), text);
+    if (strstr(text, "statement pooling mode"))
+        return kl__fail(KL_EINVAL,
+                        "the pooler works in statement mode, and a store needs transactions: set its pool_mode to "
+                        "transaction, or name the server itself in the URL");
+    if (PQstatus(conn) != CONNECTION_OK)
+        return kl__fail(KL_EBUSY, "the connection was lost while the schema was looked at (%.*s); try again",
+                        (int)strcspn(text, "\n"), text);
+    return kl__fail(KL_ESYSTEM, "the schema of the store is not to be made or read: %.*s", (int)strcspn(text, "\n"),
+                    text);
 }
 
 static kl_rc run(kl__pg *pg, PGconn *conn, const char *sql)
