@@ -231,7 +231,9 @@ static inline bool kl__lane_has_signs(const kl__lane_signs *signs, uint32_t hash
 /* The first two, without a branch: one in 800 other keys has them. */
 static inline bool kl__lane_has_two_signs(const kl__lane_signs *signs, uint32_t hash)
 {
-    return kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0)) & kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1));
+    bool first = kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0));
+    bool second = kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1));
+    return (unsigned)first & (unsigned)second;
 }
 
 static inline bool kl__lane_signs_any(const kl__lane_signs *signs)
