@@ -39,7 +39,7 @@ static bool says(kl_bytes value, const char *word)
 {
     char quoted[32];
     int length = snprintf(quoted, sizeof quoted, "\"%s\"", word);
-    return memmem(value.data, value.len, quoted, (size_t)length) != NULL;
+    return value.len > 0 && memmem(value.data, value.len, quoted, (size_t)length) != NULL;
 }
 
 static kl_rc fail_busy(void) { return kl__fail(KL_EBUSY, "the store is busy"); }
