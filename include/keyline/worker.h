@@ -116,6 +116,7 @@ typedef struct kl_worker_info {
     uint64_t halted;   /* failed for good and hold their keys until somebody acts, since the start */
     uint64_t unserved; /* tasks of its shards whose kind it has no handler for, of those that it has read */
     uint64_t refused;  /* outcomes that came too late: another worker owns the shard */
+    int64_t broken_ms; /* so long has a store failed for good (KL_CLASS_FATAL) and taken no outcome, or 0 */
 } kl_worker_info;
 
 /* Counters, as of now. */

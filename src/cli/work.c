@@ -30,7 +30,7 @@ typedef struct work_opts {
     int64_t until_empty, verbose, progress;
 } work_opts;
 
-enum { TICK_MS = 50 };
+enum { TICK_MS = 50, BROKEN_MS = 5000 };
 
 struct job {
     kl__call *call;
@@ -45,6 +45,7 @@ struct job {
     bool shows;                    /* how far it is, on a terminal */
     int64_t began_ns, shown_ns;
     uint64_t cancelled; /* before the first signal */
+    bool broken;        /* the store is of no more use */
     bool away;          /* a partition's store was, at the end, */
     bool untold;        /* and for that or another reason it is not known what is left */
 };
@@ -371,10 +372,19 @@ static void take_signal(struct job *job, int number)
     }
 }
 
+/* A store that fails for good must be opened again, and on disk this process keeps others from doing so. */
+static bool is_broken(struct job *job)
+{
+    job->broken |= kl_worker_show(job->worker).broken_ms >= BROKEN_MS;
+    if (job->broken)
+        say(job, "ends, for the store is of no more use until it is opened again; see to it, and start this again");
+    return job->broken;
+}
+
 /* Until it has ended or somebody has lost patience. */
 static void wait_for_end(struct job *job)
 {
-    while (!job->last_signal && kl_worker_wait(job->worker, TICK_MS) != KL_OK) {
+    while (!job->last_signal && kl_worker_wait(job->worker, TICK_MS) != KL_OK && !is_broken(job)) {
         int number = next_signal(job);
         if (number)
             take_signal(job, number);
@@ -409,6 +419,8 @@ static int finish(struct job *job)
         return status;
     if (job->last_signal)
         return KL_EXIT_SIGNAL + job->last_signal;
+    if (job->broken)
+        return KL_EXIT_FAILURE;
     if (job->away)
         return KL_EXIT_AGAIN;
     return job->opts->until_empty && info.dead + info.halted > 0 ? KL_EXIT_FAILURE : KL_EXIT_OK;
@@ -510,7 +522,9 @@ const kl__command kl__work_command = {
              "\n"
              "The first SIGINT, SIGTERM or SIGHUP lets running tasks end, hands the shards to others\n"
              "and exits with 0. The second ends running tasks, which costs them no attempt, and exits\n"
-             "with 128 and the signal's number. Any number of workers may work on a queue.\n",
+             "with 128 and the signal's number. Any number of workers may work on a queue. When its store\n"
+             "fails for good, as a disk does whose sync has failed, a worker ends with 1 after five\n"
+             "seconds, so that whoever starts it again opens the store again.\n",
     .arguments = arguments,
     .options = options,
     .values_size = sizeof(work_opts),

@@ -592,6 +592,8 @@ kl_worker_info kl_worker_show(kl_worker *worker)
         info.unserved += kl__pump_unserved(pump);
         info.refused += counts.refused;
     }
+    if (worker->broken_ns)
+        info.broken_ms = (kl__monotonic_ns() - worker->broken_ns) / 1000000;
     pthread_mutex_unlock(&worker->mutex);
     return info;
 }

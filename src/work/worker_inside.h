@@ -116,7 +116,8 @@ struct kl_worker {
     bool closing;             /* threads go home */
     _Atomic(bool) abandoning; /* what runs is asked to stop */
     int64_t stopping_ns;
-    uint32_t failing; /* bits: what failed when it was last done */
+    uint32_t failing;  /* bits: what failed when it was last done */
+    int64_t broken_ns; /* since then a store fails for good, and none has taken an outcome; 0: none does */
     kl__told told;
     kl__giver giver; /* all NULL: there is none, and it runs tasks itself */
 };

@@ -28,6 +28,8 @@ void kl__worker_failed(kl_worker *worker, kl__doing doing, kl_rc rc)
     if (is_told(worker))
         return;
     worker->failing |= 1u << doing;
+    if (kl_rc_class(rc) == KL_CLASS_FATAL && worker->broken_ns == 0)
+        worker->broken_ns = kl__monotonic_ns();
     if (kl__told_failure(&worker->told, &words, rc, kl_error_text(), kl__monotonic_ns(), text))
         kl__worker_log(worker, KL_LOG_ERROR, text);
 }
@@ -39,6 +41,8 @@ void kl__worker_recovered(kl_worker *worker, kl__doing doing)
     if (worker->stopping)
         return;
     worker->failing &= ~(1u << doing);
+    if (worker->failing == 0 || doing == KL_DOING_SETTLE)
+        worker->broken_ns = 0;
     if (worker->failing == 0 && kl__told_success(&worker->told, &words, kl__monotonic_ns(), text))
         kl__worker_log(worker, KL_LOG_WARN, text);
 }
