@@ -1,5 +1,6 @@
 /* test_metrics.c - metrics in Prometheus text, and the log. */
 #include <ctype.h>
+#include <errno.h>
 #include <stdlib.h>
 
 #include "exec/support.h"
@@ -404,6 +405,20 @@ TEST(a_drain_is_logged_once_however_often_it_is_called)
     CHECK_INT(kl_exec_abort(exec), KL_OK);
     CHECK_INT(kl_exec_drain(exec, 0), KL_OK); /* there is nothing left to drain */
     CHECK_STR(journal_text(), "");
+    kl_exec_close(exec);
+}
+
+TEST(that_no_thread_can_be_had_in_the_place_of_one_that_ended_is_logged_once)
+{
+    struct script ends = {.name = "t", .plan = "ed", .after_ms = 1};
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .log = keep_log, .log_ctx = ""));
+    REQUIRE(exec != NULL);
+    fail_threads(0, 3, EAGAIN);
+    submit_script(exec, "k", &ends, NULL);
+    AWAIT(tasks_live(exec) == 0);
+    fail_threads(0, 0, 0);
+    const char *told = strstr(journal_text(), "no thread can be started in its place (");
+    CHECK(told && !strstr(told + 1, "no thread"));
     kl_exec_close(exec);
 }
 
