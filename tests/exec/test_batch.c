@@ -67,9 +67,11 @@ TEST(what_a_plain_batch_waits_for_room_with_follows_what_found_some_at_once)
         kl_exec *exec =
             open_exec(OPTS(.threads = 2, .shards = 3, .shard_capacity = capacity, .submit_timeout_ms = KL_FOREVER));
         REQUIRE(exec != NULL);
+        size_t taken = 0;
         journal_clear();
         memset(ids, 0, sizeof ids);
-        CHECK_INT(kl_exec_submit_batch(exec, batch, BATCH_TASKS, ids, NULL), KL_OK);
+        CHECK_INT(kl_exec_submit_batch(exec, batch, BATCH_TASKS, ids, &taken), KL_OK);
+        CHECK_INT(taken, BATCH_TASKS);
         for (int i = 0; i < BATCH_TASKS; i++)
             CHECK(ids[i] != 0);
         CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
@@ -82,6 +84,7 @@ TEST(a_wrong_task_has_its_batch_refused_whole_wherever_it_stands)
 {
     enum { TASKS = 200 };
     static const size_t places[] = {0, 63, 64, 127, 128, TASKS - 1}; /* at the borders of chunks */
+    const kl_exec_task_opts *right = TASK(.priority = 1);
     kl_exec_task batch[TASKS];
     kl_exec_id ids[TASKS];
     kl_exec *exec = open_exec(OPTS(.threads = 1));
@@ -91,7 +94,7 @@ TEST(a_wrong_task_has_its_batch_refused_whole_wherever_it_stands)
             size_t taken = 7;
             memset(ids, 7, sizeof ids);
             for (size_t i = 0; i < count; i++)
-                batch[i] = (kl_exec_task){kl_str("k"), i == places[p] ? NULL : note, "ran", NULL};
+                batch[i] = (kl_exec_task){kl_str("k"), i == places[p] ? NULL : note, "ran", count % 2 ? right : NULL};
             CHECK_INT(kl_exec_submit_batch(exec, batch, count, ids, &taken), KL_EINVAL);
             CHECK_INT(taken, 0);
             for (size_t i = 0; i < count; i++)
