@@ -7,6 +7,8 @@
  * W1  A task that starts while another of its key is running is an overlap.
  * W2  A task that starts when other than its predecessors have ended is an order violation.
  * W3  Every task ends once: done, dead, or given up by a stop. */
+#include "base/clock.h"
+#include "base/random.h"
 #include "cli/cli.h"
 #include "cli/demo.h"
 
@@ -61,13 +63,6 @@ struct kl__demo {
     uint32_t held_most;
 };
 
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 * NS_PER_MS + now.tv_nsec;
-}
-
 /* --- The watch --- */
 
 void kl__demo_watch_enter(kl__demo_watch *watch, uint32_t number)
@@ -102,7 +97,7 @@ static void note_failure(kl__demo *demo)
     if (atomic_fetch_add(&demo->failures, 1) != 0)
         return;
     atomic_store(&demo->others_at_failed, atomic_load(&demo->others_ended));
-    atomic_store(&demo->failed_ns, now_ns());
+    atomic_store(&demo->failed_ns, kl__monotonic_ns());
 }
 
 static kl_outcome work(kl_run *run, void *ctx)
@@ -138,7 +133,7 @@ static void note_end(void *ctx, const kl_exec_end *end)
     struct task *task = ctx;
     kl__demo *demo = task->demo;
     struct key *key = &demo->keys[task->key];
-    int64_t now = now_ns();
+    int64_t now = kl__monotonic_ns();
     if (is_bad(task)) {
         atomic_store(&demo->others_at_unblocked, atomic_load(&demo->others_ended));
         atomic_store(&demo->unblocked_ns, now);
@@ -154,15 +149,6 @@ static void note_end(void *ctx, const kl_exec_end *end)
 
 /* --- Start and stop --- */
 
-/* One step of SplitMix64. */
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 /* From a quarter to seven quarters of a mean that fills the time. With many threads the time cannot be filled: c-13 has
  * to do its tasks one by one after its release, so a task takes at most a hundredth of it. */
 static void prepare(kl__demo *demo, const kl__demo_opts *opts)
@@ -171,13 +157,13 @@ static void prepare(kl__demo *demo, const kl__demo_opts *opts)
     int64_t mean_us = opts->seconds * US_PER_S / KL_DEMO_TOTAL * demo->threads * 9 / 10;
     if (mean_us > opts->seconds * US_PER_S / 100)
         mean_us = opts->seconds * US_PER_S / 100;
-    demo->start_ns = now_ns();
+    demo->start_ns = kl__monotonic_ns();
     for (uint32_t i = 0; i < KL_DEMO_KEYS; i++) {
         snprintf(demo->keys[i].name, KL_DEMO_NAME_BYTES, "c-%02u", (unsigned)(i + 1) % 100);
         demo->keys[i].last_end_ns = demo->start_ns;
     }
     for (uint32_t i = 0; i < KL_DEMO_TOTAL; i++) {
-        int64_t duration_us = mean_us / 4 + (int64_t)(next_random(&random) % (uint64_t)(mean_us * 3 / 2));
+        int64_t duration_us = mean_us / 4 + (int64_t)kl__random_below(&random, (uint64_t)(mean_us * 3 / 2));
         demo->tasks[i] = (struct task){demo, i % KL_DEMO_KEYS, i / KL_DEMO_KEYS, duration_us};
     }
 }
@@ -322,7 +308,7 @@ static void steer(kl__demo *demo, const kl__demo_look *look)
     if (look->phase == KL_DEMO_BLOCKED &&
         atomic_load(&demo->others_ended) >= KL_DEMO_OTHERS * KL_DEMO_TASKS * RELEASE_PERCENT / 100) {
         atomic_store(&demo->gateway_back, true);
-        atomic_store(&demo->released_ns, now_ns());
+        atomic_store(&demo->released_ns, kl__monotonic_ns());
     }
     /* At each look, because an attempt that was under way may yet fail. */
     if (atomic_load(&demo->gateway_back) && look->cells[KL_DEMO_BAD_KEY].state == KL_DEMO_RETRYING)
@@ -331,7 +317,7 @@ static void steer(kl__demo *demo, const kl__demo_look *look)
 
 void kl__demo_look_at(kl__demo *demo, kl__demo_look *ret_look)
 {
-    int64_t now = now_ns();
+    int64_t now = kl__monotonic_ns();
     kl__demo_look look = {.elapsed_ms = (now - demo->start_ns) / NS_PER_MS,
                           .failures = atomic_load(&demo->failures),
                           .done = atomic_load(&demo->done),
