@@ -41,14 +41,14 @@ struct stuck {
 
 /* --- Answers that still hold --- */
 
-kl_rc kl__told_open(kl__told *told, uint32_t capacity)
+kl_rc kl__answers_open(kl__answer_table *table, uint32_t capacity)
 {
     uint32_t keys = KL_ANSWERS;
     while (keys < capacity && keys < KEYS_TOLD_MAX)
         keys *= 2;
-    told->mask = keys / KL_ANSWERS - 1;
-    told->buckets = kl__alloc_aligned(KL_CACHE_LINE, told->mask + 1, sizeof *told->buckets);
-    return told->buckets ? KL_OK : KL_ENOMEM;
+    table->mask = keys / KL_ANSWERS - 1;
+    table->buckets = kl__alloc_aligned(KL_CACHE_LINE, table->mask + 1, sizeof *table->buckets);
+    return table->buckets ? KL_OK : KL_ENOMEM;
 }
 
 /* What stands for a refusal of the key since the last change. Like the stores, it tells keys apart by 64 bits. */
@@ -63,7 +63,7 @@ static uint64_t admitted_mark(const kl__shard *shard, uint64_t hash) { return ~r
 /* The marks in a cache line: keys that share a place would undo each other's. */
 static kl__answers *bucket_of(const kl__shard *shard, uint64_t hash)
 {
-    return &shard->told.buckets[hash & shard->told.mask];
+    return &shard->answers.buckets[hash & shard->answers.mask];
 }
 
 /* Where in the bucket the mark is, or KL_ANSWERS. */
@@ -119,10 +119,10 @@ static void note_admitted(kl__shard *shard, const struct stuck *stuck, uint64_t 
 }
 
 /* With the mutex held: the shard is about to be shut, and those who were refused are to be told that instead. */
-void kl__told_forget(kl__shard *shard)
+void kl__answers_forget(kl__shard *shard)
 {
-    for (uint64_t i = 0; i < (shard->told.mask + 1) * KL_ANSWERS; i++)
-        atomic_store_explicit(&shard->told.buckets[i / KL_ANSWERS].marks[i % KL_ANSWERS], 0, memory_order_relaxed);
+    for (uint64_t i = 0; i < (shard->answers.mask + 1) * KL_ANSWERS; i++)
+        atomic_store_explicit(&shard->answers.buckets[i / KL_ANSWERS].marks[i % KL_ANSWERS], 0, memory_order_relaxed);
 }
 
 /* --- Admitting --- */

@@ -123,10 +123,10 @@ typedef struct kl__answers {
     uint32_t next;                       /* which is overwritten next; under the shard's mutex */
 } kl__answers;
 
-typedef struct kl__told {
+typedef struct kl__answer_table {
     kl__answers *buckets;
     uint64_t mask; /* of their number */
-} kl__told;
+} kl__answer_table;
 
 typedef struct kl__shard {
     /* This line hardly ever changes. */
@@ -136,7 +136,7 @@ typedef struct kl__shard {
     uint32_t task_count;
     uint32_t index;
     const kl__lane_signs *signs; /* of the lanes: which keys may be blocked */
-    kl__told told;
+    kl__answer_table answers;
     kl__inbox inbox;
     alignas(KL_CACHE_LINE) pthread_mutex_t mutex; /* guards what follows and the lanes; its holder owns the inbox */
     kl__tree_node *deadlines;
@@ -338,8 +338,8 @@ kl_rc kl__shard_fail_full(kl__shard *shard);
 kl_rc kl__shard_fail_refused(kl__shard *shard, kl_bytes key, bool blocked);
 uint64_t kl__shard_full_count(kl__shard *shard); /* how often */
 
-void kl__told_forget(kl__shard *shard);
-KL_MUST_USE kl_rc kl__told_open(kl__told *told, uint32_t capacity); /* KL_ENOMEM, without a sentence */
+void kl__answers_forget(kl__shard *shard);
+KL_MUST_USE kl_rc kl__answers_open(kl__answer_table *table, uint32_t capacity); /* KL_ENOMEM, without a sentence */
 
 /* thread.c */
 void *kl__thread_main(void *thread);

@@ -55,7 +55,7 @@ kl_rc kl__shard_open(kl__shard *shard, kl_exec *exec, uint32_t index)
     shard->task_count = count_tasks(capacity);
     shard->tasks = kl__alloc_aligned(KL_CACHE_LINE, shard->task_count, sizeof *shard->tasks);
     shard->lanes = kl__lanes_open();
-    if (!shard->tasks || !shard->lanes || kl__told_open(&shard->told, capacity) != KL_OK) {
+    if (!shard->tasks || !shard->lanes || kl__answers_open(&shard->answers, capacity) != KL_OK) {
         kl__inbox_close(&shard->inbox);
         kl__free(shard->tasks);
         kl__lanes_close(shard->lanes);
@@ -77,7 +77,7 @@ void kl__shard_close(kl__shard *shard)
     pthread_mutex_destroy(&shard->mutex);
     kl__lanes_close(shard->lanes);
     kl__free(shard->tasks);
-    kl__free(shard->told.buckets);
+    kl__free(shard->answers.buckets);
     kl__inbox_close(&shard->inbox);
 }
 

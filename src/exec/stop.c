@@ -46,7 +46,7 @@ static void stop_shards(kl_exec *exec)
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[i];
         pthread_mutex_lock(&shard->mutex);
-        kl__told_forget(shard); /* first: who is refused after that sees that it is shut */
+        kl__answers_forget(shard); /* first: who is refused after that sees that it is shut */
         kl__inbox_shut(&shard->inbox);
         pthread_cond_broadcast(&shard->room); /* those who wait for room wait in vain */
         if (atomic_load(&exec->phase) == KL_EXEC_ABORTING)
