@@ -240,7 +240,7 @@ KL_API KL_MUST_USE kl_rc kl_exec_key_drain(kl_exec *exec, kl_bytes key, uint64_t
 KL_API kl_exec_id kl_run_id(const kl_run *run);
 KL_API kl_bytes kl_run_key(const kl_run *run);     /* lasts as long as the run */
 KL_API uint32_t kl_run_attempt(const kl_run *run); /* 1 for the first */
-KL_API bool kl_run_cancelled(const kl_run *run); /* somebody cancelled the task or its deadline passed: better return */
+KL_API bool kl_run_cancelled(const kl_run *run);   /* cancelled, past its deadline, or aborted: better return */
 KL_API void kl_run_error(kl_run *run, const char *format, ...) KL_PRINTF(2, 3); /* why it fails, for the report */
 KL_API void kl_run_retry_after(kl_run *run, int64_t delay_ms); /* instead of the back-off, if KL_RETRY is returned */
 
@@ -255,8 +255,8 @@ KL_API KL_MUST_USE kl_rc kl_exec_drain(kl_exec *exec, int64_t wait_ms);
  * waits for them (inside a task or a report: does not wait and returns KL_EBUSY). No retry follows. */
 KL_API kl_rc kl_exec_abort(kl_exec *exec);
 
-/* Aborts unless already stopped, then frees everything. No other call may be under way or follow. Not from inside a
- * task or a report. NULL is fine. */
+/* Aborts unless everything has ended, also where a drain was begun inside a task, then frees everything. No other call
+ * may be under way or follow. Not from inside a task or a report. NULL is fine. */
 KL_API void kl_exec_close(kl_exec *exec);
 
 /* Metrics in Prometheus text, labelled by shard. Writes at most size bytes with a terminator, and says the length of
