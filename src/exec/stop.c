@@ -59,13 +59,13 @@ static void stop_shards(kl_exec *exec)
     kl__exec_wake_all(exec);
 }
 
-/* False: until_ns came first. */
+/* False: until_ns came first. Looks once more then: the end may have come while we were waiting for a core. */
 static bool wait_for_end(kl_exec *exec, int64_t until_ns)
 {
-    bool ended;
+    bool ended, in_time = true;
     pthread_mutex_lock(&exec->park_mutex);
-    while (!(ended = kl__exec_all_ended(exec)) && kl__cond_wait(&exec->all_ended, &exec->park_mutex, until_ns))
-        ;
+    while (!(ended = kl__exec_all_ended(exec)) && in_time)
+        in_time = kl__cond_wait(&exec->all_ended, &exec->park_mutex, until_ns);
     pthread_mutex_unlock(&exec->park_mutex);
     return ended;
 }

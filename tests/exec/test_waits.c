@@ -1,5 +1,5 @@
-/* test_waits.c - how long a submit or a batch waits for room, and for whose: in a time of the test's own, so that a
- * wait takes exactly as long as it says. */
+/* test_waits.c - how long a submit or a batch waits for room, and for whose, and a drain for the end: in a time of the
+ * test's own, so that a wait takes exactly as long as it says. */
 #include <stdlib.h>
 
 #include "exec/support.h"
@@ -390,4 +390,30 @@ TEST(who_has_waited_for_a_blocked_key_waits_for_room_only_for_the_rest_of_his_ti
     CHECK(!kl_exec_last_full().blocked);
     gate_open(&gate);
     kl_exec_close(exec);
+}
+
+/* --- The end --- */
+
+struct last_task {
+    kl_exec *exec;
+    struct gate gate;
+};
+
+static void end_last_task(void *ctx)
+{
+    struct last_task *last = ctx;
+    gate_open(&last->gate);
+    AWAIT(kl__exec_all_ended(last->exec));
+}
+
+TEST(a_drain_whose_last_task_ends_just_as_its_time_passes_has_given_up_nothing)
+{
+    struct last_task last = {.exec = open_frozen(OPTS(.threads = 1)), .gate = GATE};
+    REQUIRE(last.exec != NULL);
+    submit(last.exec, "k", hold, &last.gate, NULL);
+    gate_await(&last.gate, 1);
+    start_own_time((struct own_time){.meanwhile = end_last_task, .ctx = &last});
+    CHECK_INT(kl_exec_drain(last.exec, 50), KL_OK);
+    own_time.is_on = false;
+    kl_exec_close(last.exec);
 }
