@@ -84,7 +84,7 @@ static bool lane_valid(const kl__lanes *lanes, const kl__lane *lane)
           (lane->wake_ms <= lanes->now_ms && lane->state == KL_LANE_RETRYING);
     ok &= (lane->state == KL_LANE_READY) == on_list(lanes, lane);                                           /* L3, L4 */
     ok &= lane->state != KL_LANE_READY || lane->ready_priority == first->mark.priority;                     /* L4 */
-    ok &= lane->resting || lane->entry.tasks > 0 || lane->odd & ODD_PAUSED || crowd;                        /* L5 */
+    ok &= crowd ? !lane->resting : lane->resting || lane->entry.tasks > 0 || lane->odd & ODD_PAUSED;        /* L5 */
     ok &= lane->wake_ms == wake_time(lane, (kl__lane_state)lane->state);                                    /* L6 */
     ok &= !lane->head || (lane->head->lane == lane && !crowd);                                              /* L1 */
     ok &= lane->later_count == tree_size(lane->later, later_less, &ok) && lane->stuck == count_stuck(lane); /* L8 */

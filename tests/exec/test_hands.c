@@ -758,10 +758,10 @@ static void take_noting(kl_exec *exec, const kl_exec_task *tasks, size_t count)
     atomic_store(&on_take, NULL);
 }
 
-static kl_outcome take_60_ms(kl_run *run, void *ctx)
+static kl_outcome take_100_ms(kl_run *run, void *ctx)
 {
     (void)run;
-    pass_ms(ctx, 60);
+    pass_ms(ctx, 100);
     return KL_DONE;
 }
 
@@ -775,7 +775,7 @@ TEST(after_one_that_took_long_tasks_are_taken_one_by_one_until_they_have_proved_
     grow_hands(exec);
     for (int i = 0; i < 2 * KEYS; i++) {
         snprintf(keys[i % KEYS], sizeof keys[0], "%d", i % KEYS);
-        tasks[i] = (kl_exec_task){kl_str(keys[i % KEYS]), i == 3 ? take_60_ms : nothing, exec, NULL};
+        tasks[i] = (kl_exec_task){kl_str(keys[i % KEYS]), i == 3 ? take_100_ms : nothing, exec, NULL};
     }
     take_noting(exec, tasks, COUNT(tasks));
     CHECK_STR(journal_text(), "10 1 2 4 3");
@@ -799,7 +799,7 @@ TEST(after_one_that_is_taken_alone_hands_grow_again)
     kl_exec_close(exec);
 }
 
-/* Runs that took between these times, of all that there were. */
+/* Runs that took more than the one and up to the other, of all that there were. */
 static void check_runs(kl_exec *exec, uint64_t short_ones, uint64_t of_50_to_100_ms)
 {
     enum { TO_100_MS = 6 };
@@ -817,7 +817,7 @@ TEST(of_the_tasks_of_a_hand_the_one_that_took_long_is_told_from_the_others)
     REQUIRE(exec != NULL);
     grow_hands(exec);
     check_runs(exec, 8, 0);
-    deal(exec, (struct hand_task[]){{nothing, NULL}, {take_60_ms, exec}, {nothing, NULL}, {nothing, NULL}}, 4, NULL);
+    deal(exec, (struct hand_task[]){{nothing, NULL}, {take_100_ms, exec}, {nothing, NULL}, {nothing, NULL}}, 4, NULL);
     AWAIT(tasks_live(exec) == 0);
     check_runs(exec, 8 + 1 + 3, 1);
     kl_exec_close(exec);
