@@ -142,6 +142,7 @@ bool kl__lanes_valid(const kl__lanes *lanes)
         }
     }
     keys[KL_LANE_IDLE] = 0;
+    ok &= lanes->table.mask >= lanes->table.buckets - 1 && lanes->table.mask / 2 < lanes->table.buckets - 1;
     ok &= entries == lanes->table.entries && all + lanes->crowd.entry.tasks == lanes->tasks;
     ok &= timers == tree_size(lanes->timers, timer_less, &ok);
     ok &= lanes->next_due == (lanes->timers ? lane_of(kl__tree_first(lanes->timers))->wake_ms : KL_NEVER);
