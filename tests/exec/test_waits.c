@@ -392,6 +392,42 @@ TEST(who_has_waited_for_a_blocked_key_waits_for_room_only_for_the_rest_of_his_ti
     kl_exec_close(exec);
 }
 
+/* --- Being woken --- */
+
+/* Who waits looks up from time to time, by a clock that is an hour ahead here. */
+static void submit_for_ever(void *exec)
+{
+    start_own_time((struct own_time){.waits_really = true});
+    kl_rc rc = kl_exec_submit(exec, kl_str("w"), nothing, NULL, TASK(.submit_timeout_ms = KL_FOREVER), NULL);
+    journal_add("%s", kl_rc_name(rc));
+}
+
+static bool somebody_waits(kl__shard *shard)
+{
+    pthread_mutex_lock(&shard->mutex);
+    bool waits = shard->waiting > 0;
+    pthread_mutex_unlock(&shard->mutex);
+    return waits;
+}
+
+TEST(who_waits_for_room_is_woken_when_the_last_task_ends)
+{
+    struct gate gate = GATE;
+    struct helper waiter;
+    kl_exec *exec = open_exec(OPTS(.threads = 1, .shard_capacity = 1));
+    REQUIRE(exec != NULL);
+    submit(exec, "k", hold, &gate, NULL);
+    gate_await(&gate, 1);
+    helper_start(&waiter, submit_for_ever, exec);
+    AWAIT(somebody_waits(&exec->shards[0]));
+    gate_open(&gate);
+    journal_await(1);
+    CHECK_STR(journal_text(), "KL_OK");
+    CHECK_INT(kl_exec_abort(exec), KL_OK);
+    helper_join(&waiter); /* before close: no call may be under way */
+    kl_exec_close(exec);
+}
+
 /* --- The end --- */
 
 struct last_task {
