@@ -105,7 +105,7 @@ kl__lane *kl__lanes_lane_giving(kl__lanes *lanes, char **far, size_t len, uint32
 void kl__lanes_add(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task, int64_t now_ms);
 
 /* The same as adding and then taking the task, but shorter. False: it would not have been the one to be taken, or not
- * at once; nothing has happened. Its priority must be 0 and it must be due. */
+ * at once, or it has a priority, and others may come in before it; nothing has happened. It must be due. */
 bool kl__lanes_start(kl__lanes *lanes, kl__lane *lane, kl__lane_task *task);
 
 /* The same for a task that has started before, in another process: it holds its key until it ends, and is ready when

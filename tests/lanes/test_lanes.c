@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "harness.h"
+#include "lanes/keytable.h"
 
 enum { TASKS_MAX = 64 };
 
@@ -642,4 +643,23 @@ TEST(a_key_is_found_among_many_whatever_its_length_and_hash)
     }
     CHECK_INT(kl__lanes_counts(s.lanes).keys[KL_LANE_PAUSED], KEYS - KEYS / 3);
     stage_close(&s);
+}
+
+TEST(a_table_of_keys_has_a_bucket_for_each_of_them_and_gives_those_back_that_it_does_not_need)
+{
+    enum { KEYS = 10000 };
+    static kl__keytable table;
+    kl__keytable_entry *entries = calloc(KEYS, sizeof *entries);
+    REQUIRE(entries);
+    kl__keytable_init(&table);
+    for (uint32_t i = 0; i < KEYS; i++) {
+        entries[i].hash = i * 0x9e3779b1u;
+        kl__keytable_insert(&table, &entries[i]);
+        CHECK(table.buckets >= table.entries);
+    }
+    for (uint32_t i = 0; i < KEYS; i++)
+        kl__keytable_remove(&table, &entries[i]);
+    CHECK_INT(table.buckets, KL_KEYTABLE_FIRST);
+    kl__keytable_close(&table);
+    free(entries);
 }

@@ -209,7 +209,7 @@ static void do_add(struct model *m)
     update_turn(m, task->key);
 }
 
-/* Started at once, or else added: it may be only if it would have been the one to be taken. */
+/* Started at once, or else added: it may be only if it would have been the one to be taken, and has no priority. */
 static void do_start(struct model *m)
 {
     kl__lane *lane;
@@ -218,7 +218,7 @@ static void do_start(struct model *m)
     struct task *task = make(m, &lane);
     if (!task)
         return;
-    task->lane.mark.priority = 0;
+    task->lane.mark.priority = below(m, 8) ? 0 : 1;
     task->due_ms = task->lane.due_ms = m->now_ms - (int64_t)below(m, 3);
     for (int key = 0; key < KEYS; key++)
         others |= key != task->key && next_of(m, key, &state);
@@ -227,7 +227,7 @@ static void do_start(struct model *m)
         update_turn(m, task->key);
         return;
     }
-    CHECK(!others && next_of(m, task->key, &state) == task);
+    CHECK(!others && next_of(m, task->key, &state) == task && task->lane.mark.priority == 0);
     task->is = RUNNING;
     m->keys[task->key].ready = false;
     update_turn(m, task->key);
