@@ -95,6 +95,8 @@ TEST(text_is_read_to_its_length_and_no_further)
     CHECK_STR(print(&set), "0-3");
     CHECK_INT(kl_shards_parse(&layout, (kl_bytes){NULL, 0}, &set), KL_EINVAL);
     CHECK_INT(kl_shards_parse(&layout, (kl_bytes){"0\0", 2}, &set), KL_EINVAL);
+    CHECK_INT(kl_shards_parse(&layout, (kl_bytes){"  0", 1}, &set), KL_EINVAL);
+    CHECK_CONTAINS(kl_error_text(), "is empty");
 }
 
 /* Whether count, contains and next tell the same about the set. */
