@@ -288,6 +288,12 @@ static kl_outcome take_4_ms(kl_run *run, void *ctx)
     return KL_DONE;
 }
 
+static kl_outcome fail_in_4_ms(kl_run *run, void *exec)
+{
+    (void)take_4_ms(run, exec);
+    return KL_DEAD;
+}
+
 static void take_300_ms(void *ctx, const kl_exec_end *end)
 {
     (void)end;
@@ -305,12 +311,12 @@ TEST(the_histogram_has_how_long_a_task_ran_and_not_its_report)
 {
     kl_exec *exec = open_frozen(OPTS(.threads = 1));
     REQUIRE(exec != NULL);
-    for (int i = 0; i < 3; i++)
-        submit(exec, "k", take_4_ms, exec, TASK(.end = take_300_ms, .end_ctx = exec));
+    for (int i = 0; i < 4; i++)
+        submit(exec, "k", i < 3 ? take_4_ms : fail_in_4_ms, exec, TASK(.end = take_300_ms, .end_ctx = exec));
     CHECK_INT(kl_exec_drain(exec, KL_FOREVER), KL_OK);
     CHECK_INT(runs_within(exec, "0.001"), 0);
-    CHECK_INT(runs_within(exec, "0.005"), 3);
-    CHECK(value_of(metrics_of(exec), "keyline_exec_run_duration_seconds_sum{shard=\"0\"}") == 0.012);
+    CHECK_INT(runs_within(exec, "0.005"), 4);
+    CHECK(value_of(metrics_of(exec), "keyline_exec_run_duration_seconds_sum{shard=\"0\"}") == 0.016);
     kl_exec_close(exec);
 }
 
