@@ -276,6 +276,27 @@ TEST(a_schema_that_was_made_by_other_steps_is_refused_with_what_to_do)
     close_bed(&bed);
 }
 
+TEST(functions_that_stand_in_the_schema_already_are_left_alone)
+{
+    char url[PG_URL_BYTES], schema[64], sql[512];
+    kl_store *store = NULL;
+    REQUIRE(pg_server_new_schema(url, schema) == KL_OK);
+    snprintf(sql, sizeof sql,
+             "CREATE SCHEMA %s; CREATE PROCEDURE %s.act() LANGUAGE sql AS 'SELECT 1';"
+             "CREATE FUNCTION %s.mine() RETURNS int LANGUAGE sql SET search_path = public AS 'SELECT 1'",
+             schema, schema, schema);
+    pg_server_run(sql);
+    CHECK_INT(kl_store_open(url, NULL, &store), KL_OK);
+    snprintf(sql, sizeof sql,
+             "SELECT count(*) FROM pg_proc WHERE pronamespace = '%s'::regnamespace"
+             " AND (proconfig IS NULL OR proconfig = ARRAY['search_path=public'])",
+             schema);
+    CHECK_INT(pg_server_number(sql), 2);
+    kl_store_close(store);
+    snprintf(sql, sizeof sql, "DROP SCHEMA %s CASCADE", schema);
+    pg_server_run(sql);
+}
+
 /* --- A standby --- */
 
 TEST(who_puts_to_a_standby_is_told_at_once_to_name_the_primary)

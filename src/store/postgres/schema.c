@@ -14,9 +14,14 @@
 #include "store/postgres/postgres.h"
 #include "store/postgres/sql.h"
 
-static const char *const step_1[] = {kl__pg_sql_tables,  kl__pg_sql_tasks,  kl__pg_sql_settle,
-                                     kl__pg_sql_records, kl__pg_sql_upkeep, NULL};
-static const char *const step_2[] = {kl__pg_sql_inbox, NULL};
+static const char *const step_1[] = {kl__pg_sql_tables,
+                                     kl__pg_sql_tasks,
+                                     kl__pg_sql_settle,
+                                     kl__pg_sql_records,
+                                     kl__pg_sql_upkeep,
+                                     kl__pg_sql_paths,
+                                     NULL};
+static const char *const step_2[] = {kl__pg_sql_inbox, kl__pg_sql_paths, NULL};
 static const char *const *const steps[KL_PG_VERSION] = {step_1, step_2};
 
 enum { STEPS_BYTES = 17 * KL_PG_VERSION + 1 };

@@ -14,4 +14,7 @@ extern const char kl__pg_sql_tables[], kl__pg_sql_tasks[], kl__pg_sql_settle[], 
 /* Step 2. */
 extern const char kl__pg_sql_inbox[];
 
+/* The last part of each step. */
+extern const char kl__pg_sql_paths[];
+
 #endif

@@ -39,9 +39,7 @@
  * removed since is found out by a row lock (check_snapshot), which ends at once, with a subtransaction: nobody is to
  * wait for it.
  *
- * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table.
- *
- * The last statement gives every function of both steps its search path. */
+ * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table. */
 #include "store/postgres/sql.h"
 
 #include "keyline/store.h"
@@ -378,17 +376,6 @@ BEGIN
         UPDATE $S.inbox i SET refused = convert_from(why, 'UTF8')
         WHERE i.queue = convert_from(q, 'UTF8') AND i.number = ANY (numbers);
     END IF;
-END
-$$;
-
-DO $$
-DECLARE
-    f record;
-BEGIN
-    FOR f IN SELECT p.oid::regprocedure AS it FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
-             WHERE n.nspname = $C LOOP
-        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f.it);
-    END LOOP;
 END
 $$;
 );

@@ -292,3 +292,17 @@ BEGIN
 END
 $$;
 );
+
+/* Gives the functions that this transaction has made their search path; others in the schema are not ours. */
+const char kl__pg_sql_paths[] = KL_SQL(
+DO $$
+DECLARE
+    f record;
+BEGIN
+    FOR f IN SELECT p.oid::regprocedure AS it FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+             WHERE n.nspname = $C AND p.xmin = pg_current_xact_id()::xid LOOP
+        EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', f.it);
+    END LOOP;
+END
+$$;
+);

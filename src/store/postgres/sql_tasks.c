@@ -4,7 +4,7 @@
  * session: so they work behind a pooler that hands out connections per transaction. Planner settings are fixed, because
  * plans that were made while a table was empty would be kept when it is not.
  *
- * Every function looks for names in pg_catalog alone (sql_inbox.c sees to that): what others put into the schema
+ * Every function looks for names in pg_catalog alone (sql_tables.c sees to that): what others put into the schema
  * `public` is not called by mistake.
  *
  * Advisory locks keep shards apart: numbers from 1024 on for settles and fences, from 2048 on for appends and seals. A
