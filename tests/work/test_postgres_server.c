@@ -250,6 +250,44 @@ TEST(a_worker_notices_that_its_partitions_are_another_table)
     close_bed(&bed);
 }
 
+/* --- Taking in --- */
+
+static void refuse(PGconn *app, const char *sql, const char *says)
+{
+    PGresult *rows = PQexec(app, sql);
+    CHECK_INT(PQresultStatus(rows), PGRES_FATAL_ERROR);
+    CHECK_CONTAINS(PQerrorMessage(app), says);
+    PQclear(rows);
+}
+
+/* Such a database takes any bytes as text; to read what is not UTF-8 would fail for the whole queue, every time. */
+TEST(options_that_are_not_utf8_are_refused_in_the_application_s_transaction)
+{
+    static const char *const options[] = {"tags => ARRAY[E'\\xff']", "unique_key => E'\\xff'",
+                                          "headers => jsonb_build_object('name', E'\\xff')"};
+    struct bed bed = {.store = NULL};
+    char plain[PG_URL_BYTES], url[PG_URL_BYTES + 16], sql[256];
+    size_t count = 0;
+    REQUIRE(pg_server_new_schema(bed.url, bed.schema) == KL_OK && pg_server_url(plain) == KL_OK);
+    pg_server_run("CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0");
+    snprintf(url, sizeof url, "%s&dbname=bytes", bed.url);
+    REQUIRE(kl_store_open(url, NULL, &bed.store) == KL_OK);
+    REQUIRE(kl_queue_open(bed.store, "orders", NULL, &bed.queue) == KL_OK);
+    snprintf(url, sizeof url, "%s%cdbname=bytes", plain, strchr(plain, '?') ? '&' : '?');
+    PGconn *app = PQconnectdb(url);
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        snprintf(sql, sizeof sql, "SELECT %s.put('orders', 'x', %s)", bed.schema, options[i]);
+        refuse(app, sql, "invalid byte sequence");
+    }
+    snprintf(sql, sizeof sql, "SELECT %s.put('orders', 'x', tags => ARRAY['a'])", bed.schema);
+    say(app, sql);
+    CHECK_INT(kl__queue_take_in(bed.queue, 0, NULL, NULL, &count), KL_OK);
+    CHECK_INT(count, 1);
+    PQfinish(app);
+    close_bed(&bed);
+    pg_server_run("DROP DATABASE bytes WITH (FORCE)");
+}
+
 /* --- The schema --- */
 
 /* Between releases steps change where they stand. */

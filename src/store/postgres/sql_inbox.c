@@ -39,7 +39,10 @@
  * removed since is found out by a row lock (check_snapshot), which ends at once, with a subtransaction: nobody is to
  * wait for it.
  *
- * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table. */
+ * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table.
+ *
+ * What options say is read as UTF-8 later, and read for all that waits: where the database takes other bytes as text,
+ * put() must refuse them. */
 #include "store/postgres/sql.h"
 
 #include "keyline/store.h"
@@ -62,7 +65,7 @@ CREATE TABLE $S.inbox (
     PRIMARY KEY (queue, number)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 
-CREATE FUNCTION $S.check_options(o jsonb) RETURNS text LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog AS $$
+CREATE FUNCTION $S.check_options(o jsonb) RETURNS text LANGUAGE plpgsql STABLE SET search_path = pg_catalog AS $$
 DECLARE
     f record;
     n numeric;
@@ -87,11 +90,12 @@ BEGIN
                 RETURN format('%s is %s; write a whole number from %s to %s', f.name, f.value, low, high);
             END IF;
         ELSIF most IS NOT NULL THEN
-            IF jsonb_typeof(f.value) <> 'string' OR octet_length(f.value #>> '{}') NOT BETWEEN 1 AND most THEN
+            IF jsonb_typeof(f.value) <> 'string'
+               OR octet_length(convert_to(f.value #>> '{}', 'UTF8')) NOT BETWEEN 1 AND most THEN
                 RETURN format('%s must be a text of 1 to %s bytes; leave it out for none', f.name, most);
             END IF;
         ELSIF f.name = 'headers' THEN
-            IF jsonb_typeof(f.value) <> 'object' OR octet_length(f.value::text) > 60000
+            IF jsonb_typeof(f.value) <> 'object' OR octet_length(convert_to(f.value::text, 'UTF8')) > 60000
                OR (SELECT count(*) > 64 OR bool_or(octet_length(h.key) = 0 OR jsonb_typeof(h.value) <> 'string')
                    FROM jsonb_each(f.value) h) THEN
                 RETURN 'headers must be an object of up to 64 texts and 60000 bytes';
@@ -99,7 +103,7 @@ BEGIN
         ELSIF f.name = 'tags' THEN
             IF jsonb_typeof(f.value) <> 'array'
                OR (SELECT count(*) > 16 OR bool_or(jsonb_typeof(t.value) <> 'string' OR t.value = '""'
-                                                   OR octet_length(t.value #>> '{}') > 64)
+                                                   OR octet_length(convert_to(t.value #>> '{}', 'UTF8')) > 64)
                    FROM jsonb_array_elements(f.value) t) THEN
                 RETURN 'tags must be an array of up to 16 texts of 1 to 64 bytes';
             END IF;
