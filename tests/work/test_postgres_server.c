@@ -260,6 +260,32 @@ static void refuse(PGconn *app, const char *sql, const char *says)
     PQclear(rows);
 }
 
+static long long limit_at(const struct bed *bed, const char *at)
+{
+    char sql[160];
+    snprintf(sql, sizeof sql, "SELECT coalesce(max(ms), -1) FROM %s.limits WHERE at = '%s'", bed->schema, at);
+    return pg_server_number(sql);
+}
+
+/* The host of who takes in may be gone without a word, and appends to the same shards wait for its locks. */
+TEST(the_server_ends_a_take_in_that_it_hears_nothing_of)
+{
+    struct bed bed;
+    REQUIRE(open_bed(&bed));
+    PGconn *app = connect_app(&bed);
+    say(app, "CREATE TABLE limits (at text, ms int); CREATE FUNCTION note(at text) RETURNS void LANGUAGE sql AS"
+             " $$ INSERT INTO limits SELECT at, setting::int FROM pg_settings"
+             " WHERE name = 'idle_in_transaction_session_timeout' $$");
+    say(app, "BEGIN; SELECT * FROM inbox_read('orders', 0, 1, 1); SELECT note('inside'); COMMIT; SELECT note('after')");
+    say(app, "SET idle_in_transaction_session_timeout = '1s'");
+    say(app, "BEGIN; SELECT * FROM inbox_read('orders', 0, 1, 1); SELECT note('shorter'); COMMIT");
+    CHECK_INT(limit_at(&bed, "inside"), 5000);
+    CHECK_INT(limit_at(&bed, "after"), 0);
+    CHECK_INT(limit_at(&bed, "shorter"), 1000);
+    PQfinish(app);
+    close_bed(&bed);
+}
+
 /* Such a database takes any bytes as text; to read what is not UTF-8 would fail for the whole queue, every time. */
 TEST(options_that_are_not_utf8_are_refused_in_the_application_s_transaction)
 {

@@ -39,6 +39,9 @@
  * removed since is found out by a row lock (check_snapshot), which ends at once, with a subtransaction: nobody is to
  * wait for it.
  *
+ * Whoever takes in holds locks while he decides, and his host may be gone then without a word. So the server ends a
+ * transaction of his that it hears nothing of for 5 s (inbox_read), unless it does so sooner anyway.
+ *
  * put() runs with the rights of the schema's owner: applications need USAGE on the schema, and no table.
  *
  * What options say is read as UTF-8 later, and read for all that waits: where the database takes other bytes as text,
@@ -353,6 +356,8 @@ RETURNS TABLE (num bigint, key bytea, kind bytea, payload bytea, option bytea)
 LANGUAGE plpgsql SET enable_seqscan = off SET jit = off AS $$ #variable_conflict use_column
 BEGIN
     PERFORM $S.begin_write();
+    PERFORM set_config('idle_in_transaction_session_timeout', '5s', true)
+    WHERE current_setting('idle_in_transaction_session_timeout') = '0';
     IF NOT pg_try_advisory_xact_lock($L, 8192 + (hashtext(convert_from(q, 'UTF8')) & 1023)) THEN
         RETURN;
     END IF;
