@@ -455,13 +455,22 @@ static void use_layout(kl__put_route *route, const kl__queue_layout *layout)
 }
 
 /* Q4 */
-static kl_rc mark_by_name(kl__put_call *call)
+kl_rc kl__put_mark(kl__put_call *call)
 {
     kl_rc rc = KL_OK;
     for (size_t i = 0; rc == KL_OK && i < call->route_count; i++)
         if (KL_UNLIKELY(call->routes[i].by_name))
             KL_ASK(rc, kl__queue_mark_by_name(call->routes[i].queue, call->routes[i].layout));
     return rc;
+}
+
+static kl_rc mark_by_name(kl__put_call *call)
+{
+    if (KL_LIKELY(!call->marks_later))
+        return kl__put_mark(call);
+    for (size_t i = 0; i < call->route_count; i++)
+        call->unmarked |= call->routes[i].by_name && !call->routes[i].layout->by_name;
+    return KL_OK;
 }
 
 static kl_rc place_all_by_id(kl__put_call *call, kl__put_range range)

@@ -76,6 +76,8 @@ typedef struct kl__put_call {
     size_t store_count, store_room;
     size_t uniques;          /* tasks that have one */
     const kl_handed *handed; /* each waited as this in a store's inbox (take_in.c); NULL: they did not */
+    bool marks_later;        /* that a layout is by_name is not written while places are chosen, */
+    bool unmarked;           /* and has to be written */
     kl_arena arena;
     kl__put_route one_route;
     kl__put_store one_store;
@@ -110,6 +112,9 @@ kl_rc kl__queue_put_handed(kl_queue *queue, const kl_handed *handed, const kl_pu
 /* Chooses places in the newest layouts that are known, and ids, for what is not stored. With `claimed`, the partition
  * of a task without a key follows from its id, so that whoever knows the id finds it. */
 kl_rc kl__put_route_tasks(kl__put_call *call, kl__put_range range, bool claimed);
+
+/* Writes what `unmarked` says. */
+kl_rc kl__put_mark(kl__put_call *call);
 
 /* Places for tasks whose ids are known, in the layouts that made[route] names. KL_ESEALED: one is no more. */
 kl_rc kl__put_place_tasks(kl__put_call *call, kl__put_range range, const kl__put_made *made);

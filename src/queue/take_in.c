@@ -12,7 +12,8 @@
  * until that is out.
  *
  * They stay in the inbox while they are put, with nothing of the inbox held: a put needs a connection, and all may be
- * held so. So another process may put them, too, and whichever has done so takes them out.
+ * held so. So another process may put them, too, and whichever has done so takes them out. For the same reason all stay
+ * when it is first to be written that partitions were named (Q4 of inside.h): the next call takes them in.
  *
  * While another store is away, or fails otherwise, tasks for it stay, and those behind them are taken in. A store that
  * was found to be away is so until the call ends: else, when it comes back meanwhile, a later task of a key could pass
@@ -287,6 +288,7 @@ static kl_rc place(struct taking *taking, const kl_handed *handed, const kl_put 
 {
     taking->begun = true;
     kl_rc rc = kl__put_begin_handed(&taking->call, taking->queue, handed, tasks, count);
+    taking->call.marks_later = true;
     if (rc == KL_OK)
         rc = kl__put_route_tasks(&taking->call, (kl__put_range){0, count}, false);
     if (is_bad(rc) && count > 1) {
@@ -295,7 +297,7 @@ static kl_rc place(struct taking *taking, const kl_handed *handed, const kl_put 
     }
     if (is_bad(rc))
         return set_aside(taking, handed, ret_taken);
-    if (rc != KL_OK)
+    if (rc != KL_OK || taking->call.unmarked)
         return rc;
     return choose(taking, handed, tasks, count, ret_taken);
 }
@@ -439,6 +441,8 @@ static kl_rc take_next(struct taking *taking, int64_t wait_ms, size_t *ret_count
         if (count == 0)
             forget(taking); /* what was chosen came to nothing, and then somebody else was at it */
         taking->moved |= rc == KL_OK && taking->together_count > 0;
+        if (rc == KL_OK && taking->begun && taking->call.unmarked)
+            rc = kl__put_mark(&taking->call);
         if (rc == KL_OK && taking->alone_count > 0)
             rc = take_alone(taking);
         forget(taking);

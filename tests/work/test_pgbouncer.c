@@ -174,6 +174,38 @@ TEST(one_connection_to_the_server_is_enough_to_take_in_what_is_put_in_sql)
     close_bed(&bed);
 }
 
+static void set_limit(const char *sql)
+{
+    pg_server_run(sql);
+    pg_server_run("SELECT pg_reload_conf()");
+}
+
+/* That they lie elsewhere than their keys say is written into the queue's record before the first of them is taken in.
+ * The server does not end a take-in that waits for ever. */
+TEST(one_connection_to_the_server_is_enough_for_tasks_whose_partition_is_named)
+{
+    enum { TASKS = 4 };
+    struct bed bed = {.stores = {NULL}};
+    struct runs runs;
+    char direct[PG_URL_BYTES], sql[256];
+    REQUIRE(pg_server_new_schema(direct, bed.schema) == KL_OK && pg_bouncer_url(CONNECTIONS, bed.pooler) == KL_OK);
+    snprintf(bed.url, sizeof bed.url, "%.300s&dbname=single&schema=%s", bed.pooler, bed.schema);
+    REQUIRE(open_queues(&bed));
+    CHECK_INT(kl_queue_alter(bed.queues[0], &(kl_queue_opts){.size = sizeof(kl_queue_opts), .partitions = 2}), KL_OK);
+    snprintf(sql, sizeof sql,
+             "SELECT %s.put('orders', 'done', key => n::text, partition => 'orders__p1') FROM generate_series(1, %d) n",
+             bed.schema, TASKS);
+    pg_server_run(sql);
+    set_limit("ALTER SYSTEM SET idle_in_transaction_session_timeout = '1h'");
+    runs_init(&runs);
+    kl_worker *worker = start_worker(bed.queues[0], &(struct start){.fn = runs_handle, .ctx = &runs});
+    CHECK(runs_wait(&runs, TASKS));
+    set_limit("ALTER SYSTEM RESET idle_in_transaction_session_timeout");
+    drain_and_close(worker);
+    runs_free(&runs);
+    close_bed(&bed);
+}
+
 TEST(two_workers_take_in_each_task_once_and_in_order_those_that_are_put_alone_too)
 {
     struct bed bed = {.stores = {NULL}};
