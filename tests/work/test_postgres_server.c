@@ -2,8 +2,10 @@
  * settings.
  *
  * Part of test-postgres. Settings of the server are taken back at the end of each test. */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <libpq-fe.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -449,5 +451,33 @@ TEST(hosts_that_all_let_the_connection_wait_are_away)
              deaf.port, deaf.port);
     CHECK_INT(kl_store_open(url, NULL, &store), KL_EBUSY);
     CHECK_CONTAINS(kl_error_text(), "it does not answer");
+    close_deaf(&deaf);
+}
+
+/* The name "twofold" has the first two addresses of this host. libpq asks here, too. */
+__attribute__((visibility("default"))) int getaddrinfo(const char *name, const char *service,
+                                                       const struct addrinfo *hints, struct addrinfo **ret_all)
+{
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **);
+    struct addrinfo *second = NULL;
+    *(void **)&real = dlsym(RTLD_NEXT, "getaddrinfo");
+    if (!name || strcmp(name, "twofold") != 0)
+        return real(name, service, hints, ret_all);
+    int failed = real("127.0.0.1", service, hints, ret_all);
+    if (!failed && real("127.0.0.2", service, hints, &second) == 0)
+        (*ret_all)->ai_next = second;
+    return failed;
+}
+
+/* Nobody listens at the other one, which says so at once. */
+TEST(an_address_that_lets_the_connection_wait_is_left_out_and_the_others_of_its_name_are_tried)
+{
+    struct deaf deaf;
+    char url[PG_URL_BYTES];
+    kl_store *store = NULL;
+    REQUIRE(open_deaf(&deaf));
+    snprintf(url, sizeof url, "postgres://twofold:%d/postgres?user=postgres&connect_timeout=2", deaf.port);
+    CHECK_INT(kl_store_open(url, NULL, &store), KL_EBUSY);
+    CHECK_CONTAINS(kl_error_text(), "127.0.0.2");
     close_deaf(&deaf);
 }

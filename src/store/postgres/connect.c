@@ -3,9 +3,11 @@
  * Step by step, so that notices go to the log from the first on: libpq would print them. Led so, it keeps no limit, and
  * goes on to its next host only where one refuses. So `connect_timeout` is kept here. A host that lets it pass is left
  * out, and it is begun anew with the others: those before it have said at once that they will not do (a standby, where
- * the primary is wanted), and say so again. */
+ * the primary is wanted), and say so again. Of a name that has several addresses only the one is left out. */
 #include <errno.h>
+#include <netdb.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -18,7 +20,9 @@ enum {
     LIMIT_LEAST_S = 2, /* as libpq has it */
     LIMIT_MOST_S = 3600,
     OPTIONS_MAX = 128, /* of libpq, which has some fifty */
-    ADDRESS_BYTES = 400
+    ADDRESS_BYTES = 400,
+    HOSTS_MAX = 32,
+    LIST_BYTES = HOSTS_MAX * 257
 };
 
 /* --- How long --- */
@@ -144,59 +148,121 @@ static kl_rc refuse(kl__pg *pg, const PGconn *conn, enum end end)
 
 /* --- Hosts --- */
 
-/* Lists of libpq: their elements are parted by commas. */
+struct host {
+    char name[256], address[64], port[16]; /* as libpq has them; empty: not said */
+};
+
+struct hosts {
+    struct host each[HOSTS_MAX];
+    size_t count;
+};
+
+/* libpq has them in lists, whose elements are parted by commas. */
 static size_t length_of_list(const char *list)
 {
-    size_t count = 1;
-    for (; *list; list++)
+    size_t count = list && *list ? 1 : 0;
+    for (; list && *list; list++)
         count += *list == ',';
     return count;
 }
 
-static char *element(char *list, size_t index)
+/* A list of one holds for all. False: there is no room for it. */
+static bool copy_element(const char *list, size_t index, char *to, size_t room)
 {
-    for (; index > 0; index--)
-        list += strcspn(list, ",") + 1;
-    return list;
+    size_t count = length_of_list(list), length = 0;
+    if (count > 0) {
+        for (size_t i = 0; count > 1 && i < index; i++)
+            list += strcspn(list, ",") + (i + 1 < count);
+        length = strcspn(list, ",");
+    }
+    if (length >= room)
+        return false;
+    memcpy(to, count > 0 ? list : "", length);
+    to[length] = '\0';
+    return true;
 }
 
-static bool has_element(char *list, size_t index, const char *text)
+static bool read_hosts(const PQconninfoOption *options, struct hosts *hosts)
 {
-    const char *at = element(list, index);
-    return kl__bytes_equal((kl_bytes){at, strcspn(at, ",")}, kl_str(text));
+    const char *names = value_of(options, "host"), *addresses = value_of(options, "hostaddr");
+    const char *ports = value_of(options, "port");
+    size_t name_count = length_of_list(names), count = length_of_list(addresses);
+    hosts->count = name_count > count ? name_count : count;
+    bool good = hosts->count <= HOSTS_MAX;
+    for (size_t i = 0; good && i < hosts->count; i++) {
+        struct host *host = &hosts->each[i];
+        good = copy_element(names, i, host->name, sizeof host->name) &&
+               copy_element(addresses, i, host->address, sizeof host->address) &&
+               copy_element(ports, i, host->port, sizeof host->port);
+    }
+    return good;
 }
 
-/* A list of one holds for all, and stays. */
-static void leave_out(char *list, size_t index)
+static bool is_tried(const struct host *host, const PGconn *conn)
 {
-    size_t count = length_of_list(list);
-    char *at = element(list, count == 1 ? 0 : index), *rest = at + strcspn(at, ",");
-    if (*rest)
-        memmove(at, rest + 1, strlen(rest + 1) + 1);
-    else if (count > 1)
-        at[-1] = '\0';
+    bool named = *host->name, same = strcmp(named ? host->name : host->address, PQhost(conn)) == 0;
+    return same && (!*host->port || strcmp(host->port, PQport(conn)) == 0) &&
+           (!named || !*host->address || strcmp(host->address, PQhostaddr(conn)) == 0);
 }
 
-/* Takes the one that is tried now out of the lists. False: it is the only one. */
-static bool leave_host_out(const PGconn *conn, const PQconninfoOption *options)
+/* A name may have several addresses, of which one was tried. */
+static void add_addresses(struct hosts *hosts, const struct host *tried, const PGconn *conn)
 {
-    char *lists[] = {value_of(options, "host"), value_of(options, "hostaddr"), value_of(options, "port")};
-    char *list = lists[0] && *lists[0] ? lists[0] : lists[1], *ports = lists[2];
-    size_t index = 0, count = list ? length_of_list(list) : 1;
-    bool ports_differ = ports && length_of_list(ports) > 1;
-    while (count > 1 && index < count &&
-           !(has_element(list, index, PQhost(conn)) && (!ports_differ || has_element(ports, index, PQport(conn)))))
+    struct addrinfo *all = NULL, wanted = {.ai_socktype = SOCK_STREAM};
+    if (*tried->address || !*PQhostaddr(conn) || getaddrinfo(tried->name, NULL, &wanted, &all) != 0)
+        return;
+    for (const struct addrinfo *one = all; one && hosts->count < HOSTS_MAX; one = one->ai_next) {
+        struct host *host = &hosts->each[hosts->count];
+        *host = *tried;
+        bool good = getnameinfo(one->ai_addr, one->ai_addrlen, host->address, sizeof host->address, NULL, 0,
+                                NI_NUMERICHOST) == 0;
+        hosts->count += good && strcmp(host->address, PQhostaddr(conn)) != 0;
+    }
+    freeaddrinfo(all);
+}
+
+/* The one that is tried now is left out, but for the other addresses of its name, which come last. False: there is no
+ * other. */
+static bool leave_tried_out(struct hosts *hosts, const PGconn *conn)
+{
+    size_t index = 0;
+    while (index < hosts->count && !is_tried(&hosts->each[index], conn))
         index++;
-    for (int i = 0; i < 3 && count > 1 && index < count; i++)
-        if (lists[i])
-            leave_out(lists[i], index);
-    return count > 1 && index < count;
+    if (index == hosts->count)
+        return false;
+    struct host tried = hosts->each[index];
+    hosts->count--;
+    memmove(&hosts->each[index], &hosts->each[index + 1], (hosts->count - index) * sizeof tried);
+    add_addresses(hosts, &tried, conn);
+    return hosts->count > 0;
+}
+
+/* As libpq has them. NULL: nothing is said. */
+static const char *write_list(const struct hosts *hosts, size_t field, char list[LIST_BYTES])
+{
+    size_t used = 0;
+    bool said = false;
+    for (size_t i = 0; i < hosts->count; i++) {
+        const char *text = (const char *)&hosts->each[i] + field;
+        used += (size_t)snprintf(list + used, LIST_BYTES - used, "%s%s", i > 0 ? "," : "", text);
+        said |= *text;
+    }
+    return said ? list : NULL;
 }
 
 /* NULL: there is no other host, or no memory. */
 static PGconn *begin_with_others(PGconn *conn)
 {
+    static const struct {
+        const char *keyword;
+        size_t field;
+    } lists[] = {{"host", offsetof(struct host, name)},
+                 {"hostaddr", offsetof(struct host, address)},
+                 {"port", offsetof(struct host, port)}};
+    enum { LISTS = sizeof lists / sizeof lists[0] };
     const char *names[OPTIONS_MAX + 1], *values[OPTIONS_MAX + 1];
+    char texts[LISTS][LIST_BYTES];
+    struct hosts hosts;
     PQconninfoOption *options = PQconninfo(conn);
     PGconn *next = NULL;
     size_t count = 0;
@@ -204,9 +270,14 @@ static PGconn *begin_with_others(PGconn *conn)
         names[count] = option->keyword;
         values[count++] = option->val;
     }
-    names[count] = values[count] = NULL;
-    if (options && leave_host_out(conn, options))
+    if (options && read_hosts(options, &hosts) && leave_tried_out(&hosts, conn)) {
+        for (size_t i = 0; i < count; i++)
+            for (size_t list = 0; list < LISTS; list++)
+                if (strcmp(names[i], lists[list].keyword) == 0)
+                    values[i] = write_list(&hosts, lists[list].field, texts[list]);
+        names[count] = values[count] = NULL;
         next = PQconnectStartParams(names, values, 0);
+    }
     PQconninfoFree(options);
     return next;
 }
