@@ -138,7 +138,8 @@ typedef struct kl_header {
 /* A task to be put. Zero in a field means its default. */
 typedef struct kl_put {
     kl_queue *queue;       /* NULL: the one that put is called with; else another one, for mixed batches */
-    const char *partition; /* the name of one of its partitions, "orders__p1"; NULL: as the key says */
+    const char *partition; /* the name of one of its partitions, "orders__p1"; NULL: as the key says. A key has its
+                            * order within a partition, so name the same for all of its tasks */
     kl_bytes key;          /* up to KL_KEY_BYTES_MAX; none: no order asked */
     kl_bytes kind;
     kl_bytes payload;
