@@ -165,3 +165,31 @@ TEST(of_several_who_come_for_upkeep_the_first_does_it)
     CHECK_INT(pg_server_number(sql), 1);
     close_rig(&rig);
 }
+
+/* Else leases, delays and retries would stand still until it has caught up. */
+TEST(a_clock_that_was_set_back_goes_on_at_half_its_speed)
+{
+    struct rig rig;
+    char sql[512];
+    REQUIRE(open_rig(&rig));
+    kl_store_close(rig.store); /* it has upkeep of its own */
+    rig.store = NULL;
+    snprintf(sql, sizeof sql,
+             "SELECT setval('%s.clock', r.ms + 3600000), setval('%s.rounds', r.ms - 2000)"
+             " FROM (SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint AS ms) r",
+             rig.schema, rig.schema);
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SELECT last_value FROM %s.clock", rig.schema);
+    long long before = pg_server_number(sql);
+    snprintf(sql, sizeof sql, "SELECT %s.upkeep_due(1000)::int FROM generate_series(1, 3)", rig.schema);
+    CHECK_INT(pg_server_number(sql), 1);
+    snprintf(sql, sizeof sql, "SELECT last_value FROM %s.clock", rig.schema);
+    long long after = pg_server_number(sql);
+    CHECK(after >= before + 1000 && after <= before + 30000);
+    snprintf(sql, sizeof sql, "SELECT setval('%s.clock', 1000); SELECT setval('%s.rounds', 0)", rig.schema, rig.schema);
+    pg_server_run(sql);
+    snprintf(sql, sizeof sql, "SELECT (%s.upkeep_due(1000) AND last_value = 1000)::int FROM %s.clock", rig.schema,
+             rig.schema);
+    CHECK_INT(pg_server_number(sql), 1);
+    close_rig(&rig);
+}

@@ -1,6 +1,7 @@
 /* sql_upkeep.c - clearing away, as functions of the schema. An advisory lock lets one process do it at a time.
  *
  *     upkeep_due       whether it is time for a round, of which one is enough for all processes
+ *                      and, where the server's clock is behind what was remembered of it, that goes on by half
  *     upkeep           what goes row by row: segment 0, expired records, what is no longer kept
  *     upkeep_segments  what goes by TRUNCATE: segments 1 and 2,
  *     upkeep_tokens    and the parts of tokens; by itself, because nobody is to wait for the one while the other is tried
@@ -90,6 +91,8 @@ CREATE FUNCTION $S.upkeep_due(every_ms bigint) RETURNS boolean LANGUAGE plpgsql 
 DECLARE
     at_ms bigint := floor(extract(epoch FROM clock_timestamp()) * 1000);
 BEGIN
+    PERFORM setval($C || '.clock', c.last_value + LEAST(at_ms - r.last_value, 60000) / 2) FROM $S.clock c, $S.rounds r
+    WHERE c.last_value > at_ms AND at_ms - r.last_value >= every_ms AND pg_try_advisory_xact_lock($L, 4);
     PERFORM setval($C || '.rounds', at_ms) FROM $S.rounds r WHERE abs(at_ms - r.last_value) >= every_ms;
     RETURN FOUND;
 END
