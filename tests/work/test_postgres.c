@@ -467,6 +467,7 @@ TEST(what_is_no_task_is_refused_in_the_application_s_transaction)
         {"SELECT put('orders', 'x', priority => 16)", "priority is 16"},
         {"SELECT put('orders', 'x', delay => '1 s', due => now())", "not both"},
         {"SELECT put('orders', 'x', tags => ARRAY[''])", "tags must be"},
+        {"SELECT put('orders', 'x', headers => '{\"a\": null}')", "headers must be"},
         {"SELECT put('orders', 'x', due => 'infinity')", "due is infinity; name a time"},
         {"SELECT put('orders', 'x', unique_for => '1 s')", "unique_key (unique)"},
         {"SELECT put('orders', 'x', partition => 'orders__p1')", "has no partition orders__p1; it has 1: orders"},

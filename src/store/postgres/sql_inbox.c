@@ -246,8 +246,11 @@ BEGIN
             'priority', priority, 'delay_ms', $S.ms_of(delay),
             'due_ms', floor(extract(epoch FROM due) * 1000)::bigint, 'attempts_max', attempts_max,
             'timeout_ms', $S.ms_of(timeout), 'unique', unique_key, 'unique_ms', $S.ms_of(unique_for),
-            'group', group_name, 'traceparent', traceparent, 'headers', headers, 'tags', to_jsonb(tags),
+            'group', group_name, 'traceparent', traceparent, 'tags', to_jsonb(tags),
             'keep_ms', $S.ms_of(keep), 'partition', partition));
+        IF headers IS NOT NULL THEN
+            option := option || jsonb_build_object('headers', headers);
+        END IF;
     END IF;
     RETURN $S.put_rows(ARRAY[queue], ARRAY[payload], ARRAY[convert_to(key, 'UTF8')], ARRAY[convert_to(kind, 'UTF8')],
                        ARRAY[option]);
