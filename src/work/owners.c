@@ -411,7 +411,7 @@ static kl_rc draft_rest(kl__owners *owners, const kl__owners_report *report, int
     if (rc != KL_OK)
         return rc;
     draft->permits = set_permits(owners, record, me, report, now_ms);
-    if (report->leaving && record->workers[me].held == 0) {
+    if (report->leaving && !report->stays && record->workers[me].held == 0) {
         kl__record_drop_worker(record, me);
         draft->me = -1;
     }

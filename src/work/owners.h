@@ -65,10 +65,11 @@ uint16_t kl__owners_kind(kl_bytes kind);
 
 /* What this worker tells with a beat. `left` is taken in even when the beat fails; telling it again does no harm. */
 typedef struct kl__owners_report {
-    int64_t local_now_ms;  /* this process's even clock, read before the call */
-    int64_t lease_ms;      /* from this beat on; 0: as it was */
-    uint64_t running;      /* tasks */
-    bool leaving;          /* for good: takes nothing, is asked for everything, is gone when all is left */
+    int64_t local_now_ms; /* this process's even clock, read before the call */
+    int64_t lease_ms;     /* from this beat on; 0: as it was */
+    uint64_t running;     /* tasks */
+    bool leaving;         /* for good: takes nothing, is asked for everything, is gone when all is left */
+    bool stays; /* not yet gone then: it runs tasks of other partitions, and its permits for them stand here */
     const uint32_t *left;  /* owned shards that are idle, settled and dropped: given back */
     const bool *unsettled; /* for each: what its owner before may have begun waits still (O5); NULL: nowhere */
     size_t left_count;

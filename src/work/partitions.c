@@ -373,6 +373,7 @@ static kl_rc beat(kl__pump *pump, kl__partition *partition, bool *ret_gone)
         .lease_ms = KL_MUTANT(lease_kept) ? 0 : settings->lease_ms,
         .running = pump->running,
         .leaving = pump->stopping || partition->ending,
+        .stays = pump->running > 0 && settings->concurrency != KL_FOREVER && shares_permits(partition),
         .left = lists,
         .unsettled = unsettled,
         .left_count = leave_idle(partition, lists, unsettled),

@@ -340,3 +340,49 @@ TEST(a_change_of_the_layout_lets_no_more_tasks_run_than_may)
     }
     hand_close(&hand);
 }
+
+/* --- Permits of one who stops, or cannot be heard --- */
+
+/* Two partitions, and tasks of the second alone. */
+static bool open_with_limit(struct hand *hand, struct hand_pump *pumps[2])
+{
+    enum { TASKS = 200 };
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 2, .lease_ms = 600000, .concurrency = LIMIT};
+    if (!hand_open(hand, &opts))
+        return false;
+    for (int i = 0; i < TASKS; i++) {
+        kl_put put = {.payload = kl_str("x"), .partition = "q__p1"};
+        kl_put_result result;
+        CHECK_INT(kl_queue_put(hand->queue, &put, 1, (kl_bytes){0}, &result), KL_OK);
+    }
+    for (int i = 0; i < 2; i++)
+        pumps[i] = hand_pump(hand, NULL);
+    beat_in_turn(pumps, 2, 12);
+    CHECK_INT(start_all(pumps[0]), LIMIT / 2);
+    CHECK_INT(start_all(pumps[1]), LIMIT / 2);
+    return true;
+}
+
+TEST(what_a_worker_that_stops_still_runs_counts_for_the_queues_limit)
+{
+    struct hand hand;
+    struct hand_pump *pumps[2];
+    if (!open_with_limit(&hand, pumps))
+        return;
+    kl__pump_stop(pumps[0]->pump);
+    for (int i = 0; i < 12; i++) {
+        hand_beats(pumps[0], 1, HAND_STEP_MS);
+        beat_in_turn(&pumps[1], 1, 1);
+        start_all(pumps[1]);
+        CHECK_INT(running(pumps, 2), LIMIT);
+    }
+    while (pumps[0]->running_count > 0)
+        hand_end(pumps[0], hand_running(pumps[0], 0), KL_DONE);
+    hand_settle(pumps[0]);
+    hand_beats(pumps[0], 3, HAND_STEP_MS);
+    CHECK(kl__pump_gone(pumps[0]->pump));
+    beat_in_turn(&pumps[1], 1, 4);
+    start_all(pumps[1]);
+    CHECK_INT(running(pumps, 2), LIMIT);
+    hand_close(&hand);
+}
