@@ -365,20 +365,23 @@ static void apply_due(struct look *look, const kl_scan *scan, size_t admitted)
         kl__window_end_due(window);
 }
 
+/* What is due comes last. Where that counts for nothing, all lines are read once more: what is ready would pass it. */
 static void apply(struct look *look, const kl_scan *scan)
 {
     kl__window *window = look->window;
     if (window->lost)
         return;
-    bool spoiled = !look->cursor && window->due_spoiled;
+    bool spoiled = window->due_spoiled;
     if (!look->cursor)
         window->due_partly = window->due_under_way || scan->count == scan->max;
     size_t admitted = spoiled ? 0 : admit(look, scan);
-    if (look->kind == LOOK_SIDE)
+    if (spoiled)
+        window->pump->more = window->pump->eager = true;
+    else if (look->kind == LOOK_SIDE)
         apply_side(look, scan, admitted);
     else if (look->cursor)
         apply_on(look, scan, admitted);
-    else if (!spoiled) /* else it is read once more */
+    else
         apply_due(look, scan, admitted);
     if (!look->cursor)
         kl__window_end_due_look(window);

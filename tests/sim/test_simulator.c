@@ -41,6 +41,7 @@ static const uint64_t once_broken[] = {
     146976863544,  /* the oracle: a submit that is continued puts again what was put back from the dead letters */
     374961590830,  /* a submit that was continued did not know what workers had moved */
     351109729273,  /* a key was drained while a task of it was being given back */
+    329388505595,  /* a task was started before a due one whose reading an operator had spoiled */
 };
 
 static bool is_well(uint64_t seed)

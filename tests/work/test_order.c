@@ -353,3 +353,37 @@ TEST(a_shard_that_is_kept_after_all_is_looked_at_before_its_tasks_are_started)
     CHECK_INT(priority_of_next(&hand, 1), -2);
     hand_close(&hand);
 }
+
+static struct hand *swept;
+
+/* While a look is under way, before it learns what the store has answered. */
+static void sweep_meanwhile(void *ctx)
+{
+    struct hand *hand = swept;
+    kl__window *window = window_of(ctx, "k");
+    uint64_t count;
+    if (!hand || !window->due_asked)
+        return;
+    swept = NULL;
+    CHECK_INT(kl__window_sweep(window, (kl__sweep_of){.key_hash = 1}, KL_CANCELLED, "", &count), KL_OK);
+}
+
+TEST(a_task_waits_for_due_ones_of_its_key_though_their_reading_counts_for_nothing)
+{
+    struct hand hand;
+    hand_open(&hand);
+    hand_start(&hand, MANY);
+    put(&hand, "k", -1, 1000, 1);
+    look_at_all(&hand);
+    hand.now_ms += 1000;
+    put(&hand, "k", 0, 0, 1);
+    hand.pump->opts.enter = sweep_meanwhile;
+    hand.pump->opts.mutex_ctx = swept = &hand;
+    look(&hand);
+    CHECK(!swept);
+    CHECK(!take(&hand));
+    look(&hand);
+    CHECK_INT(priority_of_next(&hand, 1), -1);
+    CHECK_INT(priority_of_next(&hand, 1), 0);
+    hand_close(&hand);
+}
