@@ -118,14 +118,14 @@ bool kl__window_unread_due(const kl__window *window, const kl_stub *stub)
     return earlier_unread(window, stub) || earlier_due(window, stub);
 }
 
-/* Something of its key that comes before it was left out meanwhile, or a line before its own could not be read to its
- * end. */
+/* Something of its key that comes before it was left out meanwhile, or a line before its own was not read, or not to
+ * its end. */
 bool kl__window_is_passed(const kl__held *held)
 {
     const kl__window *window = held->window;
     const kl__lane_task *task = &held->lane;
     return held->key_hash && !held->retry_line &&
            (kl__window_left_out_before(window, task->mark.priority, held->key_hash) ||
-            unended_before(window, task->mark.priority) ||
+            kl__window_unread_before(window, task->mark.priority) ||
             kl__window_due_before(window, held->key_hash, task->mark.priority, task->due_ms, task->position));
 }

@@ -171,6 +171,14 @@ static void let_go(kl__held *held)
     kl__held_delete(held->window->pump, held);
 }
 
+/* Lines before its own are read from now on, however full memory is. */
+static void note_urgency(const kl__held *held)
+{
+    kl__window *window = held->window;
+    if (window->held == 0 || held->lane.mark.priority > window->least_urgent)
+        window->least_urgent = held->lane.mark.priority;
+}
+
 /* Puts a held task into its key's lane. False: no memory, and it is let go. */
 static bool join_lane(kl__held *held, bool started)
 {
@@ -187,8 +195,7 @@ static bool join_lane(kl__held *held, bool started)
         kl__lanes_hold(window->lanes, lane, &held->lane, now_ms);
     else
         kl__lanes_add(window->lanes, lane, &held->lane, now_ms);
-    if (window->held == 0 || held->lane.mark.priority > window->least_urgent)
-        window->least_urgent = held->lane.mark.priority;
+    note_urgency(held);
     count_held(held, 1);
     if (paused)
         set_blocked(held, KL_BLOCKED_PAUSED);
@@ -545,6 +552,7 @@ void kl__window_put_back(kl__held *held)
     kl__lane_task first = {.due_ms = INT64_MIN, .mark = {.priority = held->lane.mark.priority}};
     held->state = KL_HELD_LINE;
     kl__lanes_untake(window->lanes, &held->lane, held->retry_line, window->pump->now_ms);
+    note_urgency(held); /* it may have been made room for while it was out */
     if (kl__window_is_passed(held))
         evict_after(window, held->lane.lane, &first);
 }

@@ -42,6 +42,7 @@ static const uint64_t once_broken[] = {
     374961590830,  /* a submit that was continued did not know what workers had moved */
     351109729273,  /* a key was drained while a task of it was being given back */
     329388505595,  /* a task was started before a due one whose reading an operator had spoiled */
+    329388507388,  /* a task that was given back passed a more urgent one that was not read, because memory was full */
 };
 
 static bool is_well(uint64_t seed)

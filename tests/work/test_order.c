@@ -387,3 +387,69 @@ TEST(a_task_waits_for_due_ones_of_its_key_though_their_reading_counts_for_nothin
     CHECK_INT(priority_of_next(&hand, 1), 0);
     hand_close(&hand);
 }
+
+/* Takes all that there is to be taken; of the key's tasks, in which order their priorities came: one hex digit each. */
+static int order_of(struct hand *hand, const char *key)
+{
+    int order = 0;
+    kl__held *held;
+    for (int i = 0; i < 8; i++) {
+        while ((held = take(hand))) {
+            if (held->key_hash == kl__key_hash(kl_str(key)))
+                order = order << 4 | held->lane.mark.priority;
+            finish(hand, held);
+        }
+        settle(hand);
+        look_at_all(hand);
+    }
+    return order;
+}
+
+/* Another one for each number, all in one shard. */
+static void name_key(int number, char ret_key[32])
+{
+    kl_layout layout = {1, 1};
+    int tries = 0;
+    do
+        snprintf(ret_key, 32, "key-%d-%d", number, tries++);
+    while (kl_shard_of(&layout, kl_str(ret_key)) != 0);
+}
+
+static void put_fillers(struct hand *hand, int first, int count, int64_t priority)
+{
+    char key[32];
+    for (int i = first; i < first + count; i++) {
+        name_key(i, key);
+        put(hand, key, priority, 0, 1);
+    }
+}
+
+/* While a task runs, more urgent ones fill the memory, and its line makes room for them: what is as urgent as they are
+ * is not read any more. Then it waits again: before the next look, or after it. */
+TEST(a_task_that_is_given_back_to_a_full_memory_waits_for_more_urgent_ones_of_its_key)
+{
+    for (int late = 0; late <= 1; late++) {
+        struct hand hand;
+        char key[32];
+        name_key(0, key);
+        hand_open(&hand);
+        hand_start(&hand, KL_WINDOW_MIN);
+        put(&hand, key, 2, 0, 1);
+        look_at_all(&hand);
+        kl__held *given_back = take(&hand);
+        REQUIRE(given_back);
+        put_fillers(&hand, 1, KL_WINDOW_MIN, 2);
+        look_at_all(&hand);
+        put_fillers(&hand, 1 + KL_WINDOW_MIN, KL_WINDOW_MIN - 1, 1);
+        look_at_all(&hand);
+        CHECK_INT(kl__pump_held(hand.pump), KL_WINDOW_MIN);
+        if (!late)
+            kl__pump_untake(hand.pump, given_back);
+        put(&hand, key, 1, 0, 1);
+        look_at_all(&hand);
+        if (late)
+            kl__pump_untake(hand.pump, given_back);
+        CHECK_INT(order_of(&hand, key), 0x12);
+        hand_close(&hand);
+    }
+}
