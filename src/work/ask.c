@@ -363,8 +363,9 @@ static kl_rc try_now(struct ask *ask, const kl_task_id *id)
     if (is_being_tried(held))
         return tell_running(ask, true);
     if (task.attempts == 0 && task.not_before_ms <= ask->pump->now_ms &&
-        (!held || held->blocked == KL_BLOCKED_NOT || held->blocked == KL_BLOCKED_BEHIND))
-        return KL_OK; /* it waits for nothing but those before it */
+        (!held || held->blocked == KL_BLOCKED_NOT || held->blocked == KL_BLOCKED_BEHIND ||
+         held->blocked == KL_BLOCKED_PAUSED))
+        return KL_OK; /* it waits for nothing but those before it, and the end of the pause */
     if ((rc = check_turn(ask, &task)) != KL_OK)
         return rc;
     kl_settled again = {.id = *id, .position = task.position, .outcome = KL_RETRY};

@@ -472,3 +472,24 @@ static void retry_behind_due(bool with_owner)
 
 TEST(a_delayed_task_that_is_tried_now_passes_no_due_one_of_its_key) { retry_behind_due(true); }
 TEST(without_a_worker_a_delayed_task_that_is_tried_now_passes_no_due_one_either) { retry_behind_due(false); }
+
+/* The owner holds the key's first task in memory, and it has not been tried. */
+TEST(an_urgent_task_passes_one_that_was_only_kept_by_a_pause_when_another_worker_comes)
+{
+    struct asked asked;
+    if (!asked_open(&asked, true))
+        return;
+    CHECK_INT(kl_key_pause(asked.queue, kl_str("k")), KL_OK);
+    hand_beats(asked.pump, 2, HAND_STEP_MS);
+    hand_put(&asked.hand, "k", "first", 0);
+    hand_looks(asked.pump);
+    CHECK_INT(kl_key_resume(asked.queue, kl_str("k")), KL_OK);
+    kl__pump_stop(asked.pump->pump);
+    hand_beats(asked.pump, 4, HAND_STEP_MS);
+    CHECK(kl__pump_gone(asked.pump->pump));
+    hand_put(&asked.hand, "k", "urgent", -1);
+    struct hand_pump *next = hand_pump(&asked.hand, NULL);
+    hand_own(next);
+    CHECK_STR(hand_start(next), "urgent");
+    asked_close(&asked);
+}
