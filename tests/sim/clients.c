@@ -230,7 +230,6 @@ static void pause_key(struct sim_process *process)
     key->paused_ms = world->now_ms;
     sim_sleep(process, sim_between(world, 0, 2 * world->plan.lease_ms));
     key->paused = false; /* from here on it may run again at any time */
-    key->again_asked = true;
     kl_rc rc = kl_key_resume(process->queue, kl_str(key->name));
     key->steered = rc != KL_OK;
     sim_note(world, process, NULL, "resumes %s: %s", key->name, kl_rc_name(rc));
@@ -349,13 +348,42 @@ static void request(struct sim_process *process)
         if (rc == KL_OK)
             told_ended(process, &id);
     } else if (dice == 2) {
-        key->again_asked = true;
         rc = kl_key_retry(process->queue, kl_str(key->name), NULL);
     } else {
         key->drain_asked = true;
         rc = drain(process, key);
     }
     sim_note(world, process, NULL, "request %llu: %s", (unsigned long long)dice, kl_rc_name(rc));
+}
+
+/* One that waits, or that has died since it was chosen. */
+static void retry_task(struct sim_process *process)
+{
+    struct world *world = process->world;
+    const struct sim_entry *entry = choose_waiting(world);
+    if (!entry)
+        return;
+    kl_task_id id = entry->id;
+    sim_note(world, process, entry->task, "is to be tried now");
+    process->redriving = true;
+    kl_rc rc = kl_task_retry(process->queue, &id, NULL);
+    process->redriving = false;
+    sim_note(world, process, entry->task, "is tried now: %s", kl_rc_name(rc));
+}
+
+/* Its tasks live once more; which of them, the store says. */
+static void rerun_job(struct sim_process *process)
+{
+    struct world *world = process->world;
+    struct sim_job *job = world->job_count ? &world->jobs[sim_below(world, world->job_count)] : NULL;
+    uint64_t count = 0;
+    if (!job || !job->answered)
+        return;
+    job->rerun = process->redriving = true;
+    kl_rc rc = kl_job_rerun(process->queue, &job->answer.job, sim_chance(world, 1, 2), &count);
+    process->redriving = false;
+    sim_note(world, process, job->tasks[0], "reruns %llu tasks of the job %s: %s", (unsigned long long)count, job->key,
+             kl_rc_name(rc));
 }
 
 static void redrive(struct sim_process *process)
@@ -408,6 +436,10 @@ static void act(struct sim_process *process)
     uint64_t dice = sim_below(world, 12);
     if (plan->altered && sim_chance(world, 1, 4))
         alter(process);
+    else if (plan->reruns && sim_chance(world, 1, 3))
+        rerun_job(process);
+    else if (plan->reruns && sim_chance(world, 1, 3))
+        retry_task(process);
     else if (dice < 3 && plan->layouts)
         change_layout(process);
     else if (dice < 5 && plan->pauses)

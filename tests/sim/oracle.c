@@ -342,11 +342,11 @@ static void check_again(struct sim_process *process, const struct sim_entry *ent
     for (struct sim_entry *other = task->entries; other; other = other->next_of_task) {
         if (other == entry)
             continue;
-        if (process->redriving)
-            other->moved |= other->ended; /* the letter: what is put back may be moved, and stands for both */
-        else if (other->layout < entry->layout && other->due && !other->ended &&
-                 (process->role == SIM_WORKER || process->role == SIM_OPERATOR))
+        if (other->layout < entry->layout && other->due && !other->ended &&
+            (process->role == SIM_WORKER || process->role == SIM_OPERATOR))
             other->moved = true;
+        else if (process->redriving && (other->ended || other->moved))
+            other->moved = true; /* the letter: what is put back may be moved, and stands for both */
         else if (is_submitted_again(process, other) && !other->moved) {
             other->moved = true; /* the new one stands for it */
             task->real_ends--;
@@ -646,6 +646,20 @@ void oracle_dealt(struct sim_process *process, struct sim_entry *entry)
     entry->verdict_dead = false;
 }
 
+/* Tasks that run in processes whose leases hold: those that are over nobody can count. */
+static int64_t count_running(const struct world *world)
+{
+    int64_t count = 0;
+    for (uint32_t key = 0; key < SIM_KEYS_MAX; key++) {
+        for (const struct sim_entry *entry = world->keys[key].waiting; entry; entry = entry->next_of_key) {
+            const struct sim_owner *owner = oracle_owner(world, entry->place);
+            count += entry->running && owner->process == entry->taken_by && owner->epoch == entry->taken_epoch &&
+                     owner->expires_ms > world->now_ms && !world->processes[owner->process]->dead;
+        }
+    }
+    return count;
+}
+
 void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl__window *window)
 {
     struct world *world = process->world;
@@ -656,6 +670,9 @@ void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl_
     entry->running = true;
     entry->finished_by = SIM_NOBODY;
     sim_note(world, process, task, "runs, start %u", entry->starts);
+    if (world->plan.concurrency && count_running(world) > world->plan.concurrency)
+        sim_break(world, "I8", task, "p%u runs task %llu, and more than %lld tasks of the queue run", process->number,
+                  number, (long long)world->plan.concurrency);
     if (window->lost)
         sim_break(world, "I3", task, "p%u runs task %llu, and knows that the shard is lost", process->number, number);
     check_owner(process, entry, window->epoch, "runs");
@@ -666,7 +683,7 @@ void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl_
                   process->number, number);
     if (task->rare && !process->all_kinds)
         sim_break(world, "I5", task, "p%u runs task %llu of a kind that it does not serve", process->number, number);
-    if (task->job >= 0 && world->jobs[task->job].cancelled_ms > 0 &&
+    if (task->job >= 0 && world->jobs[task->job].cancelled_ms > 0 && !world->jobs[task->job].rerun &&
         entry->known_ms > world->jobs[task->job].cancelled_ms)
         sim_break(world, "I5", task, "p%u runs task %llu of a cancelled job", process->number, number);
 }

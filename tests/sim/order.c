@@ -184,7 +184,7 @@ static void check_against(struct sim_process *process, const struct sim_entry *e
         overtakes(process, window, entry, other, "runs in a process whose lease holds");
     else if (other->layout < entry->layout)
         overtakes(process, window, entry, other, "waits in an older layout");
-    if (other->layout != entry->layout || world->keys[entry->task->key].again_asked || is_ahead(other, process, epoch))
+    if (other->layout != entry->layout || is_ahead(other, process, epoch))
         return;
     if (other->finished_by == process->number && other->finished_epoch == epoch)
         overtakes(process, window, entry, other, "is to be tried again first");

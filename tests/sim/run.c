@@ -65,6 +65,17 @@ static struct sim_plan make_plan(struct world *world, uint64_t operations)
         plan.altered = plan.layouts = true;
         plan.operators += plan.operators == 0;
     }
+    if (world->seed % 8 == 1) { /* likewise */
+        plan.concurrency = 1 + (int64_t)(world->seed / 8 % 4);
+        plan.layouts |= world->seed / 32 % 2;
+    }
+    if (world->seed % 8 == 7) { /* likewise */
+        plan.reruns = true;
+        plan.redrives = false; /* who does both at once may put a task twice */
+        plan.submitters += plan.submitters == 0;
+        plan.operators += plan.operators == 0;
+        plan.layouts |= world->seed / 8 % 2;
+    }
     if (sim_is_mutated()) { /* everything happens, so that fewer seeds are needed */
         plan.layouts = plan.crons = plan.pauses = plan.delays = true;
         plan.submitters = plan.operators = 2;
@@ -88,6 +99,7 @@ static void set_up(struct sim_process *process)
                               .lease_ms = world->plan.lease_ms,
                               .attempts_max = world->plan.attempts_max,
                               .head_policy = world->plan.policy,
+                              .concurrency = world->plan.concurrency,
                               .backoff_base_ms = 10,
                               .backoff_max_ms = 400};
     if (kl_store_open_engine(sim_engine(), "0", &opts, &process->store) != KL_OK ||

@@ -19,7 +19,8 @@
  * I5  Every task ends, or is visibly waiting with a reason.
  * I6  One idempotency key (token, unique, tick of a schedule), one job, one answer.
  * I7  Recovery invents nothing: no task, no outcome and no attempt that was not there.
- * I8  No more tasks of one partition are with a worker than may run there at a time. */
+ * I8  No more tasks of one partition are with a worker than may run there at a time, and no more of the queue run in all
+ *     workers whose leases hold than may. */
 #ifndef TESTS_SIM_WORLD_H
 #define TESTS_SIM_WORLD_H
 
@@ -64,6 +65,7 @@ struct sim_plan {
     kl_head_policy policy;
     int64_t window_max;
     int64_t per_partition;    /* tasks of one partition in one worker; 0: no limit */
+    int64_t concurrency;      /* of the queue; 0: no limit */
     uint32_t lost_per_mille;  /* requests, and as many replies */
     uint32_t stall_per_10000; /* calls that take up to several leases */
     uint32_t slow_per_mille;  /* calls that take up to 100 ms */
@@ -72,6 +74,7 @@ struct sim_plan {
     bool ordered;     /* few keys with many priorities and due times */
     bool true_clocks; /* everybody's */
     bool altered;     /* settings are, and the number of digits, while everything goes on */
+    bool reruns;      /* jobs are rerun, and single tasks tried now */
     bool restless;    /* layouts are changed, and keys drained, all the time, and half of the tasks are delayed */
     uint32_t poison_max;
 };
@@ -159,7 +162,7 @@ struct sim_entry {
 struct sim_key {
     char name[16];
     struct sim_entry *waiting;
-    bool paused, steered, skip_asked, again_asked, drain_asked;
+    bool paused, steered, skip_asked, drain_asked;
     bool held;            /* paused at the end, while all others come to rest */
     int64_t paused_ms;    /* since when it is */
     uint64_t tried_epoch; /* in which a task of it that had been tried before ended last */
@@ -194,6 +197,7 @@ struct sim_job {
     struct sim_task *tasks[SIM_JOB_TASKS_MAX];
     size_t count;
     bool answered, cancel_asked;
+    bool rerun;           /* somebody asked for that */
     int64_t cancelled_ms; /* when that was acknowledged; 0: it was not */
     kl_job_answer answer;
 };
