@@ -48,8 +48,10 @@ static void put_aside(kl__pump *pump, kl__held *held, kl__blocked why)
 {
     kl__window *window = held->window;
     if (held->key_hash) {
+        int64_t due_ms = held->lane.due_ms;
         held->state = KL_HELD_LINE;
         kl__lanes_halt(window->lanes, &held->lane, pump->now_ms);
+        held->lane.due_ms = due_ms; /* it was not tried: what stands behind it must not pass it */
         kl__window_block(window, held, why);
         return;
     }

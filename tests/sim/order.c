@@ -166,6 +166,12 @@ static bool comes_first(const struct world *world, const struct sim_entry *other
     return other->due ? other->due_ms < ms : world->plan.true_clocks && other->stored_ms < entry->due_ms;
 }
 
+/* Of a kind that the worker does not serve: it holds its key, and is only looked at again. */
+static bool is_set_aside(const struct sim_process *process, const struct sim_entry *entry)
+{
+    return entry->task->rare && !process->all_kinds;
+}
+
 static void check_against(struct sim_process *process, const struct sim_entry *entry, const struct sim_entry *other,
                           const kl__held *held)
 {
@@ -194,7 +200,7 @@ static void check_against(struct sim_process *process, const struct sim_entry *e
              other->sequence < entry->sequence && other->retry_line >= entry->retry_line)
         overtakes(process, window, entry, other, "comes before it in their line");
     else if (!other->retry_line && !entry->retry_line && comes_first(world, other, entry, held->lane.due_ms) &&
-             is_known(process, other, epoch))
+             is_known(process, other, epoch) && !is_set_aside(process, entry))
         overtakes(process, window, entry, other, "comes first");
 }
 

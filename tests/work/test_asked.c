@@ -493,3 +493,27 @@ TEST(an_urgent_task_passes_one_that_was_only_kept_by_a_pause_when_another_worker
     CHECK_STR(hand_start(next), "urgent");
     asked_close(&asked);
 }
+
+/* Its worker has looked at it, and nothing here runs its kind. Then that is looked at again: the kind may be wanted
+ * now (claims.c), or the key was paused and is resumed. */
+TEST(a_first_task_that_is_looked_at_again_is_passed_by_none_behind_it)
+{
+    struct hand hand;
+    kl_put puts[2] = {{.key = kl_str("k"), .kind = kl_str("rare"), .payload = kl_str("first")},
+                      {.key = kl_str("k"), .kind = kl_str("often"), .payload = kl_str("second")}};
+    kl_put_result results[2];
+    if (!hand_open(&hand, &(kl_queue_opts){.size = sizeof(kl_queue_opts), .lease_ms = 3600000}))
+        return;
+    hand.now_ms += 365 * INT64_C(86400000); /* they were put long before they are looked at */
+    CHECK_INT(kl_queue_put(hand.queue, puts, 2, (kl_bytes){0}, results), KL_OK);
+    struct hand_pump *pump = hand_pump(&hand, "often");
+    hand_own(pump);
+    CHECK_STR(hand_start(pump), "");
+    hand_looks(pump);
+    CHECK_INT(kl__pump_serve(pump->pump, 0, 1), 1);
+    hand_looks(pump);
+    CHECK_INT(kl__pump_held(pump->pump), 2);
+    CHECK_STR(hand_start(pump), "");
+    CHECK_STR(hand_start(pump), "");
+    hand_close(&hand);
+}
