@@ -529,6 +529,7 @@ kl_rc kl__partitions_beat(kl__pump *pump);
 kl_rc kl__partitions_fenced(const kl__pump *pump);     /* or why shards that are owned cannot be used */
 int64_t kl__partitions_lease_ms(const kl__pump *pump); /* the shortest that was told, or is to be */
 kl_rc kl__partitions_watch(kl__pump *pump);            /* asks for a beat when others came, went, took or gave back */
+uint64_t kl__partitions_permits(const kl__pump *pump); /* of the queue's concurrency, as of now */
 bool kl__partitions_starve(const kl__pump *pump); /* it wants more permits than it has, and the others do not know */
 void kl__partitions_close(kl__pump *pump);
 

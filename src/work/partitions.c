@@ -351,6 +351,16 @@ static void set_permits(kl__pump *pump)
     pump->permits = is_told ? least : 0;
 }
 
+/* Those of a lease that is over others may have by now. */
+uint64_t kl__partitions_permits(const kl__pump *pump)
+{
+    int64_t local_ms = pump->opts.local_ms(pump->opts.local_ctx);
+    bool holds = pump->descriptor->settings.concurrency == KL_FOREVER;
+    for (const kl__partition *partition = pump->partitions; partition && !holds; partition = partition->next)
+        holds = shares_permits(partition) && kl__owners_holds(partition->owners, local_ms);
+    return holds ? pump->permits : 0;
+}
+
 /* Where permits are scarce first. */
 static bool governs_permits(const kl__pump *pump, const kl__partition *partition)
 {

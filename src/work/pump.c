@@ -190,7 +190,8 @@ static size_t allowed(kl__pump *pump, size_t max)
         return 0;
     size_t most = allowed_by_rate(pump, max);
     if (settings->concurrency != KL_FOREVER) {
-        uint64_t free = pump->permits > pump->running ? pump->permits - pump->running : 0;
+        uint64_t permits = kl__partitions_permits(pump);
+        uint64_t free = permits > pump->running ? permits - pump->running : 0;
         most = free < most ? (size_t)free : most;
     }
     pump->limited = max > 0 && most == 0;

@@ -7,6 +7,7 @@
 #include "store/lossy.h"
 #include "store/quick.h"
 #include "work/hand.h"
+#include "work/owners_inside.h"
 
 /* --- Draining --- */
 
@@ -385,4 +386,34 @@ TEST(what_a_worker_that_stops_still_runs_counts_for_the_queues_limit)
     start_all(pumps[1]);
     CHECK_INT(running(pumps, 2), LIMIT);
     hand_close(&hand);
+}
+
+/* Its lease of the other partition holds. */
+TEST(a_worker_that_is_not_heard_where_the_limit_is_shared_out_starts_nothing_more)
+{
+    struct hand hand;
+    struct hand_pump *pumps[2];
+    struct lossy lossy;
+    kl_store *away;
+    if (!open_with_limit(&hand, pumps))
+        return;
+    REQUIRE(lossy_open(&lossy, hand.memory, 1, &away) == KL_OK);
+    kl__owners *unheard = partition_at(pumps[0], 0)->owners;
+    unheard->store = away;
+    lossy.down = true;
+    for (int i = 0; i < 12; i++) {
+        hand.now_ms += 100000;
+        CHECK_INT(kl__pump_tick(pumps[0]->pump), KL_OK);
+        pumps[0]->pump->beat_now = true;
+        CHECK_INT(kl__pump_keep(pumps[0]->pump), LOSSY_RC);
+        beat_in_turn(&pumps[1], 1, 1);
+    }
+    while (pumps[0]->running_count > 0)
+        hand_end(pumps[0], hand_running(pumps[0], 0), KL_DONE);
+    CHECK_INT(start_all(pumps[0]), 0);
+    start_all(pumps[1]);
+    CHECK_INT(running(pumps, 2), LIMIT);
+    unheard->store = hand.memory;
+    hand_close(&hand);
+    kl_store_close(away);
 }
