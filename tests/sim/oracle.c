@@ -622,21 +622,27 @@ struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held
     return entry;
 }
 
-void oracle_untaken(struct sim_process *process, struct sim_entry *entry)
+/* It may have lost the shard, and have taken the task again under a later epoch. */
+static bool is_taken_by(const struct sim_entry *entry, const struct sim_process *process, uint64_t epoch)
+{
+    return entry->taken_by == process->number && entry->taken_epoch == epoch;
+}
+
+void oracle_untaken(struct sim_process *process, struct sim_entry *entry, uint64_t epoch)
 {
     sim_note(process->world, process, entry->task, "not run after all");
-    if (entry->taken_by != process->number)
+    if (!is_taken_by(entry, process, epoch))
         return;
     entry->taken_by = SIM_NOBODY;
     entry->starts--;
 }
 
 /* Load has ended it without a run, or set it aside, or it was not to be started any more. */
-void oracle_dealt(struct sim_process *process, struct sim_entry *entry)
+void oracle_dealt(struct sim_process *process, struct sim_entry *entry, uint64_t epoch)
 {
     struct world *world = process->world;
-    bool ends = order_ends_unrun(world, entry) && entry->taken_by == process->number;
-    oracle_untaken(process, entry);
+    bool ends = order_ends_unrun(world, entry) && is_taken_by(entry, process, epoch);
+    oracle_untaken(process, entry, epoch);
     if (!ends || (entry->task->rare && !process->all_kinds))
         return;
     entry->finished_by = process->number;

@@ -136,7 +136,7 @@ static void run_all(struct sim_process *process, kl__held **held, struct sim_ent
     }
     for (size_t i = count; i-- > done;) {
         if (!process->dead)
-            oracle_untaken(process, entries[i]);
+            oracle_untaken(process, entries[i], held[i]->window->epoch);
         kl__pump_untake(process->pump, held[i]);
     }
 }
@@ -146,6 +146,7 @@ struct hand {
     struct sim_entry *entries[SIM_HANDS_MAX]; /* of those that are held */
     kl_task_id ids[SIM_HANDS_MAX];
     struct sim_entry *taken[SIM_HANDS_MAX];
+    uint64_t epochs[SIM_HANDS_MAX]; /* under which they were */
     kl_task tasks[SIM_HANDS_MAX];
     kl_task_extra extras[SIM_HANDS_MAX];
     const kl_handler *handlers[SIM_HANDS_MAX];
@@ -169,9 +170,9 @@ static size_t load(struct sim_process *process, struct hand *hand, size_t count,
         hand->entries[i] = oracle_find(process->world, hand->held[i]->window->place.partition, &hand->held[i]->id);
     for (size_t i = 0; i < count && !process->dead; i++) {
         if (rc != KL_OK)
-            oracle_untaken(process, hand->taken[i]);
+            oracle_untaken(process, hand->taken[i], hand->epochs[i]);
         else if (!is_among(hand, run, hand->taken[i]))
-            oracle_dealt(process, hand->taken[i]);
+            oracle_dealt(process, hand->taken[i], hand->epochs[i]);
     }
     return run;
 }
@@ -204,9 +205,11 @@ static bool take(struct sim_process *process)
     kl_arena arena = {0};
     size_t most = sim_chance(process->world, 1, 4) ? SIM_HANDS_MAX : 1;
     size_t count = kl__pump_take(process->pump, hand.held, most);
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0; i < count; i++) {
+        hand.epochs[i] = hand.held[i]->window->epoch;
         if (!(hand.taken[i] = oracle_taken(process, hand.held[i])))
             sim_crash(process, "what it takes is not there");
+    }
     for (size_t i = 0; i < count; i++)
         check_limit(process, hand.held[i]);
     if (process->dead) {

@@ -334,8 +334,8 @@ void oracle_answered(struct sim_process *process, struct sim_job *job, const kl_
 
 /* What a worker does. */
 struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held);
-void oracle_untaken(struct sim_process *process, struct sim_entry *entry);
-void oracle_dealt(struct sim_process *process, struct sim_entry *entry);
+void oracle_untaken(struct sim_process *process, struct sim_entry *entry, uint64_t epoch);
+void oracle_dealt(struct sim_process *process, struct sim_entry *entry, uint64_t epoch);
 void oracle_runs(struct sim_process *process, struct sim_entry *entry, const kl__window *window);
 void oracle_finished(struct sim_process *process, struct sim_entry *entry, const kl__held *held); /* NULL: lost */
 
