@@ -22,10 +22,10 @@ enum { WELL_MAX = 256 };
 
 /* Where neither 0 nor 1 does. */
 static const uint16_t seeds_of[KL_MUTANTS_COUNT] = {
-    [KL_MUTANT_unique_unwritten] = 2,    [KL_MUTANT_halt_holds_shard] = 13, [KL_MUTANT_outcomes_turned] = 35,
-    [KL_MUTANT_tick_twice] = 2,          [KL_MUTANT_lease_renewed] = 3,     [KL_MUTANT_floor_lost] = 4,
-    [KL_MUTANT_due_run_here] = 4,        [KL_MUTANT_submit_blind] = 259,    [KL_MUTANT_lines_unread] = 5,
-    [KL_MUTANT_due_unread] = 28,         [KL_MUTANT_due_piecemeal] = 28,    [KL_MUTANT_side_alone] = 83,
+    [KL_MUTANT_unique_unwritten] = 19,   [KL_MUTANT_halt_holds_shard] = 13, [KL_MUTANT_outcomes_turned] = 35,
+    [KL_MUTANT_tick_twice] = 2,          [KL_MUTANT_lease_renewed] = 17,    [KL_MUTANT_floor_lost] = 4,
+    [KL_MUTANT_due_run_here] = 4,        [KL_MUTANT_submit_blind] = 259,    [KL_MUTANT_lines_unread] = 31,
+    [KL_MUTANT_due_unread] = 2,          [KL_MUTANT_due_piecemeal] = 2,     [KL_MUTANT_side_alone] = 83,
     [KL_MUTANT_partition_unlimited] = 6, [KL_MUTANT_capacity_leaks] = 6,
 };
 

@@ -19,8 +19,8 @@
  * I5  Every task ends, or is visibly waiting with a reason.
  * I6  One idempotency key (token, unique, tick of a schedule), one job, one answer.
  * I7  Recovery invents nothing: no task, no outcome and no attempt that was not there.
- * I8  No more tasks of one partition are with a worker than may run there at a time, and no more of the queue run in all
- *     workers whose leases hold than may. */
+ * I8  No more tasks of one partition are with a worker than may run there at a time, and no more tasks of the queue run
+ *     in all workers whose leases hold than may. */
 #ifndef TESTS_SIM_WORLD_H
 #define TESTS_SIM_WORLD_H
 
