@@ -42,6 +42,7 @@ struct look {
     kl__window *window;
     kl__cursor *cursor; /* NULL: the due line */
     look_kind kind;
+    bool spoiled; /* what it shows counts for nothing, nor do other lines of the window */
 };
 
 struct looks {
@@ -61,7 +62,7 @@ static void plan(struct looks *looks, kl__window *window, int32_t line, look_kin
     const kl_stub *after = !cursor             ? (window->due_under_way ? &window->due_last : NULL)
                            : kind == LOOK_SIDE ? &cursor->side
                                                : (cursor->any ? &cursor->last : NULL);
-    looks->each[looks->count] = (struct look){window, cursor, kind};
+    looks->each[looks->count] = (struct look){window, cursor, kind, false};
     looks->scans[looks->count++] =
         (kl_scan){.place = window->place, .line = line, .until_ms = window->pump->now_ms, .after = after};
     window->out++; /* it must not be freed while the store is asked */
@@ -365,39 +366,52 @@ static void apply_due(struct look *look, const kl_scan *scan, size_t admitted)
         kl__window_end_due(window);
 }
 
-/* What is due comes last. Where that counts for nothing, all lines are read once more: what is ready would pass it. */
 static void apply(struct look *look, const kl_scan *scan)
 {
     kl__window *window = look->window;
-    if (window->lost)
-        return;
-    bool spoiled = window->due_spoiled;
+    size_t admitted;
     if (!look->cursor)
         window->due_partly = window->due_under_way || scan->count == scan->max;
-    size_t admitted = spoiled ? 0 : admit(look, scan);
-    if (spoiled)
-        window->pump->more = window->pump->eager = true;
-    else if (look->kind == LOOK_SIDE)
+    admitted = admit(look, scan);
+    if (look->kind == LOOK_SIDE)
         apply_side(look, scan, admitted);
     else if (look->cursor)
         apply_on(look, scan, admitted);
     else
         apply_due(look, scan, admitted);
-    if (!look->cursor)
-        kl__window_end_due_look(window);
     window->pump->more |= look->cursor && look->cursor->siding;
 }
 
-/* Only now that all its lines were applied: a task of one may come before those of another. */
-static void release(kl__window *window)
+/* What is due comes last. Where that is spoiled, all lines are read once more, and until then nothing is started: what
+ * is in memory could pass what is not. */
+static void apply_or_pass(struct look *look, const kl_scan *scan)
 {
+    kl__window *window = look->window;
+    if (window->lost)
+        return;
+    look->spoiled = window->due_spoiled;
+    if (!look->spoiled) {
+        apply(look, scan);
+    } else if (!window->unlooked) {
+        window->unlooked = window->pump->more = window->pump->eager = true;
+        kl__window_clear_room(window);
+    }
+    if (!look->cursor)
+        kl__window_end_due_look(window);
+}
+
+/* Only now that all its lines were applied: a task of one may come before those of another. */
+static void release(const struct look *look)
+{
+    kl__window *window = look->window;
     window->out--;
     if (window->lost) {
         kl__window_free_if_done(window);
         return;
     }
     kl__window_yield_due(window);
-    catch_up(window);
+    if (!look->spoiled)
+        catch_up(window);
 }
 
 static void give_up(struct looks *looks)
@@ -431,9 +445,9 @@ static kl_rc look_at(kl__pump *pump, struct looks *looks)
         return rc;
     }
     for (size_t i = 0; i < looks->count; i++)
-        apply(&looks->each[i], &looks->scans[i]);
+        apply_or_pass(&looks->each[i], &looks->scans[i]);
     for (size_t i = 0; i < looks->count; i++)
-        release(looks->each[i].window);
+        release(&looks->each[i]);
     return KL_OK;
 }
 

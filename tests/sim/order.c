@@ -55,16 +55,6 @@ void order_scanned(struct sim_process *process, const kl_scan *scans, size_t cou
     }
 }
 
-/* What operators have ended meanwhile may be among what it showed: it counts for nothing, and is begun again. */
-static bool is_spoiled(const struct sim_process *process, uint32_t number, uint32_t shard)
-{
-    const kl__partition *partition = process->pump->partitions;
-    while (partition && partition->number != number)
-        partition = partition->next;
-    const kl__window *window = partition ? partition->by_shard[shard] : NULL;
-    return window && window->due_again_ms <= window->due_looked_ms;
-}
-
 /* What was read is in memory now, and so are those that come behind it: out of the way. */
 void order_look_ends(struct sim_process *process, kl_rc rc)
 {
@@ -80,7 +70,7 @@ void order_look_ends(struct sim_process *process, kl_rc rc)
             struct sim_owner *owner = &partition->owners[shard];
             if (owner->process != process->number || !owner->reading.ended)
                 continue;
-            if (rc == KL_OK && !is_spoiled(process, i, shard))
+            if (rc == KL_OK)
                 owner->read = owner->reading;
             owner->reading = (struct sim_reading){.begun = false};
         }

@@ -43,6 +43,7 @@ static const uint64_t once_broken[] = {
     351109729273,  /* a key was drained while a task of it was being given back */
     329388505595,  /* a task was started before a due one whose reading an operator had spoiled */
     329388507388,  /* a task that was given back passed a more urgent one that was not read, because memory was full */
+    978678572967,  /* after a look that was spoiled a task passed a more urgent one that was stored before it */
 };
 
 static bool is_well(uint64_t seed)
