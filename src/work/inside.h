@@ -171,7 +171,7 @@ struct kl__window {
     bool suspect;       /* taken over from an owner that did not give it back */
     bool retry_read;    /* the retry line has been read to its end: only then may others be */
     bool leaving;       /* is to be given back, and is not looked at */
-    bool unlooked;      /* was leaving, and has not been looked at since: nothing is started before */
+    bool unlooked;      /* was leaving, or its last look was spoiled: nothing is started before the next one */
     _Atomic(bool) lost; /* belongs to somebody else */
     bool settling;
     bool sweeping; /* tasks of this key (0: all) are being ended, and must not come into memory meanwhile */
