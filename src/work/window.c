@@ -202,12 +202,12 @@ static bool join_lane(kl__held *held, bool started)
     return true;
 }
 
-/* It comes before the task of its key that waits for a thread: that one goes back into line. */
+/* It comes before the task of its key that waits for a thread: that one goes back into line. NULL: so does any. */
 static void overtake(const kl__window *window, kl__lane *lane, const kl__lane_task *task)
 {
     kl__lane_task *head = kl__lane_head(lane);
     kl__held *first = head ? kl__held_of(head) : NULL;
-    if (!first || first->state != KL_HELD_ROOM || first->retry_line || !kl__lane_task_before(task, head))
+    if (!first || first->state != KL_HELD_ROOM || first->retry_line || (task && !kl__lane_task_before(task, head)))
         return;
     kl__room_remove(first);
     first->state = KL_HELD_LINE;
@@ -242,6 +242,8 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
     held->accused = window->suspect && stub->attempts > 0 && stub->due_ms == 0 && !pump->opts.wanted &&
                     stub->attempts < pump->descriptor->settings.attempts_max; /* else it is halted, or dead */
     kl__lane *lane = kl__window_lane(window, stub->key_hash);
+    if (lane)
+        overtake(window, lane, NULL);
     bool holds = !lane || !kl__lane_head(lane); /* else it is run right behind the one that does, as it was before */
     bool behind = key_is_blocked(window, lane, stub->key_hash);
     held->lane.due_ms = holds ? stub->due_ms : 0;

@@ -44,6 +44,7 @@ static const uint64_t once_broken[] = {
     329388505595,  /* a task was started before a due one whose reading an operator had spoiled */
     329388507388,  /* a task that was given back passed a more urgent one that was not read, because memory was full */
     978678572967,  /* after a look that was spoiled a task passed a more urgent one that was stored before it */
+    276400767287,  /* a task that was tried now waited behind a less urgent one of its key that had not started */
 };
 
 static bool is_well(uint64_t seed)

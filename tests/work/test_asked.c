@@ -517,3 +517,19 @@ TEST(a_first_task_that_is_looked_at_again_is_passed_by_none_behind_it)
     CHECK_STR(hand_start(pump), "");
     hand_close(&hand);
 }
+
+TEST(a_delayed_task_that_is_tried_now_goes_before_a_less_urgent_one_of_its_key_that_is_ready)
+{
+    struct asked asked;
+    kl_task_id again;
+    if (!asked_open(&asked, true))
+        return;
+    hand_put(&asked.hand, "k", "ready", 0);
+    kl_task_id urgent = put_delayed(&asked, "urgent", -1, 3600000);
+    hand_looks(asked.pump);
+    CHECK(kl__pump_ready(asked.pump->pump) > 0);
+    CHECK_INT(kl_task_retry(asked.queue, &urgent, &again), KL_OK);
+    CHECK_STR(hand_start(asked.pump), "urgent");
+    CHECK_STR(hand_start(asked.pump), "");
+    asked_close(&asked);
+}
