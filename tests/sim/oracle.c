@@ -616,6 +616,7 @@ struct sim_entry *oracle_taken(struct sim_process *process, const kl__held *held
     note_extra(process, entry, epoch);
     entry->taken_by = process->number;
     entry->taken_epoch = epoch;
+    entry->drained_by = SIM_NOBODY; /* a drain leaves alone what is with a thread, also if that gives it back unrun */
     entry->starts++;
     entry->known_ms = process->tick_began_ms;
     entry->running = false;
