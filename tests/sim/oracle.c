@@ -342,11 +342,10 @@ static void check_again(struct sim_process *process, const struct sim_entry *ent
     for (struct sim_entry *other = task->entries; other; other = other->next_of_task) {
         if (other == entry)
             continue;
-        if (other->layout < entry->layout && other->due && !other->ended &&
-            (process->role == SIM_WORKER || process->role == SIM_OPERATOR))
-            other->moved = true;
-        else if (process->redriving && (other->ended || other->moved))
-            other->moved = true; /* the letter: what is put back may be moved, and stands for both */
+        bool owns = process->role == SIM_WORKER || process->role == SIM_OPERATOR;
+        bool moves = owns && other->layout < entry->layout && other->due && !other->ended;
+        if (moves || (process->redriving && (other->ended || other->moved)))
+            other->moved = true; /* a letter: what is put back may be moved, and stands for both */
         else if (is_submitted_again(process, other) && !other->moved) {
             other->moved = true; /* the new one stands for it */
             task->real_ends--;
