@@ -43,7 +43,7 @@ TEST(a_halted_key_with_a_long_line_hides_no_other)
     struct rig rig;
     struct runs runs;
     kl_queue_opts opts = {.size = sizeof opts, .head_policy = KL_HEAD_HALT};
-    uint64_t line = long_line(200000);
+    uint64_t line = long_line(1000000);
     if (!rig_open(&rig, RIG_MEMORY, &opts))
         return;
     runs_init(&runs);
@@ -302,7 +302,7 @@ static void flood(rig_kind kind, uint64_t count, int keys, int64_t window_max)
 
 TEST(a_group_that_floods_the_queue_delays_another_s_single_task_by_one_round)
 {
-    flood(RIG_MEMORY, long_line(100000), 10000, WINDOW_LEAST);
+    flood(RIG_MEMORY, long_line(1000000), 10000, WINDOW_LEAST);
 }
 
 TEST(a_flood_smaller_than_the_window_delays_another_group_by_one_round) { flood(RIG_MEMORY, 20000, 2000, 0); }
