@@ -366,6 +366,25 @@ TEST(a_history_whose_log_was_emptied_is_damage_to_the_doctor_and_to_opening) { l
 TEST(a_history_whose_log_is_gone_is_damage_to_the_doctor_and_to_opening) { lose_history(false, remove_log); }
 TEST(a_history_whose_log_was_overwritten_is_damage_to_the_doctor_and_to_opening) { lose_history(false, overwrite_log); }
 
+/* SQLite reads such a file, and refuses only what is to be written. */
+TEST(a_history_that_can_only_be_read_is_damage_to_the_doctor_and_to_opening)
+{
+    struct patient *patient = patient_make(true);
+    kl_store *store = NULL;
+    REQUIRE(patient);
+    patient_write(patient, RECORDING_PATH "/history.db", 18, "\3", 1); /* the write version */
+    CHECK_INT(patient_open(patient, &store), KL_EDAMAGED);
+    CHECK_CONTAINS(kl_error_text(), "keyline doctor");
+    kl_store_close(store);
+    CHECK_INT(examine(patient), KL_EDAMAGED);
+    CHECK_INT(patient_found(patient, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_DAMAGE), 1);
+    CHECK_INT(patient_examine(patient, true), KL_OK);
+    CHECK_INT(patient->totals.lost_finished, 0);
+    CHECK(patient_is_well(patient, NULL));
+    CHECK_INT(patient->totals.history_tasks, PATIENT_SETTLED);
+    patient_free(patient);
+}
+
 /* Adds up the bytes of a file, so that a change shows. */
 static uint64_t sum_file(struct patient *patient, const char *path)
 {

@@ -46,6 +46,7 @@ static kl_rc read_all(kl__hdb *db, kl__history_name_fn *named, void *ctx, kl__hi
     KL_TRY(kl__hdb_progress(db, &report->position, &report->commits, &settled));
     KL_TRY(count_tasks(db, &report->tasks));
     report->tasks_known = true;
+    KL_TRY(kl__hdb_check_version(db));
     KL_TRY(list_partitions(db, named, ctx));
     return kl__hdb_check(db);
 }

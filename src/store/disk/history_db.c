@@ -353,6 +353,20 @@ kl_rc kl__hdb_recognise(kl__hdb *db, bool *ret_is_new)
     return check_schema(db);
 }
 
+/* A file with a write version that SQLite does not know is opened to be read, without a word. */
+kl_rc kl__hdb_check_version(kl__hdb *db)
+{
+    enum { AT = 18, HIGHEST = 2 };
+    uint8_t version = 0;
+    sqlite3_file *file = NULL;
+    int rc = sqlite3_file_control(db->sqlite, "main", SQLITE_FCNTL_FILE_POINTER, &file);
+    if (rc == SQLITE_OK && file && file->pMethods)
+        rc = file->pMethods->xRead(file, &version, 1, AT);
+    if (rc != SQLITE_OK && rc != SQLITE_IOERR_SHORT_READ)
+        return kl__hdb_fail(db, rc);
+    return version <= HIGHEST ? KL_OK : kl__hdb_damaged(db, "its header, so that it cannot be written");
+}
+
 static int note_wal(void *ctx, sqlite3 *sqlite, const char *name, int pages)
 {
     (void)sqlite, (void)name;
@@ -389,7 +403,7 @@ static kl_rc prepare_writer(kl__hdb *db)
     sqlite3_wal_hook(db->sqlite, note_wal, db);
     bool is_new;
     KL_TRY(kl__hdb_recognise(db, &is_new));
-    return is_new ? make(db) : KL_OK;
+    return is_new ? make(db) : kl__hdb_check_version(db);
 }
 
 static kl_rc prepare_connection(kl__hdb *db, bool writer)

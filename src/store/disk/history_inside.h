@@ -143,6 +143,7 @@ kl_rc kl__hdb_look(const char *path, const char *vfs, bool has_wal, kl__hdb **re
 
 /* Is it ours, of a version that we know, with the tables that we make? *ret_is_new: there is nothing in it yet. */
 kl_rc kl__hdb_recognise(kl__hdb *db, bool *ret_is_new);
+kl_rc kl__hdb_check_version(kl__hdb *db); /* KL_EDAMAGED: it can only be read */
 
 /* What SQLite just said, as a code and a sentence. */
 kl_rc kl__hdb_fail(kl__hdb *db, int sqlite_rc);
