@@ -239,7 +239,8 @@ typedef struct kl_counts {
     int64_t oldest_id_ms; /* when the oldest task of the ready lines was made, by its id; 0: none, or not known */
     uint64_t done, dead, cancelled; /* kept */
     bool at_least;                  /* there may be more: counting further would have cost too much */
-    bool finished_behind; /* done, dead and cancelled are of a while ago: what keeps them cannot be written just now */
+    bool finished_behind; /* done, dead and cancelled are of a while ago: what keeps them cannot be written just now, or
+                           * has much to forget */
 } kl_counts;
 
 /* shard KL_ALL_SHARDS: the whole partition. Finished tasks are counted for partitions only. With a job (NULL: all),

@@ -2,10 +2,12 @@
  * say. */
 #include <errno.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <sys/stat.h>
 
 #include "disk_rig.h"
 #include "store/disk/disk.h"
+#include "store/dispatch.h"
 
 enum { FILLERS = 2000, TRIED = 30 };
 
@@ -149,5 +151,62 @@ TEST(what_came_of_a_task_waits_as_long_as_the_journal_cannot_be_read)
     CHECK_OK(read_task(&rig, 1, &task));
     check_result(&task);
     CHECK_INT(task.entry.payload.len, 10);
+    rig_end(&rig);
+}
+
+/* ---- Much that has expired ---- */
+
+static _Atomic(int64_t) clock_ms;
+
+static int64_t read_clock(void *ctx)
+{
+    (void)ctx;
+    return atomic_load(&clock_ms);
+}
+
+static void keep_shard(struct rig *rig, kl_settled *settled, uint64_t shard, uint64_t end, int64_t keep_ms)
+{
+    kl_settle batch = {.place = rig_place(rig, shard), .tasks = settled};
+    for (uint64_t number = shard; number < end; number += RIG_SHARDS)
+        settled[batch.count++] = (kl_settled){.id = rig_id(number), .attempts = 1, .keep_ms = keep_ms};
+    CHECK_OK(rig_set_positions(rig, batch.place, settled, batch.count));
+    CHECK_OK(kl_store_settle(rig->store, &batch, 1));
+}
+
+static void check_counts(struct rig *rig, bool behind, uint64_t done)
+{
+    kl_counts counts;
+    CHECK_OK(kl_store_counts(rig->store, (kl_place){rig->partition, KL_ALL_SHARDS}, NULL, &counts));
+    CHECK_INT(counts.finished_behind, behind);
+    CHECK_INT(counts.done, done);
+}
+
+TEST(counts_do_not_wait_until_all_that_has_expired_is_forgotten)
+{
+    enum { TASKS = 12000, AT_ONCE = 10000, KEEP_MS = 1000 };
+    struct rig rig;
+    kl_task task;
+    size_t count;
+    kl_settled *settled = calloc(TASKS, sizeof *settled);
+    REQUIRE(rig_begin(&rig, 16 * RIG_SEGMENT) && settled);
+    rig_close(&rig);
+    atomic_store(&clock_ms, 1000000);
+    rig.opts.now_ms = read_clock;
+    CHECK(workdir_remove(rig.data)); /* a store that has only ever known this clock */
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    rig_append(&rig, 0, TASKS, 10);
+    for (uint64_t shard = 0; shard < RIG_SHARDS; shard++)
+        keep_shard(&rig, settled, shard, TASKS, KEEP_MS);
+    check_counts(&rig, false, TASKS);
+    kl__keeper_stop(rig.store->self); /* it would forget them, too */
+    atomic_fetch_add(&clock_ms, KEEP_MS);
+    for (int i = 0; i < 2; i++)
+        check_counts(&rig, true, TASKS - AT_ONCE);
+    kl_find find = {.partition = rig.partition, .max = 1};
+    CHECK_OK(kl_store_find(rig.store, &find, &rig.arena, &task, &count));
+    CHECK_INT(count, 0);
+    check_counts(&rig, false, 0);
+    free(settled);
     rig_end(&rig);
 }

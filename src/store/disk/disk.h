@@ -84,6 +84,7 @@ typedef struct kl__disk {
     bool keeper_stops; /* with the state's mutex, like the next two */
     kl_rc keeper_rc;   /* how the last try ended */
     char keeper_error[KL_KEEP_ERROR_BYTES];
+    _Atomic(bool) keeper_trims; /* more has expired than is forgotten at once */
     int64_t history_ms_max;
     bool history_had_log; /* of SQLite's, when the store was opened; one that is refused leaves it as it is */
 } kl__disk;
@@ -136,7 +137,8 @@ kl_rc kl__keeper_make_room(kl__disk *disk);
  * it cannot be written; the sentence says why. */
 kl_rc kl__keeper_catch_up(kl__disk *disk);
 
-/* The same, for who can do without: true when history cannot be written, or another program has it just now. */
+/* The same, for who can do without: true when history cannot be written, another program has it just now, or it has much
+ * to forget. */
 bool kl__keeper_is_behind(kl__disk *disk);
 
 /* ---- The calls of the engine ---- */

@@ -230,13 +230,24 @@ static void carry_next(kl__disk *disk, struct batch *batch)
     pthread_mutex_lock(&state->mutex);
 }
 
-/* Forgets what has expired or is too much. Not all at once: there may be tasks to carry. */
+/* Forgets some of what has expired or is too much. *ret_more: there may be more of it. */
+static kl_rc trim_some(kl__disk *disk, bool hasty, bool *ret_more)
+{
+    size_t trimmed = 0;
+    kl_rc rc = kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, hasty, &trimmed);
+    *ret_more = trimmed == TRIM_ROWS;
+    if (rc == KL_OK)
+        atomic_store(&disk->keeper_trims, *ret_more);
+    return rc;
+}
+
+/* Not all at once: there may be tasks to carry. What fails is tried again in a while. */
 static void trim(kl__disk *disk)
 {
-    size_t trimmed = TRIM_ROWS;
-    for (int i = 0; i < TRIMS && trimmed == TRIM_ROWS; i++)
-        if (kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, true, &trimmed) != KL_OK)
-            return; /* again in a while */
+    bool more = true;
+    for (int i = 0; i < TRIMS && more; i++)
+        if (trim_some(disk, true, &more) != KL_OK)
+            return;
 }
 
 static void *run_keeper(void *ctx)
@@ -340,15 +351,19 @@ kl_rc kl__keeper_make_room(kl__disk *disk)
                     disk->keeper_error);
 }
 
-static kl_rc catch_up(kl__disk *disk, bool hasty)
+kl_rc kl__keeper_catch_up(kl__disk *disk)
 {
-    size_t trimmed = TRIM_ROWS;
-    kl_rc rc = await_kept(disk, hasty);
-    while (rc == KL_OK && trimmed == TRIM_ROWS)
-        rc = kl__history_trim(disk->history, kl__disk_now(disk), TRIM_ROWS, hasty, &trimmed);
+    bool more = true;
+    kl_rc rc = await_kept(disk, false);
+    while (rc == KL_OK && more)
+        rc = trim_some(disk, false, &more);
     return rc;
 }
 
-kl_rc kl__keeper_catch_up(kl__disk *disk) { return catch_up(disk, false); }
-
-bool kl__keeper_is_behind(kl__disk *disk) { return catch_up(disk, true) != KL_OK; }
+/* To forget all that has expired while the store was closed may take minutes, and workers ask for counts before they
+ * look for tasks. */
+bool kl__keeper_is_behind(kl__disk *disk)
+{
+    bool more = atomic_load(&disk->keeper_trims);
+    return more || await_kept(disk, true) != KL_OK || trim_some(disk, true, &more) != KL_OK || more;
+}
