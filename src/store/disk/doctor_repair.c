@@ -3,23 +3,25 @@
  * Power may be lost, and the disk may fill up, at any point: each step is durable before the next, the store does not
  * open while a damaged segment is left, and doing it all again leads to the same end.
  *
- * First of all, what is not a regular file under a name of ours is moved to quarantine/NAME-N, and from then on the file is
- * missing. For each segment that is to be rewritten, from the first to the last:
- *   1  the file, if there is one, is copied to quarantine/unfinished, which is synced, and renamed to quarantine/NAME-N, with
- *      N such that no earlier one is replaced; the directory is synced;
+ * First of all, what is not a regular file under a name of ours is moved to quarantine/NAME-N, and from then on the
+ * file is missing. For each segment that is to be rewritten, from the first to the last:
+ *   1  the file, if there is one, is copied to quarantine/unfinished, which is synced, and renamed to
+ *      quarantine/NAME-N, with N such that no earlier one is replaced; the directory is synced;
  *   2  journal/repair is written, with what is readable of the file, and synced; so is its name, lest a rename that
  *      overtakes its making leaves neither file;
  *   3  it is renamed over the file, and the directory is synced. Until then the old file counts, from then on the new.
- * A file that is to be taken out is copied as in 1 and then removed, after all others are done. Then `reached` is removed.
+ * A file that is to be taken out is copied as in 1 and then removed, after all others are done. Then `reached` is
+ * removed.
  *
  * For history.db:
  *   4  history-repair.db is made, with all tasks that can be read of the old file, and renamed to history-repaired.db:
  *      from then on it is complete;
- *   5  the old log is copied, as in 1, to quarantine/history-N.db-wal, so that it stands beside the file wherever that is;
+ *   5  the old log is copied, as in 1, to quarantine/history-N.db-wal, so that it stands beside the file wherever that
+ *      is;
  *   6  the old file is moved to quarantine/history-N.db, and both directories are synced;
  *   7  the old log and its index are removed where they were;
- *   8  history-repaired.db becomes history.db: where that is missing at first, this is where a repair was interrupted. What
- *      the journal still has of finished tasks is added when the store is opened.
+ *   8  history-repaired.db becomes history.db: where that is missing at first, this is where a repair was interrupted.
+ *      What the journal still has of finished tasks is added when the store is opened.
  *
  * quarantine/unfinished and journal/repair are begun anew when they are found. A copy that an interrupted repair has
  * finished is found by its bytes and not made again. Nothing in quarantine/ is ever removed. */
