@@ -292,23 +292,29 @@ static bool is_in_place(void *ctx)
     return disk->lock && (!disk->vfs->still || disk->vfs->still(disk->vfs, disk->lock) == 0);
 }
 
-static bool has_file(kl__disk *disk, const char *path)
+static int probe(kl__disk *disk, const char *path)
 {
     kl__file *file = NULL;
     int error = disk->vfs->open(disk->vfs, path, KL_OPEN_READ, &file);
     disk->vfs->close(disk->vfs, file);
-    return error != -ENOENT;
+    return error;
 }
 
 static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts, bool makes)
 {
     char path[KL_PATH_BYTES];
     snprintf(path, sizeof path, "%.4000s/history.db", disk->path);
-    if (disk->history || (!makes && !has_file(disk, path)))
+    int error = disk->history ? 0 : probe(disk, path);
+    if (disk->history || (!makes && error == -ENOENT))
         return KL_OK;
+    if (kl__vfs_is_no_file(error))
+        return kl__fail(KL_EDAMAGED,
+                        "%s is not a file, and finished tasks are missing; nothing was changed: `keyline doctor` on "
+                        "the data directory says what is affected and can repair it",
+                        path);
     char log[KL_PATH_BYTES + 8];
     snprintf(log, sizeof log, "%s-wal", path);
-    disk->history_had_log = has_file(disk, log);
+    disk->history_had_log = probe(disk, log) != -ENOENT;
     kl_rc rc =
         kl__history_open(path, disk->vfs->sqlite_vfs, opts->history_rows_max, opts->history_ms_max, &disk->history);
     if (rc != KL_OK)

@@ -162,6 +162,8 @@ static kl_rc open_segment(kl__segments *segments, kl__state *state, uint64_t num
         if (segment->file)
             segments->vfs->close(segments->vfs, segment->file);
         kl__free(segment);
+        if (kl__vfs_is_no_file(error) || error == -ENOENT) /* it was listed */
+            return fail_damaged(segments, number, "what stands there is not a file", 0);
         return kl__fail(KL_ESYSTEM, "%s could not be opened: %s", path, strerror(-error));
     }
     error = is_last ? segments->vfs->refresh(segments->vfs, segment->file) : 0;
