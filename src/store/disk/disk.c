@@ -86,7 +86,8 @@ static kl_rc partition(void *self, const char *name, uint32_t shard_prefix_len, 
     uint32_t number = state->partition_count + 1;
     pthread_mutex_unlock(&state->mutex);
     if (rc == KL_ENOTFOUND && number > KL_DISK_PARTITIONS_MAX)
-        rc = kl__fail(KL_EFULL, "a disk store holds %d partitions, and all are taken", KL_DISK_PARTITIONS_MAX);
+        rc = kl__fail(KL_EFULL, "a disk store holds %d partitions, and all are taken; put '%s' into another store",
+                      KL_DISK_PARTITIONS_MAX, name);
     if (rc == KL_ENOTFOUND) {
         rc = make_partition(disk, name, shard_prefix_len, number);
         if (rc == KL_OK) {
