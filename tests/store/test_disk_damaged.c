@@ -1,5 +1,7 @@
 /* test_disk_damaged.c - a history.db in which bytes are damaged: what is told of it, and what a repair keeps. */
+#include <stdlib.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "disk_rig.h"
 #include "store/disk/doctor.h"
@@ -114,6 +116,87 @@ TEST(of_a_bad_page_in_history_only_its_tasks_are_lost)
     CHECK_INT(task.attempts, 2);
     CHECK_INT(task.error.len, 8);
     CHECK_INT(read_kept(&rig, 0).state, KL_TASK_DEAD);
+    rig_end(&rig);
+}
+
+static bool overwrite(const char *path, long at, const char *bytes, size_t count)
+{
+    FILE *file = fopen(path, "r+b");
+    bool written = file && fseek(file, at, SEEK_SET) == 0 && fwrite(bytes, 1, count, file) == count;
+    return file && fclose(file) == 0 && written;
+}
+
+static bool cut_page(const char *path)
+{
+    struct stat status;
+    return stat(path, &status) == 0 && truncate(path, status.st_size - PAGE) == 0;
+}
+
+/* A store with KEPT finished tasks is made once, and its file is put back before each damage. */
+static bool copy_file(const char *from, const char *to)
+{
+    char command[3 * WORKDIR_BYTES];
+    snprintf(command, sizeof command, "cp '%s' '%s'", from, to);
+    return system(command) == 0;
+}
+
+TEST(of_a_history_without_its_last_page_or_with_a_bad_header_every_other_task_is_kept)
+{
+    static const struct {
+        long at;
+        size_t count;
+        const char *bytes;
+    } headers[] = {{-1, 0, ""}, /* its last page is lost instead */
+                   {0, 4, "sqli"},
+                   {16, 2, "\x20"}, /* pages of 8192 bytes, */
+                   {16, 2, "\x11"}, /* or of a number that cannot be */
+                   {20, 1, "\x40"},
+                   {22, 1, "\x21"},
+                   {28, 4, "\0\0\0\2"},
+                   {28, 4, "\x7f\0\0\2"},
+                   {47, 1, "\x7f"},
+                   {56, 4, "\0\0\0\2"},
+                   {68, 4, "else"}};
+    struct rig rig;
+    char path[WORKDIR_BYTES + 32], copy[WORKDIR_BYTES + 32];
+    kl__doctor_totals totals;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    keep_many(&rig);
+    REQUIRE(rig_await(has_no_first, &rig, "the first segment to be dropped"));
+    rig_close(&rig);
+    snprintf(path, sizeof path, "%s/history.db", rig.data);
+    snprintf(copy, sizeof copy, "%s/history.good", rig.data);
+    REQUIRE(copy_file(path, copy));
+    for (size_t i = 0; i < sizeof headers / sizeof headers[0] && !test_failed(); i++) {
+        REQUIRE(copy_file(copy, path));
+        REQUIRE(headers[i].count ? overwrite(path, headers[i].at, headers[i].bytes, headers[i].count) : cut_page(path));
+        kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data, .repair = true};
+        CHECK_OK(kl__doctor_see(&opts, &totals));
+        CHECK_INT(totals.damages, 1);
+        CHECK(totals.history_tasks <= KEPT && totals.history_tasks >= (headers[i].count ? KEPT : KEPT - 60));
+        if (test_failed())
+            printf("# damage %zu\n", i);
+    }
+    CHECK_OK(rig_open(&rig));
+    REQUIRE(rig.store);
+    CHECK_INT(read_kept(&rig, KEPT - 1).state, KL_TASK_DEAD);
+    rig_end(&rig);
+}
+
+TEST(of_a_history_with_a_bad_name_of_a_view_all_tasks_are_kept)
+{
+    struct rig rig;
+    char path[WORKDIR_BYTES + 32];
+    kl__doctor_totals totals;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    keep_many(&rig);
+    REQUIRE(rig_await(has_no_first, &rig, "the first segment to be dropped"));
+    rig_close(&rig);
+    snprintf(path, sizeof path, "%s/history.db", rig.data);
+    REQUIRE(change_bytes(path, "CREATE VIEW attempts_view", "CREATE VI\xf4W attempts_view"));
+    kl__doctor_opts opts = {.vfs = &kl__vfs_system, .path = rig.data, .repair = true};
+    CHECK_OK(kl__doctor_see(&opts, &totals));
+    CHECK_INT(totals.history_tasks, KEPT);
     rig_end(&rig);
 }
 

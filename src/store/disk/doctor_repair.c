@@ -570,7 +570,7 @@ static kl_rc put_history_aside(kl__doctor *doctor)
     doctor->totals.quarantined++;
     if (rc == KL_OK)
         kl__doctor_found(doctor, KL_FOUND_HISTORY_DAMAGED, KL_FOUND_REPAIRED, "history.db", -1,
-                         "The old file is now %s. `sqlite3 %s .recover` may get more out of it.", names[0], names[0]);
+                         "The old file is now %s.", names[0]);
     return rc;
 }
 

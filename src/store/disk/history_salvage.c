@@ -8,6 +8,10 @@
  * those of its errors of which theirs is. Where others are lost, and the last may be among them, LOST_ERROR stands in
  * its place, so that neither an earlier one nor none at all is shown for it.
  *
+ * A file that has lost its end, or whose header is damaged, is refused by SQLite as a whole, though its pages are there.
+ * So the header is read as it was made, with as many pages as the file has; and tables are taken for ours by the
+ * checksums of what is in them, whatever stands beside them.
+ *
  * The new file's numbers are its own. Its tasks are ahead of its position (history.h) until all are there, so that what
  * the journal has still takes their place. */
 #include <string.h>
@@ -28,10 +32,17 @@ enum {
     "number = ?3 ORDER BY attempt"
 #define ORPHANS "SELECT attempt, finished_ms, checksum, error, expires_ms, partition, id FROM attempts WHERE number = 0"
 
+/* SQLite's calls for one file, of which reading shows the header as it was made. */
+struct mended {
+    sqlite3_io_methods methods; /* first: what the file points to */
+    const sqlite3_io_methods *own;
+};
+
 struct salvage {
     kl__hdb *from;
+    struct mended mended;
     kl__history *to;
-    sqlite3_stmt *errors; /* ERRORS_OF */
+    sqlite3_stmt *errors; /* ERRORS_OF; NULL: they cannot be read */
     kl_arena arena;
     kl__history_row *rows;
     kl_entry *entries;
@@ -103,6 +114,8 @@ static bool get_error(sqlite3_stmt *statement, const kl_entry *entry, kl__histor
 static kl_rc take_errors(struct salvage *s, int64_t number, kl__history_row *task, uint32_t *lost)
 {
     const kl_entry *entry = task->entry;
+    if (!s->errors)
+        return KL_OK;
     sqlite3_reset(s->errors);
     sqlite3_bind_int64(s->errors, 1, entry->place.partition);
     kl__hdb_bind_bytes(s->errors, 2, (kl_bytes){entry->id.bytes, sizeof entry->id.bytes});
@@ -275,20 +288,64 @@ static kl_rc take_orphans(struct salvage *s)
     return rc;
 }
 
+/* ---- The header ---- */
+
+/* What is the same in every file that we make; and for the number of its pages 0, so that SQLite counts them. */
+static const struct {
+    uint8_t at, length;
+    char bytes[17];
+} header_parts[] = {
+    {0, 16, "SQLite format 3"}, {16, 2, "\x10"}, /* bytes of a page: 4096 */
+    {18, 6, "\2\2\0\x40\x20\x20"},              /* WAL; no bytes left out of a page; fractions of it */
+    {28, 4, ""},                                /* pages */
+    {44, 4, "\0\0\0\4"},                        /* format of the tables */
+    {52, 8, "\0\0\0\0\0\0\0\1"},                /* no pages for vacuuming; UTF-8 */
+};
+
+static int read_mended(sqlite3_file *file, void *bytes, int count, sqlite3_int64 offset)
+{
+    const struct mended *mended = (const void *)file->pMethods;
+    int rc = mended->own->xRead(file, bytes, count, offset);
+    if (rc != SQLITE_OK && rc != SQLITE_IOERR_SHORT_READ)
+        return rc;
+    for (size_t part = 0; part < sizeof header_parts / sizeof header_parts[0]; part++)
+        for (int i = 0; i < header_parts[part].length; i++) {
+            sqlite3_int64 at = header_parts[part].at + i - offset;
+            if (at >= 0 && at < count)
+                ((char *)bytes)[at] = header_parts[part].bytes[i];
+        }
+    return rc;
+}
+
+/* Before anything but the page size was read. */
+static kl_rc mend_header(struct salvage *s)
+{
+    sqlite3_file *file = NULL;
+    int rc = sqlite3_file_control(s->from->sqlite, "main", SQLITE_FCNTL_FILE_POINTER, &file);
+    if (rc != SQLITE_OK)
+        return kl__hdb_fail(s->from, rc);
+    s->mended.own = file->pMethods;
+    s->mended.methods = *file->pMethods;
+    if (s->mended.methods.iVersion > 2)
+        s->mended.methods.iVersion = 2; /* from 3 on the file may be read without a call */
+    s->mended.methods.xRead = read_mended;
+    file->pMethods = &s->mended.methods;
+    /* A view that cannot be understood does not keep the tables from being read. */
+    rc = sqlite3_exec(s->from->sqlite, "PRAGMA writable_schema = ON", NULL, NULL, NULL);
+    return rc == SQLITE_OK ? KL_OK : kl__hdb_fail(s->from, rc);
+}
+
 /* ---- All of it ---- */
 
 static kl_rc read_all(struct salvage *s)
 {
     uint64_t position, commits;
-    bool is_new;
-    KL_TRY(kl__hdb_recognise(s->from, &is_new));
-    if (is_new)
-        return KL_OK;
+    sqlite3_stmt *tasks;
+    KL_TRY(kl__hdb_use(s->from, KL_SQL_TASK_AT, &tasks)); /* is there a table of them? */
     if (kl__hdb_progress(s->from, &position, &commits, &s->settled_number) == KL_OK)
         s->position = (int64_t)position;
-    int prepared = sqlite3_prepare_v2(s->from->sqlite, ERRORS_OF, -1, &s->errors, NULL);
-    if (prepared != SQLITE_OK)
-        return kl__hdb_fail(s->from, prepared);
+    if (sqlite3_prepare_v2(s->from->sqlite, ERRORS_OF, -1, &s->errors, NULL) == SQLITE_NOMEM)
+        return kl__fail_memory();
     KL_TRY(take_tasks(s));
     KL_TRY(go_ahead(s));
     KL_TRY(take_orphans(s));
@@ -301,7 +358,9 @@ static kl_rc salvage(struct salvage *s)
     s->entries = kl__alloc(ROWS_MAX * sizeof *s->entries);
     if (!s->rows || !s->entries)
         return kl__fail_memory();
-    kl_rc rc = kl__hdb_do(s->from, KL_SQL_BEGIN_READ);
+    kl_rc rc = mend_header(s);
+    if (rc == KL_OK)
+        rc = kl__hdb_do(s->from, KL_SQL_BEGIN_READ);
     if (rc == KL_OK)
         rc = read_all(s);
     sqlite3_finalize(s->errors);
