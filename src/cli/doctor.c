@@ -13,7 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/base.h"
 #include "cli/doctor_cost.h"
+#include "queue/json.h"
 #include "store/disk/doctor.h"
 
 typedef struct doctor_opts {
@@ -63,7 +65,17 @@ struct report {
     bool colour;
     FILE *json; /* the findings so far; NULL: for people */
     size_t count;
+    bool failed; /* out of memory */
 };
+
+/* Names and SQLite's texts may hold any bytes. */
+static void tell_harmless(const char *before, const char *text)
+{
+    kl_arena arena = {0};
+    const char *shown = kl__out_harmless(kl_str(text), &arena);
+    printf("%s%s", before, shown ? shown : "(out of memory)");
+    kl_arena_free(&arena);
+}
 
 static void tell(const struct report *report, const kl__finding *finding)
 {
@@ -74,10 +86,11 @@ static void tell(const struct report *report, const kl__finding *finding)
     printf("%s%s%s", report->colour ? colours[finding->severity] : "", severity_names[finding->severity],
            report->colour ? "\33[0m" : "");
     if (*finding->file)
-        printf(" %s", finding->file);
+        tell_harmless(" ", finding->file);
     if (finding->offset >= 0)
         printf(", byte %" PRId64, finding->offset);
-    printf(": %s\n", finding->text);
+    tell_harmless(": ", finding->text);
+    putchar('\n');
 }
 
 static void tell_bytes(const char *what, uint64_t bytes)
@@ -170,31 +183,24 @@ static void tell_verdict(const char *path, const kl__doctor_totals *totals, cons
 
 /* ---- For machines ---- */
 
-/* Anything that is not plain ASCII is written as it is if it is UTF-8, which paths mostly are. */
-static void put_string(FILE *out, const char *text)
+/* False: out of memory. */
+static bool put_string(FILE *out, const char *text)
 {
-    putc('"', out);
-    for (; *text; text++) {
-        unsigned char byte = (unsigned char)*text;
-        if (byte == '"' || byte == '\\')
-            fprintf(out, "\\%c", byte);
-        else if (byte < 32)
-            fprintf(out, "\\u%04x", byte);
-        else
-            putc(byte, out);
-    }
-    putc('"', out);
+    json_t *value = kl__json_bytes_value(kl_str(text));
+    bool put = value && (json_dumpf(value, out, JSON_COMPACT | JSON_ENCODE_ANY) == 0 || ferror(out));
+    json_decref(value);
+    return put;
 }
 
 static void note_json(struct report *report, const kl__finding *finding)
 {
     fprintf(report->json, "%s{\"severity\":\"%s\",\"what\":\"%s\",\"file\":", report->count++ ? "," : "",
             severity_names[finding->severity], kl__finding_name(finding->kind));
-    put_string(report->json, finding->file);
+    report->failed |= !put_string(report->json, finding->file);
     if (finding->offset >= 0)
         fprintf(report->json, ",\"offset\":%" PRId64, finding->offset);
     fputs(",\"text\":", report->json);
-    put_string(report->json, finding->text);
+    report->failed |= !put_string(report->json, finding->text);
     putc('}', report->json);
 }
 
@@ -238,21 +244,22 @@ static void put_totals(const kl__doctor_totals *totals)
     fputs("}}", stdout);
 }
 
-static void put_json(const char *path, kl_rc rc, const char *findings, const kl__doctor_totals *totals)
+static bool put_json(const char *path, kl_rc rc, const char *findings, const kl__doctor_totals *totals)
 {
     fputs("{\"directory\":", stdout);
-    put_string(stdout, path);
+    bool put = put_string(stdout, path);
     if (rc == KL_OK || rc == KL_EDAMAGED)
         put_flag("healthy", rc == KL_OK);
     else
         fputs(",\"healthy\":null", stdout); /* nobody knows */
     if (rc != KL_OK) {
         printf(",\"error\":\"%s\",\"text\":", kl_rc_name(rc));
-        put_string(stdout, kl_error_text());
+        put &= put_string(stdout, kl_error_text());
     }
     printf(",\"findings\":[%s],", findings);
     put_totals(totals);
     puts("}");
+    return put;
 }
 
 /* ---- The command ---- */
@@ -276,10 +283,9 @@ static int examine_for_machines(const char *path, const doctor_opts *opts)
         return kl__fail_call(kl__fail_memory());
     kl__doctor_opts asked = {&kl__vfs_system, path, opts->repair, found, &report};
     kl_rc rc = kl__doctor_see(&asked, &totals);
-    bool is_written = !ferror(report.json);
+    bool is_written = !ferror(report.json) && !report.failed;
     is_written &= fclose(report.json) == 0;
-    if (is_written)
-        put_json(path, rc, findings, &totals);
+    is_written = is_written && put_json(path, rc, findings, &totals);
     free(findings);
     return is_written ? kl__exit_of(rc) : kl__fail_call(kl__fail_memory());
 }

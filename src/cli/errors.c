@@ -2,8 +2,10 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli/cli.h"
+#include "cli/output.h"
 #include "queue/json.h"
 
 enum { SENTENCE_BYTES = 8192 };
@@ -12,7 +14,20 @@ static bool in_json;
 
 void kl__complain_in_json(bool json) { in_json = json; }
 
-static void print_plain(const char *sentence) { fprintf(stderr, "keyline: %s\n", sentence); }
+/* Line by line: what it names may hold any bytes. */
+static void print_plain(const char *sentence)
+{
+    kl_arena arena = {0};
+    fputs("keyline: ", stderr);
+    for (bool more = true; more;) {
+        size_t length = strcspn(sentence, "\n");
+        const char *shown = kl__out_harmless((kl_bytes){sentence, length}, &arena);
+        fprintf(stderr, "%s\n", shown ? shown : "(out of memory)");
+        more = sentence[length] != '\0';
+        sentence += length + more;
+    }
+    kl_arena_free(&arena);
+}
 
 /* {"error": {"code": ..., "exit": ..., "text": ...}} on a line. */
 static void print_json(const char *code, int status, const char *sentence)
