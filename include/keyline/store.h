@@ -125,6 +125,9 @@ typedef struct kl_store_opts {
  * the holder ends, one of them holds it from then on. Calls under way then are completed by the next holder, or fail
  * with KL_EBUSY: make them again.
  *
+ * After fork the child has none of the store's threads: it must not use its copy of the handle, not even to close it.
+ * Where the holder ends without closing the store, the child keeps the directory held until it ends or execs.
+ *
  * KL_EINVAL: no such scheme (the sentence lists them), or an option out of range. KL_EBUSY: another process has it open
  * (the sentence names its pid) and does not listen. KL_ENOTFOUND: there is none, and none is to be made. KL_EDAMAGED:
  * it is damaged; `keyline doctor` explains. KL_ESYSTEM, KL_ENOMEM. */

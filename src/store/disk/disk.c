@@ -238,7 +238,8 @@ static kl_rc take_ownership(kl__disk *disk)
                         "come to its end, or stop it",
                         disk->path, (long long)pid);
     if (error == -EBUSY)
-        return kl__fail(KL_EBUSY, "%s is open in another process; stop that one first", disk->path);
+        return kl__fail(KL_EBUSY, KL_DISK_HELD "; stop that one first, or try again when it has ended", disk->path,
+                        disk->path);
     if (error)
         return kl__fail(KL_ESYSTEM, "%s/lock could not be taken: %s; it must be a file that this user may write",
                         disk->path, strerror(-error));

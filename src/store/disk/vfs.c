@@ -4,7 +4,9 @@
  *
  * A directory belongs to who holds flock on its file `lock`. That lock belongs to the open file and not to the
  * process, so it refuses a second open in the same process as well, and the kernel gives it up when the process
- * ends, however it ends. The pid inside is for people: it is written after the lock was taken and is never trusted.
+ * ends, however it ends. A child that it forked has the same open file, and would keep the directory: so the lock is
+ * given up by name when it is not wanted any more, though not by that child. The pid inside is for people: it is
+ * written after the lock was taken and is never trusted.
  * The file is never removed, because someone else may be about to lock it. */
 #include "store/disk/vfs.h"
 
@@ -28,7 +30,8 @@ enum { FILE_MODE = 0600, DIRECTORY_MODE = 0700, PID_BYTES_MAX = 24 };
 
 struct kl__file {
     int fd;
-    char *path; /* of a lock that makes an owner, as given, links included: does that still lead here? */
+    char *path;  /* of a lock that makes an owner, as given, links included: does that still lead here? */
+    pid_t taker; /* of a lock */
 };
 
 /* Repeats a call that a signal interrupted; only read and write show that to the caller, as they may have done a
@@ -246,11 +249,11 @@ static int open_lock(const char *path, int flags, int how, kl__file **ret_lock, 
     if ((size_t)snprintf(name, sizeof name, "%s/lock", path) >= sizeof name)
         return -ENAMETOOLONG;
     kl__file *file = NULL;
-    int rc = open_fd(name, flags, &file);
+    int rc = open_regular(name, flags, &file);
     if (rc < 0)
         return rc;
-    struct stat status;
-    rc = fstat(file->fd, &status) == 0 && S_ISDIR(status.st_mode) ? -EISDIR : take_lock(file, how, ret_pid);
+    file->taker = getpid();
+    rc = take_lock(file, how, ret_pid);
     if (rc == 0 && how == LOCK_EX)
         rc = keep_path(file, name);
     if (rc < 0)
@@ -264,6 +267,14 @@ static int system_lock(kl__vfs *vfs, const char *path, kl__file **ret_lock, int6
 {
     (void)vfs;
     return open_lock(path, O_RDWR | O_CREAT, LOCK_EX, ret_lock, ret_pid);
+}
+
+static void system_unlock(kl__vfs *vfs, kl__file *lock)
+{
+    int result;
+    if (lock && lock->taker == getpid())
+        UNINTERRUPTED(result, flock(lock->fd, LOCK_UN));
+    system_close(vfs, lock);
 }
 
 static int system_look(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid)
@@ -315,7 +326,7 @@ kl__vfs kl__vfs_system = {
     .list = system_list,
     .sync_dir = system_sync_dir,
     .lock = system_lock,
-    .unlock = system_close,
+    .unlock = system_unlock,
     .look = system_look,
     .still = system_still,
     .room = system_room,

@@ -48,7 +48,7 @@ struct kl__vfs {
     int (*sync_dir)(kl__vfs *vfs, const char *path);
 
     /* Makes this process the directory's only owner, by a file `lock` in it that holds the pid, until it is unlocked or
-     * the process ends. -EBUSY: another has it, and *ret_pid is its pid (0: not known). */
+     * the process ends, with its children if it forked without exec. -EBUSY: another has it, and *ret_pid is its pid (0: not known). */
     int (*lock)(kl__vfs *vfs, const char *path, kl__file **ret_lock, int64_t *ret_pid);
     void (*unlock)(kl__vfs *vfs, kl__file *lock); /* NULL is fine */
 
@@ -67,6 +67,11 @@ struct kl__vfs {
     /* The name of SQLite's file layer under which history.db is opened; NULL: SQLite's own. */
     const char *sqlite_vfs;
 };
+
+/* In words, with the directory's path twice: a lock is taken, and by whom is not known. */
+#define KL_DISK_HELD                                                                                                   \
+    "%s is held by a process whose number is not known (one that looks at it, that runs in another container, or that " \
+    "was forked by one which had it open and has ended; `fuser %s/lock` finds it)"
 
 /* Does the errno say that there is no room on the disk? */
 static inline bool kl__vfs_is_full(int error) { return error == -ENOSPC || error == -EDQUOT; }

@@ -22,6 +22,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <poll.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -210,6 +211,11 @@ static kl_rc fail_silent(kl__client *client, int fd)
     char who[32] = "the process";
     if (is_stopped(pid))
         return fail_stopped(client, pid, false);
+    if (pid > 0 && kill((pid_t)pid, 0) < 0 && errno == ESRCH)
+        return kl__fail(KL_EBUSY,
+                        "process %ld, which had %s open, has ended, and a child that it forked keeps it open; end that "
+                        "one (`fuser %s/lock` finds it), and try again",
+                        pid, client->dir, client->dir);
     if (pid > 0)
         snprintf(who, sizeof who, "process %ld", pid);
     return kl__fail(KL_EBUSY, "%s, which has %s open, does not answer, or has all of its %d connections; try again",
