@@ -815,3 +815,37 @@ TEST(an_error_that_history_does_not_have_yet_survives_the_moving_of_its_task)
     CHECK_STR(task.error.len ? (const char *)task.error.data : "", "the first attempt failed");
     rig_end(&rig);
 }
+
+/* As a user that may be refused. */
+static void open_as_nobody(struct rig *rig)
+{
+    enum { NOBODY = 65534 };
+    if (geteuid() == 0 && setuid(NOBODY) != 0)
+        _exit(2);
+    kl_rc rc = rig_open(rig);
+    bool told = rc == KL_ESYSTEM && strstr(kl_error_text(), "this user must be able to write");
+    if (!told)
+        printf("# %s: %s\n", kl_rc_name(rc), rc == KL_OK ? "" : kl_error_text());
+    fflush(stdout);
+    _exit(told ? 0 : 1);
+}
+
+TEST(who_may_not_write_the_directory_is_told_what_must_be_writable)
+{
+    struct rig rig;
+    char command[2 * WORKDIR_BYTES];
+    int status = 1;
+    REQUIRE(rig_begin(&rig, RIG_SEGMENT));
+    rig_close(&rig); /* no threads while forking */
+    snprintf(command, sizeof command, "chown -R 65534 '%s'", rig.dir);
+    REQUIRE(geteuid() != 0 || system(command) == 0);
+    REQUIRE(chmod(rig.data, 0555) == 0);
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        open_as_nobody(&rig);
+    CHECK_INT(waitpid(child, &status, 0), child);
+    CHECK_INT(status, 0);
+    CHECK_INT(chmod(rig.data, 0700), 0);
+    rig_end(&rig);
+}

@@ -5,6 +5,7 @@
 
 #include "base/base.h"
 #include "base/hash.h"
+#include "faultvfs.h"
 #include "harness.h"
 #include "patient.h"
 #include "store/disk/disk.h"
@@ -519,4 +520,28 @@ TEST(nobody_owns_a_directory_while_it_is_looked_at)
     CHECK_INT(vfs->lock(vfs, path, &owner, &pid), 0);
     vfs->unlock(vfs, owner);
     CHECK(workdir_remove(path));
+}
+
+TEST(a_file_that_may_not_be_read_is_no_damage)
+{
+    static const char *const names[] = {"/history.db", "/history.db-wal", ".seg"};
+    struct patient *patient = patient_make(false);
+    REQUIRE(patient);
+    faultvfs *faults = faultvfs_new(patient->vfs);
+    kl__vfs *under = patient->vfs;
+    patient->vfs = faultvfs_vfs(faults);
+    patient->vfs->sqlite_vfs = under->sqlite_vfs;
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        for (int repairs = 0; repairs < 2; repairs++) {
+            faultvfs_set(
+                faults,
+                &(vfs_fault){.kinds = FAULT_OPEN, .at = 1, .lasting = true, .error = EACCES, .only = names[i]});
+            CHECK_INT(patient_examine(patient, repairs), KL_ESYSTEM);
+            CHECK_CONTAINS(kl_error_text(), "could not be opened");
+            CHECK_INT(patient->totals.damages, 0);
+        }
+    patient->vfs = under;
+    CHECK_INT(patient_examine(patient, false), KL_OK);
+    faultvfs_free(faults);
+    patient_free(patient);
 }

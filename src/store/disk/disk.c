@@ -302,11 +302,23 @@ static int probe(kl__disk *disk, const char *path)
     return error;
 }
 
+static void note_history(void *ctx, const char *name) { *(bool *)ctx |= strcmp(name, "history.db") == 0; }
+
+/* A link that leads nowhere has a name, and SQLite would make a file at its end. */
+static int probe_history(kl__disk *disk, const char *path)
+{
+    bool has_name = false;
+    int error = probe(disk, path);
+    if (error == -ENOENT)
+        (void)disk->vfs->list(disk->vfs, disk->path, note_history, &has_name);
+    return has_name ? -ELOOP : error;
+}
+
 static kl_rc open_history(kl__disk *disk, const kl_store_opts *opts, bool makes)
 {
     char path[KL_PATH_BYTES];
     snprintf(path, sizeof path, "%.4000s/history.db", disk->path);
-    int error = disk->history ? 0 : probe(disk, path);
+    int error = disk->history ? 0 : probe_history(disk, path);
     if (disk->history || (!makes && error == -ENOENT))
         return KL_OK;
     if (kl__vfs_is_no_file(error))
@@ -433,8 +445,9 @@ static kl_rc prepare_segments(kl__disk *disk)
     kl__segments_remove_spare(&disk->segments);
     bool is_full = kl__vfs_is_full(error);
     if (error && !(is_full && disk->segments.active))
-        return kl__fail(is_full ? KL_EFULL : KL_ESYSTEM, "the journal in %s could not be prepared: %s; make room there",
-                        disk->segments.dir, strerror(-error));
+        return kl__fail(is_full ? KL_EFULL : KL_ESYSTEM, "the journal in %s could not be prepared: %s; %s",
+                        disk->segments.dir, strerror(-error),
+                        is_full ? "make room there" : "it must be a directory that this user may write");
     return KL_OK;
 }
 

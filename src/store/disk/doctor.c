@@ -129,8 +129,12 @@ kl_rc kl__doctor_probe(kl__doctor *doctor, const char *name, bool *ret_is_file)
     char path[KL_PATH_BYTES];
     kl__file *file = NULL;
     snprintf(path, sizeof path, "%.3900s/%.180s", doctor->path, name);
-    const char *what = name_stray(doctor->vfs->open(doctor->vfs, path, KL_OPEN_READ, &file));
+    int error = doctor->vfs->open(doctor->vfs, path, KL_OPEN_READ, &file);
+    const char *what = name_stray(error);
     doctor->vfs->close(doctor->vfs, file);
+    if (error == -EACCES || error == -EPERM) /* which says nothing about the file */
+        return kl__fail(KL_ESYSTEM, "%s could not be opened: %s; be the user that the store is run as", path,
+                        strerror(-error));
     *ret_is_file = !what;
     if (!what)
         return KL_OK;

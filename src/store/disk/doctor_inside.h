@@ -110,7 +110,8 @@ typedef struct kl__doctor {
 void kl__doctor_found(kl__doctor *doctor, kl__finding_kind kind, kl__severity severity, const char *file,
                       int64_t offset, const char *format, ...) KL_PRINTF(6, 7);
 
-/* A name below the data directory that was listed. *ret_is_file false: it is noted, and told, as a stray. KL_ENOMEM. */
+/* A name below the data directory that was listed. *ret_is_file false: it is noted, and told, as a stray. KL_ENOMEM;
+ * KL_ESYSTEM: this user may not read it. */
 kl_rc kl__doctor_probe(kl__doctor *doctor, const char *name, bool *ret_is_file);
 
 /* The segment's path below the data directory, and all of it. */

@@ -95,11 +95,17 @@ kl_rc kl__hdb_damaged(kl__hdb *db, const char *what)
     return kl__fail(KL_EDAMAGED, "%s is damaged (%s)" KL_HISTORY_ADVICE, db->path, what);
 }
 
-static kl_rc fail_system(kl__hdb *db)
+static kl_rc fail_system(kl__hdb *db, int sqlite_rc)
 {
     int number = sqlite3_system_errno(db->sqlite);
     char reason[128];
     const char *text = number ? strerror_r(number, reason, sizeof reason) : sqlite3_errmsg(db->sqlite);
+    bool may_not = (sqlite_rc & 0xff) == SQLITE_READONLY && sqlite_rc != SQLITE_READONLY_DBMOVED;
+    if (may_not || number == EACCES || number == EPERM || number == EROFS)
+        return kl__fail(KL_ESYSTEM,
+                        "%s cannot be opened to be written (%s): this user must be able to write it, what stands beside "
+                        "it (history.db-wal, history.db-shm) and the directory; nothing was changed",
+                        db->path, sqlite3_errmsg(db->sqlite));
     return kl__fail(KL_ESYSTEM, "%s cannot be read or written: %s (%s); nothing was changed", db->path, text,
                     sqlite3_errmsg(db->sqlite));
 }
@@ -125,7 +131,7 @@ kl_rc kl__hdb_fail(kl__hdb *db, int sqlite_rc)
     case SQLITE_MISMATCH:
         return kl__hdb_damaged(db, sqlite3_errmsg(db->sqlite));
     default:
-        return fail_system(db);
+        return fail_system(db, sqlite_rc);
     }
 }
 
