@@ -146,17 +146,11 @@ TEST(of_a_history_without_its_last_page_or_with_a_bad_header_every_other_task_is
         long at;
         size_t count;
         const char *bytes;
-    } headers[] = {{-1, 0, ""}, /* its last page is lost instead */
-                   {0, 4, "sqli"},
-                   {16, 2, "\x20"}, /* pages of 8192 bytes, */
-                   {16, 2, "\x11"}, /* or of a number that cannot be */
-                   {20, 1, "\x40"},
-                   {22, 1, "\x21"},
-                   {28, 4, "\0\0\0\2"},
-                   {28, 4, "\x7f\0\0\2"},
-                   {47, 1, "\x7f"},
-                   {56, 4, "\0\0\0\2"},
-                   {68, 4, "else"}};
+    } headers[] = {{-1, 0, ""},                      /* its last page is lost instead */
+                   {0, 4, "sqli"},  {16, 2, "\x20"}, /* pages of 8192 bytes, */
+                   {16, 2, "\x11"},                  /* or of a number that cannot be */
+                   {20, 1, "\x40"}, {22, 1, "\x21"},     {28, 4, "\0\0\0\2"}, {28, 4, "\x7f\0\0\2"},
+                   {47, 1, "\x7f"}, {56, 4, "\0\0\0\2"}, {68, 4, "else"}};
     struct rig rig;
     char path[WORKDIR_BYTES + 32], copy[WORKDIR_BYTES + 32];
     kl__doctor_totals totals;

@@ -534,8 +534,7 @@ TEST(a_file_that_may_not_be_read_is_no_damage)
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         for (int repairs = 0; repairs < 2; repairs++) {
             faultvfs_set(
-                faults,
-                &(vfs_fault){.kinds = FAULT_OPEN, .at = 1, .lasting = true, .error = EACCES, .only = names[i]});
+                faults, &(vfs_fault){.kinds = FAULT_OPEN, .at = 1, .lasting = true, .error = EACCES, .only = names[i]});
             CHECK_INT(patient_examine(patient, repairs), KL_ESYSTEM);
             CHECK_CONTAINS(kl_error_text(), "could not be opened");
             CHECK_INT(patient->totals.damages, 0);

@@ -1,6 +1,5 @@
 /* test_doctor_strays.c - names of ours that are not a file's: they are moved aside, and then it is as if the file were
  * missing. On a real file system, for a simulated one has neither links nor pipes. */
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>

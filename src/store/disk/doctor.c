@@ -179,8 +179,8 @@ static kl_rc take_hold(kl__doctor *doctor, kl__file **ret_lock)
                         "%s is open in process %lld, and what changes cannot be judged: stop that process first",
                         doctor->path, (long long)pid);
     if (error == -EBUSY)
-        return kl__fail(KL_EBUSY, KL_DISK_HELD ", and what changes cannot be judged: stop that one first",
-                        doctor->path, doctor->path);
+        return kl__fail(KL_EBUSY, KL_DISK_HELD ", and what changes cannot be judged: stop that one first", doctor->path,
+                        doctor->path);
     if (error && error != -ENOENT)
         return kl__fail(KL_ESYSTEM, "%s/lock could not be taken: %s; it must be a file that this user may write",
                         doctor->path, strerror(-error));

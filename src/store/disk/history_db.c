@@ -102,10 +102,11 @@ static kl_rc fail_system(kl__hdb *db, int sqlite_rc)
     const char *text = number ? strerror_r(number, reason, sizeof reason) : sqlite3_errmsg(db->sqlite);
     bool may_not = (sqlite_rc & 0xff) == SQLITE_READONLY && sqlite_rc != SQLITE_READONLY_DBMOVED;
     if (may_not || number == EACCES || number == EPERM || number == EROFS)
-        return kl__fail(KL_ESYSTEM,
-                        "%s cannot be opened to be written (%s): this user must be able to write it, what stands beside "
-                        "it (history.db-wal, history.db-shm) and the directory; nothing was changed",
-                        db->path, sqlite3_errmsg(db->sqlite));
+        return kl__fail(
+            KL_ESYSTEM,
+            "%s cannot be opened to be written (%s): this user must be able to write it, what stands beside "
+            "it (history.db-wal, history.db-shm) and the directory; nothing was changed",
+            db->path, sqlite3_errmsg(db->sqlite));
     return kl__fail(KL_ESYSTEM, "%s cannot be read or written: %s (%s); nothing was changed", db->path, text,
                     sqlite3_errmsg(db->sqlite));
 }

@@ -295,11 +295,12 @@ static const struct {
     uint8_t at, length;
     char bytes[17];
 } header_parts[] = {
-    {0, 16, "SQLite format 3"}, {16, 2, "\x10"}, /* bytes of a page: 4096 */
-    {18, 6, "\2\2\0\x40\x20\x20"},              /* WAL; no bytes left out of a page; fractions of it */
-    {28, 4, ""},                                /* pages */
-    {44, 4, "\0\0\0\4"},                        /* format of the tables */
-    {52, 8, "\0\0\0\0\0\0\0\1"},                /* no pages for vacuuming; UTF-8 */
+    {0, 16, "SQLite format 3"},
+    {16, 2, "\x10"},               /* bytes of a page: 4096 */
+    {18, 6, "\2\2\0\x40\x20\x20"}, /* WAL; no bytes left out of a page; fractions of it */
+    {28, 4, ""},                   /* pages */
+    {44, 4, "\0\0\0\4"},           /* format of the tables */
+    {52, 8, "\0\0\0\0\0\0\0\1"},   /* no pages for vacuuming; UTF-8 */
 };
 
 static int read_mended(sqlite3_file *file, void *bytes, int count, sqlite3_int64 offset)

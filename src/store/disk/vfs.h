@@ -70,7 +70,7 @@ struct kl__vfs {
 
 /* In words, with the directory's path twice: a lock is taken, and by whom is not known. */
 #define KL_DISK_HELD                                                                                                   \
-    "%s is held by a process whose number is not known (one that looks at it, that runs in another container, or that " \
+    "%s is held by a process whose number is not known (it looks at the directory, runs in another container, or "     \
     "was forked by one which had it open and has ended; `fuser %s/lock` finds it)"
 
 /* Does the errno say that there is no room on the disk? */
