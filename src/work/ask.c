@@ -451,7 +451,16 @@ static kl_why why(const struct ask *ask, const kl__held *head, const kl__lane *l
     return pump->limited ? KL_WHY_RATE : KL_WHY_READY;
 }
 
-static bool tell_head(struct ask *ask, const kl__held *head)
+/* What a waiting task's earlier owner has stored of it stores show only when it has ended. */
+static kl_bytes error_of(const kl__held *head, kl_why reason)
+{
+    if (head->text)
+        return head->text->error;
+    bool is_stored = reason == KL_WHY_HALTED && head->blocked != KL_BLOCKED_DAMAGED && !head->made;
+    return kl_str(is_stored ? "it failed before this worker had it; its error is told when the task has ended" : "");
+}
+
+static bool tell_head(struct ask *ask, const kl__held *head, kl_why reason)
 {
     json_t *answer = ask->answer;
     if (!head)
@@ -459,7 +468,7 @@ static bool tell_head(struct ask *ask, const kl__held *head)
     const kl__progress *progress = head->progress;
     return kl__json_set_id(answer, "head", &head->id) &&
            kl__json_set_int(answer, "attempts", head->made ? head->made : head->lane.mark.attempts) &&
-           kl__json_set_bytes(answer, "head_error", head->text ? head->text->error : (kl_bytes){0}) &&
+           kl__json_set_bytes(answer, "head_error", error_of(head, reason)) &&
            kl__json_set_int(answer, "running_ms",
                             head->state == KL_HELD_RUNNING ? ask->pump->now_ms - head->started_ms : 0) &&
            kl__json_set_int(answer, "percent", progress ? progress->percent : -1) &&
@@ -489,7 +498,7 @@ static kl_rc show(struct ask *ask)
     if (head && reason == KL_WHY_RETRYING)
         until_ms = head->lane.due_ms;
     bool good = kl__json_set_int(ask->answer, "why", reason) && kl__json_set_int(ask->answer, "until", until_ms) &&
-                tell_head(ask, head);
+                tell_head(ask, head, reason);
     if (good && !head && found)
         good =
             kl__json_set_id(ask->answer, "head", &stub.id) && kl__json_set_int(ask->answer, "attempts", stub.attempts);

@@ -93,6 +93,7 @@ struct kl__held {
     uint8_t blocked;        /* kl__blocked: why its key cannot go on */
     bool suspect;           /* may have ended its worker: P5 */
     bool accused;           /* likewise: its start was written down, and no outcome: P6 */
+    bool untold;            /* likewise, also if its attempts are used up by that; else the store has its error */
     bool marked;            /* its start is durable: attempts includes this one */
     bool retry_line;        /* in the store it stands in the retry line */
     bool halted;            /* FINISHED as RETRY: then hold the key until somebody acts, */

@@ -166,11 +166,12 @@ static void end_unrun(kl__pump *pump, kl__held *held, kl_outcome outcome, const 
 {
     if (!kl__pump_come_back_unrun(pump, held))
         return;
-    if (outcome == KL_DEAD && held->made && pump->descriptor->settings.head_policy == KL_HEAD_HALT) {
-        put_aside(pump, held, KL_BLOCKED_HALTED); /* it was halted before, and nothing of it has changed */
+    bool told = outcome == KL_DEAD && !held->untold; /* its own error, which says more */
+    if (told && held->key_hash && pump->descriptor->settings.head_policy == KL_HEAD_HALT) {
+        put_aside(pump, held, KL_BLOCKED_HALTED); /* it was halted before, here or by an earlier owner */
         return;
     }
-    if (!held->made || outcome != KL_DEAD) /* else it was halted, and its own error says more */
+    if (!told)
         kl__held_keep_text(held, kl_str(error), (kl_bytes){0});
     uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
     if (outcome == KL_DEAD) {
@@ -201,8 +202,7 @@ static bool is_to_run(kl__pump *pump, kl__held *held, const kl_task *task, kl_ta
     }
     uint32_t max = extra->attempts_max ? extra->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
     if (held->lane.mark.attempts >= max) {
-        end_unrun(pump, held, KL_DEAD, extra, true,
-                  "its attempts are used up; the last ended its worker or failed for good");
+        end_unrun(pump, held, KL_DEAD, extra, true, "its attempts are used up; the last ended its worker");
         return false;
     }
     held->made = 0; /* if it was halted, more attempts are allowed since */

@@ -367,7 +367,7 @@ void kl__pump_end_dead(kl__pump *pump, kl__held *held, uint32_t attempts_max, in
         held->lane.mark.attempts = (uint16_t)attempts_max;
     held->halted = true;
     held->draining = policy == KL_HEAD_DRAIN;
-    held->retry_ms = 0;
+    held->retry_ms = pump->now_ms; /* 0 is for starts that are written down before there is an outcome */
     kl__pump_settle_later(pump, held, KL_RETRY, keep_error_ms(pump, held, asked_ms));
 }
 
@@ -378,7 +378,7 @@ void kl__pump_finish(kl__pump *pump, kl__held *held, const kl__verdict *verdict)
     uint32_t max = verdict->attempts_max ? verdict->attempts_max : (uint32_t)pump->descriptor->settings.attempts_max;
     kl_outcome outcome = verdict->outcome;
     kl__window *window = held->window;
-    held->accused = false;
+    held->accused = held->untold = false;
     if (!held->marked && held->lane.mark.attempts < KL_ATTEMPTS_MAX)
         held->lane.mark.attempts++;
     if (outcome != KL_DONE && atomic_load(&held->cancel))

@@ -239,7 +239,8 @@ static bool admit_started(kl__window *window, const kl_stub *stub)
         return false;
     held->retry_line = true;
     held->suspect = window->suspect;
-    held->accused = window->suspect && stub->attempts > 0 && stub->due_ms == 0 && !pump->opts.wanted &&
+    held->untold = window->suspect && stub->attempts > 0 && stub->due_ms == 0;
+    held->accused = held->untold && !pump->opts.wanted &&
                     stub->attempts < pump->descriptor->settings.attempts_max; /* else it is halted, or dead */
     kl__lane *lane = kl__window_lane(window, stub->key_hash);
     if (lane)

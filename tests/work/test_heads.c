@@ -138,6 +138,54 @@ static void alter(struct rig *rig, kl_queue_opts opts)
     CHECK_INT(kl_queue_alter(rig->queue, &opts), KL_OK);
 }
 
+enum way { BY_CONTINUE, BY_DRAIN, BY_SKIP, BY_DRAINING_IT, WAYS };
+
+static void end_halted(struct rig *rig, enum way way)
+{
+    uint64_t count = 0;
+    switch (way) {
+    case BY_CONTINUE:
+        alter(rig, (kl_queue_opts){.head_policy = KL_HEAD_CONTINUE});
+        break;
+    case BY_DRAIN:
+        alter(rig, (kl_queue_opts){.head_policy = KL_HEAD_DRAIN});
+        break;
+    case BY_SKIP:
+        CHECK_INT(kl_key_skip(rig->queue, kl_str("k"), NULL, NULL), KL_OK);
+        break;
+    default:
+        CHECK_INT(kl_key_drain(rig->queue, kl_str("k"), NULL, true, &count), KL_OK);
+        break;
+    }
+}
+
+TEST(the_error_that_halted_a_key_is_kept_whoever_owns_it_when_it_ends)
+{
+    for (int i = 0; i < 2 * WAYS; i++) {
+        struct rig rig;
+        struct runs runs;
+        kl_arena arena = {0};
+        kl_found found;
+        kl_task_id head;
+        enum way way = (enum way)(i / 2);
+        if (!open_with(&rig, i % 2 ? RIG_DISK : RIG_MEMORY, KL_HEAD_HALT))
+            return;
+        runs_init(&runs);
+        kl_worker *worker = halt(&rig, &runs, &head, true);
+        CHECK_INT(kl_worker_show(worker).halted, 0); /* it was before */
+        end_halted(&rig, way);
+        await_waiting(&rig, 0);
+        await_state(rig.queue, &head, way == BY_SKIP ? KL_TASK_CANCELLED : KL_TASK_DEAD);
+        CHECK_INT(kl_queue_task(rig.queue, &head, &arena, &found), KL_OK);
+        CHECK_INT(found.task.error.len, 18);
+        CHECK(found.task.error.len == 18 && memcmp(found.task.error.data, "dead as told: dead", 18) == 0);
+        drain_and_close(worker);
+        kl_arena_free(&arena);
+        runs_free(&runs);
+        rig_close(&rig);
+    }
+}
+
 TEST(a_halted_key_goes_on_when_the_policy_is_altered_to_continue)
 {
     struct rig rig;

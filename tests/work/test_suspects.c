@@ -292,6 +292,72 @@ TEST(a_halted_task_that_is_skipped_keeps_the_number_of_attempts_that_were_made)
     hand_close(&hand);
 }
 
+/* Each owner vanishes. The second runs it until it has no more attempts, and the third does not know how it ended. */
+TEST(a_task_that_ended_its_last_worker_halts_its_key_once_and_its_error_says_so)
+{
+    struct hand hand;
+    kl_arena arena = {0};
+    kl_found found = {0};
+    kl_queue_opts opts = {.size = sizeof opts, .lease_ms = LEASE_MS, .head_policy = KL_HEAD_HALT, .attempts_max = 1};
+    if (!hand_open(&hand, &opts))
+        return;
+    kl_task_id id = hand_put(&hand, "k", "poison", 0);
+    hand_own(hand_pump(&hand, NULL));
+    CHECK_STR(hand_start(take_over(&hand)), "poison");
+    for (int i = 0; i < 3; i++) {
+        struct hand_pump *pump = take_over(&hand);
+        CHECK_STR(hand_start(pump), "");
+        hand_settle(pump);
+        CHECK_INT(kl__pump_counted(pump->pump).halted, i == 0);
+        hand_looks(pump);
+        CHECK_STR(hand_start(pump), "");
+    }
+    opts = (kl_queue_opts){.size = sizeof opts, .head_policy = KL_HEAD_CONTINUE};
+    CHECK_INT(kl_queue_alter(hand.queue, &opts), KL_OK);
+    struct hand_pump *last = take_over(&hand);
+    CHECK_STR(hand_start(last), "");
+    hand_settle(last);
+    CHECK_INT(kl_queue_task(hand.queue, &id, &arena, &found), KL_OK);
+    CHECK_INT(found.task.state, KL_TASK_DEAD);
+    CHECK_INT(found.task.attempts, 1);
+    static const char error[] = "its attempts are used up; the last ended its worker";
+    CHECK(found.task.error.len == sizeof error - 1 && memcmp(found.task.error.data, error, sizeof error - 1) == 0);
+    kl_arena_free(&arena);
+    hand_close(&hand);
+}
+
+/* It halted its key and said why; its owner vanishes, and so do those after it. */
+TEST(the_error_that_halted_a_key_outlives_owners_that_vanish)
+{
+    struct hand hand;
+    kl_arena arena = {0};
+    kl_found found = {0};
+    kl_queue_opts opts = {
+        .size = sizeof opts, .lease_ms = LEASE_MS, .head_policy = KL_HEAD_HALT, .keep_done_ms = 3600000};
+    if (!hand_open(&hand, &opts))
+        return;
+    kl_task_id id = hand_put(&hand, "k", "one", 0);
+    struct hand_pump *pump = hand_pump(&hand, NULL);
+    hand_own(pump);
+    CHECK_STR(hand_start(pump), "one");
+    kl__held *held = hand_running(pump, 0);
+    pump->running_count--;
+    kl__pump_finish(pump->pump, held, &(kl__verdict){.outcome = KL_DEAD, .error = kl_str("said")});
+    hand_settle(pump);
+    for (int i = 0; i < 2; i++) {
+        pump = take_over(&hand);
+        CHECK_STR(hand_start(pump), "");
+        hand_settle(pump);
+        CHECK_INT(kl__pump_counted(pump->pump).halted, 0);
+    }
+    CHECK_INT(skip_by(pump).rc, KL_OK);
+    CHECK_INT(kl_queue_task(hand.queue, &id, &arena, &found), KL_OK);
+    CHECK_INT(found.task.state, KL_TASK_CANCELLED);
+    CHECK(found.task.error.len == 4 && memcmp(found.task.error.data, "said", 4) == 0);
+    kl_arena_free(&arena);
+    hand_close(&hand);
+}
+
 /* --- Without memory --- */
 
 /* With the n-th allocation of the looks refused; false: it was never reached. */
