@@ -82,8 +82,10 @@ typedef struct kl_queue_info {
     uint64_t layout_number; /* counts changes of the layout, from 1; goes on where a removed queue of the name ended */
     uint64_t layouts_draining; /* older layouts that still hold tasks */
     int64_t created_ms;
-    kl_counts counts; /* of all partitions and layouts together; at_least where some could not be asked: */
-    const char *away; /* these, and why: "orders__p1: the database is not to be reached; ..."; "": all were asked */
+    kl_counts counts; /* of all partitions and layouts together; finished_behind also where some of an older layout in
+                       * which nothing waits any more could not be asked, and at_least where others could not: */
+    const char *away; /* these, and why: "orders__p1: the database is not to be reached; ...", of an older layout also
+                       * "orders__p1 of layout 1: ..."; "": there are none */
     uint64_t refused; /* tasks that were put in SQL and cannot be taken in, and stay in the inbox; not in counts */
     const char *refused_why; /* of the first, with what to do; "": there is none */
 } kl_queue_info;

@@ -186,6 +186,12 @@ static inline uint32_t kl__layout_number(const kl__queue_layout *layout, uint32_
     return KL_LIKELY(number != KL_PARTITION_AWAY) ? number : kl__layout_find_number(layout, partition);
 }
 
+/* What people call a partition: by the same name in every layout in which it lies in the same store, so that what they
+ * are told is true of the one that they know; one of an older layout that does not as "orders__p1 of layout 1". */
+enum { KL_TOLD_PARTITION_BYTES = KL_PARTITION_NAME_BYTES + 32 };
+kl_rc kl__layout_tell_partition(const kl_queue *queue, const kl__descriptor *descriptor, const kl__queue_layout *layout,
+                                uint32_t partition, char ret_name[KL_TOLD_PARTITION_BYTES]);
+
 /* What waits and is kept in all partitions of a layout together; added to what is there. */
 kl_rc kl__layout_count(const kl__queue_layout *layout, kl_counts *counts);
 kl_rc kl__layout_count_one(const kl__queue_layout *layout, uint32_t partition, kl_counts *counts);

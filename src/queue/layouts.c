@@ -46,6 +46,19 @@ kl_rc kl__layout_partition_name(const kl_queue *queue, const kl__queue_layout *l
     return name_partition(queue->name, layout, partition, ret_name);
 }
 
+kl_rc kl__layout_tell_partition(const kl_queue *queue, const kl__descriptor *descriptor, const kl__queue_layout *layout,
+                                uint32_t partition, char ret_name[KL_TOLD_PARTITION_BYTES])
+{
+    const kl__queue_layout *newest = kl__newest_layout(descriptor);
+    bool same = partition < newest->layout.partitions && newest->stores[partition] == layout->stores[partition];
+    kl_rc rc = kl_partition_name(&layout->layout, queue->name, partition, KL_PARTITION_NAME_BYTES, ret_name);
+    size_t length = rc == KL_OK ? strlen(ret_name) : 0;
+    if (rc == KL_OK && !same)
+        snprintf(ret_name + length, KL_TOLD_PARTITION_BYTES - length, " of layout %llu",
+                 (unsigned long long)layout->number);
+    return rc;
+}
+
 static kl_rc refuse_partition(const kl_queue *queue, const kl_layout *layout, const char *name)
 {
     const char *is = queue->name;

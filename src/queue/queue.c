@@ -283,13 +283,17 @@ static kl_rc copy_settings(const kl__descriptor *descriptor, kl_arena *arena, kl
     return KL_OK;
 }
 
-/* Adds a partition to those that could not be asked; in every layout it is called the same. */
-static kl_rc note_away(const kl_queue *queue, const kl__queue_layout *layout, uint32_t partition, kl_arena *arena,
-                       kl_queue_info *info)
+/* Adds a partition to those that could not be asked. */
+static kl_rc note_away(const kl_queue *queue, const kl__descriptor *descriptor, const kl__queue_layout *layout,
+                       uint32_t partition, kl_arena *arena, kl_queue_info *info)
 {
-    char name[KL_PARTITION_NAME_BYTES], begins[KL_PARTITION_NAME_BYTES + 2], why[REASON_BYTES];
+    char name[KL_TOLD_PARTITION_BYTES], begins[KL_TOLD_PARTITION_BYTES + 2], why[REASON_BYTES];
     snprintf(why, sizeof why, "%s", kl_error_text());
-    kl_rc rc = kl_partition_name(&layout->layout, queue->name, partition, sizeof name, name);
+    if (layout->drained) { /* nothing waits there */
+        info->counts.finished_behind = true;
+        return KL_OK;
+    }
+    kl_rc rc = kl__layout_tell_partition(queue, descriptor, layout, partition, name);
     if (rc != KL_OK)
         return rc;
     snprintf(begins, sizeof begins, "%s: ", name);
@@ -305,13 +309,14 @@ static kl_rc note_away(const kl_queue *queue, const kl__queue_layout *layout, ui
     return KL_OK;
 }
 
-static kl_rc count_layout(const kl_queue *queue, const kl__queue_layout *layout, kl_arena *arena, kl_queue_info *info)
+static kl_rc count_layout(const kl_queue *queue, const kl__descriptor *descriptor, const kl__queue_layout *layout,
+                          kl_arena *arena, kl_queue_info *info)
 {
     kl_rc rc = KL_OK;
     for (uint32_t i = 0; rc == KL_OK && i < layout->layout.partitions; i++) {
         rc = kl__layout_count_one(layout, i, &info->counts);
         if (rc == KL_EBUSY && layout->stores[i] != queue->store)
-            rc = note_away(queue, layout, i, arena, info);
+            rc = note_away(queue, descriptor, layout, i, arena, info);
     }
     return rc;
 }
@@ -322,7 +327,7 @@ static kl_rc count_layouts(const kl_queue *queue, const kl__descriptor *descript
 {
     for (size_t i = 0; i < descriptor->layout_count; i++) {
         uint64_t before = kl__counts_waiting(&info->counts);
-        kl_rc rc = count_layout(queue, &descriptor->layouts[i], arena, info);
+        kl_rc rc = count_layout(queue, descriptor, &descriptor->layouts[i], arena, info);
         if (rc != KL_OK)
             return rc;
         info->layouts_draining += i + 1 < descriptor->layout_count && kl__counts_waiting(&info->counts) > before;

@@ -111,17 +111,23 @@ static uint32_t granting(const kl__pump *pump, const kl__queue_layout *layout)
 
 /* Its store is away: the next refresh tries again. Where the queue's concurrency is shared out in its record, nobody
  * knows how much the others may run until then. */
-static void note_away(kl__pump *pump, const char *name, bool grants)
+static kl_rc note_away(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
 {
-    bool all = grants && pump->descriptor->settings.concurrency != KL_FOREVER;
+    char name[KL_TOLD_PARTITION_BYTES], why[512];
+    bool all = index == granting(pump, layout) && pump->descriptor->settings.concurrency != KL_FOREVER;
+    snprintf(why, sizeof why, "%s", kl_error_text());
+    kl_rc rc = kl__layout_tell_partition(pump->queue, pump->descriptor, layout, index, name);
+    if (rc != KL_OK)
+        return rc;
     pump->away++;
     if (!pump->away_told)
         kl__pump_log(pump, KL_LOG_WARN, "queue %s: partition %s is not worked on until its store answers; %s: %s",
                      pump->queue->name, name,
                      all ? "neither are the others, because the queue's concurrency is shared out there"
                          : "the others are",
-                     kl_error_text());
+                     why);
     pump->away_told = true;
+    return KL_OK;
 }
 
 /* Every partition has been asked. One that is worked on may have gone away since. */
@@ -150,8 +156,7 @@ static kl_rc add(kl__pump *pump, const kl__queue_layout *layout, uint32_t index)
     uint32_t number = kl__layout_number(layout, index);
     kl__pump_enter(pump);
     if (number == KL_PARTITION_AWAY) {
-        note_away(pump, plain, index == granting(pump, layout));
-        return KL_OK;
+        return note_away(pump, layout, index);
     }
     kl__partition *partition = kl__alloc_zeroed(1, sizeof *partition);
     if (!partition)

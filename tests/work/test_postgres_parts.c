@@ -291,6 +291,54 @@ TEST(a_worker_that_ends_when_nothing_is_left_does_not_wait_for_a_database_that_i
     close_two(&two);
 }
 
+static bool first_is_drained(void *queue)
+{
+    CHECK_INT(kl__queue_refresh(queue), KL_OK);
+    kl__descriptor *descriptor = kl__queue_descriptor(queue);
+    bool drained = descriptor->layout_count == 2 && descriptor->layouts[0].drained;
+    kl__descriptor_release(descriptor);
+    return drained;
+}
+
+TEST(a_database_that_only_an_older_layout_has_is_told_as_its_own_and_not_at_all_once_that_is_drained)
+{
+    static const char *const here[] = {"", "", ""};
+    struct two two;
+    struct runs runs;
+    kl_store *store = NULL;
+    kl_arena arena = {0};
+    kl_queue_info info;
+    kl_queue_opts opts = {.size = sizeof opts, .partitions = 3, .stores = here, .store_count = 3};
+    REQUIRE(open_two(&two));
+    runs_init(&runs);
+    CHECK_INT(kl_queue_show(two.queue, &arena, &info), KL_OK);
+    put_task(two.queue, key_of(&info, 1), "dead");
+    CHECK_INT(kl_queue_alter(two.queue, &opts), KL_OK);
+    let_in(false);
+    kl_queue *queue = open_again(&two, &store);
+    REQUIRE(queue);
+    CHECK_INT(kl_queue_show(queue, &arena, &info), KL_OK);
+    CHECK_CONTAINS(info.away, "orders__p1 of layout 1: ");
+    CHECK(info.counts.at_least);
+    let_in(true);
+    kl_worker *worker = start_worker(queue, &(struct start){.fn = runs_handle, .ctx = &runs});
+    await_condition("the first layout is drained", first_is_drained, queue);
+    drain_and_close(worker);
+    let_in(false);
+    kl_queue_close(queue);
+    REQUIRE(kl_queue_find(store, "orders", &queue) == KL_OK);
+    CHECK_INT(kl_queue_show(queue, &arena, &info), KL_OK);
+    CHECK_STR(info.away, "");
+    CHECK(!info.counts.at_least);
+    CHECK(info.counts.finished_behind); /* it keeps a dead letter */
+    let_in(true);
+    kl_queue_close(queue);
+    kl_store_close(store);
+    kl_arena_free(&arena);
+    runs_free(&runs);
+    close_two(&two);
+}
+
 static bool takes(void *queue)
 {
     kl_put task = {.payload = kl_str("done there 2")};
