@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/pidfd.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -77,7 +78,9 @@ static bool can_execute(const char *directory, size_t length, const char *word)
     char path[PATH_MAX];
     int needed = length ? snprintf(path, sizeof path, "%.*s/%s", (int)length, directory, word)
                         : snprintf(path, sizeof path, "%s", word);
-    return needed > 0 && needed < (int)sizeof path && access(path, X_OK) == 0;
+    struct stat status;
+    return needed > 0 && needed < (int)sizeof path && access(path, X_OK) == 0 && stat(path, &status) == 0 &&
+           S_ISREG(status.st_mode);
 }
 
 bool kl__process_finds(const char *word)

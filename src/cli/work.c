@@ -106,6 +106,19 @@ static bool add_kind(struct job *job, const char *text)
            add_handler(job, kind, (const char *[]){"sh", "-c", equals + 1}, 3);
 }
 
+static bool check_command(const char *word)
+{
+    bool is_there = strchr(word, '/') && access(word, F_OK) == 0;
+    if (kl__process_finds(word))
+        return true;
+    if (is_there)
+        kl__complain("%s is no program that this user may run; `chmod +x` it, or run it by another: `-- sh %s`", word,
+                     word);
+    else
+        kl__complain("there is no command %s; give its path, or mend PATH", word);
+    return false;
+}
+
 static bool fill_handlers(struct job *job)
 {
     const work_opts *opts = job->opts;
@@ -121,11 +134,7 @@ static bool fill_handlers(struct job *job)
             return false;
     if (opts->command.count == 0)
         return true;
-    if (!kl__process_finds(opts->command.items[0])) {
-        kl__complain("there is no command %s; give its path, or mend PATH", opts->command.items[0]);
-        return false;
-    }
-    return add_handler(job, NULL, opts->command.items, opts->command.count);
+    return check_command(opts->command.items[0]) && add_handler(job, NULL, opts->command.items, opts->command.count);
 }
 
 /* ---- Queues ---- */

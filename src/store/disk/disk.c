@@ -240,6 +240,9 @@ static kl_rc take_ownership(kl__disk *disk)
     if (error == -EBUSY)
         return kl__fail(KL_EBUSY, KL_DISK_HELD "; stop that one first, or try again when it has ended", disk->path,
                         disk->path);
+    if (error == -ENOTDIR)
+        return kl__fail(KL_ESYSTEM, "%s is a file and not a directory, or lies in one; name another directory",
+                        disk->path);
     if (error)
         return kl__fail(KL_ESYSTEM, "%s/lock could not be taken: %s; it must be a file that this user may write",
                         disk->path, strerror(-error));
