@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,6 +56,36 @@ static bool has_socket(const struct rig *rig, struct stat *ret_status)
     char path[WORKDIR_BYTES + 32];
     snprintf(path, sizeof path, "%s/socket", rig->data);
     return lstat(path, ret_status) == 0;
+}
+
+/* Listens in a directory in which this user may not connect. */
+static int listen_shut(const char *dir)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    snprintf(address.sun_path, sizeof address.sun_path, "%.80s/socket", dir);
+    CHECK(bind(fd, (const struct sockaddr *)&address, sizeof address) == 0 && listen(fd, 1) == 0);
+    CHECK(chmod(address.sun_path, 0) == 0 && chmod(dir, 0755) == 0);
+    return fd;
+}
+
+TEST(a_directory_that_another_user_has_open_is_told_as_such)
+{
+    enum { NOBODY = 65534 };
+    char dir[WORKDIR_BYTES], url[WORKDIR_BYTES + 8];
+    kl_store *store = NULL;
+    REQUIRE(workdir_make(dir));
+    int fd = listen_shut(dir);
+    snprintf(url, sizeof url, "disk:%s", dir);
+    uid_t self = geteuid();
+    CHECK(self != 0 || seteuid(NOBODY) == 0); /* nothing is shut for root */
+    kl_rc rc = kl_store_open(url, NULL, &store);
+    CHECK(seteuid(self) == 0);
+    CHECK_INT(rc, KL_ESYSTEM);
+    CHECK_CONTAINS(kl_error_text(), "belongs to another user; run this as that user, or name another store");
+    kl_store_close(store);
+    close(fd);
+    CHECK(workdir_remove(dir));
 }
 
 TEST(two_handles_share_a_directory)

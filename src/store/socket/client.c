@@ -270,6 +270,9 @@ static kl_rc reach_socket(kl__client *client, kl__link *link, bool *ret_listens)
                         "whoever has %s open takes no more connections; try again, and look whether it is stopped "
                         "(its number is in %s/lock)",
                         client->dir, client->dir);
+    if (error == -EACCES)
+        return kl__fail(KL_ESYSTEM, "%s belongs to another user; run this as that user, or name another store",
+                        client->dir);
     if (error)
         return kl__fail(KL_ESYSTEM, "the socket in %s could not be reached: %s", client->dir, strerror(-error));
     return KL_OK;
