@@ -54,7 +54,7 @@ static kl_outcome crowd_handle(kl_work *work, void *ctx)
     wait_for(crowd, &crowd->is_read);
     *(is_second ? &crowd->second : &crowd->first) += 1;
     take_part(crowd);
-    if (!is_second && crowd->first == KEYS) {
+    if (!is_second && crowd->first == KEYS && !crowd->may_end) { /* the long one comes here behind that */
         crowd->second_at_last = crowd->second;
         set(crowd, &crowd->may_end);
     }
