@@ -3,9 +3,9 @@
  * docs/configuration.md and the section of the manual page are printed by the hidden option --docs; tests/check-config
  * compares them with what stands there. */
 #include <inttypes.h>
-#include <sched.h>
 #include <string.h>
 
+#include "base/cores.h"
 #include "cli/config.h"
 #include "cli/output.h"
 
@@ -31,9 +31,8 @@ static const kl__option config_options[] = {
  * which machines are not told. */
 static kl__cell otherwise_cell(const kl__call *call, const kl__setting *setting)
 {
-    cpu_set_t set;
     if (setting == &kl__settings[KL_SET_WORKER_CONCURRENCY])
-        return kl__cell_number(sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1);
+        return kl__cell_number(kl__cores());
     return kl__call_json(call) ? kl__cell_none() : kl__cell_text(setting->otherwise);
 }
 

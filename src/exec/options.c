@@ -2,13 +2,13 @@
  *
  * A struct that a caller passes starts with its size: fields that an older caller does not know count as zero, and zero
  * means the default. */
+#include "base/cores.h"
 #include "base/text.h"
 #include "base/times.h"
 #include "exec/internal.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,23 +46,10 @@ static int64_t *value_of(kl_exec_opts *opts, const struct setting *setting)
     return (int64_t *)(void *)((char *)opts + setting->offset);
 }
 
-/* How many of up to `most` possible processors this process may use; 0: the machine may have more of them. */
-static int count_cores(size_t most)
-{
-    cpu_set_t *set = CPU_ALLOC(most);
-    size_t size = CPU_ALLOC_SIZE(most);
-    int count = set && sched_getaffinity(0, size, set) == 0 ? CPU_COUNT_S(size, set) : 0;
-    CPU_FREE(set);
-    return count;
-}
-
 static int64_t usable_cores(void)
 {
-    enum { POSSIBLE_MAX = 1 << 17 };
-    int count = 0;
-    for (size_t most = CPU_SETSIZE; count == 0 && most <= POSSIBLE_MAX; most *= 2)
-        count = count_cores(most);
-    return count < 1 ? 1 : count > KL_EXEC_THREADS_MAX ? KL_EXEC_THREADS_MAX : count;
+    int count = kl__cores();
+    return count > KL_EXEC_THREADS_MAX ? KL_EXEC_THREADS_MAX : count;
 }
 
 static bool in_range(const struct setting *setting, int64_t value)

@@ -6,11 +6,11 @@
  *      start ---> works ---> stopping: starts nothing, lets tasks end, settles, gives shards back ---> ended ---> close
  *                   +-- until_empty: by itself, when nothing is left */
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cores.h"
 #include "base/random.h"
 #include "base/wait.h"
 #include "store/quick.h"
@@ -90,12 +90,6 @@ static kl_rc check_range(const char *name, int64_t value, int64_t min, int64_t m
                     (long long)max);
 }
 
-static int64_t cores(void)
-{
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 static kl_rc complete_opts(const kl_worker_opts *given, kl_worker_opts *opts)
 {
     *opts = (kl_worker_opts){.size = sizeof *opts};
@@ -103,7 +97,9 @@ static kl_rc complete_opts(const kl_worker_opts *given, kl_worker_opts *opts)
         return kl__fail(KL_EINVAL, "the options' size is %zu; set it to sizeof(kl_worker_opts)", given->size);
     if (given)
         memcpy(opts, given, given->size);
-    opts->concurrency = opts->concurrency ? opts->concurrency : cores();
+    int cores = kl__cores();
+    if (!opts->concurrency)
+        opts->concurrency = cores < KL_WORKER_THREADS_MAX ? cores : KL_WORKER_THREADS_MAX;
     opts->window_max = opts->window_max ? opts->window_max : WINDOW_DEFAULT;
     opts->stop_ms = opts->stop_ms == KL_NO_WAIT ? 0 : opts->stop_ms ? opts->stop_ms : KL_FOREVER;
     kl_rc rc = check_range("concurrency", opts->concurrency, 1, KL_WORKER_THREADS_MAX);

@@ -8,13 +8,23 @@
 #include <sys/mman.h>
 
 #include "base/clock.h"
+#include "base/cores.h"
 #include "base/futex.h"
 
 enum { PAGE = 4096, SPINS = 200 };
 
-/* A leader waits for others up to this part of what the last sync took, and not longer than this; and when they did not
- * come, not again for a while: the 2^n - 1 commits that follow, up to this n. */
-enum { GATHER_PART = 4, GATHER_NS_MAX = 250000, GATHER_MISSES_MAX = 6 };
+/* Callers wait for one another (struct patience) up to this part of what the last sync took, and not longer than this.
+ * When they did not all come so many times in a row, they do not for a while: the 2^n - 1 commits that follow, with n up
+ * to this. */
+enum { GATHER_PART = 4, GATHER_NS_MAX = 250000, GATHER_MISSES_FREE = 3, GATHER_REST_MAX = 6 };
+
+/* More callers than this for each core are a crowd. Where a sync takes less than this they stay awake for so many of them
+ * at most: the one under way, their own, and what is between. */
+enum { CROWD_A_CORE = 2, CROWD_SYNC_NS_MAX = 300000, CROWD_SYNCS = 3 };
+
+/* A yield that takes this long has given the core to somebody else for a slice of time; then nobody yields for so
+ * long. */
+enum { DEAR_NS = 500000, DEAR_REST_NS = 20000000 };
 
 /* A group's reservations in one word: bytes in eighths, records, calls, and whether it still takes any. */
 #define BYTES_BITS       28
@@ -57,9 +67,13 @@ struct kl__journal {
 
     pthread_mutex_t leader; /* whoever holds it writes */
     uint64_t last_frame;
-    size_t expected; /* calls that the next group may get, of those who make one after the other */
-    int64_t sync_ns; /* what the last sync took */
-    uint32_t gather_misses, gather_rest;
+    _Atomic(size_t) expected;       /* calls that the next group may get, of those who make one after the other */
+    _Atomic(int64_t) sync_ns;       /* what the last sync took */
+    uint32_t gather_misses;         /* commits in a row for which not all had come */
+    _Atomic(uint32_t) gather_rest;  /* and so many for which nobody waits */
+    _Atomic(int64_t) told_ns;       /* when the last group was */
+    size_t crowd;                   /* more callers than that are one */
+    _Atomic(int64_t) dear_until_ns; /* before this time nobody yields */
 
     _Atomic(bool) is_broken;
     char broken_text[KL_CALL_ERROR_BYTES]; /* set before is_broken */
@@ -178,7 +192,7 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
     error = segments->vfs->sync(segments->vfs, active->file);
     if (error)
         return break_down(journal, "syncing the journal", strerror(-error));
-    journal->sync_ns = kl__monotonic_ns() - began_ns;
+    atomic_store_explicit(&journal->sync_ns, kl__monotonic_ns() - began_ns, memory_order_relaxed);
     active->end += total;
     atomic_store_explicit(&segments->last_synced, ++journal->last_frame, memory_order_release);
     see_to_next(segments);
@@ -386,28 +400,28 @@ static kl__group *other_group(kl__journal *journal, const kl__group *group)
     return group == &journal->groups[0] ? &journal->groups[1] : &journal->groups[0];
 }
 
-/* Those of the group before have just been told and are about to call again: lets them, so that a commit serves them
- * all, instead of one half of them and then the other. */
-static void gather(kl__journal *journal, const kl__group *group)
+/* Have all come who may? */
+static bool is_gathered(const kl__journal *journal, const kl__group *group)
 {
-    if (CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed)) >= journal->expected)
-        return;
-    if (journal->gather_rest > 0) {
-        journal->gather_rest--;
+    return CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed)) >=
+           atomic_load_explicit(&journal->expected, memory_order_relaxed);
+}
+
+/* Before the group is closed: was it worth waiting for them? */
+static void note_gathered(kl__journal *journal, const kl__group *group)
+{
+    uint32_t rest = atomic_load_explicit(&journal->gather_rest, memory_order_relaxed);
+    bool all = is_gathered(journal, group);
+    if (rest > 0) {
+        atomic_store_explicit(&journal->gather_rest, all ? rest : rest - 1, memory_order_relaxed);
         return;
     }
-    int64_t wait_ns = journal->sync_ns / GATHER_PART;
-    int64_t until_ns = kl__monotonic_ns() + (wait_ns < GATHER_NS_MAX ? wait_ns : GATHER_NS_MAX);
-    bool all;
-    do {
-        sched_yield();
-        all = CALLS_OF(atomic_load_explicit(&group->reserved, memory_order_relaxed)) >= journal->expected;
-    } while (!all && kl__monotonic_ns() < until_ns);
-    if (all)
-        journal->gather_misses = 0;
-    else if (journal->gather_misses < GATHER_MISSES_MAX)
-        journal->gather_misses++;
-    journal->gather_rest = (1u << journal->gather_misses) - 1;
+    journal->gather_misses = all ? 0 : journal->gather_misses + 1;
+    if (journal->gather_misses <= GATHER_MISSES_FREE)
+        return;
+    uint32_t n = journal->gather_misses - GATHER_MISSES_FREE;
+    rest = (1u << (n < GATHER_REST_MAX ? n : GATHER_REST_MAX)) - 1;
+    atomic_store_explicit(&journal->gather_rest, rest, memory_order_relaxed);
 }
 
 /* Whoever was in this group, and whoever has come while it was written, may be in one group the next time. Asynchronous
@@ -415,7 +429,8 @@ static void gather(kl__journal *journal, const kl__group *group)
 static void expect(kl__journal *journal, size_t calls, bool has_async)
 {
     const kl__group *next = atomic_load_explicit(&journal->current, memory_order_relaxed);
-    journal->expected = has_async ? 0 : calls + CALLS_OF(atomic_load_explicit(&next->reserved, memory_order_relaxed));
+    size_t come = CALLS_OF(atomic_load_explicit(&next->reserved, memory_order_relaxed));
+    atomic_store_explicit(&journal->expected, has_async ? 0 : calls + come, memory_order_relaxed);
 }
 
 /* No more reservations; waits until what is reserved has been written. Returns the final word. */
@@ -454,6 +469,7 @@ static void end_group(kl__journal *journal, kl__group *group, size_t calls, kl_r
         pthread_mutex_unlock(&journal->ended_mutex);
     }
     expect(journal, calls, has_async);
+    atomic_store_explicit(&journal->told_ns, kl__monotonic_ns(), memory_order_relaxed);
     atomic_store(&group->ended, group->generation);
     atomic_fetch_add(&group->kick, 1);
     if (atomic_load(&group->sleepers))
@@ -468,7 +484,7 @@ static void commit(kl__journal *journal)
     kl__group *group = atomic_load(&journal->current);
     if (CALLS_OF(atomic_load(&group->reserved)) == 0)
         return;
-    gather(journal, group);
+    note_gathered(journal, group);
     uint64_t word = atomic_fetch_or(&group->reserved, CLOSED);
     open_group(journal, other_group(journal, group), group->first_sequence + RECORDS_OF(word));
     close_group(group);
@@ -565,12 +581,64 @@ static bool has_ended(const kl__commit *call)
     return (int32_t)(atomic_load_explicit(&call->group->ended, memory_order_acquire) - call->generation) >= 0;
 }
 
+/* How long a caller stays awake.
+ *
+ * Those of the group before have just been told and are about to call again. If the first who came led at once, a commit
+ * would serve one half of them and the next the other. So they wait for one another, and the last to come leads: it is
+ * awake, and has the core.
+ *
+ * To wake a thread and switch to it takes a core 2 to 3 us. A crowd that slept while a quick disk synced would take
+ * longer to get up, one after the other, than the sync, in which the cores had nothing to do. So it stays awake and
+ * yields in turn. */
+struct patience {
+    int64_t came_ns, now_ns;
+    int64_t gather_ns; /* so long it waits for the others */
+    int64_t sleep_ns;  /* the time from which on it sleeps */
+};
+
+static struct patience take_patience(const kl__journal *journal)
+{
+    int64_t sync_ns = atomic_load_explicit(&journal->sync_ns, memory_order_relaxed), now_ns = kl__monotonic_ns();
+    bool is_crowd =
+        atomic_load_explicit(&journal->expected, memory_order_relaxed) > journal->crowd && sync_ns < CROWD_SYNC_NS_MAX;
+    int64_t gather_ns = is_crowd ? sync_ns : sync_ns / GATHER_PART;
+    gather_ns = gather_ns < GATHER_NS_MAX ? gather_ns : GATHER_NS_MAX;
+    return (struct patience){now_ns, now_ns, gather_ns, now_ns + (is_crowd ? CROWD_SYNCS * sync_ns : gather_ns)};
+}
+
+/* Not while others are about to come: from when the last group was told, or it came. */
+static bool may_lead(const kl__journal *journal, const kl__group *group, const struct patience *patience)
+{
+    if (is_gathered(journal, group) || atomic_load_explicit(&journal->gather_rest, memory_order_relaxed) > 0 ||
+        patience->now_ns >= patience->sleep_ns)
+        return true;
+    int64_t told_ns = atomic_load_explicit(&journal->told_ns, memory_order_relaxed);
+    return patience->now_ns >= (told_ns > patience->came_ns ? told_ns : patience->came_ns) + patience->gather_ns;
+}
+
+/* False: the caller had better sleep. */
+static bool yield(kl__journal *journal, struct patience *patience)
+{
+    if (patience->now_ns < atomic_load_explicit(&journal->dear_until_ns, memory_order_relaxed))
+        patience->sleep_ns = patience->now_ns;
+    if (patience->now_ns >= patience->sleep_ns)
+        return false;
+    int64_t before_ns = patience->now_ns;
+    sched_yield();
+    patience->now_ns = kl__monotonic_ns();
+    if (patience->now_ns - before_ns > DEAR_NS)
+        atomic_store_explicit(&journal->dear_until_ns, patience->now_ns + DEAR_REST_NS, memory_order_relaxed);
+    return true;
+}
+
 kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call)
 {
     kl__group *group = call->group;
+    struct patience patience = take_patience(journal);
     while (!has_ended(call)) {
         uint32_t kick = atomic_load(&group->kick);
-        if (pthread_mutex_trylock(&journal->leader) == 0) {
+        bool leads = may_lead(journal, group, &patience);
+        if (leads && pthread_mutex_trylock(&journal->leader) == 0) {
             if (!has_ended(call))
                 commit(journal); /* the call is in the current group: only a leader closes one */
             step_down(journal);
@@ -578,9 +646,12 @@ kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call)
         }
         if (has_ended(call))
             break;
+        if (yield(journal, &patience) || !leads)
+            continue;
         atomic_fetch_add(&group->sleepers, 1);
         kl__futex_wait(&group->kick, kick);
         atomic_fetch_sub(&group->sleepers, 1);
+        patience = take_patience(journal);
     }
     return call->rc == KL_OK ? KL_OK : kl__fail(call->rc, "%s", call->error);
 }
@@ -679,6 +750,7 @@ kl_rc kl__journal_open(kl__state *state, kl__segments *segments, kl_now_ms_fn *n
     journal->last_frame = last_frame;
     atomic_store(&segments->last_synced, last_frame);
     journal->ended_link = &journal->ended_first;
+    journal->crowd = (size_t)kl__cores() * CROWD_A_CORE;
     pthread_mutex_init(&journal->leader, NULL);
     pthread_mutex_init(&journal->ended_mutex, NULL);
     for (int i = 0; i < 2; i++) {

@@ -1,0 +1,8 @@
+/* cores.h - how many processors this process may use. */
+#ifndef KL_CORES_H
+#define KL_CORES_H
+
+/* At least 1, also where that cannot be told. */
+int kl__cores(void);
+
+#endif
