@@ -1,6 +1,6 @@
 /* wait.h - condition variables on the monotonic clock, whose waits cannot be cancelled: whoever waits holds a mutex
  * that others need, so the thread must come back and release it. The same for whatever else must come to its end. And
- * yielding, while it is cheap. */
+ * yielding, while it is cheap, and spinning. */
 #ifndef KL_WAIT_H
 #define KL_WAIT_H
 
@@ -58,6 +58,16 @@ static inline bool kl__yield(int64_t dear_ns, int64_t *dear_until_ns)
     if (took_ns > dear_ns)
         *dear_until_ns = end_ns + HEED_TIMES * took_ns;
     return true;
+}
+
+/* Spins on for a moment, in a way that the processor knows for one. */
+static inline void kl__relax(void)
+{
+#if defined __x86_64__ || defined __i386__
+    __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ volatile("yield");
+#endif
 }
 
 /* Sleeps for so long, less than a second; not to be cancelled either. */

@@ -204,29 +204,30 @@ static size_t submit_prepared(struct batch *batch, kl__order *orders, size_t cou
     return taken + submit_rest(batch, orders, count, shares);
 }
 
-/* Where the tasks of a chunk go: their keys' hashes, and for each the next one that goes to the same shard. */
-struct routes {
-    uint64_t hash[BATCH_CHUNK];
-    uint8_t next[BATCH_CHUNK];
-};
-
 /* The tasks of a chunk that go to one shard, in order. */
 struct line {
-    uint8_t first, count;
+    uint32_t count;
+    uint8_t tasks[BATCH_CHUNK];
+};
+
+/* Where the tasks of a chunk go. */
+struct routes {
+    uint64_t hash[BATCH_CHUNK]; /* of their keys */
+    struct line lines[KL_EXEC_SHARDS_MAX];
 };
 
 /* False: not all of them are plain and have a key. */
-static bool route_all(kl_exec *exec, const kl_exec_task *tasks, size_t count, struct routes *routes, struct line *lines)
+static bool route_all(kl_exec *exec, const kl_exec_task *tasks, size_t count, struct routes *routes)
 {
-    for (size_t i = count; i-- > 0;) {
+    for (uint32_t i = 0; i < exec->shard_count; i++)
+        routes->lines[i].count = 0;
+    for (size_t i = 0; i < count; i++) {
         if (KL_UNLIKELY(!kl__task_is_plain(&tasks[i]) || tasks[i].key.len == 0))
             return false;
         uint64_t hash = kl__hash_local(tasks[i].key);
-        struct line *line = &lines[kl__hash_scale(hash, exec->shard_count)];
+        struct line *line = &routes->lines[kl__hash_scale(hash, exec->shard_count)];
         routes->hash[i] = hash;
-        routes->next[i] = line->first;
-        line->first = (uint8_t)i;
-        line->count++;
+        line->tasks[line->count++] = (uint8_t)i;
     }
     return true;
 }
@@ -245,52 +246,51 @@ static bool is_refused_again(struct batch *batch, kl__shard *shard, uint64_t has
 }
 
 /* Whether a task of the line may be of a blocked key. */
-static bool line_has_signs(const struct routes *routes, struct line line, const kl__shard *shard)
+static bool has_suspects(const struct routes *routes, const struct line *line, const kl__shard *shard)
 {
-    bool any = false;
-    for (uint8_t i = line.first; line.count > 0; line.count--, i = routes->next[i])
-        any |= kl__lane_has_two_signs(shard->signs, (uint32_t)routes->hash[i]);
+    uint64_t any = 0;
+    for (uint32_t n = 0; n < line->count; n++)
+        any |= kl__lane_has_signs(shard->signs, (uint32_t)routes->hash[line->tasks[n]]);
     return any;
 }
 
 /* Sets aside what may be of a blocked key, and all that follows it in the batch and may be of the same key, for whether
- * that is blocked may change at any moment: it gets id 0. Counts what was refused again, and returns the rest of the
- * line. */
-static struct line part_line(struct batch *batch, const kl_exec_task *tasks, struct routes *routes, struct line line,
-                             kl__shard *shard, kl_exec_id *ids, size_t *io_refused)
+ * that is blocked may change at any moment: it gets id 0. Counts what was refused again; the rest stays in the line. */
+static void part_line(struct batch *batch, const kl_exec_task *tasks, struct routes *routes, struct line *line,
+                      kl__shard *shard, kl_exec_id *ids, size_t *io_refused)
 {
-    struct line rest = {0};
-    uint8_t *end = &rest.first;
+    uint32_t rest = 0;
     begin_parting(batch);
-    for (uint8_t i = line.first; line.count-- > 0; i = routes->next[i]) {
+    for (uint32_t n = 0; n < line->count; n++) {
+        uint8_t i = line->tasks[n];
         uint64_t hash = routes->hash[i];
-        if (KL_UNLIKELY(is_aside(batch, hash) || kl__lane_has_signs(shard->signs, (uint32_t)hash))) {
-            *io_refused += is_refused_again(batch, shard, hash, tasks[i].key);
-            set_aside(batch, hash);
-            ids[i] = 0;
+        line->tasks[rest] = i;
+        if (KL_LIKELY(!is_aside(batch, hash) && !kl__lane_has_signs(shard->signs, (uint32_t)hash))) {
+            rest++;
             continue;
         }
-        *end = i;
-        end = &routes->next[i];
-        rest.count++;
+        *io_refused += is_refused_again(batch, shard, hash, tasks[i].key);
+        set_aside(batch, hash);
+        ids[i] = 0;
     }
-    return rest;
+    line->count = rest;
 }
 
 /* Submits what finds a place at once; what does not gets id 0. Returns how many do. */
-static size_t submit_line(kl__shard *shard, const kl_exec_task *tasks, const struct routes *routes, struct line line,
-                          kl_exec_id *ids)
+static size_t submit_line(kl__shard *shard, const kl_exec_task *tasks, const struct routes *routes,
+                          const struct line *line, kl_exec_id *ids)
 {
     uint64_t number = 0, places = 0;
-    uint8_t i = line.first;
-    if (kl__inbox_claim(&shard->inbox, line.count, &number, &places) != KL_OK)
+    if (kl__inbox_claim(&shard->inbox, line->count, &number, &places) != KL_OK)
         places = 0;
-    for (uint64_t taken = 0; taken < places; taken++, i = routes->next[i])
-        ids[i] = kl__place_fill(shard, &tasks[i], shard->exec->mark, (uint32_t)routes->hash[i], number + taken, NULL);
+    for (uint64_t n = 0; n < places; n++) {
+        uint8_t i = line->tasks[n];
+        ids[i] = kl__place_fill(shard, &tasks[i], shard->exec->mark, (uint32_t)routes->hash[i], number + n, NULL);
+    }
     if (places > 0)
         kl__place_announce(shard, number + places - 1, false);
-    for (uint64_t left = line.count - places; left > 0; left--, i = routes->next[i])
-        ids[i] = 0;
+    for (uint64_t n = places; n < line->count; n++)
+        ids[line->tasks[n]] = 0;
     return places;
 }
 
@@ -302,19 +302,17 @@ static bool submit_plain(struct batch *batch, const kl_exec_task *tasks, size_t 
 {
     kl_exec *exec = batch->exec;
     struct routes routes;
-    struct line lines[KL_EXEC_SHARDS_MAX];
     size_t taken = 0, refused = 0;
     bool was_parted = batch->is_parted; /* what other lines of the chunk have aside is of other keys */
-    for (uint32_t i = 0; i < exec->shard_count; i++)
-        lines[i] = (struct line){0};
-    if (!route_all(exec, tasks, count, &routes, lines))
+    if (!route_all(exec, tasks, count, &routes))
         return false;
     for (uint32_t i = 0; i < exec->shard_count; i++) {
         kl__shard *shard = &exec->shards[i];
-        if (KL_UNLIKELY(was_parted || (kl__lane_signs_any(shard->signs) && line_has_signs(&routes, lines[i], shard))))
-            lines[i] = part_line(batch, tasks, &routes, lines[i], shard, ids, &refused);
-        if (lines[i].count > 0)
-            taken += submit_line(shard, tasks, &routes, lines[i], ids);
+        struct line *line = &routes.lines[i];
+        if (KL_UNLIKELY(was_parted || (kl__lane_signs_any(shard->signs) && has_suspects(&routes, line, shard))))
+            part_line(batch, tasks, &routes, line, shard, ids, &refused);
+        if (line->count > 0)
+            taken += submit_line(shard, tasks, &routes, line, ids);
     }
     batch->taken += taken;
     *ret_left = count - taken - refused;

@@ -13,6 +13,7 @@
 
 enum { LOG_LINE_BYTES = 512 };
 enum { DEAR_NS_MIN = 500000, DEAR_NS_MAX = 3000000, DEAR_PLACE_NS = 100 };
+enum { GATHER_SHARE = 32, GATHER_MAX = 256 }; /* one place of so many in a shard, or so many, are worth waiting for */
 
 _Thread_local const kl__inside *kl__innermost;
 
@@ -71,6 +72,8 @@ static kl_rc build(kl_exec *exec, const kl__clock *clock)
     exec->mark = (kl__lane_mark){.attempts_max = (uint16_t)exec->opts.attempts_max};
     int64_t turn_ns = DEAR_NS_MIN + DEAR_PLACE_NS * exec->opts.shards * exec->opts.shard_capacity;
     exec->dear_ns = turn_ns < DEAR_NS_MAX ? turn_ns : DEAR_NS_MAX;
+    int64_t share = exec->opts.shard_capacity / GATHER_SHARE;
+    exec->gather_tasks = share < GATHER_MAX ? share : GATHER_MAX;
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());
     pthread_mutex_init(&exec->park_mutex, NULL);

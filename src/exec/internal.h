@@ -202,6 +202,7 @@ typedef struct kl__exec_thread {
     int64_t began_ns;     /* when the first that is not was started */
     bool brisk;           /* its last hand was short: counted in brisk_count */
     int64_t mean_ns;      /* of a task in the last hand */
+    int64_t round_ns;     /* when its last round ended */
     int64_t cared_ns;     /* when it last looked after the others' hands */
     kl_run run;
     kl__inside inside;
@@ -224,7 +225,8 @@ struct kl_exec {
     kl__clock clock;
     kl__lane_mark mark; /* of a task without options */
     int64_t opened_ms;
-    int64_t dear_ns; /* a yield that takes longer than to fill and empty all places is no help: kl__yield */
+    int64_t gather_tasks; /* so many are worth waiting some microseconds for: thread.c */
+    int64_t dear_ns;      /* a yield that takes longer than to fill and empty all places is no help: kl__yield */
     _Atomic(int) phase;
     _Atomic(uint64_t) given_up; /* tasks that a stop has ended */
     alignas(KL_CACHE_LINE) _Atomic(uint64_t) random;

@@ -38,6 +38,8 @@ enum {
     STEAL_AFTER = 6,
     NAP_NS = 50000,
     REPLACE_WAIT_NS = 10000000,
+    GATHER_NS = 10000, /* at most, */
+    GATHER_PART = 4,   /* if a quarter of enough comes in that */
 };
 
 /* --- Waking and sleeping --- */
@@ -550,6 +552,20 @@ static uint32_t visit_all(kl__exec_thread *thread, bool stealing)
     return ran;
 }
 
+/* After a round of few tasks that came quickly, lets some gather: a thread that is right behind the producers takes from
+ * them, for a handful of tasks each time, the cache lines that they are about to write, and each waits for the other's.
+ * Not where too few would come in time. */
+static void let_gather(kl__exec_thread *thread, int64_t ran)
+{
+    int64_t enough = thread->exec->gather_tasks, now_ns = kl__monotonic_ns(), took_ns = now_ns - thread->round_ns;
+    if (ran < enough && thread->brisk && ran * GATHER_NS >= took_ns * enough / GATHER_PART) {
+        int64_t wait_ns = took_ns * enough / ran, until_ns = now_ns + (wait_ns < GATHER_NS ? wait_ns : GATHER_NS);
+        while ((now_ns = kl__monotonic_ns()) < until_ns)
+            kl__relax();
+    }
+    thread->round_ns = now_ns;
+}
+
 /* A round without a task is followed by a yield: producers may just be getting at it. After STEAL_AFTER of them a
  * thread looks at the shards of others, too, which usually come back to them sooner and have all they need in their
  * caches; after KL_EXEC_YIELDS, or while yields are dear, it sleeps, and then what it is woken for may be anywhere. */
@@ -559,8 +575,10 @@ static void work(kl__exec_thread *thread)
     int quiet = 0;
     int64_t dear_until_ns = 0;
     while (!finished(exec)) {
-        if (visit_all(thread, quiet >= STEAL_AFTER) > 0) {
+        uint32_t ran = visit_all(thread, quiet >= STEAL_AFTER);
+        if (ran > 0) {
             quiet = 0;
+            let_gather(thread, ran);
         } else if (++quiet >= KL_EXEC_YIELDS || !kl__yield(exec->dear_ns, &dear_until_ns)) {
             if (!recall_others(exec, INT64_MAX) && !sleep_until_work(thread))
                 kl__nap(NAP_NS);

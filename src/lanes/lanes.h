@@ -213,28 +213,22 @@ static inline bool kl__lane_sign_is_set(const kl__lane_signs *signs, uint32_t si
     return atomic_load_explicit(&signs->bits[sign / 64], memory_order_relaxed) >> sign % 64 & 1;
 }
 
-/* A key has three signs, the first in one half of them and the others in the other half: with 25 of 250 keys blocked,
- * one in 40 others has the first, and one in 18,000 all of them, by chance. */
+/* A key's signs are bits of one word, so one look tells: with 25 of 250 keys blocked, one in 3,700 others has them all by
+ * chance. */
+static inline uint32_t kl__lane_sign_word(uint32_t hash) { return hash >> 18 & (KL_LANE_SIGNS / 64 - 1); }
+
 static inline uint32_t kl__lane_sign(uint32_t hash, int which)
 {
-    uint32_t half = KL_LANE_SIGNS / 2;
-    return which == 0 ? hash % half : half + (which == 1 ? hash >> 16 : (hash * 0x9e3779b1u) >> 22) % half;
+    return kl__lane_sign_word(hash) * 64 + (hash >> 6 * which) % 64;
 }
 
-/* To look at the first is not dearer than to look whether any key is blocked. */
 static inline bool kl__lane_has_signs(const kl__lane_signs *signs, uint32_t hash)
 {
-    return KL_UNLIKELY(kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0))) &&
-           kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1)) && kl__lane_sign_is_set(signs, kl__lane_sign(hash, 2));
+    uint64_t all = UINT64_C(1) << hash % 64 | UINT64_C(1) << (hash >> 6) % 64 | UINT64_C(1) << (hash >> 12) % 64;
+    return !(all & ~atomic_load_explicit(&signs->bits[kl__lane_sign_word(hash)], memory_order_relaxed));
 }
 
-/* The first two, without a branch: one in 800 other keys has them. */
-static inline bool kl__lane_has_two_signs(const kl__lane_signs *signs, uint32_t hash)
-{
-    bool first = kl__lane_sign_is_set(signs, kl__lane_sign(hash, 0));
-    bool second = kl__lane_sign_is_set(signs, kl__lane_sign(hash, 1));
-    return (unsigned)first & (unsigned)second;
-}
+_Static_assert(KL_LANE_SIGNS_EACH == 3 && KL_LANE_SIGNS / 64 <= 1 << (32 - 18), "the hash has bits for all of it");
 
 static inline bool kl__lane_signs_any(const kl__lane_signs *signs)
 {
