@@ -18,7 +18,7 @@ enum { PAGE = 4096, SPINS = 200 };
  * to this. */
 enum { GATHER_PART = 4, GATHER_NS_MAX = 250000, GATHER_MISSES_FREE = 3, GATHER_REST_MAX = 6 };
 
-/* More callers than this for each core are a crowd. Where a sync takes less than this they stay awake for so many of them
+/* So many callers for each core are a crowd. Where a sync takes less than this they stay awake for so many of them
  * at most: the one under way, their own, and what is between. */
 enum { CROWD_A_CORE = 2, CROWD_SYNC_NS_MAX = 300000, CROWD_SYNCS = 3 };
 
@@ -72,7 +72,7 @@ struct kl__journal {
     uint32_t gather_misses;         /* commits in a row for which not all had come */
     _Atomic(uint32_t) gather_rest;  /* and so many for which nobody waits */
     _Atomic(int64_t) told_ns;       /* when the last group was */
-    size_t crowd;                   /* more callers than that are one */
+    size_t crowd;                   /* so many callers are one */
     _Atomic(int64_t) dear_until_ns; /* before this time nobody yields */
 
     _Atomic(bool) is_broken;
@@ -600,7 +600,7 @@ static struct patience take_patience(const kl__journal *journal)
 {
     int64_t sync_ns = atomic_load_explicit(&journal->sync_ns, memory_order_relaxed), now_ns = kl__monotonic_ns();
     bool is_crowd =
-        atomic_load_explicit(&journal->expected, memory_order_relaxed) > journal->crowd && sync_ns < CROWD_SYNC_NS_MAX;
+        atomic_load_explicit(&journal->expected, memory_order_relaxed) >= journal->crowd && sync_ns < CROWD_SYNC_NS_MAX;
     int64_t gather_ns = is_crowd ? sync_ns : sync_ns / GATHER_PART;
     gather_ns = gather_ns < GATHER_NS_MAX ? gather_ns : GATHER_NS_MAX;
     return (struct patience){now_ns, now_ns, gather_ns, now_ns + (is_crowd ? CROWD_SYNCS * sync_ns : gather_ns)};
