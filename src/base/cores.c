@@ -1,4 +1,4 @@
-/* cores.c - counting the processors in the process's affinity mask. */
+/* cores.c - counting the processors in the thread's affinity mask. */
 #include "base/cores.h"
 
 #include <sched.h>

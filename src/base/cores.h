@@ -1,4 +1,4 @@
-/* cores.h - how many processors this process may use. */
+/* cores.h - how many processors this thread may use. */
 #ifndef KL_CORES_H
 #define KL_CORES_H
 

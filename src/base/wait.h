@@ -60,7 +60,7 @@ static inline bool kl__yield(int64_t dear_ns, int64_t *dear_until_ns)
     return true;
 }
 
-/* Spins on for a moment, in a way that the processor knows for one. */
+/* Tells the processor that this is a loop which waits. */
 static inline void kl__relax(void)
 {
 #if defined __x86_64__ || defined __i386__

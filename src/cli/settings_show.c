@@ -8,6 +8,7 @@
 #include "base/cores.h"
 #include "cli/config.h"
 #include "cli/output.h"
+#include "keyline/worker.h"
 
 typedef struct config_opts {
     int64_t origin;
@@ -32,7 +33,7 @@ static const kl__option config_options[] = {
 static kl__cell otherwise_cell(const kl__call *call, const kl__setting *setting)
 {
     if (setting == &kl__settings[KL_SET_WORKER_CONCURRENCY])
-        return kl__cell_number(kl__cores());
+        return kl__cell_number(kl__cores() < KL_WORKER_THREADS_MAX ? kl__cores() : KL_WORKER_THREADS_MAX);
     return kl__call_json(call) ? kl__cell_none() : kl__cell_text(setting->otherwise);
 }
 

@@ -248,7 +248,7 @@ static bool is_refused_again(struct batch *batch, kl__shard *shard, uint64_t has
 /* Whether a task of the line may be of a blocked key. */
 static bool has_suspects(const struct routes *routes, const struct line *line, const kl__shard *shard)
 {
-    uint64_t any = 0;
+    bool any = false;
     for (uint32_t n = 0; n < line->count; n++)
         any |= kl__lane_has_signs(shard->signs, (uint32_t)routes->hash[line->tasks[n]]);
     return any;

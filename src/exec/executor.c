@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/cores.h"
 #include "base/random.h"
 #include "base/text.h"
 #include "base/wait.h"
@@ -73,7 +74,7 @@ static kl_rc build(kl_exec *exec, const kl__clock *clock)
     int64_t turn_ns = DEAR_NS_MIN + DEAR_PLACE_NS * exec->opts.shards * exec->opts.shard_capacity;
     exec->dear_ns = turn_ns < DEAR_NS_MAX ? turn_ns : DEAR_NS_MAX;
     int64_t share = exec->opts.shard_capacity / GATHER_SHARE;
-    exec->gather_tasks = share < GATHER_MAX ? share : GATHER_MAX;
+    exec->gather_tasks = kl__cores() == 1 ? 0 : share < GATHER_MAX ? share : GATHER_MAX; /* on one they would not */
     exec->shard_bits = bits_for((uint32_t)exec->opts.shards);
     atomic_init(&exec->random, kl__random_seed());
     pthread_mutex_init(&exec->park_mutex, NULL);

@@ -202,7 +202,7 @@ typedef struct kl__exec_thread {
     int64_t began_ns;     /* when the first that is not was started */
     bool brisk;           /* its last hand was short: counted in brisk_count */
     int64_t mean_ns;      /* of a task in the last hand */
-    int64_t round_ns;     /* when its last round ended */
+    int64_t round_ns;     /* when its last round that ran tasks ended */
     int64_t cared_ns;     /* when it last looked after the others' hands */
     kl_run run;
     kl__inside inside;

@@ -552,18 +552,19 @@ static uint32_t visit_all(kl__exec_thread *thread, bool stealing)
     return ran;
 }
 
-/* After a round of few tasks that came quickly, lets some gather: a thread that is right behind the producers takes from
- * them, for a handful of tasks each time, the cache lines that they are about to write, and each waits for the other's.
- * Not where too few would come in time. */
+/* After a round of few tasks that came quickly, lets some gather: a thread that is right behind the producers takes
+ * from them, for a handful of tasks each time, the cache lines that they are about to write, and each waits for the
+ * other's. Not where too few would come in time. */
 static void let_gather(kl__exec_thread *thread, int64_t ran)
 {
     int64_t enough = thread->exec->gather_tasks, now_ns = kl__monotonic_ns(), took_ns = now_ns - thread->round_ns;
-    if (ran < enough && thread->brisk && ran * GATHER_NS >= took_ns * enough / GATHER_PART) {
-        int64_t wait_ns = took_ns * enough / ran, until_ns = now_ns + (wait_ns < GATHER_NS ? wait_ns : GATHER_NS);
-        while ((now_ns = kl__monotonic_ns()) < until_ns)
-            kl__relax();
-    }
     thread->round_ns = now_ns;
+    if (ran >= enough || !thread->brisk || took_ns > GATHER_PART * GATHER_NS ||
+        took_ns * enough > ran * GATHER_PART * GATHER_NS)
+        return;
+    int64_t wait_ns = took_ns * enough / ran, until_ns = now_ns + (wait_ns < GATHER_NS ? wait_ns : GATHER_NS);
+    while (kl__monotonic_ns() < until_ns)
+        kl__relax();
 }
 
 /* A round without a task is followed by a yield: producers may just be getting at it. After STEAL_AFTER of them a

@@ -213,8 +213,8 @@ static inline bool kl__lane_sign_is_set(const kl__lane_signs *signs, uint32_t si
     return atomic_load_explicit(&signs->bits[sign / 64], memory_order_relaxed) >> sign % 64 & 1;
 }
 
-/* A key's signs are bits of one word, so one look tells: with 25 of 250 keys blocked, one in 3,700 others has them all by
- * chance. */
+/* A key's signs are bits of one word, so one look tells: with 25 of 250 keys blocked, one in 3,700 others has them all
+ * by chance. */
 static inline uint32_t kl__lane_sign_word(uint32_t hash) { return hash >> 18 & (KL_LANE_SIGNS / 64 - 1); }
 
 static inline uint32_t kl__lane_sign(uint32_t hash, int which)

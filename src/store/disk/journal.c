@@ -13,18 +13,18 @@
 
 enum { PAGE = 4096, SPINS = 200 };
 
-/* Callers wait for one another (struct patience) up to this part of what the last sync took, and not longer than this.
- * When they did not all come so many times in a row, they do not for a while: the 2^n - 1 commits that follow, with n up
- * to this. */
+/* Callers wait for one another (struct patience) up to this part of what the last sync took, a crowd for all of that,
+ * and not longer than this. When they did not all come more than so many times in a row, nobody waits for a while: in
+ * the 2^n - 1 commits that follow, with n up to this. */
 enum { GATHER_PART = 4, GATHER_NS_MAX = 250000, GATHER_MISSES_FREE = 3, GATHER_REST_MAX = 6 };
 
-/* So many callers for each core are a crowd. Where a sync takes less than this they stay awake for so many of them
- * at most: the one under way, their own, and what is between. */
+/* So many callers for each core are a crowd. Where a sync takes less than this they stay awake for so many of them at
+ * most: the one under way, their own, and what is between. */
 enum { CROWD_A_CORE = 2, CROWD_SYNC_NS_MAX = 300000, CROWD_SYNCS = 3 };
 
-/* A yield that takes this long has given the core to somebody else for a slice of time; then nobody yields for so
- * long. */
-enum { DEAR_NS = 500000, DEAR_REST_NS = 20000000 };
+/* A yield that takes so long, and so much more for each caller, has given the core to somebody else for a slice of
+ * time; then nobody yields for so long. */
+enum { DEAR_NS = 500000, DEAR_CALL_NS = 5000, DEAR_REST_NS = 20000000 };
 
 /* A group's reservations in one word: bytes in eighths, records, calls, and whether it still takes any. */
 #define BYTES_BITS       28
@@ -65,7 +65,8 @@ struct kl__journal {
     _Atomic(uint32_t) opened_sleepers;
     kl__group groups[2];
 
-    pthread_mutex_t leader; /* whoever holds it writes */
+    pthread_mutex_t leader;   /* whoever holds it writes */
+    _Atomic(uint32_t) wanted; /* so many wait for it who do not try again: nobody takes it before them */
     uint64_t last_frame;
     _Atomic(size_t) expected;       /* calls that the next group may get, of those who make one after the other */
     _Atomic(int64_t) sync_ns;       /* what the last sync took */
@@ -87,15 +88,6 @@ struct kl__journal {
     pthread_mutex_t ended_mutex;
     kl__commit *ended_first, **ended_link; /* calls whose `done` is to be called, in order */
 };
-
-uint32_t kl__record_seal(kl__record_header *record, char *end)
-{
-    size_t bytes = (size_t)(end - (char *)record);
-    memset(end, 0, kl__round8(bytes) - bytes);
-    record->bytes = (uint32_t)kl__round8(bytes);
-    record->crc = kl__record_crc(record);
-    return record->crc;
-}
 
 /* ---- Failing ---- */
 
@@ -197,50 +189,6 @@ static kl_rc write_frame(kl__journal *journal, char *bytes, const frame_info *in
     atomic_store_explicit(&segments->last_synced, ++journal->last_frame, memory_order_release);
     see_to_next(segments);
     return KL_OK;
-}
-
-char *kl__put_partition(char *at, uint64_t sequence, const char *name, uint32_t shard_prefix_len, uint32_t number,
-                        uint64_t *sum)
-{
-    kl__partition_record *record = (kl__partition_record *)(void *)at;
-    size_t name_bytes = strlen(name) + 1;
-    *record = (kl__partition_record){
-        .header = {.sequence = sequence, .type = KL_RECORD_PARTITION, .small = {(uint8_t)shard_prefix_len}},
-        .number = number,
-    };
-    memcpy(record + 1, name, name_bytes);
-    *sum += kl__record_seal(&record->header, (char *)(record + 1) + name_bytes);
-    return at + record->header.bytes;
-}
-
-uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits, uint64_t first_needed)
-{
-    kl__record_header *record = (kl__record_header *)(void *)at;
-    *record = (kl__record_header){.sequence = sequence,
-                                  .epoch = history_commits,
-                                  .type = KL_RECORD_NOTE,
-                                  .small = {(uint8_t)first_needed, (uint8_t)(first_needed >> 8)},
-                                  .partition = (uint16_t)(first_needed >> 16),
-                                  .shard = (uint16_t)(first_needed >> 32)};
-    return kl__record_seal(record, (char *)(record + 1));
-}
-
-char *kl__put_fences(const kl__partition_state *partition, char *at, uint64_t *sum)
-{
-    for (uint32_t shard = 0; shard < 1u << (4 * partition->shard_prefix_len); shard++) {
-        if (!kl__state_is_fenced(partition, shard))
-            continue;
-        bool is_sealed = kl__partition_is_sealed(partition, shard);
-        kl__record_header *record = (kl__record_header *)(void *)at;
-        *record = (kl__record_header){.epoch = partition->shards[shard]->epoch,
-                                      .type = KL_RECORD_FENCE,
-                                      .flags = KL_RECORD_MOVED | (is_sealed ? KL_FENCE_SEAL : 0),
-                                      .partition = (uint16_t)partition->number,
-                                      .shard = (uint16_t)shard};
-        *sum += kl__record_seal(record, (char *)(record + 1));
-        at += record->bytes;
-    }
-    return at;
 }
 
 /* What the first frame of a segment takes at most. */
@@ -407,7 +355,7 @@ static bool is_gathered(const kl__journal *journal, const kl__group *group)
            atomic_load_explicit(&journal->expected, memory_order_relaxed);
 }
 
-/* Before the group is closed: was it worth waiting for them? */
+/* Before the group is closed for which callers have waited: was it worth that? */
 static void note_gathered(kl__journal *journal, const kl__group *group)
 {
     uint32_t rest = atomic_load_explicit(&journal->gather_rest, memory_order_relaxed);
@@ -426,10 +374,10 @@ static void note_gathered(kl__journal *journal, const kl__group *group)
 
 /* Whoever was in this group, and whoever has come while it was written, may be in one group the next time. Asynchronous
  * calls come when they like. */
-static void expect(kl__journal *journal, size_t calls, bool has_async)
+static void expect(kl__journal *journal, const kl__group *group, size_t calls, bool has_async)
 {
     const kl__group *next = atomic_load_explicit(&journal->current, memory_order_relaxed);
-    size_t come = CALLS_OF(atomic_load_explicit(&next->reserved, memory_order_relaxed));
+    size_t come = next == group ? 0 : CALLS_OF(atomic_load_explicit(&next->reserved, memory_order_relaxed));
     atomic_store_explicit(&journal->expected, has_async ? 0 : calls + come, memory_order_relaxed);
 }
 
@@ -468,7 +416,7 @@ static void end_group(kl__journal *journal, kl__group *group, size_t calls, kl_r
         journal->ended_link = &call->next;
         pthread_mutex_unlock(&journal->ended_mutex);
     }
-    expect(journal, calls, has_async);
+    expect(journal, group, calls, has_async);
     atomic_store_explicit(&journal->told_ns, kl__monotonic_ns(), memory_order_relaxed);
     atomic_store(&group->ended, group->generation);
     atomic_fetch_add(&group->kick, 1);
@@ -484,7 +432,6 @@ static void commit(kl__journal *journal)
     kl__group *group = atomic_load(&journal->current);
     if (CALLS_OF(atomic_load(&group->reserved)) == 0)
         return;
-    note_gathered(journal, group);
     uint64_t word = atomic_fetch_or(&group->reserved, CLOSED);
     open_group(journal, other_group(journal, group), group->first_sequence + RECORDS_OF(word));
     close_group(group);
@@ -504,10 +451,20 @@ static void step_down(kl__journal *journal)
         kl__futex_wake_one(&group->kick);
 }
 
-static void lead_once(kl__journal *journal)
+/* For those who do not wait for a call. */
+static void take_lead(kl__journal *journal)
 {
+    atomic_fetch_add(&journal->wanted, 1);
     pthread_mutex_lock(&journal->leader);
-    commit(journal);
+    atomic_fetch_sub(&journal->wanted, 1);
+}
+
+/* With this group, or with none if somebody has led with it meanwhile. */
+static void lead_once(kl__journal *journal, const kl__group *group)
+{
+    take_lead(journal);
+    if (atomic_load(&journal->current) == group)
+        commit(journal);
     step_down(journal);
 }
 
@@ -545,7 +502,7 @@ void kl__journal_make_room(kl__journal *journal)
     if (atomic_load(&group->reserved) & CLOSED)
         await_open(journal, opened);
     else
-        lead_once(journal);
+        lead_once(journal, group);
 }
 
 kl_rc kl__journal_try_append(kl__journal *journal, size_t bytes, size_t records, kl__commit *call)
@@ -583,17 +540,18 @@ static bool has_ended(const kl__commit *call)
 
 /* How long a caller stays awake.
  *
- * Those of the group before have just been told and are about to call again. If the first who came led at once, a commit
- * would serve one half of them and the next the other. So they wait for one another, and the last to come leads: it is
- * awake, and has the core.
+ * Those of the group before have just been told and are about to call again. If the first who came led at once, a
+ * commit would serve one half of them and the next the other. So they wait for one another, and usually the last to
+ * come leads: it is awake, and has the core.
  *
  * To wake a thread and switch to it takes a core 2 to 3 us. A crowd that slept while a quick disk synced would take
  * longer to get up, one after the other, than the sync, in which the cores had nothing to do. So it stays awake and
  * yields in turn. */
 struct patience {
     int64_t came_ns, now_ns;
-    int64_t gather_ns; /* so long it waits for the others */
-    int64_t sleep_ns;  /* the time from which on it sleeps */
+    int64_t gather_ns; /* so long it waits for the others, */
+    int64_t until_ns;  /* and until then it stays awake */
+    bool is_crowd;
 };
 
 static struct patience take_patience(const kl__journal *journal)
@@ -603,32 +561,52 @@ static struct patience take_patience(const kl__journal *journal)
         atomic_load_explicit(&journal->expected, memory_order_relaxed) >= journal->crowd && sync_ns < CROWD_SYNC_NS_MAX;
     int64_t gather_ns = is_crowd ? sync_ns : sync_ns / GATHER_PART;
     gather_ns = gather_ns < GATHER_NS_MAX ? gather_ns : GATHER_NS_MAX;
-    return (struct patience){now_ns, now_ns, gather_ns, now_ns + (is_crowd ? CROWD_SYNCS * sync_ns : gather_ns)};
+    return (struct patience){.came_ns = now_ns,
+                             .now_ns = now_ns,
+                             .gather_ns = gather_ns,
+                             .until_ns = now_ns + (is_crowd ? CROWD_SYNCS * sync_ns : gather_ns),
+                             .is_crowd = is_crowd};
 }
 
 /* Not while others are about to come: from when the last group was told, or it came. */
 static bool may_lead(const kl__journal *journal, const kl__group *group, const struct patience *patience)
 {
     if (is_gathered(journal, group) || atomic_load_explicit(&journal->gather_rest, memory_order_relaxed) > 0 ||
-        patience->now_ns >= patience->sleep_ns)
+        patience->now_ns >= patience->until_ns)
         return true;
     int64_t told_ns = atomic_load_explicit(&journal->told_ns, memory_order_relaxed);
     return patience->now_ns >= (told_ns > patience->came_ns ? told_ns : patience->came_ns) + patience->gather_ns;
 }
 
-/* False: the caller had better sleep. */
+static bool are_yields_dear(const kl__journal *journal, int64_t now_ns)
+{
+    return now_ns < atomic_load_explicit(&journal->dear_until_ns, memory_order_relaxed);
+}
+
+/* False: the caller's patience is at its end. */
 static bool yield(kl__journal *journal, struct patience *patience)
 {
-    if (patience->now_ns < atomic_load_explicit(&journal->dear_until_ns, memory_order_relaxed))
-        patience->sleep_ns = patience->now_ns;
-    if (patience->now_ns >= patience->sleep_ns)
+    if (are_yields_dear(journal, patience->now_ns))
+        patience->until_ns = patience->now_ns;
+    if (patience->now_ns >= patience->until_ns)
         return false;
     int64_t before_ns = patience->now_ns;
+    size_t callers = atomic_load_explicit(&journal->expected, memory_order_relaxed);
     sched_yield();
     patience->now_ns = kl__monotonic_ns();
-    if (patience->now_ns - before_ns > DEAR_NS)
+    if (patience->now_ns - before_ns > DEAR_NS + (int64_t)callers * DEAR_CALL_NS)
         atomic_store_explicit(&journal->dear_until_ns, patience->now_ns + DEAR_REST_NS, memory_order_relaxed);
     return true;
+}
+
+/* The call is in the current group: only a leader closes one. */
+static void commit_own(kl__journal *journal, const kl__commit *call, int64_t now_ns)
+{
+    if (has_ended(call))
+        return;
+    if (!are_yields_dear(journal, now_ns)) /* else nobody has waited */
+        note_gathered(journal, call->group);
+    commit(journal);
 }
 
 kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call)
@@ -638,15 +616,14 @@ kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call)
     while (!has_ended(call)) {
         uint32_t kick = atomic_load(&group->kick);
         bool leads = may_lead(journal, group, &patience);
-        if (leads && pthread_mutex_trylock(&journal->leader) == 0) {
-            if (!has_ended(call))
-                commit(journal); /* the call is in the current group: only a leader closes one */
+        if (leads && !atomic_load(&journal->wanted) && pthread_mutex_trylock(&journal->leader) == 0) {
+            commit_own(journal, call, patience.now_ns);
             step_down(journal);
             continue;
         }
         if (has_ended(call))
             break;
-        if (yield(journal, &patience) || !leads)
+        if (((patience.is_crowd || !leads) && yield(journal, &patience)) || !leads)
             continue;
         atomic_fetch_add(&group->sleepers, 1);
         kl__futex_wait(&group->kick, kick);
@@ -658,7 +635,7 @@ kl_rc kl__journal_wait(kl__journal *journal, kl__commit *call)
 
 kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx)
 {
-    pthread_mutex_lock(&journal->leader);
+    take_lead(journal);
     kl__group *group = atomic_load(&journal->current), *other = other_group(journal, group);
     uint64_t word = close_group(group);
     if (CALLS_OF(word))
@@ -673,7 +650,7 @@ kl_rc kl__journal_exclusive(kl__journal *journal, kl__fill_fn *fill, void *ctx)
 
 void kl__journal_break(kl__journal *journal, const char *why)
 {
-    pthread_mutex_lock(&journal->leader);
+    take_lead(journal);
     stop_for(journal, why);
     step_down(journal);
 }
@@ -705,7 +682,7 @@ static void *run_committer(void *ctx)
         bool stopping = atomic_load(&journal->stopping);
         if (published != seen) {
             seen = published;
-            lead_once(journal);
+            lead_once(journal, atomic_load(&journal->current));
         }
         tell_ended(journal);
         if (atomic_load(&journal->committer_work) != work)
@@ -784,7 +761,7 @@ void kl__journal_close(kl__journal *journal)
 {
     if (!journal)
         return;
-    lead_once(journal);
+    lead_once(journal, atomic_load(&journal->current));
     atomic_store(&journal->stopping, true);
     wake_committer(journal);
     pthread_join(journal->committer, NULL);

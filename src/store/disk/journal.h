@@ -24,6 +24,7 @@
 
 #include "base/base.h"
 #include "keyline/store.h"
+#include "store/disk/put.h"
 #include "store/disk/segments.h"
 #include "store/disk/state.h"
 
@@ -85,20 +86,5 @@ void kl__journal_break(kl__journal *journal, const char *why);
 
 /* KL_ESYSTEM: broken (J4). */
 kl_rc kl__journal_check(const kl__journal *journal);
-
-/* Writes a PARTITION, adds its CRC to *sum, and returns where it ends. */
-char *kl__put_partition(char *at, uint64_t sequence, const char *name, uint32_t shard_prefix_len, uint32_t number,
-                        uint64_t *sum);
-
-/* Writes a FENCE for each shard of the partition that is fenced or sealed, adds their CRCs to *sum, and returns where
- * they end. The state's `fenced` is how many there are in all partitions. */
-char *kl__put_fences(const kl__partition_state *partition, char *at, uint64_t *sum);
-
-/* Writes a NOTE; returns its CRC. */
-uint32_t kl__put_note(char *at, uint64_t sequence, uint64_t history_commits, uint64_t first_needed);
-
-/* Completes a record's header: bytes from `record` on are written, up to `end`; fills up to a multiple of 8. Returns
- * its CRC. */
-uint32_t kl__record_seal(kl__record_header *record, char *end);
 
 #endif
