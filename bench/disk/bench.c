@@ -33,7 +33,7 @@ static void fill_payload(void)
 
 const char *path_in(const struct settings *settings, const char *name)
 {
-    static char path[4096];
+    static _Thread_local char path[4096]; /* threads open connections of their own at the same moment */
     int length = snprintf(path, sizeof path, "%s/%s", settings->dir, name);
     MUST_SAYING(length > 0 && (size_t)length < sizeof path, "the directory's name is too long");
     return path;

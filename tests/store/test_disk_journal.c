@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 
 #include "base/clock.h"
+#include "base/cores.h"
 #include "base/random.h"
+#include "base/wait.h"
 #include "disk_rig.h"
 #include "store/disk/journal.h"
 
@@ -177,6 +179,43 @@ TEST(an_exclusive_write_sees_all_before_it_applied_and_nothing_under_way)
         pthread_join(threads[i], NULL);
     atomic_store(&bench.ends, true);
     pthread_join(excluder, NULL);
+    CHECK_INT(bench.state.records.count, bench.records);
+    bench_end(&bench);
+}
+
+/* Some of them rest now and then, so that the others wait for them in vain. */
+static void *call_until_it_ends(void *ctx)
+{
+    struct bench *bench = ctx;
+    uint64_t random = kl__random_seed();
+    while (!atomic_load(&bench->ends) && !test_failed()) {
+        kl__commit call = {.done = NULL};
+        CHECK_OK(reserve(bench, 1, &call));
+        publish(bench, 1, &call);
+        CHECK_OK(kl__journal_wait(bench->journal, &call));
+        atomic_fetch_add(&bench->records, 1);
+        if (kl__random_below(&random, 20) == 0)
+            kl__nap(1000000);
+    }
+    return NULL;
+}
+
+TEST(an_exclusive_write_has_its_turn_beside_a_crowd_that_never_stops)
+{
+    enum { CROWD_A_CORE = 4, CROWD_MAX = 64, TURNS = 100 };
+    struct bench bench;
+    pthread_t threads[CROWD_MAX];
+    int crowd = kl__cores() * CROWD_A_CORE < CROWD_MAX ? kl__cores() * CROWD_A_CORE : CROWD_MAX;
+    REQUIRE(bench_begin(&bench));
+    for (int i = 0; i < crowd; i++)
+        CHECK(pthread_create(&threads[i], NULL, call_until_it_ends, &bench) == 0);
+    for (int turn = 0; turn < TURNS; turn++) {
+        CHECK_OK(kl__journal_exclusive(bench.journal, fill_one, &bench));
+        atomic_fetch_add(&bench.records, 1);
+    }
+    atomic_store(&bench.ends, true);
+    for (int i = 0; i < crowd; i++)
+        pthread_join(threads[i], NULL);
     CHECK_INT(bench.state.records.count, bench.records);
     bench_end(&bench);
 }

@@ -3,7 +3,7 @@
  * From: disk.c and compact.c.  To: segments.c (files), state.c (what it adds up to).
  *
  *      reserve ──► write the records into the group's buffer ──► publish ──► wait
- *                                                                             │ one of those who wait leads:
+ *                                                                             │ the last of those who come leads:
  *                            frame header, write, fdatasync, apply to the state, wake the others
  *
  * Two groups take turns: while one is written and synced, the other collects the calls that arrive. A call's place in
